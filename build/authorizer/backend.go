@@ -34,7 +34,7 @@ func echo(w http.ResponseWriter, request *http.Request) {
 	_, _ = w.Write(text)
 }
 
-// Answers each request with what was heard of it.
+// serveBackend serves an application that responds to each request with the request as JSON.
 func serveBackend(ctx context.Context, address string) error {
 	server := &http.Server{Addr: address, Handler: http.HandlerFunc(echo), Protocols: protocols()}
 	ended := make(chan error, 1)
@@ -47,30 +47,30 @@ func serveBackend(ctx context.Context, address string) error {
 	}
 }
 
-// A request to send.
+// request is an HTTP request to send.
 type request struct {
-	// HTTP/1.1 or HTTP/2.
+	// Either HTTP/1.1 or HTTP/2.
 	Version string      `json:"version"`
 	Method  string      `json:"method"`
 	Target  string      `json:"target"`
 	Host    string      `json:"host"`
 	Headers [][2]string `json:"headers"`
 	Body    *string     `json:"body"`
-	// Without a length that is said beforehand.
+	// Whether the body is sent without a content-length.
 	Chunked bool `json:"chunked"`
 }
 
-// What was answered.
+// answered is the response to a request.
 type answered struct {
 	Status  int                 `json:"status"`
 	Headers map[string][]string `json:"headers"`
-	// Of answers that are no JSON.
+	// Body of a response that is not the application's JSON.
 	Body string `json:"body,omitempty"`
-	// What the application heard, whose answer it is.
+	// Request that the application received, if the response is its own.
 	Heard *heard `json:"heard,omitempty"`
 }
 
-// Sends a request to an address; in TLS if there is a configuration.
+// send sends the request to an address, over TLS if there is a configuration.
 func (r request) send(ctx context.Context, address string, config *tls.Config) (answered, error) {
 	transport := &http.Transport{DisableCompression: true, TLSClientConfig: config, DisableKeepAlives: true}
 	transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -95,7 +95,7 @@ func (r request) send(ctx context.Context, address string, config *tls.Config) (
 	if err != nil {
 		return answered{}, err
 	}
-	// Without what Go would say of itself.
+	// A nil User-Agent keeps Go from adding its own.
 	sent := (&http.Request{
 		Method: r.Method,
 		URL:    target,

@@ -41,7 +41,7 @@ func cluster(name string, port int, protocol object) object {
 	}
 }
 
-// A listener that asks as the filter says, and sends on what is allowed.
+// listener returns an Envoy listener with the ext_authz filter that forwards allowed requests to the backend.
 func listener(port int, filter json.RawMessage, transport object) object {
 	var asks object
 	if err := json.Unmarshal(filter, &asks); err != nil {
@@ -111,7 +111,8 @@ func configuration(directory string, ports map[string]int, filters map[string]js
 	}
 }
 
-// Writes the certificates of Envoy, and gives a client's, of accounts of the mesh as in the lab.
+// certify writes Envoy's certificate and returns the TLS configuration of a client. Both have SPIFFE ids of the lab's
+// service accounts.
 func certify(directory string) (*tls.Config, error) {
 	now := time.Now()
 	issue := func(uri string, serial int64, parent *x509.Certificate, signer *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey, error) {
@@ -169,7 +170,7 @@ func certify(directory string) (*tls.Config, error) {
 		}
 	}
 	return &tls.Config{
-		// The other end is the one that was started here.
+		// The server is the Envoy that this program started.
 		InsecureSkipVerify: true,
 		Certificates:       []tls.Certificate{{Certificate: [][]byte{client}, PrivateKey: clientKey}},
 	}, nil

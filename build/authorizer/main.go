@@ -1,5 +1,6 @@
-// A provider of CUSTOM policies by the messages that Envoy's project publishes, and what else a comparison with Envoy
-// takes: an application that answers with what it was sent, a client, and the recorder of vectors/ext-authz.
+// Command authorizer is an ext_authz provider for CUSTOM policies, built on the messages that the Envoy project
+// publishes, with the other programs of a comparison with Envoy: an application that echoes requests, a client, and the
+// recorder of vectors/ext-authz.
 package main
 
 import (

@@ -19,22 +19,22 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// The header by which a request says how the provider is to answer: a CheckResponse as JSON (over HTTP an answer), or
-// one of the words below. Without it the request is allowed.
+// answerHeader is the request header that selects the provider's response: a CheckResponse as JSON (over HTTP a reply),
+// or one of the words below. Requests without it are allowed.
 const answerHeader = "x-answer"
 
 const (
-	// Never answers.
+	// hang: the provider never responds.
 	hang = "hang"
-	// Answers with an error of its own.
+	// fail: the provider responds with an error.
 	fail = "fail"
 )
 
-// What providers were asked.
+// book records the checks that providers received.
 type book struct {
 	lock  sync.Mutex
 	asked []json.RawMessage
-	// Nothing is printed.
+	// Whether checks are recorded without being printed.
 	quiet bool
 }
 
@@ -52,7 +52,7 @@ func (b *book) note(kind string, question any) {
 	}
 }
 
-// What was asked since it was asked for the last time.
+// take returns the checks since the previous call.
 func (b *book) take() []json.RawMessage {
 	b.lock.Lock()
 	defer b.lock.Unlock()
@@ -76,7 +76,7 @@ func (b *book) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 type provider struct {
 	auth.UnimplementedAuthorizationServer
 	book *book
-	// What it answers, whatever requests say.
+	// Fixed response to every check; nil selects it by the request's header.
 	always *auth.CheckResponse
 }
 
@@ -107,7 +107,7 @@ func (p *provider) Check(ctx context.Context, question *auth.CheckRequest) (*aut
 	return answer, nil
 }
 
-// A request of HTTP as it was received.
+// heard is an HTTP request as it was received.
 type heard struct {
 	Method  string              `json:"method"`
 	Target  string              `json:"target"`
@@ -137,7 +137,7 @@ func lower(headers http.Header) map[string][]string {
 	return all
 }
 
-// An answer of HTTP.
+// reply is an HTTP response.
 type reply struct {
 	Status  int         `json:"status"`
 	Headers [][2]string `json:"headers"`
@@ -170,7 +170,7 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	_, _ = io.Copy(w, bytes.NewBufferString(answer.Body))
 }
 
-// Serves providers until the context ends; `ready` is called when all of them listen.
+// serveProviders serves the providers until the context ends; it calls `ready` when all of them listen.
 func serveProviders(ctx context.Context, book *book, addresses [3]string, ready func()) error {
 	deny := &auth.CheckResponse{}
 	text := `{"status": {"code": 7}, "deniedResponse": {"status": {"code": "Unauthorized"}, "body": "by the other one"}}`

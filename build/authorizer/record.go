@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Where Envoy and what is around it listen.
+// Ports of Envoy, its providers and its backend.
 const (
 	host          = "127.0.0.1"
 	adminPort     = 19000
@@ -32,7 +32,7 @@ func place(port int) string {
 	return fmt.Sprintf("%s:%d", host, port)
 }
 
-// What is asked and what is answered, of which the file of cases has many.
+// cases is the file of providers, requests and the providers' responses.
 type cases struct {
 	Providers map[string]struct {
 		Envoy json.RawMessage `json:"envoy"`
@@ -51,7 +51,8 @@ type recorded struct {
 	Answered answered          `json:"answered"`
 }
 
-// Runs Envoy for each of the file's providers, sends it the file's requests, and prints what came of them.
+// record runs an Envoy with a listener for each provider of the file, sends it the file's requests, and prints the
+// checks and responses.
 func record(ctx context.Context, envoy, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -123,7 +124,7 @@ func record(ctx context.Context, envoy, file string) error {
 		if one.TLS {
 			port, config = tlsPort, client
 		}
-		// Envoy may break the connection.
+		// Envoy may close the connection without a response.
 		answer, err := sent.send(ctx, place(port), config)
 		if err != nil {
 			answer = answered{Body: "none"}
@@ -133,7 +134,7 @@ func record(ctx context.Context, envoy, file string) error {
 	return write(results)
 }
 
-// One result a line.
+// write prints the results as JSON, one in each line.
 func write(results map[string]recorded) error {
 	var lines []string
 	for _, name := range slices.Sorted(maps.Keys(results)) {
@@ -151,7 +152,7 @@ func write(results map[string]recorded) error {
 	return err
 }
 
-// The request with the header that says how it is to be decided: a word, or an answer as JSON.
+// with adds the header that selects the provider's response: a word, or a response as JSON.
 func (r request) with(answer json.RawMessage) (request, error) {
 	if answer == nil {
 		return r, nil

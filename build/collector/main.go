@@ -1,5 +1,5 @@
-// The receiver of an OpenTelemetry collector, which writes what it gets as lines of OTLP's JSON: the outside end of
-// tests of tracing and of access logs over OTLP.
+// Command collector is the OTLP receiver of the OpenTelemetry collector, which prints received traces and logs as lines
+// of OTLP JSON. Tests of tracing and of access logs over OTLP export to it.
 package main
 
 import (
@@ -57,7 +57,7 @@ func run() error {
 		return err
 	}
 	settings := receivertest.NewNopSettings(factory.Type())
-	// Both are one receiver, as long as they have one configuration.
+	// The factory returns one shared receiver for both signals, since they have the same configuration.
 	ofTraces, err := factory.CreateTraces(ctx, settings, config, traces)
 	if err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package conformance runs the Gateway API's conformance tests of service meshes against a cluster with Ambit: core
-// and every extended feature that one of them asks for.
+// Package conformance runs the Gateway API's conformance tests for service meshes against a cluster with Ambit: the
+// core features and every extended feature that a test requires.
 package conformance
 
 import (
@@ -32,7 +32,8 @@ func TestMesh(t *testing.T) {
 	require.NoError(t, options.Implementation.Validate())
 	mesh, err := suite.NewConformanceTestSuite(options)
 	require.NoError(t, err)
-	// Of a run that has ended only, which it has after the cleanup that the run itself asks for.
+	// The report requires that the run has ended, so write it after the cleanup functions that the run registers: they
+	// are called in reverse order.
 	t.Cleanup(func() { write(t, mesh) })
 	mesh.Setup(t, meshtests.MeshConformanceTests)
 	require.NoError(t, mesh.Run(t, meshtests.MeshConformanceTests))

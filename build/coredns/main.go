@@ -1,4 +1,4 @@
-// Command coredns holds only the plugins that a cluster's DNS needs.
+// Command coredns is CoreDNS with only the plugins that a cluster's DNS needs.
 package main
 
 import (

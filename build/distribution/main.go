@@ -1,4 +1,4 @@
-// The registry of the distribution project, for the system tests.
+// Command distribution is the registry of the distribution project, for the system tests.
 package main
 
 import (

@@ -1,8 +1,8 @@
-// Responses of Envoy's admin interface, decoded as Envoy's own protobuf types: a field or type that these do not have is
-// an error, and so is a message that Envoy's rules of validation refuse.
+// Command envoy-admin decodes responses of Envoy's admin interface as Envoy's own protobuf types. An unknown field or
+// type is an error, and so is a message that fails Envoy's validation rules.
 //
-// Standard input is the JSON of an envoy.admin.v3.ConfigDump, with the argument "clusters" of an envoy.admin.v3.Clusters.
-// What is wrong is on standard error.
+// Standard input is the JSON of an envoy.admin.v3.ConfigDump, or with the argument "clusters" of an
+// envoy.admin.v3.Clusters. Errors go to standard error.
 package main
 
 import (
@@ -34,7 +34,7 @@ import (
 
 type validator interface{ ValidateAll() error }
 
-// check validates a message and those that it holds packed.
+// check validates a message and the messages packed in it as google.protobuf.Any.
 func check(message proto.Message) error {
 	if validator, ok := message.(validator); ok {
 		if err := validator.ValidateAll(); err != nil {

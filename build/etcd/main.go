@@ -1,5 +1,5 @@
-// Command etcd is the store behind the API server of a cluster for tests, and with the first argument
-// `util` what works on a store that is stopped.
+// Command etcd is the store of a test cluster's API server. With `util` as first argument it is etcdutl, which works on
+// a stopped store.
 package main
 
 import (

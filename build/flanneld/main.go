@@ -1,7 +1,7 @@
-// Command flanneld is flannel's daemon as a cluster for tests needs it: ranges of nodes from their Node
-// objects, VXLAN between them. Its arguments are a kubeconfig, flannel's own configuration and the file to
-// write for flannel's CNI plugin; NODE_NAME says where it runs. The daemon as it is published would bring
-// the clients of several clouds with it.
+// Command flanneld is flannel's daemon reduced to the needs of a test cluster: pod CIDRs from Node objects, and the
+// VXLAN backend. Its arguments are a kubeconfig, flannel's own configuration and the file to write for flannel's CNI
+// plugin; the environment variable NODE_NAME is the name of its node. The published daemon would link the clients of
+// several clouds.
 package main
 
 import (

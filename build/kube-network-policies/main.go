@@ -1,7 +1,6 @@
-// Command kube-network-policies is the engine of that name as a cluster for tests needs it: it decides by
-// the cluster's NetworkPolicies which connections of a node's pods may begin. Its arguments are a
-// kubeconfig and the node's name. The command as it is published knows its cluster by a service account
-// alone, which a process on a node has not.
+// Command kube-network-policies enforces NetworkPolicies on the pods of a node of a test cluster, with the engine of
+// the project of that name. Its arguments are a kubeconfig and the node's name. The published command finds its cluster
+// only by a service account, which a process on a node does not have.
 package main
 
 import (
@@ -43,10 +42,10 @@ func run(ctx context.Context, kubeconfig, node string) error {
 		objects.Networking().V1().NetworkPolicies(),
 		objects.Core().V1().Namespaces(),
 		objects.Core().V1().Pods(),
-		// Nodes, and policies of administrators, which alone are about nodes and are not asked for.
+		// No AdminNetworkPolicies, and no Nodes, which only these use.
 		nil, nil, nil, nil,
-		// It must not be told to leave the runtime alone (NRIdisabled): without one to ask it ends at the
-		// first address that is no pod's. That no runtime answers is nothing to it.
+		// NRIdisabled must stay false: with it set, the engine crashes at the first address that belongs to no pod. An
+		// unavailable container runtime is no error.
 		networkpolicy.Config{NodeName: node},
 	)
 	if err != nil {

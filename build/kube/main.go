@@ -1,6 +1,5 @@
-// Command kube is all of Kubernetes that a cluster for tests needs, in one binary: the base name it is
-// called by, or else its first argument, says which part runs. One binary shares most of its code, its
-// build and the page cache between the parts.
+// Command kube is all of Kubernetes that a test cluster needs, in one binary: its base name, or else its first
+// argument, selects the component. The components share most of the code, the build and the page cache.
 package main
 
 import (

@@ -1,4 +1,4 @@
-/* The process that holds a pod's namespaces: waits for its end and reaps what is left to it. */
+/* Holds a pod's namespaces: waits for a signal to terminate, and reaps orphaned processes. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

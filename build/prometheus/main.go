@@ -1,4 +1,5 @@
-// Queries of dashboards and rules, run by Prometheus' own engine over what programs of the mesh answered to scrapes.
+// Command prometheus evaluates the queries of dashboards and alert rules with Prometheus' own engine, over scraped
+// metrics of Ambit's programs.
 //
 // Standard input is one JSON document ([input]), standard output another ([output]). There is no server and no disk:
 // the engine reads samples from memory.
@@ -20,24 +21,24 @@ import (
 )
 
 type input struct {
-	// File of rules, which is checked as Prometheus checks it when it loads it.
+	// Rule file, which is validated as Prometheus does when it loads one.
 	Rules   string   `json:"rules"`
 	Scrapes []scrape `json:"scrapes"`
-	// Further series in the notation of Prometheus' tests of rules: `name{label="value"} 0+1x60`.
+	// Further series in the notation of Prometheus' rule tests: `name{label="value"} 0+1x60`.
 	Series []string `json:"series"`
-	// Seconds between the samples of such a series, of which the first is at time 0.
+	// Seconds between the samples of Series; the first sample is at time 0.
 	Interval int64 `json:"interval"`
-	// Queries, and the time (Unix, in seconds) that they are evaluated at.
+	// Queries, and their evaluation time in Unix seconds.
 	Queries []string `json:"queries"`
 	Time    float64  `json:"time"`
 }
 
-// What a target answered.
+// scrape is a target's response to a scrape.
 type scrape struct {
 	Time        float64 `json:"time"`
 	ContentType string  `json:"contentType"`
 	Body        string  `json:"body"`
-	// Labels of the target, as discovery would set them.
+	// Labels of the target, as service discovery would set them.
 	Labels map[string]string `json:"labels"`
 }
 
@@ -46,7 +47,7 @@ type output struct {
 	Results []result `json:"results"`
 }
 
-// A rule of the file.
+// alert is an alert rule of the rule file.
 type alert struct {
 	Name        string            `json:"name"`
 	Expr        string            `json:"expr"`
@@ -55,19 +56,19 @@ type alert struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// What a query came to.
+// result is the result of a query.
 type result struct {
 	Error   string  `json:"error,omitempty"`
 	Samples []point `json:"samples"`
 	// Selectors of the query that no series matches.
 	Missing []string `json:"missing"`
-	// Those for which there is not even a series with the name and labels, whatever the values.
+	// Selectors whose metric name and label names no series has, whatever the values.
 	Unknown []string `json:"unknown"`
 }
 
 type point struct {
 	Labels map[string]string `json:"labels"`
-	// As text, since JSON has no NaN.
+	// Text, since JSON has no NaN.
 	Value string `json:"value"`
 }
 
@@ -120,7 +121,7 @@ func run(in *input) (*output, error) {
 	return out, nil
 }
 
-// Rules of a file. Prometheus' own check reads the expressions and the templates of annotations too.
+// rules reads a rule file. Prometheus' validation also parses the expressions and the templates of annotations.
 func rules(file string, parser parser.Parser) ([]alert, error) {
 	groups, errs := rulefmt.ParseFile(file, false, model.UTF8Validation, parser, slog.New(slog.DiscardHandler))
 	if len(errs) > 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/prometheus/util/annotations"
 )
 
-// Series by their labels.
+// memory is a storage of series, keyed by their labels.
 type memory struct {
 	series map[string]*series
 }
@@ -39,7 +39,7 @@ func (m *memory) add(of labels.Labels, milliseconds int64, value float64) {
 	m.series[key].samples = append(m.series[key].samples, sample{milliseconds, value})
 }
 
-// Adds what a target answered, read by the parser for its content type.
+// scrape adds the samples of a scrape, parsed according to its content type.
 func (m *memory) scrape(from *scrape) error {
 	milliseconds := int64(from.Time * 1000)
 	reader, err := textparse.New([]byte(from.Body), from.ContentType, labels.NewSymbolTable(), textparse.ParserOptions{})
@@ -73,7 +73,7 @@ func (m *memory) scrape(from *scrape) error {
 	return nil
 }
 
-// Adds a series that a test describes.
+// describe adds a series in the notation of rule tests.
 func (m *memory) describe(parser parser.Parser, text string, interval int64) error {
 	of, values, err := parser.ParseSeriesDesc(text)
 	if err != nil {
@@ -87,8 +87,8 @@ func (m *memory) describe(parser parser.Parser, text string, interval int64) err
 	return nil
 }
 
-// Selectors of an expression that no series matches, and those for which none has the name and labels, whatever the
-// values. An expression that does not parse has none.
+// absent returns the selectors of an expression that no series matches, and those whose metric name and label names no
+// series has, whatever the values. It returns none for an expression that does not parse.
 func (m *memory) absent(promql parser.Parser, expr string) (missing, unknown []string) {
 	missing, unknown = []string{}, []string{}
 	tree, err := promql.ParseExpr(expr)
@@ -133,7 +133,7 @@ func (m *memory) matching(matchers []*labels.Matcher) []*series {
 	return found
 }
 
-// Querier gives the engine the samples of a range of time.
+// Querier returns the samples of a time range to the engine.
 func (m *memory) Querier(from, to int64) (storage.Querier, error) {
 	return &querier{m, from, to}, nil
 }
@@ -167,7 +167,7 @@ func (*querier) LabelNames(context.Context, *storage.LabelHints, ...*labels.Matc
 
 func (*querier) Close() error { return nil }
 
-// Iterates over selected series.
+// set iterates over selected series.
 type set struct {
 	series  []storage.Series
 	current storage.Series

@@ -1,7 +1,8 @@
-// A rate-limit service of Envoy's protocol, by the types that its API publishes: the outside end of tests of rate limits.
+// Command ratelimit is a rate-limit service of Envoy's protocol for the system tests, built on the types that Envoy's
+// API publishes.
 //
-// It counts in memory: of each descriptor of a domain two requests pass in an hour. What it is asked it writes as lines
-// of JSON. By some domains it misbehaves.
+// It counts in memory: two requests for each descriptor of a domain pass in an hour. Received requests are printed as
+// lines of JSON. Some domains select misbehaviour, such as a response that never arrives.
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// How many requests of a descriptor pass.
+// most is the number of requests that pass for each descriptor.
 const most = 2
 
 type service struct {

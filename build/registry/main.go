@@ -1,5 +1,5 @@
-// A registry of images in memory that wants credentials, for the system tests: the module it is given is in it as the
-// image "plugin" of each way in which modules are packed.
+// Command registry is an in-memory image registry that requires credentials, for the system tests. It holds the given
+// module as the image "plugin", with a tag for each format in which modules are packed.
 //
 //	oci-registry LISTEN basic|token USER PASSWORD MODULE
 package main
@@ -26,7 +26,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// What a client gets for its password, and nobody else has.
+// token is the bearer token that the token endpoint issues for the password.
 const token = "a-token-that-was-given"
 
 func packed(module []byte) ([]byte, error) {
@@ -47,7 +47,7 @@ func packed(module []byte) ([]byte, error) {
 	return layer.Bytes(), err
 }
 
-// Pushes the module to the registry, before anybody has to say who they are.
+// push pushes the module to the registry through a server that requires no credentials.
 func push(images http.Handler, module []byte) error {
 	server := httptest.NewServer(images)
 	defer server.Close()

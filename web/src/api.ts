@@ -1,8 +1,8 @@
-// Questions to the dashboard's server. Each carries the token of the address that `ambit dashboard` printed.
+// Requests to the dashboard's server. Each carries the token from the address that `ambit dashboard` printed.
 
 const KEPT = "ambit-token";
 
-/** Takes the token from the address, where it would be seen, copied, and kept in the history. */
+/** Moves the token from the address, where it would be visible, copied and kept in the history, to session storage. */
 export function takeToken(): void {
   const found = /^#token=([0-9a-f]+)$/.exec(location.hash);
   if (!found?.[1]) return;
@@ -10,7 +10,7 @@ export function takeToken(): void {
   history.replaceState(null, "", `${location.pathname}#/`);
 }
 
-/** An answer that is no success. */
+/** Error of a response with an unsuccessful status. */
 export class Failure extends Error {
   constructor(
     readonly status: number,
@@ -31,7 +31,7 @@ async function ask<T>(path: string, init: RequestInit): Promise<T> {
   try {
     message = (JSON.parse(text) as { error: string }).error;
   } catch {
-    // It is not of the server's JSON errors.
+    // The body is not a JSON error of the server.
   }
   throw new Failure(response.status, message);
 }

@@ -1,4 +1,4 @@
-// The graph on a canvas, by cytoscape: drawn, moved and selected with mouse or keyboard.
+// Draws the graph on a canvas with cytoscape; users pan, zoom and select with mouse or keyboard.
 
 import cytoscape from "cytoscape";
 import type { VNode } from "preact";
@@ -6,7 +6,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { type Graph, type GraphEdge, type GraphNode, places } from "./graph";
 import { rate, short } from "./text";
 
-/** From here on, details are left out while the graph is moved. */
+/** Number of nodes above which details are hidden while the graph moves. */
 const LARGE = 200;
 const PAN_STEP = 80;
 const ZOOM_STEP = 1.25;
@@ -16,7 +16,7 @@ interface Props {
   selected: string | null;
   onSelect: (id: string | null) => void;
   onOpen: (id: string) => void;
-  /** Changes when nodes are to be placed anew. */
+  /** Counter: a change lays out the nodes again. */
   arrangement: number;
 }
 
@@ -63,7 +63,7 @@ function style(isLarge: boolean): cytoscape.StylesheetJson {
         "border-color": color("--line"),
         "text-valign": "top",
         "text-margin-y": -4,
-        // To be read when all of a large mesh is shown.
+        // Legible when the whole of a large mesh is visible.
         "font-size": isLarge ? 60 : 14,
         "font-weight": "bold",
         "text-max-width": "900px",
@@ -123,7 +123,7 @@ const dataOf = (node: GraphNode) => ({
 const widthOf = ({ edge }: GraphEdge): number =>
   Math.round(1.5 + 1.5 * Math.log10(1 + edge.connections + edge.requests + edge.refused));
 
-/** In a large graph, only what matters at a glance, so that little changes with every second's rates. */
+/** Data of an edge. In a large graph it omits rates, which change every second and would redraw each edge. */
 const edgeDataOf = (edge: GraphEdge, isLarge: boolean) => ({
   id: edge.id,
   source: edge.from,
@@ -135,13 +135,13 @@ const edgeDataOf = (edge: GraphEdge, isLarge: boolean) => ({
 
 type Data = { id: string } & Record<string, unknown>;
 
-/** The drawing, and what was drawn last: asking cytoscape for each element would take longer than drawing it. */
+/** The drawing, with the elements and data drawn last: reading each from cytoscape takes longer than drawing it. */
 interface Drawing {
   cy: cytoscape.Core;
   known: Map<string, { element: cytoscape.CollectionReturnValue; data: Data }>;
 }
 
-/** Changes the drawing to a graph; what has not changed is not touched. Tells whether nodes came or went. */
+/** Updates the drawing to a graph, without touching unchanged elements. Returns whether nodes were added or removed. */
 function draw({ cy, known }: Drawing, graph: Graph): boolean {
   const isLarge = graph.nodes.length > LARGE;
   const wanted = new Map<string, ["nodes" | "edges", Data]>();

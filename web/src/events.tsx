@@ -1,4 +1,4 @@
-// Events as a table: who called whom, and why it was refused.
+// Table of flow events: client, server, and the reason of a refusal.
 
 import type { VNode } from "preact";
 import { Badge, type Column, Table, Text, type Tone, WorkloadLink, href } from "./parts";
@@ -30,18 +30,18 @@ function why(flow: Flow): string {
   return policy === undefined ? reason : `${reason} (${policy})`;
 }
 
-/** Page that explains a request like that of an event. */
+/** Returns the address of the page that explains the request of an event. */
 function explainOf({ source, destination, service, request }: Flow): string {
   const named = (peer: Peer): string | undefined =>
     peer.workload !== undefined && peer.namespace !== undefined ? `${peer.namespace}/${peer.workload}` : undefined;
   const from = named(source) ?? source.identity ?? split(source.address)[0];
-  // As the client called it, if that is known; else where it was going.
+  // The authority of the request if known, else the destination address.
   const [host, port] = split(request?.authority || destination.address);
   const to = host || (service ? `${service.namespace}/${service.name}` : (named(destination) ?? ""));
   return href("explain", from, to, port || (request ? "80" : ""), request?.method ?? "GET", request?.path ?? "/");
 }
 
-/** Host and port of an address; a port that is not there is empty. */
+/** Splits an address into host and port; a missing port is empty. */
 function split(address = ""): [string, string] {
   const found = /^(?:\[([^\]]*)\]|([^:]*)):(\d+)$/.exec(address);
   return found ? [found[1] ?? found[2] ?? "", found[3] ?? ""] : [address.replace(/^\[|\]$/g, ""), ""];

@@ -1,4 +1,4 @@
-// The mesh as a graph: nodes and edges of what is known and of what is filtered, and where nodes are drawn. Pure.
+// The mesh as a graph: its nodes and edges, the filter, and the layout. Pure functions.
 
 import type { Edge, End, Mesh } from "./types";
 
@@ -10,7 +10,7 @@ export interface GraphNode {
   namespace: string;
   name: string;
   pods: number;
-  /** Whether its pods are in the mesh. */
+  /** How many of the node's pods are in the mesh. */
   membership: "all" | "some" | "none" | "unknown";
 }
 
@@ -19,7 +19,7 @@ export interface GraphEdge {
   from: string;
   to: string;
   edge: Edge;
-  /** What is the most important about it. */
+  /** State of the edge by which it is coloured: the most severe one that applies. */
   state: "refused" | "failing" | "plaintext" | "encrypted" | "idle";
 }
 
@@ -33,13 +33,13 @@ export interface Filter {
   namespace: string;
   refused: boolean;
   plaintext: boolean;
-  /** Only nodes that have traffic. */
+  /** Hides nodes without traffic. */
   busy: boolean;
 }
 
 export const NO_FILTER: Filter = { text: "", namespace: "", refused: false, plaintext: false, busy: false };
 
-/** Identifier of a node. Names are encoded: they may have any character. */
+/** Returns the identifier of a node. Names are encoded, since they may contain any character. */
 export const idOf = ([kind, namespace, name]: End): string =>
   [kind, encodeURIComponent(namespace), encodeURIComponent(name)].join("/");
 
@@ -75,7 +75,7 @@ function nodesOf(mesh: Mesh): Map<string, GraphNode> {
     const count = inside.get(node.id) ?? 0;
     node.membership = count === 0 ? "none" : count === node.pods ? "all" : "some";
   }
-  // A service with endpoints is shown by their workloads; others, such as hosts outside, by themselves.
+  // The workloads of its endpoints represent a service. Services without endpoints, such as external hosts, are nodes.
   for (const { namespace, name, endpoints } of mesh.services) {
     if (endpoints.length > 0) continue;
     const id = idOf(["service", namespace, name]);
@@ -84,7 +84,10 @@ function nodesOf(mesh: Mesh): Map<string, GraphNode> {
   return nodes;
 }
 
-/** One edge of two that are between the same nodes, as when proxies name a pod and its owner: each saw the same traffic. */
+/**
+ * Merges two edges between the same nodes, for instance where proxies name a pod and its owner: both report the same
+ * traffic, so that counts are not added.
+ */
 function merged(one: Edge, other: Edge): Edge {
   const most = (a: number | null, b: number | null): number | null => (a === null ? b : b === null ? a : Math.max(a, b));
   return {
@@ -103,7 +106,7 @@ function merged(one: Edge, other: Edge): Edge {
   };
 }
 
-/** Edges between owners of workloads, where proxies name single pods. */
+/** Replaces pods at the ends of edges by their owners. */
 function ofOwners(mesh: Mesh | null, edges: Edge[]): Edge[] {
   const owners = new Map<string, string>();
   for (const { namespace, name, owner } of mesh?.workloads ?? [])
@@ -119,7 +122,7 @@ function ofOwners(mesh: Mesh | null, edges: Edge[]): Edge[] {
   return [...all.values()];
 }
 
-/** Graph of a mesh with its traffic. */
+/** Builds the graph of a mesh with its traffic. */
 export function graphOf(mesh: Mesh | null, edges: Edge[], filter: Filter): Graph {
   const nodes = mesh ? nodesOf(mesh) : new Map<string, GraphNode>();
   const all: GraphEdge[] = ofOwners(mesh, edges).map((edge) => {
@@ -166,7 +169,7 @@ export interface Place {
 const CELL = { width: 150, height: 90 };
 const GAP = 90;
 
-/** Where nodes are drawn: a box for each namespace, in it callers left of whom they call. The same graph is drawn alike. */
+/** Lays out nodes: a box for each namespace, with callers left of their servers. The layout is deterministic. */
 export function places(graph: Graph): Map<string, Place> {
   const ranks = ranksOf(graph);
   const boxes = new Map<string, GraphNode[]>();
@@ -188,7 +191,7 @@ export function places(graph: Graph): Map<string, Place> {
   return result;
 }
 
-/** Nodes of a namespace in columns by rank; in a square where ranks say nothing. */
+/** Lays out the nodes of a namespace in columns by rank, or in a square if all have the same rank. */
 function box(nodes: GraphNode[], ranks: Map<string, number>): { width: number; height: number; cells: Map<string, Place> } {
   const rows = Math.max(1, Math.ceil(Math.sqrt(nodes.length * 0.9)));
   const ordered = [...nodes].sort((a, b) => (ranks.get(a.id) ?? 0) - (ranks.get(b.id) ?? 0) || byName(a, b));
@@ -204,7 +207,7 @@ function box(nodes: GraphNode[], ranks: Map<string, number>): { width: number; h
   return { width: (column + 1) * CELL.width, height: rows * CELL.height, cells };
 }
 
-/** How many callers are in a row before each node; of those that call in a circle, as far as was walked. */
+/** Returns the length of the longest chain of callers before each node, bounded where calls form a cycle. */
 function ranksOf(graph: Graph): Map<string, number> {
   const ranks = new Map<string, number>();
   const MOST = 6;

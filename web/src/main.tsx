@@ -1,4 +1,4 @@
-// The dashboard's page: which part of it is shown, and what is above all of them.
+// Entry point of the dashboard: selects the page by the address, and renders the header that all pages share.
 
 import { render, type VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";

@@ -1,4 +1,4 @@
-// The first page: the graph, its filter, what is selected, and its edges as a table.
+// The first page: the graph with its filter, the selected node, and the edges as a table.
 
 import type { VNode } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -10,7 +10,7 @@ import { milliseconds, rate } from "./text";
 import type { End } from "./types";
 import { EventTable } from "./events";
 
-/** Edges of the table, the most important first. */
+/** Maximum number of edges in the table, most important first. */
 const MAX_ROWS = 300;
 const WEIGHT = { refused: 4, failing: 3, plaintext: 2, encrypted: 1, idle: 0 };
 const TONE: Record<GraphEdge["state"], Tone> = {
@@ -31,7 +31,7 @@ export function GraphPage(): VNode {
     () => [...new Set(mesh.value?.workloads.map(({ namespace }) => namespace) ?? [])].sort(),
     [mesh.value],
   );
-  // Callers are put left of whom they call as soon as there is traffic to tell by.
+  // The layout puts callers left of their servers, which requires traffic: lay out again at the first traffic.
   const hasTraffic = edges.value.length > 0;
   useEffect(() => {
     if (hasTraffic) setArrangement((count) => count + 1);
@@ -117,7 +117,7 @@ function Legend(): VNode {
   );
 }
 
-/** What of traffic is missing. */
+/** Lists traffic that the graph does not show, and why. */
 function Losses(): VNode | null {
   const { sampled, refusals, forgotten } = lost.value;
   const lines: string[] = [];

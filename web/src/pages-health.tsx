@@ -1,4 +1,4 @@
-// Nodes, control plane, rollouts, and what is wrong with objects.
+// Health page: nodes, control plane, rollouts, and problems of objects.
 
 import type { VNode } from "preact";
 import { get } from "./api";

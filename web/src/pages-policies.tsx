@@ -1,4 +1,4 @@
-// Policies, the rehearsal of others ("who would be refused"), and the explanation of one connection.
+// Pages of policies: the list, the rehearsal of new ones ("who would be refused"), and the explanation of a request.
 
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -184,7 +184,7 @@ export function ExplainPage({ path: given }: { path: string[] }): VNode {
 
 const RESULT: Record<Step["result"], Tone> = { passed: "good", refused: "bad", answered: "warn", open: "warn" };
 
-/** A request with the decisions of each proxy on its way. */
+/** Explanation of a request: the decisions of each proxy on its path. */
 function Followed({ report }: { report: RequestExplanation }): VNode {
   const { answer } = report;
   const status = answer.status === undefined ? answer.kind : String(answer.status);

@@ -1,4 +1,4 @@
-// Waypoints: the list, and the page of one with what it holds at the moment.
+// Pages of waypoints: the list, and the details and current records of one waypoint.
 
 import type { VNode } from "preact";
 import { get } from "./api";
@@ -77,7 +77,7 @@ export function WaypointPage({ namespace, name }: { namespace: string; name: str
   );
 }
 
-/** How requests are shared among those that the waypoint calls, at the moment and by route. */
+/** Table of each upstream's share of a waypoint's requests: of the current rate, and of every route. */
 function Shares({ edges: out }: { edges: Edge[] }): VNode {
   const total = out.reduce((sum, edge) => sum + edge.requests, 0);
   const ofRoutes = new Map<string, number>();

@@ -1,4 +1,4 @@
-// Workloads: the list, and the page of one.
+// Pages of workloads: the list, and the details of one workload.
 
 import type { VNode } from "preact";
 import { useMemo, useState } from "preact/hooks";
@@ -141,7 +141,7 @@ export function WorkloadPage({ namespace, name }: { namespace: string; name: str
   );
 }
 
-/** Its pods as objects have them: whether they should be in the mesh, and why. */
+/** Table of a workload's pods, from Kubernetes objects: whether they should be in the mesh, and why. */
 function Pods({ namespace, all }: { namespace: string; all: Workload[] }): VNode {
   const pods = useAnswer<Pod[]>(namespace, (signal) => get<Pod[]>("pods", { namespace }, signal), POLL_MS);
   const byName = new Map(pods.value?.map((pod) => [pod.name, pod]));
@@ -188,7 +188,7 @@ function Captured({ pod }: { pod: Pod }): VNode {
   );
 }
 
-/** Policies that node proxies enforce for a workload: of the mesh, of its namespace, and those that select it. */
+/** Policies that node proxies enforce for a workload: mesh-wide, of its namespace, and those that select it. */
 function policiesOf(all: Mesh | null, workloads: Workload[]): Policy[] {
   const selected = new Set(workloads.flatMap(({ policies }) => policies));
   const namespaces = new Set(workloads.map(({ namespace }) => namespace));

@@ -1,16 +1,16 @@
-// Small parts of pages.
+// Components that several pages share.
 
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Failure } from "./api";
 import { short, visible } from "./text";
 
-/** A name or text of others. */
+/** Text that comes from the cluster, escaped. */
 export function Text({ children, long = false }: { children: string; long?: boolean }): VNode {
   return <bdi title={visible(children)}>{long ? visible(children) : short(children)}</bdi>;
 }
 
-/** Address of a page. */
+/** Returns the address of a page. */
 export const href = (...path: string[]): string => `#/${path.map(encodeURIComponent).join("/")}`;
 
 export function WorkloadLink({ namespace, name }: { namespace: string; name: string }): VNode {
@@ -23,7 +23,7 @@ export function WorkloadLink({ namespace, name }: { namespace: string; name: str
 
 export type Tone = "good" | "bad" | "warn" | "dim";
 
-/** A word with a colour; the word alone says it, too. */
+/** A coloured word; it carries the meaning without the colour, too. */
 export function Badge({ tone, children }: { tone: Tone; children: ComponentChildren }): VNode {
   return <span class={`badge ${tone}`}>{children}</span>;
 }
@@ -38,10 +38,10 @@ export interface Row {
   cells: ComponentChildren[];
 }
 
-/** Rows that are shown at once. */
+/** Maximum number of rows that a table first shows. */
 const PAGE = 100;
 
-/** A table that shows its first rows, and more when asked. */
+/** Table that shows its first rows, and more on request. */
 export function Table({ label, columns, rows, empty }: { label: string; columns: Column[]; rows: Row[]; empty: string }): VNode {
   const [shown, setShown] = useState(PAGE);
   if (rows.length === 0) return <p class="dim">{empty}</p>;
@@ -83,7 +83,7 @@ export interface Answer<T> {
   error: string | null;
 }
 
-/** Asks when the page is opened, when `key` changes, and every `everyMs` milliseconds, if that is not 0. */
+/** Fetches when the page opens, when `key` changes, and every `everyMs` milliseconds unless that is 0. */
 export function useAnswer<T>(key: string, ask: (signal: AbortSignal) => Promise<T>, everyMs = 0): Answer<T> {
   const [answer, setAnswer] = useState<Answer<T>>({ value: null, error: null });
   useEffect(() => {
@@ -110,7 +110,7 @@ export function useAnswer<T>(key: string, ask: (signal: AbortSignal) => Promise<
   return answer;
 }
 
-/** Says that an answer is awaited, or why there is none. */
+/** Shows that a response is pending, or why the request failed. */
 export function Waiting({ answer, what }: { answer: Answer<unknown>; what: string }): VNode | null {
   if (answer.error !== null) {
     return (

@@ -1,12 +1,12 @@
-// What the page knows: the mesh, traffic and the latest events, followed as they change. Everything is bounded.
+// State of the page: the mesh, traffic and the latest events, updated by long polling. All of it is bounded.
 
 import { computed, signal } from "@preact/signals";
 import { Failure, get } from "./api";
 import type { About, Edge, Flow, Mesh, MeshAnswer, TrafficAnswer } from "./types";
 
-/** Events that are kept, of refusals and of others. */
+/** Maximum number of refusals, and of other events, that the page keeps. */
 const MAX_EVENTS = 500;
-/** Shortest time between two answers, so that a busy mesh does not keep the page from drawing. */
+/** Pause before the next poll, so that a busy mesh leaves the page time to draw. */
 const PAUSE_MS = 200;
 const FIRST_RETRY_MS = 250;
 const LAST_RETRY_MS = 2000;
@@ -19,9 +19,9 @@ export const others = signal<Flow[]>([]);
 export const lost = signal({ sampled: 0, refusals: 0, forgotten: 0 });
 export const silent = signal<string[]>([]);
 
-/** Why the server does not answer. */
+/** Reason why requests to the server fail. */
 export const serverTrouble = signal<string | null>(null);
-/** Why the server cannot read the mesh, and the age of what it shows instead. */
+/** Reason why the server cannot read the mesh, and the age of its last state in seconds. */
 export const meshTrouble = signal<{ error: string; age: number | null } | null>(null);
 
 export const isRefusal = (flow: Flow): boolean => flow.event === "refused" || flow.event === "failed";
@@ -32,7 +32,7 @@ export const events = computed(() =>
 
 const pause = (ms: number): Promise<void> => new Promise((done) => setTimeout(done, ms));
 
-/** Asks again and again; what fails is tried again, less and less often. */
+/** Polls forever; failures are retried with exponential backoff. */
 async function follow(look: () => Promise<void>): Promise<never> {
   let retry = FIRST_RETRY_MS;
   for (;;) {
@@ -52,7 +52,7 @@ async function follow(look: () => Promise<void>): Promise<never> {
   }
 }
 
-/** Begins to follow the mesh and its traffic. */
+/** Starts to poll the mesh and its traffic. */
 export function start(): void {
   let version = 0;
   void follow(async () => {
@@ -71,7 +71,7 @@ export function start(): void {
   });
 }
 
-/** Takes an answer about traffic. */
+/** Applies a response with traffic to the state. */
 export function take(answer: TrafficAnswer): void {
   edges.value = answer.edges;
   lost.value = { ...answer.lost, forgotten: answer.forgotten };

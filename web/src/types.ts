@@ -1,4 +1,4 @@
-// JSON of the dashboard's server (crates/programs/cli/src/dashboard).
+// Types of the JSON that the dashboard's server (crates/programs/cli/src/dashboard) returns.
 
 export interface Workload {
   name: string;
@@ -73,7 +73,7 @@ export interface MeshAnswer {
   mesh: Mesh | null;
 }
 
-/** Kind, namespace, name. */
+/** End of an edge: kind, namespace, name. */
 export type End = ["workload" | "service" | "outside", string, string];
 
 export interface Edge {
@@ -124,7 +124,7 @@ export interface TrafficAnswer {
   events: Flow[];
   lost: { sampled: number; refusals: number };
   forgotten: number;
-  /** Proxies whose events cannot be had, and why. */
+  /** Proxies that send no events, each with the reason. */
   silent?: string[];
 }
 
@@ -174,9 +174,9 @@ export interface RehearsalRow {
 }
 
 export interface Explanations {
-  /** A request followed through proxies. */
+  /** Explanation of a request through all proxies on its path. */
   request?: RequestExplanation;
-  /** Decisions of policies, of clients that are no pods. */
+  /** Decisions of policies, for clients that are not pods. */
   policies?: Explanation[];
 }
 

@@ -1,4 +1,4 @@
-// What both browser tests share: a Chromium, and conditions with a deadline.
+// Shared by both browser tests: starts a Chromium, and waits for conditions with a deadline.
 import { chromium } from "playwright-core";
 import assert from "node:assert/strict";
 import { existsSync } from "node:fs";
@@ -6,11 +6,11 @@ import { existsSync } from "node:fs";
 const PROGRAMS = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
 const PATIENCE_MS = 20_000;
 
-/** A page whose errors, and requests to elsewhere, are kept. */
+/** Opens a page and records its errors and the hosts of its requests. */
 export async function open(flags = []) {
   const executablePath = process.env.CHROMIUM ?? PROGRAMS.find((path) => existsSync(path));
   assert(executablePath, "a Chromium is needed: install the package chromium");
-  // As root, Chromium has no sandbox of its own; what it loads is ours.
+  // Chromium's sandbox does not work as root; the tests load only our own page.
   const args = ["--no-sandbox", "--disable-dev-shm-usage", ...flags];
   const browser = await chromium.launch({ executablePath, args, headless: true });
   const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, colorScheme: "light" });
@@ -20,7 +20,7 @@ export async function open(flags = []) {
   const hosts = new Set();
   page.on("pageerror", (error) => errors.push(String(error)));
   page.on("console", (message) => {
-    // Requests that fail while a server is away are reported there, too.
+    // The console also reports requests that fail while a server is unavailable.
     const isOfRequest = /Failed to load resource|net::ERR_/.test(message.text());
     if (message.type() === "error" && !isOfRequest) errors.push(message.text());
   });
@@ -28,7 +28,7 @@ export async function open(flags = []) {
   return { browser, context, page, errors, hosts };
 }
 
-/** Waits until `look` gives something true; gives that. */
+/** Waits until `look` returns a truthy value, and returns it. */
 export async function until(what, look, patience = PATIENCE_MS) {
   const end = Date.now() + patience;
   for (;;) {
@@ -39,7 +39,7 @@ export async function until(what, look, patience = PATIENCE_MS) {
   }
 }
 
-/** Runs steps by name; the first that fails ends it. */
+/** Runs named steps in order; the first failure ends the test. */
 export async function steps(all) {
   for (const [name, step] of all) {
     const begin = Date.now();

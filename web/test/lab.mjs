@@ -1,5 +1,5 @@
-// The page of a real dashboard over a lab, in a real Chromium: `node test/lab.mjs URL [IMAGES]`. What has to happen in the
-// mesh is done by whoever runs this: a line `do ACTION` asks for it, and a line of standard input says that it is done.
+// Tests the page of a real dashboard over a lab, in a real Chromium: `node test/lab.mjs URL [IMAGES]`. The caller acts
+// in the mesh: this program prints `do ACTION`, and reads a line from standard input when the action is done.
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { join } from "node:path";
@@ -15,7 +15,7 @@ const act = async (action) => {
   assert(!done, "nobody acts any longer");
 };
 
-// After DNS rebinding, a name of an attacker's is this machine.
+// Simulated DNS rebinding: an attacker's name that resolves to this machine.
 const rebound = `rebound.example:${port}`;
 const { browser, context, page, errors, hosts } = await open([`--host-resolver-rules=MAP rebound.example 127.0.0.1`]);
 const rows = (label) => page.getByRole("region", { name: label, exact: true }).locator("tbody tr");
@@ -40,12 +40,12 @@ try {
     ["a denial is seen within a second", async () => {
       await visit("/events");
       await act("policy");
-      // The page reads from some moment on: a refusal before that is none of its own.
+      // The page misses refusals from before it began to read events, so repeat until one arrives.
       await until("a refusal", async () => {
         await act("denial");
         return (await rows("Events").count()) > 0;
       });
-      // On a machine with other work, one of several is.
+      // On a busy machine, one of several attempts suffices.
       let seen = Infinity;
       for (let attempt = 0; attempt < 5 && seen >= 1000; attempt += 1) {
         const before = await rows("Events").count();
@@ -126,7 +126,7 @@ try {
       for (const from of [`http://127.0.0.1:${attacker.address().port}/`, `http://localhost:${port}/`]) {
         await other.goto(from);
         assert.equal(await other.evaluate(() => sessionStorage.getItem("ambit-token")), null);
-        // Even with the token.
+        // Requests from another origin get no response even with the token.
         for (const init of [{}, { headers: { "x-ambit-token": token } }, { method: "POST", body: "x" }]) {
           const got = await other.evaluate(([url, init]) => fetch(url, init).then((one) => one.text(), () => "nothing"), [`${origin}/api/mesh`, init]);
           assert.equal(got, "nothing");
@@ -173,6 +173,6 @@ try {
   process.exitCode = 1;
 } finally {
   await browser.close();
-  // Servers of a step that failed would keep it running.
+  // Servers left by a failed step would keep the process alive.
   process.exit();
 }

@@ -1,4 +1,4 @@
-// The page with a mesh of a thousand workloads and hostile names, in a real Chromium: `node test/large.mjs BUNDLE [IMAGES]`.
+// Tests the page with a thousand workloads and hostile names in a real Chromium: `node test/large.mjs BUNDLE [IMAGES]`.
 import assert from "node:assert/strict";
 import { join } from "node:path";
 import { open, steps, until } from "./browser.mjs";
@@ -10,7 +10,7 @@ const { browser, page, errors, hosts } = await open();
 const canvas = page.locator(".canvas");
 const count = async (name) => Number(await canvas.getAttribute(`data-${name}`));
 
-/** Times between frames in the next `ms` milliseconds. */
+/** Measures the times between frames during the next `ms` milliseconds. */
 const frames = (ms) =>
   page.evaluate(
     (ms) =>
@@ -129,6 +129,6 @@ try {
   process.exitCode = 1;
 } finally {
   await browser.close();
-  // Servers of a step that failed would keep it running.
+  // Servers left by a failed step would keep the process alive.
   process.exit();
 }

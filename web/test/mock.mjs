@@ -1,5 +1,5 @@
-// A server that answers as the dashboard's does, with a mesh that no lab could run: a thousand workloads, and names that
-// want to be more than text.
+// Mock of the dashboard's server with a mesh that no lab could run: a thousand workloads, and names that are hostile to
+// the page.
 import { createServer } from "node:http";
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -9,7 +9,7 @@ const POLICY =
   "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; " +
   "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
-/** Names as no object has them: elements, a bidirectional override, an escape sequence, a zero-width space. */
+/** Names that no object can have: elements, a bidirectional override, an escape sequence, a zero-width space. */
 export const HOSTILE = ['<img src=x onerror="document.title=1">', "evil\u202Egnp.exe", "red\u001b[31mtext", "zero\u200bwidth"];
 
 const NAMESPACES = 20;
@@ -85,7 +85,7 @@ function refusal(number, name) {
   };
 }
 
-/** Starts the server; `away` makes it answer nothing. */
+/** Starts the server; while `away` is set, it closes connections without a response. */
 export async function start(bundle) {
   const files = new Map();
   for (const name of ["index.html", "app.js", "app.css", "icon.svg", "licenses.txt"]) files.set(`/${name}`, await readFile(join(bundle, name)));

@@ -1,10 +1,10 @@
-// Tests of what is pure in the page: `node test/unit.mjs`.
+// Unit tests of the page's pure functions: `node test/unit.mjs`.
 import { build } from "esbuild";
 import assert from "node:assert/strict";
 import test from "node:test";
 import { fileURLToPath } from "node:url";
 
-/** A module of the page's sources. */
+/** Compiles and imports a module of the page. */
 async function load(name) {
   const entry = fileURLToPath(new URL(`../src/${name}.ts`, import.meta.url));
   const { outputFiles } = await build({ entryPoints: [entry], bundle: true, format: "esm", write: false });

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the same traffic without the mesh and through it, side by side, as ratios.
+//! `cargo xtask bench`: measures the same traffic without the mesh and through it, and prints ratios.
 
 use std::{
     fs, io,
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{images, outside, setup, shell, static_binary};
 
-/// Runs what `args` name: a part, and of `cluster` maybe one scenario.
+/// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
         return floods(args.get(1).map_or("4", String::as_str));
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         &mut shell::cargo(&["build", "--release", "--bins"]),
     )?;
     let programs = programs()?;
-    // It looks for the others beside itself.
+    // `ambit-bench` finds the other programs in its own directory.
     let mut bench = Command::new(programs.join("ambit-bench"));
     bench.args(args).current_dir(shell::root());
     if args.first().is_none_or(|part| part == "cluster") {
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     shell::run("benchmark", &mut bench)
 }
 
-/// Floods of a waypoint, each alone and all at once, so many times as much as in its tests.
+/// Runs the waypoint's flood tests, each alone and all at once, with `scale` times their load.
 fn floods(scale: &str) -> Result<()> {
     let tests = [
         "test",
@@ -48,15 +48,15 @@ fn floods(scale: &str) -> Result<()> {
     ];
     let mut floods = shell::cargo(&tests);
     floods
-        // Nothing else has the machine meanwhile.
+        // One at a time, so that nothing else uses the machine during a measurement.
         .args(["--", "--nocapture", "--test-threads=1"])
         .env("AMBIT_FLOODS", scale)
-        // What is given back is not counted with the next flood.
+        // Freed memory is returned at once, so that it is not counted in the next flood.
         .env("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0");
     shell::run("floods", &mut floods)
 }
 
-/// Path of the Envoy that waypoints are compared with, from its package for Python.
+/// Returns the path of the Envoy that waypoints are compared with, from its Python package.
 fn envoy() -> Result<PathBuf> {
     let directory = shell::target_dir().join("envoy");
     let program = directory.join("envoy/_bin/envoy");
@@ -70,8 +70,8 @@ fn envoy() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The directory of what is measured: the release's programs, but the node proxy as it is in its image.
-/// Nothing else is built or run there, so cargo's own output stays what cargo made it.
+/// Builds the measured programs and returns their directory: release builds, with the static node proxy of its image.
+/// The directory is separate from cargo's, so that cargo's output stays unchanged.
 fn programs() -> Result<PathBuf> {
     let proxy = static_binary::build("ambit-node-proxy")?;
     let directory = shell::target_dir().join("bench");
@@ -98,7 +98,7 @@ fn is_program(name: &str) -> bool {
     name.starts_with("ambit") && !name.contains('.')
 }
 
-/// A file that runs cannot be written to, but replaced.
+/// Replaces a program by renaming, since a running executable cannot be written to.
 fn replace(from: &Path, to: &Path) -> io::Result<()> {
     let beside = to.with_extension("new");
     fs::copy(from, &beside)?;

@@ -6,8 +6,7 @@ use anyhow::Result;
 
 use crate::{images, setup, shell};
 
-/// Passes on what `ambit-cluster` does itself; `load` without archives first makes Ambit's images of
-/// what is in the tree.
+/// Passes the arguments to `ambit-cluster`; `load` without archives first builds Ambit's images from the source tree.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     setup::ensure(setup::Purpose::Cluster)?;
     let mut args = args.to_vec();
@@ -17,13 +16,13 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     let status = command()?.args(&args).status()?;
     if !status.success() {
-        // It has printed the reason.
+        // `ambit-cluster` has printed the reason.
         std::process::exit(status.code().unwrap_or(1));
     }
     Ok(())
 }
 
-/// Command that runs `ambit-cluster`, which it builds.
+/// Builds `ambit-cluster` and returns a command that runs it.
 pub(crate) fn command() -> Result<Command> {
     let build = shell::cargo(&["build", "--quiet", "--package", "ambit-cluster"]).status()?;
     anyhow::ensure!(build.success(), "ambit-cluster does not build");

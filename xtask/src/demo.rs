@@ -6,7 +6,7 @@ use crate::{images, setup, shell};
 
 pub(crate) fn run() -> Result<()> {
     setup::ensure(setup::Purpose::Demo)?;
-    // Unoptimised: half the time to build.
+    // Unoptimised builds take half the time.
     let mut cargo = shell::cargo(&["build", "--bins"]);
     for package in images::PACKAGES.iter().chain(&images::STATIC) {
         cargo.args(["--package", package]);

@@ -9,18 +9,17 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
-/// Compiler of the workspace's crates: counts coverage.
+/// Compiler wrapper that instruments the workspace's crates for coverage.
 const INSTRUMENTED: &str = "fuzz/instrumented-rustc";
 
-/// Command that builds all targets. Libraries are shared with the build of the tests, whose features are mostly the
-/// same.
+/// Command that builds all targets. Libraries are shared with the tests' build, which has mostly the same features.
 pub(crate) fn build() -> Command {
     let mut cargo = shell::cargo(&["build", "--package", "ambit-fuzz", "--bins"]);
     cargo.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(INSTRUMENTED));
     cargo
 }
 
-/// Builds every target, and runs each for a while.
+/// Builds every target and runs each for some seconds.
 pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
     let seconds = seconds
         .unwrap_or("5")
@@ -44,10 +43,10 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Commands that run the targets, which [`build`] has built, for some seconds each.
+/// Returns the commands that run the targets, which [`build`] has built, for some seconds each.
 ///
 /// # Errors
-/// If the targets or their corpora cannot be read.
+/// Fails if the targets or their corpora cannot be read.
 pub(crate) fn runs(seconds: u32) -> Result<Vec<(String, Command)>> {
     let fuzz = shell::root().join("fuzz");
     let target_dir = shell::target_dir();

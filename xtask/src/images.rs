@@ -15,7 +15,7 @@ use crate::{
     shell, static_binary,
 };
 
-/// Packages whose programs go into images beside the node proxy and the plugin, which are static.
+/// Packages with dynamically linked programs in images; the node proxy and the CNI plugin are static.
 pub(crate) const PACKAGES: [&str; 4] = [
     "ambit-agent",
     "ambit-control",
@@ -23,10 +23,10 @@ pub(crate) const PACKAGES: [&str; 4] = [
     "ambit-cli",
 ];
 
-/// Packages of the node proxy and the plugin.
+/// Packages with statically linked programs: the node proxy and the CNI plugin.
 pub(crate) const STATIC: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
 
-/// Options of the user.
+/// Command-line options of the user.
 struct Wanted {
     release: bool,
     out: PathBuf,
@@ -36,7 +36,7 @@ struct Wanted {
     load: Option<Load>,
 }
 
-/// Where images go without a registry.
+/// Destination of images that are loaded without a registry.
 enum Load {
     /// A cluster of `kind`.
     Kind(Option<String>),
@@ -66,7 +66,7 @@ impl Load {
         })
     }
 
-    /// The command that loads an archive.
+    /// Returns the command that loads an archive.
     fn command(&self, archive: &Path) -> Vec<OsString> {
         let (words, flag, name): (&[&str], _, _) = match self {
             Self::Kind(name) => (&["kind", "load", "image-archive"], "--name", name),
@@ -87,7 +87,7 @@ impl Load {
     }
 }
 
-/// Builds the binaries, writes the images, and brings them to where they are wanted.
+/// Builds the binaries, writes the images, and pushes or loads them as requested.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let wanted = parse(args)?;
     setup::ensure(Purpose::Images)?;
@@ -160,12 +160,12 @@ fn push(archives: &[PathBuf]) -> Result<()> {
     shell::run("push the images", cargo.args(archives))
 }
 
-/// Images of programs that are there, for the cluster of tests and development: named as it expects them.
+/// Writes images of built programs, with the names that the cluster for tests and development expects.
 pub(crate) fn for_cluster(programs: &Path) -> Result<Vec<PathBuf>> {
     in_cluster(programs, "cluster/ambit")
 }
 
-/// The images for the cluster of benchmarks, of the programs that are measured.
+/// Writes images of the measured programs, with the names that the benchmarks' cluster expects.
 pub(crate) fn for_benchmarks(programs: &Path) -> Result<Vec<PathBuf>> {
     in_cluster(programs, "cluster/ambit-release")
 }
@@ -175,7 +175,7 @@ fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
     write(binaries, &out, "ambit", "dev")
 }
 
-/// Builds what goes into images for use, beside whatever else was built; gives the directory.
+/// Builds optimised programs for images in a target directory of their own, and returns it.
 fn release() -> Result<PathBuf> {
     let target = static_binary::target_dir();
     let mut cargo = shell::cargo(&["build", "--locked", "--release", "--bins"]);
@@ -188,7 +188,7 @@ fn release() -> Result<PathBuf> {
     Ok(target.join("release"))
 }
 
-/// Builds the programs quickly; gives the directory.
+/// Builds unoptimised programs, which takes less time, and returns their directory.
 pub(crate) fn debug() -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["build", "--bins"]);
     shell::run("build the binaries", &mut cargo)?;

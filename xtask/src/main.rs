@@ -1,4 +1,4 @@
-//! The developer's one entry: `cargo xtask <command>`. Nothing else needs to be installed by hand.
+//! `cargo xtask <command>`: the entry point of all development tasks. Nothing else needs to be installed by hand.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
-//! What the system tests run beside our own programs, made by others or with what others publish: the receiver of an
-//! OpenTelemetry collector, a provider of CUSTOM policies and a rate-limit service by Envoy's messages, a registry of
-//! images, Prometheus' query engine, a decoder of Envoy's admin messages, plugins compiled from Rust and Go, and filters that others have published. What has
-//! not changed, cargo and Go do not build again.
+//! Builds third-party programs for the system tests, and programs on top of third-party libraries: the receiver of an
+//! OpenTelemetry collector, an ext_authz provider and a rate-limit service with Envoy's messages, an image registry,
+//! Prometheus' query engine, a decoder of Envoy's admin messages, plugins in Rust and Go, and published filters. cargo
+//! and Go rebuild only what has changed.
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::shell;
 
-/// The target of plugins in Rust. It is installed when tests need it: nothing else is built for it.
+/// Compilation target of plugins in Rust. It is installed only when tests need it, since nothing else uses it.
 const WASM: &str = "wasm32-wasip1";
 
-/// All of it.
+/// Builds all programs and plugins of this module.
 pub(crate) fn build() -> Result<()> {
     collector()?;
     go("authorizer", "ext-authz-provider", &[])?;
@@ -32,12 +32,12 @@ pub(crate) fn build() -> Result<()> {
     go("plugins/go", "plugin-go.wasm", &wasm).map(drop)
 }
 
-/// The receiver of telemetry.
+/// Builds the OTLP receiver and returns its path.
 pub(crate) fn collector() -> Result<PathBuf> {
     go("collector", "otlp-collector", &[])
 }
 
-/// Builds a Go program, or with flags a WebAssembly module, beside our own programs.
+/// Builds a Go program, or with flags a WebAssembly module, into the directory of our own programs.
 fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     let program = shell::target_dir().join("debug").join(name);
     let mut go = Command::new("go");
@@ -72,18 +72,18 @@ fn target() -> Result<()> {
     shell::run(&what, &mut rustup)
 }
 
-/// The plugin in Rust.
+/// Builds the plugin in Rust.
 fn rust_plugin() -> Result<()> {
     let manifest = shell::root().join("build/plugins/rust/Cargo.toml");
     wasm("plugin-rust.wasm", &manifest, &["--lib"], "-D warnings")?;
     beside("test_plugin.wasm", "plugin-rust.wasm")
 }
 
-/// Filters that the SDK's crate has beside its library, as they were published.
+/// Builds the example filters of the published SDK crate, unchanged.
 fn published_plugins() -> Result<()> {
     let names = ["http_headers", "http_body", "http_config"];
     let examples: Vec<&str> = names.iter().flat_map(|name| ["--example", name]).collect();
-    // It is older than the lint.
+    // The published crate predates this lint.
     let lints = "-A unexpected_cfgs";
     wasm(
         "published filters",
@@ -98,7 +98,7 @@ fn published_plugins() -> Result<()> {
     Ok(())
 }
 
-/// Where cargo has put the crate that `build/plugins/published` names.
+/// Returns the manifest path of the SDK crate that `build/plugins/published` depends on.
 fn published_manifest() -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["metadata", "--locked", "--format-version=1"]);
     let manifest = shell::root().join("build/plugins/published/Cargo.toml");
@@ -123,7 +123,7 @@ fn published_manifest() -> Result<PathBuf> {
         .context("build/plugins/published names no proxy-wasm")
 }
 
-/// Builds modules of a crate that is no part of the mesh's workspace.
+/// Builds WebAssembly modules of a crate outside the workspace.
 fn wasm(what: &str, manifest: &Path, which: &[&str], flags: &str) -> Result<()> {
     let mut cargo = shell::cargo(&["build", "--locked", "--release", "--target", WASM]);
     cargo
@@ -140,7 +140,7 @@ fn plugins() -> PathBuf {
     shell::target_dir().join("plugins")
 }
 
-/// Puts a module beside our own programs.
+/// Copies a module to the directory of our own programs.
 fn beside(built: &str, name: &str) -> Result<()> {
     let built = plugins().join(WASM).join("release").join(built);
     let beside = shell::target_dir().join("debug").join(name);

@@ -1,4 +1,4 @@
-//! What the demo and the tests need beside the Rust toolchain, installed when missing.
+//! Tools that the demo and the tests need besides the Rust toolchain. Missing ones are installed.
 
 use std::{path::Path, process::Command};
 
@@ -6,13 +6,13 @@ use anyhow::{Result, bail};
 
 use crate::shell;
 
-/// A program or file, and the Debian package that brings it.
+/// A program or file, and the Debian package that contains it.
 struct Need {
     paths: &'static [&'static str],
     package: &'static str,
 }
 
-/// To build: aws-lc and libFuzzer are C and C++.
+/// Tools for builds: aws-lc and libFuzzer are written in C and C++.
 const BUILD: &[Need] = &[
     Need {
         paths: &["/usr/bin/cc"],
@@ -28,7 +28,7 @@ const BUILD: &[Need] = &[
     },
 ];
 
-/// To run the lab.
+/// Tools that the lab runs.
 const LAB: &[Need] = &[
     Need {
         paths: &["/usr/sbin/nft", "/sbin/nft"],
@@ -40,31 +40,31 @@ const LAB: &[Need] = &[
     },
 ];
 
-/// To test redirection by iptables.
+/// Tools for tests of redirection by iptables.
 const IPTABLES: &[Need] = &[Need {
     paths: &["/usr/sbin/iptables-nft-restore"],
     package: "iptables",
 }];
 
-/// To test after other people's primary CNIs.
+/// Third-party primary CNI plugins for tests.
 const PLUGINS: &[Need] = &[Need {
     paths: &["/usr/lib/cni/bridge"],
     package: "containernetworking-plugins",
 }];
 
-/// To test on nodes whose clocks are wrong.
+/// Tools for tests on nodes with wrong clocks.
 const CLOCKS: &[Need] = &[Need {
     paths: &["/usr/bin/faketime"],
     package: "faketime",
 }];
 
-/// To build other people's programs: Helm, Kubernetes.
+/// Toolchain for third-party programs: Helm, Kubernetes.
 const GO: &[Need] = &[Need {
     paths: &["/usr/bin/go", "/usr/local/go/bin/go", "/usr/local/bin/go"],
     package: "golang-go",
 }];
 
-/// To run a Kubernetes, beside [`GO`], [`PLUGINS`] and [`IPTABLES`].
+/// Tools that run a Kubernetes cluster, besides [`GO`], [`PLUGINS`] and [`IPTABLES`].
 const CLUSTER: &[Need] = &[
     Need {
         paths: &["/usr/bin/containerd"],
@@ -84,7 +84,7 @@ const CLUSTER: &[Need] = &[
     },
 ];
 
-/// To write images.
+/// Tools that write images.
 const IMAGES: &[Need] = &[
     Need {
         paths: &["/usr/bin/strip"],
@@ -96,13 +96,13 @@ const IMAGES: &[Need] = &[
     },
 ];
 
-/// A server and proxy that is not ours.
+/// Third-party server and proxy.
 const NGINX: &[Need] = &[Need {
     paths: &["/usr/sbin/nginx"],
     package: "nginx-light",
 }];
 
-/// To build the dashboard's bundle.
+/// Tools that build the dashboard's bundle.
 const NODE: &[Need] = &[
     Need {
         paths: &["/usr/bin/node", "/usr/local/bin/node"],
@@ -114,13 +114,13 @@ const NODE: &[Need] = &[
     },
 ];
 
-/// To test the dashboard's page, beside [`NODE`].
+/// Browser for tests of the dashboard's page, besides [`NODE`].
 const BROWSER: &[Need] = &[Need {
     paths: &["/usr/bin/chromium"],
     package: "chromium",
 }];
 
-/// To measure, beside [`NGINX`].
+/// Tools for benchmarks, besides [`NGINX`].
 const BENCH: &[Need] = &[
     Need {
         paths: &["/usr/bin/iperf3"],
@@ -144,27 +144,27 @@ const BENCH: &[Need] = &[
     },
 ];
 
-/// Requirements of the tests of one crate, beside what builds them.
+/// Requirements of the tests of one crate, besides those of builds.
 #[derive(Clone, Copy)]
 pub(crate) struct Tests {
-    /// Packages that are installed.
+    /// Packages that the tests need.
     needs: &'static [&'static [Need]],
-    /// Whether they make network namespaces of this machine, or run a container runtime.
+    /// Whether the tests need root, to create network namespaces on this machine or run a container runtime.
     pub(crate) root: bool,
-    /// Whether they run programs of other crates.
+    /// Whether the tests run programs of other crates.
     pub(crate) binaries: bool,
-    /// Whether they run programs of [`crate::outside`].
+    /// Whether the tests run programs of [`crate::outside`].
     pub(crate) outside: bool,
 }
 
 impl Tests {
-    /// Of the crate `name`, without `ambit-`.
+    /// Returns the requirements of the crate `name`, given without `ambit-`.
     pub(crate) fn of(name: &str) -> Self {
         let (needs, root, binaries): (&[&[Need]], bool, bool) = match name {
             "agent" | "netlab" | "node-proxy" | "waypoint" => (&[LAB], true, false),
             "sys" => (&[LAB, IPTABLES], true, false),
             "cni" => (&[LAB, PLUGINS], true, false),
-            // A lab runs in a user namespace where there is no root.
+            // Without root, the lab runs in a user namespace.
             "cli" => (&[LAB, PLUGINS], false, true),
             "system-tests" => (
                 &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, NODE, BROWSER],
@@ -183,7 +183,7 @@ impl Tests {
         }
     }
 
-    /// Of all crates.
+    /// Returns the requirements of all crates together.
     pub(crate) fn all() -> Self {
         Self {
             needs: &[
@@ -195,7 +195,7 @@ impl Tests {
         }
     }
 
-    /// Installs missing tools, or lists them. A need for root is reported before anything is installed or built.
+    /// Installs missing tools, or lists them. Missing root privileges are reported before anything is installed.
     pub(crate) fn ensure(&self) -> Result<()> {
         if self.root && !is_root() {
             bail!(
@@ -208,7 +208,7 @@ impl Tests {
     }
 }
 
-/// Purpose of the command that needs things installed.
+/// Purpose for which tools are installed.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Demo,
@@ -229,7 +229,7 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     })
 }
 
-/// Debian packages that this machine has not.
+/// Returns the Debian packages of tools that are not installed on this machine.
 fn missing(groups: &[&[Need]]) -> Vec<&'static str> {
     groups
         .iter()
@@ -262,7 +262,7 @@ fn install(groups: &[&[Need]]) -> Result<()> {
         "apt-get update",
         Command::new("apt-get").args(["-q", "update"]),
     )?;
-    // `nginx` must not start a server of its own on this machine.
+    // Installing `nginx` must not start a server on this machine.
     shell::run(
         &format!("apt-get install {}", missing.join(" ")),
         Command::new("apt-get")

@@ -1,4 +1,4 @@
-//! Running programs from the workspace's root, loudly.
+//! Runs programs in the workspace's root and prints each command.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,21 +8,21 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// The workspace's root.
+/// Returns the workspace's root.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// `cargo` of the toolchain that built this program, in the workspace's root.
+/// Returns a command for the `cargo` of the toolchain that built this program, in the workspace's root.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(args).current_dir(root());
     command
 }
 
-/// Runs a command to its end, saying what and how long; an error unless it succeeds.
+/// Runs a command to its end, and prints its purpose and duration. A failure is an error.
 pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     eprintln!("==> {what}");
     let start = Instant::now();
@@ -34,7 +34,7 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The same command at the lowest priority.
+/// Returns the same command at the lowest priority.
 pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.arg("-n19").arg(command.get_program());
@@ -51,7 +51,7 @@ pub(crate) fn nice(command: &Command) -> Command {
     nice
 }
 
-/// Where cargo puts what it builds.
+/// Returns cargo's target directory.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }

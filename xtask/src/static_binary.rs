@@ -1,7 +1,6 @@
-//! Release binaries as one static file each: the C library's pages are a good part of what a small
-//! process has mapped, and where the file runs needs no library at all. At fixed addresses, because
-//! the relocations of a position-independent one are a megabyte of memory in every process (the heap,
-//! the stack and mappings are placed at random all the same).
+//! Statically linked release binaries. The C library's pages are a considerable part of a small process's memory, and a
+//! static binary runs on hosts without any library. Binaries are not position-independent, because relocations would
+//! take a megabyte of memory in every process (ASLR still applies to the heap, the stack and mappings).
 
 use std::{fs, path::PathBuf};
 
@@ -9,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
-/// Builds the one binary of a package, statically linked, checks that it is, and gives its path.
+/// Builds the only binary of a package, checks that it is statically linked, and returns its path.
 ///
-/// In a target directory of its own, so that a package built with the features it needs itself does not
-/// make others build again.
+/// The target directory is separate, so that the package's own set of features does not cause rebuilds of other
+/// packages.
 pub(crate) fn build(package: &str) -> Result<PathBuf> {
     let target = target_dir();
     let mut cargo = shell::cargo(&[
@@ -25,7 +24,7 @@ pub(crate) fn build(package: &str) -> Result<PathBuf> {
         package,
     ]);
     cargo.arg("--target-dir").arg(&target);
-    // As a whole: code that no other function needs is left out, which `thin` keeps a good part of.
+    // Fat LTO removes unused code of which `thin` keeps a considerable part.
     cargo.env("CARGO_PROFILE_RELEASE_LTO", "fat");
     cargo.args([
         "--",
@@ -44,7 +43,7 @@ pub(crate) fn build(package: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The target directory of what is built for images.
+/// Returns the target directory of builds for images.
 pub(crate) fn target_dir() -> PathBuf {
     shell::target_dir().join("static")
 }

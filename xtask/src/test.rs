@@ -1,4 +1,4 @@
-//! `cargo xtask test` and `check`: everything that must hold, in the order that fails fastest.
+//! `cargo xtask test` and `check`: all checks and tests, in the order that fails fastest.
 
 mod durations;
 mod lane;
@@ -12,10 +12,10 @@ use crate::{fuzz, images, outside, proto, setup, shell, tidy, web};
 use lane::{Lane, Priority};
 use suite::Kind;
 
-/// How long each fuzz target runs, beside its corpus.
+/// Duration of each fuzz target's run, besides its corpus.
 const FUZZ_SECONDS: u32 = 5;
 
-/// All checks and tests; or the tests of the crate that is named first, for which the rest goes to `cargo test`.
+/// Runs all checks and tests, or those of the crate that the first argument names; the rest goes to `cargo test`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if let Some((name, rest)) = arguments.split_first() {
         return of_crate(name, rest);
@@ -37,8 +37,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let (labs, units): (Vec<_>, Vec<_>) = others
         .into_iter()
         .partition(|suite| suite.kind == Kind::Lab);
-    // Suites on clusters and in labs mostly wait: they run at once, and what computes runs beside them, at a lower
-    // priority. The lints come last, since cargo locks the directory that they share with the fuzz targets' build.
+    // Suites on clusters and in labs mostly wait, so they run in parallel with suites that compute, which have a lower
+    // priority. Lints come last, since cargo locks the target directory that they share with the fuzz targets' build.
     let mut fuzzing = Lane::suites("fuzz", Priority::Low, Vec::new())
         .command("build the fuzz targets", fuzz::build());
     for (name, command) in fuzz::runs(FUZZ_SECONDS)? {
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The tests of the crate `name`; `rest` goes to `cargo test`.
+/// Runs the tests of the crate `name`; `rest` goes to `cargo test`.
 fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     let name = name.trim_start_matches("ambit-");
     let package = format!("ambit-{name}");
@@ -82,7 +82,7 @@ fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     )
 }
 
-/// Formatting and lints.
+/// Checks formatting and lints.
 pub(crate) fn check() -> Result<()> {
     shell::run(
         "formatting",
@@ -91,7 +91,7 @@ pub(crate) fn check() -> Result<()> {
     shell::run("lints", &mut lints())
 }
 
-/// Checks that the programs compile as they are shipped: the tests' build has features of tests in it.
+/// Checks that the programs compile with their shipped features: builds for tests enable further ones.
 fn programs_alone() -> Command {
     shell::cargo(&["check", "--bins", "--quiet"])
 }

@@ -1,4 +1,5 @@
-//! Builds the bundle of `ambit dashboard` from `web/`. The result is checked in, so that building Ambit needs no Node.js.
+//! Builds the bundle of `ambit dashboard` from `web/`. The result is checked in, so that building Ambit needs no
+//! Node.js.
 
 use std::{
     collections::BTreeSet,
@@ -11,11 +12,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{setup, shell};
 
-/// Most bytes of the whole bundle: it is part of the command line.
+/// Maximum size of the bundle in bytes: it is embedded in the command-line program.
 const MAX_BUNDLE: u64 = 600 * 1024;
 
-/// Builds the bundle; with `check`, compares it with the one that is checked in, checks types, and runs the tests of what is
-/// pure.
+/// Builds the bundle; with `check`, compares it with the one that is checked in, checks types, and runs the unit tests.
 pub(crate) fn build(check: bool) -> Result<()> {
     setup::ensure(setup::Purpose::Web)?;
     install()?;
@@ -28,7 +28,7 @@ pub(crate) fn build(check: bool) -> Result<()> {
         let mut tests = node("test/unit.mjs");
         shell::run("tests of the dashboard's page", &mut tests)?;
     }
-    // Files that are no longer built would stay.
+    // Remove files that are no longer part of the bundle.
     remove(out)?;
     shell::run("the dashboard's bundle", node("build.mjs").arg(out))?;
     let names = names(out)?;
@@ -55,7 +55,7 @@ pub(crate) fn build(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Installs the packages of the lock file, unless they are there.
+/// Installs the packages of the lock file, unless they are already installed.
 pub(crate) fn install() -> Result<()> {
     let web = directory();
     let stamp = web.join("node_modules/.installed");
@@ -63,7 +63,7 @@ pub(crate) fn install() -> Result<()> {
     if fs::read(&stamp).is_ok_and(|installed| installed == lock) {
         return Ok(());
     }
-    // No package runs a program of its own here.
+    // Packages must not run install scripts.
     let mut npm = Command::new("npm");
     npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
         .current_dir(&web);

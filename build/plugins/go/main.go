@@ -1,5 +1,5 @@
-// A plugin of waypoints made with Go's own compiler and the SDK that others publish, for the system tests: its runtime
-// asks the system for time, random numbers and files before any of the plugin runs.
+// Command plugin is a WasmPlugin for the system tests, compiled with the Go compiler and the published proxy-wasm SDK.
+// Go's runtime requests time, random numbers and files from WASI before the plugin itself runs.
 package main
 
 import (
@@ -41,7 +41,7 @@ func (p *plugin) OnPluginStart(int) types.OnPluginStartStatus {
 	if err := proxywasm.SetTickPeriodMilliSeconds(20); err != nil {
 		return types.OnPluginStartStatusFailed
 	}
-	// There is no file system and no network to be had.
+	// The host provides no file system.
 	_, files := os.ReadFile("/etc/passwd")
 	if files == nil || os.WriteFile("/tmp/written-by-a-plugin", nil, 0o600) == nil {
 		return types.OnPluginStartStatusFailed
@@ -75,7 +75,7 @@ func (r *request) OnHttpRequestHeaders(int, bool) types.Action {
 		note("x-environment", os.Getenv("GREETING"))
 		note("x-ticks", fmt.Sprint(r.plugin.ticks))
 		began := time.Now()
-		// Goroutines, the collector and the timers of the runtime work inside one callback.
+		// Goroutines, the garbage collector and timers of Go's runtime work within one callback.
 		said := make(chan string)
 		go func() {
 			time.Sleep(2 * time.Millisecond)

@@ -1,4 +1,4 @@
-{{/* The agent's environment: the names are those of Istio's agent where there is one. */}}
+{{/* Environment of the agent. Variables that Istio's agent also has keep their names. */}}
 {{- define "ambit.agentDefaults" -}}
 AMBIENT_DNS_CAPTURE: {{ .Values.cni.ambient.dnsCapture | quote }}
 AMBIENT_ENABLEMENT_SELECTOR: {{ with .Values.cni.ambient.enablementSelectors }}{{ toJson . | quote }}{{ else }}""{{ end }}

@@ -6,7 +6,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
-{{/* The image called by the second item of a list, of the mesh of the first. */}}
+{{/* Image reference. The argument is a list: root context, name of the image. */}}
 {{- define "ambit.image" -}}
 {{- $root := index . 0 -}}
 {{ $root.Values.global.hub }}/{{ index . 1 }}:{{ $root.Values.global.tag | default $root.Chart.AppVersion }}
@@ -16,7 +16,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 https://istiod.{{ .Release.Namespace }}.svc:15012
 {{- end }}
 
-{{/* How waypoints are deployed, as JSON for the control plane; the rest it knows itself. */}}
+{{/* Deployment settings of waypoints, as JSON for the control plane, which has defaults for all others. */}}
 {{- define "ambit.waypoints" -}}
 {{- $global := .Values.global -}}
 {{- $images := dict "imagePullPolicy" $global.imagePullPolicy "imagePullSecrets" $global.imagePullSecrets -}}
@@ -30,7 +30,7 @@ https://istiod.{{ .Release.Namespace }}.svc:15012
 {{ merge $rest $ca $images $log $telemetry (omit $global.waypoint "servicePolicyScope" "caAddress") | toJson }}
 {{- end }}
 
-{{/* Variables of exports to an OpenTelemetry collector, each by its name. */}}
+{{/* Environment variables of the exports to an OpenTelemetry collector, as a map. */}}
 {{- define "ambit.openTelemetry" -}}
 {{- with .Values.global.openTelemetry -}}
 {{- if .endpoint }}
@@ -46,7 +46,7 @@ OTEL_LOGS_EXPORTER: none
 {{- end }}
 {{- end }}
 
-{{/* The variable with the headers of such exports, from their Secret. */}}
+{{/* Environment variable with the headers of the exports to an OpenTelemetry collector, from a Secret. */}}
 {{- define "ambit.openTelemetryHeaders" -}}
 {{- with .Values.global.openTelemetry -}}
 {{- if and .endpoint .headersSecret.name }}
@@ -56,7 +56,7 @@ OTEL_LOGS_EXPORTER: none
 {{- end }}
 {{- end }}
 
-{{/* Both, as a container's environment. */}}
+{{/* All OpenTelemetry variables, as entries of a container's env. */}}
 {{- define "ambit.openTelemetryEnv" -}}
 {{- range $name, $value := include "ambit.openTelemetry" . | fromYaml }}
 - name: {{ $name }}
@@ -65,19 +65,21 @@ OTEL_LOGS_EXPORTER: none
 {{- include "ambit.openTelemetryHeaders" . }}
 {{- end }}
 
-{{/* Kubernetes' minor version as a number; some platforms write "31+". */}}
+{{/* Minor version of Kubernetes as a number; some platforms report "31+". */}}
 {{- define "ambit.minor" -}}
 {{ .Capabilities.KubeVersion.Minor | trimSuffix "+" }}
 {{- end }}
 
-{{/* Annotations of what the Job that unenrols all pods needs: created before it, deleted when it has ended. */}}
+{{/* Hook annotations of the objects that the unenrolment Job needs: created before it, deleted when it has ended. */}}
 {{- define "ambit.releaseHook" -}}
 helm.sh/hook: pre-delete
 helm.sh/hook-weight: "-1"
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 
-{{/* Labels or annotations, each name once: those of the second item, a map of the user's, go before those of the first, YAML. */}}
+{{/*
+Merges labels or annotations. The argument is a list: defaults as YAML text, and the user's map, which takes precedence.
+*/}}
 {{- define "ambit.pairs" -}}
 {{- $user := index . 1 | default (dict) -}}
 {{- range $name, $value := index . 0 | fromYaml -}}
@@ -90,7 +92,10 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 {{- end }}
 
-{{/* The labels of pods that are selected by the label app; the third item is the path of the user's. */}}
+{{/*
+Merges pod labels like ambit.pairs, and rejects the key app, by which the mesh selects its pods. The third item of the
+argument is the path of the user's map in the values.
+*/}}
 {{- define "ambit.podLabels" -}}
 {{- if hasKey (index . 1 | default (dict)) "app" -}}
 {{- fail (printf "%s.app: the mesh selects its pods by this label, so it cannot be another: choose another key" (index . 2)) -}}
@@ -98,7 +103,9 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- include "ambit.pairs" . -}}
 {{- end }}
 
-{{/* Environment variables, each name once: those of the second item, a map of the user's, go before those of the first, YAML. */}}
+{{/*
+Merges environment variables. The argument is a list: defaults as YAML text, and the user's map, which takes precedence.
+*/}}
 {{- define "ambit.env" -}}
 {{- $user := index . 1 | default (dict) -}}
 {{- range index . 0 | fromYamlArray -}}

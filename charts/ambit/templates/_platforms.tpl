@@ -1,4 +1,4 @@
-{{/* What differs between platforms. A value that is set always wins. */}}
+{{/* Settings that depend on the platform. A value that the user sets takes precedence. */}}
 
 {{- define "ambit.cniBinDir" -}}
 {{- $platform := .Values.global.platform -}}
@@ -41,7 +41,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* "true" or nothing. */}}
+{{/* Whether to create a ResourceQuota: "true" or an empty string. */}}
 {{- define "ambit.resourceQuotas" -}}
 {{- $wanted := eq .Values.global.platform "gke" -}}
 {{- if kindIs "bool" .Values.cni.resourceQuotas.enabled -}}
@@ -50,7 +50,7 @@
 {{- if $wanted -}} true {{- end -}}
 {{- end }}
 
-{{/* A container's seLinuxOptions, given root context and the component's values. */}}
+{{/* seLinuxOptions of a container. The argument is a list: root context, values of the component. */}}
 {{- define "ambit.seLinuxOptions" -}}
 {{- $root := index . 0 -}}
 {{- $values := index . 1 -}}

@@ -1,4 +1,4 @@
-{{/* Labels, annotations and environment of the mesh's own pods, without those that values add or replace. */}}
+{{/* Labels, annotations and environment of Ambit's own pods, before the user's values are merged. */}}
 
 {{- define "ambit.agent.podLabels" -}}
 app: ambit-agent
@@ -20,7 +20,7 @@ ambit.io/config-checksum: {{ include "ambit.agentConfig" . | sha256sum }}
 
 {{- define "ambit.control.podLabels" -}}
 app: istiod
-# Istio's tools find the control plane by these.
+# Istio's tools find the control plane by the labels istio and istio.io/rev.
 istio: pilot
 istio.io/rev: {{ .Values.pilot.env.REVISION | default "default" }}
 istio.io/dataplane-mode: none
@@ -60,7 +60,7 @@ prometheus.io/path: /metrics
   value: {{ prepend .Values.pilot.trustedNodeAccounts (printf "%s/ztunnel" .Release.Namespace) | join "," | quote }}
 - name: MAX_WORKLOAD_CERT_TTL
   value: {{ .Values.pilot.maxWorkloadCertTTL | quote }}
-# Which pods the agents capture: node proxies get the certificates of no others.
+# Enablement rules of the agents: node proxies receive certificates only for pods that the agents capture.
 {{- with .Values.cni.ambient.enablementSelectors }}
 - name: AMBIENT_ENABLEMENT_SELECTOR
   value: {{ toJson . | quote }}
@@ -118,7 +118,7 @@ prometheus.io/path: /metrics
 {{- define "ambit.nodeProxy.podLabels" -}}
 app: ztunnel
 istio.io/dataplane-mode: none
-# It terminates HBONE to itself: mesh pods scrape its metrics through a tunnel.
+# The node proxy terminates HBONE to its own pod: mesh pods scrape its metrics through a tunnel.
 networking.istio.io/tunnel: http
 sidecar.istio.io/inject: "false"
 {{- include "ambit.labels" . | nindent 0 }}

@@ -1,4 +1,4 @@
-//! A peer's certificate: the identity it names.
+//! Certificate of a peer: parses the identity in it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

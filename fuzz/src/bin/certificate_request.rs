@@ -1,4 +1,4 @@
-//! A CSR, as anybody with a token may send it to the certificate authority.
+//! Certificate signing request, which anybody with a token may send to the certificate authority.
 #![no_main]
 
 use std::{

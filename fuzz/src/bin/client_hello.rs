@@ -1,10 +1,10 @@
-//! The first bytes of a TLS connection that is passed through.
+//! First bytes of a TLS passthrough connection: reads the ClientHello.
 #![no_main]
 
 use ambit_tls::{FirstMessage, HelloReader};
 use libfuzzer_sys::fuzz_target;
 
-/// In pieces of a length; errors are all one.
+/// Reads the data in pieces of `length` bytes. All errors are equal.
 fn read(data: &[u8], length: usize) -> Result<Option<FirstMessage>, ()> {
     let mut reader = HelloReader::default();
     for piece in data.chunks(length) {
@@ -21,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(*name, name.to_ascii_lowercase());
         assert!(!name.is_empty() && name.len() <= 255);
     }
-    // However it comes, a name is the same; what is refused late may be refused early.
+    // The size of pieces does not change the server name. It may change at which byte bad input is rejected.
     if let (Ok(Some(slow)), Ok(Some(fast))) = (&slowly, &read(data, 512)) {
         assert_eq!(slow, fast);
     }

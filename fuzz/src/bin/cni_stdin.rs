@@ -1,4 +1,4 @@
-//! What a container runtime gives the CNI plugin on standard input.
+//! Standard input of the CNI plugin, which the container runtime writes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

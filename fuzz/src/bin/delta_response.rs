@@ -1,4 +1,4 @@
-//! One resource of a delta xDS response, which is read in place.
+//! Resource of a delta xDS response, which is parsed without copying.
 #![no_main]
 
 use ambit_wire::decode::LeanResource;

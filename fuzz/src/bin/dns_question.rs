@@ -1,4 +1,4 @@
-//! A DNS question of a pod: whatever it is, its answer and its refusal can be read.
+//! DNS query of a pod: the answer or refusal of any query is a valid DNS message.
 #![no_main]
 
 use std::net::Ipv4Addr;
@@ -22,7 +22,7 @@ fuzz_target!(|data: &[u8]| {
     let Some(host) = question.host() else { return };
     let found = Found {
         host: "host".into(),
-        // As if the search list had added the last label.
+        // Simulates a search list that added the last label.
         alias: host.rsplit_once('.').map(|(alias, _)| alias.to_owned()),
         addresses: (0..200).map(|n| Ipv4Addr::from_bits(n).into()).collect(),
     };

@@ -1,4 +1,4 @@
-//! What a tunnelling peer puts into a CONNECT: authority, baggage, forwarded, traceparent, original peer.
+//! Values in a peer's CONNECT request: authority, and the headers baggage, forwarded, traceparent and original peer.
 #![no_main]
 
 use ambit_codec::{Authority, Baggage, Forwarded, OriginalPeer, TraceParent};

@@ -1,4 +1,4 @@
-//! A SPIFFE id, as certificates and policies carry it.
+//! SPIFFE id of a certificate or policy: parses and prints.
 #![no_main]
 
 use ambit_model::Identity;

@@ -1,4 +1,4 @@
-//! What is answered by those whom a waypoint asks and tells: authorizers, rate-limit services, collectors.
+//! Responses to a waypoint from ext_authz providers, rate-limit services and OpenTelemetry collectors.
 #![no_main]
 
 use ambit_wire::{ext_authz, rate_limit_service};

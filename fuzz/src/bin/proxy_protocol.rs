@@ -1,4 +1,4 @@
-//! A PROXY v2 header.
+//! Header of the PROXY protocol, version 2.
 #![no_main]
 
 use ambit_codec::ProxyHeader;

@@ -1,4 +1,4 @@
-//! The target of a request. The first byte chooses the normalization.
+//! Normalization of request targets. The first byte selects the normalization.
 #![no_main]
 
 use ambit_l7::{
@@ -37,7 +37,7 @@ fuzz_target!(|data: &[u8]| {
         target.split_once('?').map(|(_, query)| query)
     );
 
-    // What is forwarded is what was judged.
+    // The forwarded path is the one that policies evaluate.
     if let Ok(forwarded) = PathAndQuery::try_from(normal.as_str()) {
         assert_eq!(forwarded.path(), normal.path());
         assert_eq!(forwarded.query(), normal.query());
@@ -53,7 +53,7 @@ fuzz_target!(|data: &[u8]| {
             HttpPathMatch::Prefix("/admin".into()),
         ),
     ] {
-        // With normalization, what a policy admits is what a route of the same text takes.
+        // With normalization, a policy allows exactly the paths that a route with the same text matches.
         if mode != PathNormalization::None && allows(policy, path) {
             assert!(routes(route, path), "{path}");
         }

@@ -1,4 +1,4 @@
-//! Policies and requests: evaluation against the naive reading.
+//! Evaluation of random policies and requests, compared with a naive implementation.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Conditions in CEL and formats of access logs, as objects say them: read, and put to a request.
+//! CEL conditions and access log formats of Telemetry objects: parses them and applies them to a request.
 #![no_main]
 
 use std::time::{Duration, SystemTime};

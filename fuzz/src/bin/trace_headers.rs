@@ -1,4 +1,4 @@
-//! Trace contexts in headers of requests, in all their forms: what is passed on reads back.
+//! Trace contexts in all supported request headers: a propagated context parses to the same values.
 #![no_main]
 
 use ambit_observation::trace::{Incoming, SpanId, TraceId};

@@ -1,4 +1,4 @@
-//! What a plugin gives its host: lists of pairs, and calls of its functions with whatever pointers and lengths.
+//! Input of a plugin to the Wasm host: serialized pairs, and host calls with arbitrary pointers and lengths.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -17,7 +17,7 @@ impl Facts for NoFacts {
     }
 }
 
-/// Its memory begins with its configuration, the first bytes of which are what it calls and with what.
+/// Module of `wasm_host.wat`. The first bytes of its configuration select the host function and its arguments.
 static MODULE: LazyLock<(Engine, Module)> = LazyLock::new(|| {
     let engine = Engine::new().expect("an engine");
     let module = wat::parse_str(include_str!("wasm_host.wat")).expect("WAT");

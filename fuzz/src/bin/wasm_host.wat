@@ -1,4 +1,5 @@
-;; Calls the function that its configuration chooses, with the arguments that follow: eight numbers of four bytes.
+;; Calls the host function that the first byte of the configuration selects. The arguments follow it: eight numbers of
+;; four bytes each.
 (module
   (import "env" "proxy_get_buffer_bytes" (func $buffer (param i32 i32 i32 i32 i32) (result i32)))
   (import "env" "proxy_set_buffer_bytes" (func $set_buffer (param i32 i32 i32 i32 i32) (result i32)))
@@ -21,7 +22,7 @@
     (global.get $heap)
     (global.set $heap (i32.add (global.get $heap) (local.get $size))))
   (func (export "proxy_on_configure") (param i32 i32) (result i32)
-    ;; To 1024, as nothing was allocated before.
+    ;; The configuration is at address 1024, since nothing was allocated before.
     (drop (call $buffer (i32.const 7) (i32.const 0) (local.get 1) (i32.const 0) (i32.const 4)))
     (i32.const 1))
   (func $number (param $place i32) (result i32)

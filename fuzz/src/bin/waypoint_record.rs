@@ -1,5 +1,5 @@
-//! A record of a waypoint as the control plane sends it: what takes the place of one that is not understood has the name
-//! that it was sent under.
+//! Record that the control plane sends to a waypoint. The substitute of a record that is not understood has the name
+//! under which the record was sent.
 #![no_main]
 
 use ambit_model::{PolicyKey, WaypointRecordType};
@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
     let of = all[usize::from(*first) % all.len()];
     let named = PolicyKey::of_record("ns/name").to_string();
     match records::decode(of, RESOURCE, bytes) {
-        // Encoding and decoding again gives the same record.
+        // Encoding and decoding returns the same record.
         Ok(read) => {
             let written = records::encode(&read);
             let name = format!("shop/way/{}", read.name());

@@ -1,4 +1,4 @@
-//! A workload, service or policy as the control plane sends it.
+//! Workload, service or policy that the control plane sends to a node proxy.
 #![no_main]
 
 use ambit_wire::decode::{self, AddressRecord};
@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     drop(AddressRecord::decode(data));
     AddressRecord::unknown_fields(data);
-    // A policy that is not understood always has a substitute, under its own name.
+    // A policy that is not understood always has a substitute with the same name.
     if let Err(refused) = decode::policy("ns/name", data) {
         let substitute = refused.substitute.expect("a substitute").record;
         assert!(substitute.not_understood.is_some());

@@ -1,4 +1,4 @@
-//! Tokens, key sets, and requests with tokens in every place: whatever comes, nothing panics, and nothing is believed
+//! JSON web tokens, key sets, and requests with tokens from every source: no input panics, and no token is accepted
 //! that no key has signed.
 #![no_main]
 
@@ -57,7 +57,7 @@ fn request(text: &[u8]) {
         query: std::str::from_utf8(text).ok(),
     };
     if let Ok(proved) = all.authenticate(&[], parts, SystemTime::UNIX_EPOCH) {
-        // The key's private half is nobody's.
+        // Nobody has the private key, so no token can be valid.
         assert!(proved.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! A ZDS record, read by either side.
+//! ZDS record, which the agent or the node proxy parses.
 #![no_main]
 
 use ambit_wire::zds_codec;

@@ -1,5 +1,5 @@
-//! Which fields the records of the control plane have, as Rust: what `ambit-wire` needs to notice fields
-//! that it does not know, which prost skips without a word.
+//! Renders the field numbers of the control plane's records as Rust. With them `ambit-wire` detects unknown fields,
+//! which prost skips silently.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context, Result};
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
 
-/// Records of Istio's whose fields are looked at, with all messages in them.
+/// Istio's records that are checked for unknown fields, with all messages in them.
 const ROOTS: [&str; 2] = ["istio.workload.Address", "istio.security.Authorization"];
 
-/// Beginning of the names of our own records: each is looked at.
+/// Name prefix of Ambit's own records, which are all checked for unknown fields.
 const OWN_ROOTS: &str = "ambit.v1.Waypoint";
 
 pub(super) fn render(set: &FileDescriptorSet) -> Result<String> {
@@ -56,7 +56,7 @@ pub(super) fn render(set: &FileDescriptorSet) -> Result<String> {
     Ok(text)
 }
 
-/// `istio.workload.Address` as the name of a static.
+/// Converts a name such as `istio.workload.Address` to the name of a static.
 fn constant(name: &str) -> String {
     name.replace('.', "_").to_uppercase()
 }

@@ -1,8 +1,8 @@
-//! Where the time of a test run went: the slowest tests and suites.
+//! Report of the slowest tests and suites of a test run.
 
 use std::time::Duration;
 
-/// Rows of each table.
+/// Maximum number of rows of each table.
 const MAX_ROWS: usize = 20;
 
 /// Durations of the tests and suites of a run.

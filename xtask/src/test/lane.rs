@@ -1,4 +1,4 @@
-//! Lanes: suites and commands that run in order, one or a few at once, beside those of other lanes.
+//! Lanes: queues of suites and commands. A lane runs its steps in order, one or a few at once; lanes run in parallel.
 
 use std::{
     collections::VecDeque,
@@ -14,16 +14,16 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::{durations::Durations, suite::Suite};
 use crate::shell;
 
-/// Suites and commands that are started in order.
+/// Queue of suites and commands that are started in order.
 pub(super) struct Lane {
     name: &'static str,
     priority: Priority,
-    /// How many steps run at once.
+    /// Maximum number of steps that run at once.
     at_once: usize,
     steps: VecDeque<Step>,
 }
 
-/// How much of the processors a lane gets while others want them.
+/// Scheduling priority of a lane's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Priority {
     Normal,
@@ -37,7 +37,7 @@ struct Step {
 }
 
 impl Lane {
-    /// Lane that runs these suites.
+    /// Builds a lane that runs these suites.
     pub(super) fn suites(name: &'static str, priority: Priority, suites: Vec<Suite>) -> Self {
         let step = |suite: Suite| Step {
             command: suite.command(),
@@ -52,7 +52,7 @@ impl Lane {
         }
     }
 
-    /// The lane with so many steps at once.
+    /// Sets the maximum number of steps that run at once.
     pub(super) fn at_once(mut self, steps: usize) -> Self {
         self.at_once = steps;
         self
@@ -69,12 +69,12 @@ impl Lane {
     }
 }
 
-/// Runs the lanes side by side to their ends, each step when one before it in its lane has ended. Steps that run at once
-/// have different values of `AMBIT_TEST_PLACE`, counted from 0. A step's output is printed when it ends, in one piece; at the end,
-/// the slowest suites and tests.
+/// Runs the lanes in parallel; in each, a step starts when an earlier one ends. Steps that run at once have different
+/// values of `AMBIT_TEST_PLACE`, counted from 0. The output of a step is printed in one piece when it ends; at the end
+/// the slowest suites and tests are printed.
 ///
 /// # Errors
-/// Names every step that failed; the steps after it run all the same.
+/// The error names every failed step; a failed step does not stop later ones.
 pub(super) fn run(lanes: Vec<Lane>) -> Result<()> {
     let durations = Mutex::new(Durations::default());
     let failed = Mutex::new(Vec::new());
@@ -140,14 +140,14 @@ fn run_step(step: Step, priority: Priority, durations: &Mutex<Durations>) -> Res
     Ok(())
 }
 
-/// Prints a suite's results whole, since CI reads them, and of other commands what failed.
+/// Prints all results of a suite, which CI parses, and the output of other commands only if they failed.
 fn print(name: &str, elapsed: Duration, output: &Output, is_suite: bool) {
     let mut text = format!("==> {name}: {:.1} s\n", elapsed.as_secs_f64()).into_bytes();
     if is_suite || !output.status.success() {
         text.extend_from_slice(&output.stdout);
         text.extend_from_slice(&output.stderr);
     }
-    // One call under the lock of standard output: lines of lanes do not mix.
+    // One call under the lock of standard output, so that lines of different lanes do not mix.
     if let Err(error) = io::stdout().lock().write_all(&text) {
         eprintln!("cannot print the results of {name}: {error}");
     }
@@ -173,7 +173,7 @@ mod tests {
     fn a_lane_runs_as_many_steps_at_once_as_it_has_places() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name).display().to_string();
-        // Each waits for the other's file.
+        // Each step waits for a file of the other, so that they only succeed in parallel.
         let meet = |own: &str, other: &str| {
             shell_step(&format!(
                 "touch {}; for _ in $(seq 1000); do test -e {} && exit; sleep 0.01; done; exit 1",

@@ -1,4 +1,4 @@
-//! The test programs of the workspace: building them, and what each needs of the machine.
+//! Builds the test programs of the workspace, and classifies them by the resource that limits them.
 
 use std::{
     io::{BufRead, BufReader},
@@ -15,7 +15,7 @@ use crate::{setup, shell};
 /// A test program that cargo has built.
 #[derive(Debug)]
 pub(super) struct Suite {
-    /// Crate and target, `system-tests::attacks` for instance.
+    /// Crate and target, for instance `system-tests::attacks`.
     pub(super) name: String,
     pub(super) kind: Kind,
     program: PathBuf,
@@ -23,19 +23,19 @@ pub(super) struct Suite {
     directory: PathBuf,
 }
 
-/// Resource that a suite spends its time with.
+/// Resource that dominates the duration of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Waits for a real Kubernetes.
+    /// A real Kubernetes cluster, for which the suite mostly waits.
     Cluster,
-    /// Waits for namespaces, links and programs of other crates.
+    /// Network namespaces, links and programs of other crates, for which the suite mostly waits.
     Lab,
-    /// Suites that compute.
+    /// The processor: the suite mostly computes.
     Unit,
 }
 
 impl Kind {
-    /// Kind of the suites of a crate, named without `ambit-`.
+    /// Returns the kind of the suites of a crate, named without `ambit-`.
     fn of(package: &str) -> Self {
         let tests = setup::Tests::of(package);
         match package {
@@ -46,7 +46,7 @@ impl Kind {
     }
 }
 
-/// A line of `cargo --message-format=json`, as far as it is read here.
+/// The fields of a line of `cargo --message-format=json` that are read here.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -68,11 +68,11 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the programs and the test programs of all crates, in one go: of two builds each would want the libraries with
-/// other features, and so build most of them again.
+/// Builds the programs and the test programs of all crates in one invocation of cargo: two would unify features
+/// differently and build most libraries twice.
 ///
 /// # Errors
-/// If they do not compile, or cargo names no test.
+/// Fails if the programs do not compile, or cargo reports no test program.
 pub(super) fn build() -> Result<Vec<Suite>> {
     eprintln!("==> build the programs and the tests");
     let start = Instant::now();
@@ -131,7 +131,7 @@ impl Suite {
     /// Command that runs all tests of the suite and reports the duration of each.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        // Durations of tests are an option of libtest that stable toolchains hide.
+        // `--report-time` is an unstable option of libtest.
         command
             .args(["-Zunstable-options", "--report-time"])
             .env("RUSTC_BOOTSTRAP", "1")

@@ -7,8 +7,8 @@ use super::{
     workspace::Package,
 };
 
-/// Crates that name protobuf messages beside `wire`, whose code they are: the ends of gRPC streams, which hand messages
-/// over as they are sent.
+/// Crates that may name protobuf messages, besides `wire`, which contains them: the ends of gRPC streams, which pass
+/// messages on unchanged.
 const MESSAGES: &[(&str, &str)] = &[
     ("ambit-wire", "they are its own"),
     ("ambit-xds", "the client's end of delta xDS"),
@@ -21,7 +21,7 @@ const MESSAGES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Modules of `wire` that are generated: its public names for them, and the crates that define messages.
+/// Public names of the generated modules of `wire`, and crates that define protobuf messages.
 const GENERATED: &[&str] = &[
     "ambit",
     "discovery",
@@ -32,7 +32,7 @@ const GENERATED: &[&str] = &[
 ];
 const PROTOBUF: &[&str] = &["prost", "prost_types", "tonic_prost"];
 
-/// Crates that speak netlink.
+/// Crates that may use netlink.
 const NETLINK: &[(&str, &str)] = &[
     ("ambit-sys", "the kernel's side of everything"),
     (
@@ -41,11 +41,11 @@ const NETLINK: &[(&str, &str)] = &[
     ),
 ];
 
-/// Crates that start tasks of tokio: a task is named, counted, and ends the program if it must not fail.
+/// Crates that may spawn tokio tasks. `rt` names and counts tasks, and ends the program if a vital one fails.
 const TASKS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
 
 pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
-    // Nothing of it is shipped.
+    // Code of development crates is not shipped.
     if layers::folder(package).is_none_or(|folder| folder == DEVELOPMENT) {
         return Vec::new();
     }

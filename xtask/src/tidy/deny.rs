@@ -10,7 +10,7 @@ use spdx::{Expression, ParseMode};
 use super::workspace::{Package, Workspace};
 use crate::shell;
 
-/// As much of the format as is read here.
+/// The part of cargo-deny's format that is read here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Deny {
@@ -22,7 +22,7 @@ struct Deny {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Licenses {
-    /// SPDX names that may be used with everything.
+    /// SPDX names of the licences that every package may have.
     allow: Vec<String>,
 }
 
@@ -84,7 +84,7 @@ fn judge(deny: &Deny, workspace: &Workspace) -> Vec<String> {
     broken
 }
 
-/// Problem of a package's licence.
+/// Returns the problem of a package's licence, if any.
 fn licence(deny: &Deny, package: &Package) -> Option<String> {
     let Some(text) = &package.licence else {
         return Some("its manifest names no licence".to_owned());
@@ -100,7 +100,7 @@ fn licence(deny: &Deny, package: &Package) -> Option<String> {
     (!allowed).then(|| format!("deny.toml does not allow its licence {text:?}"))
 }
 
-/// `cargo metadata` also lists crates of optional features, so `cargo tree` is used.
+/// Lists packages by `cargo tree`, since `cargo metadata` includes crates of disabled features.
 fn is_built(banned: &Banned) -> Result<Option<String>> {
     let args = [
         "tree",

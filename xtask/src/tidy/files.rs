@@ -1,4 +1,4 @@
-//! What holds for each file by itself: size, header, names, and words that are not left behind.
+//! Rules for single files: size, header, names, and forbidden words.
 
 use super::source::Source;
 

@@ -1,4 +1,4 @@
-//! `build/Dockerfile`: what is shipped is built of what the lock file names, on bases that a digest names.
+//! Rules for `build/Dockerfile`: builds use the lock file, and base images are pinned by digest.
 
 use std::{collections::BTreeSet, fs};
 
@@ -16,7 +16,7 @@ pub(super) fn broken() -> Result<Vec<String>> {
 }
 
 fn judge(text: &str) -> Vec<String> {
-    // Lines that end with a backslash go on.
+    // A line that ends with a backslash continues on the next one.
     let text = text.replace("\\\n", " ");
     let lines = text.lines().map(str::trim);
     let mut stages = BTreeSet::from(["scratch"]);
@@ -47,7 +47,7 @@ fn judge(text: &str) -> Vec<String> {
     broken
 }
 
-/// Whether an image is named by a digest, or by an argument that is one and has no default.
+/// Whether an image is pinned by a digest, or by an argument for a digest without a default.
 fn is_pinned(base: &str) -> bool {
     base.split_once('@').is_some_and(|(_, digest)| {
         digest.starts_with("sha256:") || (digest.starts_with("${") && digest.ends_with("_DIGEST}"))

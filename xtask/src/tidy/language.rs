@@ -1,5 +1,5 @@
-//! The language of names and doc comments, as far as a program can judge it: a doc comment names its subject, a test is
-//! one claim, and names are the field's words.
+//! Rules for the language of names and doc comments that a program can check: a doc comment names its subject, a test
+//! is one claim, and names are the field's words.
 
 use super::source::Source;
 
@@ -7,16 +7,16 @@ use super::source::Source;
 const PRONOUNS: &[&str] = &[
     "It", "That", "These", "They", "This", "Those", "What", "Whatever", "Who", "Whoever", "See",
 ];
-/// Fewest words of a doc comment.
+/// Minimum number of words of a doc comment.
 const MIN_WORDS: usize = 3;
-/// Longest name of a test, in characters.
+/// Maximum length of a test's name, in characters.
 const MAX_TEST_NAME: usize = 70;
-/// Words in names of files, items and tests for which the field has one of its own.
+/// Words that names of files, items and tests must not contain, since the field has another term.
 const PRIVATE_WORDS: &[&str] = &[
     "asked", "led", "leads", "leftover", "said", "says", "stood", "tellable", "telling", "told",
     "ways", "whoever",
 ];
-/// Beginnings of declarations with a name.
+/// Keywords that begin a declaration with a name.
 const DECLARATIONS: &[&str] = &[
     "fn ", "struct ", "enum ", "trait ", "mod ", "const ", "static ", "type ",
 ];
@@ -65,7 +65,7 @@ fn find(source: &Source, findings: &mut Vec<String>) {
     }
 }
 
-/// Why a doc comment cannot be understood alone.
+/// Returns the reason why a doc comment cannot be understood alone, if there is one.
 fn unclear(doc: &str) -> Option<String> {
     let words: Vec<&str> = doc.split_whitespace().collect();
     let first = words.first()?;
@@ -77,7 +77,7 @@ fn unclear(doc: &str) -> Option<String> {
         .then(|| format!("begins with {first:?} and not with its subject"))
 }
 
-/// The name that a line declares.
+/// Returns the name that a line declares.
 fn declared(line: &str) -> Option<&str> {
     if line.starts_with("//") {
         return None;

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::workspace::{Package, Workspace};
 use crate::shell;
 
-/// The folders of `crates/`, lowest first: a crate uses those of lower folders and its own.
+/// Folders of `crates/`, lowest first: a crate may depend on crates of lower folders and of its own.
 const FOLDERS: &[&str] = &[
     "protocol",
     "runtime",
@@ -17,13 +17,13 @@ const FOLDERS: &[&str] = &[
     DEVELOPMENT,
 ];
 
-/// Its crates never use each other.
+/// Folder of the programs, whose crates must not depend on each other.
 const PROGRAMS: &str = "programs";
 
-/// Nothing shipped uses its crates; each may use all.
+/// Folder of development crates, which may depend on all crates; no shipped crate depends on them.
 pub(super) const DEVELOPMENT: &str = "development";
 
-/// Packages outside of the layers: they may use any crate, and no crate uses them.
+/// Packages outside of the layers: they may depend on any crate, and no crate depends on them.
 const OUTSIDE: [&str; 2] = ["ambit-fuzz", "xtask"];
 
 pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
@@ -54,7 +54,7 @@ pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
     broken
 }
 
-/// The folder of a crate below `crates/`; none for this program.
+/// Returns the folder of a crate below `crates/`; `None` for this program.
 pub(super) fn folder(package: &Package) -> Option<&'static str> {
     Some(rank(package)?.1)
 }

@@ -1,7 +1,7 @@
-//! The modules of one crate: every file is one, and none goes in a circle.
+//! Rules for the modules of one crate: every file is a module, and there are no import cycles.
 //!
-//! A circle is looked for among siblings, each with all that is below it: `a` names something of `b`, and
-//! `b/c` something of `a`. What a module and its own parent know of each other is no circle.
+//! Cycles are detected among siblings, each with all modules below it: `a` imports from `b`, and `b/c` from `a`.
+//! Imports between a module and its own parent are not a cycle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,8 @@ use super::{
     workspace::Package,
 };
 
-/// How many modules of a crate go in circles at most. It may only shrink: a crate that has fewer gets the
-/// smaller number, one that has none goes off the list.
+/// Number of modules in import cycles that each crate still has. Numbers may only shrink: a crate without cycles is
+/// removed from the list.
 const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
     ("ambit-authz", 4),
@@ -61,11 +61,11 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
 struct Module<'a> {
     source: &'a Source,
     path: Path,
-    /// The modules that it declares as files.
+    /// Submodules that are declared as files.
     children: BTreeMap<String, bool>,
 }
 
-/// The files of `src` as modules. Programs of `src/bin` and `src/main.rs` beside a library only wire.
+/// Returns the files of `src` as modules, without `src/bin` and, beside a library, `src/main.rs`, which only wire.
 fn modules(sources: &[Source]) -> Vec<Module<'_>> {
     let mut modules = Vec::new();
     for source in sources.iter().filter(|source| !source.generated) {
@@ -92,7 +92,7 @@ fn modules(sources: &[Source]) -> Vec<Module<'_>> {
     modules
 }
 
-/// Modules that are files, and whether they are for tests only.
+/// Returns the submodules that are files, and whether each is for tests only.
 fn declared(items: &[Item], in_tests: bool, children: &mut BTreeMap<String, bool>) {
     for item in items {
         if let Item::Mod(item) = item {
@@ -105,14 +105,14 @@ fn declared(items: &[Item], in_tests: bool, children: &mut BTreeMap<String, bool
     }
 }
 
-/// Files that no `mod` brings in: they are neither built nor tested.
+/// Returns the files that no `mod` declares: they are neither built nor tested.
 fn orphans(modules: &[Module<'_>], sources: &[Source]) -> Vec<String> {
     let is_declared = |module: &Module<'_>| {
         let Some((name, parent)) = module.path.split_last() else {
             return true;
         };
         let named = sources.iter().any(|source| {
-            // `#[path = "…"]` and `include!`.
+            // Files that `#[path = "…"]` or `include!` names.
             source.text.contains(&format!("{name}.rs\""))
         });
         let mut parents = modules.iter().filter(|other| other.path == parent);
@@ -124,7 +124,7 @@ fn orphans(modules: &[Module<'_>], sources: &[Source]) -> Vec<String> {
         .collect()
 }
 
-/// Sets of siblings that reach each other, however indirectly.
+/// Returns sets of siblings that import each other, directly or indirectly.
 fn circles(modules: &[Module<'_>]) -> Vec<BTreeSet<Path>> {
     let tests: Vec<Path> = modules
         .iter()
@@ -151,7 +151,7 @@ fn circles(modules: &[Module<'_>]) -> Vec<BTreeSet<Path>> {
     strongly_connected(&edges)
 }
 
-/// The module that a path names.
+/// Returns the module that a path names.
 fn target(module: &Module<'_>, path: &Named, modules: &[Module<'_>]) -> Option<Path> {
     let mut segments = path.segments.iter().peekable();
     let mut base = module.path.clone();
@@ -183,7 +183,7 @@ fn target(module: &Module<'_>, path: &Named, modules: &[Module<'_>]) -> Option<P
     Some(base)
 }
 
-/// The ancestors of two modules that have the same parent; none if one is above the other.
+/// Returns the ancestors of two modules that are siblings; `None` if one module contains the other.
 fn siblings(from: &[String], to: &[String]) -> Option<(Path, Path)> {
     let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
     let (from, to) = (from.get(..=common)?, to.get(..=common)?);

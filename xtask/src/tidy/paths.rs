@@ -1,4 +1,4 @@
-//! The paths that code names: in `use`, in types and expressions, in attributes and in what macros get.
+//! Collects the paths in code: in `use`, types and expressions, attributes, and arguments of macros.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::{
@@ -8,24 +8,24 @@ use syn::{
 
 use super::source::{attributes, is_for_tests};
 
-/// A path that is named somewhere in a file.
+/// A path that occurs in a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Named {
     pub(super) segments: Vec<String>,
-    /// Depth of its module within the file.
+    /// Depth of the enclosing module within the file.
     pub(super) inline: usize,
 }
 
-/// Kind of code that is looked at.
+/// Code that is searched for paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// All of it.
+    /// All code of a file.
     All,
-    /// Without what is there for tests only.
+    /// Code that is not for tests only.
     Shipped,
 }
 
-/// The paths of more than one part, and whatever `use` names.
+/// Returns all paths with more than one segment, and all paths in `use`.
 pub(super) fn named(file: &File, code: Code) -> Vec<Named> {
     let mut paths = Paths {
         code,
@@ -69,7 +69,7 @@ impl Paths {
         }
     }
 
-    /// Of tokens that no syntax is known of.
+    /// Collects paths from tokens of unknown syntax.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;
@@ -111,7 +111,7 @@ impl Paths {
         end(&mut path, self);
     }
 
-    /// `#[serde(with = "a::b")]`, and captures in format strings.
+    /// Collects paths from string literals: `#[serde(with = "a::b")]`, and captures in format strings.
     fn add_text(&mut self, literal: &str) {
         if let Ok(Lit::Str(text)) = syn::parse_str(literal)
             && let Ok(path) = syn::parse_str::<syn::Path>(&text.value())
@@ -156,7 +156,7 @@ impl<'ast> Visit<'ast> for Paths {
         self.visit_path(attribute.path());
         match &attribute.meta {
             syn::Meta::List(list) => self.add_tokens(list.tokens.clone()),
-            // Of documentation, links are no use.
+            // Links in documentation are not uses of a path.
             syn::Meta::NameValue(_) | syn::Meta::Path(_) => {}
         }
     }

@@ -1,5 +1,5 @@
-//! Files that ARCHITECTURE.md names: each exists; and its recipes name every file that they need, which an example that
-//! was made by each of them shows.
+//! Rules for the files that ARCHITECTURE.md names: each must exist, and a recipe must name exactly the files of an
+//! example that was made by it.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -7,16 +7,16 @@ use anyhow::{Context, Result};
 
 use crate::shell;
 
-/// Endings of names that are files.
+/// Extensions by which names are recognised as files.
 const ENDINGS: [&str; 5] = [".rs", ".proto", ".yaml", ".md", ".toml"];
 
-/// Recipe of ARCHITECTURE.md, and what was made by it.
+/// Recipe of ARCHITECTURE.md, and an example that was made by it.
 struct Recipe {
     /// Heading of the section.
     title: &'static str,
-    /// Text for `NAME` in paths of the section.
+    /// Replacement for `NAME` in paths of the section.
     name: &'static str,
-    /// Texts that only files of the example have.
+    /// Texts that occur only in files of the example.
     marks: &'static [&'static str],
 }
 
@@ -38,7 +38,7 @@ const RECIPES: &[Recipe] = &[
     },
 ];
 
-/// Fails to read a file, or gives every broken rule.
+/// Returns every violation. A file that cannot be read is an error.
 pub(super) fn broken() -> Result<Vec<String>> {
     let root = shell::root();
     let mut files = Vec::new();
@@ -56,7 +56,7 @@ pub(super) fn broken() -> Result<Vec<String>> {
     Ok(broken)
 }
 
-/// Paths of all files below a directory, from the root.
+/// Returns the paths of all files below a directory, relative to the root.
 fn list(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
     let entries = fs::read_dir(directory);
     for entry in entries.with_context(|| format!("cannot list {}", directory.display()))? {
@@ -72,7 +72,7 @@ fn list(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Paths in backticks: with a folder, and an ending of files.
+/// Returns the paths in backticks that have a folder and an extension of files.
 fn paths(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|one| {
@@ -86,7 +86,7 @@ fn is_at(file: &str, path: &str) -> bool {
     before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 
-/// Paths without a file.
+/// Returns the paths of files that do not exist.
 fn missing(text: &str, files: &[String]) -> Vec<String> {
     let named = paths(text).filter(|path| !path.contains("NAME"));
     let gone = named.filter(|path| !files.iter().any(|file| is_at(file, path)));
@@ -94,7 +94,7 @@ fn missing(text: &str, files: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Files of a recipe's example that the recipe does not name, and the other way round.
+/// Returns differences between the files of a recipe's example and those that the recipe names.
 fn forgotten(
     recipe: &Recipe,
     text: &str,
@@ -115,7 +115,7 @@ fn forgotten(
         recipe.marks.iter().any(|mark| text.contains(mark))
     };
     let is_named = |file: &String| {
-        // A file goes with the folder of its own modules.
+        // The name of a file includes the folder of its submodules.
         named.iter().any(|path| {
             let folder = path.strip_suffix(".rs").unwrap_or(path);
             is_at(file, path) || format!("/{file}").contains(&format!("/{folder}/"))
@@ -144,7 +144,7 @@ fn forgotten(
     broken
 }
 
-/// Whether a file is code or a contract of what is shipped, and not generated from another.
+/// Whether a file is shipped code or a contract, and is not generated.
 fn is_shipped(file: &str) -> bool {
     let is_code = [".rs", ".proto", ".yaml"]
         .iter()

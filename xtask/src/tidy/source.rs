@@ -1,4 +1,4 @@
-//! The Rust files of a package: text, and which of it is code of tests.
+//! Rust files of a package: their text, and which parts are test code.
 
 use std::{
     fs,
@@ -11,19 +11,19 @@ use syn::{Attribute, Item};
 use super::workspace::Package;
 use crate::shell;
 
-/// A Rust file.
+/// A Rust file of a package.
 pub(super) struct Source {
-    /// Below the workspace's root.
+    /// Path relative to the workspace's root.
     pub(super) path: PathBuf,
-    /// Below the package's `src`; none outside it.
+    /// Path relative to the package's `src`; `None` outside of it.
     pub(super) in_src: Option<PathBuf>,
-    /// Written by `cargo xtask gen`.
+    /// Whether `cargo xtask gen` writes the file.
     pub(super) generated: bool,
     pub(super) text: String,
     pub(super) syntax: syn::File,
 }
 
-/// Every Rust file of a package.
+/// Reads every Rust file of a package.
 pub(super) fn of(package: &Package) -> Result<Vec<Source>> {
     let mut paths = Vec::new();
     walk(&package.dir, &mut paths)?;
@@ -53,13 +53,13 @@ impl Source {
         })
     }
 
-    /// The last part of its path.
+    /// Returns the file name.
     pub(super) fn name(&self) -> &str {
         let name = self.path.file_name().and_then(|name| name.to_str());
         name.unwrap_or_default()
     }
 
-    /// Whether all of it is code of tests, by its path.
+    /// Whether the whole file is test code, by its path.
     pub(super) fn is_test(&self) -> bool {
         let Some(in_src) = &self.in_src else {
             return true;
@@ -69,7 +69,7 @@ impl Source {
     }
 }
 
-/// Whether an item is there for tests only.
+/// Whether an item is for tests only.
 pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let path = attribute.path();
@@ -84,7 +84,7 @@ pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The attributes of an item.
+/// Returns the attributes of an item.
 pub(super) fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -119,7 +119,7 @@ fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// A file of made-up text, for tests of rules.
+/// Builds a file from a text, for tests of rules.
 #[cfg(test)]
 pub(super) fn made_up(in_src: &str, text: &str) -> Source {
     let path = Path::new("crates/x/y/src").join(in_src);

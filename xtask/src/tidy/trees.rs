@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::workspace::{Package, Workspace};
 
-/// Crates that do IO, which a pure crate never holds.
+/// Crates that do IO, which the dependency tree of a pure crate must not contain.
 const IO: &[&str] = &["tokio", "prost", "rustix", "socket2"];
 
 pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
@@ -24,12 +24,12 @@ pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
     broken
 }
 
-/// The names of a package and of everything that it is built with.
+/// Returns the names of a package and of all its dependencies.
 fn tree<'a>(workspace: &'a Workspace, root: &'a Package) -> BTreeSet<&'a str> {
     let mut seen = BTreeSet::new();
     let mut open = vec![root];
     while let Some(package) = open.pop() {
-        // Two versions of one package may be built with different things.
+        // Two versions of one package may have different dependencies.
         if seen.insert((package.name.as_str(), package.version.as_str())) {
             open.extend(workspace.named(&package.normal));
         }

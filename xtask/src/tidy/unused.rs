@@ -1,4 +1,4 @@
-//! Dependencies that a manifest declares and no code names.
+//! Finds dependencies that a manifest declares and no code uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,7 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
     broken
 }
 
-/// Dependencies of the workspace's manifest that no member takes.
+/// Returns dependencies of the workspace's manifest that no member uses.
 pub(super) fn of_workspace(manifest: &str, workspace: &Workspace) -> Result<Vec<String>> {
     let manifest: Manifest = toml::from_str(manifest)?;
     let taken: BTreeSet<_> = workspace
@@ -70,7 +70,7 @@ struct Tables {
     dependencies: BTreeMap<String, toml::Value>,
 }
 
-/// The first parts of all paths.
+/// Returns the first segments of all paths.
 fn roots<'a>(sources: impl Iterator<Item = &'a Source>, code: Code) -> BTreeSet<String> {
     let paths = sources.flat_map(|source| named(&source.syntax, code));
     paths

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::shell;
 
-/// Everything that is built, by package id.
+/// All packages that are built, by package id.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
     pub(super) packages: BTreeMap<String, Package>,
@@ -18,15 +18,15 @@ pub(super) struct Workspace {
 pub(super) struct Package {
     pub(super) name: String,
     pub(super) version: String,
-    /// Where its manifest is, below the workspace's root if it is ours.
+    /// Path of the manifest, relative to the workspace's root for members.
     pub(super) dir: PathBuf,
-    /// As an SPDX expression.
+    /// Licence as an SPDX expression.
     pub(super) licence: Option<String>,
-    /// The registry or repository that it comes from; none if it is ours.
+    /// Registry or repository of the package; `None` for members.
     pub(super) source: Option<String>,
-    /// Dependencies that its manifest declares.
+    /// Dependencies that the manifest declares.
     pub(super) declared: Vec<Declared>,
-    /// Ids of what it is built with, without what only its tests and build scripts use.
+    /// Ids of the package's dependencies, without those of its tests and build scripts.
     pub(super) normal: Vec<String>,
     pub(super) rules: Rules,
 }
@@ -35,9 +35,9 @@ pub(super) struct Package {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(super) struct Declared {
     pub(super) name: String,
-    /// None, `dev` or `build`.
+    /// Kind of the dependency: `None`, `dev` or `build`.
     pub(super) kind: Option<String>,
-    /// Name that code calls it by; none if it is not built.
+    /// Name of the crate in code; `None` if it is not built.
     #[serde(skip)]
     pub(super) called: Option<String>,
 }
@@ -46,26 +46,26 @@ pub(super) struct Declared {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Rules {
-    /// Whether it does no IO.
+    /// Whether the crate is pure: it does no IO.
     pub(super) pure: bool,
-    /// Packages that its tree of dependencies never holds, with reasons.
+    /// Packages that the dependency tree must not contain, with reasons.
     pub(super) never: BTreeMap<String, String>,
 }
 
 impl Package {
-    /// Whether it is a member of the workspace.
+    /// Whether the package is a member of the workspace.
     pub(super) fn is_ours(&self) -> bool {
         self.source.is_none()
     }
 }
 
 impl Workspace {
-    /// Packages that are members of the workspace.
+    /// Returns the members of the workspace.
     pub(super) fn ours(&self) -> impl Iterator<Item = &Package> {
         self.packages.values().filter(|package| package.is_ours())
     }
 
-    /// The packages with these ids.
+    /// Returns the packages with these ids.
     pub(super) fn named<'a>(&'a self, ids: &'a [String]) -> impl Iterator<Item = &'a Package> {
         ids.iter().filter_map(|id| self.packages.get(id))
     }
@@ -108,7 +108,7 @@ struct Node {
 
 #[derive(Deserialize)]
 struct Edge {
-    /// Name that code calls it by.
+    /// Name of the library in code.
     name: String,
     pkg: String,
     dep_kinds: Vec<EdgeKind>,
@@ -119,7 +119,7 @@ struct EdgeKind {
     kind: Option<String>,
 }
 
-/// Asks cargo, for Linux on x86-64.
+/// Reads `cargo metadata` for Linux on x86-64.
 pub(super) fn read() -> Result<Workspace> {
     let target = "--filter-platform=x86_64-unknown-linux-gnu";
     let output = shell::cargo(&["metadata", "--format-version", "1", target]).output()?;
@@ -177,7 +177,7 @@ pub(super) fn read() -> Result<Workspace> {
 
 #[cfg(test)]
 impl Workspace {
-    /// Of packages whose ids are their names.
+    /// Builds a workspace of packages with their names as ids.
     pub(super) fn of(packages: impl IntoIterator<Item = Package>) -> Self {
         let packages = packages.into_iter();
         let packages = packages.map(|package| (package.name.clone(), package));

@@ -1,1 +1,1 @@
-//! Nothing: the crate that the manifest names is built by itself, by `cargo xtask test`.
+//! Empty: `cargo xtask test` builds the filters of the crate that the manifest names.

@@ -1,5 +1,5 @@
-//! A plugin that does what the path of a request says, by each part of the SDK; the system tests look at what comes of
-//! it. What it finds out about a request it adds to its headers, which the application says back.
+//! WasmPlugin for the system tests, which uses every part of the SDK. The path of a request selects the action; results
+//! are added to the request's headers, which the application echoes.
 
 mod streams;
 
@@ -12,7 +12,7 @@ use proxy_wasm::{
 };
 use streams::Telling;
 
-/// Who is asked: the service of the test.
+/// Upstream of HTTP calls: the service of the test.
 const HTTP: &str = "many.shop.svc.cluster.local:80";
 const GRPC: &str = "outbound|81||many.shop.svc.cluster.local";
 
@@ -21,7 +21,7 @@ proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| -> Box<dyn RootContext> { Box::<Root>::default() });
 }}
 
-/// What all requests of an instance share.
+/// State that all requests of an instance share.
 #[derive(Default)]
 struct Root {
     configuration: String,
@@ -59,7 +59,6 @@ impl RootContext for Root {
         self.sizes = define(MetricType::Histogram, "rust.sizes");
         self.queue = self.register_shared_queue("words");
         self.telling.begin(GRPC);
-        // Anything else is refused.
         !self.configuration.contains("refuse")
     }
 
@@ -99,12 +98,13 @@ struct Request {
     sizes: u32,
     queue: u32,
     path: String,
-    /// Of gRPC, and what came on it.
+    /// Token of the gRPC stream.
     stream: u32,
+    /// Messages received on the gRPC stream.
     heard: Vec<u8>,
 }
 
-/// Adds to a number that instances share, by as many tries as it takes.
+/// Adds to a number that all instances share, and retries until no other instance has changed it meanwhile.
 fn add(key: &str, by: u64) -> u64 {
     loop {
         let (old, version) = hostcalls::get_shared_data(key).unwrap_or_default();
@@ -310,7 +310,7 @@ impl HttpContext for Request {
         let body = self.get_http_request_body(0, size).unwrap_or_default();
         let shouted = body.to_ascii_uppercase();
         self.set_http_request_body(0, size, &shouted);
-        // After what is there.
+        // A size of 0 at the end of the body appends.
         self.set_http_request_body(shouted.len(), 0, b"!");
         Action::Continue
     }

@@ -1,4 +1,4 @@
-//! A stream that lasts as long as the instance: each tick something is said, and what comes back is counted.
+//! gRPC stream that lasts as long as the plugin instance: each tick sends a message, and responses are counted.
 
 use proxy_wasm::hostcalls;
 
@@ -6,7 +6,7 @@ use proxy_wasm::hostcalls;
 pub(crate) struct Telling {
     upstream: &'static str,
     token: Option<u32>,
-    /// Nothing is said before an answer has come.
+    /// Whether a sent message has no response yet; no other is sent before it arrives.
     is_waiting: bool,
 }
 

@@ -102,7 +102,7 @@ pub struct ControlPlane {
     #[prost(string, tag = "1")]
     pub identifier: ::prost::alloc::string::String,
 }
-/// Of Envoy's `envoy.service.status.v3`: what one client has.
+/// Resources that one client has (Envoy's `envoy.service.status.v3`).
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClientConfig {
     #[prost(message, optional, tag = "1")]

@@ -22,12 +22,12 @@ pub struct Service {
     pub namespace: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub hostname: ::prost::alloc::string::String,
-    /// Virtual addresses; one with `length` is a whole prefix.
+    /// Virtual addresses; an address with `length` is a prefix.
     #[prost(message, repeated, tag = "4")]
     pub addresses: ::prost::alloc::vec::Vec<NetworkAddress>,
     #[prost(message, repeated, tag = "5")]
     pub ports: ::prost::alloc::vec::Vec<Port>,
-    /// Full SPIFFE ids that endpoints may also present.
+    /// Further SPIFFE ids that endpoints may present.
     #[prost(string, repeated, tag = "6")]
     pub subject_alt_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, optional, tag = "7")]

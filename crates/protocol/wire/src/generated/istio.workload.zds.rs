@@ -12,12 +12,12 @@ pub struct WorkloadInfo {
     pub namespace: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub service_account: ::prost::alloc::string::String,
-    /// Ambit's own: the pod's addresses (4 or 16 bytes each), so that its first connection need not
-    /// wait until the control plane knows the pod. Other implementations ignore the field.
+    /// Ambit's extension: the pod's addresses (4 or 16 bytes each), so that its first connection does not wait until the
+    /// control plane has sent the pod's workload. Other implementations ignore the field.
     #[prost(bytes = "bytes", repeated, tag = "1001")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
-/// Carries the pod's network namespace as one SCM_RIGHTS descriptor.
+/// The record carries the pod's network namespace as one `SCM_RIGHTS` descriptor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AddWorkload {
     #[prost(string, tag = "1")]

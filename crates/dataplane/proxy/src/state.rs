@@ -86,6 +86,8 @@ struct Inner {
     policies_known: AtomicBool,
     /// Counts changes of local workloads, and of what is known at all.
     local_changes: watch::Sender<u64>,
+    /// Counts changes of workloads and services.
+    address_changes: watch::Sender<u64>,
     /// Revision, for each watched pod, of the inputs of its authorization.
     pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
     /// Connections to workloads, which end with them.
@@ -118,6 +120,7 @@ impl SharedState {
             addresses_known: AtomicBool::new(false),
             policies_known: AtomicBool::new(false),
             local_changes: watch::Sender::new(0),
+            address_changes: watch::Sender::new(0),
             pods: Mutex::default(),
             departures: Departures::default(),
             demands,
@@ -179,6 +182,7 @@ impl SharedState {
                 }
             }
         }
+        self.0.address_changes.send_modify(|count| *count += 1);
         self.0.departures.announce(&self.0.table, &departed);
         if local.is_empty() {
             return;
@@ -461,6 +465,11 @@ impl SharedState {
         pods.entry((pod.namespace.clone(), pod.name.clone()))
             .or_default()
             .subscribe()
+    }
+
+    /// Changes of any workload or service.
+    pub fn watch_addresses(&self) -> watch::Receiver<u64> {
+        self.0.address_changes.subscribe()
     }
 
     /// Changes of any local workload.

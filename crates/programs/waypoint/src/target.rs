@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use ambit_codec::Authority;
@@ -12,6 +13,7 @@ use ambit_model::{
 };
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use http::StatusCode;
+use tokio::time::{Instant, sleep_until};
 
 use crate::{
     names,
@@ -21,6 +23,10 @@ use crate::{
 
 /// The address of a service that has none.
 pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+/// How long a target that is not served is waited for. Records reach the clients and the waypoint within milliseconds of
+/// each other, on a busy machine within tenths of a second.
+const LATE_RECORDS: Duration = Duration::from_secs(1);
 
 /// Target of a tunnel.
 #[derive(Clone, Debug)]
@@ -55,6 +61,15 @@ pub(crate) enum TargetError {
 }
 
 impl TargetError {
+    /// Whether a record that is still on its way could lift it.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::NotServed(_) | Self::NoPort { .. } => true,
+            // This was waited for already.
+            Self::NotKnown(_) => false,
+        }
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::NotKnown(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -64,8 +79,36 @@ impl TargetError {
 }
 
 impl Target {
-    /// Finds what an authority names, as a client of a namespace sees it.
+    /// Finds what an authority names, as a client of a namespace sees it. A target that the waypoint does not serve is
+    /// waited for a moment: its client may have received the record that names the waypoint sooner than the waypoint has.
     pub(crate) async fn find(
+        waypoint: &Waypoint,
+        own: &Workload,
+        client: &str,
+        authority: &Authority,
+    ) -> Result<Self, TargetError> {
+        let deadline = Instant::now() + LATE_RECORDS;
+        let mut addresses = waypoint.state.watch_addresses();
+        let mut records = waypoint.published.watch();
+        loop {
+            addresses.mark_unchanged();
+            records.mark_unchanged();
+            let found = Self::look_up(waypoint, own, client, authority).await;
+            if !matches!(&found, Err(error) if error.may_pass()) {
+                return found;
+            }
+            let changed = tokio::select! {
+                changed = addresses.changed() => changed,
+                changed = records.changed() => changed,
+                () = sleep_until(deadline) => return found,
+            };
+            if changed.is_err() {
+                return found;
+            }
+        }
+    }
+
+    async fn look_up(
         waypoint: &Waypoint,
         own: &Workload,
         client: &str,

@@ -28,6 +28,7 @@ mod http2;
 mod http2_requests;
 mod idle;
 mod in_flight_checks;
+mod late_records;
 mod overload;
 mod provider_floods;
 mod receive_windows;

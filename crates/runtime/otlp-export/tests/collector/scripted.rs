@@ -1,7 +1,8 @@
-//! A collector that answers as it is told, over HTTP/1.1 without a library: nothing of it logs.
+//! A collector with scripted replies, over HTTP/1.1 without a library: it logs nothing itself.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
+use ambit_rt::logging::unrecorded;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -59,12 +60,14 @@ impl Collector {
         let (sender, received) = mpsc::unbounded_channel();
         let replies: VecDeque<Reply> = replies.iter().copied().collect();
         let replies = Arc::new(Mutex::new(replies));
-        tokio::spawn(async move {
+        // The runtime logs sockets too, and those of the collector are none of the program's.
+        tokio::spawn(unrecorded(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(connection(stream, sender.clone(), replies.clone()));
+                let connection = connection(stream, sender.clone(), replies.clone());
+                tokio::spawn(unrecorded(connection));
             }
-        });
+        }));
         Self { address, received }
     }
 

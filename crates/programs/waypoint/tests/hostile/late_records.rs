@@ -1,0 +1,65 @@
+//! Records that reach a waypoint later than its clients: those call it for targets that it does not serve yet.
+
+use std::time::Duration;
+
+use ambit_model::{Destination, GatewayAddress, NamespacedHostname};
+use ambit_testkit::build;
+use tokio::time::{Instant, timeout};
+
+use crate::fixture::{HTTP1, World, listener};
+
+/// How long a tunnel must at least be undecided: one that is refused at once is refused long before.
+const UNDECIDED: Duration = Duration::from_millis(100);
+
+#[tokio::test]
+async fn tunnel_waits_for_the_record_of_its_target() {
+    let world = World::new().await;
+    let client = world.client().await;
+    let (_listener, application) = listener().await;
+    let mut tunnel = Box::pin(client.try_tunnel("10.1.0.9", HTTP1));
+    assert!(timeout(UNDECIDED, &mut tunnel).await.is_err());
+    world.serve("late", "10.1.0.9", &[application]);
+    assert!(tunnel.await.is_ok());
+}
+
+#[tokio::test]
+async fn tunnel_waits_until_its_pod_is_behind_the_waypoint() {
+    let world = World::new().await;
+    let client = world.client().await;
+    let (_listener, application) = listener().await;
+    let ip = application.ip().to_string();
+    let mut pod = build::workload("late", &[&ip]);
+    world.workload(pod.clone());
+    let mut tunnel = Box::pin(client.try_tunnel(&ip, application.port()));
+    assert!(timeout(UNDECIDED, &mut tunnel).await.is_err());
+    let hostname = NamespacedHostname::new("ns", "waypoint.ns.svc.cluster.local");
+    pod.waypoint = Some(GatewayAddress {
+        destination: Destination::Hostname(hostname),
+        hbone_mtls_port: 15008,
+    });
+    world.workload(pod);
+    assert!(tunnel.await.is_ok());
+}
+
+#[tokio::test]
+async fn target_of_others_is_refused_after_a_moment() {
+    let world = World::new().await;
+    let client = world.client().await;
+    let begin = Instant::now();
+    let refused = client.try_tunnel("10.1.0.9", HTTP1).await;
+    assert!(refused.is_err());
+    assert!(begin.elapsed() >= UNDECIDED);
+    // Changes of other records neither lift the refusal nor put it off.
+    let (_listener, application) = listener().await;
+    let refused = client.try_tunnel("10.1.0.9", HTTP1);
+    let others = async {
+        loop {
+            world.serve("other", "10.1.0.8", &[application]);
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        refused = refused => assert!(refused.is_err()),
+        () = others => {}
+    }
+}

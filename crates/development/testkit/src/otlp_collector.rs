@@ -36,7 +36,7 @@ impl OtlpCollector {
         Ok(Self::serve_at(PORT)?.0)
     }
 
-    /// As [`start`](Self::start), on any port; returns the endpoint, too.
+    /// Starts a collector on a free port; returns it with its endpoint.
     ///
     /// # Errors
     /// When there is no port.

@@ -128,7 +128,7 @@ impl Flows {
     }
 }
 
-/// The filter of a request. Whether the user is confined is not theirs to say: it is set by their rights.
+/// The filter of a request. Its confinement is replaced by that of the user's rights.
 fn filter(request: &Request) -> Result<Filter, Refused> {
     let parameters: Vec<_> = query_parameters(request.uri()).collect();
     let parameters = parameters

@@ -310,7 +310,7 @@ async fn events_are_confined_to_rights_which_may_be_withdrawn() {
             "dev",
             "/flows?namespace=shop&confined=true",
         ),
-        // It is not the user's to say.
+        // A user cannot opt out of the confinement.
         (
             "?namespace=shop&confined=false",
             "dev",

@@ -129,7 +129,7 @@ impl Client {
             match sender.send(request).await {
                 Ok(response) => return self.respond(sender, response).await,
                 Err(mut error) => match error.take_message() {
-                    // It was closed while it was idle.
+                    // The collector closed the idle connection before the request was sent.
                     Some(unsent) => request = unsent,
                     None => return Err(error.into_error().into()),
                 },

@@ -75,7 +75,7 @@ impl Retries {
             }
             Attempt::Retryable { after } => {
                 let pause = self.backoff.next_delay(random);
-                // A collector may ask for more patience than we have, but not for less, nor for ever.
+                // `Retry-After` may lengthen the pause, up to the maximum, but not shorten it.
                 let asked = after.unwrap_or_default().min(MAX_RETRY_AFTER);
                 let pause = pause.max(asked);
                 self.attempts += 1;

@@ -78,7 +78,7 @@ async fn logs_are_exported_but_none_of_the_exporters_own() {
         .map(|one| one.key.as_str())
         .collect();
     assert_eq!(attributes, ["target", "bytes_sent", "error"]);
-    // What the exporter has logged meanwhile comes before this one, if it comes.
+    // Records of the exporter itself, if any were exported, would precede this one.
     tracing::info!("second");
     let second = records(&mut collector).await;
     assert_eq!(second.iter().map(body).collect::<Vec<_>>(), ["second"]);

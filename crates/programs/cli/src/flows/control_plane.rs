@@ -50,7 +50,7 @@ impl ControlPlane {
 
     async fn token(&self) -> Result<HeaderValue, CliError> {
         let cannot = |error: BoxError| {
-            let what = "the control plane cannot be told who reads";
+            let what = "the user cannot be authenticated to the control plane";
             CliError::new(ErrorKind::Failed, what).because(error)
         };
         let token = bearer_token(&self.config).await.map_err(|error| {

@@ -110,7 +110,7 @@ fn gateway_address(gateway: &GatewayAddress) -> Value {
     }
 }
 
-/// The workload, and whether a tunnel leads to it, in Istio's form.
+/// Endpoint metadata in Istio's form: the workload, and whether it is reached through a tunnel.
 fn metadata(workload: &Workload) -> Value {
     let name = [
         &workload.workload_name,

@@ -8,7 +8,7 @@ use ambit_model::{ArcStr, NamespacedHostname};
 /// Cluster without endpoints, for backends that cannot be used.
 pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
 
-/// Listener of what comes in tunnels, and the cluster that leads to it.
+/// Internal listener of tunnelled connections, and the cluster of that listener.
 pub(super) const MAIN_INTERNAL: &str = "main_internal";
 
 /// Proxy of a port's connections, as an Envoy filter.

@@ -86,7 +86,7 @@ impl Selection {
                         masked.push(section_of(field)?);
                     }
                 }
-                // As in Envoy, whatever its value.
+                // Envoy checks only that the parameter is present.
                 "include_eds" => (is_envoys, includes_endpoints) = (true, true),
                 "resource" => return Err(SelectionError::Parameter("resource")),
                 "name_regex" => return Err(SelectionError::Parameter("name_regex")),

@@ -7,10 +7,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use ambit_rt::{DrainWatcher, Rates, Slot, SlotLimits, Slots};
+use ambit_rt::{
+    DrainWatcher, Slot, SlotLimits,
+    handshakes::{self, Admitted, AdmittedListener, HandshakeLimits},
+};
 use ambit_tls::{ALPN_H2, TlsSettings};
 use rustls::ServerConfig;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -23,18 +26,20 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-/// Limits of unauthenticated connections: those in their handshake, and those without an authenticated
-/// call so far.
-const UNKNOWN: SlotLimits = SlotLimits {
-    total: 1024,
-    each: 32,
-    few: 4,
+pub use ambit_rt::handshakes::Closed;
+
+/// Limits of unauthenticated connections: those in their handshake, and those without an authenticated call so far.
+const LIMITS: HandshakeLimits = HandshakeLimits {
+    slots: SlotLimits {
+        total: 1024,
+        each: 32,
+        few: 4,
+    },
+    per_second: 20,
+    burst: 100,
+    timeout: Duration::from_secs(10),
+    queue: 16,
 };
-/// New connections of one address: in a second, and in a burst after a pause. A handshake costs the
-/// server more than the client.
-const NEW: (u32, u32) = (20, 100);
-/// How long a handshake may take.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server configuration without client certificates: callers authenticate with tokens.
 pub fn server_config(
@@ -55,28 +60,6 @@ pub fn server_config(
 pub struct PeerInfo {
     /// The address that it connects from.
     pub address: Option<SocketAddr>,
-}
-
-/// Why a connection was closed before its caller was authenticated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closed {
-    /// Its address opens too many a second.
-    Rate,
-    /// A later connection took its slot.
-    Displaced,
-    /// Its handshake failed or took too long.
-    Handshake,
-}
-
-impl Closed {
-    /// The reason as a label of metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Rate => "rate",
-            Self::Displaced => "displaced",
-            Self::Handshake => "handshake",
-        }
-    }
 }
 
 /// A connection whose handshake is done.
@@ -134,7 +117,7 @@ impl AsyncWrite for TlsConnection {
 }
 
 /// The connections for `tonic::transport::Server::serve_with_incoming`.
-pub struct Incoming(mpsc::Receiver<TlsConnection>);
+pub struct Incoming(mpsc::Receiver<Admitted<TlsStream<TcpStream>>>);
 
 impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,7 +129,13 @@ impl Stream for Incoming {
     type Item = io::Result<TlsConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(cx).map(|connection| connection.map(Ok))
+        self.0.poll_recv(cx).map(|admitted| {
+            let admitted = admitted?;
+            Some(Ok(TlsConnection {
+                stream: admitted.connection,
+                slot: Some(admitted.slot),
+            }))
+        })
     }
 }
 
@@ -154,86 +143,34 @@ impl Stream for Incoming {
 /// certificate needs no restart; `closed` is called for each that is closed unauthenticated.
 pub fn incoming(
     listener: TcpListener,
-    mut drain: DrainWatcher,
+    drain: DrainWatcher,
     config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
     closed: impl Fn(Closed) + Clone + Send + 'static,
 ) -> Incoming {
-    let (sender, receiver) = mpsc::channel(16);
-    ambit_rt::spawn("grpc accept", async move {
-        let slots = Slots::new(UNKNOWN);
-        let rates = Rates::new(NEW.0, NEW.1);
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                _ = drain.started() => return,
-                () = sender.closed() => return,
-            };
-            let (stream, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::debug!(%error, "accept failed");
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                    continue;
-                }
-            };
-            if !rates.take(peer.ip().to_canonical(), Instant::now()) {
-                tracing::debug!(%peer, "connection closed: its address opens too many");
-                closed(Closed::Rate);
-                continue;
-            }
-            let slot = tokio::select! {
-                slot = slots.enter(peer.ip()) => slot,
-                _ = drain.started() => return,
-            };
-            let handshake = Handshake {
-                stream,
-                peer,
-                slot,
-                config: config(),
-            };
-            let (sender, closed) = (sender.clone(), closed.clone());
-            ambit_rt::spawn("grpc handshake", async move {
-                match handshake.run().await {
-                    // Fails only when the server has stopped.
-                    Ok(connection) => drop(sender.send(connection).await),
-                    Err(why) => closed(why),
-                }
-            });
-        }
-    });
-    Incoming(receiver)
+    Incoming(admit("grpc accept", listener, drain, config, closed))
 }
 
-/// A handshake about to begin.
-struct Handshake {
-    stream: TcpStream,
-    peer: SocketAddr,
-    slot: Slot,
-    config: Arc<ServerConfig>,
+/// The connections for an HTTP/1.1 server, accepted as [`incoming`] does.
+pub fn http1_listener(
+    listener: TcpListener,
+    drain: DrainWatcher,
+    config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
+    closed: impl Fn(Closed) + Clone + Send + 'static,
+) -> AdmittedListener<TlsStream<TcpStream>> {
+    admit("https accept", listener, drain, config, closed).into()
 }
 
-impl Handshake {
-    async fn run(mut self) -> Result<TlsConnection, Closed> {
-        let peer = self.peer;
+fn admit(
+    name: &'static str,
+    listener: TcpListener,
+    drain: DrainWatcher,
+    config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
+    closed: impl Fn(Closed) + Clone + Send + 'static,
+) -> mpsc::Receiver<Admitted<TlsStream<TcpStream>>> {
+    let admission = move |stream: TcpStream| {
         // Small answers must not wait for more data, as they would without this option.
-        self.stream.set_nodelay(true).ok();
-        let accept = TlsAcceptor::from(self.config).accept(self.stream);
-        tokio::select! {
-            done = tokio::time::timeout(HANDSHAKE_TIMEOUT, accept) => match done {
-                Ok(Ok(stream)) => Ok(TlsConnection { stream, slot: Some(self.slot) }),
-                Ok(Err(error)) => {
-                    tracing::debug!(%peer, %error, "TLS handshake failed");
-                    Err(Closed::Handshake)
-                }
-                Err(_) => {
-                    tracing::debug!(%peer, "TLS handshake took too long");
-                    Err(Closed::Handshake)
-                }
-            },
-            () = self.slot.evicted() => {
-                tracing::debug!(%peer, "connection closed: its address has opened too many");
-                Err(Closed::Displaced)
-            }
-        }
-    }
+        stream.set_nodelay(true).ok();
+        TlsAcceptor::from(config()).accept(stream)
+    };
+    handshakes::admit(name, listener, LIMITS, drain, admission, closed)
 }

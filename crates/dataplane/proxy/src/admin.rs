@@ -28,7 +28,7 @@ use tokio::net::TcpListener;
 use crate::{
     config_dump::{DumpExtras, config_dump},
     explain::Explain,
-    flow_listener::{self, FlowAccess, FlowListener},
+    flow_listener::{self, FlowAccess},
     flow_stream,
     state::SharedState,
 };
@@ -190,7 +190,7 @@ pub async fn serve(
         let drain = drain.clone();
         server("flow events", any(ambit_flow::PROXY_PORT), options)
             .serve_on(
-                |listener| FlowListener::start(listener, access, certificates, drain),
+                |listener| flow_listener::start(listener, access, certificates, drain),
                 move |request| {
                     let flows = flows.clone();
                     async move { flow_listener::respond(&flows, &request) }

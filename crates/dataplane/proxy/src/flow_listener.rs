@@ -1,37 +1,34 @@
 //! The port where the control plane reads flow events for users whom it has authorized: `GET /flows` over mutual TLS,
 //! under the proxy's own identity. Every other client is refused in the handshake or right after it.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use ambit_certificates::Certificates;
 use ambit_model::Identity;
 use ambit_rt::{
-    DrainWatcher, Rates, SlotLimits, Slots,
-    http::{Listen, Request, Response, method_not_allowed, not_found},
+    DrainWatcher, ErrorChain, SlotLimits,
+    handshakes::{self, AdmittedListener, Closed, HandshakeLimits},
+    http::{Request, Response, method_not_allowed, not_found},
 };
 use ambit_telemetry::{Flows, ReaderKind};
 use rustls::ServerConfig;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{Mutex, mpsc},
-    time::{Instant, timeout},
-};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::flow_stream;
 
-/// Connections in their handshake.
-const UNKNOWN: SlotLimits = SlotLimits {
-    total: 32,
-    each: 8,
-    few: 2,
+/// Limits of handshakes. One lasts longer while the proxy's own certificate is fetched.
+const LIMITS: HandshakeLimits = HandshakeLimits {
+    slots: SlotLimits {
+        total: 32,
+        each: 8,
+        few: 2,
+    },
+    per_second: 5,
+    burst: 20,
+    timeout: Duration::from_secs(10),
+    queue: 1,
 };
-/// New connections of one address: in a second, and in a burst after a pause.
-const NEW: (u32, u32) = (5, 20);
-/// How long a handshake may take, with the proxy's own certificate if that has to be fetched first.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a failure to accept.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// Identities of a connection of the control plane.
 #[derive(Clone, Debug)]
@@ -53,40 +50,34 @@ pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
     }
 }
 
-type Connection = (TlsStream<TcpStream>, SocketAddr);
-
-/// Connections of the control plane.
-pub(crate) struct FlowListener(Mutex<mpsc::Receiver<Connection>>);
-
-impl Listen for FlowListener {
-    type Stream = TlsStream<TcpStream>;
-
-    async fn next(&self) -> io::Result<(Self::Stream, Option<SocketAddr>)> {
-        match self.0.lock().await.recv().await {
-            Some((stream, peer)) => Ok((stream, Some(peer))),
-            // The drain has started, which ends the server as well.
-            None => std::future::pending().await,
+/// Accepts connections of the control plane until the drain starts.
+pub(crate) fn start(
+    listener: TcpListener,
+    access: FlowAccess,
+    certificates: Certificates,
+    drain: DrainWatcher,
+) -> AdmittedListener<TlsStream<TcpStream>> {
+    let gatekeeper = Arc::new(Gatekeeper {
+        access,
+        certificates,
+    });
+    let admission = move |stream| {
+        let gatekeeper = gatekeeper.clone();
+        async move {
+            let admitted = gatekeeper.admit(stream).await;
+            admitted.map_err(|refused| ErrorChain(&refused).to_string())
         }
-    }
-}
-
-impl FlowListener {
-    /// Accepts connections until the drain starts.
-    pub(crate) fn start(
-        listener: TcpListener,
-        access: FlowAccess,
-        certificates: Certificates,
-        drain: DrainWatcher,
-    ) -> Self {
-        let (sender, receiver) = mpsc::channel(1);
-        let gatekeeper = Arc::new(Gatekeeper {
-            access,
-            certificates,
-            accepted: sender,
-        });
-        ambit_rt::spawn("flow listener", gatekeeper.accept(listener, drain));
-        Self(Mutex::new(receiver))
-    }
+    };
+    // Refusals are logged, and there is nothing to count them by.
+    handshakes::admit(
+        "flow events",
+        listener,
+        LIMITS,
+        drain,
+        admission,
+        drop::<Closed>,
+    )
+    .into()
 }
 
 /// Why a connection is refused.
@@ -106,53 +97,9 @@ enum Refused {
 struct Gatekeeper {
     access: FlowAccess,
     certificates: Certificates,
-    accepted: mpsc::Sender<Connection>,
 }
 
 impl Gatekeeper {
-    async fn accept(self: Arc<Self>, listener: TcpListener, mut drain: DrainWatcher) {
-        let slots = Slots::new(UNKNOWN);
-        let rates = Rates::new(NEW.0, NEW.1);
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                _ = drain.started() => return,
-            };
-            let (stream, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::debug!(%error, "accept failed");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
-            };
-            if !rates.take(peer.ip().to_canonical(), Instant::now().into_std()) {
-                tracing::debug!(%peer, "connection closed: its address opens too many");
-                continue;
-            }
-            let mut slot = tokio::select! {
-                slot = slots.enter(peer.ip()) => slot,
-                _ = drain.started() => return,
-            };
-            let gatekeeper = self.clone();
-            ambit_rt::spawn("flow handshake", async move {
-                let admitted = tokio::select! {
-                    admitted = timeout(HANDSHAKE_TIMEOUT, gatekeeper.admit(stream)) => admitted,
-                    () = slot.evicted() => return,
-                };
-                match admitted {
-                    // Fails only when the server has stopped.
-                    Ok(Ok(stream)) => drop(gatekeeper.accepted.send((stream, peer)).await),
-                    Ok(Err(refused)) => {
-                        let error = ambit_rt::ErrorChain(&refused);
-                        tracing::debug!(%peer, %error, "a reader of flow events is refused");
-                    }
-                    Err(_elapsed) => tracing::debug!(%peer, "the TLS handshake took too long"),
-                }
-            });
-        }
-    }
-
     async fn admit(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Refused> {
         let own = self.certificates.get(&self.access.own).await;
         let own = own.map_err(Refused::Certificate)?;
@@ -172,6 +119,8 @@ impl Gatekeeper {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use ambit_certificates::CertificatesOptions;
     use ambit_rt::{drain, http as rt_http};
     use ambit_testkit::{FakeCa, Pki};
@@ -198,7 +147,7 @@ mod tests {
             reader: identity("ambit-control"),
         };
         let (drain, watcher) = drain::channel();
-        let listener = FlowListener::start(listener, access, certificates, watcher.clone());
+        let listener = start(listener, access, certificates, watcher.clone());
         let flows = Arc::<Flows>::default();
         let respond = move |request| {
             let flows = flows.clone();

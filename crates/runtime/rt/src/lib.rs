@@ -8,6 +8,7 @@ pub mod backoff;
 pub mod drain;
 pub mod env;
 mod error_chain;
+pub mod handshakes;
 pub mod http;
 pub mod limits;
 pub mod logging;

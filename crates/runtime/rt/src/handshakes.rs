@@ -1,0 +1,186 @@
+//! Connections of strangers: accepted, and admitted by a handshake, within limits of their own. A handshake costs a server
+//! more than the client, so that its number is bounded for each address, in time, and in total.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::{Mutex, mpsc},
+    time::timeout,
+};
+
+use crate::{DrainWatcher, Rates, Slot, SlotLimits, Slots, http::Listen, spawn};
+
+/// Pause after a failure to accept: out of descriptors, or a peer that went away.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Limits of handshakes.
+#[derive(Clone, Copy, Debug)]
+pub struct HandshakeLimits {
+    /// Connections in their handshake, and admitted ones whose slot is still held.
+    pub slots: SlotLimits,
+    /// New connections of one address in a second.
+    pub per_second: u32,
+    /// New connections of one address at once after a pause.
+    pub burst: u32,
+    /// How long a handshake may take.
+    pub timeout: Duration,
+    /// Admitted connections that wait for the server.
+    pub queue: usize,
+}
+
+/// Why a connection was closed before it was admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// Its address opens too many a second.
+    Rate,
+    /// A later connection took its slot.
+    Displaced,
+    /// Its handshake failed or took too long.
+    Handshake,
+}
+
+impl Closed {
+    /// The reason as a label of metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Displaced => "displaced",
+            Self::Handshake => "handshake",
+        }
+    }
+}
+
+/// An admitted connection.
+#[derive(Debug)]
+pub struct Admitted<T> {
+    /// Result of the handshake.
+    pub connection: T,
+    /// Address of the client.
+    pub peer: SocketAddr,
+    /// Slot of the connection among those that are not authenticated. It is given back when it is dropped.
+    pub slot: Slot,
+}
+
+/// Accepts connections until the drain starts or the receiver is gone. `admission` is the handshake of a connection;
+/// `closed` is called for each connection that is not admitted. `name` appears in logs.
+pub fn admit<T, E, F>(
+    name: &'static str,
+    listener: TcpListener,
+    limits: HandshakeLimits,
+    mut drain: DrainWatcher,
+    admission: impl Fn(TcpStream) -> F + Send + 'static,
+    closed: impl Fn(Closed) + Clone + Send + 'static,
+) -> mpsc::Receiver<Admitted<T>>
+where
+    T: Send + 'static,
+    E: fmt::Display + 'static,
+    F: Future<Output = Result<T, E>> + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(limits.queue);
+    spawn(name, async move {
+        let slots = Slots::new(limits.slots);
+        let rates = Rates::new(limits.per_second, limits.burst);
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = drain.started() => return,
+                () = sender.closed() => return,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::debug!(server = name, %error, "accept failed");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            if !rates.take(peer.ip().to_canonical(), Instant::now()) {
+                tracing::debug!(server = name, %peer, "connection closed: its address opens too many");
+                closed(Closed::Rate);
+                continue;
+            }
+            let slot = tokio::select! {
+                slot = slots.enter(peer.ip()) => slot,
+                _ = drain.started() => return,
+            };
+            let handshake = Handshake {
+                server: name,
+                peer,
+                slot,
+                timeout: limits.timeout,
+            };
+            let admitted = handshake.run(admission(stream));
+            let (sender, closed) = (sender.clone(), closed.clone());
+            spawn(name, async move {
+                match admitted.await {
+                    // Fails only when the server has stopped.
+                    Ok(admitted) => drop(sender.send(admitted).await),
+                    Err(why) => closed(why),
+                }
+            });
+        }
+    });
+    receiver
+}
+
+/// A handshake about to begin.
+struct Handshake {
+    server: &'static str,
+    peer: SocketAddr,
+    slot: Slot,
+    timeout: Duration,
+}
+
+impl Handshake {
+    async fn run<T, E: fmt::Display>(
+        mut self,
+        admission: impl Future<Output = Result<T, E>>,
+    ) -> Result<Admitted<T>, Closed> {
+        let Self { server, peer, .. } = self;
+        tokio::select! {
+            done = timeout(self.timeout, admission) => match done {
+                Ok(Ok(connection)) => Ok(Admitted { connection, peer, slot: self.slot }),
+                Ok(Err(error)) => {
+                    tracing::debug!(server, %peer, %error, "handshake failed");
+                    Err(Closed::Handshake)
+                }
+                Err(_elapsed) => {
+                    tracing::debug!(server, %peer, "handshake took too long");
+                    Err(Closed::Handshake)
+                }
+            },
+            () = self.slot.evicted() => {
+                tracing::debug!(server, %peer, "connection closed: its address has opened too many");
+                Err(Closed::Displaced)
+            }
+        }
+    }
+}
+
+/// Admitted connections as those of an HTTP server, which bounds them from then on by its own limits.
+#[derive(Debug)]
+pub struct AdmittedListener<T>(Mutex<mpsc::Receiver<Admitted<T>>>);
+
+impl<T> From<mpsc::Receiver<Admitted<T>>> for AdmittedListener<T> {
+    fn from(admitted: mpsc::Receiver<Admitted<T>>) -> Self {
+        Self(Mutex::new(admitted))
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Listen for AdmittedListener<T> {
+    type Stream = T;
+
+    async fn next(&self) -> io::Result<(T, Option<SocketAddr>)> {
+        match self.0.lock().await.recv().await {
+            Some(admitted) => Ok((admitted.connection, Some(admitted.peer))),
+            // The drain has started, which ends the server as well.
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -42,11 +42,7 @@ impl Default for Target {
 impl Target {
     /// Connects to the cluster.
     pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {
-        let config = self.config().await?;
-        let client = ambit_kube_kit::client::from_config(config, USER_AGENT);
-        Ok(Cluster::new(
-            client.map_err(|error| unusable(error.into()))?,
-        ))
+        connect(self.config().await?)
     }
 
     /// The cluster's address, and the user's credentials.
@@ -70,6 +66,13 @@ impl Target {
                 .map_err(|error| unusable(error.into())),
         }
     }
+}
+
+/// Connects to the cluster of a configuration.
+pub(crate) fn connect(config: Config) -> Result<Cluster, CliError> {
+    let client = ambit_kube_kit::client::from_config(config, USER_AGENT);
+    let client = client.map_err(|error| unusable(error.into()))?;
+    Ok(Cluster::new(client))
 }
 
 fn unusable(error: Box<dyn std::error::Error + Send + Sync>) -> CliError {

@@ -10,7 +10,7 @@ use http::{HeaderValue, Request, Uri};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use kube::{Config, client::Body, core::Status};
 
-use crate::{CliError, ErrorKind, cluster::Target, install::progress};
+use crate::{CliError, ErrorKind, install::progress};
 
 /// Name of the control plane's Service.
 const SERVICE: &str = "istiod";
@@ -30,11 +30,10 @@ impl ControlPlane {
     /// # Errors
     /// If the user has no token by which it could know them.
     pub(crate) async fn of(
-        target: &Target,
+        config: Config,
         cluster: Cluster,
         mesh: String,
     ) -> Result<Self, CliError> {
-        let config = target.config().await?;
         let control_plane = Self {
             cluster,
             mesh,

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{FlowPlace, control_plane::ControlPlane};
 use crate::{
     CliError, ErrorKind,
+    cluster::connect,
     install::failed,
     labs,
     reach::{self, PROXY, phase},
@@ -62,12 +63,13 @@ impl Proxies {
         match place.target.lab(place.lab.as_deref()) {
             Some(lab) => Ok(Self::Lab(lab)),
             None => {
-                let cluster = place.target.cluster().await?;
+                let config = place.target.config().await?;
+                let cluster = connect(config.clone())?;
                 let mesh = place.target.mesh_namespace.clone();
                 match reach::may_forward(&cluster, &mesh).await? {
                     true => Ok(Self::Cluster(cluster, mesh)),
                     false => {
-                        let control_plane = ControlPlane::of(&place.target, cluster, mesh).await?;
+                        let control_plane = ControlPlane::of(config, cluster, mesh).await?;
                         Ok(Self::Confined(Box::new(control_plane)))
                     }
                 }

@@ -7,7 +7,6 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ambit_observation::span::{Attribute, AttributeValue, Span};
-use bytes::{BufMut, Bytes, BytesMut};
 use opentelemetry_proto::tonic::{
     collector::{
         logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse},
@@ -188,21 +187,4 @@ pub fn rejected_lines(answer: &[u8]) -> u64 {
     partial.map_or(0, |partial| {
         partial.rejected_log_records.max(0).unsigned_abs()
     })
-}
-
-/// A message in the frame that gRPC has.
-pub fn framed(message: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(message.len() + 5);
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    framed.put_slice(message);
-    framed.freeze()
-}
-
-/// The message in a frame of gRPC, if it is one and whole, and not compressed.
-pub fn unframed(body: &[u8]) -> Option<&[u8]> {
-    let (head, rest) = body.split_at_checked(5)?;
-    let (flag, length) = head.split_first()?;
-    let length = u32::from_be_bytes(length.try_into().ok()?);
-    (*flag == 0).then(|| rest.get(..usize::try_from(length).ok()?))?
 }

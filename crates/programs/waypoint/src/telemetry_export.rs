@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_codec::grpc_frame;
 use ambit_model::OtlpCollector;
 use ambit_otlp::{LOGS_METHOD, Resource, TRACES_METHOD};
 use ambit_telemetry::http::{ExportOutcome, Signal};
@@ -206,7 +207,7 @@ async fn call(
             let status = status.unwrap_or_else(|| "-".into());
             return Err(ExportError::Grpc(status.into_owned()));
         }
-        ambit_otlp::unframed(&answer).unwrap_or_default()
+        grpc_frame::unframed(&answer).unwrap_or_default()
     } else {
         &answer
     };
@@ -229,7 +230,7 @@ fn request(
     };
     let is_grpc = collector.http_path.is_none();
     let body = match is_grpc {
-        true => ambit_otlp::framed(&message),
+        true => Bytes::from(grpc_frame::framed(&message)?),
         false => Bytes::from(message),
     };
     let request = Request::post(match is_grpc {

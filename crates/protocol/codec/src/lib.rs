@@ -1,5 +1,5 @@
 //! Parsers and builders of small wire formats: CONNECT authority, baggage, Forwarded, a
-//! hairpin's original peer, PROXY v2, traceparent.
+//! hairpin's original peer, gRPC's frame, PROXY v2, traceparent.
 //!
 //! Every parser takes bytes, is bounded, never panics and allocates at most what it returns; every
 //! format that is parsed here is also built here. Knows nothing of sockets, HTTP libraries or time.
@@ -8,6 +8,7 @@
 pub mod authority;
 pub mod baggage;
 pub mod forwarded;
+pub mod grpc_frame;
 pub mod original_peer;
 mod printable;
 pub mod proxy_v2;

@@ -5,8 +5,9 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use ambit_codec::grpc_frame;
 use ambit_rt::logging::unrecorded;
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version,
     header::{CONTENT_TYPE, HOST, RETRY_AFTER, TE, USER_AGENT},
@@ -150,7 +151,8 @@ impl Client {
         } = &self.collector;
         let body = match protocol {
             Protocol::Http => message.clone(),
-            Protocol::Grpc => framed(message),
+            // A message has about a megabyte.
+            Protocol::Grpc => grpc_frame::framed(message).unwrap_or_default().into(),
         };
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
@@ -264,7 +266,7 @@ impl Client {
             Protocol::Grpc => {
                 // A status without a body is among the headers.
                 match grpc_status(&trailers).or_else(|| grpc_status(&head.headers)) {
-                    Some(0) => Ok(rejected(body.get(5..).unwrap_or_default())),
+                    Some(0) => Ok(rejected(grpc_frame::unframed(&body).unwrap_or_default())),
                     // Without a status it is UNKNOWN.
                     status => Err(ExportError::Grpc(status.unwrap_or(2))),
                 }
@@ -314,13 +316,4 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 fn grpc_status(headers: &HeaderMap) -> Option<u16> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
-}
-
-/// A message in gRPC's frame: not compressed, and its length.
-fn framed(message: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(message.len() + 5);
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    framed.put_slice(message);
-    framed.freeze()
 }

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_codec::grpc_frame;
 use ambit_derive::PodDirectory;
 use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::DrainWatcher;
@@ -449,13 +450,10 @@ impl StreamMessage for DiscoveryResponse {
     }
 }
 
-/// A message with gRPC's head.
+/// A short message in its frame.
 fn framed(message: &impl Message) -> Vec<Bytes> {
-    let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
-    let mut bytes = vec![0];
-    bytes.extend(length.to_be_bytes());
-    bytes.extend(message.encode_to_vec());
-    vec![bytes.into()]
+    let framed = grpc_frame::framed(&message.encode_to_vec());
+    framed.into_iter().map(Bytes::from).collect()
 }
 
 /// Messages as a response's body. What clients share is passed on without being copied.

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use ambit_codec::grpc_frame;
 use ambit_model::{ArcStr, NamespacedHostname, WaypointExtension};
 use ambit_wasm::{Call, CallKind, CallResponse, Head};
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
     header::{CONTENT_TYPE, HOST, TE},
@@ -231,13 +232,9 @@ pub(super) fn request(
     Ok(request)
 }
 
-/// A message as it goes over the wire.
+/// A message in its frame.
 pub(super) fn framed(message: &[u8]) -> Option<Bytes> {
-    let mut framed = BytesMut::with_capacity(5 + message.len());
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).ok()?);
-    framed.put_slice(message);
-    Some(framed.freeze())
+    grpc_frame::framed(message).map(Bytes::from)
 }
 
 fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {

@@ -1,5 +1,6 @@
 //! Running labs: which one a command queries, and its errors in words.
 
+use ambit_k8s_api::Namespace;
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -41,4 +42,12 @@ pub(crate) fn of_kind<T: DeserializeOwned>(objects: &[Value], kind: &str) -> Vec
     found
         .filter_map(|one| serde_json::from_value(one).ok())
         .collect()
+}
+
+/// A namespace, of all objects of a lab.
+pub(crate) fn namespace(objects: &[Value], name: &str) -> Result<Namespace, CliError> {
+    let namespaces: Vec<Namespace> = of_kind(objects, "Namespace");
+    let mut namespaces = namespaces.into_iter();
+    let found = namespaces.find(|one| one.metadata.name.as_deref() == Some(name));
+    found.ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
 }

@@ -5,7 +5,7 @@ use ambit_k8s_api::{Namespace, Pod};
 use serde::Serialize;
 
 use crate::{
-    CliError, ErrorKind,
+    CliError,
     cluster::wait,
     enrol,
     install::failed,
@@ -48,14 +48,7 @@ fn of_lab(lab: &str, namespace: &str, mesh: &str) -> Result<Vec<PodView>, CliErr
     let client = labs::find(lab)?;
     let objects = client.objects().map_err(labs::client_error)?;
     let status = client.status().map_err(labs::client_error)?;
-    let namespaces: Vec<Namespace> = labs::of_kind(&objects, "Namespace");
-    let object = namespaces.into_iter().find(|one| name(one) == namespace);
-    let object = object.ok_or_else(|| {
-        CliError::new(
-            ErrorKind::NotFound,
-            format!("there is no namespace {namespace}"),
-        )
-    })?;
+    let object = labs::namespace(&objects, namespace)?;
     let rules = Rules::of(None, mesh);
     let pods: Vec<Pod> = labs::of_kind(&objects, "Pod");
     let here = pods

@@ -1,7 +1,7 @@
 //! A pod of a lab, by all sources.
 
 use ambit_install::object::name;
-use ambit_k8s_api::{Gateway, Namespace, Pod};
+use ambit_k8s_api::{Gateway, Pod};
 use ambit_lab::Place;
 
 use super::{Answers, Report, proxy_of};
@@ -25,12 +25,7 @@ pub(super) fn report(
     let client = labs::find(lab)?;
     let objects = client.objects().map_err(client_error)?;
     let status = client.status().map_err(client_error)?;
-    let not_there = |what: String| CliError::new(ErrorKind::NotFound, what);
-    let namespaces: Vec<Namespace> = of_kind(&objects, "Namespace");
-    let namespace = namespaces
-        .into_iter()
-        .find(|one| name(one) == namespace)
-        .ok_or_else(|| not_there(format!("there is no namespace {namespace}")))?;
+    let namespace = labs::namespace(&objects, namespace)?;
     let here = status.pods.iter();
     let here = here.filter(|pod| pod.namespace == name(&namespace));
     let beginning = format!("{wanted}-");
@@ -40,9 +35,8 @@ pub(super) fn report(
         .or_else(|| here.clone().find(|pod| pod.name.starts_with(&beginning)));
     let in_namespace = name(&namespace);
     let not_found = || {
-        not_there(format!(
-            "there is no pod {wanted} in the namespace {in_namespace}"
-        ))
+        let what = format!("there is no pod {wanted} in the namespace {in_namespace}");
+        CliError::new(ErrorKind::NotFound, what)
     };
     let known = known.ok_or_else(not_found)?;
     let pods: Vec<Pod> = of_kind(&objects, "Pod");

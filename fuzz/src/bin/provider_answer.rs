@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         _ => {
-            let whole = ambit_otlp::unframed(bytes);
+            let whole = ambit_codec::grpc_frame::unframed(bytes);
             assert!(whole.is_none_or(|message| message.len() + 5 <= bytes.len()));
             let _spans = ambit_otlp::rejected_spans(whole.unwrap_or(bytes));
             let _lines = ambit_otlp::rejected_lines(whole.unwrap_or(bytes));

@@ -24,6 +24,7 @@ mod marks;
 mod narrower_hosts;
 mod published;
 mod references;
+mod registry;
 pub(crate) mod replaced;
 mod reserved;
 mod served;
@@ -63,6 +64,7 @@ pub use kinds::{KindVisitor, ServiceRecord, conditions, is_attached, parts, visi
 use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
 use published::Published;
 use references::References;
+pub use registry::{RegisteredPort, RegisteredService};
 pub(crate) use served::PolicyScope;
 use served::Served;
 pub(crate) use standing::names;

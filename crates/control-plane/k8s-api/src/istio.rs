@@ -368,7 +368,7 @@ pub struct ServiceEntrySpec {
     pub addresses: Vec<String>,
     /// Ports of the service.
     pub ports: Vec<ServicePort>,
-    /// Inside or outside of the mesh; not used.
+    /// Location: inside or outside of the mesh. It is shown and has no effect.
     pub location: Option<String>,
     /// How endpoints are found.
     pub resolution: Resolution,

@@ -53,7 +53,8 @@ pub(crate) struct AgentPod {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct XdsClient {
-    /// Its node id, `type~address~pod.namespace~domain`.
+    /// Pod of the client, `name.namespace`; older control planes have its node id here,
+    /// `type~address~pod.namespace~domain`.
     pub(crate) proxy: String,
     /// By type of resources.
     pub(crate) subscriptions: BTreeMap<String, Subscription>,
@@ -68,9 +69,9 @@ pub(crate) struct Subscription {
 }
 
 impl XdsClient {
-    /// Its pod, `name.namespace`.
+    /// Pod of the client, `name.namespace`.
     pub(crate) fn pod(&self) -> &str {
-        self.proxy.split('~').nth(2).unwrap_or_default()
+        self.proxy.split('~').nth(2).unwrap_or(&self.proxy)
     }
 
     /// The worst state of its subscriptions.

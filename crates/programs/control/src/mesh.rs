@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_derive::{Index, MeshConfig, PodDirectory, Problem, Severity};
+use ambit_derive::{Index, MeshConfig, PodDirectory, Problem, RegisteredService, Severity};
 use ambit_k8s_api::ObjectEvent;
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
@@ -28,8 +28,8 @@ use crate::{
 const DEBOUNCE: Duration = Duration::from_millis(10);
 /// How long publication may be put off.
 const MAX_DELAY: Duration = Duration::from_millis(100);
-/// Surveys that wait for the index.
-const SURVEYS: usize = 4;
+/// Inquiries that wait for the index.
+const INQUIRIES: usize = 4;
 
 /// Mesh as other parts of the process see it.
 #[derive(Clone, Debug)]
@@ -40,12 +40,21 @@ pub struct Mesh {
     pub pods: Arc<RwLock<PodDirectory>>,
     /// Problems of objects by themselves; [`Mesh::survey`] has all.
     pub problems: Arc<RwLock<Problems>>,
-    surveys: mpsc::Sender<oneshot::Sender<Vec<Problem>>>,
+    inquiries: mpsc::Sender<Inquiry>,
     /// Grows with every publication; 0 until the first.
     pub published: watch::Receiver<u64>,
     /// Grows when objects were taken into `pods`, or waypoints came or went; 0 until the objects at the start were
     /// taken.
     pub followed: watch::Receiver<u64>,
+}
+
+/// Question that the index answers, with the sender of its answer.
+#[derive(Debug)]
+enum Inquiry {
+    /// [`Index::survey`].
+    Survey(oneshot::Sender<Vec<Problem>>),
+    /// [`Index::registry`].
+    Registry(oneshot::Sender<Vec<RegisteredService>>),
 }
 
 /// Everything wrong at the moment.
@@ -62,15 +71,23 @@ pub struct Problems {
 impl Mesh {
     /// Everything that is wrong, with objects by themselves and because of others.
     pub async fn survey(&self) -> Problems {
-        let (sender, objects) = oneshot::channel();
         let mut problems = self.problems.read().clone();
         // Where objects are no longer followed, those that were last found remain.
-        if self.surveys.send(sender).await.is_ok()
-            && let Ok(objects) = objects.await
-        {
+        if let Some(objects) = self.ask(Inquiry::Survey).await {
             problems.objects = objects;
         }
         problems
+    }
+
+    /// All services with their hosts; `None` where objects are no longer followed.
+    pub async fn registry(&self) -> Option<Vec<RegisteredService>> {
+        self.ask(Inquiry::Registry).await
+    }
+
+    async fn ask<T>(&self, inquiry: impl FnOnce(oneshot::Sender<T>) -> Inquiry) -> Option<T> {
+        let (sender, answer) = oneshot::channel();
+        self.inquiries.send(inquiry(sender)).await.ok()?;
+        answer.await.ok()
     }
 }
 
@@ -86,12 +103,12 @@ pub(crate) fn start(
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
-    let (surveys, requests) = mpsc::channel(SURVEYS);
+    let (inquiries, requests) = mpsc::channel(INQUIRIES);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
         problems: Arc::default(),
-        surveys,
+        inquiries,
         published,
         followed,
     };
@@ -124,7 +141,7 @@ impl Follower {
     async fn run(
         mut self,
         mut source: Source,
-        mut surveys: mpsc::Receiver<oneshot::Sender<Vec<Problem>>>,
+        mut inquiries: mpsc::Receiver<Inquiry>,
         mut drain: DrainWatcher,
     ) {
         // When the oldest and the newest unpublished change came.
@@ -143,7 +160,7 @@ impl Follower {
                     }
                     None => {
                         tracing::error!("objects are no longer followed; the last state stays");
-                        drop(surveys);
+                        drop(inquiries);
                         drain.started().await;
                         return;
                     }
@@ -160,16 +177,21 @@ impl Follower {
                         inquiry.answer(may_call);
                     }
                 },
-                Some(reply) = surveys.recv() => {
-                    // Fails only without a receiver.
-                    reply.send(self.index.survey()).ok();
-                }
+                Some(inquiry) = inquiries.recv() => self.answer(inquiry),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();
                     self.flush(since);
                 }
                 _ = drain.started() => return,
             }
+        }
+    }
+
+    fn answer(&self, inquiry: Inquiry) {
+        // Sending fails only without a receiver.
+        match inquiry {
+            Inquiry::Survey(reply) => drop(reply.send(self.index.survey())),
+            Inquiry::Registry(reply) => drop(reply.send(self.index.registry())),
         }
     }
 

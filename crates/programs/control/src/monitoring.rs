@@ -4,6 +4,10 @@
 //! only, which is where `kubectl port-forward` and `ambit` ask from. Such pages are made one at a time, on a
 //! thread of their own, from what the store had at a moment.
 
+mod clients;
+mod config;
+mod registry;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use ambit_mesh_json::Json;
@@ -21,10 +25,11 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::{
+    environment::Cluster,
     mesh::Mesh,
     metrics::Metrics,
     xds::{
-        SessionStatus, Sessions,
+        Sessions,
         entry::{Collection, Entry},
     },
 };
@@ -43,6 +48,10 @@ pub struct Monitoring {
     pub sessions: Sessions,
     /// Readiness of the process.
     pub readiness: Readiness,
+    /// Name of the cluster.
+    pub cluster_id: Arc<str>,
+    /// The cluster, if there is one.
+    pub cluster: Option<Cluster>,
 }
 
 impl Monitoring {
@@ -73,8 +82,23 @@ impl Monitoring {
             "version" => text(200, env!("CARGO_PKG_VERSION")),
             "debug/syncz" | "debug/connections" => {
                 let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
-                page(move || sessions.iter().map(client).collect::<Vec<_>>()).await
+                let cluster_id = Arc::clone(&self.cluster_id);
+                page(move || clients::page(&sessions, &cluster_id)).await
             }
+            "debug/registryz" => match self.mesh.registry().await {
+                Some(services) => {
+                    let cluster_id = Arc::clone(&self.cluster_id);
+                    page(move || registry::page(&services, &cluster_id)).await
+                }
+                None => text(503, "objects are no longer followed\n"),
+            },
+            "debug/configz" => match &self.cluster {
+                Some(cluster) => match config::objects(&cluster.client).await {
+                    Ok(objects) => page(move || objects).await,
+                    Err(error) => text(502, format!("{error}\n")),
+                },
+                None => text(404, "there is no cluster: the objects are the manifests\n"),
+            },
             "debug/problems" => {
                 let problems = self.mesh.survey().await;
                 page(move || problems).await
@@ -89,7 +113,7 @@ impl Monitoring {
             }
             "" | "debug" | "debug/" => text(
                 200,
-                "/metrics\n/ready\n/version\n/debug/syncz\n/debug/problems\n/debug/ambientz\n/debug/waypointz\n",
+                "/metrics\n/ready\n/version\n/debug/syncz\n/debug/registryz\n/debug/configz\n/debug/problems\n/debug/ambientz\n/debug/waypointz\n",
             ),
             _ => not_found(),
         }
@@ -107,42 +131,6 @@ async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Respon
     });
     made.await
         .unwrap_or_else(|_| text(500, "the page cannot be made\n"))
-}
-
-/// Client that is connected, with what it has acknowledged.
-fn client(status: &SessionStatus) -> Value {
-    let subscriptions: serde_json::Map<_, _> = status
-        .subscriptions
-        .iter()
-        .map(|one| {
-            let state = match &one.error {
-                Some(_) => "ERROR",
-                None if one.sent == one.acknowledged => "SYNCED",
-                None => "STALE",
-            };
-            let value = json!({
-                "state": state,
-                "sent": one.sent,
-                "acknowledged": one.acknowledged,
-                "wildcard": one.wildcard,
-                "names": one.names,
-                "error": one.error,
-            });
-            (one.resource_type.type_url().to_owned(), value)
-        })
-        .collect();
-    let node = status.node.as_ref();
-    json!({
-        "proxy": node.map(|node| node.id.as_str()),
-        "node": node.map(|node| node.node_name.as_str()),
-        "version": node.map(|node| node.version.as_str()),
-        // Under the name that `istioctl version` reads.
-        "istio_version": node.map(|node| node.version.as_str()),
-        "caller": status.caller.to_string(),
-        "peer": status.peer,
-        "connectedSeconds": status.since.elapsed().unwrap_or_default().as_secs(),
-        "subscriptions": subscriptions,
-    })
 }
 
 /// The records of a moment, as they are sent.

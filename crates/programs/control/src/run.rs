@@ -155,6 +155,8 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         metrics: Arc::clone(&metrics),
         sessions,
         readiness: readiness(&mesh),
+        cluster_id: args.cluster_id.as_str().into(),
+        cluster: cluster.clone(),
     };
     let certificates = CertificateService {
         trust: publisher.follow(),

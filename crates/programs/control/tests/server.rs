@@ -859,6 +859,8 @@ async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
         ("/debug/config_dump", "403"),
         ("/debug/syncz", "403"),
         ("/debug/problems", "403"),
+        ("/debug/registryz", "403"),
+        ("/debug/configz", "403"),
         ("/debug", "403"),
         ("/metrics", "200"),
         ("/version", "200"),

@@ -87,6 +87,8 @@ fn debug_pages_are_not_for_pods() {
             "ambientz",
             "config_dump",
             "syncz",
+            "registryz",
+            "configz",
             "connections",
             "problems",
         ] {

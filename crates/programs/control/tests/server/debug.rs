@@ -100,3 +100,84 @@ async fn records_of_the_mesh_are_not_served_as_state_of_the_world() {
         "{refused}"
     );
 }
+
+/// The JSON document of a page.
+fn document(page: &str) -> serde_json::Value {
+    let (_, body) = page.split_once("\r\n\r\n").unwrap();
+    serde_json::from_str(body).unwrap()
+}
+
+#[tokio::test]
+async fn registry_page_has_the_form_of_istios() {
+    let plane = Plane::start().await;
+    plane.write(
+        "entry.yaml",
+        r#"
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: outside, namespace: shop, creationTimestamp: "2026-01-02T03:04:05Z"}
+spec:
+  hosts: [api.example.com]
+  resolution: DNS
+  exportTo: [.]
+  ports: [{number: 443, name: https, protocol: HTTPS}]
+"#,
+    );
+    let page = plane.page_until("/debug/registryz", "example.com").await;
+    let expected = serde_json::json!([
+        {
+            "Attributes": {
+                "ServiceRegistry": "External",
+                "Name": "api.example.com",
+                "Namespace": "shop",
+                "Labels": null,
+                "ExportTo": {".": {}},
+                "LabelSelectors": null,
+            },
+            "ports": [{"name": "https", "port": 443, "protocol": "HTTPS"}],
+            "creationTime": "2026-01-02T03:04:05Z",
+            "hostname": "api.example.com",
+            "clusterVIPs": {"Addresses": null},
+            "defaultAddress": "0.0.0.0",
+            "Resolution": 1,
+            "MeshExternal": true,
+            "ResourceVersion": "",
+        },
+        {
+            "Attributes": {
+                "ServiceRegistry": "Kubernetes",
+                "Name": "api",
+                "Namespace": "shop",
+                "Labels": null,
+                "ExportTo": null,
+                "LabelSelectors": {"app": "api"},
+            },
+            "ports": [{"name": "", "port": 80, "protocol": "UnsupportedProtocol"}],
+            "creationTime": "",
+            "hostname": "api.shop.svc.cluster.local",
+            "clusterVIPs": {"Addresses": {"Kubernetes": ["10.96.0.1"]}},
+            "defaultAddress": "10.96.0.1",
+            "Resolution": 0,
+            "MeshExternal": false,
+            "ResourceVersion": "",
+        },
+    ]);
+    assert_eq!(document(&page), expected);
+    plane.running.stop().await;
+}
+
+#[tokio::test]
+async fn clients_page_has_the_names_of_istios() {
+    let plane = Plane::start().await;
+    let mut stream = plane.stream().await;
+    stream.subscribe(ADDRESS_TYPE_URL).await;
+    let page = plane.page_until("/debug/syncz", "SYNCED").await;
+    let client = &document(&page)[0];
+    assert_eq!(client["cluster_id"], "Kubernetes");
+    assert_eq!(client["proxy"], "zt-1.istio-system");
+    assert_ne!(client["endpoint_sent"], "");
+    assert_eq!(client["endpoint_sent"], client["endpoint_acked"]);
+    assert_eq!(client.get("route_sent"), None, "{client}");
+    drop(stream);
+    plane.running.stop().await;
+}

@@ -276,6 +276,8 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) endpoints: Vec<EndpointInput>,
     pub(crate) selector: Option<Labels>,
     pub(crate) resolution: Resolution,
+    /// Whether its location is outside the mesh, which is the default.
+    pub(crate) is_external: bool,
     subject_alt_names: Vec<ArcStr>,
     distribution: Option<String>,
     /// The entry's `exportTo`; `None`: no field.
@@ -327,6 +329,7 @@ impl ServiceEntryInput {
             endpoints,
             selector: spec.selected_labels().cloned(),
             resolution: spec.resolution,
+            is_external: spec.location.as_deref() != Some("MESH_INTERNAL"),
             subject_alt_names: read_names(&spec.subject_alt_names, namespace, config, &mut notes),
             distribution: annotation.cloned(),
             created: created(&entry.metadata),

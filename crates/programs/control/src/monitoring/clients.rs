@@ -1,0 +1,75 @@
+//! `/debug/syncz`: the connected clients and what each has acknowledged, under the names that Istio's control plane
+//! uses, beside those of Ambit's own types.
+
+use ambit_model::WaypointRecordType;
+use serde_json::{Map, Value, json};
+
+use crate::xds::{ResourceType, SessionStatus, session::SubscriptionStatus};
+
+/// Types of Envoy's xDS, by their names in Istio's page, with the types that hold the same for a waypoint.
+const ENVOY_TYPES: [(&str, ResourceType); 4] = [
+    (
+        "cluster",
+        ResourceType::Waypoint(WaypointRecordType::Destination),
+    ),
+    (
+        "listener",
+        ResourceType::Waypoint(WaypointRecordType::Gateway),
+    ),
+    ("route", ResourceType::Waypoint(WaypointRecordType::Service)),
+    ("endpoint", ResourceType::Address),
+];
+
+/// Clients as the page has them.
+pub(super) fn page(sessions: &[SessionStatus], cluster_id: &str) -> Vec<Value> {
+    let clients = sessions.iter();
+    clients.map(|session| client(session, cluster_id)).collect()
+}
+
+fn client(status: &SessionStatus, cluster_id: &str) -> Value {
+    let node = status.node.as_ref();
+    let subscriptions = status.subscriptions.iter();
+    let subscriptions: Map<_, _> = subscriptions
+        .map(|one| (one.resource_type.type_url().to_owned(), subscription(one)))
+        .collect();
+    let mut client = json!({
+        "cluster_id": cluster_id,
+        // `pod.namespace`, the third part of a node id, is what tools look pods up by.
+        "proxy": node.map(|node| node.id.split('~').nth(2).unwrap_or(&node.id)),
+        "id": node.map(|node| node.id.as_str()),
+        "node": node.map(|node| node.node_name.as_str()),
+        "version": node.map(|node| node.version.as_str()),
+        // Under the name that `istioctl version` reads.
+        "istio_version": node.map(|node| node.version.as_str()),
+        "caller": status.caller.to_string(),
+        "peer": status.peer,
+        "connectedSeconds": status.since.elapsed().unwrap_or_default().as_secs(),
+        "subscriptions": subscriptions,
+    });
+    if let Value::Object(client) = &mut client {
+        for (name, resource_type) in ENVOY_TYPES {
+            let mut all = status.subscriptions.iter();
+            if let Some(one) = all.find(|one| one.resource_type == resource_type) {
+                client.insert(format!("{name}_sent"), json!(one.sent));
+                client.insert(format!("{name}_acked"), json!(one.acknowledged));
+            }
+        }
+    }
+    client
+}
+
+fn subscription(one: &SubscriptionStatus) -> Value {
+    let state = match &one.error {
+        Some(_) => "ERROR",
+        None if one.sent == one.acknowledged => "SYNCED",
+        None => "STALE",
+    };
+    json!({
+        "state": state,
+        "sent": one.sent,
+        "acknowledged": one.acknowledged,
+        "wildcard": one.wildcard,
+        "names": one.names,
+        "error": one.error,
+    })
+}

@@ -1,0 +1,74 @@
+//! `/debug/registryz`: the services of the mesh in the JSON of Istio's registry, which Kiali validates hosts with.
+
+use std::collections::BTreeMap;
+
+use ambit_derive::{RegisteredPort, RegisteredService};
+use ambit_k8s_api::istio::Resolution;
+use ambit_model::AppProtocol;
+use serde_json::{Value, json};
+
+/// Address of services that have none.
+const NO_ADDRESS: &str = "0.0.0.0";
+
+/// Services as the page has them; `cluster` is the id under which their addresses are given.
+pub(super) fn page(services: &[RegisteredService], cluster: &str) -> Vec<Value> {
+    services
+        .iter()
+        .map(|service| entry(service, cluster))
+        .collect()
+}
+
+fn entry(service: &RegisteredService, cluster: &str) -> Value {
+    let addresses: Vec<_> = service.addresses.iter().map(ToString::to_string).collect();
+    let default = addresses.first().map_or(NO_ADDRESS, String::as_str);
+    // Hosts of ServiceEntries are called by their own name, which is the service's.
+    let (registry, name) = if service.is_kubernetes {
+        ("Kubernetes", &service.name)
+    } else {
+        ("External", &service.hostname)
+    };
+    let export = (!service.is_public).then(|| json!({".": {}}));
+    let by_cluster = (!addresses.is_empty()).then(|| BTreeMap::from([(cluster, &addresses)]));
+    json!({
+        "Attributes": {
+            "ServiceRegistry": registry,
+            "Name": name,
+            "Namespace": service.namespace,
+            "Labels": null,
+            "ExportTo": export,
+            "LabelSelectors": service.selector,
+        },
+        "ports": service.ports.iter().map(port).collect::<Vec<_>>(),
+        "creationTime": service.created,
+        "hostname": service.hostname,
+        "clusterVIPs": {"Addresses": by_cluster},
+        "defaultAddress": default,
+        "Resolution": resolution(service.resolution),
+        "MeshExternal": service.is_external,
+        "ResourceVersion": "",
+    })
+}
+
+fn port(port: &RegisteredPort) -> Value {
+    let protocol = match port.app_protocol {
+        _ if !port.is_tcp => "UDP",
+        AppProtocol::Http11 => "HTTP",
+        AppProtocol::Http2 => "HTTP2",
+        AppProtocol::Grpc => "GRPC",
+        AppProtocol::Tls => "HTTPS",
+        AppProtocol::Tcp => "TCP",
+        AppProtocol::Unknown => "UnsupportedProtocol",
+    };
+    json!({"name": port.name, "port": port.number, "protocol": protocol})
+}
+
+/// Istio's number of a resolution.
+fn resolution(resolution: Resolution) -> u8 {
+    match resolution {
+        Resolution::Static => 0,
+        Resolution::Dns => 1,
+        Resolution::None => 2,
+        Resolution::DnsRoundRobin => 3,
+        Resolution::DynamicDns => 5,
+    }
+}

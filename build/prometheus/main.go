@@ -1,8 +1,9 @@
 // Command prometheus evaluates the queries of dashboards and alert rules with Prometheus' own engine, over scraped
 // metrics of Ambit's programs.
 //
-// Standard input is one JSON document ([input]), standard output another ([output]). There is no server and no disk:
-// the engine reads samples from memory.
+// Standard input is one JSON document ([input]), standard output another ([output]). The engine reads samples from
+// memory. With the arguments `serve ADDRESS` it is a server instead: scrapes are posted to it, and it answers the part
+// of Prometheus' HTTP API that Kiali asks.
 package main
 
 import (
@@ -74,6 +75,9 @@ type point struct {
 
 func main() {
 	log.SetFlags(0)
+	if len(os.Args) == 3 && os.Args[1] == "serve" {
+		log.Fatal(serve(os.Args[2], newEngine(parser.NewParser(parser.Options{}))))
+	}
 	var in input
 	if err := json.NewDecoder(os.Stdin).Decode(&in); err != nil {
 		log.Fatalf("cannot read the input: %v", err)
@@ -108,17 +112,21 @@ func run(in *input) (*output, error) {
 			return nil, err
 		}
 	}
-	engine := promql.NewEngine(promql.EngineOpts{
-		MaxSamples:    10_000_000,
-		Timeout:       time.Minute,
-		LookbackDelta: 5 * time.Minute,
-		Parser:        parser,
-	})
+	engine := newEngine(parser)
 	at := time.UnixMilli(int64(in.Time * 1000))
 	for _, query := range in.Queries {
 		out.Results = append(out.Results, evaluate(engine, parser, memory, query, at))
 	}
 	return out, nil
+}
+
+func newEngine(parser parser.Parser) *promql.Engine {
+	return promql.NewEngine(promql.EngineOpts{
+		MaxSamples:    10_000_000,
+		Timeout:       time.Minute,
+		LookbackDelta: 5 * time.Minute,
+		Parser:        parser,
+	})
 }
 
 // rules reads a rule file. Prometheus' validation also parses the expressions and the templates of annotations.

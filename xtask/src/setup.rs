@@ -179,7 +179,7 @@ impl Tests {
             needs,
             root,
             binaries,
-            outside: name == "system-tests",
+            outside: matches!(name, "system-tests" | "cluster-tests"),
         }
     }
 

@@ -86,9 +86,15 @@ impl Plan {
         let values = overrides.complete()?;
         let mut objects = render::objects(&release, &values)?;
         objects.retain(|object| !object::is_hook(object));
+        // Definitions are kept when the mesh goes, and those of others stay as they are.
+        let is_definition = |object: &Value| {
+            object.get("kind").and_then(Value::as_str) == Some("CustomResourceDefinition")
+        };
+        let mut crds = render::crds()?;
+        crds.extend(objects.extract_if(.., |object| is_definition(object)));
         Ok(Self {
             objects,
-            crds: render::crds()?,
+            crds,
             release,
             overrides,
         })

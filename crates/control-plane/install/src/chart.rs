@@ -30,6 +30,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/control-rbac.yaml",
     "templates/control-service.yaml",
     "templates/flows-rbac.yaml",
+    "templates/kiali-definitions.yaml",
     "templates/mesh-configmap.yaml",
     "templates/monitoring.yaml",
     "templates/networkpolicies.yaml",

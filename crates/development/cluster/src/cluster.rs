@@ -105,6 +105,13 @@ impl Cluster {
         programs::ensure_conformance(sources, &bin)
     }
 
+    /// Program of Kiali's server, built if it has to be. No cluster needs to be up.
+    pub fn kiali(places: &Places, sources: &Path) -> Result<PathBuf> {
+        let bin = places.cache.join("bin");
+        let _building = lock(&bin.join(programs::KIALI))?;
+        programs::ensure_kiali(sources, &bin)
+    }
+
     fn start(&self, images: &[PathBuf]) -> Result<()> {
         let state = &self.places.state;
         fs::create_dir_all(state)?;

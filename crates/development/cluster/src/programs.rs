@@ -17,6 +17,8 @@ const KUBERNETES: &str = "v1.34.4";
 pub(crate) const GATEWAY_API: &str = "gateway-api";
 /// Its conformance tests of meshes.
 pub(crate) const CONFORMANCE: &str = "conformance";
+/// Server of Kiali.
+pub(crate) const KIALI: &str = "kiali";
 
 /// Builds what is missing or outdated; `sources` is the repository's `build` directory.
 pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
@@ -56,6 +58,14 @@ pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> 
     fs::create_dir_all(bin)?;
     go(CONFORMANCE, &["test", "-c"], "-s -w", ".", sources, bin)?;
     Ok(bin.join(CONFORMANCE))
+}
+
+/// Builds Kiali's server, if it is missing or outdated; gives the program.
+pub(crate) fn ensure_kiali(sources: &Path, bin: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(bin)?;
+    let package = "github.com/kiali/kiali";
+    go(KIALI, &["build"], "-s -w", package, sources, bin)?;
+    Ok(bin.join(KIALI))
 }
 
 fn go(

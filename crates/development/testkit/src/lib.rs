@@ -16,6 +16,7 @@ mod csr_server;
 mod fake_ca;
 pub mod h2_peer;
 mod helm;
+pub mod http;
 mod otlp_collector;
 mod pki;
 pub mod roles;

@@ -447,6 +447,37 @@ fn definitions_serve_what_istio_serves() {
 }
 
 #[test]
+fn definitions_for_kiali_are_optional_and_outlive_the_mesh() {
+    let names = |settings: &[&str]| -> Vec<String> {
+        let definitions = render(settings).into_iter();
+        let definitions = definitions.filter(|object| object["kind"] == "CustomResourceDefinition");
+        definitions
+            .map(|object| {
+                let keep = &object["metadata"]["annotations"]["helm.sh/resource-policy"];
+                assert_eq!(keep, "keep", "{object}");
+                object["spec"]["names"]["kind"].as_str().unwrap().to_owned()
+            })
+            .collect()
+    };
+    assert_eq!(names(&[]), Vec::<String>::new());
+    let setting = "monitoring.kiali.definitions=true";
+    let kinds = [
+        "Sidecar",
+        "Gateway",
+        "VirtualService",
+        "WorkloadGroup",
+        "EnvoyFilter",
+        "ProxyConfig",
+    ];
+    assert_eq!(names(&[setting]), kinds);
+    let mut overrides = Overrides::default();
+    overrides.set(setting, false).unwrap();
+    let plan = crate::apply::Plan::new(Release::default(), overrides).unwrap();
+    let kind = |object: &Value| object["spec"]["names"]["kind"].as_str() == Some("Sidecar");
+    assert!(plan.crds.iter().any(kind) && !plan.objects.iter().any(kind));
+}
+
+#[test]
 fn notes_name_the_namespace() {
     let release = Release {
         namespace: "mesh".to_owned(),

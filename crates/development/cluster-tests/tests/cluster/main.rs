@@ -4,6 +4,7 @@
 mod conformance;
 mod harness;
 mod joining;
+mod kiali;
 mod metrics;
 mod network_policies;
 mod opting;

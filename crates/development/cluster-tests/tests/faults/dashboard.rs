@@ -1,13 +1,12 @@
 //! The dashboard of a cluster whose API server goes away and comes back.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use ambit_cluster_tests::{Mesh, Space, binary, until};
+use ambit_testkit::http;
 use serde_json::Value;
 
 struct Dashboard {
@@ -44,21 +43,11 @@ impl Dashboard {
 
     /// The answer to a question of the page.
     fn ask(&self, question: &str) -> Value {
-        let mut stream = TcpStream::connect(&self.host).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        let (host, token) = (&self.host, &self.token);
-        write!(
-            stream,
-            "GET /api/{question} HTTP/1.1\r\nHost: {host}\r\nX-Ambit-Token: {token}\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        let (_, body) = response.split_once("\r\n\r\n").unwrap();
-        let answer = serde_json::from_str(body);
-        assert!(answer.is_ok(), "{question}: {response}");
+        let path = format!("/api/{question}");
+        let token = [("X-Ambit-Token", self.token.as_str())];
+        let response = http::request(&self.host, "GET", &path, &token, "").unwrap();
+        let answer = serde_json::from_str(&response.body);
+        assert!(answer.is_ok(), "{question}: {response:?}");
         answer.unwrap()
     }
 

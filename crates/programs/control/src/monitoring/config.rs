@@ -44,7 +44,11 @@ async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(all),
             Err(error) => return Err(error),
         };
-        all.extend(list.items.into_iter().map(|object| shown(&resource, object)));
+        all.extend(
+            list.items
+                .into_iter()
+                .map(|object| shown(&resource, object)),
+        );
         match list.metadata.continue_ {
             Some(next) if !next.is_empty() => page = page.continue_token(&next),
             _ => return Ok(all),

@@ -1,5 +1,5 @@
-//! `/debug/configz`: the objects of Istio's and the Gateway API's kinds, as the API server has them. The control plane
-//! keeps only what it understood of an object, so they are listed on request.
+//! `/debug/configz`: the objects of Istio's and the Gateway API's kinds, as the API server has them, without secrets. The
+//! control plane keeps only what it understood of an object, so they are listed on request.
 
 use ambit_k8s_api::{Definition, Kind};
 use kube::{
@@ -11,6 +11,19 @@ use serde_json::{Map, Value, json};
 
 /// Objects of one page of a list.
 const LIMIT: u32 = 500;
+/// Annotation of kubectl with all of the object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Text in place of a secret.
+const LEFT_OUT: &str = "(secret)";
+/// Fields that may hold secrets, by kind: a path, on which `*` is every item of a list.
+const SECRETS: [(Kind, &[&str]); 3] = [
+    (Kind::WasmPlugin, &["spec", "pluginConfig"]),
+    (Kind::WasmPlugin, &["spec", "vmConfig", "env", "*", "value"]),
+    (
+        Kind::RequestAuthentication,
+        &["spec", "jwtRules", "*", "jwks"],
+    ),
+];
 
 /// All objects, by kind.
 ///
@@ -47,7 +60,7 @@ async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
         all.extend(
             list.items
                 .into_iter()
-                .map(|object| shown(&resource, object)),
+                .map(|object| shown(kind, &resource, object)),
         );
         match list.metadata.continue_ {
             Some(next) if !next.is_empty() => page = page.continue_token(&next),
@@ -56,10 +69,13 @@ async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
     }
 }
 
-/// Object with its type, which items of a list lack, and without what the API server keeps about its fields.
-fn shown(resource: &ApiResource, object: DynamicObject) -> Value {
+/// Object with its type, which items of a list lack, without secrets and what the API server keeps about its fields.
+fn shown(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
     let mut metadata = object.metadata;
     metadata.managed_fields = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.remove(LAST_APPLIED);
+    }
     let mut shown = Map::new();
     shown.insert("kind".to_owned(), json!(resource.kind));
     shown.insert("apiVersion".to_owned(), json!(resource.api_version));
@@ -67,5 +83,71 @@ fn shown(resource: &ApiResource, object: DynamicObject) -> Value {
     if let Value::Object(data) = object.data {
         shown.extend(data);
     }
-    Value::Object(shown)
+    let mut shown = Value::Object(shown);
+    for (_, path) in SECRETS.iter().filter(|(of, _)| *of == kind) {
+        leave_out(&mut shown, path);
+    }
+    shown
+}
+
+/// Replaces the values at a path, those that exist.
+fn leave_out(value: &mut Value, path: &[&str]) {
+    match path.split_first() {
+        None => *value = json!(LEFT_OUT),
+        Some((&"*", rest)) => {
+            for item in value.as_array_mut().into_iter().flatten() {
+                leave_out(item, rest);
+            }
+        }
+        Some((field, rest)) => {
+            if let Some(value) = value.get_mut(*field) {
+                leave_out(value, rest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_of_objects_are_left_out() {
+        let object = json!({
+            "metadata": {"name": "p", "namespace": "shop", "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "hidden",
+                "note": "kept",
+            }},
+            "spec": {
+                "url": "oci://registry.example/p",
+                "pluginConfig": {"password": "hidden"},
+                "vmConfig": {"env": [{"name": "A", "value": "hidden"}, {"name": "B"}]},
+                "jwtRules": [{"jwks": "kept"}],
+            },
+        });
+        let resource = ApiResource {
+            group: "extensions.istio.io".to_owned(),
+            version: "v1alpha1".to_owned(),
+            api_version: "extensions.istio.io/v1alpha1".to_owned(),
+            kind: "WasmPlugin".to_owned(),
+            plural: "wasmplugins".to_owned(),
+        };
+        let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
+        let plugin = shown(Kind::WasmPlugin, &resource, read(&object));
+        let expected = json!({
+            "kind": "WasmPlugin",
+            "apiVersion": "extensions.istio.io/v1alpha1",
+            "metadata": {"name": "p", "namespace": "shop", "annotations": {"note": "kept"}},
+            "spec": {
+                "url": "oci://registry.example/p",
+                "pluginConfig": "(secret)",
+                "vmConfig": {"env": [{"name": "A", "value": "(secret)"}, {"name": "B"}]},
+                "jwtRules": [{"jwks": "kept"}],
+            },
+        });
+        assert_eq!(plugin, expected);
+        let rules = shown(Kind::RequestAuthentication, &resource, read(&object));
+        let keys = &rules["spec"]["jwtRules"][0]["jwks"];
+        assert_eq!(keys, "(secret)");
+    }
 }

@@ -298,6 +298,22 @@ async fn kinds_that_are_defined_later_are_followed_then() {
             .filter(|text| text == "ZtunnelAccepted=True Accepted")
     })
     .await;
+    // Kinds without a definition are left out of the page of objects.
+    let page = replica.page("/debug/configz").await;
+    let (_, objects) = page.split_once("\r\n\r\n").unwrap();
+    let objects: Vec<Value> = serde_json::from_str(objects).unwrap();
+    let names: Vec<_> = objects
+        .iter()
+        .map(|object| {
+            (
+                &object["kind"],
+                &object["metadata"]["name"],
+                &object["spec"],
+            )
+        })
+        .collect();
+    let spec = json!({"rules": [{}]});
+    assert_eq!(names, [(&json!("AuthorizationPolicy"), &json!("p"), &spec)]);
     cluster.server.delete(POLICIES, "shop", "p");
     replica.records_become(&[]).await;
     replica.running.stop().await;

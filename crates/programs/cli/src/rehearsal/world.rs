@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ambit_derive::{MeshConfig, WaypointAttachment};
 use ambit_install::{cluster::Cluster, object::ObjectRef};
-use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Pod};
+use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Origin, Pod, ReadKeyError};
 use ambit_lab::LogSource;
 use ambit_manifests::Snapshot;
 use ambit_waypoint_objects::GATEWAY_NAME;
@@ -264,12 +264,20 @@ fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
 
 /// An object from its JSON form, in whatever state it is: an unreadable one is treated as by the control plane.
 pub(crate) fn event(value: &Value) -> Result<ObjectEvent, CliError> {
-    let key = ObjectKey::read(value)
-        .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))?;
+    event_at(value, None)
+        .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))
+}
+
+/// [`event`] of an object that is written at a known place, if its kind is read.
+pub(crate) fn event_at(
+    value: &Value,
+    origin: Option<&Origin>,
+) -> Result<ObjectEvent, ReadKeyError> {
+    let key = ObjectKey::read(value)?;
     Ok(match Object::from_value(key.kind, value) {
         Ok(object) => ObjectEvent::Applied {
             object,
-            origin: None,
+            origin: origin.cloned(),
         },
         Err(error) => ObjectEvent::Refused {
             key,

@@ -188,10 +188,9 @@ fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<
             && problem.field == "spec.gatewayClassName"
             && (!has_classes || surroundings.explains(namespace, name));
         let lacks_namespace = *kind == Kind::Pod && problem.field == "metadata.namespace";
-        !is_of_unread
-            && !is_of_no_class
-            && !lacks_namespace
-            && !(is_of_files && is_about_readiness(&index, problem))
+        let is_passing = is_of_files && is_about_readiness(&index, problem);
+        let is_explained = is_of_unread || is_of_no_class || lacks_namespace || is_passing;
+        !is_explained
     });
     all.extend(problems.map(|problem| of_problem(&problem)));
     all
@@ -230,7 +229,10 @@ fn remedy(problem: &Problem) -> String {
     let has = |words: &str| message.contains(words);
     if has("changes only by an upgrade") {
         let setting = problem.field.trim_start_matches("data.mesh.");
-        return format!("install or upgrade with --set meshConfig.{setting}=VALUE");
+        let value = message.split_once(" and the mesh has");
+        let value = value.map_or("", |(value, _)| value.trim_start_matches("is "));
+        let value = value.trim_matches('"');
+        return format!("install or upgrade with --set meshConfig.{setting}={value}");
     }
     if has("can only be evaluated by a waypoint") {
         return format!(

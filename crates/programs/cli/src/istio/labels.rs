@@ -386,7 +386,7 @@ pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
         _ => return Vec::new(),
     };
     let prefix = template.map_or("", |_| "spec.template");
-    let metadata = template.unwrap_or(object.metadata());
+    let metadata = template.unwrap_or_else(|| object.metadata());
     marks(metadata, place, &key.to_string(), (&key.name, prefix))
 }
 

@@ -239,7 +239,7 @@ fn settings_of_the_mesh_are_followed_or_named() {
         [
             "Changes",
             "data.mesh.outboundTrafficPolicy.mode",
-            "--set meshConfig.outboundTrafficPolicy.mode=VALUE",
+            "--set meshConfig.outboundTrafficPolicy.mode=REGISTRY_ONLY",
         ],
         [
             "Lapses",

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use ambit_derive::{MeshConfig, WaypointAttachment};
+use ambit_derive::{
+    MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointBinding,
+    WaypointMissing, WorkloadWaypoints,
+};
 use ambit_install::{cluster::Cluster, object::ObjectRef};
 use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Origin, Pod, ReadKeyError};
 use ambit_lab::LogSource;
@@ -338,13 +341,33 @@ pub(crate) async fn settings(
         (&mut config.trust_domain, "TRUST_DOMAIN"),
         (&mut config.cluster_id, "CLUSTER_ID"),
         (&mut config.cluster_domain, "CLUSTER_DOMAIN"),
+        (&mut config.revision, "REVISION"),
     ] {
         if let Some(text) = text(name) {
             *place = text.into();
         }
     }
-    if text("AMBIT_WAYPOINT_ATTACHMENT") == Some("labels") {
+    let is_set =
+        |name: &str, to: &str| text(name).is_some_and(|text| text.eq_ignore_ascii_case(to));
+    if is_set("AMBIT_WAYPOINT_ATTACHMENT", "labels") {
         config.waypoint_attachment = WaypointAttachment::Labels;
     }
+    if is_set("AMBIT_WORKLOAD_WAYPOINTS", "istio") {
+        config.workload_waypoints = WorkloadWaypoints::Istio;
+    }
+    if is_set("AMBIT_WAYPOINT_MISSING", "allow") {
+        config.waypoint_missing = WaypointMissing::Allow;
+    }
+    if is_set("AMBIT_WAYPOINT_BINDING", "ready") {
+        config.waypoint_binding = WaypointBinding::Ready;
+    }
+    if is_set("AMBIT_REFERENCE_GRANTS", "ignored") {
+        config.reference_grants = ReferenceGrants::Ignored;
+    }
+    if is_set("AMBIT_SERVICE_POLICY_SCOPE", "istio") {
+        config.service_policy_scope = ServicePolicyScope::Istio;
+    }
+    config.registry_only = is_set("AMBIT_OUTBOUND_TRAFFIC_POLICY", "REGISTRY_ONLY");
+    config.image_pull_secrets = is_set("AMBIT_IMAGE_PULL_SECRETS", "true");
     Ok(config)
 }

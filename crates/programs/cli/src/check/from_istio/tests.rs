@@ -226,6 +226,47 @@ async fn a_kind_without_permission_is_named_and_the_rest_is_checked() {
 }
 
 #[tokio::test]
+async fn settings_of_an_installed_mesh_are_those_of_its_control_plane() {
+    let server = server();
+    let settings = json!({
+        "metadata": {"name": "istio", "namespace": "istio-system"},
+        "data": {"mesh": "waypointAttachment: labels\nwaypointBinding: ready\nwaypointMissing: allow\n\
+                          workloadWaypoints: istio\nreferenceGrants: ignored\ntrustDomain: books.example\n\
+                          outboundTrafficPolicy: {mode: REGISTRY_ONLY}\n"},
+    });
+    server.put("/api/v1/configmaps", settings);
+    let before = of_server(&server).await.unwrap();
+    let of_settings = |report: &Report| {
+        let effects = report.effects.iter();
+        effects
+            .filter(|one| one.object.ends_with("/istio"))
+            .map(|one| one.outcome)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of_settings(&before), [Outcome::Changes; 7]);
+    let env = [
+        ("TRUST_DOMAIN", "books.example"),
+        ("AMBIT_WAYPOINT_ATTACHMENT", "labels"),
+        ("AMBIT_WAYPOINT_BINDING", "ready"),
+        ("AMBIT_WAYPOINT_MISSING", "allow"),
+        ("AMBIT_WORKLOAD_WAYPOINTS", "istio"),
+        ("AMBIT_REFERENCE_GRANTS", "ignored"),
+        ("AMBIT_OUTBOUND_TRAFFIC_POLICY", "REGISTRY_ONLY"),
+    ];
+    let env = env.map(|(name, value)| json!({"name": name, "value": value}));
+    let control = json!({
+        "metadata": {"name": "ambit-control", "namespace": "istio-system"},
+        "spec": {
+            "selector": {},
+            "template": {"spec": {"containers": [{"name": "control", "env": env}]}},
+        },
+    });
+    server.put("/apis/apps/v1/deployments", control);
+    let after = of_server(&server).await.unwrap();
+    assert_eq!(of_settings(&after), [Outcome::Works]);
+}
+
+#[tokio::test]
 async fn a_cluster_that_fails_ends_the_command() {
     let server = server();
     server.fail_next_at("/api/v1/pods", &[500]);

@@ -17,7 +17,7 @@ const INSTEAD: &[(&str, &str, &str)] = &[
     (
         "networking.istio.io",
         "EnvoyFilter",
-        "use RateLimit, HTTPFault, WasmPlugin, Telemetry, DestinationRule or HTTPRoute, each for its part",
+        "use RateLimit, WasmPlugin, Telemetry, DestinationRule, HTTPRoute or HTTPFault",
     ),
     (
         "networking.istio.io",
@@ -66,7 +66,7 @@ const INSTEAD: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What to write in place of objects of a kind without an effect, where it is known.
+/// Replacement for objects of a kind without an effect, where one is known.
 pub fn instead_of(group: &str, kind: &str) -> Option<&'static str> {
     let mut all = INSTEAD.iter();
     all.find(|(of_group, of_kind, _)| (*of_group, *of_kind) == (group, kind))

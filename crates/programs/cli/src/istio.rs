@@ -1,4 +1,4 @@
-//! What becomes of an Istio mesh's objects with Ambit: the control plane's own code derives them and lists their problems.
+//! Effects of an Istio mesh's objects with Ambit: the control plane's own code derives them and lists their problems.
 //! Kinds that it does not read ([`ambit_k8s_api::unread`]), labels and annotations ([`labels`]) and differences that are
 //! no problems ([`differences`]) come besides.
 

@@ -1,5 +1,5 @@
-//! Labels and annotations of Istio on namespaces, services and workloads: those that Ambit follows, and what to write in
-//! place of the others. Labels that the control plane reads are judged by the control plane's code, not here.
+//! Labels and annotations of Istio on namespaces, services and workloads: those that Ambit follows, and replacements of
+//! the others. Labels that the control plane reads are judged by the control plane's code, not here.
 
 use ambit_k8s_api::{
     Object, ObjectMeta,
@@ -324,7 +324,7 @@ const RULES: &[Rule] = &[
 /// Pods of Istio itself, by their label `app` or `k8s-app`.
 const PARTS: [&str; 3] = ["istiod", "ztunnel", "istio-cni-node"];
 
-/// Label or annotation with what becomes of it.
+/// Label or annotation with its effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     /// Kind, namespace and name of the object that has it.

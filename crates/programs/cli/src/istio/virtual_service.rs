@@ -1,4 +1,4 @@
-//! What becomes of a VirtualService: the objects that `ambit convert` makes in its place, or the reasons why it makes none.
+//! Effects of a VirtualService: the objects that `ambit convert` makes in its place, or the reasons why it makes none.
 
 use serde_json::Value;
 

@@ -1,10 +1,84 @@
-//! Kinds of other meshes without an effect in this one: only the existence of their objects is read, to report it.
+//! Kinds of other meshes without an effect in this one: only the existence of their objects is read, to report it, and
+//! of some not even that. [`instead_of`] names for each what to write in its place.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::status::Status;
+
+/// Kinds without an effect, by API group and name, and what to write in place of their objects.
+const INSTEAD: &[(&str, &str, &str)] = &[
+    (
+        "networking.istio.io",
+        "VirtualService",
+        "`ambit convert` makes HTTPRoutes of them",
+    ),
+    (
+        "networking.istio.io",
+        "EnvoyFilter",
+        "use RateLimit, WasmPlugin, Telemetry, DestinationRule, HTTPRoute or HTTPFault",
+    ),
+    (
+        "networking.istio.io",
+        "Gateway",
+        "write a Gateway of gateway.networking.k8s.io for a controller of ingress gateways",
+    ),
+    (
+        "networking.istio.io",
+        "Sidecar",
+        "delete it: node proxies need no list of hosts; to restrict callers, use AuthorizationPolicy",
+    ),
+    (
+        "networking.istio.io",
+        "ProxyConfig",
+        "use spec.infrastructure.parametersRef of a waypoint's Gateway, and the chart's ztunnel values for node proxies",
+    ),
+    (
+        "networking.istio.io",
+        "WorkloadGroup",
+        "write a WorkloadEntry for each workload",
+    ),
+    (
+        "extensions.istio.io",
+        "TrafficExtension",
+        "use WasmPlugin with targetRefs; scripts in Lua must become plugins",
+    ),
+    (
+        "gateway.networking.k8s.io",
+        "ListenerSet",
+        "it adds listeners to ingress gateways, which the controller of their class follows; a waypoint has one listener",
+    ),
+    (
+        "gateway.networking.x-k8s.io",
+        "XListenerSet",
+        "it adds listeners to ingress gateways, which the controller of their class follows; a waypoint has one listener",
+    ),
+    (
+        "gateway.networking.x-k8s.io",
+        "XBackendTrafficPolicy",
+        "use trafficPolicy.retryBudget of a DestinationRule, and sessionPersistence of a route's rules",
+    ),
+    (
+        "gateway.networking.k8s.io",
+        "UDPRoute",
+        "UDP is not captured: delete it",
+    ),
+];
+
+/// Replacement for objects of a kind without an effect, where one is known.
+pub fn instead_of(group: &str, kind: &str) -> Option<&'static str> {
+    let mut all = INSTEAD.iter();
+    all.find(|(of_group, of_kind, _)| (*of_group, *of_kind) == (group, kind))
+        .map(|(_, _, instead)| *instead)
+}
+
+/// Whether an API group is one of which the mesh reads kinds, or whose objects are written for a mesh: their authors
+/// expect an effect.
+pub fn is_mesh_group(group: &str) -> bool {
+    let gateway_api = ["gateway.networking.k8s.io", "gateway.networking.x-k8s.io"];
+    group.ends_with(".istio.io") || gateway_api.contains(&group) || group == crate::ambit::GROUP
+}
 
 macro_rules! unread {
     ($($(#[$doc:meta])* $name:ident, $group:literal, $plural:literal;)*) => {
@@ -61,4 +135,21 @@ unread! {
     VirtualService, "networking.istio.io", "virtualservices";
     /// Changes of Envoy's configuration.
     EnvoyFilter, "networking.istio.io", "envoyfilters";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Definition, Kind};
+
+    #[test]
+    fn kinds_without_an_effect_have_something_in_their_place() {
+        for kind in Kind::ALL {
+            let is_unread = kind.definition() == Definition::Unread;
+            let instead = instead_of(kind.group(), kind.as_str());
+            assert_eq!(instead.is_some(), is_unread, "{kind}");
+        }
+        assert!(INSTEAD.iter().all(|(group, _, _)| is_mesh_group(group)));
+        assert!(!is_mesh_group("apps") && !is_mesh_group(""));
+    }
 }

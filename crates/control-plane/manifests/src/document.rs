@@ -6,10 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use ambit_k8s_api::{InvalidObject, Object, ObjectKey, ReadKeyError, labels::OVERLAY};
+use ambit_k8s_api::{
+    InvalidObject, Object, ObjectKey, ReadKeyError, labels::OVERLAY, unread::is_mesh_group,
+};
 use serde_json::Value;
 
-use crate::lines::line_of;
+use crate::lines::{line_of, lines_of_items};
 
 /// One readable object of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,6 +96,54 @@ pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> P
     parsed
 }
 
+/// Values of a file, those of lists one by one, and errors, each with the line of its document.
+#[derive(Debug, Default)]
+pub(crate) struct Values {
+    pub(crate) values: Vec<(u64, Value)>,
+    pub(crate) bad: Vec<(u64, String)>,
+}
+
+/// Parses a whole file without a look at the kinds of its objects.
+pub(crate) fn values(text: &str, format: Format) -> Values {
+    let mut all = Values::default();
+    if text.trim_start().starts_with('{')
+        && let Ok(value) = serde_json::from_str(text)
+    {
+        all.add(1, value);
+        return all;
+    }
+    let documents = match format {
+        Format::Json => vec![(1, text)],
+        Format::Yaml => split(text),
+    };
+    for (first_line, document) in documents {
+        match parse_value(document, format) {
+            Ok(value) => all.add(first_line + lines_before(document), value),
+            Err((line, message)) => all.bad.push((first_line + line.saturating_sub(1), message)),
+        }
+    }
+    all
+}
+
+impl Values {
+    fn add(&mut self, line: u64, mut value: Value) {
+        let items = is_list(&value).then(|| value.get_mut("items").map(Value::take));
+        match items.flatten() {
+            Some(Value::Array(items)) => {
+                self.values
+                    .extend(items.into_iter().map(|item| (line, item)));
+            }
+            _ if value.is_null() => {}
+            _ => self.values.push((line, value)),
+        }
+    }
+}
+
+fn is_list(value: &Value) -> bool {
+    let kind = value.get("kind").and_then(Value::as_str);
+    kind.is_some_and(|kind| kind.ends_with("List"))
+}
+
 fn hash(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -144,14 +194,12 @@ fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &
             return;
         }
     };
-    let is_list = value
-        .get("kind")
-        .and_then(Value::as_str)
-        .is_some_and(|kind| kind.ends_with("List"));
-    if let (true, Some(items)) = (is_list, value.get("items").and_then(Value::as_array)) {
+    let items = value.get("items").and_then(Value::as_array);
+    if let Some(items) = items.filter(|_| is_list(&value)) {
+        let lines = lines_of_items(text, "items");
         for (index, item) in items.iter().enumerate() {
             let path = format!("items[{index}]");
-            let line = first_line + line_of(text, &path).unwrap_or(1) - 1;
+            let line = first_line + lines.get(index).unwrap_or(&1) - 1;
             judge(item.clone(), text, &path, (first_line, line), patch, parsed);
         }
     } else if !value.is_null() {
@@ -177,16 +225,24 @@ fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {
                 format!("not JSON: {error}"),
             )
         }),
-        Format::Yaml => serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
+        Format::Yaml => serde_saphyr::from_str_with_options(text, options(text)).map_err(|error| {
             let line = error.location().map_or(1, |location| location.line());
             (line, format!("not YAML: {}", error.without_snippet()))
         }),
     }
 }
 
-/// `yes` and `on` are strings, not booleans: a label may have such a value.
-fn options() -> serde_saphyr::Options {
-    serde_saphyr::options! { strict_booleans: true, with_snippet: false }
+/// Options of the parser. `yes` and `on` are strings, not booleans: a label may have such a value. Limits grow with the
+/// text, since a list may have thousands of objects; aliases do not make more of it.
+fn options(text: &str) -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        strict_booleans: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_nodes: text.len().max(250_000),
+            max_events: text.len().saturating_mul(2).max(1_000_000),
+        },
+    }
 }
 
 fn judge(
@@ -254,9 +310,7 @@ fn judge(
 fn is_of_the_mesh(value: &Value) -> bool {
     let version = value.get("apiVersion").and_then(Value::as_str);
     let group = version.and_then(|version| version.split_once('/'));
-    group.is_some_and(|(group, _)| {
-        group.ends_with(".istio.io") || matches!(group, "gateway.networking.k8s.io" | "ambit.io")
-    })
+    group.is_some_and(|(group, _)| is_mesh_group(group))
 }
 
 /// Whether the document is marked as only adding to an object; removes the mark.
@@ -421,5 +475,30 @@ mod tests {
         );
         let same = parse(one, Format::Yaml, false, &known);
         assert_eq!(same.documents, [first]);
+    }
+
+    #[test]
+    fn values_of_lists_and_streams_are_read_without_their_kinds() {
+        let text = "# c\napiVersion: v1\nkind: List\nitems: [{kind: Sidecar}, {kind: Other}]\n---\nkind: [\n---\nkind: A\n---\n";
+        let read = values(text, Format::Yaml);
+        let kinds: Vec<_> = read
+            .values
+            .iter()
+            .map(|(line, value)| (*line, value["kind"].as_str().unwrap()))
+            .collect();
+        assert_eq!(kinds, [(2, "Sidecar"), (2, "Other"), (8, "A")]);
+        assert_eq!(read.bad.len(), 1);
+        assert!(matches!(read.bad[0].0, 6 | 7), "{:?}", read.bad);
+        let item = "{kind: A, metadata: {labels: {a: b, c: d, e: f}}, spec: {a: [1, 2, 3, 4, 5, 6, 7, 8]}}";
+        let items = vec![item; 10_000];
+        let list = format!("kind: List\nitems:\n- {}\n", items.join("\n- "));
+        let read = values(&list, Format::Yaml);
+        assert_eq!((read.values.len(), read.bad), (10_000, vec![]));
+        assert_eq!(
+            values("{\"kind\": \"List\", \"items\": [{}, {}]}", Format::Yaml)
+                .values
+                .len(),
+            2
+        );
     }
 }

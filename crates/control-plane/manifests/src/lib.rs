@@ -14,7 +14,8 @@ mod tree;
 
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
-use ambit_k8s_api::{Object, ObjectKey};
+use ambit_k8s_api::{Object, ObjectKey, unread::instead_of};
+use serde_json::Value;
 
 pub use ambit_k8s_api::{ObjectEvent, Origin};
 pub use follow::{ManifestDirs, OpenError, read};
@@ -48,17 +49,47 @@ pub struct Change {
     pub problems: Arc<[Problem]>,
 }
 
-/// The documents of a YAML stream, unparsed, each with the line it begins on.
-pub fn documents(text: &str) -> Vec<(u64, &str)> {
-    document::split(text)
+/// Objects of any kind in one file, as plain values.
+#[derive(Clone, Debug, Default)]
+pub struct Values {
+    /// The objects, those of lists one by one, each with its document.
+    pub objects: Vec<(Value, Origin)>,
+    /// Documents that could not be read.
+    pub problems: Vec<Problem>,
+}
+
+/// Reads the text of one file as plain values.
+pub fn values(file: &Path, text: &str) -> Values {
+    let path: Arc<Path> = file.into();
+    let at = |line| Origin {
+        file: Arc::clone(&path),
+        line,
+    };
+    let read = document::values(text, format_of(file));
+    let values = read.values.into_iter();
+    let bad = read.bad.into_iter();
+    Values {
+        objects: values.map(|(line, value)| (value, at(line))).collect(),
+        problems: bad
+            .map(|(line, message)| Problem {
+                origin: at(line),
+                object: None,
+                message,
+            })
+            .collect(),
+    }
+}
+
+fn format_of(file: &Path) -> document::Format {
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("json") => document::Format::Json,
+        _ => document::Format::Yaml,
+    }
 }
 
 /// Reads the text of one file. Of an object that is in it twice the last counts.
 pub fn parse(file: &Path, text: &str) -> Snapshot {
-    let format = match file.extension().and_then(|extension| extension.to_str()) {
-        Some("json") => document::Format::Json,
-        _ => document::Format::Yaml,
-    };
+    let format = format_of(file);
     let file: Arc<Path> = file.into();
     let at = |line| Origin {
         file: Arc::clone(&file),
@@ -105,7 +136,13 @@ pub struct Snapshot {
     pub unread: Vec<Problem>,
 }
 
-/// Problem of an object of the mesh's API groups whose kind is not read.
+/// Problem of an object of the mesh's API groups whose kind is not read; `kind` has its API version before it.
 fn unread_message(kind: &str) -> String {
-    format!("is a {kind}, which nothing reads: it has no effect")
+    let (version, name) = kind.split_once(' ').unwrap_or(("", kind));
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let instead = instead_of(group, name).map(|instead| format!("; {instead}"));
+    format!(
+        "is a {kind}, which nothing reads: it has no effect{}",
+        instead.unwrap_or_default()
+    )
 }

@@ -31,6 +31,21 @@ pub(crate) fn line_of(yaml: &str, path: &str) -> Option<u64> {
     Some(line)
 }
 
+/// The lines of a list's items, in one pass: to look for each would be to read the document as often.
+pub(crate) fn lines_of_items(yaml: &str, list: &str) -> Vec<u64> {
+    let Ok(Tree::Map(members)) = serde_saphyr::from_str(yaml) else {
+        return Vec::new();
+    };
+    let mut members = members.into_iter();
+    match members.find(|(name, _)| name.value == list) {
+        Some((_, list)) => match list.value {
+            Tree::List(items) => items.iter().map(|item| item.referenced.line()).collect(),
+            Tree::Map(_) | Tree::Leaf => Vec::new(),
+        },
+        None => Vec::new(),
+    }
+}
+
 fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.split(['.', '[', ']']).filter(|step| !step.is_empty())
 }
@@ -112,5 +127,14 @@ mod tests {
         assert_eq!(line_of(yaml, "spec.rules[1].when"), Some(5));
         assert_eq!(line_of(yaml, "nothing"), Some(1));
         assert_eq!(line_of("a: [", "a"), None);
+    }
+
+    #[test]
+    fn lines_of_items_are_those_of_each() {
+        let yaml = "kind: List\nitems:\n- a: 1\n-\n  a: 2\n";
+        let each = [0, 1].map(|index| line_of(yaml, &format!("items[{index}]")).unwrap());
+        assert_eq!(lines_of_items(yaml, "items"), each);
+        assert!(lines_of_items(yaml, "kind").is_empty());
+        assert!(lines_of_items("[", "items").is_empty());
     }
 }

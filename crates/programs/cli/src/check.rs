@@ -1,4 +1,5 @@
-//! `ambit check`: diagnoses a cluster, or this node, before an installation, and suggests remedies.
+//! `ambit check`: diagnoses a cluster, or this node, before an installation, and suggests remedies. With `--from istio` it
+//! is about the objects of an Istio mesh alone.
 
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use ambit_install::{
     platform, remove,
 };
 use ambit_k8s_api::{Deployment, Namespace, Node, Pod};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
@@ -27,30 +28,53 @@ use crate::{
     cluster::{Target, wait},
     enrol,
     install::failed,
+    istio,
     membership::Rules,
     output::{self, Format, table},
     reach,
 };
 
+mod from_istio;
 mod meshes;
 mod network_policies;
 mod on_node;
 mod platforms;
 mod rules;
+mod unfollowed;
+
+/// Exit codes in the help.
+const EXIT_CODES: &str = "Exit codes: 0 without errors, 1 with errors. With --from istio:
+  0  every object works as it is
+  1  a file or kind could not be read, which is named; the rest is checked
+  5  an object changes or lapses
+Any failure of the command itself: 2 for its arguments, 3 for what does not exist, 4 for a cluster that cannot be reached.";
 
 /// Flags of `ambit check`.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct CheckArgs {
-    /// Namespaces to check as if they were in the mesh, besides those that are
-    namespaces: Vec<String>,
+    /// Namespaces to check as if they were in the mesh, besides those that are; with --from, manifests to check in place
+    /// of the cluster: files, directories, or - for standard input
+    #[arg(value_name = "NAMESPACE|FILE")]
+    subjects: Vec<String>,
     #[command(flatten)]
     target: Target,
+    /// Check which objects of another mesh work with Ambit, which change, and which lapse
+    #[arg(long, value_enum, value_name = "MESH")]
+    from: Option<OtherMesh>,
     /// Check this machine as a node instead of the cluster
-    #[arg(long, conflicts_with = "namespaces")]
+    #[arg(long, conflicts_with_all = ["subjects", "from"])]
     on_node: bool,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
+}
+
+/// Mesh whose objects are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OtherMesh {
+    /// Istio, with sidecars or in ambient mode
+    Istio,
 }
 
 /// How bad it is.
@@ -116,16 +140,21 @@ pub(crate) struct Snapshot {
     cilium_config: Option<ConfigMap>,
     inventory: Option<Inventory>,
     rules: Option<Rules>,
+    /// Objects of the mesh's kinds, and those that decide what they mean.
+    mesh: istio::Mesh,
 }
 
 /// Looks, and answers with an exit code of 1 if there are errors.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
+    if args.from == Some(OtherMesh::Istio) {
+        return from_istio::run(args);
+    }
     let mut findings = if args.on_node {
         on_node::findings()
     } else {
         let snapshot = wait(async {
             let cluster = args.target.cluster().await?;
-            take(&cluster, &args.target.mesh_namespace, &args.namespaces).await
+            take(&cluster, &args.target.mesh_namespace, &args.subjects).await
         })?;
         findings(&snapshot)
     };
@@ -146,6 +175,7 @@ fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     findings.extend(platforms::findings(snapshot));
     findings.extend(meshes::findings(snapshot));
     findings.extend(network_policies::findings(snapshot));
+    findings.extend(unfollowed::findings(&snapshot.mesh));
     findings
 }
 
@@ -161,6 +191,8 @@ async fn take(
     let inventory = apply::installed(cluster, mesh_namespace)
         .await
         .map_err(failed)?;
+    let mut mesh = istio::of_cluster(cluster, mesh_namespace).await?;
+    mesh.config.root_namespace = mesh_namespace.into();
     Ok(Snapshot {
         minor,
         platform: platform::detect(&nodes),
@@ -177,6 +209,7 @@ async fn take(
         cilium_config: cilium.map_err(wrong)?,
         inventory,
         rules: Some(enrol::rules(cluster, mesh_namespace).await?),
+        mesh,
     })
 }
 

@@ -34,10 +34,10 @@ pub(crate) struct ConvertArgs {
 
 /// Reason why an object is left, or a note on one that is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Remark {
+pub(crate) struct Remark {
     /// Path of the field in the spec.
-    field: String,
-    message: String,
+    pub(crate) field: String,
+    pub(crate) message: String,
 }
 
 impl Remark {
@@ -57,10 +57,18 @@ impl fmt::Display for Remark {
 
 /// Objects that stand for a VirtualService.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Conversion {
-    objects: Vec<Value>,
+pub(crate) struct Conversion {
+    pub(crate) objects: Vec<Value>,
     /// Differences that its owner should know.
-    notes: Vec<Remark>,
+    pub(crate) notes: Vec<Remark>,
+}
+
+/// Converts a VirtualService without printing it, or gives every reason why it cannot be converted.
+pub(crate) fn preview(object: &Value, cluster_domain: &str) -> Result<Conversion, Vec<Remark>> {
+    match VirtualService::read(object) {
+        Ok(whole) => route::convert(&whole, cluster_domain),
+        Err(error) => Err(vec![Remark::new("", error.to_string())]),
+    }
 }
 
 /// Prints the converted objects; fails if one is left.
@@ -69,14 +77,18 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
     let mut converted = Vec::new();
     let (mut found, mut left) = (0, 0);
     for path in &args.files {
-        let name = path.display().to_string();
-        for object in documents(&name, &text_of(path)?)? {
+        let read = ambit_manifests::values(path, &text_of(path)?);
+        if let Some(problem) = read.problems.first() {
+            return Err(CliError::new(ErrorKind::Usage, problem.to_string()));
+        }
+        for (object, origin) in read.objects {
             if object.get("kind").and_then(Value::as_str) != Some("VirtualService") {
                 continue;
             }
             found += 1;
             let whole = VirtualService::read(&object).map_err(|error| {
-                CliError::new(ErrorKind::Usage, format!("{name}: a VirtualService")).because(error)
+                let what = format!("{origin}: a VirtualService");
+                CliError::new(ErrorKind::Usage, what).because(error)
             })?;
             match route::convert(&whole, &args.cluster_domain) {
                 Ok(conversion) => {
@@ -117,24 +129,6 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
 #[expect(clippy::print_stderr, reason = "standard output has the manifests")]
 fn report(what: &str, of: &VirtualService, remark: &Remark) {
     eprintln!("{}", printable(&format!("{what}: {}: {remark}", of.name())));
-}
-
-/// The objects of a text, those of lists one by one.
-fn documents(name: &str, text: &str) -> Result<Vec<Value>, CliError> {
-    let mut all = Vec::new();
-    // One by one: the parser's limits are for a document, and a cluster may have thousands of objects.
-    for (line, document) in ambit_manifests::documents(text) {
-        let parsed: Option<Value> = serde_saphyr::from_str(document).map_err(|error| {
-            let what = format!("{name}: the document of line {line} is no YAML");
-            CliError::new(ErrorKind::Usage, what).because(error.to_string())
-        })?;
-        let Some(mut document) = parsed else { continue };
-        match document.get_mut("items").map(Value::take) {
-            Some(Value::Array(items)) => all.extend(items),
-            _ => all.push(document),
-        }
-    }
-    Ok(all)
 }
 
 #[cfg(test)]

@@ -30,7 +30,9 @@ ambit uninstall --force --crds                       # with all objects of Istio
         "check",
         "ambit check                                          # can the mesh be installed here?
 ambit check shop                                     # what hinders pods of a namespace
-ambit check --on-node                                # with a pod on each node that looks at its kernel",
+ambit check --on-node                                # with a pod on each node that looks at its kernel
+ambit check --from istio                             # which objects of an Istio mesh work, change or lapse
+kubectl get virtualservices,gateways,ns -A -o yaml | ambit check --from istio -",
     ),
     (
         "enroll",

@@ -24,6 +24,7 @@ mod flows;
 mod http;
 mod inspect;
 mod install;
+mod istio;
 mod lab;
 mod labs;
 mod lint;

@@ -18,6 +18,7 @@ use crate::{
     CliError,
     cluster::{Target, wait},
     files::{text_of, unreadable},
+    istio::{Outcome, labels},
     labs,
     output::{self, Format},
     problems::{Problem, rows},
@@ -130,7 +131,35 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
         .filter(|found| linted.contains(&found.object) || !known.contains(found))
         .map(Problem::from);
     let checked = checks::all(&after, &linted).into_iter().map(Problem::from);
-    unreadable.chain(surveyed).chain(checked).collect()
+    let marked = marks(&after, &linted);
+    unreadable
+        .chain(surveyed)
+        .chain(checked)
+        .chain(marked)
+        .collect()
+}
+
+/// Labels and annotations of Istio that have no effect, or another one.
+fn marks(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for event in objects {
+        let ObjectEvent::Applied { object, origin } = event else {
+            continue;
+        };
+        if !linted.contains(&object.key()) {
+            continue;
+        }
+        let marks = labels::of_object(object).into_iter();
+        let marks = marks.filter(|mark| mark.outcome != Outcome::Works);
+        problems.extend(marks.map(|mark| Problem {
+            severity: "warning".to_owned(),
+            object: mark.object,
+            field: mark.field,
+            message: format!("{}; {}", mark.effect, mark.advice),
+            origin: origin.as_ref().map(ToString::to_string),
+        }));
+    }
+    problems
 }
 
 type Found = ambit_derive::Problem;

@@ -28,7 +28,7 @@ use crate::{
 use judge::Rehearsal;
 pub(crate) use report::Report;
 use world::World;
-pub(crate) use world::{event, list, object_key, settings};
+pub(crate) use world::{event, event_at, list, object_key, settings};
 
 /// Flags of `ambit policy test`.
 #[derive(Clone, Debug, clap::Args)]

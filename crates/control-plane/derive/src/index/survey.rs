@@ -5,6 +5,7 @@
 
 use ambit_k8s_api::{
     EnvoyFilter, Gateway, Kind, Namespace, ObjectKey, Pod, VirtualService, labels,
+    unread::instead_of,
 };
 use serde_json::Value;
 
@@ -112,17 +113,11 @@ impl Index {
 
     /// Objects of a kind of which only their existence is read.
     fn without_effect<K: Stored>(&self, all: &mut Vec<Problem>) {
-        for (key, _) in self.every::<K>(K::OBJECT_KIND) {
-            let message = match K::OBJECT_KIND {
-                Kind::VirtualService => {
-                    "objects of this kind have no effect; `ambit convert` makes HTTPRoutes of them"
-                }
-                _ => {
-                    "objects of this kind have no effect; use the Gateway API, DestinationRule and \
-                     AuthorizationPolicy with targetRefs"
-                }
-            };
-            all.push(warning(&key, ".", message));
+        let kind = K::OBJECT_KIND;
+        let instead = instead_of(kind.group(), kind.as_str()).unwrap_or_default();
+        let message = format!("objects of this kind have no effect; {instead}");
+        for (key, _) in self.every::<K>(kind) {
+            all.push(warning(&key, ".", &message));
         }
     }
 

@@ -156,19 +156,3 @@ fn rules_whose_order_would_change_are_left() {
         }
     }
 }
-
-#[test]
-fn lists_and_streams_of_documents_are_read() {
-    let text = "
-apiVersion: v1
-kind: List
-items: [{kind: VirtualService}, {kind: Service}]
----
-kind: VirtualService
----
-";
-    assert_eq!(documents("a", text).unwrap().len(), 3);
-    let many = "kind: VirtualService\n---\n".repeat(10_000);
-    assert_eq!(documents("a", &many).unwrap().len(), 10_000);
-    assert!(documents("a", "a: [").is_err());
-}

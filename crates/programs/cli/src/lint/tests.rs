@@ -161,3 +161,46 @@ spec: {rulez: []}
         "{found:#?}"
     );
 }
+
+#[test]
+fn kinds_and_labels_of_istio_without_effect_have_advice() {
+    let manifests = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s, namespace: shop}
+---
+apiVersion: gateway.networking.x-k8s.io/v1alpha1
+kind: XBackendTrafficPolicy
+metadata: {name: x, namespace: shop}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: legacy, labels: {istio-injection: enabled}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: api, namespace: shop, annotations: {networking.istio.io/exportTo: .}}
+spec: {clusterIP: 10.0.0.8, ports: [{port: 80}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: shop}
+spec:
+  selector: {matchLabels: {app: web}}
+  template: {metadata: {labels: {app: web}, annotations: {sidecar.istio.io/inject: 'false'}}, spec: {containers: []}}
+";
+    let found = found(PRESENT, manifests);
+    for part in [
+        "new.yaml:2: is a networking.istio.io/v1 Sidecar, which nothing reads: it has no effect; delete it",
+        "XBackendTrafficPolicy, which nothing reads: it has no effect; use trafficPolicy.retryBudget",
+        "Namespace legacy: metadata.labels[istio-injection]: no sidecars are injected; label it \
+         istio.io/dataplane-mode=ambient (`ambit enroll legacy`)",
+        "Service shop/api: metadata.annotations[networking.istio.io/exportTo]: Services are seen in all namespaces",
+        "Deployment shop/web: spec.template.metadata.annotations[sidecar.istio.io/inject]: it does not keep pods out",
+    ] {
+        assert!(
+            found.iter().any(|line| line.contains(part)),
+            "{part}: {found:#?}"
+        );
+    }
+}

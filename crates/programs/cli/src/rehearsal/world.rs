@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
-use ambit_derive::{MeshConfig, WaypointAttachment};
+use ambit_derive::{
+    MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointBinding,
+    WaypointMissing, WorkloadWaypoints,
+};
 use ambit_install::{cluster::Cluster, object::ObjectRef};
-use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Pod};
+use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Origin, Pod, ReadKeyError};
 use ambit_lab::LogSource;
 use ambit_manifests::Snapshot;
 use ambit_waypoint_objects::GATEWAY_NAME;
@@ -264,12 +267,20 @@ fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
 
 /// An object from its JSON form, in whatever state it is: an unreadable one is treated as by the control plane.
 pub(crate) fn event(value: &Value) -> Result<ObjectEvent, CliError> {
-    let key = ObjectKey::read(value)
-        .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))?;
+    event_at(value, None)
+        .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))
+}
+
+/// [`event`] of an object that is written at a known place, if its kind is read.
+pub(crate) fn event_at(
+    value: &Value,
+    origin: Option<&Origin>,
+) -> Result<ObjectEvent, ReadKeyError> {
+    let key = ObjectKey::read(value)?;
     Ok(match Object::from_value(key.kind, value) {
         Ok(object) => ObjectEvent::Applied {
             object,
-            origin: None,
+            origin: origin.cloned(),
         },
         Err(error) => ObjectEvent::Refused {
             key,
@@ -330,13 +341,33 @@ pub(crate) async fn settings(
         (&mut config.trust_domain, "TRUST_DOMAIN"),
         (&mut config.cluster_id, "CLUSTER_ID"),
         (&mut config.cluster_domain, "CLUSTER_DOMAIN"),
+        (&mut config.revision, "REVISION"),
     ] {
         if let Some(text) = text(name) {
             *place = text.into();
         }
     }
-    if text("AMBIT_WAYPOINT_ATTACHMENT") == Some("labels") {
+    let is_set =
+        |name: &str, to: &str| text(name).is_some_and(|text| text.eq_ignore_ascii_case(to));
+    if is_set("AMBIT_WAYPOINT_ATTACHMENT", "labels") {
         config.waypoint_attachment = WaypointAttachment::Labels;
     }
+    if is_set("AMBIT_WORKLOAD_WAYPOINTS", "istio") {
+        config.workload_waypoints = WorkloadWaypoints::Istio;
+    }
+    if is_set("AMBIT_WAYPOINT_MISSING", "allow") {
+        config.waypoint_missing = WaypointMissing::Allow;
+    }
+    if is_set("AMBIT_WAYPOINT_BINDING", "ready") {
+        config.waypoint_binding = WaypointBinding::Ready;
+    }
+    if is_set("AMBIT_REFERENCE_GRANTS", "ignored") {
+        config.reference_grants = ReferenceGrants::Ignored;
+    }
+    if is_set("AMBIT_SERVICE_POLICY_SCOPE", "istio") {
+        config.service_policy_scope = ServicePolicyScope::Istio;
+    }
+    config.registry_only = is_set("AMBIT_OUTBOUND_TRAFFIC_POLICY", "REGISTRY_ONLY");
+    config.image_pull_secrets = is_set("AMBIT_IMAGE_PULL_SECRETS", "true");
     Ok(config)
 }

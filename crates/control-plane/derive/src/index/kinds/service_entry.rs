@@ -178,7 +178,7 @@ fn hidden(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
     let export = index.export_of(entry);
     if entry.export.is_some_and(|requested| requested > export) {
         let message = format!(
-            "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the ConfigMap \
+            "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the \
              {} does not have \"*\"",
             index.settings_key()
         );

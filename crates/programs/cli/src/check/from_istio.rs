@@ -1,0 +1,156 @@
+//! `ambit check --from istio`: which objects of an Istio mesh work with Ambit as they are, which work differently, and
+//! which have no effect.
+
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
+
+use serde::Serialize;
+
+use super::CheckArgs;
+use crate::{
+    CliError, ErrorKind,
+    cluster::wait,
+    istio::{self, Effect, Mesh, Outcome},
+    output::{self, printable, table},
+};
+
+/// Exit code where an object changes or lapses.
+const DIFFERS: u8 = 5;
+
+/// Result of the check.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    effects: Vec<Effect>,
+    summary: Summary,
+    /// Parts that could not be read, and why.
+    unreadable: Vec<String>,
+    /// Defined kinds that are not followed, and have no objects.
+    unused_kinds: Vec<String>,
+}
+
+/// Number of objects by their worst outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct Summary {
+    works: usize,
+    changes: usize,
+    lapses: usize,
+}
+
+/// Prints the effects; see [`exit_code`] for the result.
+pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
+    let mut mesh = match args.subjects.as_slice() {
+        [] => wait(async {
+            let cluster = args.target.cluster().await?;
+            istio::of_cluster(&cluster, &args.target.mesh_namespace).await
+        })?,
+        files => {
+            let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
+            istio::of_files(&files)?
+        }
+    };
+    mesh.config.root_namespace = args.target.mesh_namespace.as_str().into();
+    if mesh.objects.is_empty() && mesh.unreadable.is_empty() {
+        return Err(CliError::new(ErrorKind::NotFound, "there are no objects"));
+    }
+    let report = report(mesh);
+    output::print(args.output, &report, || report.text())?;
+    Ok(ExitCode::from(report.exit_code()))
+}
+
+fn report(mesh: Mesh) -> Report {
+    let effects = istio::effects(&mesh);
+    let summary = Summary::of(&effects);
+    Report {
+        effects,
+        summary,
+        unreadable: mesh.unreadable,
+        unused_kinds: mesh.unused_kinds,
+    }
+}
+
+impl Summary {
+    fn of(effects: &[Effect]) -> Self {
+        let mut worst: BTreeMap<&str, Outcome> = BTreeMap::new();
+        for Effect {
+            object, outcome, ..
+        } in effects
+        {
+            let of_object = worst.entry(object).or_insert(*outcome);
+            *of_object = (*of_object).min(*outcome);
+        }
+        let count = |outcome| worst.values().filter(|one| **one == outcome).count();
+        Self {
+            works: count(Outcome::Works),
+            changes: count(Outcome::Changes),
+            lapses: count(Outcome::Lapses),
+        }
+    }
+}
+
+impl Report {
+    /// 0 if every object works as it is, 5 if one changes or lapses, 1 if a part could not be read.
+    fn exit_code(&self) -> u8 {
+        let Summary {
+            changes, lapses, ..
+        } = self.summary;
+        match (self.unreadable.is_empty(), changes + lapses) {
+            (false, _) => 1,
+            (true, 0) => 0,
+            (true, _) => DIFFERS,
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (outcome, title) in [
+            (Outcome::Lapses, "LAPSES: has no effect with Ambit"),
+            (Outcome::Changes, "CHANGES: works, but differently"),
+            (Outcome::Works, "WORKS as it is"),
+        ] {
+            let of = || self.effects.iter().filter(|one| one.outcome == outcome);
+            if of().next().is_none() {
+                continue;
+            }
+            let rows = match outcome {
+                Outcome::Works => table(&["OBJECT"], of().map(|one| vec![printable(&one.object)])),
+                _ => table(&["OBJECT", "FIELD", "EFFECT", "WHAT TO DO"], of().map(row)),
+            };
+            text.push_str(&format!("{title}\n{rows}\n\n"));
+        }
+        for (title, list) in [
+            ("NOT READ", &self.unreadable),
+            ("NOT FOLLOWED, and without objects", &self.unused_kinds),
+        ] {
+            if !list.is_empty() {
+                let lines: Vec<_> = list.iter().map(|line| printable(line)).collect();
+                text.push_str(&format!("{title}\n{}\n\n", lines.join("\n")));
+            }
+        }
+        let Summary {
+            works,
+            changes,
+            lapses,
+        } = self.summary;
+        let objects = works + changes + lapses;
+        text.push_str(&format!(
+            "{objects} objects: {works} work as they are, {changes} change, {lapses} lapse"
+        ));
+        text
+    }
+}
+
+fn row(effect: &Effect) -> Vec<String> {
+    let cell = |text: &str| match text {
+        "" | "." => "-".to_owned(),
+        text => printable(text),
+    };
+    vec![
+        cell(&effect.object),
+        cell(&effect.field),
+        cell(&effect.effect),
+        cell(&effect.advice),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,320 @@
+//! Effects of an Istio mesh's objects with Ambit: the control plane's own code derives them and lists their problems.
+//! Kinds that it does not read ([`ambit_k8s_api::unread`]), labels and annotations ([`labels`]) and differences that are
+//! no problems ([`differences`]) come besides.
+
+mod collect;
+mod differences;
+pub(crate) mod labels;
+mod virtual_service;
+
+use std::collections::BTreeSet;
+
+use ambit_derive::{Index, MeshConfig, Problem, Severity};
+use ambit_k8s_api::{
+    Definition, Kind, ObjectKey, Origin, ReadKeyError,
+    unread::{instead_of, is_mesh_group},
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::rehearsal::{event_at, index_of, object_key};
+use differences::Surroundings;
+
+pub(crate) use collect::{of_cluster, of_files};
+
+/// Outcome for an object, or for one of its fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Outcome {
+    /// Without an effect in Ambit.
+    Lapses,
+    /// Followed, with a difference.
+    Changes,
+    /// Followed as it is.
+    Works,
+}
+
+/// Effect of an object, or of one of its fields.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Effect {
+    pub(crate) outcome: Outcome,
+    /// Kind, namespace and name of the object.
+    pub(crate) object: String,
+    /// Path of the field; `.` for the object itself.
+    pub(crate) field: String,
+    /// Consequence with Ambit.
+    pub(crate) effect: String,
+    /// Advice on it; empty where there is nothing to do.
+    pub(crate) advice: String,
+    /// Objects to apply in its place.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) replacement: Vec<Value>,
+}
+
+impl Effect {
+    fn new(
+        outcome: Outcome,
+        object: &str,
+        field: impl Into<String>,
+        effect: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self {
+            outcome,
+            object: object.to_owned(),
+            field: field.into(),
+            effect: effect.into(),
+            advice: advice.into(),
+            replacement: Vec::new(),
+        }
+    }
+}
+
+/// Objects of a mesh, from files or a cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Mesh {
+    pub(crate) objects: Vec<(Value, Option<Origin>)>,
+    /// Settings of the control plane; where none runs, those that it would start with.
+    pub(crate) config: MeshConfig,
+    /// Whether a control plane of Ambit runs with these settings.
+    pub(crate) is_installed: bool,
+    /// Parts that could not be read, and why.
+    pub(crate) unreadable: Vec<String>,
+    /// Kinds of the mesh's API groups that are defined, are not followed, and have no objects.
+    pub(crate) unused_kinds: Vec<String>,
+}
+
+/// Effects of all objects, those without an effect first.
+pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
+    let mut config = mesh.config.clone();
+    let values = || mesh.objects.iter().map(|(value, _)| value);
+    let settings = mesh_settings(values(), &config.root_namespace);
+    let mut all = Vec::new();
+    if !mesh.is_installed {
+        all.extend(trust_domain(&mut config, &settings));
+    }
+    let surroundings = Surroundings::new(&config, &settings, values());
+    let cluster_domain = config.cluster_domain.to_string();
+    all.extend(derived(mesh, config, &surroundings));
+    for value in values() {
+        all.extend(without_effect(value, &cluster_domain));
+        all.extend(surroundings.of_value(value));
+        let marks = labels::of_value(value).into_iter();
+        all.extend(marks.map(|mark| {
+            let labels::Mark {
+                outcome,
+                object,
+                field,
+                effect,
+                advice,
+            } = mark;
+            Effect::new(outcome, &object, field, effect, advice)
+        }));
+    }
+    add_working(&mut all, values());
+    let order = |one: &Effect| {
+        let texts = [&one.object, &one.field, &one.effect].map(String::clone);
+        (one.outcome, texts)
+    };
+    all.sort_by_cached_key(order);
+    all.dedup();
+    all
+}
+
+/// MeshConfig in the ConfigMap of the root namespace; null without any.
+fn mesh_settings<'a>(mut values: impl Iterator<Item = &'a Value>, root_namespace: &str) -> Value {
+    let name = format!("ConfigMap {root_namespace}/istio");
+    let found = values.find(|value| object_name(value) == name);
+    let text = found.and_then(|map| map.pointer("/data/mesh")?.as_str());
+    // An error of it is the control plane's to report.
+    text.and_then(|text| serde_saphyr::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+/// Takes the trust domain over for a mesh that is not installed yet: it is a value of the installation.
+fn trust_domain(config: &mut MeshConfig, settings: &Value) -> Option<Effect> {
+    let found = settings.get("trustDomain")?.as_str()?;
+    if found.is_empty() || found == config.trust_domain.as_str() {
+        return None;
+    }
+    config.trust_domain = found.into();
+    let object = format!("ConfigMap {}/istio", config.root_namespace);
+    Some(Effect::new(
+        Outcome::Changes,
+        &object,
+        "data.mesh.trustDomain",
+        "it is set when Ambit is installed, and not read from here",
+        format!("install with --set meshConfig.trustDomain={found}"),
+    ))
+}
+
+/// Problems that the control plane finds.
+fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<Effect> {
+    let mut all = Vec::new();
+    let mut events = Vec::new();
+    for (value, origin) in &mesh.objects {
+        match event_at(value, origin.as_ref()) {
+            Ok(event) => events.push(event),
+            Err(ReadKeyError::OtherKind(_)) => {}
+            Err(error) => {
+                let object = object_name(value);
+                all.push(Effect::new(
+                    Outcome::Lapses,
+                    &object,
+                    ".",
+                    error.to_string(),
+                    "",
+                ));
+            }
+        }
+    }
+    let mut kinds = events.iter().map(|event| object_key(event).kind);
+    let has_classes = kinds.any(|kind| kind == Kind::GatewayClass);
+    let is_of_files = mesh.objects.iter().any(|(_, origin)| origin.is_some());
+    let mut index = index_of(config, &events);
+    index.flush();
+    let problems = index.survey().into_iter().filter(|problem| {
+        let ObjectKey {
+            kind,
+            namespace,
+            name,
+        } = &problem.object;
+        let is_of_unread = kind.definition() == Definition::Unread
+            || problem
+                .message
+                .contains("objects of such kinds have no effect");
+        let is_of_no_class = *kind == Kind::Gateway
+            && problem.field == "spec.gatewayClassName"
+            && (!has_classes || surroundings.explains(namespace, name));
+        let lacks_namespace = *kind == Kind::Pod && problem.field == "metadata.namespace";
+        let is_passing = is_of_files && is_about_readiness(&index, problem);
+        let is_explained = is_of_unread || is_of_no_class || lacks_namespace || is_passing;
+        !is_explained
+    });
+    all.extend(problems.map(|problem| of_problem(&problem)));
+    all
+}
+
+/// Whether a problem ends when pods of a waypoint are ready: files do not have their state.
+fn is_about_readiness(index: &Index, problem: &Problem) -> bool {
+    let verdict = index.standing(&problem.object);
+    let verdict = verdict.and_then(|standing| standing.verdict.as_ref());
+    verdict.is_some_and(|verdict| {
+        verdict.message == problem.message
+            && matches!(verdict.reason, "NoReadyWaypoint" | "Waiting")
+    })
+}
+
+fn of_problem(problem: &Problem) -> Effect {
+    let message = &problem.message;
+    let is_without_effect = problem.severity == Severity::Error
+        || ["no effect", "not supported", "not known", "do not follow"]
+            .iter()
+            .any(|words| message.contains(words));
+    let outcome = match is_without_effect {
+        true => Outcome::Lapses,
+        false => Outcome::Changes,
+    };
+    let object = problem.object.to_string();
+    Effect::new(outcome, &object, &problem.field, message, remedy(problem))
+}
+
+/// Advice on a problem whose message has none.
+fn remedy(problem: &Problem) -> String {
+    let ObjectKey {
+        kind, namespace, ..
+    } = &problem.object;
+    let message = &problem.message;
+    let has = |words: &str| message.contains(words);
+    if has("changes only by an upgrade") {
+        let setting = problem.field.trim_start_matches("data.mesh.");
+        let value = message.split_once(" and the mesh has");
+        let value = value.map_or("", |(value, _)| value.trim_start_matches("is "));
+        let value = value.trim_matches('"');
+        return format!("install or upgrade with --set meshConfig.{setting}={value}");
+    }
+    if has("can only be evaluated by a waypoint") {
+        return format!(
+            "make a waypoint, and name it in spec.targetRefs: `ambit waypoint apply -n {namespace} --migrate-policies`"
+        );
+    }
+    if has("no waypoint reaches the host") || has("has no waypoint") {
+        return format!(
+            "make a waypoint: `ambit waypoint apply -n {namespace} --enroll-namespace`"
+        );
+    }
+    let is_of_sidecars = has("targetRefs") || problem.field == "spec.selector";
+    if is_of_sidecars && *kind != Kind::PeerAuthentication {
+        return "name the waypoint, or a Service, in spec.targetRefs".to_owned();
+    }
+    if *kind == Kind::ConfigMap || has("has no effect") {
+        return "remove it".to_owned();
+    }
+    String::new()
+}
+
+/// Effects of an object of a kind that is not followed.
+fn without_effect(value: &Value, cluster_domain: &str) -> Vec<Effect> {
+    let Some((group, kind)) = group_and_kind(value) else {
+        return Vec::new();
+    };
+    let version = value.get("apiVersion").and_then(Value::as_str);
+    let known = Kind::find(version, kind);
+    let is_followed = known.is_some_and(|known| known.definition() != Definition::Unread);
+    if is_followed || !is_mesh_group(group) {
+        return Vec::new();
+    }
+    if known == Some(Kind::VirtualService) {
+        return virtual_service::effects(value, cluster_domain);
+    }
+    let advice = instead_of(group, kind).unwrap_or("nothing in Ambit is in its place");
+    let effect = "objects of this kind have no effect";
+    vec![Effect::new(
+        Outcome::Lapses,
+        &object_name(value),
+        ".",
+        effect,
+        advice,
+    )]
+}
+
+/// Adds the objects of the mesh's kinds that nothing is found of, and drops what works of the others.
+fn add_working<'a>(all: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value>) {
+    let differing = all.iter().filter(|one| one.outcome != Outcome::Works);
+    let differing: BTreeSet<String> = differing.map(|one| one.object.clone()).collect();
+    all.retain(|one| one.outcome != Outcome::Works || !differing.contains(&one.object));
+    for value in values {
+        let Some((group, kind)) = group_and_kind(value) else {
+            continue;
+        };
+        let object = object_name(value);
+        let is_settings = kind == "ConfigMap" && object.ends_with("/istio");
+        if (is_mesh_group(group) || is_settings) && !differing.contains(&object) {
+            all.push(Effect::new(Outcome::Works, &object, ".", "", ""));
+        }
+    }
+}
+
+fn group_and_kind(value: &Value) -> Option<(&str, &str)> {
+    let version = value.get("apiVersion")?.as_str()?;
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    Some((group, value.get("kind")?.as_str()?))
+}
+
+/// Kind, namespace and name of an object of any kind.
+fn object_name(value: &Value) -> String {
+    if let Ok(key) = ObjectKey::read(value) {
+        return key.to_string();
+    }
+    let text = |at: &str| value.pointer(at).and_then(Value::as_str);
+    let kind = text("/kind").unwrap_or("object");
+    let name = text("/metadata/name").unwrap_or("without a name");
+    match text("/metadata/namespace") {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Objects of a mesh from files, or from a cluster: there all objects of the mesh's API groups, and those of Kubernetes
+//! that decide what they mean. Secrets are not read, and ConfigMaps only where the mesh names them.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use ambit_install::{
+    cluster::{Cluster, ClusterError},
+    object::ObjectRef,
+};
+use ambit_k8s_api::{
+    Kind,
+    unread::{instead_of, is_mesh_group},
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde_json::Value;
+
+use super::Mesh;
+use crate::{
+    CliError,
+    files::{text_of, unreadable},
+    install::failed,
+    rehearsal::settings,
+};
+
+/// Kinds of Kubernetes whose objects decide what those of the mesh mean, or have labels for it.
+const BUILT_IN: [(&str, &str); 10] = [
+    ("v1", "Namespace"),
+    ("v1", "Node"),
+    ("v1", "ServiceAccount"),
+    ("v1", "Pod"),
+    ("v1", "Service"),
+    ("discovery.k8s.io/v1", "EndpointSlice"),
+    ("apps/v1", "Deployment"),
+    ("apps/v1", "StatefulSet"),
+    ("apps/v1", "DaemonSet"),
+    ("batch/v1", "CronJob"),
+];
+/// Control plane of an installation of Ambit.
+const CONTROL: &str = "ambit-control";
+/// Deepest directory below a named one.
+const MAX_DEPTH: usize = 16;
+
+/// Objects of files and directories; `-` is standard input.
+pub(crate) fn of_files(paths: &[PathBuf]) -> Result<Mesh, CliError> {
+    let mut files = Vec::new();
+    for path in paths {
+        match path.is_dir() {
+            true => manifests_below(path, MAX_DEPTH, &mut files)?,
+            false => files.push(path.clone()),
+        }
+    }
+    let mut mesh = Mesh::default();
+    for file in &files {
+        let read = ambit_manifests::values(file, &text_of(file)?);
+        let objects = read.objects.into_iter();
+        mesh.objects
+            .extend(objects.map(|(value, origin)| (value, Some(origin))));
+        let problems = read.problems.iter();
+        mesh.unreadable.extend(problems.map(ToString::to_string));
+    }
+    Ok(mesh)
+}
+
+fn manifests_below(
+    directory: &Path,
+    depth: usize,
+    files: &mut Vec<PathBuf>,
+) -> Result<(), CliError> {
+    let entries = fs::read_dir(directory).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let entries = entries.map_err(|error| unreadable(directory, error))?;
+    let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if name.starts_with('.') {
+            continue;
+        }
+        if path.is_dir() && depth > 0 {
+            manifests_below(&path, depth - 1, files)?;
+        } else if matches!(extension, Some("yaml" | "yml" | "json")) {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Objects of a cluster. A kind that may not be listed is named, and the others are read.
+pub(crate) async fn of_cluster(cluster: &Cluster, mesh_namespace: &str) -> Result<Mesh, CliError> {
+    let mut reader = Reader {
+        cluster,
+        mesh: Mesh::default(),
+    };
+    for (version, kind) in BUILT_IN {
+        reader.list(version, kind, (None, None)).await?;
+    }
+    for (version, kind, plural) in reader.definitions().await? {
+        let found = reader.list(&version, &kind, (None, None)).await?;
+        let group = version.split_once('/').map_or("", |(group, _)| group);
+        let is_known = Kind::find(Some(&version), &kind).is_some();
+        if found == Some(0) && !is_known && instead_of(group, &kind).is_none() {
+            reader
+                .mesh
+                .unused_kinds
+                .push(format!("{kind} ({plural}.{group})"));
+        }
+    }
+    let of_revisions = (Some(mesh_namespace), Some("istio.io/rev"));
+    reader.list("v1", "ConfigMap", of_revisions).await?;
+    for (namespace, name) in named_config_maps(&reader.mesh, mesh_namespace) {
+        reader.get("v1", "ConfigMap", &namespace, &name).await?;
+    }
+    let control = reader.get("apps/v1", "Deployment", mesh_namespace, CONTROL);
+    let is_installed = control.await?;
+    let mut mesh = reader.mesh;
+    mesh.is_installed = is_installed;
+    if is_installed {
+        mesh.config = settings(cluster, mesh_namespace).await?;
+    }
+    Ok(mesh)
+}
+
+/// The MeshConfig, and ConfigMaps with the authorities of policies of TLS, by namespace and name.
+fn named_config_maps(mesh: &Mesh, mesh_namespace: &str) -> BTreeSet<(String, String)> {
+    let mut names = BTreeSet::from([(mesh_namespace.to_owned(), "istio".to_owned())]);
+    for (value, _) in &mesh.objects {
+        let references = value.pointer("/spec/validation/caCertificateRefs");
+        let namespace = value.pointer("/metadata/namespace").and_then(Value::as_str);
+        for reference in references.and_then(Value::as_array).into_iter().flatten() {
+            let name = reference.get("name").and_then(Value::as_str);
+            if let (Some(namespace), Some(name)) = (namespace, name) {
+                names.insert((namespace.to_owned(), name.to_owned()));
+            }
+        }
+    }
+    names
+}
+
+/// Reader of a cluster's objects.
+struct Reader<'a> {
+    cluster: &'a Cluster,
+    mesh: Mesh,
+}
+
+impl Reader<'_> {
+    /// Reads the objects of a kind, and returns their number unless they may not be read.
+    async fn list(
+        &mut self,
+        version: &str,
+        kind: &str,
+        (namespace, labels): (Option<&str>, Option<&str>),
+    ) -> Result<Option<usize>, CliError> {
+        let found = self.cluster.list(version, kind, namespace, labels).await;
+        let Some(found) = self.permitted(found, "list", kind)? else {
+            return Ok(None);
+        };
+        let count = found.len();
+        self.mesh
+            .objects
+            .extend(found.into_iter().map(|value| (light(value), None)));
+        Ok(Some(count))
+    }
+
+    /// Reads one object unless it is known, and returns whether it is there.
+    async fn get(
+        &mut self,
+        version: &str,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<bool, CliError> {
+        let reference = ObjectRef {
+            api_version: version.to_owned(),
+            kind: kind.to_owned(),
+            namespace: Some(namespace.to_owned()),
+            name: name.to_owned(),
+        };
+        let mut objects = self.mesh.objects.iter();
+        if objects.any(|(value, _)| ObjectRef::of(value).as_ref() == Some(&reference)) {
+            return Ok(true);
+        }
+        let found = self.cluster.get(&reference).await;
+        let what = format!("{kind} {namespace}/{name}");
+        let found = self.permitted(found, "get", &what)?.flatten();
+        let is_there = found.is_some();
+        self.mesh
+            .objects
+            .extend(found.map(|value| (light(value), None)));
+        Ok(is_there)
+    }
+
+    /// Version, kind and plural name of every kind of the mesh's API groups that the cluster defines.
+    async fn definitions(&mut self) -> Result<Vec<(String, String, String)>, CliError> {
+        let found = self
+            .cluster
+            .all::<CustomResourceDefinition>(None, None)
+            .await;
+        let Some(found) = self.permitted(found, "list", "CustomResourceDefinition")? else {
+            let known = Kind::ALL.iter().filter(|kind| is_mesh_group(kind.group()));
+            let known = known.map(|kind| {
+                let version = format!("{}/{}", kind.group(), kind.version());
+                (version, kind.as_str().to_owned(), kind.plural().to_owned())
+            });
+            return Ok(known.collect());
+        };
+        let of_mesh = found
+            .into_iter()
+            .filter(|one| is_mesh_group(&one.spec.group));
+        Ok(of_mesh.filter_map(served).collect())
+    }
+
+    /// The result of a request; `None`, with a note, where it is forbidden.
+    fn permitted<T>(
+        &mut self,
+        result: Result<T, ClusterError>,
+        verb: &str,
+        what: &str,
+    ) -> Result<Option<T>, CliError> {
+        match result {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if is_forbidden(&error) => {
+                let note = format!("{what}: no permission for the verb {verb}; not checked");
+                self.mesh.unreadable.push(note);
+                Ok(None)
+            }
+            Err(error) => Err(failed(error.into())),
+        }
+    }
+}
+
+fn is_forbidden(error: &ClusterError) -> bool {
+    let ClusterError::Api { source, .. } = error else {
+        return false;
+    };
+    matches!(&**source, kube::Error::Api(status) if status.code == 403)
+}
+
+/// The version of a definition in which its objects are read: the mesh's own, the stored one, or any other.
+fn served(definition: CustomResourceDefinition) -> Option<(String, String, String)> {
+    let spec = definition.spec;
+    let of_mesh = Kind::find(Some(&format!("{}/v1", spec.group)), &spec.names.kind);
+    let versions = spec.versions.into_iter().filter(|version| version.served);
+    let best = versions.max_by_key(|version| {
+        let is_read = of_mesh.is_some_and(|kind| kind.version() == version.name);
+        (is_read, version.storage)
+    })?;
+    let version = format!("{}/{}", spec.group, best.name);
+    Some((version, spec.names.kind, spec.names.plural))
+}
+
+/// An object without the record of who wrote its fields, which is often most of it.
+fn light(mut value: Value) -> Value {
+    let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
+    if let Some(metadata) = metadata {
+        metadata.remove("managedFields");
+    }
+    value
+}

@@ -1,0 +1,472 @@
+//! Labels and annotations of Istio on namespaces, services and workloads: those that Ambit follows, and replacements of
+//! the others. Labels that the control plane reads are judged by the control plane's code, not here.
+
+use ambit_k8s_api::{
+    Object, ObjectMeta,
+    enablement::{SIDECAR_STATUS, has_sidecar},
+    labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, GATEWAY_MANAGED, GATEWAY_NAME},
+};
+use serde_json::Value;
+
+use super::Outcome::{self, Changes, Lapses, Works};
+
+/// Object whose labels and annotations are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Namespace,
+    Service,
+    /// Pod, or the template of pods.
+    Workload,
+}
+use Place::{Namespace, Service, Workload};
+
+/// Rule for a label or annotation.
+struct Rule {
+    place: Place,
+    /// Its name, or the beginning of its name up to the slash.
+    key: &'static str,
+    /// Its value; any value without one.
+    value: Option<&'static str>,
+    outcome: Outcome,
+    effect: &'static str,
+    advice: &'static str,
+}
+
+const fn rule(
+    place: Place,
+    (key, value): (&'static str, Option<&'static str>),
+    outcome: Outcome,
+    effect: &'static str,
+    advice: &'static str,
+) -> Rule {
+    Rule {
+        place,
+        key,
+        value,
+        outcome,
+        effect,
+        advice,
+    }
+}
+
+/// Text in advice that the object's own name replaces.
+const NAME: &str = "{name}";
+const ENROLL: &str = "label it istio.io/dataplane-mode=ambient (`ambit enroll {name}`), and restart pods with sidecars";
+const NOT_INJECTED: &str = "no sidecars are injected";
+const OF_SIDECARS: &str = "it is a setting of sidecars";
+const REMOVE: &str = "remove it";
+const PORTS: &str = "the node proxy captures all ports";
+const BYPASS: &str =
+    "ambient.istio.io/bypass-inbound-capture=true leaves all inbound connections uncaptured";
+const OUTBOUND: &str =
+    "all outbound connections are captured; those to addresses outside of the mesh pass unchanged";
+const SIDECAR_RESOURCES: &str = "set the chart's ztunnel.resources, and spec.infrastructure.parametersRef of a waypoint's Gateway";
+
+/// The rules; the first one for a label or annotation counts.
+const RULES: &[Rule] = &[
+    rule(
+        Namespace,
+        ("istio-injection", Some("enabled")),
+        Lapses,
+        NOT_INJECTED,
+        ENROLL,
+    ),
+    rule(
+        Namespace,
+        ("istio.io/rev", None),
+        Lapses,
+        NOT_INJECTED,
+        ENROLL,
+    ),
+    rule(
+        Namespace,
+        ("istio.io/dataplane-mode", Some("ambient")),
+        Works,
+        "its pods are captured",
+        "",
+    ),
+    rule(
+        Namespace,
+        ("istio.io/dataplane-mode", Some("none")),
+        Works,
+        "its pods are not captured",
+        "",
+    ),
+    rule(
+        Namespace,
+        ("istio.io/dataplane-mode", None),
+        Lapses,
+        "the value is neither ambient nor none",
+        "label it istio.io/dataplane-mode=ambient (`ambit enroll {name}`)",
+    ),
+    rule(
+        Namespace,
+        ("istio.io/use-waypoint", None),
+        Works,
+        "it names the waypoint",
+        "",
+    ),
+    rule(
+        Service,
+        ("istio.io/use-waypoint", None),
+        Works,
+        "it names the waypoint",
+        "",
+    ),
+    rule(
+        Workload,
+        ("istio.io/use-waypoint", None),
+        Works,
+        "it names the waypoint",
+        "",
+    ),
+    rule(
+        Service,
+        ("networking.istio.io/exportTo", None),
+        Lapses,
+        "Services are seen in all namespaces",
+        "restrict its callers with an AuthorizationPolicy",
+    ),
+    rule(
+        Workload,
+        ("istio.io/dataplane-mode", Some("ambient")),
+        Works,
+        "its pods are captured",
+        "",
+    ),
+    rule(
+        Workload,
+        ("istio.io/dataplane-mode", Some("none")),
+        Works,
+        "its pods are not captured",
+        "",
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/inject", Some("false")),
+        Lapses,
+        "it does not keep pods out of the mesh",
+        "label the pods istio.io/dataplane-mode=none",
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/inject", None),
+        Lapses,
+        NOT_INJECTED,
+        "label the pods istio.io/dataplane-mode=ambient",
+    ),
+    rule(
+        Workload,
+        (SIDECAR_STATUS, None),
+        Lapses,
+        "pods with a sidecar are not captured, and the sidecar depends on Istio's control plane",
+        "turn off the injection, and restart the pods (`kubectl rollout restart`)",
+    ),
+    rule(
+        Workload,
+        ("istio.io/rev", None),
+        Lapses,
+        NOT_INJECTED,
+        REMOVE,
+    ),
+    rule(
+        Workload,
+        ("inject.istio.io/templates", Some("gateway")),
+        Lapses,
+        "gateways at the edge of the mesh belong to Istio's control plane",
+        "keep it for them, or use another controller of the Gateway API",
+    ),
+    rule(
+        Workload,
+        ("inject.istio.io/", None),
+        Lapses,
+        NOT_INJECTED,
+        REMOVE,
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/proxyCPU", None),
+        Lapses,
+        OF_SIDECARS,
+        SIDECAR_RESOURCES,
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/proxyCPULimit", None),
+        Lapses,
+        OF_SIDECARS,
+        SIDECAR_RESOURCES,
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/proxyMemory", None),
+        Lapses,
+        OF_SIDECARS,
+        SIDECAR_RESOURCES,
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/proxyMemoryLimit", None),
+        Lapses,
+        OF_SIDECARS,
+        SIDECAR_RESOURCES,
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/logLevel", None),
+        Lapses,
+        OF_SIDECARS,
+        "`ambit log-level` sets the level of a node proxy or waypoint",
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/rewriteAppHTTPProbers", None),
+        Changes,
+        "kubelet's probes reach the application unchanged",
+        REMOVE,
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/extraStatTags", None),
+        Lapses,
+        OF_SIDECARS,
+        "use tagOverrides of a Telemetry with targetRefs",
+    ),
+    rule(
+        Workload,
+        ("sidecar.istio.io/", None),
+        Lapses,
+        OF_SIDECARS,
+        REMOVE,
+    ),
+    rule(
+        Workload,
+        ("traffic.sidecar.istio.io/excludeInboundPorts", None),
+        Lapses,
+        PORTS,
+        BYPASS,
+    ),
+    rule(
+        Workload,
+        ("traffic.sidecar.istio.io/includeInboundPorts", Some("*")),
+        Works,
+        PORTS,
+        "",
+    ),
+    rule(
+        Workload,
+        ("traffic.sidecar.istio.io/includeInboundPorts", None),
+        Lapses,
+        PORTS,
+        BYPASS,
+    ),
+    rule(
+        Workload,
+        ("traffic.sidecar.istio.io/kubevirtInterfaces", None),
+        Lapses,
+        OF_SIDECARS,
+        "use the annotation istio.io/reroute-virtual-interfaces",
+    ),
+    rule(
+        Workload,
+        (
+            "traffic.sidecar.istio.io/includeOutboundIPRanges",
+            Some("*"),
+        ),
+        Works,
+        OUTBOUND,
+        "",
+    ),
+    rule(
+        Workload,
+        ("traffic.sidecar.istio.io/", None),
+        Lapses,
+        OUTBOUND,
+        REMOVE,
+    ),
+    rule(
+        Workload,
+        ("proxy.istio.io/config", None),
+        Lapses,
+        OF_SIDECARS,
+        "numTrustedProxies belongs in the same annotation of a waypoint's Gateway; remove the rest",
+    ),
+    rule(
+        Workload,
+        ("proxy.istio.io/", None),
+        Lapses,
+        OF_SIDECARS,
+        REMOVE,
+    ),
+    rule(
+        Workload,
+        ("prometheus.istio.io/merge-metrics", Some("true")),
+        Lapses,
+        "metrics of the application are not merged with those of a proxy",
+        "let Prometheus scrape the application's own port",
+    ),
+    rule(
+        Workload,
+        ("readiness.status.sidecar.istio.io/", None),
+        Lapses,
+        OF_SIDECARS,
+        REMOVE,
+    ),
+    rule(
+        Workload,
+        ("status.sidecar.istio.io/", None),
+        Lapses,
+        OF_SIDECARS,
+        REMOVE,
+    ),
+];
+
+/// Pods of Istio itself, by their label `app` or `k8s-app`.
+const PARTS: [&str; 3] = ["istiod", "ztunnel", "istio-cni-node"];
+
+/// Label or annotation with its effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// Kind, namespace and name of the object that has it.
+    pub(crate) object: String,
+    pub(crate) outcome: Outcome,
+    pub(crate) field: String,
+    pub(crate) effect: &'static str,
+    pub(crate) advice: String,
+}
+
+/// Marks of an object of any kind. Those of a pod count as its workload's.
+pub(super) fn of_value(value: &Value) -> Vec<Mark> {
+    let text = |at: &str| value.pointer(at).and_then(Value::as_str);
+    let (Some(version), Some(kind)) = (text("/apiVersion"), text("/kind")) else {
+        return Vec::new();
+    };
+    let (place, at) = match (version, kind) {
+        ("v1", "Namespace") => (Namespace, ""),
+        ("v1", "Service") => (Service, ""),
+        ("v1", "Pod") => (Workload, ""),
+        ("apps/v1", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
+        | ("batch/v1", "Job") => (Workload, "/spec/template"),
+        ("batch/v1", "CronJob") => (Workload, "/spec/jobTemplate/spec/template"),
+        _ => return Vec::new(),
+    };
+    let metadata = value.pointer(&format!("{at}/metadata"));
+    let metadata = metadata.and_then(|metadata| serde_json::from_value(metadata.clone()).ok());
+    let metadata: ObjectMeta = metadata.unwrap_or_default();
+    let name = text("/metadata/name").unwrap_or_default();
+    let namespace = text("/metadata/namespace").unwrap_or("default");
+    let mut object = format!("{kind} {namespace}/{name}");
+    let mut prefix = at.trim_start_matches('/').replace('/', ".");
+    match (place, workload_of(&metadata)) {
+        (Namespace, _) => object = format!("{kind} {name}"),
+        (Workload, Some((kind, name))) => {
+            object = format!("{kind} {namespace}/{name}");
+            prefix = "spec.template".to_owned();
+        }
+        _ => {}
+    }
+    marks(&metadata, place, &object, (name, &prefix))
+}
+
+/// Marks of an object of a kind that the mesh reads.
+pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
+    let key = object.key();
+    let (place, template) = match object {
+        Object::Namespace(_) => (Namespace, None),
+        Object::Service(_) => (Service, None),
+        Object::Pod(_) => (Workload, None),
+        Object::Deployment(one) => {
+            let spec = one.spec.as_ref();
+            let template = spec.and_then(|spec| spec.template.metadata.as_ref());
+            let Some(template) = template else {
+                return Vec::new();
+            };
+            (Workload, Some(template))
+        }
+        _ => return Vec::new(),
+    };
+    let prefix = template.map_or("", |_| "spec.template");
+    let metadata = template.unwrap_or_else(|| object.metadata());
+    marks(metadata, place, &key.to_string(), (&key.name, prefix))
+}
+
+/// Kind and name of the workload whose controller made a pod.
+fn workload_of(pod: &ObjectMeta) -> Option<(String, String)> {
+    let mut owners = pod.owner_references.iter().flatten();
+    let owner = owners.find(|owner| owner.controller == Some(true))?;
+    let labels = pod.labels.as_ref();
+    let hash = labels.and_then(|labels| labels.get("pod-template-hash"));
+    let deployment = hash.and_then(|hash| owner.name.strip_suffix(&format!("-{hash}")));
+    Some(match deployment {
+        Some(name) if owner.kind == "ReplicaSet" => ("Deployment".to_owned(), name.to_owned()),
+        _ => (owner.kind.clone(), owner.name.clone()),
+    })
+}
+
+fn marks(
+    metadata: &ObjectMeta,
+    place: Place,
+    object: &str,
+    (name, prefix): (&str, &str),
+) -> Vec<Mark> {
+    if place == Workload && is_of_the_mesh(metadata) {
+        return Vec::new();
+    }
+    let with_sidecar = metadata.annotations.as_ref().is_some_and(has_sidecar);
+    let mut found = Vec::new();
+    for (list, all) in [
+        ("labels", &metadata.labels),
+        ("annotations", &metadata.annotations),
+    ] {
+        for (key, value) in all.iter().flatten() {
+            // The injector writes the revision itself.
+            if with_sidecar && list == "annotations" && key == "istio.io/rev" {
+                continue;
+            }
+            let mut rules = RULES.iter().filter(|rule| rule.place == place);
+            let Some(rule) = rules.find(|rule| is_for(rule, key, value)) else {
+                continue;
+            };
+            // Of a pod alone: its template cannot have it.
+            let prefix = if key == SIDECAR_STATUS { "" } else { prefix };
+            let dot = if prefix.is_empty() { "" } else { "." };
+            let advice = match rule.advice {
+                ENROLL if is_ambient(metadata) => REMOVE,
+                advice => advice,
+            };
+            found.push(Mark {
+                object: object.to_owned(),
+                outcome: rule.outcome,
+                field: format!("{prefix}{dot}metadata.{list}[{key}]"),
+                effect: rule.effect,
+                advice: advice.replace(NAME, name),
+            });
+        }
+    }
+    found
+}
+
+fn is_ambient(metadata: &ObjectMeta) -> bool {
+    let labels = metadata.labels.as_ref();
+    let mode = labels.and_then(|labels| labels.get(DATAPLANE_MODE));
+    mode.is_some_and(|mode| mode == DATAPLANE_MODE_AMBIENT)
+}
+
+fn is_for(rule: &Rule, key: &str, value: &str) -> bool {
+    let is_key = match rule.key.ends_with('/') {
+        true => key.starts_with(rule.key),
+        false => key == rule.key,
+    };
+    is_key && rule.value.is_none_or(|of_rule| of_rule == value)
+}
+
+/// Whether pods are parts of a mesh: its control plane, agents and node proxies, or instances of a Gateway.
+fn is_of_the_mesh(pod: &ObjectMeta) -> bool {
+    let labels = pod.labels.as_ref();
+    let label = |key: &str| labels.and_then(|labels| labels.get(key));
+    let of_part = |key| label(key).is_some_and(|app| PARTS.contains(&app.as_str()));
+    label(GATEWAY_NAME).is_some()
+        || label(GATEWAY_MANAGED).is_some()
+        || of_part(APP)
+        || of_part("k8s-app")
+}

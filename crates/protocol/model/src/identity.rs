@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identity_reads_back_what_it_prints() {
+    fn identities_parse_their_display_form() {
         let id = Identity::new("td", "default", "client");
         assert_eq!(id.to_string(), "spiffe://td/ns/default/sa/client");
         assert_eq!(id.to_string().parse(), Ok(id.clone()));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_refused() {
+    fn other_forms_are_rejected() {
         for text in [
             "",
             "td/ns/a/sa/b",

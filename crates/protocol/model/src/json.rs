@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_left_out() {
+    fn secrets_are_redacted() {
         const PASSWORD: &str = "hunter2";
         let pair = || ("name".into(), PASSWORD.into());
         let extension = WaypointExtension {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_durations_are_texts() {
+    fn names_and_durations_are_strings() {
         let limit = RateLimit {
             key: PolicyKey::of_record("ns/l"),
             services: vec![NamespacedHostname::new("ns", "host")],

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn destinations_read_back_what_they_print() {
+    fn destinations_parse_their_display_form() {
         for text in [
             "/10.0.0.1",
             "net/fd00::1",

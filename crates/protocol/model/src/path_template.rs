@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_istio_refuses_is_refused() {
+    fn templates_that_istio_rejects_are_rejected() {
         for text in [
             "",
             "a/{*}",
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_can_be_rewritten() {
+    fn literal_segments_can_be_mapped() {
         let template: PathTemplate = "/a/{*}/b/{**}/c".parse().unwrap();
         let upper = template.map_text(|text| text.to_uppercase().into());
         assert!(upper.matches("/A/x/B/y/C") && !upper.matches("/a/x/b/y/c"));

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_stays_and_the_last_of_a_number_counts() {
+    fn order_is_preserved_and_the_last_duplicate_applies() {
         let ports = PortMap::from([(443, 8443), (53, 5353), (53, 53)]);
         assert_eq!(ports.iter().next(), Some((&443, &8443)));
         assert_eq!((ports[&53], ports.get(&80)), (53, None));

@@ -19,7 +19,7 @@ pub struct WaypointRule {
 impl WaypointRule {
     /// Whether the rule could apply to a connection to `port`. An unknown caller may be any.
     pub fn covers(&self, caller: Option<&Identity>, port: u16) -> bool {
-        let names_nobody = self.principals.is_empty() && self.namespaces.is_empty();
+        let covers_every_caller = self.principals.is_empty() && self.namespaces.is_empty();
         let covers_caller = |caller: &Identity| {
             let principal = caller.principal();
             let mut principals = self.principals.iter();
@@ -28,7 +28,7 @@ impl WaypointRule {
                 || namespaces.any(|one| one.matches(&caller.namespace))
         };
         let covers_port = self.ports.is_empty() || self.ports.contains(&port);
-        covers_port && (names_nobody || caller.is_none_or(covers_caller))
+        covers_port && (covers_every_caller || caller.is_none_or(covers_caller))
     }
 }
 

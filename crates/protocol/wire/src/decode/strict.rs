@@ -12,11 +12,11 @@ use crate::unknown;
 pub struct NotUnderstood<T> {
     /// Field that is not understood.
     pub error: DecodeError,
-    /// Record that takes its place; `None` if its last good version stays.
+    /// Record that replaces the invalid one; `None` if its last good version stays.
     pub substitute: Option<Substitute<T>>,
 }
 
-/// Record that takes the place of one that is not understood.
+/// Record that replaces one that could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Substitute<T> {
     /// Contents of the record.

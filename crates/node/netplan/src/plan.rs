@@ -52,7 +52,7 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 enum WithoutSyn {
     /// Packets of connections seen in both directions.
     Known,
-    /// All packets without SYN.
+    /// All packets without the SYN flag.
     All,
 }
 
@@ -168,13 +168,13 @@ pub fn host_ruleset(spec: &HostSpec, every_port: bool) -> Ruleset {
 }
 
 fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
-    let wanted = |family| match family {
+    let is_enabled = |family| match family {
         Family::V4 => ipv4,
         Family::V6 => ipv6,
     };
     let families: Vec<_> = [Family::V4, Family::V6]
         .into_iter()
-        .filter(|f| wanted(*f))
+        .filter(|f| is_enabled(*f))
         .collect();
     let chains = chains
         .into_iter()
@@ -191,7 +191,7 @@ fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
     }
 }
 
-/// With one family only, every rule is restricted to it.
+/// Restricts every rule to the address family, if only one is enabled.
 fn restrict(rules: Vec<Rule>, families: &[Family]) -> Vec<Rule> {
     let only = match families {
         [one] => Some(*one),

@@ -34,11 +34,11 @@ pub struct Purpose {
     pub number: u8,
     /// Name in logs.
     pub name: &'static str,
-    /// Where its bytes are.
+    /// Storage of the journal.
     pub backing: Backing,
 }
 
-/// Where the bytes of a file without a name are.
+/// Storage of an unnamed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// The directory for temporary files.
@@ -54,7 +54,7 @@ pub struct Entry {
     pub tag: u8,
     /// Key of the entry.
     pub key: Vec<u8>,
-    /// Empty: it is gone.
+    /// Value; empty if the entry was removed.
     pub value: Zeroizing<Vec<u8>>,
 }
 
@@ -67,7 +67,7 @@ pub struct Journal {
     file: Option<File>,
     pending: Zeroizing<Vec<u8>>,
     size: u64,
-    /// The size at which what counts is copied.
+    /// Size at which live entries are copied to a new file.
     limit: u64,
 }
 
@@ -102,7 +102,7 @@ impl Journal {
         })
     }
 
-    /// All that was written, the oldest first.
+    /// Returns all entries, oldest first.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -111,7 +111,7 @@ impl Journal {
         Ok(entries.into_iter().flatten().map(|(_, _, entry)| entry))
     }
 
-    /// Adds one. It is kept at the latest after [`Self::flush`].
+    /// Adds an entry, durable after [`Self::flush`] at the latest.
     pub fn add(&mut self, tag: u8, key: &[u8], value: &[u8]) {
         if self.file.is_none() {
             return;
@@ -129,7 +129,7 @@ impl Journal {
         }
     }
 
-    /// Writes what was added.
+    /// Writes buffered entries.
     pub fn flush(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         let Some(file) = &self.file else { return };
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_not_kept_in_part() {
+    fn failed_writes_leave_no_partial_record() {
         let file = held();
         let mut journal = open(&file);
         journal.add(1, b"a", b"x");

@@ -20,11 +20,11 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Opens and closes the gate on the supervisor's command.
 #[derive(Debug)]
 pub struct Turn {
-    /// Says whose turn it is.
+    /// Link to the supervisor, which decides when to accept.
     pub supervisor: Supervisor,
     /// Gate of the accepting tasks.
     pub gate: GateControl,
-    /// Ready once connections are taken.
+    /// Readiness task that completes once connections are accepted.
     pub ready: ReadyTask,
 }
 

@@ -20,7 +20,7 @@ pub enum IptablesError {
         #[source]
         source: io::Error,
     },
-    /// Concurrent changes of the same rules cannot be prevented.
+    /// The lock against concurrent changes is unavailable.
     #[error("cannot lock the network namespace")]
     Lock(#[source] io::Error),
     /// The program ran and failed.
@@ -28,7 +28,7 @@ pub enum IptablesError {
     Failed {
         /// Name of the program.
         program: String,
-        /// Its error output, shortened.
+        /// Truncated error output of the program.
         message: String,
     },
 }
@@ -75,12 +75,12 @@ impl Iptables {
         Ok(ambit_netplan::iptables::parse_save(&self.save()?))
     }
 
-    /// All rules, as text.
+    /// Returns all rules as text.
     pub(crate) fn save(self) -> Result<String, IptablesError> {
         self.save_with(&[])
     }
 
-    /// All rules of the table nat with their counters, as text.
+    /// Returns the rules of the table `nat` with their counters as text.
     pub(crate) fn save_counters(self) -> Result<String, IptablesError> {
         self.save_with(&["-c", "-t", "nat"])
     }

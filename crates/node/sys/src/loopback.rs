@@ -5,7 +5,7 @@ use std::io;
 use crate::{netlink::Socket, netns::Netns};
 
 const NEW_LINK: u16 = 16;
-/// Its index: the same in every namespace.
+/// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
 const UP: u32 = 1;
 

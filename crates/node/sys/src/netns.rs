@@ -45,7 +45,7 @@ impl Netns {
         Self::from_fd(File::open(path)?.into())
     }
 
-    /// Takes a descriptor, for instance one received over a socket.
+    /// Converts a descriptor, for instance one received over a socket.
     ///
     /// # Errors
     /// When the descriptor cannot be examined, or is not a namespace at all.

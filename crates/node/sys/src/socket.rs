@@ -29,14 +29,14 @@ const NEAR: &[u8] = b"reno";
 pub enum Transparent {
     /// No probes are sent.
     Off,
-    /// When the kernel and our capabilities allow it.
+    /// Transparent where the kernel and the capabilities allow it.
     #[default]
     BestEffort,
     /// Always; otherwise it is an error.
     Required,
 }
 
-/// When a silent peer counts as dead.
+/// TCP keepalive: when a silent peer counts as dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// Idle time before the first probe.
@@ -52,9 +52,9 @@ pub struct Keepalive {
 pub struct Tuning {
     /// Probes of idle connections; `None` leaves them off.
     pub keepalive: Option<Keepalive>,
-    /// How long sent bytes may stay unacknowledged; `None` is the kernel's own limit.
+    /// Timeout of unacknowledged data (`TCP_USER_TIMEOUT`); `None` is the kernel's default.
     pub user_timeout: Option<Duration>,
-    /// Both ends are on this machine: nothing is paced.
+    /// Whether both ends are on this machine, so that sending is not paced.
     pub near: bool,
     /// Closing resets the connection and drops unsent data, however it is closed, also by the kernel when
     /// the process is killed; unless [`end_in_order`] was called.
@@ -68,11 +68,11 @@ pub struct ListenSpec {
     pub port: u16,
     /// One dual-stack `[::]` socket, falling back to `0.0.0.0` where there is no IPv6.
     pub ipv6: bool,
-    /// Only the loopback address.
+    /// Whether to bind the loopback address only.
     pub loopback: bool,
     /// Several sockets (workers, an old and a new proxy) share the port.
     pub reuse_port: bool,
-    /// Whether to ask for transparency.
+    /// Whether the socket may use foreign addresses (`IP_TRANSPARENT`).
     pub transparent: Transparent,
     /// Mark of its packets, `SO_MARK`.
     pub mark: Option<u32>,
@@ -109,10 +109,10 @@ pub struct Listening {
     pub transparent: bool,
 }
 
-/// A socket that could not be made or prepared.
+/// Error of creating or configuring a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The namespace is gone, or the capability is missing.
+    /// Missing namespace or capability.
     #[error("cannot enter the network namespace")]
     EnterNetns(#[source] io::Error),
     /// The call `socket()` failed.

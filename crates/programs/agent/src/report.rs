@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::source::Status;
 
-/// The answer to `/v1/status`.
+/// Response of `/v1/status`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
@@ -18,7 +18,7 @@ pub struct AgentReport {
     pub version: &'static str,
     /// Name of the node.
     pub node: String,
-    /// All pods from before the start are known, and proxies may connect.
+    /// Whether all existing pods are known, so that proxies may connect.
     pub ready: bool,
     /// Why what is known of pods may be out of date: the API server is away. Absent if it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,7 +28,8 @@ pub struct AgentReport {
     /// The setting of what carries redirection: `auto` takes nftables where the kernel has it.
     pub redirection_backend: String,
     /// Pods that belong to the mesh.
-    pub wanted: usize,
+    #[serde(rename = "wanted")]
+    pub desired: usize,
     /// Number of captured pods.
     pub captured: usize,
     /// Number of pods whose last step failed.
@@ -37,7 +38,7 @@ pub struct AgentReport {
     pub pods: Vec<PodReport>,
 }
 
-/// One pod; the answer to `/v1/pods/NAMESPACE/NAME`.
+/// Report on one pod; the response of `/v1/pods/NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodReport {
@@ -47,12 +48,13 @@ pub struct PodReport {
     pub name: ArcStr,
     /// UID of the pod.
     pub uid: PodUid,
-    /// Its service account.
+    /// Service account of the pod.
     pub service_account: ArcStr,
     /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
     /// Whether the pod belongs to the mesh, captured yet or not.
-    pub wanted: bool,
+    #[serde(rename = "wanted")]
+    pub belongs: bool,
     /// State of the enrolment.
     pub state: PodState,
     /// Reason of the state, in words.
@@ -67,7 +69,7 @@ pub struct PodReport {
     pub listeners: bool,
     /// Redirection was seen in the kernel to be as it should, within the last comparison.
     pub redirected: bool,
-    /// How often redirection was found changed and repaired.
+    /// Number of drifts: changed redirection that was repaired.
     pub drifts: u32,
     /// Unexpected conditions that do not impair the redirection. Absent without any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -82,7 +84,7 @@ pub struct PodReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodState {
-    /// In the mesh: listeners and redirection stand.
+    /// In the mesh, with listeners and redirection in place.
     Captured,
     /// The pod belongs to the mesh, and steps are in flight.
     Enrolling,
@@ -92,7 +94,7 @@ pub enum PodState {
     NoNamespace,
     /// The pod leaves the mesh.
     Leaving,
-    /// Not in the mesh.
+    /// Outside the mesh.
     Outside,
     /// The pod has ended.
     Ended,

@@ -5,15 +5,15 @@ use std::{collections::BTreeSet, sync::Arc};
 use ambit_model::PodName;
 use ambit_zds::PodUid;
 
+mod annotations;
 pub mod api;
-mod book;
 pub mod dir;
 
 use crate::source::{PodView, Status};
 use api::ApiStatus;
 use dir::{StatusDir, StatusError};
 
-/// Where the pods' status goes.
+/// Destination of the pods' status.
 #[derive(Clone, Debug)]
 pub enum StatusSink {
     /// Annotations are not written.
@@ -48,14 +48,14 @@ impl StatusSink {
         }
     }
 
-    /// A pod's object is gone.
+    /// Handles the deletion of a pod's object.
     pub fn gone(&self, uid: &PodUid) {
         if let Self::Api(api) = self {
             api.gone(uid.clone());
         }
     }
 
-    /// The API server answers again.
+    /// Retries writes at once, since the API server responds again.
     pub fn hasten(&self) {
         if let Self::Api(api) = self {
             api.hasten();

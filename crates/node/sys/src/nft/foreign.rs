@@ -45,7 +45,7 @@ struct Rule {
 enum Removal {
     Table(u8, String),
     Rule(u8, String, String, Vec<u8>),
-    /// All its rules.
+    /// All rules of a chain.
     Rules(u8, String, String),
     Chain(u8, String, String),
 }
@@ -66,7 +66,7 @@ impl Found {
 }
 
 impl Nft {
-    /// Looks for what Istio's agent has made: one list of all chains.
+    /// Finds the tables of Istio's agent in one list of all chains.
     pub(crate) fn find_foreign(&mut self) -> Result<Found, NftError> {
         let mut chains = Vec::new();
         self.socket
@@ -97,7 +97,7 @@ impl Nft {
         })
     }
 
-    /// Removes it, all in one transaction.
+    /// Removes foreign rules in one transaction.
     pub(crate) fn remove_foreign(&mut self, found: &Found) -> Result<(), NftError> {
         let mut removals: Vec<_> = found
             .own_tables

@@ -22,8 +22,8 @@ pub(super) struct RedirectionBackend(Backend);
 
 impl RedirectionBackend {
     /// The backends to try, in order.
-    pub(super) fn candidates(wanted: Backend) -> Vec<Self> {
-        match wanted {
+    pub(super) fn candidates(requested: Backend) -> Vec<Self> {
+        match requested {
             Backend::Auto => {
                 vec![
                     Self(Backend::Nftables),
@@ -113,7 +113,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Writes the rules and returns what differed.
+    /// Applies the rules, and returns the differences.
     pub(super) fn replace(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         if self.0 == Backend::Nftables {
             let desired = nft::lower(ruleset);
@@ -212,7 +212,7 @@ pub(super) fn change_table(
     change_table_of(&mut Nft::open()?, name, &mut desired)
 }
 
-/// As [`change_table`], for a table of any family.
+/// Changes a table like [`change_table`], for a table of any family.
 pub(super) fn change_table_of(
     nft: &mut Nft,
     name: &str,
@@ -221,11 +221,11 @@ pub(super) fn change_table_of(
     let mut attempt = 1;
     loop {
         let current = nft.read(name)?;
-        let wanted = desired(current.as_ref());
-        let steps = nft::steps(current.as_ref(), wanted.as_ref());
+        let target = desired(current.as_ref());
+        let steps = nft::steps(current.as_ref(), target.as_ref());
         match steps.iter().try_for_each(|step| nft.commit(name, step)) {
             Ok(()) => {
-                let changes = nft::diff(current.as_ref(), wanted.as_ref());
+                let changes = nft::diff(current.as_ref(), target.as_ref());
                 return Ok(describe(current.as_ref(), &changes));
             }
             Err(error) if attempt < ATTEMPTS && error.is_contention() => attempt += 1,

@@ -24,7 +24,7 @@ pub(super) struct Foreign {
     nftables: Found,
     /// The script that removes the legacy rules.
     legacy: Vec<(Family, String)>,
-    /// There are legacy tables, but no program to read them.
+    /// Whether legacy tables exist without a program to read them.
     unreadable: bool,
 }
 
@@ -34,7 +34,7 @@ impl Foreign {
         !self.is_present() && !self.unreadable
     }
 
-    /// Whether there is something that cannot be read.
+    /// Whether unreadable rules exist.
     pub(super) fn is_unreadable(&self) -> bool {
         self.unreadable
     }
@@ -45,7 +45,7 @@ impl Foreign {
     }
 }
 
-/// Where nothing ever used iptables' legacy variant, this is one request to the kernel.
+/// Finds foreign rules. Needs a single request to the kernel where iptables-legacy was never used.
 pub(super) fn find() -> Result<Foreign, RedirectionError> {
     let mut found = Foreign {
         nftables: find_in_nftables()?,
@@ -86,7 +86,7 @@ pub(super) fn prepare(found: &Foreign) {
     }
 }
 
-/// Removes what was found. Returns whether there was anything.
+/// Removes the rules. Returns whether any existed.
 pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
     let any = found.is_present();
     let mut attempt = 1;

@@ -19,7 +19,7 @@ use socket2::{Domain, Socket};
 
 use super::{SocketError, new_socket};
 
-/// How many ports are tried. The last is used, whichever worker it chooses.
+/// Maximum ports that are tried; the last one is used regardless of the worker that it selects.
 const TRIES: usize = 64;
 
 /// One of the workers whose listeners share a port.
@@ -27,7 +27,7 @@ const TRIES: usize = 64;
 pub struct Worker {
     /// Position of its listener among those of the port, by when they began to listen.
     pub index: usize,
-    /// How many workers there are.
+    /// Number of workers.
     pub count: usize,
 }
 

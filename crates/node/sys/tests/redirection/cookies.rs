@@ -83,11 +83,11 @@ struct Overflowed {
     app: TcpListener,
     from: SocketAddr,
     to: SocketAddr,
-    /// From before the capture.
+    /// Connection from before the capture.
     open: Option<(TcpStream, TcpStream)>,
 }
 
-/// Openings whose answers are ignored.
+/// Sends SYN packets and ignores the responses.
 fn flood(world: &World, (pod, nobody): (&str, &str), number: u16) {
     let mut sender = Sender::new(&world.peer, pod == POD4);
     for port in 1..=number {

@@ -168,7 +168,7 @@ impl Way {
     }
 }
 
-/// Everything of Istio's agent in the pod's namespace, by name.
+/// Returns what is left of Istio's agent in the pod's namespace, by name.
 fn left(world: &World) -> Vec<String> {
     let all = sh(
         &world.pod,
@@ -222,7 +222,7 @@ impl Open {
 }
 
 #[test]
-fn its_rules_go_once_ours_stand_and_no_connection_breaks() {
+fn foreign_rules_go_after_ours_are_applied() {
     for way in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();

@@ -10,8 +10,7 @@ use ambit_zds::PodUid;
 
 use super::{Effect, Enrolment, Goal, RequestId};
 
-/// How long a call waits for its pod to be sent by the source. Less than the five seconds after
-/// which an Istio plugin hangs up.
+/// Timeout for the source to send the pod of a call. Less than the five seconds after which an Istio plugin gives up.
 const KNOWN_WITHIN: Duration = Duration::from_secs(4);
 
 /// Calls that wait at once; kubelet starts far fewer pods in parallel.
@@ -24,7 +23,7 @@ pub struct WhichPod {
     pub namespace: ArcStr,
     /// Name of the pod.
     pub name: ArcStr,
-    /// Its uid, if the runtime sent it.
+    /// UID of the pod, if the runtime sent it.
     pub uid: Option<PodUid>,
 }
 
@@ -33,16 +32,16 @@ pub struct WhichPod {
 pub struct CniAdd<N> {
     /// Pod that is to be captured.
     pub pod: WhichPod,
-    /// Its network namespace.
+    /// Network namespace of the pod.
     pub netns: N,
-    /// Its addresses, as the plugins before gave them; may be empty.
+    /// Addresses from the previous plugins; may be empty.
     pub addresses: Vec<IpAddr>,
 }
 
-/// How a call ends.
+/// Response to a plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Redirection, listeners and probe exemption stand.
+    /// Redirection, listeners and probe exemption are in place.
     Done,
     /// The pod belongs to the mesh, or does not.
     Member(bool),
@@ -167,7 +166,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 pod.view.name.name == which.name
                     && pod.view.name.namespace == which.namespace
                     // Another uid: the source still has the pod before of the same name.
-                    && which.uid.as_ref().is_none_or(|wanted| wanted == *uid)
+                    && which.uid.as_ref().is_none_or(|requested| requested == *uid)
             })
             .map(|(uid, _)| uid.clone())
     }

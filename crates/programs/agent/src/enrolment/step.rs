@@ -14,11 +14,11 @@ use super::Status;
 pub enum Step<N> {
     /// Through the node proxies.
     Proxy(ProxyStep<N>),
-    /// In the pod's network namespace.
+    /// Step in the pod's network namespace.
     Redirection(RedirectionStep<N>),
-    /// In the node's probe set.
+    /// Step in the node's set of probe exemptions.
     Probes(ProbeStep),
-    /// In what people see of the pod.
+    /// Step on the pod's visible status.
     Status(WriteStatus),
 }
 
@@ -56,10 +56,10 @@ pub enum RedirectionStep<N> {
     },
 }
 
-/// Where kubelet's probes of a pod are exempt.
+/// Exemption of kubelet's probes of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProbeStep {
-    /// At these addresses and ports, and no others.
+    /// Exempt exactly these addresses and ports.
     Exempt(ProbeTargets),
     /// Remove the pod's addresses.
     Remove,
@@ -84,7 +84,7 @@ pub struct WriteStatus {
 }
 
 impl<N> Step<N> {
-    /// Its name in metrics and logs.
+    /// Returns the name of the step in metrics and logs.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Proxy(ProxyStep::Announce { .. }) => "announce",

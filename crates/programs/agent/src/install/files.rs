@@ -70,7 +70,7 @@ pub fn carry_out(directory: &Path, action: &Action, mode: u32) -> Result<bool, F
     }
 }
 
-/// Removes what a writer that was killed has left.
+/// Removes temporary files of a writer that was killed.
 pub fn remove_stale(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::config::Args;
 
-/// An installation that begins when the agent can answer the plugin.
+/// Installation that starts when the agent can serve the plugin.
 #[derive(Clone, Debug)]
 pub struct Installing {
     args: Arc<Args>,
@@ -25,7 +25,7 @@ pub struct Installing {
 
 #[derive(Debug)]
 enum Stage {
-    /// Nothing is to be installed.
+    /// Installation is disabled.
     Off,
     Prepared(InstallMetrics, ReadyTask),
     Running(Box<Installation>),
@@ -47,7 +47,7 @@ impl Installing {
         }
     }
 
-    /// Begins, the first time it is called.
+    /// Starts the installation on the first call.
     pub fn begin(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Prepared(..) = &*stage

@@ -28,10 +28,9 @@ mod last_known;
 
 use last_known::LastKnown;
 
-/// How long the API server may take to list everything at the start before the agent takes up what
-/// was last known.
+/// Timeout for the API server's initial lists, after which the agent uses the last known state.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Shortest time between two writings of what is known.
+/// Minimum interval of writing the state.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Takes away what is kept for the agent after us: there will be none.
@@ -39,7 +38,7 @@ pub fn forget(run_dir: &Path) {
     last_known::remove(run_dir);
 }
 
-/// A pod reduced to what matters, so that listing many costs little.
+/// Pod reduced to the fields that matter, so that lists are cheap.
 type SlimPod = Object<Spec, PodStatus>;
 
 /// The API server, seen from one node.
@@ -134,14 +133,14 @@ struct Progress {
     known: LastKnown,
     /// State of the previous agent, until it is taken up or not needed.
     before: Option<LastKnown>,
-    /// Taken up from `before`, and not confirmed by a listing.
+    /// Pods taken from the earlier state and not confirmed by a list.
     unconfirmed_pods: BTreeSet<PodUid>,
     unconfirmed_namespaces: BTreeSet<ArcStr>,
     pods_listed: bool,
     namespaces_listed: bool,
     synced: bool,
     trouble: Option<String>,
-    /// Whether [`SourceEvent::Recorded`] has been sent, or there is none.
+    /// Whether [`SourceEvent::Recorded`] was sent, or there is no record.
     recorded: bool,
 }
 
@@ -160,7 +159,7 @@ impl Progress {
         }
     }
 
-    /// Takes the state of the previous agent, the first time.
+    /// Returns the previous agent's state on the first call.
     fn record(&mut self) -> Option<SourceEvent> {
         if std::mem::replace(&mut self.recorded, true) {
             return None;

@@ -119,11 +119,11 @@ impl NodeView {
     }
 
     fn report(&mut self, problems: &[Problem]) {
-        let standing: BTreeSet<_> = problems.iter().cloned().collect();
-        for problem in standing.difference(&self.problems) {
+        let current: BTreeSet<_> = problems.iter().cloned().collect();
+        for problem in current.difference(&self.problems) {
             tracing::warn!(%problem, "a manifest cannot be used; its last good state stays");
         }
-        self.problems = standing;
+        self.problems = current;
     }
 }
 

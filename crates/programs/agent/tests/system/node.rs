@@ -209,7 +209,7 @@ impl Node {
         }
     }
 
-    /// Makes the pod known; with its address if it runs.
+    /// Publishes the pod; with its address if it is running.
     pub fn publish_pod(&self, pod: &Pod, running: bool, labels: &BTreeMap<&str, &str>) {
         let Pod { name, uid, ip, .. } = pod;
         let labels: String = labels
@@ -302,7 +302,7 @@ impl Pod {
             .is_empty()
     }
 
-    /// Nothing redirects new connections: what an unenrolled pod may still have has no redirect.
+    /// Returns the rules that redirect new connections; an unenrolled pod may have others left, but none of these.
     pub fn rules(&self) -> String {
         let output = self.namespace.run("nft", ["list", "ruleset"]).unwrap();
         String::from_utf8(output.stdout).unwrap()

@@ -19,7 +19,7 @@ pub(super) struct RedirectionExecutor<A> {
     slots: Arc<Semaphore>,
 }
 
-/// How putting redirection in place ended well.
+/// Successful outcome of applying redirection.
 enum Applied {
     /// The redirection is in place, unchanged or as requested.
     Stands,

@@ -21,9 +21,9 @@ use tokio::{
 
 use lines::Lines;
 
-/// Time between two looks at which proxies there are.
+/// Interval of listing the proxies.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// How long a proxy may be silent: it writes an empty line every ten seconds.
+/// Read timeout: a proxy writes an empty line every ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Longest line of a stream, in bytes.
 const MAX_LINE: usize = 64 << 10;
@@ -124,7 +124,7 @@ where
     })
 }
 
-/// Reads all proxies until there is no receiver.
+/// Reads all proxies until the receiver is dropped.
 pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sender<Received>) {
     let (proxies, path) = (Arc::new(proxies), Arc::<str>::from(path(filter)));
     let mut reading: HashMap<P::Proxy, AbortOnDrop<()>> = HashMap::new();
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(path(&Filter::default()), "/flows");
     }
 
-    /// A proxy whose stream is the given bytes.
+    /// Proxy whose stream consists of fixed bytes.
     struct One(&'static [u8]);
 
     impl Proxies for One {

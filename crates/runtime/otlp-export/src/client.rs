@@ -236,7 +236,7 @@ impl Client {
         }
     }
 
-    /// Reads a response, and keeps its connection.
+    /// Reads a response and returns its connection to the pool.
     async fn respond(
         &mut self,
         sender: Sender,

@@ -8,7 +8,7 @@ use rustls_pki_types::{CertificateDer, pem, pem::PemObject as _};
 /// Source of the certificate authorities that are trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Roots {
-    /// The system's, where OpenSSL would look for them.
+    /// System trust store, at OpenSSL's locations.
     System,
     /// A file in PEM form.
     File { variable: String, path: String },

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 #[derive(Clone, Debug, Default)]
 pub struct Env(BTreeMap<String, String>);
 
-/// A variable whose text is not what it should be.
+/// Invalid environment variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?} is not {expected}")]
 pub struct EnvError {
@@ -14,7 +14,7 @@ pub struct EnvError {
     pub variable: String,
     /// Text of the variable.
     pub value: String,
-    /// Expected form, for instance "a duration such as 5s or 1h30m".
+    /// Expected format, for instance "a duration such as 5s or 1h30m".
     pub expected: &'static str,
 }
 
@@ -30,7 +30,7 @@ impl Env {
         )
     }
 
-    /// A given environment.
+    /// Creates an environment from pairs.
     pub fn from_pairs<K: Into<String>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Self {

@@ -32,18 +32,18 @@ pub use answer::{
 
 use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
-/// Connections that an address keeps even if all are in use.
+/// Connections of an address that are never displaced by others.
 const FEW: usize = 4;
 
-/// How long sockets of a killed predecessor may be in use.
+/// Time for which sockets of a killed predecessor may still be in use.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time between two attempts to take an address over.
+/// Interval of attempts to bind an address in use.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A request with its whole body.
 pub type Request = ::http::Request<Bytes>;
 
-/// Limits of one server.
+/// Limits of an HTTP server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
     /// Serve only peers on this machine, and only names of this machine in `Host`, so that a web
@@ -56,7 +56,7 @@ pub struct ServerOptions {
     /// Connections of one address; a further one takes the slot of its oldest (see [`Slots`]), so that no
     /// slow or greedy peer keeps a probe or a scrape of another from being answered.
     pub max_per_address: usize,
-    /// How long a peer may take to send its headers, or its body.
+    /// Timeout for a peer to send its headers, and its body.
     pub read_timeout: Duration,
 }
 
@@ -73,7 +73,7 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// For admin servers.
+    /// Returns the options of admin servers on loopback.
     pub fn loopback() -> Self {
         let options = Self::default();
         Self {

@@ -31,7 +31,7 @@ pub fn exposition(registry: &Registry) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// Answers a scrape on one of [`METRICS_PATHS`]; other paths are not found.
+/// Serves a scrape on one of [`METRICS_PATHS`]; other paths are not found.
 pub fn serve_metrics(registry: &Registry, request: &Request) -> Response {
     if !METRICS_PATHS.contains(&request.uri().path()) {
         return not_found();

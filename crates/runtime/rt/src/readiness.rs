@@ -10,7 +10,7 @@ use crate::http::{Request, Response, method_not_allowed, not_found, text};
 /// The path kubelets and load balancers probe.
 pub const READY_PATH: &str = "/healthz/ready";
 
-/// The set of things still pending. Clones share it.
+/// Set of pending readiness tasks. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<Vec<Task>>>);
 
@@ -52,7 +52,7 @@ impl Readiness {
         self.lock().iter().all(|task| !task.pending)
     }
 
-    /// Names of what is pending.
+    /// Returns the names of pending tasks.
     pub fn pending_names(&self) -> Vec<String> {
         self.lock()
             .iter()

@@ -15,14 +15,14 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-/// How many slots there are.
+/// Numbers of connection slots.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotLimits {
-    /// Of all peers together.
+    /// Maximum slots of all peers together.
     pub total: usize,
-    /// Of one address.
+    /// Maximum slots of one address.
     pub each: usize,
-    /// So many an address holds undisturbed by others, even if all slots are taken.
+    /// Slots of an address that are never taken over by others, even if all slots are in use.
     pub few: usize,
 }
 
@@ -36,7 +36,7 @@ struct Shared {
     freed: Notify,
 }
 
-/// A slot, held until this is dropped or another connection takes it.
+/// Connection slot, held until it is dropped or displaced by another connection.
 #[derive(Debug)]
 pub struct Slot {
     source: IpAddr,
@@ -74,7 +74,7 @@ impl Slots {
 }
 
 impl Slot {
-    /// The address that the connection comes from.
+    /// Returns the source address of the connection.
     pub fn source(&self) -> IpAddr {
         self.source
     }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn leaving_twice_frees_one_place() {
+    fn leaving_twice_frees_one_slot() {
         let mut table = table(3, 1, 1);
         let first = table.enter(ip(1), ()).unwrap();
         table.enter(ip(1), ()).unwrap();

@@ -15,7 +15,7 @@ const GENERATION: usize = 1024;
 /// Digest that a token is known by.
 pub(crate) type Digest = [u8; 32];
 
-/// Makes digests, with a key of this process.
+/// Keyed hash of tokens, with a random key of the process.
 #[derive(Debug)]
 pub(crate) struct Digests(hmac::Key);
 

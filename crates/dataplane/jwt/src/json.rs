@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// How deep lists and objects may be within each other.
+/// Maximum nesting depth of lists and objects.
 const DEEPEST: usize = 16;
 
 /// Value of JSON.
@@ -50,7 +50,7 @@ impl Json {
     }
 }
 
-/// Reads a value in which so many levels are left.
+/// Parser of a JSON value with a remaining nesting depth.
 struct Strict(usize);
 
 impl<'de> DeserializeSeed<'de> for Strict {

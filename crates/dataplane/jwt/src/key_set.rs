@@ -19,7 +19,7 @@ pub struct KeySet {
     unusable: Vec<String>,
 }
 
-/// Fingerprint that a key is known by, whatever it is called.
+/// Fingerprint of a key's content, independent of its id.
 pub(crate) type Fingerprint = [u8; 32];
 
 /// Key of a set.
@@ -47,10 +47,10 @@ pub enum KeySetError {
     /// Text that is no JSON, or has a name twice.
     #[error("the key set is no JSON")]
     Json(#[source] serde_json::Error),
-    /// There is no list of keys in it.
+    /// The text contains no list of keys.
     #[error("the key set has no list \"keys\"")]
     NoKeys,
-    /// There are too many.
+    /// The set contains too many keys.
     #[error("the key set has {0} keys; at most {MAX_KEYS}")]
     TooMany(usize),
 }
@@ -99,7 +99,7 @@ impl KeySet {
         id: Option<&str>,
     ) -> impl Iterator<Item = (&Key, &ParsedPublicKey)> {
         let named = move |key: &&Key| match (id, key.id.as_deref()) {
-            (Some(wanted), Some(id)) => wanted == id,
+            (Some(key_id), Some(id)) => key_id == id,
             _ => true,
         };
         self.keys.iter().filter(named).filter_map(move |key| {

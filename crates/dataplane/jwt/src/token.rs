@@ -15,7 +15,7 @@ use crate::{
 
 /// Longest token, in bytes.
 pub const MAX_TOKEN: usize = 16 << 10;
-/// By how much the clocks of who issues a token and of who verifies it may differ.
+/// Tolerated clock skew between the issuer of a token and the waypoint.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
 /// Why a token is not valid.
@@ -72,7 +72,7 @@ pub(crate) struct Verified {
     pub(crate) key: Fingerprint,
 }
 
-/// When a token is valid, in seconds since 1970.
+/// Validity times of a token, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Times {
     expires: Option<f64>,
@@ -158,9 +158,9 @@ impl<'a> Unverified<'a> {
     /// Whether one of these audiences is among its own; any will do if there are none.
     pub(crate) fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
-        any.any(|wanted| match own {
-            Some(Json::Text(one)) => one == wanted,
-            Some(Json::List(all)) => all.iter().any(|one| one.as_text() == Some(wanted)),
+        any.any(|audience| match own {
+            Some(Json::Text(one)) => one == audience,
+            Some(Json::List(all)) => all.iter().any(|one| one.as_text() == Some(audience)),
             _ => false,
         })
     }

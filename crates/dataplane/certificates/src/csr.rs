@@ -4,7 +4,7 @@ use ambit_model::Identity;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// Why a request could not be made.
+/// Error of building a certificate request.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make a certificate request for {identity}")]
 pub struct CsrError {

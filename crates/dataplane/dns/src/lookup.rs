@@ -13,7 +13,7 @@ const MAX_ADDRESSES: usize = 2000;
 pub struct Client<'a> {
     /// Namespace of the client.
     pub namespace: &'a str,
-    /// Its network: it can reach only addresses of the same one.
+    /// Network of the client, which can reach only addresses of this network.
     pub network: &'a str,
     /// Cluster of the client.
     pub cluster_id: &'a str,
@@ -203,12 +203,12 @@ impl<'a> Search<'a> {
     fn found(&self, hit: Hit<'a>, alias: Option<String>, family: Family) -> Found {
         let service = hit.service;
         let network = self.client.network;
-        let wanted =
+        let is_eligible =
             |ip: &IpAddr| family.has(ip) && service.ip_families.is_none_or(|f| f.accepts(*ip));
         let one = |workload: &ambit_route::WorkloadRef| {
             let ours = *workload.network() == network;
             let mut ips = workload.ips().iter().copied().filter(|_| ours);
-            ips.find(wanted)
+            ips.find(is_eligible)
         };
         let addresses: Vec<IpAddr> = match hit.pod {
             Some(workload) => one(workload).into_iter().collect(),
@@ -223,7 +223,7 @@ impl<'a> Search<'a> {
                 .iter()
                 .filter(|vip| vip.network == network)
                 .map(|vip| vip.address)
-                .filter(wanted)
+                .filter(is_eligible)
                 .take(MAX_ADDRESSES)
                 .collect(),
         };

@@ -21,9 +21,9 @@ use crate::{
 /// The transport of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// In a datagram.
+    /// DNS over UDP.
     Udp,
-    /// Over a connection.
+    /// DNS over TCP.
     Tcp,
 }
 
@@ -51,9 +51,9 @@ pub enum Known {
 /// The outcome of a question.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome<'a> {
-    /// Answered from the mesh.
+    /// The mesh answered the query.
     Answered(&'a Found),
-    /// Forwarded: the answer's code, and the time it took.
+    /// Response code of a forwarded query, and its latency.
     Relayed(ResponseCode, Duration),
     /// Forwarded without success.
     Failed(&'a RelayError),
@@ -99,7 +99,7 @@ pub struct Server<H> {
 /// The next step of a question.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Send this answer.
+    /// Answer to send to the client.
     Answer(Vec<u8>),
     /// The response has to wait.
     Later(Later),
@@ -115,7 +115,7 @@ pub(crate) enum Later {
 }
 
 impl<H: Host> Server<H> {
-    /// A server whose sockets are made by `egress`.
+    /// Creates a server whose sockets `egress` opens.
     pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
         Self {
             host,

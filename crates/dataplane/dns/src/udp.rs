@@ -102,7 +102,7 @@ async fn take_meanwhile<H: Host>(
     }
 }
 
-/// Ends the translation of datagrams from these ports.
+/// Removes the address translation of datagrams from these ports.
 fn forget<H>(
     socket: &UdpSocket,
     server: &Server<H>,

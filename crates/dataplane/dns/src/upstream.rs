@@ -21,13 +21,13 @@ use crate::{
 
 /// The port of captured questions.
 const PORT: u16 = 53;
-/// As many servers as resolvers usually use.
+/// Maximum number of upstream servers, as in common resolvers.
 const MAX_SERVERS: usize = 3;
 
 /// Why a question could not be forwarded.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// There is no server to ask.
+    /// No upstream server is configured.
     #[error("the DNS server of the query is not known, and the proxy has none of its own")]
     NoServer,
     /// The pod has too many questions in flight.
@@ -36,7 +36,7 @@ pub enum RelayError {
     /// The server did not answer.
     #[error("{0} did not answer in time")]
     Silent(SocketAddr),
-    /// A socket could not be made.
+    /// Failure to open a socket.
     #[error("cannot create a socket to query {server}")]
     Socket {
         /// Address of the server.

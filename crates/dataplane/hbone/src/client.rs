@@ -29,7 +29,7 @@ use crate::{
     windows::Windows,
 };
 
-/// How long tunnels may go on to a workload that is gone, but still answers.
+/// Maximum time for which tunnels continue to a workload that was removed but still responds.
 const GONE_DRAIN: Duration = Duration::from_secs(60);
 
 /// The time of a connection to a workload that is gone is over.
@@ -60,7 +60,7 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    /// TCP failed without any answer.
+    /// Timeout of the TCP connection.
     #[error(
         "connection timed out, maybe a NetworkPolicy is blocking HBONE port {}: {addr} did not \
          answer within {limit:?}", addr.port()
@@ -68,7 +68,7 @@ pub enum DialError {
     Timeout {
         /// Address of the peer.
         addr: SocketAddr,
-        /// How long we waited.
+        /// Timeout that elapsed.
         limit: Duration,
     },
     /// The TLS handshake failed.
@@ -118,16 +118,16 @@ pub enum Http2Error {
 /// Why a tunnel could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelError {
-    /// There is no connection for it.
+    /// No connection could be opened for the tunnel.
     #[error("{0}")]
     Dial(#[source] Arc<DialError>),
     /// The request could not be built from these headers.
     #[error("the CONNECT request is not valid")]
     Request(#[source] http::Error),
-    /// The stream or its connection failed before an answer came.
+    /// Failure of the stream or its connection before a response.
     #[error("the tunnel's stream failed")]
     Stream(#[source] h2::Error),
-    /// The peer answered with this status.
+    /// Response status of the peer.
     #[error("http status: {0}")]
     Status(StatusCode),
     /// The peer answered with this status, and named the policies of the workload that refuse the tunnel.
@@ -252,7 +252,7 @@ impl ClientConnection {
             )
     }
 
-    /// Records what is known of the workload at the other end.
+    /// Records the liveness of the workload at the other end.
     pub fn set_liveness(&self, liveness: Liveness) {
         self.shared.set_liveness(liveness);
     }
@@ -275,7 +275,7 @@ impl ClientConnection {
     }
 }
 
-/// When a connection's driver ends, even by a panic, the connection takes no more tunnels.
+/// Retires a connection when its driver ends, also by a panic, so that it takes no more tunnels.
 struct Retire(Arc<Shared>);
 
 impl Drop for Retire {
@@ -293,7 +293,7 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     idle_release: Duration,
     /// The peer's health that `pinger` follows.
     liveness: Liveness,
-    /// When the connection of a peer that is gone ends.
+    /// Time at which the connection of a removed peer is closed.
     ends: Option<Instant>,
     /// Dropped with the connection.
     _permit: Option<Box<dyn Permit>>,

@@ -104,7 +104,7 @@ pub struct Reserved {
 /// Called before a connection is set up.
 type Reserve<'a> = &'a (dyn Fn() -> Result<Option<Reserved>, DialError> + Sync);
 
-/// The result of a look-up in the pool.
+/// Result of a lookup in the pool.
 enum Looked {
     Leased(Leased),
     Wait(oneshot::Receiver<Outcome>),

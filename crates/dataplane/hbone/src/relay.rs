@@ -36,7 +36,7 @@ pub use socket::Socket;
 use socket::Watch;
 use upload::Upload;
 
-/// Time limit for delivering what a side sent before it broke.
+/// Timeout for delivering data of a side that broke.
 const LAST_BYTES: Duration = Duration::from_secs(5);
 
 /// Counts the bytes as they pass.
@@ -101,19 +101,18 @@ impl RelayError {
     }
 }
 
-/// How one direction ended.
+/// How one direction of the relay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
-    /// With an end of data, passed on.
+    /// Clean end of data, which was passed on.
     Clean,
-    /// Its source broke, and all that came from it has been passed on. The other direction's bytes have
-    /// no receiver.
+    /// The source broke after all of its data was passed on. The other direction then has no receiver.
     SourceBroke,
-    /// Its sink broke. What that had sent before may still be passed on, in the other direction.
+    /// The sink broke. Data that it sent before may still be relayed in the other direction.
     SinkBroke,
 }
 
-/// How far a connection has ended.
+/// Shutdown progress of a relayed connection.
 #[derive(Debug, Default)]
 struct Ends {
     up: bool,

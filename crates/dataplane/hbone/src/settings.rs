@@ -69,7 +69,7 @@ impl Settings {
         self.connection_bytes(streams)
     }
 
-    /// The same of a connection to a server.
+    /// Memory of a connection to a server, in bytes.
     pub fn client_bytes(&self) -> usize {
         self.connection_bytes(self.max_streams)
     }

@@ -95,7 +95,7 @@ pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
-/// Ends a connection as soon as its peer's certificate is revoked: `revocation` completes then.
+/// Wraps a connection that closes when `revocation` completes, since the peer's certificate was revoked.
 pub fn end_when_revoked<IO>(
     stream: &mut TlsStream<IO>,
     revocation: impl Future<Output = ()> + Send + 'static,

@@ -68,14 +68,14 @@ impl Tunnel {
         }
     }
 
-    /// Ready when the peer's windows allow some of `wanted` bytes to be sent; returns how many. `None` when the stream
+    /// Ready when the peer's windows allow some of `len` bytes to be sent; returns how many. `None` when the stream
     /// takes no more.
     pub(crate) fn poll_capacity(
         &mut self,
         cx: &mut Context<'_>,
-        wanted: usize,
+        len: usize,
     ) -> Poll<Option<Result<usize, h2::Error>>> {
-        self.send.reserve_capacity(wanted);
+        self.send.reserve_capacity(len);
         let capacity = loop {
             match self.send.capacity() {
                 0 => match self.send.poll_capacity(cx) {

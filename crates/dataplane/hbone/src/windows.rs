@@ -14,7 +14,7 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 /// The window of each stream, as the number of open streams changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    /// Window of each stream while there are few, in bytes.
+    /// Window of each stream while few streams are open, in bytes.
     stream: u32,
     /// Smallest window of a stream, in bytes, however many are open.
     smallest: u32,
@@ -61,7 +61,7 @@ impl Windows {
         u32::try_from(window).unwrap_or(MAX_WINDOW).min(MAX_WINDOW)
     }
 
-    /// Window of each stream when so many are open.
+    /// Returns the window of each stream for this number of open streams.
     fn of_each(&self, streams: usize) -> u32 {
         let streams = u32::try_from(streams.max(1)).unwrap_or(u32::MAX);
         let sharing = streams.checked_next_power_of_two().unwrap_or(u32::MAX);

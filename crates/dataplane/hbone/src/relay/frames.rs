@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 /// Smaller frames are merged.
 const SMALL: usize = 512;
-/// Up to this many frames, nothing is copied.
+/// Maximum frames that are written without copying them together.
 const FEW: usize = 4;
 /// Largest merged piece.
 const TOGETHER: usize = 16 << 10;
@@ -51,7 +51,7 @@ impl Frames {
         slices.get(..count).unwrap_or_default()
     }
 
-    /// Takes the first one.
+    /// Removes and returns the first frame.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         let first = self.whole.pop_front();
         let first = first.or_else(|| {

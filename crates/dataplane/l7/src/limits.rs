@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub struct LimitMatches(Vec<LimitMatch>);
 
-/// All parts that are given must match.
+/// Match of a limit; all attributes that are set must match.
 #[derive(Debug)]
 struct LimitMatch {
     path: Option<PathMatcher>,
@@ -30,7 +30,7 @@ struct LimitMatch {
 enum Value {
     Exact(ArcStr),
     Regex(Regex),
-    /// A broken expression: whatever it might be meant for.
+    /// Invalid expression, which matches anything.
     Anything,
 }
 

@@ -15,9 +15,9 @@ use crate::weights;
 #[derive(Debug, Default)]
 pub struct StreamTable {
     exact: HashMap<ArcStr, Arc<StreamRule>>,
-    /// By what follows the asterisk and its dot.
+    /// Rules by the suffix that follows `*.` in the server name.
     wildcards: HashMap<ArcStr, Arc<StreamRule>>,
-    /// For all that is TLS.
+    /// Rule for all TLS connections.
     any: Option<Arc<StreamRule>>,
     has_tls: bool,
     tcp: Option<Arc<StreamRule>>,
@@ -40,7 +40,7 @@ pub struct StreamRule {
 pub enum Opening<'a> {
     /// The first message of TLS, and the server name in it in lower case.
     Tls(Option<&'a str>),
-    /// Something else, or it was not looked at.
+    /// Another protocol, or a protocol that was not detected.
     Other,
 }
 
@@ -68,12 +68,12 @@ impl StreamTable {
         table
     }
 
-    /// Whether connections go by what they begin with.
+    /// Whether routing depends on the ClientHello.
     pub fn has_tls(&self) -> bool {
         self.has_tls
     }
 
-    /// Whether there are any routes.
+    /// Whether the table has routes.
     pub fn has_routes(&self) -> bool {
         self.has_tls || self.tcp.is_some()
     }
@@ -123,7 +123,7 @@ impl StreamRule {
         }
     }
 
-    /// A backend for one connection, by weight; `None` if there is none.
+    /// Picks a backend by weight; `None` without backends.
     pub fn backend(&self, rng: &mut dyn RngCore) -> Option<&StreamBackend> {
         let weights = self.backends.iter().map(|one| one.weight);
         self.backends.get(weights::draw(weights, rng)?)

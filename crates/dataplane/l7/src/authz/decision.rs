@@ -7,7 +7,7 @@ use ambit_model::{ArcStr, PolicyKey};
 /// The outcome for a request or a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpDecision {
-    /// How it was reached.
+    /// Reason for the decision.
     pub why: Why,
     /// The dry-run policies that would have denied.
     pub dry_run: Vec<DryRun>,
@@ -15,7 +15,7 @@ pub struct HttpDecision {
     pub audits: Vec<RuleId>,
 }
 
-/// How a decision was reached.
+/// Reason for an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// Allowed: no ALLOW policy applies, and none denies.
@@ -72,7 +72,7 @@ impl DryRun {
 }
 
 impl HttpDecision {
-    /// Whether it is allowed.
+    /// Whether the request is allowed.
     pub fn is_allowed(&self) -> bool {
         matches!(self.why, Why::NoAllowPolicies | Why::Allowed(_))
     }

@@ -26,11 +26,11 @@ pub struct Connection<'a> {
 /// Attributes of a request for policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The connection it came on.
+    /// Connection that carries the request.
     pub connection: Connection<'a>,
     /// Method of the request.
     pub method: &'a str,
-    /// The authority: `:authority` or `Host`. Empty if there is none.
+    /// Authority from `:authority` or `Host`; empty if missing.
     pub host: &'a str,
     /// The normalized path, without the query.
     pub path: &'a str,

@@ -69,7 +69,7 @@ enum Written {
 }
 
 impl Written {
-    /// Its text, in a buffer of the caller's.
+    /// Writes the escape's text to the caller's buffer.
     fn text(self, buffer: &mut [u8; 3]) -> &str {
         let digit = |value: u8| b"0123456789ABCDEF".get(usize::from(value)).copied();
         let length = match self {
@@ -134,7 +134,7 @@ fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<Written>) -> Cow<'_,
     Cow::Owned(out)
 }
 
-/// All escapes decoded, once; what is not UTF-8 then is replaced.
+/// Decodes all percent-escapes once, and replaces invalid UTF-8.
 pub fn decoded_escapes(path: &str) -> String {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();

@@ -64,7 +64,7 @@ fn decodings(path: &str) -> Vec<String> {
     all
 }
 
-/// Whether every server reads a path in the same way.
+/// Whether all servers interpret the path equally.
 fn is_plain(path: &str) -> bool {
     let is_odd = |byte: u8| {
         !byte.is_ascii_graphic() || byte.is_ascii_uppercase() || b"%;\\?#*".contains(&byte)

@@ -22,10 +22,10 @@ pub(crate) struct PathReadings<'a> {
 #[derive(Debug)]
 pub(crate) struct PathMatcher {
     forwarded: Shape,
-    /// In lower case, its escapes decoded.
+    /// Path in lower case with decoded escapes.
     lenient: Shape,
-    /// Of a pattern that is itself odd (`/a;v=1/*`): what servers may take it for. [`Reading::Any`] does not count them,
-    /// where the path as it is forwarded matches as well.
+    /// Readings by servers of a pattern that is itself unusual (`/a;v=1/*`). [`Reading::Any`] ignores them where the
+    /// forwarded path matches, too.
     own_readings: Vec<Shape>,
 }
 
@@ -36,7 +36,7 @@ enum Shape {
     /// Equal, or below it segment by segment; without a slash at the end.
     Below(ArcStr),
     Regex(Regex),
-    /// A broken pattern: whatever it might be meant for.
+    /// Invalid pattern, which matches everything.
     Everything,
 }
 

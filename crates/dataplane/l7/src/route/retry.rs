@@ -14,7 +14,7 @@ pub const MAX_BACKOFF_MULTIPLE: u32 = 10;
 /// The statuses of gRPC that mean that a request was not done: cancelled and unavailable.
 const GRPC: [&[u8]; 2] = [b"1", b"14"];
 
-/// Whether an answer is a reason to ask again.
+/// Whether a response status is retriable.
 pub fn is_retriable(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
     let grpc = headers.get("grpc-status");
     retry.codes.contains(&status.as_u16())

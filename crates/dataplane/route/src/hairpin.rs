@@ -10,7 +10,7 @@ use crate::{MeshTable, Route, RouteError, outbound::Caller};
 /// Whether layer 7 rules of a waypoint could concern a connection that does not come through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bypass {
-    /// The control plane does not say which rules there are.
+    /// The control plane does not publish the rules.
     Unknown,
     /// No rule could.
     Unruled,

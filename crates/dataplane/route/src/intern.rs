@@ -8,7 +8,7 @@ use std::{
 use ambit_model::ArcStr;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// With fewer values, sweeps are not worth their cost.
+/// Minimum number of values for a sweep of unused ones.
 const FIRST_SWEEP: usize = 1024;
 
 /// One copy of every distinct value in use. Values without other references are dropped in sweeps whose
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_values_are_kept_once_and_unused_ones_are_dropped() {
+    fn equal_values_are_interned_once_and_unused_ones_dropped() {
         let mut interner = Interner::default();
         let first = interner.share("a".to_owned());
         assert!(Arc::ptr_eq(&first, &interner.share("a".to_owned())));

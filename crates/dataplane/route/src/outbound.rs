@@ -33,11 +33,11 @@ pub enum Route {
     },
     /// Plain TCP to a workload that does not support tunnels.
     Plain(PlainRoute),
-    /// Route through one tunnel.
+    /// Route through a single tunnel.
     Hbone(HboneRoute),
     /// A tunnel within a tunnel, through the gateway of another network.
     DoubleHbone {
-        /// To the gateway.
+        /// Tunnel to the network gateway.
         outer: HboneRoute,
         /// Inside it, to the destination network's endpoint.
         inner: InnerTunnel,
@@ -49,7 +49,7 @@ pub enum Route {
 /// Destination of [`Route::Plain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlainRoute {
-    /// Where to connect.
+    /// Address to connect to.
     pub addr: SocketAddr,
     /// Workload of the destination.
     pub workload: WorkloadRef,
@@ -60,7 +60,7 @@ pub struct PlainRoute {
 /// Destination of [`Route::Hbone`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HboneRoute {
-    /// Where to open the tunnel.
+    /// Address of the tunnel's peer.
     pub addr: SocketAddr,
     /// `:authority` of the CONNECT.
     pub authority: String,
@@ -88,7 +88,7 @@ pub struct InnerTunnel {
 pub struct PendingRoute {
     /// The host name to resolve.
     pub hostname: ArcStr,
-    /// Prefer IPv6 answers (the dialled family); the other family is acceptable.
+    /// Whether to prefer IPv6 addresses (the dialed family); the other family is acceptable.
     pub prefer_ipv6: bool,
     /// Complete except for the address, which is unspecified.
     route: Box<Route>,
@@ -162,7 +162,7 @@ pub enum RouteError {
     /// A waypoint is named, but it or an endpoint of it is not known.
     #[error("unknown waypoint: {waypoint} of {of}")]
     UnknownWaypoint {
-        /// As named (`network/ip` or `namespace/hostname`).
+        /// Name of the waypoint (`network/ip` or `namespace/hostname`).
         waypoint: String,
         /// The workload or service that names it.
         of: String,
@@ -170,7 +170,7 @@ pub enum RouteError {
     /// A waypoint is named that has no pod now.
     #[error("no pod of the waypoint {waypoint} of {of} serves")]
     NoWaypointPod {
-        /// As named (`network/ip` or `namespace/hostname`).
+        /// Name of the waypoint (`network/ip` or `namespace/hostname`).
         waypoint: String,
         /// The workload or service that names it.
         of: String,
@@ -189,7 +189,7 @@ pub enum RouteError {
         /// Uid of the workload.
         workload: ArcStr,
     },
-    /// At a workload whose waypoint is another implementation's.
+    /// The connection bypasses the waypoint of another implementation.
     #[error(
         "{of} is reached through its waypoint {waypoint} alone, which cannot receive the original peer of this connection: refused"
     )]
@@ -199,7 +199,7 @@ pub enum RouteError {
         /// The workload's uid.
         of: ArcStr,
     },
-    /// In on-demand mode: the control plane sent no answer about the destination.
+    /// The control plane did not answer the on-demand subscription for the destination.
     #[error("the control plane did not answer about {key} in time")]
     NotAnswered {
         /// The requested name.
@@ -383,7 +383,7 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, named.gateway, target, service))
     }
 
-    /// Why there is no pod of a waypoint.
+    /// Returns the reason why a waypoint has no pod.
     fn no_waypoint(&self, named: &GatewayAddress, of: String) -> RouteError {
         let waypoint = named.destination.to_string();
         match self.is_gateway_known(named) {
@@ -392,8 +392,8 @@ impl MeshTable {
         }
     }
 
-    /// To an endpoint (or waypoint) of another network. The inner tunnel accepts only identities that the
-    /// service names: the gateway chooses the endpoint.
+    /// Routes to an endpoint or waypoint of another network. The inner tunnel accepts only identities that the service
+    /// names, since the gateway chooses the endpoint.
     fn through_gateway(
         &self,
         caller: Caller<'_>,
@@ -446,7 +446,7 @@ impl MeshTable {
     }
 }
 
-/// A local workload that looks for a route.
+/// Local workload whose connection is routed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) source: &'a Workload,

@@ -163,7 +163,7 @@ impl WorkloadRef {
             && template.trust_domain == identity.trust_domain
     }
 
-    /// Its addresses, canonical.
+    /// Returns the canonical addresses of the workload.
     pub fn ips(&self) -> &[IpAddr] {
         match &self.0.ips {
             Ips::One(ip) => slice::from_ref(ip),
@@ -176,7 +176,7 @@ impl WorkloadRef {
         &self.0.template.network
     }
 
-    /// How it takes connections.
+    /// Returns the protocol in which the workload accepts connections.
     pub fn protocol(&self) -> Protocol {
         self.0.template.protocol
     }
@@ -196,17 +196,17 @@ impl WorkloadRef {
         self.0.status
     }
 
-    /// Node it runs on.
+    /// Returns the node of the workload.
     pub fn node(&self) -> &ArcStr {
         &self.0.location.node
     }
 
-    /// Where it runs.
+    /// Returns the locality of the workload.
     pub fn locality(&self) -> &Locality {
         &self.0.location.locality
     }
 
-    /// Cluster it belongs to.
+    /// Returns the cluster of the workload.
     pub fn cluster_id(&self) -> &ArcStr {
         &self.0.template.cluster_id
     }
@@ -270,7 +270,7 @@ impl WorkloadRef {
         services == workload.services && workload_ips == workload.workload_ips
     }
 
-    /// Its own port map of one service.
+    /// Returns the workload's own port map for a service.
     pub(crate) fn membership(&self, service: &NamespacedHostname) -> Option<&ServiceMembership> {
         self.0
             .template

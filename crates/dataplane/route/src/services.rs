@@ -30,10 +30,10 @@ pub(crate) struct Services {
     entries: HashMap<NamespacedHostname, Entry>,
     by_vip: HashMap<NetworkAddress, Names>,
     by_cidr: HashMap<CidrVip, Names>,
-    /// How many prefixes of each family and length exist: a look-up tries only these lengths.
+    /// Number of prefixes by family and length, so that lookups try only existing lengths.
     cidr_lengths: BTreeMap<(bool, u8), usize>,
     by_hostname: HashMap<ArcStr, Names>,
-    /// How many have a wildcard as host name.
+    /// Number of services with a wildcard hostname.
     wildcards: usize,
     count: usize,
     /// Counts changes of services and endpoints.
@@ -253,7 +253,7 @@ impl Services {
             })
     }
 
-    /// Among the `eligible` ones.
+    /// Returns the service with a hostname among `eligible` services.
     pub(crate) fn by_hostname(
         &self,
         hostname: &str,
@@ -311,7 +311,7 @@ impl Services {
         self.wildcards > 0
     }
 
-    /// Every index is empty exactly when there is nothing to index.
+    /// Whether every index is empty when it should be.
     #[cfg(test)]
     pub(crate) fn is_clean(&self) -> bool {
         self.entries.is_empty()
@@ -328,7 +328,7 @@ impl Services {
 pub struct EndpointView {
     /// Uid of the workload.
     pub uid: WorkloadUid,
-    /// Its own port map.
+    /// Target ports of the endpoint itself.
     pub ports: PortMap,
     /// Health of the endpoint.
     pub status: WorkloadStatus,

@@ -15,13 +15,13 @@ use crate::{
 /// The node proxy's own location and preferences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableConfig {
-    /// Its node; workloads of this node are local. Empty: all are.
+    /// Local node, whose workloads are local; if empty, all workloads are.
     pub node: ArcStr,
     /// Among services that share an address or name, take this namespace's when nothing else decides.
     pub preferred_service_namespace: Option<ArcStr>,
 }
 
-/// Change that an insertion or removal of a workload made.
+/// Effect of inserting or removing a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
     /// The workload before.
@@ -232,7 +232,7 @@ impl MeshTable {
         self.workloads.all_local()
     }
 
-    /// All workloads, in no particular order.
+    /// Iterates over the workloads in no particular order.
     pub fn workloads(&self) -> impl Iterator<Item = &WorkloadRef> {
         self.workloads.iter()
     }
@@ -296,7 +296,7 @@ impl MeshTable {
             .by_hostname(hostname, client_namespace, preferred, eligible)
     }
 
-    /// All endpoints at an address: the workload that has it, and those that were written by hand with it.
+    /// Returns the endpoints at an address: the workload that owns it, and WorkloadEntries that list it.
     pub fn endpoints_at<'a>(
         &'a self,
         network: &'a str,

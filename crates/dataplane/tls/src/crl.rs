@@ -13,8 +13,8 @@ use rustls_pki_types::{CertificateRevocationListDer, pem, pem::PemObject};
 use tokio::sync::watch;
 use webpki::{CertRevocationList, OwnedCertRevocationList};
 
-/// How often the file is checked. Its directory is usually a Kubernetes volume, where a change swaps a
-/// symbolic link; comparing device, inode, size and time detects every kind of change.
+/// Interval at which the CRL file is checked. Comparing device, inode, size and time also detects changes of Kubernetes
+/// volumes, which swap a symbolic link.
 const POLL: Duration = Duration::from_secs(2);
 
 /// Why a file of revocation lists cannot be used.

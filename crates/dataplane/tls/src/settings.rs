@@ -70,8 +70,8 @@ impl TlsSettings {
         }
     }
 
-    /// From `TLS12_ENABLED` and `COMPLIANCE_POLICY` (`pqc` or unset). Revocation lists are added by
-    /// [`Self::with_crls`].
+    /// Reads settings from `TLS12_ENABLED` and `COMPLIANCE_POLICY` (`pqc` or unset). [`Self::with_crls`] adds
+    /// revocation lists.
     pub fn from_env(env: &Env) -> Result<Self, EnvError> {
         let tls12 = env.flag("TLS12_ENABLED")?.unwrap_or(false);
         let post_quantum_only = match env.get("COMPLIANCE_POLICY") {
@@ -99,12 +99,12 @@ impl TlsSettings {
         self.crls.as_ref()
     }
 
-    /// The crypto provider, for configurations made elsewhere.
+    /// Returns the crypto provider for other configurations.
     pub fn provider(&self) -> Arc<CryptoProvider> {
         self.provider.clone()
     }
 
-    /// The protocol versions, for configurations made elsewhere.
+    /// Returns the protocol versions for other configurations.
     pub fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
         if self.tls12 { BOTH } else { ONLY_TLS13 }
     }

@@ -10,10 +10,10 @@ use crate::{
     memory_limit::ProcessMemory,
 };
 
-/// Versions of the ABI: a module exports the name of its own.
+/// Supported ABI versions; a module exports the name of its version.
 const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_1", "proxy_abi_version_0_2_0"];
 
-/// Compiles modules. Clones are the same.
+/// Compiler of modules. Clones share state.
 #[derive(Clone)]
 pub struct Engine {
     engine: wasmtime::Engine,
@@ -67,7 +67,7 @@ impl Engine {
     /// The period after which [`Self::tick`] is to be called while there are instances.
     pub const TICK: Duration = TICK;
 
-    /// With nothing compiled.
+    /// Creates an engine without compiled modules.
     ///
     /// # Errors
     /// When the system does not allow code that is compiled as it runs.
@@ -94,7 +94,7 @@ impl Engine {
         self.engine.increment_epoch();
     }
 
-    /// Compiles a module. Takes long: not for threads that serve.
+    /// Compiles a module. Blocks for long, so not for worker threads.
     ///
     /// # Errors
     /// When it is not one, or not one for this host.

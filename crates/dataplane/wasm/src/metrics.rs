@@ -34,11 +34,11 @@ pub enum MetricKind {
 /// A series as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricValue {
-    /// Of a counter.
+    /// Value of a counter.
     Counter(u64),
-    /// Of a gauge.
+    /// Value of a gauge.
     Gauge(u64),
-    /// How many values were at most so large, their number and their sum.
+    /// Cumulative counts of buckets by upper bound, count and sum of a histogram.
     Histogram(Vec<(u64, u64)>, u64, u64),
 }
 
@@ -88,7 +88,7 @@ impl Metrics {
         self.0.lock().series.get(id as usize).cloned()
     }
 
-    /// All, by name.
+    /// Returns all metrics by name.
     pub fn all(&self) -> Vec<(String, MetricValue)> {
         let series = self.0.lock().series.clone();
         let mut all: Vec<_> = series
@@ -124,8 +124,8 @@ impl Series {
             MetricKind::Histogram => {
                 self.add(1);
                 self.sum.fetch_add(value, Ordering::Relaxed);
-                let place = BUCKETS.partition_point(|end| *end < value);
-                if let Some(bucket) = self.buckets.get(place) {
+                let index = BUCKETS.partition_point(|end| *end < value);
+                if let Some(bucket) = self.buckets.get(index) {
                     bucket.fetch_add(1, Ordering::Relaxed);
                 }
             }

@@ -12,21 +12,21 @@ pub struct ContextId(pub(crate) u32);
 /// The plugin's own context.
 pub(crate) const ROOT: ContextId = ContextId(1);
 
-/// Of a request, or of its answer.
+/// Direction of a stream: request or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the client.
+    /// From the client to the upstream.
     Request,
-    /// To the client.
+    /// From the upstream to the client.
     Response,
 }
 
-/// The head of a request or an answer.
+/// Headers of a request or response.
 #[derive(Clone, Debug, Default)]
 pub struct Head {
     /// `:method` and its like, without their order meaning anything.
     pub pseudo: Vec<(&'static str, String)>,
-    /// All other headers.
+    /// Regular headers, without pseudo-headers.
     pub headers: HeaderMap,
 }
 
@@ -41,10 +41,10 @@ impl Head {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Takes a pseudo header out.
+    /// Removes and returns a pseudo header.
     pub fn take_pseudo(&mut self, name: &str) -> Option<String> {
-        let place = self.pseudo.iter().position(|(of, _)| *of == name)?;
-        Some(self.pseudo.swap_remove(place).1)
+        let index = self.pseudo.iter().position(|(of, _)| *of == name)?;
+        Some(self.pseudo.swap_remove(index).1)
     }
 
     pub(crate) fn set_pseudo(&mut self, name: &str, value: String) {
@@ -58,29 +58,29 @@ impl Head {
     }
 }
 
-/// An answer that a plugin gives in place of the application.
+/// Local response of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalResponse {
     /// 200 to 599.
     pub status: u16,
-    /// For the access log.
+    /// Response-code details for the access log.
     pub details: String,
     /// The headers, without those that frame it.
     pub headers: HeaderMap,
     /// Body of the response.
     pub body: Bytes,
-    /// Of gRPC, if it was given.
+    /// gRPC status, if the module set one.
     pub grpc_status: Option<u32>,
 }
 
 /// State of a request after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The request goes on.
+    /// The stream continues.
     Go,
     /// The request waits until the plugin lets it go on.
     Paused,
-    /// The request is answered by the plugin.
+    /// The plugin responds to the request.
     Answered(LocalResponse),
     /// The request is broken off.
     Closed,
@@ -95,7 +95,7 @@ pub enum Value {
     Text(String),
     /// A number, as eight bytes.
     Number(i64),
-    /// Value of one byte.
+    /// Boolean value of one byte.
     Bool(bool),
     /// Pairs, as headers are.
     Pairs(Vec<(String, String)>),

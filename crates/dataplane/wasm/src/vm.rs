@@ -27,7 +27,7 @@ const MAX_LINGERING: usize = 1024;
 /// Why an instance is not there, or is no more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Instance that cannot be made.
+    /// Failed start of an instance.
     #[error("the module cannot be started: {0}")]
     Start(String),
     /// Module that refuses its configuration.
@@ -46,7 +46,7 @@ pub enum Failure {
     TooLong {
         /// Callback that was running.
         callback: &'static str,
-        /// Limit of its time.
+        /// Time limit that the callback exceeded.
         limit: Duration,
     },
     /// Instance that failed before, in another request.
@@ -155,7 +155,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Whether it has failed.
+    /// Whether the instance has failed.
     pub fn is_dead(&self) -> bool {
         self.is_dead
     }
@@ -172,7 +172,7 @@ impl Vm {
         }
     }
 
-    /// How often it wants to be woken; `None`: never.
+    /// Returns the tick interval that the module requested; `None` if it set none.
     pub fn tick_period(&self) -> Option<Duration> {
         let period = self.store.data().tick_period;
         // Not more often than a plugin could use.
@@ -184,7 +184,7 @@ impl Vm {
         std::mem::take(&mut self.store.data_mut().effects)
     }
 
-    /// A request begins.
+    /// Creates the context of a request.
     ///
     /// # Errors
     /// When the module fails.
@@ -287,7 +287,7 @@ impl Vm {
         body.unwrap_or_default()
     }
 
-    /// The trailers are there; [`Self::take_trailers`] gives them back.
+    /// Passes trailers to the module; [`Self::take_trailers`] returns them.
     ///
     /// # Errors
     /// When the module fails.
@@ -325,7 +325,7 @@ impl Vm {
         trailers.unwrap_or_default()
     }
 
-    /// State of a request now. An answer is given once.
+    /// Returns the state of a stream. A local response is returned once.
     ///
     /// # Errors
     /// When the instance has failed.
@@ -390,7 +390,7 @@ impl Vm {
         Ok(())
     }
 
-    /// There are messages in a queue.
+    /// Notifies the module of messages in a queue.
     ///
     /// # Errors
     /// When the module fails.
@@ -489,7 +489,7 @@ impl Vm {
     }
 }
 
-/// Of a request that is over.
+/// Placeholder stream for a request that has ended.
 struct Nothing;
 
 impl Facts for Nothing {
@@ -498,7 +498,7 @@ impl Facts for Nothing {
     }
 }
 
-/// Its causes, without the frames of the module.
+/// Formats the error with its causes, without the module's stack frames.
 fn failure_text(error: &wasmtime::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     let text = causes.filter(|cause| !cause.starts_with("error while executing"));

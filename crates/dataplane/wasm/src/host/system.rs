@@ -60,7 +60,7 @@ pub(super) fn nanoseconds() -> u64 {
     })
 }
 
-/// Since some moment.
+/// Returns monotonic time since an arbitrary moment.
 pub(super) fn monotonic() -> u64 {
     static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
     u64::try_from(BEGAN.elapsed().as_nanos()).unwrap_or(u64::MAX)

@@ -15,9 +15,9 @@ use hashbrown::HashMap;
 
 use crate::{Ending, backoff::Backoff, known::Known};
 
-/// A negative answer is cached for this long, then requested again.
+/// Time for which a negative answer is cached.
 const ABSENT_FOR: Duration = Duration::from_secs(30);
-/// Maximum of cached negative answers.
+/// Maximum cached negative answers.
 const ABSENT_LIMIT: usize = 4096;
 /// The version of a resource that was replaced by a substitute: the server sends it again, even if it is
 /// the last good one.
@@ -31,9 +31,9 @@ pub type Kind = usize;
 /// A resource type to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeConfig {
-    /// Its type URL.
+    /// Type URL of the subscription.
     pub type_url: ArcStr,
-    /// Only requested resources, instead of all.
+    /// Whether only requested resources are subscribed to, instead of all.
     pub on_demand: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct Request {
     pub unsubscribe: Vec<ArcStr>,
     /// The known resources, on the first request of a stream.
     pub initial_versions: Vec<(ArcStr, String)>,
-    /// The push that this answers.
+    /// Nonce of the push that this acknowledges.
     pub nonce: Option<String>,
     /// Why the push is refused.
     pub error: Option<String>,
@@ -61,11 +61,11 @@ pub struct Request {
 pub enum Effect {
     /// Send on the stream.
     Send(Request),
-    /// Wake all who wait for this name.
+    /// Wakes the waiters for a name.
     Answered {
         /// Type of the resource.
         kind: Kind,
-        /// As it was demanded.
+        /// Resource name as requested.
         name: ArcStr,
     },
     /// Every type that is followed as a whole has been received once. Emitted once.
@@ -95,7 +95,7 @@ struct TypeState {
     demands: Demands,
 }
 
-/// Requested names without a record: waiting for the answer, or answered negatively.
+/// Requested names without a record: pending, or known not to exist.
 #[derive(Debug, Default)]
 struct Demands {
     names: HashMap<ArcStr, Demand>,
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// How many resources of a type are held.
+    /// Number of resources of a type that the client has.
     pub fn known(&self, kind: Kind) -> usize {
         self.types.get(kind).map_or(0, |state| state.known.len())
     }
@@ -244,7 +244,7 @@ impl TypeState {
     }
 }
 
-/// A push in progress: every resource is reported, then [`Push::finish`] answers it.
+/// Push in progress: after all resources are reported, [`Push::finish`] acknowledges it.
 #[derive(Debug)]
 pub struct Push<'a> {
     client: &'a mut Client,
@@ -258,7 +258,7 @@ pub struct Push<'a> {
 }
 
 impl Push<'_> {
-    /// Its type; `None` when it is not one of ours.
+    /// Returns the type of the push; `None` for an unknown type.
     pub fn kind(&self) -> Option<Kind> {
         self.kind
     }
@@ -314,7 +314,7 @@ impl Push<'_> {
         }
     }
 
-    /// A resource is gone or, when it was requested, does not exist.
+    /// Reports a removed resource, or a requested one that does not exist.
     pub fn removed(&mut self, name: &str, now: Instant) {
         let Some(state) = self.state() else { return };
         state.known.remove(name);
@@ -323,7 +323,7 @@ impl Push<'_> {
         }
     }
 
-    /// Answers the push.
+    /// Acknowledges or rejects the push.
     pub fn finish(mut self) -> Vec<Effect> {
         let refused = self.rejected + self.replaced;
         let complete = self.rejected == 0;
@@ -381,7 +381,7 @@ impl Push<'_> {
 }
 
 impl Demands {
-    /// Caches a negative answer; returns the name when there may be waiters.
+    /// Caches a negative answer, and returns the name if it may have waiters.
     fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
         let (name, _) = self.names.remove_entry(name)?;
         self.names.insert(name.clone(), Demand::AbsentSince(now));
@@ -389,7 +389,7 @@ impl Demands {
         Some(name)
     }
 
-    /// Drops the oldest negative answers beyond the limit; returns their names.
+    /// Drops the oldest negative answers beyond the limit, and returns their names.
     fn evict(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
         while self.absent.len() > ABSENT_LIMIT {

@@ -260,7 +260,7 @@ impl Session {
         }
     }
 
-    /// At most `limit` differences, as a push.
+    /// Returns a push of at most `limit` differences.
     fn next_push(&mut self, truth: &Truth, limit: usize) -> (Vec<(String, u64)>, Vec<String>) {
         let changed: Vec<_> = truth
             .iter()

@@ -22,12 +22,12 @@ mod tests;
 
 /// Longest expression, in bytes.
 const LONGEST: usize = 1024;
-/// How deep one may be.
+/// Maximum nesting depth of an expression.
 const DEEPEST: u16 = 24;
 /// Most memory of a compiled regular expression.
 const MAX_REGEX: usize = 64 << 10;
 
-/// Names in expressions: Envoy's attributes, as far as they are known here.
+/// Names of Envoy's attributes that expressions may use.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     (
         "request",
@@ -112,7 +112,7 @@ pub enum ExpressionError {
     /// A regular expression.
     #[error("the pattern of matches: {0}")]
     Pattern(String),
-    /// Messages cannot be made.
+    /// Construction of messages is unsupported.
     #[error("messages cannot be made")]
     Message,
 }
@@ -144,7 +144,7 @@ impl Expression {
         Ok(Self { root, named })
     }
 
-    /// Which headers it needs.
+    /// Returns the headers that the expression reads.
     pub fn wants(&self) -> Wants {
         let mut wants = Wants {
             all_request: self.named.contains(&("request", "headers")),
@@ -168,7 +168,7 @@ impl Expression {
         matches!(self.value(of), Some(Value::Bool(true)))
     }
 
-    /// Its value as a text; `None` if there is none.
+    /// Evaluates the expression to a string; `None` if it has no value.
     pub fn text(&self, of: &Observation<'_>) -> Option<String> {
         match self.value(of)? {
             Value::String(text) => Some(text.as_str().to_owned()),

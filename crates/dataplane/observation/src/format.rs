@@ -40,7 +40,7 @@ pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:MET
 
 /// Longest format, in bytes.
 const LONGEST: usize = 16 << 10;
-/// How deep objects may be in one another.
+/// Maximum nesting depth of objects.
 const DEEPEST: usize = 8;
 
 /// A format cannot be used.
@@ -78,7 +78,7 @@ enum Member {
     Text(Vec<Part>),
     Object(Vec<(String, Self)>),
     List(Vec<Self>),
-    /// As it is.
+    /// Fixed value.
     Fixed(Value),
 }
 
@@ -109,7 +109,7 @@ impl Format {
         }
     }
 
-    /// Which headers it needs.
+    /// Returns the headers that the format reads.
     pub fn wants(&self) -> Wants {
         let mut wants = Wants::default();
         match &self.0 {
@@ -122,7 +122,7 @@ impl Format {
         wants
     }
 
-    /// Appends what it makes of a request.
+    /// Appends the formatted record of a request.
     pub fn write(&self, of: &Observation<'_>, line: &mut String) {
         match &self.0 {
             Form::Text(parts) => {

@@ -52,23 +52,23 @@ pub enum AttributeValue {
 pub struct Tag {
     /// Name of the tag.
     pub name: ArcStr,
-    /// Source of its value.
+    /// Source of the tag's value.
     pub source: TagSource,
 }
 
-/// Where the value of a tag comes from.
+/// Source of a tag's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TagSource {
-    /// Always the same.
+    /// Fixed text.
     Fixed(ArcStr),
     /// A header of the request, and its default. Without a default there is no tag.
     Header(HeaderName, Option<ArcStr>),
-    /// As in an access log.
+    /// Access-log format.
     Format(Format),
 }
 
 impl Tag {
-    /// Which headers it needs.
+    /// Returns the headers that the tag reads.
     pub fn wants(&self) -> Wants {
         match &self.source {
             TagSource::Fixed(_) => Wants::default(),
@@ -100,7 +100,7 @@ pub type Parties = Vec<(&'static str, String)>;
 /// Which span of which trace it is.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are those of a span")]
-pub struct Place {
+pub struct SpanContext {
     pub trace: TraceId,
     pub id: SpanId,
     pub parent: Option<SpanId>,
@@ -109,7 +109,7 @@ pub struct Place {
 
 /// Makes the span of a request. Texts that peers chose are cut to `most` bytes.
 pub fn of(
-    place: Place,
+    span_context: SpanContext,
     observation: &Observation<'_>,
     parties: Parties,
     tags: &[Tag],
@@ -136,12 +136,12 @@ pub fn of(
         Some(path) => cut(path.trim_start_matches('/'), most),
         None => method.to_owned(),
     };
-    let Place {
+    let SpanContext {
         trace,
         id,
         parent,
         state,
-    } = place;
+    } = span_context;
     Span {
         trace,
         id,
@@ -253,7 +253,7 @@ fn http(of: &Observation<'_>, all: &mut Attributes) {
     }
 }
 
-/// The tags that Envoy gives its spans in Istio's meshes.
+/// Adds the tags that Envoy sets on spans in Istio's meshes.
 fn istio(of: &Observation<'_>, all: &mut Attributes) {
     all.text("component", Some("proxy"));
     all.text("response_flags", Some(of.flags));

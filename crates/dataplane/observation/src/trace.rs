@@ -31,24 +31,24 @@ pub struct TraceId(u128);
 pub struct SpanId(u64);
 
 impl TraceId {
-    /// From random bits.
+    /// Creates an id from random bits.
     pub fn new(bits: u128) -> Self {
         Self(bits.max(1))
     }
 
-    /// As it is sent.
+    /// Returns the bytes for the wire.
     pub fn bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
 }
 
 impl SpanId {
-    /// From random bits.
+    /// Creates an id from random bits.
     pub fn new(bits: u64) -> Self {
         Self(bits.max(1))
     }
 
-    /// As it is sent.
+    /// Returns the bytes for the wire.
     pub fn bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
@@ -69,7 +69,7 @@ impl fmt::Display for SpanId {
 /// Trace context of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Incoming {
-    /// The trace, and the span of who sent it.
+    /// Trace id, and span id of the sender.
     pub parent: Option<(TraceId, SpanId)>,
     /// Whether it is recorded, if that has been decided.
     pub sampled: Option<bool>,
@@ -135,7 +135,7 @@ fn put(headers: &mut HeaderMap, name: HeaderName, text: &str) {
     }
 }
 
-/// A header that is there once.
+/// Returns the value of a header that occurs exactly once.
 fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let mut all = headers.get_all(name).iter();
     let first = all.next()?;
@@ -244,7 +244,7 @@ fn b3_multiple(headers: &HeaderMap) -> Option<Incoming> {
     })
 }
 
-/// All of ten thousand.
+/// Sampling rate of all requests, in ten thousandths.
 pub const ALWAYS: u32 = 10_000;
 
 /// Whether a request is sampled, without a decision of its sender: the given number of ten thousand are. By the name of

@@ -28,7 +28,7 @@ pub struct DumpExtras {
     pub certificates: Value,
     /// `workloadState`: by pod uid.
     pub workload_state: Value,
-    /// `staticConfig`: what a local file gave.
+    /// `staticConfig`: content of the local file.
     pub static_config: Value,
 }
 

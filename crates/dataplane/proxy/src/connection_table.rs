@@ -23,7 +23,7 @@ pub enum Cut {
     /// The pod's record names a policy that has not become known in time.
     #[error("connection closed: a policy that the workload names is still not known")]
     MissingPolicy,
-    /// Everything to the pod has to come through its waypoint now.
+    /// A policy or binding requires the pod's waypoint, which the connection bypasses.
     #[error("connection closed: it does not come through the waypoint of the workload")]
     PassesByWaypoint,
     /// The same, and the waypoint has a rule that could refuse what is in it.
@@ -48,16 +48,16 @@ impl Cut {
     }
 }
 
-/// Which way a connection goes, seen from the pod.
+/// Direction of a connection from the pod's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To the pod.
+    /// Connection to the pod.
     Inbound,
-    /// From the pod.
+    /// Connection from the pod.
     Outbound,
 }
 
-/// Path of a connection to the pod, which decides who authorizes it.
+/// Path of a connection to the pod, which determines who authorizes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Course {
     /// Directly: all of the pod's policies apply.
@@ -102,7 +102,7 @@ struct Inner {
 #[derive(Clone, Debug, Default)]
 pub struct Connections(Arc<Mutex<Inner>>);
 
-/// One open connection; dropping it takes it off the list.
+/// Open connection in the table; dropping it removes the entry.
 #[derive(Debug)]
 pub struct Tracked {
     list: Connections,
@@ -138,7 +138,7 @@ impl Connections {
         self.track(Way::Inbound, shown, Some(peer))
     }
 
-    /// Takes a connection from the pod onto the list.
+    /// Adds a connection from the pod to the table.
     pub fn outbound(&self, shown: Shown) -> Tracked {
         self.track(Way::Outbound, shown, None)
     }
@@ -165,7 +165,7 @@ impl Connections {
         }
     }
 
-    /// How many are open.
+    /// Number of open connections.
     pub fn len(&self) -> usize {
         self.0.lock().entries.len()
     }
@@ -175,11 +175,11 @@ impl Connections {
         self.len() == 0
     }
 
-    /// Closes those connections to the pod for which `verdict` has a reason. Returns how many.
+    /// Closes those connections to the pod for which `reason_to_close` has a reason. Returns how many.
     ///
-    /// `verdict` is called without the lock: a connection that is taken onto the list meanwhile is authorized after
+    /// `reason_to_close` is called without the lock: a connection that is taken onto the list meanwhile is authorized after
     /// that, and so by what is known now.
-    pub fn recheck(&self, mut verdict: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
+    pub fn recheck(&self, mut reason_to_close: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
         let peers: Vec<(u64, Peer, Course)> = {
             let inner = self.0.lock();
             let peers = inner.entries.iter();
@@ -189,7 +189,7 @@ impl Connections {
         };
         let mut cut = 0;
         for (id, peer, course) in peers {
-            if let Some(why) = verdict(&peer, course) {
+            if let Some(why) = reason_to_close(&peer, course) {
                 cut += usize::from(self.cut(id, why));
             }
         }
@@ -253,7 +253,7 @@ impl Tracked {
         .await
     }
 
-    /// To show more of it while it is being waited on.
+    /// Returns a handle that updates the entry while the connection is being served.
     pub fn handle(&self) -> Handle {
         Handle {
             list: self.list.clone(),
@@ -270,7 +270,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Where it is connected to and how (`HBONE`, `TCP`), once that is known.
+    /// Records the actual destination and the protocol (`HBONE`, `TCP`).
     pub fn connected_to(&self, actual_dst: String, protocol: &'static str) {
         if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
             entry.shown.actual_dst = actual_dst;
@@ -321,8 +321,9 @@ mod tests {
         let mut allowed = list.inbound(shown(1), peer(80));
         let mut denied = list.inbound(shown(2), peer(81));
         let mut outgoing = list.outbound(shown(3));
-        let verdict = |peer: &Peer, _| (peer.destination.port() != 80).then_some(Cut::Policy);
-        assert_eq!(list.recheck(verdict), 1);
+        let reason_to_close =
+            |peer: &Peer, _| (peer.destination.port() != 80).then_some(Cut::Policy);
+        assert_eq!(list.recheck(reason_to_close), 1);
         let pending = std::future::pending::<()>();
         assert_eq!(denied.unless_cut(pin!(pending)).await, Err(Cut::Policy));
         assert_eq!(allowed.unless_cut(pin!(async { 1 })).await, Ok(1));

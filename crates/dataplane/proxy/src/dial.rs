@@ -30,7 +30,7 @@ use crate::{local::Local, state::SharedState, workers};
 pub use inner::{Inner, InnerError};
 pub use waits::{Wait, Waits};
 
-/// How long connecting may take.
+/// Timeout of connecting.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Header with a peer's workload metadata.
@@ -43,7 +43,7 @@ pub enum ConnectError {
     /// The authority is no part of a request.
     #[error("the authority {authority:?} cannot be sent")]
     Authority {
-        /// As the mesh names it.
+        /// Authority of the CONNECT request.
         authority: String,
         /// Cause of the error.
         #[source]
@@ -66,7 +66,7 @@ pub enum ConnectError {
     /// No tunnel to a waypoint.
     #[error("cannot connect through the waypoint {waypoint}")]
     Waypoint {
-        /// As the mesh names it.
+        /// Name of the waypoint.
         waypoint: ArcStr,
         /// Cause of the error.
         #[source]
@@ -83,7 +83,7 @@ pub enum ConnectError {
     },
 }
 
-/// A plain connection that could not be made.
+/// Error of opening a plain connection.
 #[derive(Debug, thiserror::Error)]
 pub enum PlainError {
     /// The socket could not be created.
@@ -92,7 +92,7 @@ pub enum PlainError {
     /// Refused, or not reachable.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The peer did not answer in time.
+    /// Timeout of the connection.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }
@@ -132,20 +132,20 @@ impl ConnectError {
     }
 }
 
-/// Makes the connections of one instance.
+/// Opens outbound connections of one instance.
 #[derive(Clone, Debug)]
 pub struct Dialer {
-    /// Whose certificate it shows.
+    /// Identity whose certificate the dialer presents.
     pub identity: Identity,
-    /// Where that comes from.
+    /// Source of certificates.
     pub certificates: Certificates,
-    /// Where its sockets are made; `None`: where this process lives.
+    /// Network namespace of the sockets; `None` is the process's own.
     pub netns: Option<Netns>,
-    /// Of its packets, so that they are not redirected.
+    /// Packet mark that exempts the sockets from redirection.
     pub mark: Option<u32>,
-    /// Of its sockets.
+    /// TCP settings of the sockets.
     pub tuning: Tuning,
-    /// Of its tunnels.
+    /// HTTP/2 settings of tunnels.
     pub http2: Arc<Settings>,
     /// The node and network of this process, by which [`Self::is_near`] decides.
     pub node: ArcStr,
@@ -153,7 +153,7 @@ pub struct Dialer {
     pub network: ArcStr,
     /// State of the mesh.
     pub state: SharedState,
-    /// Its connections that wait for a waypoint.
+    /// Connections that wait for a waypoint.
     pub waits: Waits,
 }
 
@@ -261,7 +261,7 @@ impl Dialer {
         }
     }
 
-    /// A connection with certificates on both ends, up to where HTTP/2 begins.
+    /// Opens a connection with mutual TLS for HTTP/2.
     async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
         let addr = key.destination;
         let (certificate, config) = self.credentials(&key.expected).await?;

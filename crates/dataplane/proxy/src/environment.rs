@@ -12,9 +12,9 @@ use crate::{SetupLimits, control_plane::Upstream};
 
 pub mod threads;
 
-/// Where the shared trust root is mounted.
+/// Default path of the mounted trust root.
 const DEFAULT_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
-/// Where the projected token is mounted.
+/// Default path of the projected token.
 const DEFAULT_TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 
 /// A setting cannot be used.

@@ -76,7 +76,7 @@ pub(crate) struct Connection<'a> {
     pub(crate) error: Option<&'a str>,
     /// Bytes of the application that is on this node.
     pub(crate) sent: u64,
-    /// Bytes to it.
+    /// Bytes that the peer received.
     pub(crate) received: u64,
     pub(crate) duration: Duration,
 }
@@ -151,7 +151,7 @@ pub fn denied(
 ) {
     log_denied(src, dst, direction, error);
     let flows = metrics.flows();
-    if !flows.is_heard() {
+    if !flows.has_readers() {
         return;
     }
     let own = pod.map(|pod| peer(&pod.workload, None)).unwrap_or_default();

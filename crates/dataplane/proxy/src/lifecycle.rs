@@ -40,7 +40,7 @@ impl Lifecycle {
         self.drain.watcher()
     }
 
-    /// Ends when nothing owns the instance any more.
+    /// Completes when the instance has no owners any more.
     pub fn gone(&self) -> impl Future<Output = ()> + use<> {
         let mut alive = self.alive.subscribe();
         async move { while alive.changed().await.is_ok() {} }

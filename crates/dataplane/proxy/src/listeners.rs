@@ -13,7 +13,7 @@ use ambit_model::PodName;
 use ambit_rt::{DrainWatcher, OpenWork};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How long an accept that failed (for want of descriptors, mostly) waits before the next.
+/// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// A connection just accepted.
@@ -23,7 +23,7 @@ pub struct Accepted {
     pub stream: TcpStream,
     /// Address of the client; canonical.
     pub peer: SocketAddr,
-    /// Shutdown waits for it.
+    /// Guard that shutdown waits for.
     pub open: OpenWork,
 }
 
@@ -32,12 +32,12 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct Listeners<P> {
     all: Vec<(TcpListener, P)>,
-    /// Listener that is polled first, in turn: none keeps the others waiting.
+    /// Index of the listener that is polled first, rotating for fairness.
     first: usize,
 }
 
 impl<P: Clone> Listeners<P> {
-    /// All listeners of the set.
+    /// Creates a set of listeners.
     pub fn new(all: Vec<(TcpListener, P)>) -> Self {
         Self { all, first: 0 }
     }

@@ -35,7 +35,7 @@ use departures::{Departed, Departures};
 pub use follow::{IdentityEvent, follow_identities};
 pub use on_demand::DEMANDS_WAITING;
 
-/// How long a connection waits for the control plane to publish the pod it belongs to.
+/// Maximum time for which a connection waits until the control plane publishes its pod.
 pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Configuration of the proxy from its environment.
@@ -84,7 +84,7 @@ struct Inner {
     addresses_known: AtomicBool,
     /// Whether all policies have been published once.
     policies_known: AtomicBool,
-    /// Counts changes of local workloads, and of what is known at all.
+    /// Counter of changes of local workloads and of initial completeness.
     local_changes: watch::Sender<u64>,
     /// Counts changes of workloads and services.
     address_changes: watch::Sender<u64>,
@@ -223,17 +223,16 @@ impl SharedState {
         });
     }
 
-    /// All workloads and services have been published once: from now on a destination that is
-    /// not among them is outside the mesh. Until then nothing is passed through.
+    /// Marks the initial set of workloads and services as received. From then on, unknown destinations count as outside
+    /// the mesh; before, nothing is passed through.
     pub fn mark_addresses_known(&self) {
         if !self.0.addresses_known.swap(true, Ordering::AcqRel) {
             self.0.local_changes.send_modify(|count| *count += 1);
         }
     }
 
-    /// All policies have been published once: from now on connections to pods can be decided.
-    /// Until then no local pod counts as known, for its namespace may have policies that are still
-    /// on their way.
+    /// Marks the initial set of policies as received. Before that, no local pod counts as known, since policies of its
+    /// namespace may still be missing.
     pub fn mark_policies_known(&self) {
         if !self.0.policies_known.swap(true, Ordering::AcqRel) {
             self.notify_pods(|_, _, _| true);

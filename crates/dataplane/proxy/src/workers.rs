@@ -53,12 +53,12 @@ impl Workers {
             .map(Self)
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Their runtimes, for metrics.
+    /// Returns the workers' runtimes, for metrics.
     pub fn runtimes(&self) -> Vec<tokio::runtime::Handle> {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }

@@ -23,7 +23,7 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    /// Of endpoints by name and weight.
+    /// Builds the table of endpoints by name and weight.
     pub(crate) fn new(kind: HashTable, members: &[(&str, u32)]) -> Self {
         match kind {
             HashTable::Ring(least) => Self::Ring(ring(least, members)),
@@ -70,7 +70,7 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     struct Entry {
         next: u64,
         skip: u64,
-        /// Of the heaviest, and what it has taken of it so far.
+        /// Weight relative to the heaviest endpoint, and the part that is already placed.
         weight: f64,
         target: f64,
     }

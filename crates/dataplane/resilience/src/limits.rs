@@ -21,7 +21,7 @@ pub enum Overflow {
 }
 
 impl Overflow {
-    /// All there are.
+    /// All kinds of limits.
     pub const ALL: [Self; 4] = [
         Self::Connections,
         Self::Pending,
@@ -29,7 +29,7 @@ impl Overflow {
         Self::Retries,
     ];
 
-    /// For metrics and logs.
+    /// Returns the name for metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -59,7 +59,7 @@ impl Drop for Slot {
 }
 
 impl Limits {
-    /// A request begins.
+    /// Counts a new request.
     ///
     /// # Errors
     /// When there are too many.

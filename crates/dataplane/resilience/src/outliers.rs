@@ -16,30 +16,30 @@ const LONGEST: Duration = Duration::from_secs(300);
 /// Outcome of a request or connection, as far as it is the endpoint's doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Answer with a status of HTTP.
+    /// Response with an HTTP status.
     Answered(u16),
-    /// Connection that was taken, of which nothing more is known.
+    /// Accepted connection without further information.
     Connected,
-    /// Connection that failed, broke off before an answer, or took too long.
+    /// Connection that failed, broke before a response, or timed out.
     Failed,
 }
 
 /// Fault that an endpoint was ejected for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// Answers of 5xx in a row.
+    /// Consecutive 5xx responses.
     ServerErrors,
-    /// Answers of 502, 503 and 504 in a row.
+    /// Consecutive responses 502, 503 and 504.
     GatewayErrors,
     /// Connections in a row that failed.
     LocalFailures,
 }
 
 impl Fault {
-    /// All there are.
+    /// All kinds of outlier faults.
     pub const ALL: [Self; 3] = [Self::ServerErrors, Self::GatewayErrors, Self::LocalFailures];
 
-    /// As Envoy names it in its log of ejections.
+    /// Returns Envoy's name in its ejection log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ServerErrors => "5xx",
@@ -52,9 +52,9 @@ impl Fault {
 /// An endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// Fault that caused it.
+    /// Fault that caused the ejection.
     pub fault: Fault,
-    /// For how long.
+    /// Duration of the ejection.
     pub duration: Duration,
 }
 
@@ -98,11 +98,11 @@ pub(crate) struct Outliers(HashMap<ArcStr, Record>);
 #[derive(Debug)]
 struct Record {
     host: Arc<Host>,
-    /// How often it was ejected lately.
+    /// Number of recent ejections.
     times: u32,
-    /// While it is ejected.
+    /// End of the current ejection.
     until: Option<Instant>,
-    /// Since when it is left in.
+    /// Time since which the endpoint is not ejected.
     since: Instant,
 }
 
@@ -115,7 +115,7 @@ impl Outliers {
         is_one_of_several || ejected * 100 <= share
     }
 
-    /// How many are ejected.
+    /// Number of ejected endpoints.
     pub(crate) fn ejected(&self) -> usize {
         let records = self.0.values();
         records.filter(|record| record.until.is_some()).count()
@@ -171,11 +171,11 @@ impl Outliers {
     }
 
     /// Forgets all but these endpoints.
-    pub(crate) fn keep(&mut self, is_kept: impl Fn(&ArcStr) -> bool) {
-        self.0.retain(|uid, _| is_kept(uid));
+    pub(crate) fn keep(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
+        self.0.retain(|uid, _| is_current(uid));
     }
 
-    /// Takes all back, and forgets what they did.
+    /// Ends all ejections and clears the counters.
     pub(crate) fn clear(&mut self) {
         for (_, record) in self.0.drain() {
             record.host.is_ejected.store(false, Relaxed);

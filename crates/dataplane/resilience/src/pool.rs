@@ -18,7 +18,7 @@ use rand::{Rng as _, RngCore};
 use crate::{
     group::{Group, View},
     host::{Candidate, Host},
-    locality::{Place, Standing, shares, standing},
+    locality::{PriorityGroup, Topology, priority_group, shares},
 };
 
 /// Endpoints of a tier count as this many percent of what they are when it is seen whether they suffice, as in Envoy:
@@ -53,7 +53,7 @@ pub(crate) struct Question<'a> {
     pub(crate) now: Instant,
     /// Counts ejections and their ends.
     pub(crate) health: u64,
-    /// Requests under way at all of them.
+    /// Active requests of all endpoints.
     pub(crate) active: u32,
 }
 
@@ -67,14 +67,16 @@ struct Now<'a, E> {
 impl<E> Pool<E> {
     pub(crate) fn new(
         policy: &DestinationPolicy,
-        own: &Place,
+        own: &Topology,
         hosts: Vec<(Arc<Host>, Candidate<E>)>,
     ) -> Self {
         let mut by_tier: BTreeMap<u32, BTreeMap<usize, Vec<(u32, u32)>>> = BTreeMap::new();
         for ((_, candidate), index) in hosts.iter().zip(0_u32..) {
-            let place = &candidate.place;
-            let Some(Standing { tier, part }) =
-                standing(&policy.locality, own, place, candidate.rank)
+            let topology = &candidate.topology;
+            let Some(PriorityGroup {
+                priority: tier,
+                split: part,
+            }) = priority_group(&policy.locality, own, topology, candidate.rank)
             else {
                 continue;
             };
@@ -117,7 +119,7 @@ impl<E> Pool<E> {
         host.is_none_or(|(host, _)| host.is_ejected())
     }
 
-    /// Counts who is left in, if that has changed.
+    /// Updates the number of healthy endpoints if the health has changed.
     fn recount(&self, health: u64) {
         if self.counted.load(Acquire) == health {
             return;

@@ -78,13 +78,13 @@ struct UrlLabels {
 /// Labels of the DNS families.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DnsLabels {
-    /// For instance `A`.
+    /// Query type, for instance `A`.
     pub request_query_type: ArcString,
     /// `udp` or `tcp`.
     pub request_protocol: ArcString,
     /// The client workload's canonical service.
     pub source_canonical_service: ArcString,
-    /// Its canonical revision.
+    /// Canonical revision of the source.
     pub source_canonical_revision: ArcString,
 }
 
@@ -110,7 +110,7 @@ impl MetricConstructor<Histogram> for DnsBuckets {
     }
 }
 
-/// The metrics of a node proxy, to be made once and shared.
+/// Metrics of a node proxy, created once and shared.
 #[derive(Debug, Default)]
 pub struct Metrics {
     traffic: Arc<Traffic>,
@@ -419,7 +419,7 @@ impl Metrics {
     }
 }
 
-/// One open socket.
+/// Guard that counts one open socket.
 #[derive(Debug)]
 pub struct SocketGuard(Gauge);
 

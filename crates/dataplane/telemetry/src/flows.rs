@@ -38,12 +38,12 @@ pub struct Origin {
     pub is_waypoint: bool,
 }
 
-/// How a reader reaches the proxy. Readers of one kind take no places of the other's.
+/// Path by which a reader reaches the proxy. Each kind has its own limit of readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReaderKind {
-    /// Over the admin port.
+    /// Reader over the admin port.
     Admin,
-    /// Over the control plane, which has authorized it.
+    /// Reader authorized by the control plane.
     ControlPlane,
 }
 
@@ -51,7 +51,7 @@ pub enum ReaderKind {
 #[derive(Debug, Default)]
 pub struct Flows {
     /// Number of readers, for the data path.
-    heard_by: AtomicUsize,
+    reader_count: AtomicUsize,
     readers: Mutex<Vec<Arc<Reader>>>,
     connections: AtomicU64,
     origin: OnceLock<Origin>,
@@ -94,8 +94,8 @@ impl Flows {
     }
 
     /// Whether there is a reader. Cheap: a data path without readers touches nothing else of this.
-    pub fn is_heard(&self) -> bool {
-        self.heard_by.load(Relaxed) > 0
+    pub fn has_readers(&self) -> bool {
+        self.reader_count.load(Relaxed) > 0
     }
 
     /// A number for a connection, unique in this process.
@@ -125,7 +125,7 @@ impl Flows {
     }
 
     fn count(&self, readers: usize) {
-        self.heard_by.store(readers, Relaxed);
+        self.reader_count.store(readers, Relaxed);
         self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
     }
 
@@ -212,17 +212,17 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_heard_by_as_soon_as_the_last_reader_has_gone() {
+    fn has_readers_is_false_once_the_last_reader_disconnects() {
         let flows = Arc::new(Flows::default());
-        assert!(!flows.is_heard());
+        assert!(!flows.has_readers());
         let (first, second) = (
             flows.read(ReaderKind::Admin, Filter::default()),
             flows.read(ReaderKind::Admin, Filter::default()),
         );
         drop(first);
-        assert!(flows.is_heard());
+        assert!(flows.has_readers());
         drop(second);
-        assert!(!flows.is_heard());
+        assert!(!flows.has_readers());
     }
 
     #[test]

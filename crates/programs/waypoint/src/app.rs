@@ -43,8 +43,8 @@ use crate::{
 
 /// Timeout for a needed record before the next is requested.
 const LEARN: Duration = Duration::from_secs(5);
-/// How long connections wait in the sockets' queues for [`prepare`]. Then they are accepted and refused with the
-/// missing part.
+/// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted and rejected with
+/// the missing prerequisite.
 const QUEUED: Duration = Duration::from_secs(5);
 
 /// Grace for requests in flight after the last connections were accepted, when no other pod took them over.
@@ -53,7 +53,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(5);
 /// Multiple of the linger for which a terminating pod serves in place of the waypoint's others, even without callers.
 const STANDS_IN: u32 = 15;
 
-/// How long an ending process waits for its last metrics and logs to be exported.
+/// Timeout of the last export of metrics and logs.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
 
 /// Starter of the process.
@@ -432,7 +432,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     }
 }
 
-/// Applies what the control plane publishes.
+/// Applies published records.
 struct Follower {
     state: SharedState,
     published: Published,

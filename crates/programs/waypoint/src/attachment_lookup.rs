@@ -17,7 +17,7 @@ use crate::{
     waypoint::Waypoint,
 };
 
-/// Finds what applies now to requests of a caller to a target.
+/// Finds the policies and routes that apply to a caller's requests to a target.
 pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Attachments {
     match target {
         Target::Service {

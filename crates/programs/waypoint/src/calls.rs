@@ -41,7 +41,7 @@ use crate::{
 pub(crate) use charge::{CallCharge, CollectError};
 pub(crate) use identities::follow as follow_identities;
 
-/// A call that came to nothing.
+/// Error of a call without a response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("the control plane does not name the waypoint's own pod")]
@@ -60,7 +60,7 @@ pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
     pub(crate) caller: CallFor<'a>,
-    /// How many waypoints have been passed by what the call is about.
+    /// Waypoints that the cause of the call has passed.
     pub(crate) hops: Hops,
     /// Whose request makes the waypoint call, if it is one caller's: connections whose windows streams share are that
     /// caller's alone, and what a tunnel holds is charged to it.
@@ -186,7 +186,7 @@ fn ruled(
     Ok(port)
 }
 
-/// TLS with the endpoint, where it is to begin.
+/// Returns the TLS origination for the endpoint, if configured.
 fn tls_upstream<'a>(
     shard: &'a Shard,
     callee: Callee<'a>,

@@ -26,7 +26,7 @@ const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 /// The upgrade that is allowed by default, and the one that HTTP/2 has a form of.
 pub(crate) const WEBSOCKET: &str = "websocket";
 
-/// All of it.
+/// Configuration of the waypoint.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
@@ -83,18 +83,19 @@ pub struct Config {
     /// `AMBIT_MEMORY_LIMIT`: bytes of memory that the process may have; that of its cgroup by default, or a gibibyte if
     /// that has none. Half of it is the budget for what callers make it hold.
     pub memory_limit: usize,
-    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are given up.
+    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are
+    /// cancelled.
     pub streams: Streams,
     /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 may be upgraded to, with commas between them, or `none`; in lower case.
     pub upgrades: Vec<ArcStr>,
     /// `AMBIT_ACCESS_LOG`: `text` (Istio's default line), `json`, or `off`.
     #[serde(skip)]
     pub access_log: Option<AccessLogFormat>,
-    /// `AMBIT_WASM_CACHE`: the directory in which modules of plugins are kept.
+    /// `AMBIT_WASM_CACHE`: cache directory of plugin modules.
     pub modules: PathBuf,
     /// `WASM_INSECURE_REGISTRIES`: registries of plugins' images without TLS, with commas between them; `*` is all.
     pub insecure_registries: Vec<String>,
-    /// `AMBIT_WASM_*_TIMEOUT`: what plugins may take.
+    /// `AMBIT_WASM_*_TIMEOUT`: timeouts of plugins.
     pub plugins: PluginTimes,
     /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, with commas between them, that hosts below wildcards may
     /// have although they are the mesh's or the node's own.
@@ -164,17 +165,17 @@ impl Default for Streams {
     }
 }
 
-/// How long plugins may take.
+/// Timeouts of plugins.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginTimes {
     /// `AMBIT_WASM_FETCH_TIMEOUT`: to fetch a module.
     pub fetch: Duration,
-    /// `AMBIT_WASM_START_TIMEOUT`: for an instance to start and take its configuration.
+    /// `AMBIT_WASM_START_TIMEOUT`: timeout of starting and configuring an instance.
     pub start: Duration,
-    /// `AMBIT_WASM_CALLBACK_TIMEOUT`: for one callback.
+    /// `AMBIT_WASM_CALLBACK_TIMEOUT`: timeout of one callback.
     pub callback: Duration,
-    /// `AMBIT_WASM_HOLD_TIMEOUT`: to hold a request or an answer before its body.
+    /// `AMBIT_WASM_HOLD_TIMEOUT`: timeout of holding headers of a request or response.
     pub hold: Duration,
 }
 
@@ -279,7 +280,7 @@ impl Config {
         )
     }
 
-    /// How records name this waypoint.
+    /// Returns the address by which records refer to this waypoint.
     pub fn address(&self) -> GatewayAddress {
         let GatewayName { namespace, name } = &self.gateway;
         let hostname = arcstr::format!("{name}.{namespace}.svc.{}", self.cluster_domain);

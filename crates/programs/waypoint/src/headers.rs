@@ -16,8 +16,8 @@ use rand::Rng as _;
 
 /// Bytes that one field takes in a map of headers besides its name and value, with what the map has in reserve.
 const FIELD_BYTES: usize = 128;
-/// How many maps of a request's headers there are at once: the one that is sent, the one that policies judge again, the
-/// one that is kept for a retry. Names and values are shared by them.
+/// Concurrent copies of a request's header map: forwarded, evaluated by policies again, and buffered for a retry. They
+/// share names and values.
 const COPIES: usize = 3;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -26,7 +26,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with the client's certificate identity: set by the waypoint, or absent.
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
 
-/// In responses: a rate limit refused the request.
+/// Response header of requests that a rate limit rejected.
 pub(crate) const RATE_LIMITED: HeaderName = HeaderName::from_static("x-envoy-ratelimited");
 /// The address of the original client, where proxies in front of the mesh are trusted.
 const EXTERNAL_ADDRESS: HeaderName = HeaderName::from_static("x-envoy-external-address");
@@ -256,7 +256,7 @@ pub(crate) fn add_client_identity(
     }
 }
 
-/// Bytes that a header section takes while its request is under way.
+/// Returns the memory of a header section for the duration of its request, in bytes.
 pub(crate) fn cost(headers: &HeaderMap) -> usize {
     let texts = headers
         .iter()

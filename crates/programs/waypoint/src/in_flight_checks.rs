@@ -20,7 +20,7 @@ const MAX_CHECKS_PER_CALLER: usize = MAX_CHECKS / 16;
 pub(crate) enum CheckService {
     /// An authorization provider of the mesh's administrator, by name.
     Provider(ArcStr),
-    /// All rate-limit services that the RateLimits of one namespace name.
+    /// Rate-limit services of the RateLimits of one namespace.
     RateLimits(ArcStr),
     /// Calls of one plugin because of requests.
     Plugin(ArcStr),

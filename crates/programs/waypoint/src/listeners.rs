@@ -12,7 +12,7 @@ use ambit_sys::socket::{self, ListenSpec, Listening, SocketError, Transparent};
 
 use crate::config::Config;
 
-/// Under which name the supervisor holds them.
+/// Name under which the supervisor stores the listeners.
 const HELD: &str = "tunnels";
 
 /// Takes over what the process before this one listened with, all of it since connections may wait in any, or opens
@@ -48,7 +48,7 @@ pub(crate) fn open(
     Ok(listeners)
 }
 
-/// Nobody will accept from them any more: without this, clients would wait in vain rather than be refused.
+/// Releases the listeners that no process will accept from, so that clients are rejected instead of waiting.
 pub(crate) fn release(supervisor: &Supervisor) {
     supervisor.release(HELD);
 }

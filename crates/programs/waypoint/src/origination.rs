@@ -21,14 +21,14 @@ use crate::{config::Config, message::Version};
 
 /// Directory of TLS files in the control plane's records.
 const FILES: &str = "/etc/certs";
-/// How long files are believed to be as they were.
+/// Time for which cached files are used without checking for changes.
 const FRESH: Duration = Duration::from_secs(30);
 /// Longest certificate or key file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 /// Handshake timeout, unless a rule has a connect timeout.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// TLS that cannot begin.
+/// Error of originating TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginationError {
     #[error("{0} is not below {FILES}")]
@@ -55,7 +55,7 @@ pub(crate) struct Origination {
     made: Mutex<Option<(Instant, Outward)>>,
 }
 
-/// TLS for one connection.
+/// TLS origination for one connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TlsUpstream<'a> {
     pub(crate) origination: &'a Origination,

@@ -13,7 +13,7 @@ pub enum Gone {
     Destination(NamespacedHostname),
 }
 
-/// Records of one type.
+/// Store of the records of one type.
 pub(crate) trait RecordStore {
     /// Type of the records.
     type Record;

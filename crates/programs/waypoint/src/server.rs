@@ -265,9 +265,9 @@ pub(crate) enum Kind {
     Http,
     /// Undeclared HTTP, since there are routes or policies for requests; other protocols are refused.
     HttpOnly,
-    /// A connection that is passed through, whatever it carries.
+    /// Any TCP connection, forwarded unchanged.
     Tcp,
-    /// A connection that is passed through to where its first bytes say.
+    /// TLS connection, routed by its SNI.
     Tls,
     /// HTTP or a connection that is passed through, as the first bytes show.
     Unknown,

@@ -24,8 +24,8 @@ use crate::{
 /// The address of a service that has none.
 pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// How long a target that is not served is waited for. Records reach the clients and the waypoint within milliseconds of
-/// each other, on a busy machine within tenths of a second.
+/// Time to wait for an unknown target. Records reach clients and the waypoint within milliseconds of each other, or
+/// tenths of a second on a busy machine.
 const LATE_RECORDS: Duration = Duration::from_secs(1);
 
 /// Target of a tunnel.
@@ -61,7 +61,7 @@ pub(crate) enum TargetError {
 }
 
 impl TargetError {
-    /// Whether a record that is still on its way could lift it.
+    /// Whether a pending record could lift the refusal.
     fn may_pass(&self) -> bool {
         match self {
             Self::NotServed(_) | Self::NoPort { .. } => true,
@@ -168,7 +168,7 @@ impl Target {
         }))
     }
 
-    /// Another service in place of the requested one, at the same port.
+    /// Returns the target with another service at the same port.
     pub(crate) fn as_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
         let requested = self.address();

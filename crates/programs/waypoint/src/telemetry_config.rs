@@ -44,7 +44,7 @@ pub(crate) struct Tracing {
     pub(crate) queue: Queue,
 }
 
-/// One access log.
+/// Configured access log.
 #[derive(Debug)]
 pub(crate) struct Log {
     filter: Option<Expression>,
@@ -89,7 +89,7 @@ fn expression(text: &ArcStr) -> Result<Expression, TelemetryConfigError> {
 }
 
 impl TelemetryConfig {
-    /// Reads what was sent.
+    /// Builds the settings from a record.
     pub(crate) fn new(
         sent: WaypointTelemetry,
         to: &Exporters,

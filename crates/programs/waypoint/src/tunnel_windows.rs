@@ -31,7 +31,7 @@ pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Sett
     within(configured, memory.share_of_windows(OF_CONNECTIONS))
 }
 
-/// The limits of a connection whose tunnels share so many bytes.
+/// Returns the HTTP/2 settings of a connection whose tunnels share this many bytes.
 fn within(configured: &Settings, shared: usize) -> Settings {
     let shared = u32::try_from(shared.max(MIN_SHARED)).unwrap_or(u32::MAX);
     let shared = configured.connection_window.min(shared);
@@ -88,7 +88,7 @@ impl ReceiveWindows {
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
-    /// For the smallest connection, if a new one is needed.
+    /// Permit for a connection of the smallest size, in case a new one is needed.
     connection: Mutex<Option<Permit>>,
     tunnel: Option<Permit>,
 }

@@ -12,14 +12,14 @@ use ambit_flow::{Flow, StreamItem};
 const MAX_WAITING: usize = 1024;
 /// Waiting refusals from which on alike ones are counted instead of queued.
 const ALIKE_FROM: usize = 64;
-/// How many of the latest refusals a new one is compared with.
+/// Number of recent refusals that a new one is compared with, to suppress duplicates.
 const COMPARED: usize = 64;
 /// Events of the data path that a reader is sent a second. More are sampled, evenly over the second.
 const EVENTS_PER_SECOND: f64 = 4_000.0;
-/// How long a reader with a full queue may read nothing.
+/// Maximum time for which a reader with a full queue may stall.
 const STALL: Duration = Duration::from_secs(15);
 
-/// Events for one reader.
+/// Event queue of one reader.
 #[derive(Debug)]
 pub(super) struct Queue {
     waiting: VecDeque<(Arc<Flow>, u64)>,

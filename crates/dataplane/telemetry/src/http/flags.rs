@@ -43,7 +43,7 @@ pub enum ResponseFlag {
     OverloadManager,
     /// `DI`: delayed on purpose.
     DelayInjected,
-    /// `FI`: answered with a fault on purpose.
+    /// `FI`: injected fault.
     FaultInjected,
     /// `RL`: over a rate limit.
     RateLimited,
@@ -53,7 +53,7 @@ pub enum ResponseFlag {
 
 use ResponseFlag as F;
 
-/// In the order in which Envoy writes them.
+/// Response flags in the order in which Envoy writes them.
 const CODES: [(ResponseFlag, &str); 22] = [
     (F::NoHealthyUpstream, "UH"),
     (F::UpstreamConnectionFailure, "UF"),
@@ -79,7 +79,7 @@ const CODES: [(ResponseFlag, &str); 22] = [
     (F::OverloadManager, "OM"),
 ];
 
-/// All that happened: `-` if nothing did.
+/// Set of response flags; printed as `-` if empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ResponseFlags(u32);
 

@@ -277,7 +277,7 @@ fn a_hostile_name_stays_one_label() {
 }
 
 #[test]
-fn unused_series_are_dropped_after_a_while_and_open_ones_kept() {
+fn unused_series_expire_and_those_in_use_stay() {
     let traffic = Arc::new(Traffic::default());
     let _open = traffic.open(&labels());
     let mut other = labels();

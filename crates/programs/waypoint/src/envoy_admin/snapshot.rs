@@ -28,9 +28,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) names: ClusterNames,
-    /// By service and port.
+    /// Ports sorted by service and port.
     pub(super) ports: Vec<ServedPort>,
-    /// By service, port and subset.
+    /// Clusters sorted by service, port and subset.
     pub(super) clusters: Vec<Cluster>,
 }
 
@@ -90,7 +90,7 @@ impl ServedPort {
         self.kinds.contains(&ProxyKind::Http)
     }
 
-    /// The destination of what no route forwards elsewhere.
+    /// Returns the cluster of requests that no route forwards elsewhere.
     pub(super) fn itself(&self, kind: ProxyKind) -> ClusterKey {
         ClusterKey {
             service: self.served.name.clone(),

@@ -49,13 +49,13 @@ struct Inner {
 pub(super) struct Facts {
     pub(super) method: Method,
     pub(super) host: String,
-    /// Without the query.
+    /// Path without the query.
     pub(super) path: String,
     pub(super) headers: HeaderMap,
 }
 
 impl Facts {
-    /// Attributes of a request as it came.
+    /// Returns the attributes of a received request.
     pub(super) fn of<B>(request: &http::Request<B>, form: &Form) -> Self {
         Self {
             method: request.method().clone(),
@@ -87,7 +87,7 @@ struct RoutedBackend {
 }
 
 impl RoutedBackend {
-    /// Policies that apply to the request; `None` if there are none.
+    /// Returns the policies that apply; `None` if there are none.
     fn scope(&self, published: &Published) -> Option<Scope<'_>> {
         match &self.attachments {
             Some(attachments) => Some(attachments.scope()),
@@ -147,7 +147,7 @@ impl Admission {
         inner.explain()
     }
 
-    /// Explains the decision of [`Self::authorize_backend`]; `None` if there is none.
+    /// Explains the decision of [`Self::authorize_backend`]; `None` without a decision.
     pub(super) fn explain_backend(
         &self,
         destination: &Destination,
@@ -269,7 +269,7 @@ impl Admission {
             && is_allowed_there()
     }
 
-    /// Ends when it is not allowed any more.
+    /// Completes when the request is no longer allowed.
     pub(super) async fn revoked(&self) {
         let mut changes = self.came.session.shard.waypoint.published.watch();
         loop {
@@ -299,7 +299,7 @@ impl Inner {
         Some(self.judge_as(&attachments, scope, facts, self.address_of(backend)))
     }
 
-    /// As clients would ask for it.
+    /// Returns the address that clients would use for a backend.
     fn address_of(&self, backend: &RoutedBackend) -> SocketAddr {
         let target = &self.session.target;
         if target.is_port(&backend.service, backend.port) {

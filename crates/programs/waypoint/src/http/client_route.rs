@@ -90,7 +90,7 @@ impl Original {
         Ok(Some(there))
     }
 
-    /// Admits what the route has made of the request.
+    /// Authorizes the request as modified by the client route.
     ///
     /// # Errors
     /// With the response, as for [`Self::attachments`], or if a limit refuses the request.

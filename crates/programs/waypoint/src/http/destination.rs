@@ -116,7 +116,7 @@ impl Destination {
         }
     }
 
-    /// A way to it, other than to workloads that failed.
+    /// Returns a route to the destination, other than to failed workloads.
     pub(crate) async fn route(
         &self,
         session: &Session,
@@ -170,7 +170,7 @@ impl Destination {
         Some(published.destination(name)?.port(number))
     }
 
-    /// Applies the destination's rule to a request, if there is one.
+    /// Applies the destination's policy to a request, if there is one.
     pub(super) async fn decision(
         &self,
         session: &Session,
@@ -257,7 +257,7 @@ impl Destination {
     }
 }
 
-/// Why there is no endpoint.
+/// Reason why no endpoint is available.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoPlace {
     #[error(transparent)]

@@ -299,7 +299,7 @@ fn protocol_error() -> Reply {
     Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
-/// Makes a response one that may be passed on.
+/// Validates a response before it is forwarded.
 fn check_response(session: &Session, response: &mut Response<Incoming>) -> Result<(), Reply> {
     let limits = session.shard.waypoint.config.headers;
     if has_too_many_fields(response.headers(), limits) {
@@ -329,7 +329,7 @@ fn may_pass(all: &mut HeaderMap) -> bool {
 enum First {
     /// The endpoint, if any.
     Sent(Result<Sent, Failure>),
-    /// A plugin, while the request's body was on its way.
+    /// Response of a plugin while the request's body was being forwarded.
     Plugin(Response<Answer>),
 }
 
@@ -373,7 +373,7 @@ async fn first_answer(
 enum Admitted {
     /// The request is routed next.
     On(Admission, Box<ExternalAuthorization>),
-    /// A provider or a plugin answers it.
+    /// Response of a provider or plugin to the client.
     Answered(Box<Response<Answer>>),
 }
 
@@ -517,7 +517,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     Ok(())
 }
 
-/// Adds the headers that are made here.
+/// Adds generated headers.
 fn complete(session: &Session, request: &mut Request<Incoming>, form: &Form) {
     let all = request.headers_mut();
     // Plugins and routes may have added lines.

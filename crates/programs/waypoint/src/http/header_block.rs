@@ -63,19 +63,19 @@ impl Head {
     }
 }
 
-/// Event of the frames in one direction.
+/// Event in one direction's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// A frame has begun.
     Begin(Head),
-    /// So many bytes of its payload came.
+    /// Bytes of the frame's payload received so far.
     Payload(Head, usize),
-    /// All of it is there.
+    /// Complete frame.
     End(Head),
 }
 
 impl Event {
-    /// Bytes of header blocks that came.
+    /// Returns the received bytes of header blocks.
     fn block_bytes(self) -> usize {
         match self {
             Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
@@ -91,7 +91,7 @@ struct Frames {
     skip: usize,
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
-    /// The present frame, and how many bytes of it are to come.
+    /// Current frame, and its remaining bytes.
     frame: Option<(Head, usize)>,
 }
 
@@ -111,8 +111,8 @@ impl Frames {
         bytes = bytes.get(skipped..).unwrap_or_default();
         while !bytes.is_empty() {
             let Some((head, left)) = &mut self.frame else {
-                let wanted = HEAD_BYTES - self.head_bytes;
-                let (taken, rest) = bytes.split_at(wanted.min(bytes.len()));
+                let missing = HEAD_BYTES - self.head_bytes;
+                let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
                 if let Some(room) = self
                     .head
                     .get_mut(self.head_bytes..self.head_bytes + taken.len())
@@ -218,7 +218,7 @@ impl Blocks {
         self.trailers.remove(&stream);
     }
 
-    /// Bytes that they take at most.
+    /// Maximum bytes of the fields.
     fn bytes(&self) -> usize {
         let open = self.open.map_or(0, |block| self.decoded(block.bytes));
         self.trailers.values().sum::<usize>() + open
@@ -233,11 +233,11 @@ pub(super) struct HeaderBlocks<IO> {
     to_client: Frames,
     blocks: Blocks,
     limit: Duration,
-    /// Until when the present block may take.
+    /// Deadline of the current header block.
     until: Option<Pin<Box<Sleep>>>,
     memory: ConnectionMemory,
     permit: Option<Permit>,
-    /// Bytes of blocks since other tasks came first.
+    /// Bytes of header blocks since the last yield.
     block_bytes: usize,
     /// Whether little is read at once, so that little is decoded. So it begins.
     is_dense: bool,
@@ -262,7 +262,7 @@ impl<IO> HeaderBlocks<IO> {
         }
     }
 
-    /// Charges what the blocks take now.
+    /// Charges the current memory of the header blocks.
     fn charge(&mut self) -> io::Result<()> {
         let bytes = self.blocks.bytes();
         let held = self.permit.as_ref().map_or(0, Permit::bytes);
@@ -332,7 +332,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
     }
 }
 
-/// Reads so many bytes at most.
+/// Reads a limited number of bytes.
 fn poll_read_some<IO: AsyncRead>(
     io: Pin<&mut IO>,
     cx: &mut Context<'_>,

@@ -39,15 +39,15 @@ pub(super) struct RequestPacing(Arc<Requests>);
 
 #[derive(Debug, Default)]
 struct Requests {
-    /// All so far.
+    /// Number of requests so far.
     begun: AtomicUsize,
-    /// Whose answers are not sent yet.
+    /// Number of requests whose responses are pending.
     served: AtomicUsize,
     /// The body of the last one, as far as it has been read.
     body: Mutex<Option<Count>>,
     /// The connection is another protocol's now.
     is_upgraded: AtomicBool,
-    /// Written besides what hyper writes.
+    /// Output in addition to hyper's.
     additions: Additions,
 }
 
@@ -69,7 +69,7 @@ impl RequestPacing {
         *self.0.body.lock() = Some(body);
     }
 
-    /// Whether a response is on its way.
+    /// Whether a response is being sent.
     pub(super) fn is_serving(&self) -> bool {
         self.0.served.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
     }
@@ -87,7 +87,7 @@ impl RequestPacing {
     }
 }
 
-/// A request that is served, until its answer is sent.
+/// Guard of a request until its response is sent.
 #[derive(Debug)]
 pub(super) struct Serving(Arc<Requests>);
 
@@ -111,7 +111,7 @@ pub(super) struct Paced<IO> {
     io: IO,
     pacing: RequestPacing,
     limit: Duration,
-    /// Until when a header section may go on, and after how many requests it began.
+    /// Deadline of the current header section, and the number of requests before it.
     until: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
     /// Memory of the header section so far.
@@ -221,7 +221,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
     }
 }
 
-/// An answer's body, with which the request ends.
+/// Response body, whose end completes the request.
 #[derive(Debug)]
 pub(super) struct Answered<B> {
     pub(super) body: WithTrailers<B>,

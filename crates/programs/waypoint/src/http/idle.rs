@@ -26,7 +26,7 @@ use tokio::time::{Instant, Sleep};
 use super::reply::Reply;
 use crate::message::{Body, BodyError};
 
-/// Nothing of a body came for too long.
+/// Idle timeout of a body.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body came for {0:?} (AMBIT_STREAM_IDLE_TIMEOUT)")]
 pub(super) struct Idle(Duration);
@@ -34,7 +34,7 @@ pub(super) struct Idle(Duration);
 /// Waits for the bodies of one request.
 #[derive(Clone, Debug)]
 pub(super) struct IdleTimeout {
-    /// None: they may take as long as they like.
+    /// Idle timeout; `None` disables it.
     limit: Option<Duration>,
     state: Arc<State>,
 }
@@ -60,7 +60,7 @@ struct Awaited {
     limit: Duration,
     direction: Direction,
     state: Arc<State>,
-    /// Since when its reader waits for the next frame.
+    /// Timer since the reader waits for the next frame.
     wait: Option<Pin<Box<Sleep>>>,
 }
 

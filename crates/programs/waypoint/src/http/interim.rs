@@ -28,7 +28,7 @@ use crate::{
     wire::Additions,
 };
 
-/// How long an application is waited for that does not say whether it wants the body.
+/// Timeout for an application to send `100 Continue`, after which the body is sent anyway.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 
@@ -158,7 +158,7 @@ impl Expectation {
         AnsweredEarly { ending }
     }
 
-    /// The body of the request, once it is wanted.
+    /// Holds the request body until the application wants it.
     fn hold(&self, body: Body) -> Body {
         let held = EndpointLease {
             body,
@@ -172,7 +172,7 @@ impl Expectation {
 struct EndpointLease {
     body: Body,
     expectation: Expectation,
-    /// Since the application has the head of the request.
+    /// Timer since the application received the request headers.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 

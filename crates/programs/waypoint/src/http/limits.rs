@@ -39,7 +39,7 @@ pub(super) struct Limited {
     /// The tightest limit of those with `tellClients`.
     tightest: Option<Met>,
     is_refused: bool,
-    /// Until the client may come again.
+    /// Time after which the client may retry (`Retry-After`).
     after: Option<Duration>,
     /// Headers from rate-limit services.
     headers_to_add: Vec<HeaderOption>,
@@ -180,16 +180,16 @@ fn local(
         let parts = of.by.iter();
         parts.map(|key| value(session, request, key)).collect()
     };
-    for (of, verdict) in limiter.take((request, before), key, Instant::now()) {
+    for (of, decision) in limiter.take((request, before), key, Instant::now()) {
         if config.tells && !config.dry_run {
             limited.met(Met {
                 requests: of.requests,
                 per: of.per,
-                remaining: verdict.remaining,
-                reset: verdict.reset,
+                remaining: decision.remaining,
+                reset: decision.reset,
             });
         }
-        if let Some(after) = verdict.refused {
+        if let Some(after) = decision.retry_after {
             let reply = Reply {
                 details: Some(LOCAL),
                 ..Reply::new(

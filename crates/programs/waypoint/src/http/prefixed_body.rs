@@ -74,18 +74,18 @@ impl Begun {
         !self.frames.is_empty()
     }
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The first of them.
+    /// Returns the first bytes.
     pub(super) fn first(&self, most: usize) -> Vec<u8> {
         let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
         data.take(most).copied().collect()
     }
 
-    /// The whole body, with what is to come.
+    /// Returns the whole body, including the rest of the stream.
     pub(super) fn with(self, rest: Incoming) -> PrefixedBody {
         PrefixedBody { begun: self, rest }
     }

@@ -39,7 +39,7 @@ use crate::{
     },
 };
 
-/// Where a request went.
+/// Endpoint that a request was sent to.
 #[derive(Clone, Debug)]
 pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
@@ -59,7 +59,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Endpoint of a request to `destination` that goes this way.
+    /// Returns the endpoint of a request to `destination` on this route.
     fn of(destination: &Destination, session: &Session, upstream: &Upstream) -> Self {
         Self {
             endpoint: upstream.endpoint(),
@@ -77,11 +77,11 @@ impl Chosen {
     }
 }
 
-/// How a request is sent.
+/// Parameters of sending a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
     pub(super) hops: Hops,
-    /// How long one try may take until it is answered.
+    /// Timeout of one attempt.
     pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
     /// Whether a waypoint before this one sends it again.
@@ -109,15 +109,15 @@ impl Sent {
     }
 }
 
-/// A request that came to nothing.
+/// Failure of a request before a response.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) reply: Reply,
-    /// For the log.
+    /// Details for the access log.
     pub(super) details: String,
 }
 
-/// TLS with endpoints, where it begins here.
+/// Returns the TLS origination for the endpoint, if configured.
 fn tls_upstream<'a>(
     session: &'a Session,
     decision: Option<&'a DestinationDecision>,
@@ -140,7 +140,7 @@ fn preamble(
     Preamble::of(decision?.port.policy(), upstream, client, called)
 }
 
-/// Sends a request; returns the answer's head, its body still to come.
+/// Sends a request, and returns the response headers with a streaming body.
 pub(super) async fn send(
     session: &Session,
     destination: &Destination,
@@ -250,7 +250,7 @@ pub(super) async fn send(
     }
 }
 
-/// Whether there is no other endpoint: the request is for one pod.
+/// Whether the request is for a single pod, so that no other endpoint exists.
 fn is_one_pod(destination: &Destination, session: &Session) -> bool {
     let of = (destination, &session.target);
     matches!(of, (Destination::Target, Target::Pod { .. }))
@@ -292,7 +292,7 @@ struct AttemptResult {
 }
 
 impl AttemptResult {
-    /// Without an outcome its time was over.
+    /// Converts the result of an attempt; without an outcome it timed out.
     fn of(
         outcome: Option<Result<Response<Incoming>, FailedAttempt>>,
         mut chosen: Chosen,
@@ -528,7 +528,7 @@ impl Failure {
         }
     }
 
-    /// No budget has room for what an endpoint may send.
+    /// Builds the failure of a request whose response has no memory budget.
     fn overloaded(full: Exhausted) -> Self {
         Self {
             details: full.to_string(),

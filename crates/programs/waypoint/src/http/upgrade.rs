@@ -94,7 +94,7 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
 pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 
 impl PendingUpgrade {
-    /// Of a request, as it came.
+    /// Reads the upgrade of a received request.
     pub(super) fn of(request: &mut Request<Incoming>) -> Self {
         let has_upgrade =
             request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
@@ -164,7 +164,7 @@ impl Upgrade {
         }
     }
 
-    /// Asks the application for it.
+    /// Adds the upgrade's headers to the request.
     pub(super) fn ask(&self, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
@@ -196,7 +196,7 @@ impl Upgrade {
         }
     }
 
-    /// Whether an answer means that what follows is the other protocol.
+    /// Whether a response switches to the other protocol.
     ///
     /// # Errors
     /// When it would mean that to the client, and does not.
@@ -248,8 +248,8 @@ impl Key {
     }
 }
 
-/// Both buffers of a copy, and what was read behind either head. What HTTP/2 holds of its streams is charged with its
-/// windows.
+/// Charged bytes: two copy buffers, and the buffered prefix on either side. The windows of HTTP/2 streams are charged
+/// separately.
 const COPY_BYTES: usize = 4 * (8 << 10);
 
 /// The application does not keep to the protocol.
@@ -258,7 +258,7 @@ fn refused() -> Reply {
     Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
-/// The application has switched: what follows is passed through.
+/// Passes the stream through after the application has switched protocols.
 pub(super) fn switch(
     session: &Arc<Session>,
     (upgrade, version): (Option<Upgrade>, Version),

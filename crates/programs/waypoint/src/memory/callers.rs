@@ -11,7 +11,7 @@ use super::{
     account::{Account, Exhausted, Permit, Scope},
 };
 
-/// So many callers are remembered before those that hold nothing are forgotten.
+/// Number of callers to remember before those that hold no memory are forgotten.
 const REMEMBERED: usize = 1024;
 
 /// Purpose of charged bytes: the reason in metrics.
@@ -19,11 +19,11 @@ const REMEMBERED: usize = 1024;
 pub(crate) enum Use {
     /// Windows and buffers of a connection, or of a tunnel in it.
     Connection,
-    /// The header section of a request, and what its handling takes.
+    /// Header section of a request, and the memory of handling it.
     Headers,
     /// An unfinished header section, or unread trailers.
     HeaderBlock,
-    /// A body that is kept to be sent again.
+    /// Buffered body for retries.
     RetryBody,
     /// A body that an authorization provider checks.
     AuthorizationBody,
@@ -63,7 +63,7 @@ struct Key {
     address: IpAddr,
 }
 
-/// One caller's budgets.
+/// Budgets of one caller.
 #[derive(Clone, Debug)]
 struct CallerAccounts {
     all: Account,
@@ -81,7 +81,7 @@ impl CallerAccounts {
 #[derive(Debug, Default)]
 struct Callers {
     known: HashMap<Key, CallerAccounts>,
-    /// Look through them at so many.
+    /// Number of callers at which the next sweep happens.
     sweep_at: usize,
 }
 
@@ -160,18 +160,18 @@ pub(crate) struct ConnectionMemory {
 }
 
 impl ConnectionMemory {
-    /// Takes bytes for requests of the connection.
+    /// Charges bytes for requests of the connection.
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn take(&self, of: Use, bytes: usize) -> Result<Permit, Exhausted> {
         self.counted(of, self.requests.take(bytes))
     }
 
-    /// Lets a permit of [`Self::take`] grow.
+    /// Grows a permit of [`Self::take`].
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn grow(&self, of: Use, permit: &mut Permit, bytes: usize) -> Result<(), Exhausted> {
         self.counted(of, permit.grow(bytes))
     }
@@ -207,10 +207,10 @@ impl ConnectionMemory {
         self.counted(Use::Upstream, self.connections.take(bytes))
     }
 
-    /// Takes what a tunnel of the connection holds, whatever it carries.
+    /// Charges the memory of a tunnel of the connection.
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn open(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.counted(Use::Connection, self.connections.take(bytes))
     }

@@ -28,7 +28,7 @@ use crate::{
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
-/// Keeps a stream until one of both sides ends it.
+/// Runs a stream until either side ends it.
 pub(super) async fn keep(
     shard: &Shard,
     plugin: &WaypointExtension,

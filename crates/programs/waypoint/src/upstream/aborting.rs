@@ -33,7 +33,7 @@ struct State {
     is_in_use: bool,
     /// Whether the response to the last request is no longer awaited.
     is_abandoned: bool,
-    /// Task of the connection, while the endpoint takes no more bytes.
+    /// Task of the connection while the endpoint accepts no bytes.
     writer: Option<Waker>,
 }
 
@@ -63,7 +63,7 @@ impl InUse {
         &self.2
     }
 
-    /// Begins the next request on the connection.
+    /// Starts the next request on the connection.
     pub(crate) fn begin(&self) -> RequestGuard {
         let mut state = self.0.lock();
         state.requests += 1;
@@ -77,12 +77,12 @@ impl InUse {
         }
     }
 
-    /// Ends the request: the connection is free for another, or for another protocol.
+    /// Marks the request as ended, so that the connection can be reused or upgraded.
     pub(crate) fn end(&self) {
         self.0.lock().is_in_use = false;
     }
 
-    /// Whether a request of HTTP/1 is under way.
+    /// Whether an HTTP/1.1 request is active.
     fn is_in_use(&self) -> bool {
         self.0.lock().is_in_use
     }
@@ -124,7 +124,7 @@ impl Drop for Abandoning {
 pub(crate) struct Aborting {
     stream: Stream,
     in_use: InUse,
-    /// The endpoint takes no more of the request.
+    /// Whether the endpoint stopped reading the request.
     is_write_broken: bool,
 }
 

@@ -95,7 +95,7 @@ fn mirror(name: &str) -> HttpFilter {
     })
 }
 
-/// How many mirrors have come to this.
+/// Counts mirrored requests with this outcome.
 fn mirrored(world: &World, outcome: &str) -> u64 {
     let label = format!("outcome=\"{outcome}\"");
     world.count("ambit_requests_mirrored_total", &[&label])

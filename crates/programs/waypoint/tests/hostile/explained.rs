@@ -37,7 +37,7 @@ const REQUESTS: usize = 5;
 
 const ISSUER: &str = "https://issuer.example";
 
-/// Issuer of tokens with a key of its own.
+/// Issuer of tokens with its own key.
 struct Issuer(EcdsaKeyPair);
 
 fn encode(bytes: &[u8]) -> String {
@@ -59,7 +59,7 @@ impl Issuer {
         }
     }
 
-    /// A token that is valid for so many seconds more.
+    /// Issues a token with this remaining lifetime in seconds.
     fn token(&self, seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let expires = i64::try_from(now.as_secs()).unwrap() + seconds;

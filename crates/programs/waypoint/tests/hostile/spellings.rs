@@ -156,7 +156,7 @@ fn request(line: &str, lines: &[&str]) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nHost: web\r\nConnection: close\r\n{lines}\r\n").into_bytes()
 }
 
-/// The first words of the requests that came.
+/// Returns the first words of the received requests.
 fn came(application: &mut Strict) -> Vec<String> {
     let received = application.received().into_iter();
     let line = |received| match received {

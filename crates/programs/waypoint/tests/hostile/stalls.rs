@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     application::{head, scripted},
-    fixture::{Client, HTTP1, HTTP2, LONG, World, heard},
+    fixture::{Client, HTTP1, HTTP2, LONG, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -233,7 +233,7 @@ async fn a_response_that_is_not_read_is_given_up() {
     tunnel.write_all(GET).await.unwrap();
     until("the application is rid of it", || ended.load(Relaxed) == 1).await;
     // Whoever reads then gets the part that was on its way, and no end.
-    assert!(!heard(tunnel).await.ended);
+    assert!(!read_response(tunnel).await.ended);
 }
 
 #[tokio::test]
@@ -292,6 +292,6 @@ async fn a_quiet_stream_never_stalls() {
         .await;
     }
     resume.notify_one();
-    let rest = heard(quiet).await;
+    let rest = read_response(quiet).await;
     assert!(rest.ended && rest.text().contains("b\r\n"), "{rest:?}");
 }

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     application::scripted,
-    fixture::{HTTP1, HTTP2, World, heard},
+    fixture::{HTTP1, HTTP2, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -406,7 +406,7 @@ async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
             .await
             .unwrap();
         tunnel.shutdown().await.unwrap();
-        let response = heard(tunnel).await.text();
+        let response = read_response(tunnel).await.text();
         assert_eq!(
             response.starts_with("HTTP/1.1 101 "),
             is_passed,

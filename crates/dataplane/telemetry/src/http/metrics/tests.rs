@@ -219,8 +219,8 @@ fn series_have_a_limit_which_drops_the_longest_unused() {
             one.add(&report(1, 1), used);
         }
     }
-    let kept = series.table.read().len();
-    assert_eq!(kept, MAX_SERIES / 2 + 1);
+    let series_count = series.table.read().len();
+    assert_eq!(series_count, MAX_SERIES / 2 + 1);
     assert_eq!(series.dropped.get(), (MAX_SERIES / 2) as u64);
     for number in (0..MAX_SERIES).step_by(3) {
         assert!(series.table.read().contains_key(&with(number)), "{number}");

@@ -107,7 +107,7 @@ fn cors(of: &HttpCors) -> Value {
     )
 }
 
-/// Escapes what has a meaning in regular expressions.
+/// Escapes special characters of regular expressions.
 fn regex_syntax_escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for one in text.chars() {

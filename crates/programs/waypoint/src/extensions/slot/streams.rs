@@ -24,7 +24,7 @@ pub(crate) type OpenStream = dyn Fn(
 /// One stream: it breaks off when this is dropped.
 #[derive(Debug)]
 pub(super) struct OpenedStream {
-    /// How much waits here is bounded by the instance's limits.
+    /// Queue of outgoing messages, bounded by the instance's limits.
     send: mpsc::UnboundedSender<Message>,
     _task: AbortOnDrop<()>,
 }

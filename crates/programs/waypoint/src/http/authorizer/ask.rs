@@ -29,10 +29,10 @@ use crate::{
     session::Session,
 };
 
-/// Longest answer, without its headers.
+/// Maximum size of a response without its headers.
 const MAX_ANSWER: usize = 256 << 10;
 
-/// A provider that has not answered.
+/// Error of a check without a decision.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
     #[error(transparent)]

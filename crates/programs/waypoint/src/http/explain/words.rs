@@ -174,7 +174,7 @@ fn rule_name(rule: &Rule) -> String {
     }
 }
 
-/// A rule that was looked at.
+/// Describes an evaluated rule.
 pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
     Considered {
         object: format!("{} {}", object(rule), rule_name(rule)),

@@ -16,11 +16,11 @@ use parking_lot::Mutex;
 use super::{HttpKey, Keep, Life};
 use crate::message::Body;
 
-/// The requests under way on one connection.
+/// Active requests on one connection.
 #[derive(Debug)]
 pub(super) struct Streams {
     active: AtomicU32,
-    /// When the last one ended.
+    /// Time at which the last request ended.
     quiet_since: Mutex<Instant>,
 }
 
@@ -42,7 +42,7 @@ impl Drop for Counting {
 }
 
 impl Streams {
-    /// With one request.
+    /// Creates the counter with one request.
     pub(super) fn begun() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
             active: AtomicU32::new(0),

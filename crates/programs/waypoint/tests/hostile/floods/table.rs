@@ -30,7 +30,7 @@ pub(super) struct Flood {
     pub(super) first: fn() -> Vec<u8>,
     pub(super) repeated: fn(u32) -> Vec<u8>,
     pub(super) times: u32,
-    /// Whether the client reads what comes back.
+    /// Whether the client reads responses.
     pub(super) reads: bool,
 }
 

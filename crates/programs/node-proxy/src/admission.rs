@@ -158,7 +158,7 @@ pub(crate) fn counted_slot(pod: &Pod, peer: SocketAddr) -> Result<Slot, Full> {
         .inspect_err(|full| pod.metrics.setup_refused(full.limit()))
 }
 
-/// Looks the caller up by its address.
+/// Resolves the caller by its address.
 pub(crate) fn note_source(
     report: &mut Report,
     pod: &Pod,

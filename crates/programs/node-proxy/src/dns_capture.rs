@@ -49,7 +49,7 @@ impl DnsSockets {
 /// A pod's DNS server.
 pub(crate) type PodDns = Server<Questions>;
 
-/// Answers one connection's questions, until the pod's connections are cut.
+/// Serves DNS queries on one connection until the pod's connections are closed.
 pub(crate) async fn connection(shard: Arc<Shard>, accepted: Accepted, server: Arc<PodDns>) {
     let mut drain = shard.pod.drain_watcher();
     tokio::select! {

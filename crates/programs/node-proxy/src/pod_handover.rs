@@ -15,9 +15,9 @@ pub(crate) struct RestoredPod {
     pub(crate) uid: PodUid,
     /// Workload of the pod.
     pub(crate) info: WorkloadInfo,
-    /// Its network namespace.
+    /// Network namespace of the pod.
     pub(crate) netns: Netns,
-    /// Its sockets, of whatever kind; none where they are to be opened anew.
+    /// Listening sockets of any kind; empty if they are to be opened again.
     pub(crate) sockets: Vec<OwnedFd>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum RestoreError {
     /// The description is of another pod, or of none.
     #[error("its description is of another pod")]
     Another,
-    /// Its namespace is missing.
+    /// Missing network namespace.
     #[error("it came without a network namespace")]
     Netns(#[source] std::io::Error),
 }

@@ -33,7 +33,7 @@ use crate::{
     pre_capture,
 };
 
-/// How often a proxy that was followed looks for listeners of its successor's own.
+/// Interval at which a succeeded proxy checks for listeners that its successor opened itself.
 const LOOK_FOR_OTHERS: Duration = Duration::from_millis(200);
 
 /// Pods that are served now, for dumps and for the end of the process.
@@ -51,7 +51,7 @@ struct Inner {
 }
 
 impl Served {
-    /// The pods whose listeners stand.
+    /// Returns the pods with active listeners.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
         self.inner
             .lock()
@@ -90,7 +90,7 @@ impl Served {
         !self.pods().iter().all(others_listen)
     }
 
-    /// Whether there are none.
+    /// Whether no pods are served.
     pub fn is_empty(&self) -> bool {
         self.inner.lock().up.is_empty()
     }
@@ -127,7 +127,7 @@ pub struct Enrolment {
     path: PathBuf,
 }
 
-/// A connection to the agent that ended, or could not be made.
+/// Failed or ended connection to the agent.
 #[derive(Debug, thiserror::Error)]
 enum LinkError {
     #[error("cannot connect to {path}")]

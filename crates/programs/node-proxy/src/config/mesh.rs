@@ -13,7 +13,7 @@ pub enum MeshConfigError {
     /// The file is there but cannot be read.
     #[error("cannot read {MESH_CONFIG}")]
     Read(#[source] io::Error),
-    /// Not YAML of the form expected.
+    /// YAML of an unexpected form.
     #[error("{origin} is not a proxy configuration")]
     Parse {
         /// `PROXY_CONFIG` or the file.
@@ -42,7 +42,7 @@ struct MeshConfig {
 }
 
 impl ProxyConfig {
-    /// Returns `base` with the settings that are given here.
+    /// Returns `base` overridden by these settings.
     fn over(self, mut base: Self) -> Self {
         base.proxy_metadata.extend(self.proxy_metadata);
         Self {

@@ -49,7 +49,7 @@ fn socket(pod: &PodHost, port: u16) -> UdpSocket {
     UdpSocket::from_std(socket).unwrap()
 }
 
-/// Answers every query with the address of its sender.
+/// Runs a resolver that answers every query with its sender's address.
 fn resolver(pod: &PodHost) {
     let socket = socket(pod, 53);
     ambit_rt::spawn("resolver", async move {

@@ -15,7 +15,7 @@ use tokio::{
 use crate::fixture::{LONG, Mesh, PodHost, line, rest};
 
 const WEB: &str = "web.ns.svc.cluster.local";
-/// Its address in the network of the client.
+/// Address of the service in the client's network.
 const SERVICE: &str = "10.9.0.200:80";
 const FAR: &str = "far";
 

@@ -28,7 +28,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// How long anything may take here.
+/// Timeout of every operation in these tests.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// One node: a proxy with two workers.

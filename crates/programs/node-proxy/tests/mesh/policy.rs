@@ -168,7 +168,7 @@ async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
 }
 
 #[tokio::test]
-async fn a_policy_that_stays_unknown_ends_standing_connections() {
+async fn a_policy_that_stays_unknown_closes_open_connections() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "10ms")]).await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;

@@ -28,7 +28,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 /// agent answers in a millisecond.
 const OUTSIDE_ANSWER_WITHIN: Duration = Duration::from_millis(400);
 
-/// First and longest pause between two tries.
+/// First and longest delay between two attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// The pod that is being started.
@@ -140,7 +140,7 @@ pub(crate) struct Agent<'a> {
     until: Instant,
 }
 
-/// One failed try.
+/// One failed attempt.
 enum Failed {
     /// Worth another try.
     ForNow(String),
@@ -264,7 +264,7 @@ impl<'a> Agent<'a> {
         http::request(&self.socket, path, body, left.clamp(PAUSE.0, within))
     }
 
-    /// Retries until there is a final answer or the time is up.
+    /// Retries until a final response or the timeout.
     fn insist<T>(
         &self,
         pod: Pod<'_>,
@@ -306,7 +306,7 @@ impl<'a> Agent<'a> {
     }
 }
 
-/// Percent-encodes what a query may not contain.
+/// Percent-encodes characters that a query must not contain.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -25,7 +25,7 @@ pub(crate) struct Attachment {
 pub(crate) struct Store(PathBuf);
 
 impl Store {
-    /// Both names are well formed: neither has a slash, and the second has no colon.
+    /// Returns the record of an attachment. Names are validated: neither has a slash, and the interface has no colon.
     pub(crate) fn new(state_dir: &Path, container: &str, interface: &str) -> Self {
         Self(state_dir.join(name(container, interface)))
     }

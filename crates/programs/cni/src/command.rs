@@ -138,8 +138,8 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
     Ok(String::new())
 }
 
-/// There is nothing of our own to undo (the control plane unenrols the pod, and the rules go with its
-/// namespace), so only undoing the pod's network can fail.
+/// Removes the pod's network. Ambit itself has nothing to undo: the control plane unenrols the pod, and the rules
+/// vanish with its namespace.
 fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
     let well_formed = is_container_id(&environment.container_id)
         && is_interface(&environment.interface)

@@ -10,12 +10,12 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Most bytes read of an answer.
+/// Maximum bytes of a response.
 const MAX_ANSWER: u64 = 1024 * 1024;
-/// Most headers of an answer; the agent sends a handful.
+/// Maximum headers of a response; the agent sends a few.
 const MAX_HEADERS: usize = 64;
 
-/// An answer: its status and body.
+/// Response with status and body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,

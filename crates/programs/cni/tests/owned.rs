@@ -374,7 +374,7 @@ fn calling_ourselves_is_an_error_and_not_a_loop() {
 }
 
 #[test]
-fn pods_wait_for_the_agent_after_their_network_stands() {
+fn pods_wait_for_the_agent_after_network_setup() {
     let node = Node::new();
     node.usual();
     let mut config = node.config("1.0.0");

@@ -134,7 +134,7 @@ pub(crate) async fn subscribe(
     Ok(received)
 }
 
-/// Prints events as they come.
+/// Prints events as they arrive.
 async fn print(
     mut received: mpsc::Receiver<Received>,
     end: Option<Instant>,

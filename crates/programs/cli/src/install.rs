@@ -343,7 +343,7 @@ const IMAGE_HINTS: &[&str] = &[
     "the same command goes on from here",
 ];
 
-/// Progress is for people: it goes beside the output.
+/// Prints progress to standard error, beside the output.
 #[expect(clippy::print_stderr, reason = "the command line speaks there")]
 pub(crate) fn progress(text: &str) {
     eprintln!("{text}");

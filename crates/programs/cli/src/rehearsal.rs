@@ -4,12 +4,12 @@
 
 mod at_waypoint;
 mod counted;
+mod decision;
 mod judge;
 mod observed;
 mod proxies;
 mod readings;
 mod report;
-mod verdict;
 mod world;
 
 use std::{

@@ -28,7 +28,7 @@ use crate::{
 pub(crate) const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
 /// Path of a dump there.
 pub(crate) const DUMP: &str = "/config_dump";
-/// Where a control plane of ours serves its debug interface.
+/// Address of the control plane's debug interface.
 const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
 
 /// Whom to ask.
@@ -59,7 +59,7 @@ pub(crate) struct Source {
     is_quiet: bool,
 }
 
-/// A place that answers HTTP.
+/// HTTP endpoint of a mesh component.
 enum Endpoint {
     Url(String),
     Lab {
@@ -94,7 +94,7 @@ impl Source {
         }
     }
 
-    /// The control plane, of the same lab or cluster.
+    /// Returns the control plane of the same lab or cluster.
     pub(crate) fn of_control(&self) -> Self {
         Self {
             control: true,
@@ -117,7 +117,7 @@ impl Source {
         matches!(place, (None, None, None, None)) && !self.control
     }
 
-    /// The same, of the node proxy of a node.
+    /// Returns the source for the node proxy of a node.
     pub(crate) fn at(&self, node: &str) -> Self {
         Self {
             node: Some(node.to_owned()),
@@ -163,7 +163,7 @@ impl Source {
         Dump::parse(&checked(answer, DUMP)?)
     }
 
-    /// Sends a request that must succeed; gives the body.
+    /// Sends a request that must succeed, and returns the body.
     pub(crate) fn succeed(&self, method: Method, path: &str) -> Result<Vec<u8>, CliError> {
         checked(self.ask(method, path)?, path)
     }

@@ -42,7 +42,7 @@ struct Server {
     kubernetes: String,
     /// Version that was installed last.
     installed: Option<String>,
-    /// By part: how many pods have which version.
+    /// Number of pods by component and version.
     parts: BTreeMap<&'static str, BTreeMap<String, usize>>,
 }
 

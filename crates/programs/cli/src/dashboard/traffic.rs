@@ -15,7 +15,7 @@ use counters::{Seen, Window};
 
 /// Most edges; beyond, those that were idle longest are forgotten.
 const MAX_EDGES: usize = 4096;
-/// Refusals and failures that are kept, and other events.
+/// Maximum stored refusals and failures.
 const MAX_REFUSALS: usize = 500;
 const MAX_OTHERS: usize = 200;
 /// Services, and routes, of one edge that are named.
@@ -30,7 +30,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// One end of an edge.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Node {
-    /// Workloads with one owner, such as a Deployment: namespace and name.
+    /// Workloads of one owner, such as a Deployment: namespace and name.
     Workload(String, String),
     /// Service whose endpoint is not known: namespace and name.
     Service(String, String),
@@ -48,7 +48,7 @@ pub(super) struct Traffic {
     latest: u64,
     /// Events that proxies left out.
     lost: Lost,
-    /// Edges that made room for others.
+    /// Number of edges that were evicted.
     forgotten: u64,
 }
 

@@ -43,17 +43,17 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// A connection of bytes, wherever it goes.
+/// Byte stream to any destination.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// All proxies of a place.
+/// Proxies of a lab or cluster.
 pub(crate) enum Proxies {
-    /// Of a lab.
+    /// Proxies of a lab.
     Lab(String),
-    /// Of a cluster, with the namespace of the mesh.
+    /// Proxies of a cluster, with the namespace of the mesh.
     Cluster(Cluster, String),
-    /// Of a cluster whose ports the user may not forward.
+    /// Proxies of a cluster, through the control plane, since the user may not forward ports.
     Confined(Box<ControlPlane>),
 }
 
@@ -89,7 +89,7 @@ impl Proxies {
         }
     }
 
-    /// Fails if the user may not read what `filter` wants.
+    /// Fails if the user may not read the events that `filter` matches.
     pub(super) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         match self {
             Self::Confined(control_plane) => control_plane.check(filter).await,

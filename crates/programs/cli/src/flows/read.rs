@@ -20,7 +20,7 @@ pub(crate) enum Received {
     Ended(String, String),
 }
 
-/// Reads until there is no receiver.
+/// Reads until the receiver is dropped.
 pub(crate) async fn follow(proxies: Proxies, filter: Filter, sender: mpsc::Sender<Received>) {
     let (lines, mut received) = mpsc::channel(WAITING);
     let _reading = ambit_rt::spawn_abortable("flows of proxies", async move {

@@ -1,14 +1,12 @@
 //! Decision about one connection or request.
 
-/// Verdict of policies on a call.
+/// Decision of the policies about a recorded call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum CallDecision {
+    /// All policies allow the call.
     Allowed,
-    /// By which policies, and why.
-    Refused {
-        by: String,
-        why: String,
-    },
-    /// Why it is undecided.
+    /// A policy denies the call; `by` lists the policies.
+    Refused { by: String, why: String },
+    /// The records do not suffice; the text is the reason.
     Undecided(String),
 }

@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 
 use crate::{access_log::AccessLine, dump::OpenDump};
 
-/// Where a waypoint's log cuts texts.
+/// Suffix of texts that a waypoint's log truncates.
 const CUT: &str = "...";
 
 /// One connection or request that a proxy decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// Of the caller.
+    /// Address of the client.
     pub(crate) from: SocketAddr,
     /// Identity that the caller proved, where the line has it.
     pub(crate) identity: Option<Identity>,
@@ -23,7 +23,7 @@ pub(crate) struct Observed {
     pub(crate) at: At,
 }
 
-/// Proxy that saw it.
+/// Proxy that observed the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     /// The node proxy of the pod that was called.
@@ -37,20 +37,20 @@ pub(crate) enum At {
 pub(crate) struct Seen {
     /// The service's host name, if it was sent on.
     pub(crate) host: Option<String>,
-    /// Of TLS that was passed through.
+    /// Server name of TLS passthrough.
     pub(crate) sni: Option<String>,
     /// `None`: it was no HTTP.
     pub(crate) request: Option<Request>,
 }
 
-/// A request, as far as logs tell it.
+/// Request attributes available in logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
-    /// Without the query.
+    /// Path without the query.
     pub(crate) path: String,
     pub(crate) authority: String,
-    /// By lower-case name.
+    /// Headers by lower-case name.
     pub(crate) headers: BTreeMap<&'static str, String>,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
     connections.collect()
 }
 
-/// Of a waypoint's line of text: where the members of its JSON form are.
+/// Positions in a waypoint's text log line of the members of its JSON format.
 const PLACES: [(&str, usize); 8] = [
     ("x_forwarded_for", 11),
     ("user_agent", 12),

@@ -17,7 +17,7 @@ use crate::{
     labs, reach,
 };
 
-/// Where proxies tell what is open, and what they have counted.
+/// Port of the admin interface with open connections and counters.
 const ADMIN: u16 = 15000;
 const METRICS: u16 = 15020;
 
@@ -64,7 +64,7 @@ impl ProxyAnswers {
             .push(format!("note: {of} does not respond ({why}): {what}"));
     }
 
-    /// Asks the node proxies of a lab, and these waypoints.
+    /// Queries the node proxies of a lab and these waypoints.
     pub(super) fn of_lab(client: &Client, waypoints: &[String]) -> Result<Self, CliError> {
         let mut answers = Self::default();
         let status = client.status().map_err(labs::client_error)?;
@@ -82,7 +82,7 @@ impl ProxyAnswers {
         Ok(answers)
     }
 
-    /// Asks the node proxies of a cluster, and these waypoints.
+    /// Queries the node proxies of a cluster and these waypoints.
     pub(super) async fn of_cluster(cluster: &Cluster, proxies: &[Pod], waypoints: &[Pod]) -> Self {
         let mut answers = Self::default();
         let of_proxies = proxies

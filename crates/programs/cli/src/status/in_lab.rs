@@ -26,7 +26,7 @@ use crate::{
 /// Namespace of the mesh in a lab.
 const MESH: &str = "istio-system";
 
-/// Asks all parts of the mesh.
+/// Queries all components of the mesh.
 pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError> {
     let client = labs::find(lab)?;
     let status = client.status().map_err(client_error)?;
@@ -84,7 +84,7 @@ fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> GatheredWayp
     }
 }
 
-/// Asks a part for JSON.
+/// Queries a component for JSON.
 fn ask<T: DeserializeOwned>(
     client: &Client,
     pod: Pod,

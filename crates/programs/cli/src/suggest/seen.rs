@@ -44,13 +44,13 @@ pub(super) struct Usage {
     pub(super) connections: bool,
 }
 
-/// Everything that was seen.
+/// Collected traffic observations.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Pods of each group, by name.
     pods: BTreeMap<Target, BTreeSet<String>>,
     pub(super) usage: BTreeMap<Target, BTreeMap<Client, Usage>>,
-    /// Targets with more callers than are kept.
+    /// Targets with more callers than the limit.
     pub(super) crowded: BTreeSet<Target>,
     /// Refused calls, with their number: client, target.
     pub(super) refused: BTreeMap<(String, String), u64>,
@@ -78,7 +78,7 @@ impl Seen {
         self.interrupted.insert(proxy.to_owned());
     }
 
-    /// Takes an event.
+    /// Adds an event.
     pub(super) fn add(&mut self, item: &StreamItem) {
         match item {
             StreamItem::Lost { sampled, refusals } => {

@@ -29,7 +29,7 @@ use pace::Pace;
 use tally::{Finished, Mode, Tally, milliseconds};
 use worker::{Clock, Task, Worker};
 
-/// How often the sums so far are printed.
+/// Interval of printing the intermediate sums.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]

@@ -13,7 +13,7 @@ use crate::{
     source::{self, ADMIN, Source, checked},
 };
 
-/// Largest query that admin servers take, in bytes.
+/// Maximum size of a query to admin servers, in bytes.
 const MAX_QUERY: usize = 64 << 10;
 
 /// A lab or cluster.
@@ -62,7 +62,7 @@ impl Mesh {
         })
     }
 
-    /// Asks the node proxy of a node.
+    /// Queries the node proxy of a node.
     pub(super) fn ask_node(
         &self,
         node: &str,
@@ -76,7 +76,7 @@ impl Mesh {
         read(&whom, &checked(answer, EXPLAIN_PATH).map_err(old(&whom))?)
     }
 
-    /// Asks a pod of a waypoint.
+    /// Queries a pod of a waypoint.
     pub(super) fn ask_waypoint(
         &self,
         pod: &str,

@@ -6,7 +6,7 @@ use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// The revision of the control plane that takes care of a Gateway.
+/// Label with the revision of the control plane that manages a Gateway.
 const REVISION: &str = "istio.io/rev";
 /// Version of the API.
 pub(super) const API_VERSION: &str = "gateway.networking.k8s.io/v1";

@@ -39,7 +39,7 @@ pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Answer, CliError> {
     source::request(stream, &Method::GET, "localhost", DUMP)
 }
 
-/// The file of a waypoint that was made here.
+/// Returns the manifest file of a waypoint that was created by this command.
 fn file(client: &Client, namespace: &str, name: &str) -> Result<PathBuf, CliError> {
     let status = client.status().map_err(client_error)?;
     let name = format!("waypoint-{namespace}-{name}.yaml");

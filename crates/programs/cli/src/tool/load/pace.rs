@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The schedule of one worker. Times are offsets from the beginning of the load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// When its first request is due.
+    /// Due time of the first request.
     first: Duration,
     interval: Duration,
     next: u32,
@@ -18,7 +18,7 @@ pub(super) struct Pace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) due: Duration,
-    /// How many before it could not be sent in time.
+    /// Number of earlier requests that could not be sent in time.
     pub(super) missed: u32,
 }
 
@@ -55,7 +55,7 @@ impl Pace {
         }
     }
 
-    /// How far apart its requests are.
+    /// Returns the interval between requests.
     pub(super) fn interval(&self) -> Duration {
         self.interval
     }

@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 pub use review::Reviewer;
 
-/// How far clocks may be apart, in seconds.
+/// Tolerated clock skew in seconds.
 const LEEWAY: u64 = 10;
 /// Longest token read, in bytes.
 const MAX_TOKEN: usize = 16 * 1024;
@@ -59,13 +59,13 @@ pub enum TokenError {
     /// No `authorization: Bearer`.
     #[error("the call carries no bearer token")]
     Missing,
-    /// Not a token at all.
+    /// Text that is not a token.
     #[error("the token is not a JWT")]
     Malformed,
     /// An algorithm that is not accepted.
     #[error("the token is signed with an algorithm that is not accepted")]
     Algorithm,
-    /// By none of the keys.
+    /// Signature by none of the keys.
     #[error("the token is signed by none of the configured keys")]
     Signature,
     /// Token that has expired.
@@ -74,13 +74,13 @@ pub enum TokenError {
     /// Token that is not valid yet.
     #[error("the token is not valid yet")]
     Immature,
-    /// For another audience.
+    /// Token for another audience.
     #[error("the token is not meant for audience {0}")]
     Audience(String),
     /// A claim is missing.
     #[error("the token has no {0}")]
     Claim(String),
-    /// Not a service account.
+    /// Subject that is not a service account.
     #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
     Subject,
     /// The claims contradict each other.
@@ -89,7 +89,7 @@ pub enum TokenError {
     /// The Kubernetes API does not accept it.
     #[error("the Kubernetes API does not accept the token: {0}")]
     Rejected(String),
-    /// Nobody can say whether it is good.
+    /// Token that cannot be verified at present.
     #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
     Unavailable(String),
     /// Too many reviews are in flight.
@@ -99,12 +99,12 @@ pub enum TokenError {
     TooMany,
 }
 
-/// A pending answer.
+/// Future of an authentication result.
 pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
 
 /// Verifier of tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
-    /// Caller who presents this token, from this address.
+    /// Authenticates a token presented from an address.
     fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
 }
 
@@ -236,8 +236,8 @@ impl KeyFile {
             .filter(|key| key.algorithms.contains(&header.alg))
         {
             // A key id only selects the key to try; one that does not match skips a key that has one.
-            if let (Some(wanted), Some(id)) = (&header.kid, &key.id)
-                && wanted != id
+            if let (Some(key_id), Some(id)) = (&header.kid, &key.id)
+                && key_id != id
             {
                 result = Err(TokenError::Signature);
                 continue;

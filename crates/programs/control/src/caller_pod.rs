@@ -12,16 +12,16 @@ use tokio::{
 
 use crate::auth::Caller;
 
-/// How long a refusal waits for an object that would lift it.
+/// Maximum time for which a refusal waits for an object that would lift it.
 const MAX_WAIT: Duration = Duration::from_millis(1500);
 
 /// Why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// Not a node proxy.
+    /// Caller that is not a node proxy.
     #[error("{0} is not a trusted node account")]
     NotTrusted(String),
-    /// Not an identity.
+    /// Text that is not an identity.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     BadIdentity(String),
     /// Trust domain of another mesh.
@@ -33,7 +33,7 @@ pub enum Denied {
     /// The pod is not there.
     #[error("the caller's pod {0} does not exist")]
     UnknownPod(String),
-    /// The pod is another of the same name.
+    /// Another pod of the same name.
     #[error("the caller's token is of an earlier pod {0}")]
     OtherUid(String),
     /// The pod ended.
@@ -50,13 +50,13 @@ pub enum Denied {
     NotOnNode {
         /// The identity requested.
         identity: Identity,
-        /// Where the caller runs.
+        /// Node of the caller.
         node: ArcStr,
     },
     /// The identity is a name that no pod has.
     #[error("{0} is reserved for the calls that waypoints make for objects")]
     Reserved(Identity),
-    /// The waypoint makes no calls for the namespace.
+    /// The waypoint makes no calls on behalf of the namespace.
     #[error(
         "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
     )]
@@ -66,7 +66,7 @@ pub enum Denied {
         /// The caller's Gateway.
         waypoint: GatewayName,
     },
-    /// The identity is a waypoint's, whose pods ask themselves.
+    /// Identity of a waypoint, whose pods request it themselves.
     #[error("{0} is a waypoint's identity, which node proxies do not get")]
     OfWaypoint(Identity),
     /// The pod runs under a waypoint's account, and is none of the waypoint's.

@@ -26,13 +26,13 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// Environment that everything else is built on.
 #[derive(Debug)]
 pub struct Environment {
-    /// Where objects come from.
+    /// Source of objects.
     pub source: Source,
     /// Publisher of the authority that signs.
     pub publisher: TrustPublisher,
     /// Verifier of tokens.
     pub authenticator: Arc<dyn Authenticator>,
-    /// The cluster, if there is one.
+    /// Kubernetes cluster, if there is one.
     pub cluster: Option<Cluster>,
 }
 
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Environment {
-    /// Opens what the arguments say. Its tasks end with the drain.
+    /// Opens the environment of the arguments. Its tasks end with the drain.
     pub async fn open(
         args: &Args,
         metrics: &Arc<Metrics>,
@@ -107,7 +107,7 @@ impl Environment {
                 let secret = CaSecret::new(client.clone(), namespace, &args.trust_domain);
                 let material = patiently(&secret).await;
                 let publisher =
-                    TrustPublisher::new(material, &secret.place(), Arc::clone(metrics))?;
+                    TrustPublisher::new(material, &secret.location(), Arc::clone(metrics))?;
                 let follow = secret.follow(publisher.clone(), leads.clone(), drain.clone());
                 ambit_rt::spawn("ca secret", follow);
                 publisher
@@ -149,8 +149,8 @@ fn plugged_in(
     metrics: &Arc<Metrics>,
     drain: &DrainWatcher,
 ) -> anyhow::Result<TrustPublisher> {
-    let place = dir.map_or_else(|| "memory".to_owned(), |dir| dir.display().to_string());
-    let publisher = TrustPublisher::new(material.clone(), &place, Arc::clone(metrics))
+    let location = dir.map_or_else(|| "memory".to_owned(), |dir| dir.display().to_string());
+    let publisher = TrustPublisher::new(material.clone(), &location, Arc::clone(metrics))
         .context("the certificate authority")?;
     if let Some(dir) = dir {
         let follow = ca::follow_directory(dir.to_owned(), publisher.clone(), drain.clone());

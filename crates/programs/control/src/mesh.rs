@@ -24,9 +24,9 @@ use crate::{
     xds::{ResourceType, Store},
 };
 
-/// How long no object may have changed before records are published.
+/// Time without changes after which records are published.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// How long publication may be put off.
+/// Maximum delay of a publication.
 const MAX_DELAY: Duration = Duration::from_millis(100);
 /// Surveys that wait for the index.
 const SURVEYS: usize = 4;
@@ -48,7 +48,7 @@ pub struct Mesh {
     pub followed: watch::Receiver<u64>,
 }
 
-/// Everything wrong at the moment.
+/// Current problems of all objects.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Problems {
     /// Documents that cannot be read, as text with file and line.
@@ -60,7 +60,7 @@ pub struct Problems {
 }
 
 impl Mesh {
-    /// Everything that is wrong, with objects by themselves and because of others.
+    /// Returns the problems of all objects, by themselves and in combination.
     pub async fn survey(&self) -> Problems {
         let (sender, objects) = oneshot::channel();
         let mut problems = self.problems.read().clone();
@@ -252,10 +252,10 @@ impl Follower {
     }
 
     fn flush(&mut self, since: Duration) {
-        let wanted = self.index.key_sources();
-        self.index.forget_keys(&wanted);
+        let desired = self.index.key_sources();
+        self.index.forget_keys(&desired);
         self.key_sets.protect(self.index.cluster_addresses());
-        self.key_sets.want(wanted);
+        self.key_sets.want(desired);
         let delta = self.index.flush();
         self.report_conflicts();
         if self.waypoints.update(&delta) {

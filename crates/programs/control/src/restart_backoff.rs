@@ -32,7 +32,7 @@ const KILLED: i32 = 137;
 #[derive(Clone, Debug, PartialEq)]
 struct HeldBack {
     node: String,
-    /// Its `resourceVersion`: a pod that has changed since is not deleted.
+    /// `resourceVersion` of the pod; a pod that has changed since is not deleted.
     version: String,
 }
 
@@ -85,7 +85,7 @@ impl Replacements {
         due
     }
 
-    /// When a pod that is held back now may be replaced.
+    /// Returns when the next pod that is held back may be replaced.
     fn next(&self) -> Option<Instant> {
         let pods = self.held_back.values();
         pods.filter_map(|pod| Some(self.pace.get(&pod.node)?.next))

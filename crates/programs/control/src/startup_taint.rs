@@ -34,7 +34,7 @@ struct Tainted {
 #[derive(Debug, Default)]
 struct Board {
     tainted: BTreeMap<Box<str>, Tainted>,
-    /// Of each of [`NEEDED`]: the ready pods and their nodes.
+    /// Ready pods and their nodes, for each of [`NEEDED`].
     ready: [BTreeMap<ObjectId, String>; 2],
 }
 
@@ -104,9 +104,9 @@ pub(crate) async fn lift(client: Client, namespace: String, key: String) {
         Watch::new("Pod", api, objects::config().labels(labels), ready_on)
     };
     let [mut agents, mut proxies] = NEEDED.map(pods);
-    let wanted = key.clone();
+    let taint = key.clone();
     let mut followed = Watch::new("Node", nodes.clone(), objects::config(), move |node| {
-        tainted(node, &wanted)
+        tainted(node, &taint)
     });
     let mut board = Board::default();
     let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);

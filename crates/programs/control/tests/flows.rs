@@ -161,7 +161,7 @@ impl Mesh {
     }
 }
 
-/// Tokens are the users' names; those of nobody are not accepted.
+/// Reviews tokens, which are the users' names; others are rejected.
 fn review(server: &ApiServer, rights: &Rights) {
     server.answer_posts(TOKEN_REVIEWS, |review| {
         let token = review["spec"]["token"].as_str().unwrap();

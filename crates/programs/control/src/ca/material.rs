@@ -26,13 +26,13 @@ const FILES: [&str; 4] = [
 const CERT_MANAGER_FILES: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// File, and key of a ConfigMap, of the revocation list.
 pub(crate) const CRL_FILE: &str = "ca-crl.pem";
-/// Life of a root made here.
+/// Lifetime of a generated root.
 pub(crate) const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// An authority that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Some files are there and some are not.
+    /// Incomplete set of files.
     #[error(
         "{dir} holds {present} but not {missing}: give all of {}, or all of {}, or an empty directory",
         FILES.join(", "), CERT_MANAGER_FILES.join(", ")
@@ -54,11 +54,11 @@ pub enum CaError {
         #[source]
         source: io::Error,
     },
-    /// The files do not make an authority.
-    #[error("the certificate authority in {place} cannot be used")]
+    /// Files that do not form an authority.
+    #[error("the certificate authority in {location} cannot be used")]
     Authority {
         /// The directory or secret.
-        place: String,
+        location: String,
         /// Cause of the error.
         #[source]
         source: AuthorityError,
@@ -72,7 +72,7 @@ pub struct Material {
     pub cert: String,
     /// Key of the certificate.
     pub key: String,
-    /// From it up to the root; may be empty.
+    /// Chain up to the root; may be empty.
     pub chain: String,
     /// The roots, one or more.
     pub roots: String,
@@ -104,11 +104,11 @@ impl Material {
         }
     }
 
-    /// The authority; `place` names where it is stored.
-    pub fn open(&self, place: &str) -> Result<Authority, CaError> {
+    /// The authority; `location` names where it is stored.
+    pub fn open(&self, location: &str) -> Result<Authority, CaError> {
         Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
             CaError::Authority {
-                place: place.to_owned(),
+                location: location.to_owned(),
                 source,
             }
         })
@@ -169,9 +169,9 @@ impl Material {
 /// Reads the authority of a directory; makes a root and keeps it there if the directory is empty or
 /// does not exist. Without a directory the root lives as long as the process.
 pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, CaError> {
-    let made = |place: &str| {
+    let made = |location: &str| {
         Material::new_root(trust_domain).map_err(|source| CaError::Authority {
-            place: place.to_owned(),
+            location: location.to_owned(),
             source,
         })
     };
@@ -190,7 +190,7 @@ pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, 
     Ok(material)
 }
 
-/// All files or none: they are written beside the directory, which then takes its place at once.
+/// Writes all files or none: into a new directory that atomically replaces the old one.
 fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
     let error = |path: &Path| {
         let path = path.to_owned();

@@ -16,7 +16,7 @@ use crate::ca::Trust;
 /// Life of a certificate.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// A certificate that cannot be made.
+/// Error of creating a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The authority does not issue it.

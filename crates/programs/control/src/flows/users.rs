@@ -14,7 +14,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 /// Concurrent checks; further ones wait.
 const AT_ONCE: usize = 16;
-/// How long a check may take, its turn included.
+/// Timeout of a check including its time in the queue.
 const WITHIN: Duration = Duration::from_secs(10);
 /// Longest token read, in bytes.
 const MAX_TOKEN: usize = 16 << 10;
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Users {
 }
 
 impl Users {
-    /// Asks a cluster's API server.
+    /// Creates a reviewer that calls a cluster's API server.
     pub fn new(client: Client) -> Self {
         Self {
             client,

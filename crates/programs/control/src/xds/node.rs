@@ -16,7 +16,7 @@ const MAX_ID: usize = 1024;
 /// Client as it describes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Its id as sent.
+    /// Node id as sent.
     pub id: ArcStr,
     /// Kubernetes node; may be empty.
     pub node_name: ArcStr,
@@ -27,7 +27,7 @@ pub struct NodeInfo {
 /// A node that is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// The first request of a stream must say who sends it.
+    /// The first request of a stream lacks the node.
     #[error("the first request carries no node")]
     Missing,
     /// Id that is not `type~ip~pod.namespace~domain`.

@@ -26,7 +26,7 @@ pub enum ResourceType {
 pub(super) enum Audience {
     /// Node proxies alone.
     NodeProxies,
-    /// Node proxies, and waypoints those that they ask for by name.
+    /// Node proxies, and waypoints that subscribe by name.
     Everybody,
     /// Waypoints, each those of its Gateway.
     Waypoints,
@@ -65,7 +65,7 @@ impl ResourceType {
         }
     }
 
-    /// Collection of its records.
+    /// Returns the collection of the type's records.
     pub fn collection(self) -> Collection {
         match self {
             Self::Authorization => Collection::Policies,
@@ -101,7 +101,7 @@ impl ResourceType {
         }
     }
 
-    /// Whether clients get all of them, whatever they ask for.
+    /// Whether clients always receive all records of the type.
     pub(super) fn is_always_wildcard(self) -> bool {
         matches!(self, Self::Authorization | Self::Waypoint(_))
     }

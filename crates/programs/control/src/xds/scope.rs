@@ -13,10 +13,10 @@ use super::{
     store::Store,
 };
 
-/// A client, as far as it matters for what it sees.
+/// Client, with the attributes that determine its view.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its Kubernetes node, whose workloads it receives without a subscription; may be empty.
+    /// Kubernetes node of the client, whose workloads it receives without a subscription; may be empty.
     pub node: ArcStr,
     /// The Gateway whose waypoint it is.
     pub waypoint: Option<GatewayName>,
@@ -38,9 +38,9 @@ impl Client {
 /// Scope of a client's view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
-    /// All of them.
+    /// All records.
     All,
-    /// All, but only those that are subscribed to by name.
+    /// Records that are subscribed to by name.
     Named,
     /// Records of a Gateway: its name, and those below it.
     Gateway(ArcStr),
@@ -59,7 +59,7 @@ impl View {
         self.of
     }
 
-    /// Where its records are.
+    /// Returns the collection of the view's records.
     pub(super) fn collection(&self) -> Collection {
         self.of.collection()
     }
@@ -91,7 +91,7 @@ impl View {
         entry.filter(|entry| self.has(entry))
     }
 
-    /// All records that the client sees, in no order.
+    /// Iterates over the records that the client sees, in no particular order.
     pub(super) fn entries<'a>(&self, store: &'a Store) -> impl Iterator<Item = &'a Arc<Entry>> {
         let entries = store.entries(self.collection());
         entries.filter(|entry| self.has(entry))

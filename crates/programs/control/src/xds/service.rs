@@ -48,7 +48,7 @@ use crate::{
 const QUEUE: usize = 4;
 /// Largest request: versions of a whole mesh at a reconnect.
 const MAX_REQUEST: usize = 64 << 20;
-/// How long a client waits for the first objects to be read, rather than coming back.
+/// Time for which a client waits for the initial objects before it is rejected.
 const NOT_READY: Duration = Duration::from_secs(5);
 /// Sent to clients at the end. The beginning is what node proxies take for an ordinary end, after which
 /// they reconnect without backing off.
@@ -286,7 +286,7 @@ impl Discovery {
     }
 }
 
-/// Takes the stream off the list when it ends.
+/// Guard that removes the stream from the list when it ends.
 struct Registered {
     id: u64,
     sessions: Sessions,

@@ -27,7 +27,7 @@ use super::{
 const MAX_NAMES: usize = 200_000;
 /// Longest name, in bytes.
 const MAX_NAME: usize = 1024;
-/// Longest error text kept, in characters.
+/// Maximum length of a stored error text, in characters.
 const MAX_ERROR: usize = 2048;
 
 /// Why a stream is closed by us.
@@ -52,7 +52,7 @@ pub struct SubscriptionStatus {
     pub sent: String,
     /// Nonce last acknowledged.
     pub acknowledged: String,
-    /// Everything, or single names.
+    /// Whether the subscription is a wildcard instead of single names.
     pub wildcard: bool,
     /// Names that it subscribed to.
     pub names: usize,
@@ -65,7 +65,7 @@ pub struct SubscriptionStatus {
 pub struct Outcome {
     /// Whether the client rejected a push.
     pub rejected: bool,
-    /// Whether the client answered a push that is not the last.
+    /// Whether the client acknowledged a push other than the last.
     pub stale: bool,
 }
 
@@ -82,7 +82,7 @@ struct Subscription {
     cursor: u64,
     /// Revision that the last push brought it to.
     sent_up_to: u64,
-    /// Revision up to which it has answered all pushes.
+    /// Revision up to which the client has acknowledged all pushes.
     answered_up_to: u64,
     sent: String,
     acknowledged: String,
@@ -94,7 +94,7 @@ struct Subscription {
 #[derive(Debug)]
 pub struct Session {
     client: Client,
-    /// Makes nonces of this stream unlike those of others.
+    /// Seed that makes nonces unique to the stream.
     seed: u64,
     pushes: u64,
     subscriptions: BTreeMap<ResourceType, Subscription>,
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Takes one request. Unknown types are ignored.
+    /// Handles one request. Unknown types are ignored.
     pub fn on_request(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -346,7 +346,7 @@ impl Subscription {
         answer.finish(&mut self.known, Vec::new())
     }
 
-    /// Later changes of what is subscribed to; `None` if there are none.
+    /// Applies changes of the subscription; `None` without changes.
     fn resubscribe(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -419,7 +419,7 @@ impl Subscription {
         Ok(answer.finish(&mut self.known, removed))
     }
 
-    /// Everything but what the client has in this version, and what it has but does not exist.
+    /// Returns the complete state without the versions that the client claims, and removals of what no longer exists.
     fn everything(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
         if claimed.is_empty() {
             let snapshot = store.batches().snapshot(&self.view, store);
@@ -475,7 +475,7 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), Refused> {
     }
 }
 
-/// Collects single records with what belongs to them.
+/// Collector of single records with their related records.
 struct Gather<'a> {
     view: View,
     store: &'a Store,

@@ -116,11 +116,11 @@ pub(super) fn encode(
     pieces
 }
 
-/// How records are written.
+/// Encoding of records.
 #[derive(Clone, Copy)]
 struct Form {
     resource_type: ResourceType,
-    /// Only clients that ask for single records know them by other names.
+    /// Whether to include aliases, which only clients with single subscriptions use.
     with_aliases: bool,
 }
 

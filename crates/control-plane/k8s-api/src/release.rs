@@ -8,7 +8,7 @@ pub const BUNDLE_VERSION: &str = "gateway.networking.k8s.io/bundle-version";
 /// The first release whose Gateways and routes are `v1`, and the last one that was read when this was written.
 const KNOWN: [(u64, u64); 2] = [(1, 0), (1, 6)];
 
-/// Why it is not known what definitions mean.
+/// Reason why the release of the definitions is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownRelease {
     /// Definitions that do not name their release.

@@ -39,7 +39,7 @@ settings! {
         access_logging: Vec<AccessLogging>,
     }
 
-    /// How requests are traced.
+    /// Tracing settings.
     Tracing {
         r#match: Option<Selector>,
         providers: Vec<ProviderRef>,

@@ -95,10 +95,10 @@ impl WasmPluginSpec {
     }
 }
 
-/// When a module is fetched.
+/// Image pull policy of a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PullPolicy {
-    /// By the tag: `latest` always, others once.
+    /// By tag: `latest` is always pulled, others once.
     #[default]
     #[serde(rename = "UNSPECIFIED_POLICY")]
     Unspecified,
@@ -108,7 +108,7 @@ pub enum PullPolicy {
     Always,
 }
 
-/// When in a request's way a plugin is called.
+/// Filter-chain phase of a plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]
@@ -125,7 +125,7 @@ pub enum PluginPhase {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum FailStrategy {
-    /// Requests fail without it.
+    /// Requests fail if the plugin fails.
     #[default]
     FailClose,
     /// Requests go on without it.
@@ -166,14 +166,14 @@ pub struct EnvVar {
     pub value: String,
 }
 
-/// Where its value is.
+/// Source of an environment variable's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum EnvValueSource {
-    /// In the object.
+    /// Value in the object.
     #[default]
     Inline,
-    /// In the environment of the proxy.
+    /// Value from the proxy's environment.
     Host,
 }
 
@@ -186,7 +186,7 @@ pub struct TrafficSelector {
     pub ports: Vec<PortSelector>,
 }
 
-/// In which role a proxy sees them.
+/// Role of the proxy for matching traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]

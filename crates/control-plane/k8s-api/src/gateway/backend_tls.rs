@@ -62,15 +62,15 @@ pub struct BackendTlsValidation {
     pub other: BTreeMap<String, Value>,
 }
 
-/// One of several names.
+/// Subject alternative name: hostname or URI.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SubjectAltName {
     /// `Hostname` or `URI`.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Of the former.
+    /// Hostname of a `Hostname` name.
     pub hostname: String,
-    /// Of the latter.
+    /// URI of a `URI` name.
     pub uri: String,
 }

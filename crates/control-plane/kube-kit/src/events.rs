@@ -26,7 +26,7 @@ pub struct Remark {
     pub object: ObjectReference,
     /// Whether it is a warning.
     pub is_warning: bool,
-    /// One word in CamelCase.
+    /// Reason of the event, one word in CamelCase.
     pub reason: &'static str,
     /// Action that the writer did or tried, one word in CamelCase.
     pub action: &'static str,
@@ -37,7 +37,7 @@ pub struct Remark {
 /// The rate limit of events. Pure.
 #[derive(Debug, Default)]
 struct Budget {
-    /// When the whole burst is available again.
+    /// Time at which the full burst is available again.
     full_at: Option<Instant>,
 }
 

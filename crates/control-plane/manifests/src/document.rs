@@ -21,7 +21,7 @@ pub(crate) struct Document {
     pub(crate) written: u64,
     /// First line of the document in its file.
     pub(crate) line: u64,
-    /// Only adds to an object given elsewhere.
+    /// Whether the document only extends an object that is defined elsewhere.
     pub(crate) overlay: bool,
 }
 
@@ -36,7 +36,7 @@ impl Document {
 /// A document that is not readable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
-    /// Its object, where that much is readable.
+    /// Key of the object, if readable.
     pub(crate) key: Option<ObjectKey>,
     pub(crate) line: u64,
     pub(crate) message: String,
@@ -60,7 +60,7 @@ pub(crate) struct Parsed {
     pub(crate) unread: Vec<(u64, String)>,
 }
 
-/// How a file is written.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Yaml,

@@ -95,10 +95,10 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &Place) -> Result<(), Wr
         if is_replacement(element) {
             continue;
         }
-        let wanted = key_of(element, keys, &place)?;
+        let expected = key_of(element, keys, &place)?;
         let found = list
             .iter()
-            .position(|one| key_of(one, keys, &place).is_ok_and(|key| key == wanted));
+            .position(|one| key_of(one, keys, &place).is_ok_and(|key| key == expected));
         match (strategy(members, &place)?, found) {
             (Strategy::Delete, Some(found)) => drop(list.remove(found)),
             (Strategy::Delete, None) => {}
@@ -126,7 +126,7 @@ fn is_replacement(element: &Value) -> bool {
 
 type Keys = &'static [&'static str];
 
-/// By which fields the elements of a list are the same, in the kinds that a waypoint is made of.
+/// Returns the merge keys of a list, which identify its elements, for the kinds that a waypoint consists of.
 fn keys(of: &Place) -> Option<Keys> {
     let name = of.last_member()?;
     Some(match name {

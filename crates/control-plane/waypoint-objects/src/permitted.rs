@@ -35,7 +35,7 @@ const VARIABLES: [&str; 11] = [
     "AMBIT_STREAM_IDLE_TIMEOUT",
     "AMBIT_CANCEL_ON_HALF_CLOSE",
 ];
-/// The same, by how their names begin.
+/// Prefixes of permitted environment variables.
 const VARIABLES_OF: [&str; 6] = [
     "AMBIT_ACCESS_LOG",
     "AMBIT_MAX_SETUPS_",
@@ -47,17 +47,17 @@ const VARIABLES_OF: [&str; 6] = [
 /// Below these, files may be mounted: nothing there is a program, a library, or read unasked.
 const MOUNTS: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 
-/// Rule of what is allowed at one place.
+/// Rule about permitted values of one field.
 enum Rule {
-    /// Everything, removal too.
+    /// Any value, including removal.
     Any,
     /// Members that are allowed, and no others.
     Fields(&'static [(&'static str, Self)]),
-    /// Value that is there already; for those who write whole objects.
+    /// Unchanged value only, for overlays with complete objects.
     Same,
     /// Any labels but ours.
     Labels,
-    /// One of these words.
+    /// One of these values.
     OneOf(&'static [&'static str]),
     /// Elements that are known by a member.
     List(&'static List),

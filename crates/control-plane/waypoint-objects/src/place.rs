@@ -43,7 +43,7 @@ impl Place {
         }
     }
 
-    /// Whether a member of that name is on the way.
+    /// Whether a member of that name is on the path.
     pub(crate) fn is_below(&self, name: &str) -> bool {
         let is_it = |step: &Step| matches!(step, Step::Member(member) if member == name);
         self.0.iter().any(is_it)

@@ -44,8 +44,8 @@ impl Authority {
             return Err(AuthorityError::Name);
         }
         let mut roots = self.roots.clone();
-        if let Some(place) = roots.get_mut(index) {
-            *place = root.der().clone();
+        if let Some(slot) = roots.get_mut(index) {
+            *slot = root.der().clone();
         }
         Ok(Some(Self {
             issuer: Issuer::new(params, key),

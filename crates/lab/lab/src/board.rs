@@ -45,7 +45,7 @@ pub(crate) struct Replace {
     pub(crate) done: oneshot::Sender<Result<(), String>>,
 }
 
-/// Where a process of a pod belongs.
+/// Pod context of a process.
 pub(crate) struct InPod {
     pub(crate) node: Arc<Node>,
     pub(crate) plan: PodPlan,
@@ -274,25 +274,25 @@ pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
 
 impl Inner {
     fn find(&self, name: &str) -> Result<&PodEntry, String> {
-        let wanted = name.strip_prefix("pod/").unwrap_or(name);
-        let wanted = wanted.replacen("deploy/", "", 1);
-        let (namespace, wanted) = match wanted.split_once('/') {
-            Some((namespace, wanted)) => (Some(namespace), wanted),
-            None => (None, wanted.as_str()),
+        let requested = name.strip_prefix("pod/").unwrap_or(name);
+        let requested = requested.replacen("deploy/", "", 1);
+        let (namespace, requested) = match requested.split_once('/') {
+            Some((namespace, requested)) => (Some(namespace), requested),
+            None => (None, requested.as_str()),
         };
         let all: Vec<_> = self
             .pods
             .values()
             .filter(|entry| namespace.is_none_or(|namespace| entry.plan.namespace() == namespace))
             .collect();
-        if let Some(exact) = all.iter().find(|entry| entry.plan.name() == wanted) {
+        if let Some(exact) = all.iter().find(|entry| entry.plan.name() == requested) {
             return Ok(exact);
         }
         let mut found: Vec<_> = all
             .iter()
             .filter(|entry| !entry.terminating)
             .filter(|entry| {
-                let rest = entry.plan.name().strip_prefix(wanted);
+                let rest = entry.plan.name().strip_prefix(requested);
                 rest.is_some_and(|rest| rest.starts_with('-'))
             })
             .collect();
@@ -322,15 +322,17 @@ impl PodEntry {
         })
     }
 
-    fn container(&self, wanted: Option<&str>) -> Result<String, String> {
+    fn container(&self, requested: Option<&str>) -> Result<String, String> {
         let containers = self.plan.container_names();
-        match (wanted, containers.as_slice()) {
+        match (requested, containers.as_slice()) {
             (None, [first, ..]) => Ok(first.clone()),
-            (Some(wanted), all) if all.iter().any(|name| name == wanted) => Ok(wanted.to_owned()),
-            (wanted, all) => Err(format!(
+            (Some(requested), all) if all.iter().any(|name| name == requested) => {
+                Ok(requested.to_owned())
+            }
+            (requested, all) => Err(format!(
                 "pod {} has no container {}; it has {}",
                 self.plan.full_name(),
-                wanted.unwrap_or_default(),
+                requested.unwrap_or_default(),
                 all.join(", ")
             )),
         }

@@ -20,22 +20,22 @@ use crate::{
     protocol::{self, Replacement, Reply, Request},
 };
 
-/// How long a lab may take to end by itself before its first process is killed.
+/// Timeout for a lab to shut down before its first process is killed.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a request to a lab failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no such lab.
+    /// No lab of this name exists.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The lab refused it.
+    /// The lab rejected the request.
     #[error("{0}")]
     Refused(String),
     /// The lab has no control socket yet, or no longer.
     #[error("the lab is starting or ending; try again in a moment")]
     NotReady,
-    /// The lab does not answer.
+    /// The lab does not respond.
     #[error("the lab does not answer")]
     Io(#[from] io::Error),
 }
@@ -146,7 +146,7 @@ impl Client {
         }
     }
 
-    /// Runs a command in a pod and collects what it writes.
+    /// Runs a command in a pod, and returns its output.
     ///
     /// # Errors
     /// As [`Client::exec`].
@@ -210,7 +210,7 @@ impl Client {
         done.map(|()| text)
     }
 
-    /// A connection made from inside the lab.
+    /// Connects from inside the lab.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -285,7 +285,7 @@ impl Client {
             .map(drop)
     }
 
-    /// Ends the lab and waits until nothing is left of it.
+    /// Shuts the lab down and waits until it is gone.
     ///
     /// # Errors
     /// When it cannot be ended.

@@ -43,7 +43,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Keeps it running until the lab ends.
+    /// Runs the daemon until the lab ends.
     pub(crate) fn keep(self, board: Arc<Board>) {
         drop(ambit_rt::spawn("daemon", self.run(board)));
     }

@@ -60,7 +60,7 @@ impl Layout {
         self.root.join("run/nodes").join(node)
     }
 
-    /// A directory of one pod: what is mounted over its `/etc`.
+    /// Returns the directory of a pod's `/etc` mounts.
     pub(crate) fn pod(&self, uid: &str) -> PathBuf {
         self.root.join("run/pods").join(uid)
     }

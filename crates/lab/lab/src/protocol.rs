@@ -17,7 +17,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The longest line; a command line that the kernel takes fits.
+/// Maximum length of a line, enough for any command line of the kernel.
 const MAX_LINE: usize = 1 << 20;
 /// Descriptors attached to a line at most: standard input, output and error.
 const MAX_FDS: usize = 3;
@@ -32,7 +32,7 @@ pub enum Place {
     Control,
     /// Namespace of a node.
     Node(String),
-    /// A pod's, by any form `exec` takes.
+    /// Namespace of a pod, in any form that `exec` accepts.
     Pod(String),
 }
 
@@ -42,7 +42,7 @@ pub enum Place {
 pub enum LogSource {
     /// A container's; the only one if unnamed.
     Pod {
-        /// Any form `exec` takes.
+        /// Pod in any form that `exec` accepts.
         pod: String,
         /// Name of the container.
         container: Option<String>,
@@ -62,9 +62,9 @@ pub enum LogSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Replacement {
-    /// As a rollout with a surge: the old one is stopped once the new one is ready.
+    /// Rollout with a surge: the old process stops once the new one is ready.
     NewFirst,
-    /// As a deletion: the new one starts after the old one has been stopped.
+    /// Recreation: the new process starts after the old one has stopped.
     OldFirst,
 }
 
@@ -110,7 +110,7 @@ pub(crate) enum Request {
     Down,
 }
 
-/// The supervisor's answer.
+/// Response of the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
@@ -139,7 +139,7 @@ pub struct Status {
     pub daemons: Vec<DaemonStatus>,
     /// Manifests that cannot be used, and why.
     pub problems: Vec<String>,
-    /// The Gateways of waypoints, with what became of them.
+    /// Gateways of waypoints with their status.
     pub gateways: Vec<serde_json::Value>,
 }
 
@@ -163,15 +163,15 @@ pub struct PodStatus {
     pub name: String,
     /// UID of the pod.
     pub uid: String,
-    /// Node it runs on.
+    /// Node of the pod.
     pub node: String,
     /// Service account of the pod.
     pub service_account: String,
     /// Addresses of the pod.
     pub ips: Vec<std::net::IpAddr>,
-    /// As Kubernetes names it: Pending, Running, Succeeded, Failed; Terminating when it goes.
+    /// Kubernetes phase: Pending, Running, Succeeded, Failed; Terminating during deletion.
     pub phase: String,
-    /// All its containers are ready.
+    /// Whether all containers are ready.
     pub ready: bool,
     /// Whether the node agent reports it as captured.
     pub captured: bool,
@@ -189,9 +189,9 @@ pub struct ContainerStatus {
     pub name: String,
     /// `running`, or why it is not.
     pub state: String,
-    /// Its probe passes.
+    /// Whether the readiness probe passes.
     pub ready: bool,
-    /// How often it was restarted.
+    /// Number of restarts.
     pub restarts: u32,
 }
 
@@ -203,9 +203,9 @@ pub struct DaemonStatus {
     pub name: String,
     /// The node it serves; none for the control plane.
     pub node: Option<String>,
-    /// Its process id inside the lab, while it runs.
+    /// Process id inside the lab while the container runs.
     pub pid: Option<u32>,
-    /// How often it was restarted.
+    /// Number of restarts.
     pub restarts: u32,
     /// Why it does not run.
     pub message: Option<String>,

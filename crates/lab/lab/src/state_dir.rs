@@ -18,7 +18,7 @@ pub enum StateError {
     /// A lab of that name is running.
     #[error("the lab {0:?} is up already; take it down first, or choose another --name")]
     Alive(String),
-    /// There is no lab of that name.
+    /// No lab of this name is running.
     #[error("there is no lab {0:?}; `ambit lab up DIR` makes one")]
     NotUp(String),
     /// The name is not a valid file name.
@@ -140,7 +140,7 @@ impl StateDir {
         &self.layout
     }
 
-    /// Whether its lab runs.
+    /// Whether the lab's process is running.
     pub fn is_alive(&self) -> bool {
         is_alive(self.layout.root())
     }

@@ -23,7 +23,7 @@ pub(crate) struct ServiceView {
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortView {
-    /// As other objects and DNS refer to it; often empty.
+    /// Name by which other objects and DNS refer to the port; often empty.
     pub(crate) name: String,
     pub(crate) port: u16,
     pub(crate) udp: bool,

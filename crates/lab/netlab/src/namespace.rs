@@ -11,7 +11,7 @@ use std::{
 
 use ambit_sys::netns::Netns;
 
-/// Why a part of a network cannot be made.
+/// Error of building a part of a network.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// A program that is needed cannot be started.
@@ -30,10 +30,10 @@ pub enum LabError {
         program: String,
         /// Name of the namespace.
         namespace: String,
-        /// Its error output.
+        /// Error output of the program.
         stderr: String,
     },
-    /// A namespace cannot be made or entered.
+    /// Failure to create or enter a namespace.
     #[error("cannot make or enter the namespace {namespace}")]
     Namespace {
         /// Name of the namespace.
@@ -44,12 +44,12 @@ pub enum LabError {
     },
 }
 
-/// The process that keeps a namespace alive.
+/// Process that keeps a namespace alive.
 #[derive(Debug)]
 pub struct Holder(Child);
 
 impl Holder {
-    /// Its process id, as this process sees it.
+    /// Process id in the namespace of this process.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
@@ -106,7 +106,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Its name in messages.
+    /// Name for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -201,7 +201,7 @@ impl Namespace {
     }
 }
 
-/// `unshare` makes its namespace a moment after it was started.
+/// Waits until `unshare` has created its namespace.
 fn wait_for_namespace(holder: &Holder, before: &Netns) -> io::Result<Netns> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

@@ -32,9 +32,9 @@ pub enum Isolation {
 /// The outcome of [`isolate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unshared {
-    /// With the caller's own privileges.
+    /// Privileges of the caller.
     AsRoot,
-    /// As root of a new user namespace, where the caller's own user and group are the only ones.
+    /// Root of a new user namespace that maps only the caller's user and group.
     InUserNamespace,
 }
 

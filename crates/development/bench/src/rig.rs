@@ -164,7 +164,7 @@ pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
     }
 }
 
-/// Where the programs of the rig keep their files.
+/// Writes nginx's configuration for a program of the rig.
 pub(crate) fn nginx_configuration(directory: &Path, name: &str) -> Result<String> {
     let path = directory.join(format!("{name}.conf"));
     let text = format!(

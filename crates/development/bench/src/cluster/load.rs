@@ -15,7 +15,7 @@ pub(super) struct Load<'a> {
     name: &'a str,
 }
 
-/// One failed request.
+/// Failed request.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct Failure {
     /// `keep-alive`, `new` or `long`.
@@ -152,7 +152,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Waits for its end.
+    /// Waits for the load to end.
     pub(super) async fn end(self) -> Result<Report> {
         let Self {
             rig,

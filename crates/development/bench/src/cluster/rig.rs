@@ -43,7 +43,7 @@ pub(super) struct Rig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
     Agent,
-    /// Both of its processes.
+    /// Both processes of a node proxy.
     NodeProxy,
     /// The process that carries the connections.
     NodeProxyWorker,
@@ -61,7 +61,7 @@ impl Program {
     }
 }
 
-/// A pod to be made.
+/// Pod to create.
 #[derive(Clone, Debug)]
 pub(super) struct PodPlan<'a> {
     pub(super) namespace: &'a str,
@@ -214,7 +214,7 @@ impl Rig {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Makes a pod; returns the time before.
+    /// Creates a pod, and returns the time before.
     pub(super) async fn create(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Never").await
     }
@@ -277,7 +277,7 @@ impl Rig {
         .await
     }
 
-    /// Removes a pod and waits until it is gone.
+    /// Deletes a pod, and waits until it is gone.
     pub(super) async fn remove(&self, namespace: &str, name: &str) -> Result<()> {
         let api = self.pods(namespace);
         api.delete(name, &DeleteParams::default().grace_period(0))

@@ -59,15 +59,15 @@ pub(super) fn certificates(
                 }
             }));
         }
-        let wanted = asking.len();
+        let expected = asking.len();
         for asked in asking {
             asked.await?;
         }
         let found = std::mem::take(&mut *found.lock());
         ensure!(
-            found.len() == wanted,
-            "{} of {wanted} new pods have no certificate after {WITHIN:?}",
-            wanted - found.len()
+            found.len() == expected,
+            "{} of {expected} new pods have no certificate after {WITHIN:?}",
+            expected - found.len()
         );
         Ok(found)
     })

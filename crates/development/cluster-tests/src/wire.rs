@@ -39,7 +39,7 @@ impl Wire {
         Self(captures.collect())
     }
 
-    /// Ends it; returns every flow, as seen by each node.
+    /// Stops the capture, and returns every flow as seen by each node.
     pub fn finish(self) -> Vec<FlowReport> {
         self.0
             .into_iter()

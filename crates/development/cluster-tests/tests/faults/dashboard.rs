@@ -42,7 +42,7 @@ impl Dashboard {
         }
     }
 
-    /// The answer to a question of the page.
+    /// Returns the response to a query of the page.
     fn ask(&self, question: &str) -> Value {
         let mut stream = TcpStream::connect(&self.host).unwrap();
         stream

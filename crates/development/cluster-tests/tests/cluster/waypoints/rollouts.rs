@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::Covered;
 
-/// How long an answer takes that comes line by line.
+/// Duration of a response that is streamed line by line.
 const STREAM_SECONDS: usize = 20;
 
 #[test]

@@ -14,7 +14,7 @@ use crate::{Mesh, Place};
 pub struct Heads(Arc<Mutex<Vec<String>>>);
 
 impl Heads {
-    /// All of them so far, in lower case.
+    /// Returns the requests so far in lower case.
     pub fn all(&self) -> Vec<String> {
         self.0.lock().expect("nobody panics with it").clone()
     }
@@ -83,7 +83,7 @@ pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&head).into_owned()))
 }
 
-/// Answers a request of HTTP/1.1 with a body.
+/// Responds to an HTTP/1.1 request with 200 and a body.
 ///
 /// # Errors
 /// When the connection breaks.

@@ -32,7 +32,7 @@ impl<'a> Openings<'a> {
         }
     }
 
-    /// Opens one more.
+    /// Opens another connection.
     pub fn dial(&self) -> std::io::Result<Conversation> {
         self.mesh.dial("shop/client", self.server)
     }
@@ -70,7 +70,7 @@ impl<'a> Openings<'a> {
         })
     }
 
-    /// Ends [`Self::run`] of the openings.
+    /// Stops [`Self::run`].
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -30,16 +30,16 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There is no connection, or it ended before the tunnel was established.
+    /// Connection that failed, or ended before the tunnel was established.
     Cut(String),
     /// The tunnel was refused with this status.
     Refused(u16),
-    /// The tunnel was established, and this came out of it.
+    /// Established tunnel, with the bytes that it returned.
     Said(String),
 }
 
 impl Outcome {
-    /// Whether the application has answered.
+    /// Whether the application responded.
     pub fn is_from(&self, text: &str) -> bool {
         matches!(self, Self::Said(received) if received.contains(text))
     }
@@ -85,7 +85,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// The same certificate, in another pod.
+    /// Returns a peer with the same certificate in another pod.
     pub fn moved_to(&self, pod: &str) -> Self {
         Self {
             place: Place::Pod(pod.to_owned()),

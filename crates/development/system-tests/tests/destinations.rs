@@ -42,11 +42,11 @@ spec:
     )
 }
 
-/// An application whose answers the test chooses.
+/// Application with scripted responses.
 #[derive(Clone, Debug)]
 struct Application {
     status: Arc<AtomicU16>,
-    /// Whether it does not answer.
+    /// Whether the application does not respond.
     is_slow: Arc<AtomicBool>,
     requests: Arc<AtomicUsize>,
 }
@@ -107,7 +107,7 @@ impl Scene {
         answer.unwrap_or_default()
     }
 
-    /// Which pod answers.
+    /// Returns the pod that responds.
     fn who(&self, headers: &str) -> Option<String> {
         let answer = self.ask(headers);
         let (_, body) = answer.split_once("\r\n\r\nfrom ")?;

@@ -73,7 +73,7 @@ fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
     SocketAddr::new(vip.trim_start_matches('/').parse().unwrap(), 80)
 }
 
-/// Waits until a request is answered with a status.
+/// Waits until a request has a response with a status.
 fn until_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
     until(&format!("{url} is answered with {status}"), || {
         mesh.get(client, url).body.starts_with(status)

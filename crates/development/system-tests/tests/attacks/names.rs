@@ -154,7 +154,7 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     names_are_their_owners(&mesh, &vip);
 }
 
-/// An entry of the client's own namespace, which comes after the others.
+/// Returns an entry of the client's own namespace, processed after the others.
 fn marker() -> String {
     "
 apiVersion: networking.istio.io/v1

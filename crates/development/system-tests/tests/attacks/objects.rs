@@ -20,7 +20,7 @@ metadata: {name: empty-selector, namespace: shop}
 spec: {selector: {matchLabels: {}}, mtls: {mode: STRICT}}
 ";
 
-/// With an unknown field.
+/// Policy with an unknown field.
 const UNREADABLE: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -58,7 +58,7 @@ spec: {{address: {pod}, serviceAccount: default}}
     )
 }
 
-/// Asks until `policy` denies.
+/// Sends requests until `policy` denies them.
 fn until_refused(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
     until(&format!("{policy} refuses"), || {
         !mesh.get(pod, url).succeeded() && mesh.access_log().contains(policy)

@@ -271,7 +271,7 @@ spec: {{address: {victim}}}
     )
 }
 
-/// The waypoint, which takes Services of other namespaces, too.
+/// Waypoint that serves Services of other namespaces, too.
 const SHARED: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -348,7 +348,7 @@ impl Scene {
         answer.unwrap_or_else(|error| format!("broken: {error}"))
     }
 
-    /// A request whose answer does not end, once it has begun.
+    /// Starts a request whose response does not end.
     fn begin(&self, from: &Place, to: SocketAddr) -> Conversation {
         let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
         let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();

@@ -27,7 +27,7 @@ const PORT: u16 = 8081;
 const CONNECTIONS: usize = 12;
 /// Requests of another client during an attack.
 const REQUESTS: usize = 30;
-/// How long one of them may take on a busy machine.
+/// Timeout of one client on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// An application of HTTP/1.1 in a pod, and its open connections.
@@ -102,7 +102,7 @@ fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStrea
     all
 }
 
-/// Sends unread bytes, until no more are taken.
+/// Sends unread bytes until the windows are full.
 fn fill(all: &[TcpStream]) {
     let piece = vec![b'a'; 64 << 10];
     for mut stream in all {

@@ -28,11 +28,11 @@ fn a_proxy_that_is_killed_resets_its_connections_and_does_not_end_them() {
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        let mut heard = [0; 6];
+        let mut received = [0; 6];
         stream.write_all(b"a part").unwrap();
-        stream.read_exact(&mut heard).unwrap();
+        stream.read_exact(&mut received).unwrap();
         mesh.kill("proxy-worker", Some(victim));
-        let rest = stream.read(&mut heard);
+        let rest = stream.read(&mut received);
         assert!(
             matches!(&rest, Err(error) if error.kind() == ErrorKind::ConnectionReset),
             "{client} with the proxy of {victim} killed: {rest:?}"

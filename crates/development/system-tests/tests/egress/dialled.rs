@@ -64,7 +64,7 @@ fn serve(mesh: &Mesh) -> String {
     pod
 }
 
-/// Gives a pod an address that nothing but the pod itself reaches.
+/// Assigns an address to a pod that only the pod itself can reach.
 fn add_address(mesh: &Mesh, pod: &str, ip: Ipv4Addr) {
     let add = ["ip", "address", "add", &format!("{ip}/32"), "dev", "lo"];
     let added = mesh.client().output(pod, &add).unwrap();

@@ -12,7 +12,7 @@ use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
 use crate::outside::{ask, entry, listen, log, mesh, until_answer, waypoint_with};
 
 const PORT: u16 = 8080;
-/// Seconds that answers are good.
+/// TTL of DNS answers in seconds.
 const TTL: u32 = 1;
 
 /// Result of a request for a name.

@@ -15,7 +15,7 @@ use rustls::{
 /// The address that the hosts of ServiceEntries have in the mesh; the last byte is the caller's.
 pub(crate) const PREFIX: &str = "240.240.9";
 
-/// An authority that is nobody's but the test's.
+/// Certificate authority of the test.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
@@ -168,7 +168,7 @@ pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     waypoint_with(mesh, &format!("hostAliases: [{aliases}]"));
 }
 
-/// The same, whose pod has this in its spec.
+/// Starts a mesh with a waypoint whose pod has this spec.
 pub(crate) fn waypoint_with(mesh: &Mesh, of_pod: &str) {
     mesh.apply(
         "waypoint",
@@ -231,7 +231,7 @@ pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Asks until the answer has a text in it.
+/// Sends requests until the response contains a text.
 #[track_caller]
 pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text: &str) -> String {
     let mut answer = String::new();

@@ -43,8 +43,8 @@ fn what_the_registry_does_not_name_is_refused_also_after_a_restart() {
     let mesh = Mesh::up_with(PAIR, options);
     let node = Place::Node("node-2".to_owned());
     listen(&mesh, node, PORT, |mut stream| {
-        let mut heard = [0; 6];
-        std::io::Read::read_exact(&mut stream, &mut heard)?;
+        let mut received = [0; 6];
+        std::io::Read::read_exact(&mut stream, &mut received)?;
         std::io::Write::write_all(&mut stream, b"outside")
     });
     let ip = mesh.node_ip("node-2").to_string();

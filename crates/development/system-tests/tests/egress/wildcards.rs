@@ -34,11 +34,11 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
 const PORT: u16 = 8080;
-/// Of a server that takes connections and tells what it reads.
+/// Port of a server that accepts connections and records what it reads.
 const RAW_PORT: u16 = 8445;
 const TLS_PORT: u16 = 8443;
 
-/// Serves HTTP that says which host was asked for.
+/// Serves HTTP with responses that name the requested host.
 fn serve(mesh: &Mesh, place: Place) {
     listen(mesh, place, PORT, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {

@@ -56,7 +56,7 @@ impl Scene {
 }
 
 impl Scene {
-    /// The trailers of an answer to a request with trailers.
+    /// Returns the trailers of the response to a request with trailers.
     fn trailers(&self) -> HeaderMap {
         let place = Place::Pod("shop/client".into());
         let service = self.mesh.service("many.shop.svc", 81);

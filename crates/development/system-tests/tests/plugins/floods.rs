@@ -24,14 +24,14 @@ const MEMORY: usize = 1 << 30;
 /// begin.
 const SLOW_RESPONSE: Duration = Duration::from_millis(8500);
 
-/// How the slow service responds to calls that begin at the moment.
+/// Response mode of the slow service for new calls.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
-    /// Calls are answered at once.
+    /// Calls get immediate responses.
     Quick,
-    /// Calls are answered when the flood is over.
+    /// Calls get responses after the flood.
     Flood,
-    /// All calls are answered, those of the flood included.
+    /// All calls get responses, including those of the flood.
     Over,
 }
 

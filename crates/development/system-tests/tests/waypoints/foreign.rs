@@ -14,7 +14,7 @@ spec:
   listeners: [{name: mesh, port: 15008, protocol: HBONE}]
 ";
 
-/// The waypoint, which answers every request itself, and everything around it.
+/// Foreign waypoint that responds to every request itself, with its environment.
 const FOREIGN: &str = "
 ---
 apiVersion: v1

@@ -337,24 +337,24 @@ async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
 }
 
 impl Call {
-    /// Sends a message and waits for it to come back.
+    /// Sends a message, and waits for its echo.
     async fn say(&mut self, message: &'static [u8]) {
         self.send
             .send_data(Bytes::from_static(message), false)
             .unwrap();
-        let mut heard = Vec::new();
-        while heard.len() < message.len() {
+        let mut received = Vec::new();
+        while received.len() < message.len() {
             let data = self.answer.data().await.unwrap().unwrap();
             self.answer
                 .flow_control()
                 .release_capacity(data.len())
                 .unwrap();
-            heard.extend_from_slice(&data);
+            received.extend_from_slice(&data);
         }
-        assert_eq!(heard, message);
+        assert_eq!(received, message);
     }
 
-    /// Ends it; the status in the trailers.
+    /// Ends the call, and returns the status in the trailers.
     async fn end(mut self) -> String {
         self.send.send_data(Bytes::new(), true).unwrap();
         while self.answer.data().await.is_some() {}

@@ -156,7 +156,7 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
     );
 }
 
-/// As when both are deleted, or evicted, at once.
+/// Simulates the concurrent deletion or eviction of both pods.
 #[test]
 fn both_pods_may_go_before_their_successors_come() {
     let (mesh, to) = two_pods();

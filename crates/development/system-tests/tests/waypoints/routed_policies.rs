@@ -48,7 +48,7 @@ spec:
   rules: [{backendRefs: [{name: back, port: 90}]}]
 ";
 
-/// A policy of the service that the routes lead to.
+/// Returns a policy of the service that is the routes' backend.
 fn policy(action: &str, rule: &str) -> String {
     format!(
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: back, namespace: shop}}\n\

@@ -89,11 +89,11 @@ impl Scene {
         let mut connection = self.mesh.dial("shop/client", service).ok()?;
         connection.raw(request.as_bytes(), is_whole).ok()?;
         let heads = self.heads.all();
-        let heard = heads
+        let request_head = heads
             .iter()
             .rev()
             .find(|head| head.contains(&format!("get {path} ")));
-        heard.cloned()
+        request_head.cloned()
     }
 
     /// The lines that the collector wrote.

@@ -52,7 +52,7 @@ spec:
   rules: [{backendRefs: [{name: front, port: 443}]}]
 ";
 
-/// For whatever name clients ask for at a port of plain TCP.
+/// Route of any server name at a plain TCP port.
 const ANY_NAME: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: TLSRoute

@@ -189,14 +189,14 @@ async fn open(client: &SendRequest<Bytes>, path: &str, protocol: &'static str) -
 
 impl Socket {
     async fn hears(&mut self, expected: &str) {
-        let mut heard = String::new();
-        while heard.len() < expected.len() {
+        let mut received = String::new();
+        while received.len() < expected.len() {
             let data = self.body.data().await.expect("more").unwrap();
             let flow = self.body.flow_control();
             flow.release_capacity(data.len()).unwrap();
-            heard += std::str::from_utf8(&data).unwrap();
+            received += std::str::from_utf8(&data).unwrap();
         }
-        assert_eq!(heard, expected);
+        assert_eq!(received, expected);
     }
 
     fn say(&mut self, text: &'static str, is_end: bool) {

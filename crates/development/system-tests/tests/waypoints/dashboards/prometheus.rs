@@ -28,7 +28,7 @@ pub(super) struct Input {
     pub time: f64,
 }
 
-/// Answer of a target to a scrape.
+/// Response of a target to a scrape.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Scrape {

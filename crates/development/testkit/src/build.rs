@@ -27,7 +27,7 @@ pub fn workload(name: &str, ips: &[&str]) -> Workload {
     }
 }
 
-/// The same, outside the mesh.
+/// Returns a workload outside the mesh.
 pub fn plain_workload(name: &str, ips: &[&str]) -> Workload {
     Workload {
         protocol: Protocol::Tcp,

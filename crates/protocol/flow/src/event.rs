@@ -27,7 +27,7 @@ pub enum ProxyState {
         /// Name of the proxy.
         proxy: String,
     },
-    /// The proxy's stream has ended or could not begin. It is tried again.
+    /// Failed or ended stream of a proxy. It is retried.
     Ended {
         /// Name of the proxy.
         proxy: String,

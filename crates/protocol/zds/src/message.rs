@@ -7,8 +7,8 @@ use ambit_model::{ArcStr, PodName};
 /// Kubernetes UID of a pod, in lower case: the key of everything in ZDS.
 pub type PodUid = ArcStr;
 
-/// Largest record either side may send, in bytes. A longer one arrives truncated and ends the
-/// connection, so what goes into a record is clipped to fit.
+/// Maximum size of a record in bytes. A longer one arrives truncated and ends the connection, so contents are truncated
+/// to fit.
 pub const MAX_RECORD: usize = 1024;
 
 /// Longest error text in an [`Ack`], in bytes: leaves room for the protobuf framing in a record.

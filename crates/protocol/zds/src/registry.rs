@@ -413,7 +413,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// One connection has answered the deletes of `uid`, or (`None`) will answer none.
+    /// Records one connection's acknowledgement of the deletes of `uid`; `None` if there will be none.
     fn delete(
         &mut self,
         connection: ConnectionId,

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-/// Tables of family inet that are its own.
+/// Tables of Istio's agent in the family inet.
 pub const TABLES: [&str; 3] = [
     "istio-ambient-nat",
     "istio-ambient-mangle",

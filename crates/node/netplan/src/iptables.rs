@@ -58,7 +58,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether nothing of ours is there.
+    /// Whether the state contains nothing of Ambit's.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
@@ -224,7 +224,7 @@ struct Line {
     protocol: String,
     /// Options of the `tcp` or `udp` match: source port, destination port, flags.
     ports: [String; 3],
-    /// Position of the `tcp` or `udp` match among the others.
+    /// Match modules, in whose order `tcp` or `udp` matters.
     modules: Vec<String>,
 }
 

@@ -61,7 +61,7 @@ pub struct Set {
 pub struct SetKey {
     /// The family of the addresses.
     pub family: Family,
-    /// Whether each address has a TCP port beside it.
+    /// Whether members have a TCP port besides the address.
     pub has_port: bool,
 }
 
@@ -70,12 +70,12 @@ pub struct SetKey {
 pub struct SetMember {
     /// Address of the member.
     pub ip: IpAddr,
-    /// The port, in sets that have ports.
+    /// Port, in sets with ports.
     pub port: Option<u16>,
 }
 
 impl SetMember {
-    /// The type of the sets that can hold it.
+    /// Returns the set type for the member.
     pub const fn key(self) -> SetKey {
         SetKey {
             family: match self.ip {
@@ -154,7 +154,7 @@ pub enum Expr {
     Reset,
     /// Drops the packet.
     Drop,
-    /// An expression read back that is none of the above.
+    /// Decoded expression of another kind.
     Foreign {
         /// Name of the expression.
         name: String,
@@ -170,13 +170,13 @@ pub enum MetaKey {
     Mark,
     /// Index of the input interface.
     InIndex,
-    /// Index of the interface it leaves by.
+    /// Index of the output interface.
     OutIndex,
     /// Name of the input interface.
     InName,
     /// User that owns the packet's socket.
     SocketUser,
-    /// Family as netfilter numbers them.
+    /// Family in netfilter's numbering.
     Family,
     /// Transport protocol number.
     Protocol,

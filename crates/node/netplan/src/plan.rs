@@ -291,10 +291,9 @@ fn raw_output(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// The application's answers to a spoofed source are routed to loopback instead of the wire.
-///
-/// Only answers: the proxy's own packets are on the right way already. And only those whose socket did
-/// not inherit the mark: a changed mark costs a second route lookup for each packet.
+/// Routes the application's replies to a spoofed source to loopback instead of the wire. Only replies: the proxy's own
+/// packets are routed correctly already. And only of sockets that did not inherit the mark, since a changed mark costs
+/// a second route lookup for each packet.
 fn route_output() -> Chain {
     let answers = [
         Match::ConnectionMark(marks::SPOOFED),
@@ -307,8 +306,8 @@ fn route_output() -> Chain {
     }
 }
 
-/// The proxy calling the application, as marked in `raw_output`: its answers are identified by the
-/// connection's mark, on whatever socket they are sent.
+/// Marks connections of the proxy to the application, as in `raw_output`, so that replies are identified by the
+/// connection's mark on any socket.
 fn mark_spoofed() -> Rule {
     rule(
         [Match::OutLoopback, Match::Mark(marks::SPOOFED)],

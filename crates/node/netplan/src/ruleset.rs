@@ -46,8 +46,8 @@ pub enum ChainKind {
 }
 
 impl ChainKind {
-    /// Whether the chain refuses what no redirect has taken. Such chains are added after the redirects
-    /// and removed before them, so that an opening never meets a guard whose redirect it has missed.
+    /// Whether the chain rejects packets that were not redirected. Such chains are added after the redirects and
+    /// removed before them, so that a SYN never meets a guard whose redirect it has missed.
     pub const fn is_guard(self) -> bool {
         matches!(
             self,
@@ -186,7 +186,7 @@ impl Ruleset {
 /// State of the inbound guard in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InboundGuard {
-    /// No guard is there.
+    /// Missing guard.
     Missing,
     /// The guard accepts packets of connections that connection tracking does not know: the guard of
     /// [`plan_capturing`](crate::plan_capturing), and of earlier agents.

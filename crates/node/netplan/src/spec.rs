@@ -236,7 +236,7 @@ impl Default for HostSpec {
 pub struct Cgroup {
     /// Depth below the root of the hierarchy: 1 for `system.slice`.
     pub level: u32,
-    /// The kernel's number of it: the inode of its directory.
+    /// Kernel id of the cgroup: inode of its directory.
     pub id: u64,
 }
 

@@ -24,7 +24,7 @@ enum Flags {
     Answer,
     /// Flags without SYN.
     Other,
-    /// The header is cut short.
+    /// Truncated header.
     Unreadable,
 }
 
@@ -111,7 +111,7 @@ fn redirected(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<u16> {
     None
 }
 
-/// The mark it has when the nat chain sees it.
+/// Returns the packet's mark before the nat chain.
 fn marked(ruleset: &Ruleset, p: &Packet) -> u32 {
     let chain = ruleset
         .chains

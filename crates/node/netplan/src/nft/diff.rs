@@ -87,7 +87,7 @@ pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change
     steps
 }
 
-/// The table without those guards that the other one lacks.
+/// Returns the table without guards that the other one lacks.
 fn without_guards(table: &Table, other: Option<&Table>) -> Table {
     let mut table = table.clone();
     for name in GUARDS {

@@ -16,7 +16,7 @@ use crate::network::{Invalid, Network};
 /// Time for which an invalid file is assumed to be still being written.
 pub const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
-/// Most bytes read of a file.
+/// Maximum size of a file.
 const MAX_FILE: u64 = 4 * 1024 * 1024;
 
 /// A file of the directory.
@@ -30,7 +30,7 @@ pub struct ConfFile {
     pub age: Duration,
 }
 
-/// The configuration of the node's network that is not ours.
+/// Primary CNI configuration of the node, which is not Ambit's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Primary<'a> {
     /// Primary configuration in use.
@@ -69,7 +69,7 @@ fn stem(name: &str) -> &str {
 }
 
 impl ConfFile {
-    /// The configuration in it.
+    /// Parses the configuration.
     ///
     /// # Errors
     /// When a runtime could not use it.

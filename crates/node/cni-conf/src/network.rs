@@ -27,7 +27,7 @@ pub enum Invalid {
     NoType,
 }
 
-/// A network configuration as a runtime reads it.
+/// Network configuration as a runtime parses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     /// The network's name; runtimes and plugins key their records by it.
@@ -44,7 +44,7 @@ pub struct Network {
     pub plugins: Vec<Plugin>,
     /// Whether it is a list, and not a single plugin in the old form.
     pub is_list: bool,
-    /// Whether it carries our mark.
+    /// Whether the configuration has Ambit's mark.
     pub is_marked: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Network {
 pub struct Plugin {
     /// The name of its executable.
     pub kind: String,
-    /// The runtime arguments it requests.
+    /// Capabilities for runtime arguments that the plugin declares.
     pub capabilities: BTreeSet<String>,
     /// Configuration of the plugin as written.
     pub text: String,
@@ -98,7 +98,7 @@ impl Network {
         })
     }
 
-    /// Whether every plugin in it is ours.
+    /// Whether all plugins of the configuration are Ambit's.
     pub fn is_ours(&self) -> bool {
         self.is_marked || self.plugins.iter().all(Plugin::is_ours)
     }
@@ -148,7 +148,7 @@ impl Plugin {
         })
     }
 
-    /// Whether it is this project's plugin.
+    /// Whether the plugin is Ambit's.
     pub fn is_ours(&self) -> bool {
         self.kind == PLUGIN
     }

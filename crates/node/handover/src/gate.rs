@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::watch;
 
-/// Gate that accepting tasks pass through; clones share it.
+/// Gate of accepting tasks; clones share it.
 #[derive(Clone, Debug)]
 pub struct Gate(watch::Receiver<bool>);
 
@@ -17,7 +17,7 @@ pub struct Gate(watch::Receiver<bool>);
 pub struct GateControl(watch::Sender<bool>);
 
 impl Default for Gate {
-    /// A gate that is always open.
+    /// Creates a gate that is always open.
     fn default() -> Self {
         // Without its sender the value can only be read.
         Self(watch::channel(true).1)

@@ -23,7 +23,7 @@ use crate::{
     refusal::refuse_waiting,
 };
 
-/// Supervisors connected at once: one serves, some drain.
+/// Maximum concurrent supervisors: one serves, some drain.
 const MAX_LINES: usize = 64;
 
 /// Time for which connections queue while no supervisor runs.
@@ -39,7 +39,7 @@ pub struct Holder {
     handover: Handover<Descriptor>,
     /// Time of the next rejection; `None` while a supervisor runs or nothing is held.
     refuse: Option<Instant>,
-    /// Whether they are being refused.
+    /// Whether connections are being rejected.
     is_refusing: bool,
 }
 
@@ -91,8 +91,7 @@ impl Holder {
         self.refuse(now);
     }
 
-    /// Refuses connections, if no supervisor has come for too long. One that is connected takes them, or is about to, unless
-    /// it drains.
+    /// Rejects connections if no supervisor has connected for too long. A connected one accepts them, unless it drains.
     fn refuse(&mut self, now: Instant) {
         let is_served = self.lines.iter().any(|line| !line.drains);
         if is_served || self.handover.is_empty() {

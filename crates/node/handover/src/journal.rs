@@ -22,7 +22,7 @@ use crate::Supervisor;
 
 /// Below this size nothing is copied.
 const SMALL: u64 = 4 << 20;
-/// Written at once.
+/// Size of one write.
 const CHUNK: usize = 64 << 10;
 /// A longer entry is none: the file is not what it should be.
 const LONGEST: u64 = 16 << 20;
@@ -63,7 +63,7 @@ pub struct Entry {
 pub struct Journal {
     purpose: Purpose,
     supervisor: Supervisor,
-    /// `None` once it could not be written.
+    /// File of the journal; `None` after a failed write.
     file: Option<File>,
     pending: Zeroizing<Vec<u8>>,
     size: u64,
@@ -257,7 +257,7 @@ impl Iterator for Entries {
     }
 }
 
-/// Reads a file whatever its position is, which all who hold it share.
+/// Reader from the start of a file, independent of the shared position.
 struct FromStart {
     file: File,
     at: u64,

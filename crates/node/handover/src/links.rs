@@ -105,7 +105,7 @@ impl Link {
         }
     }
 
-    /// Events to poll the socket for; none of a broken one, whose end would be reported again and again.
+    /// Returns the events to poll for; none for a broken socket, whose end would be reported repeatedly.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN

@@ -48,7 +48,7 @@ pub struct Program {
     pub meeting: Meeting,
 }
 
-/// Why a supervisor cannot go on.
+/// Error that ends a supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Signals cannot be followed.
@@ -114,7 +114,7 @@ impl Signals {
     }
 }
 
-/// Waits until one of them may have something to say, a signal came, or the time is over.
+/// Waits until a descriptor is readable, a signal arrives, or the timeout.
 pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io::Result<()> {
     match poll(fds, timeout) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -263,7 +263,7 @@ impl Process {
         wait_for(&mut fds, timeout.as_ref())
     }
 
-    /// Takes all events. What the worker sent before it died is read before its death is handled.
+    /// Handles all events. The worker's last messages are read before its death is handled.
     fn look(&mut self) {
         self.hear_worker();
         self.receive(

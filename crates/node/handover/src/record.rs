@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// More items than any node has pods: what a broken peer may make us hold.
+/// Maximum stored items, more than any node has pods, to bound the effect of a broken peer.
 const MAX_ITEMS: usize = 8192;
 /// Maximum descriptors of one item.
 const MAX_DESCRIPTORS: u16 = 4096;
@@ -63,7 +63,7 @@ pub enum Accept {
     Paused,
 }
 
-/// A record that is none, or at the wrong place.
+/// Error of an invalid or misplaced record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Record shorter than its header announces.
@@ -159,7 +159,7 @@ impl Record {
     }
 }
 
-/// One item that is held.
+/// Stored item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
     /// Description for the next worker.
@@ -195,11 +195,10 @@ impl<F> Default for Handover<F> {
 }
 
 impl<F> Handover<F> {
-    /// Takes a record and the descriptor that came with it. Records that are not about items or files
-    /// change nothing. Gives the item that is whole with it.
+    /// Applies a record with its descriptor. Other records change nothing. Returns the item that it completes.
     ///
     /// # Errors
-    /// When it does not fit; what was held before stays.
+    /// When it does not fit; stored items stay.
     pub fn apply(
         &mut self,
         record: &Record,
@@ -260,7 +259,7 @@ impl<F> Handover<F> {
         Some(key)
     }
 
-    /// The sender of items is gone: what it had not sent whole is dropped.
+    /// Handles the loss of the sender: incomplete items are dropped.
     pub fn interrupted(&mut self) {
         self.coming = None;
     }
@@ -290,7 +289,7 @@ impl<F> Handover<F> {
         self.items.len()
     }
 
-    /// Whether none is.
+    /// Whether no item is stored.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

@@ -90,7 +90,7 @@ fn pause(terminate: &UnixStream) -> io::Result<Followed> {
     })
 }
 
-/// Holds what the other one sends. What was held of one before it stays until this one has sent all.
+/// Receives the other supervisor's items. Items of an earlier one stay until all have arrived.
 fn follow(
     mut other: Link,
     held: &mut Option<Handover<Descriptor>>,

@@ -56,11 +56,11 @@ pub(crate) enum Event<F> {
     FromWorker(Record, Option<F>),
     FromPredecessor(Record, Option<F>),
     PredecessorGone,
-    /// A successor has connected, instead of any before it.
+    /// A successor connected, replacing any earlier one.
     Successor,
     FromSuccessor(Record),
     SuccessorGone,
-    /// A standby has connected, instead of any before it.
+    /// A standby connected, replacing any earlier one.
     Standby,
     StandbyGone,
     /// A holder that was missing responds.
@@ -311,7 +311,7 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Takes what was held elsewhere before the worker starts; whether that was all.
+    /// Receives items stored elsewhere before the worker starts. Returns whether all have arrived.
     fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
         // Later is too late: the worker has been sent other things.
         let waiting = matches!(self.worker, Worker::Waiting(_));

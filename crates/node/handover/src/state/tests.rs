@@ -270,7 +270,7 @@ fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
     );
 }
 
-/// Items that a standby holds after these effects.
+/// Returns the items of a standby after these effects.
 fn standby_of(effects: Effects) -> Handover<u32> {
     let mut held = Handover::default();
     for effect in effects {

@@ -209,7 +209,7 @@ impl Tuple {
         Attrs::new().nest(direction, &tuple)
     }
 
-    /// `None` if it is not a UDP flow.
+    /// Decodes a tuple; `None` if it is not of a UDP flow.
     fn read(tuple: &[u8]) -> Option<Self> {
         let (addresses, ports) = (attr(tuple, 1)?, attr(tuple, 2)?);
         if attr(ports, 1)? != [UDP] {

@@ -58,7 +58,7 @@ pub(crate) struct Iptables {
 }
 
 impl Iptables {
-    /// `None` for backends that are not iptables.
+    /// Returns the programs of a backend; `None` if it is not iptables.
     pub(crate) fn new(backend: Backend, family: Family) -> Option<Self> {
         let stem = match (backend, family) {
             (Backend::IptablesNft, Family::V4) => "iptables-nft",
@@ -70,7 +70,7 @@ impl Iptables {
         Some(Self { stem })
     }
 
-    /// Our chains and jumps, as the kernel has them.
+    /// Reads Ambit's chains and jumps from the kernel.
     pub(crate) fn read(self) -> Result<State, IptablesError> {
         Ok(ambit_netplan::iptables::parse_save(&self.save()?))
     }

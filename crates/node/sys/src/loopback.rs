@@ -9,7 +9,7 @@ const NEW_LINK: u16 = 16;
 const LOOPBACK: u32 = 1;
 const UP: u32 = 1;
 
-/// Brings it up if it is down.
+/// Brings the loopback interface up.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel refuses.

@@ -286,7 +286,7 @@ impl Socket {
         }
     }
 
-    /// One request for all objects of a kind; each answer's payload is given to `each`.
+    /// Requests all objects of a kind, and passes each payload to `each`.
     pub(crate) fn dump(
         &mut self,
         kind: u16,

@@ -45,12 +45,12 @@ pub enum NftError {
         #[source]
         source: io::Error,
     },
-    /// A transaction was refused; nothing of it took effect.
+    /// Rejected transaction, which had no effect.
     #[error("the kernel refused the change of nftables table {table} at the step: {step}")]
     Refused {
         /// Name of the table.
         table: String,
-        /// The step, named by the difference it repairs.
+        /// Step that failed, named by the difference that it repairs.
         step: String,
         /// Error of the kernel.
         #[source]

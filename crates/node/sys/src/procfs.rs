@@ -21,7 +21,7 @@ mod cgroup;
 
 pub use cgroup::{CgroupError, pod_of_cgroups};
 
-/// Most bytes read of one file of a process.
+/// Maximum size of one file of a process.
 const MAX_FILE: u64 = 256 * 1024;
 
 /// Method of attributing a process to a pod.
@@ -209,10 +209,10 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Whether `netns` is that of a pod with these addresses.
+/// Whether `netns` belongs to a pod with these addresses.
 ///
 /// # Errors
-/// Why it is not, or why that cannot be determined.
+/// The reason why it does not, or why that is unknown.
 pub fn owns(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
     if addresses.is_empty() {
         return Err(RejectReason::NoAddresses);

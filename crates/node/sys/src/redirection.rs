@@ -31,7 +31,7 @@ pub enum Applied {
     Unchanged,
     /// No own rules existed; all of them were installed.
     Installed,
-    /// Something of ours was there, but not as desired.
+    /// Existing rules differed and were repaired.
     Repaired {
         /// Part that differed.
         what: Drift,

@@ -24,7 +24,7 @@ pub use steering::{Worker, steer};
 /// pieces with a timer for each. Reno is in every kernel, and any user may choose it.
 const NEAR: &[u8] = b"reno";
 
-/// Whether sockets may bind addresses that are not the pod's.
+/// Whether sockets may bind foreign addresses (`IP_TRANSPARENT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transparent {
     /// No probes are sent.
@@ -32,7 +32,7 @@ pub enum Transparent {
     /// Transparent where the kernel and the capabilities allow it.
     #[default]
     BestEffort,
-    /// Always; otherwise it is an error.
+    /// Transparent; a failure is an error.
     Required,
 }
 
@@ -50,7 +50,7 @@ pub struct Keepalive {
 /// Options of established connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
-    /// Probes of idle connections; `None` leaves them off.
+    /// Keepalive probes; `None` disables them.
     pub keepalive: Option<Keepalive>,
     /// Timeout of unacknowledged data (`TCP_USER_TIMEOUT`); `None` is the kernel's default.
     pub user_timeout: Option<Duration>,
@@ -265,8 +265,8 @@ pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listeni
 pub struct OutboundSpec {
     /// Mark of its packets, `SO_MARK`.
     pub mark: Option<u32>,
-    /// Bind this address although it is not the pod's (its answers come back by the pod's rules for
-    /// marked connections). Must be of the destination's family.
+    /// Foreign source address to bind; replies return by the pod's rules for marked connections. Must be of the
+    /// destination's family.
     pub source: Option<IpAddr>,
     /// Options of the connection.
     pub tuning: Tuning,
@@ -274,9 +274,8 @@ pub struct OutboundSpec {
     pub worker: Option<Worker>,
 }
 
-/// Makes a socket inside `netns` that is ready to connect to an address of `destination`'s family.
-///
-/// A source that cannot be bound is ignored: the connection then comes from the pod's own address.
+/// Creates a socket inside `netns` for connecting to an address of `destination`'s family. If the source cannot be
+/// bound, the connection comes from the pod's own address.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the mark, by which the pod's own rules exempt the

@@ -31,12 +31,12 @@ struct Chain {
     is_neutral: bool,
 }
 
-/// A rule, with the fields needed here.
+/// Rule with the fields that are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     chain: String,
     handle: Vec<u8>,
-    /// The chain to which it jumps.
+    /// Target chain of a jump.
     target: Option<String>,
 }
 
@@ -166,7 +166,7 @@ impl Nft {
     }
 }
 
-/// A table with only empty chains left is removed too: iptables makes it again when needed.
+/// Decodes a standard table. A table with only empty chains left is removed, too, since iptables recreates it.
 fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
     let is_theirs = |name: &str| CHAINS.contains(&name);
     let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);

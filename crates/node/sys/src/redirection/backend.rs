@@ -21,7 +21,7 @@ const ATTEMPTS: usize = 5;
 pub(super) struct RedirectionBackend(Backend);
 
 impl RedirectionBackend {
-    /// The backends to try, in order.
+    /// Returns the backends to try, in order.
     pub(super) fn candidates(requested: Backend) -> Vec<Self> {
         match requested {
             Backend::Auto => {
@@ -35,7 +35,7 @@ impl RedirectionBackend {
         }
     }
 
-    /// The backends that have rules of ours in this namespace.
+    /// Returns the backends with Ambit's rules in this namespace.
     pub(super) fn present() -> Result<Vec<Self>, RedirectionError> {
         let mut out = Vec::new();
         match nftables_in_use() {
@@ -234,7 +234,7 @@ pub(super) fn change_table_of(
     }
 }
 
-/// Our own table, and those of iptables' nft variant.
+/// Returns the nftables backends in use: the native one, and iptables-nft.
 fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     let mut nft = Nft::open()?;
     let mut out = Vec::new();

@@ -29,7 +29,7 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
-    /// Whether there certainly is nothing.
+    /// Whether foreign rules are certainly absent.
     pub(super) fn is_absent(&self) -> bool {
         !self.is_present() && !self.unreadable
     }
@@ -39,7 +39,7 @@ impl Foreign {
         self.unreadable
     }
 
-    /// Whether there certainly is something.
+    /// Whether foreign rules certainly exist.
     pub(super) fn is_present(&self) -> bool {
         !self.nftables.is_empty() || !self.legacy.is_empty()
     }
@@ -75,8 +75,8 @@ pub(super) fn find() -> Result<Foreign, RedirectionError> {
     Ok(found)
 }
 
-/// Keeps the connections that a proxy opened to the application under others' rules alive under ours.
-/// Called before and after ours are put in place; does nothing where there are none.
+/// Preserves the proxy's connections to the application under foreign rules. Called before and after Ambit's rules are
+/// applied; does nothing without such connections.
 pub(super) fn prepare(found: &Foreign) {
     if found.is_absent() {
         return;

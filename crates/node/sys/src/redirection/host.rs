@@ -69,8 +69,7 @@ pub fn set_members(
     inside(node, || remove_others(used))
 }
 
-/// Makes a pod's members these ports of its addresses, and takes the addresses over from a pod that had
-/// them before.
+/// Sets a pod's members to these ports of its addresses, taking over addresses that another pod had before.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -102,7 +101,7 @@ pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), Redire
     .map(|_| ())
 }
 
-/// The members as the kernel has them.
+/// Reads the members from the kernel.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.

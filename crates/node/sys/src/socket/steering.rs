@@ -55,7 +55,7 @@ pub fn steer(listener: &TcpListener, workers: usize) -> io::Result<()> {
 /// Classic BPF: the source port of the TCP header behind an IPv4 header without options or an IPv6 header
 /// without extensions; any other opening gets any worker.
 fn program(workers: u32) -> [sock_filter; 9] {
-    /// `SKF_NET_OFF`: offsets from here are into the network header.
+    /// `SKF_NET_OFF`: base of offsets into the network header.
     const NETWORK: u32 = 0xfff0_0000;
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;

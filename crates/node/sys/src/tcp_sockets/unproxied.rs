@@ -27,7 +27,7 @@ pub enum Way {
 pub struct Unproxied {
     /// The application's end.
     pub socket: TcpSocket,
-    /// The direction in which it was opened.
+    /// Direction in which the connection was opened.
     pub way: Way,
 }
 

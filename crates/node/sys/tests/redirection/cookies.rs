@@ -180,7 +180,7 @@ fn a_flood_of_openings_does_not_close_the_proxy() {
     }
 }
 
-/// Nor a pre-capture connection that has been closed since.
+/// Checks that a forged cookie does not reopen a closed pre-capture connection.
 #[test]
 fn a_forged_cookie_does_not_reopen_a_closed_connection() {
     let forge = Forge::new();

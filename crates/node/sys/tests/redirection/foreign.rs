@@ -111,7 +111,7 @@ table inet istio-ambient-raw {
 ";
 
 impl Way {
-    /// The variant of iptables, if it is one.
+    /// Returns the variant of iptables, if the backend is one.
     fn variant(self) -> Option<&'static str> {
         match self {
             Self::IptablesNft => Some("nft"),
@@ -143,7 +143,7 @@ impl Way {
         }
     }
 
-    /// Rules of others beside those of Istio's agent.
+    /// Adds rules of third parties besides those of Istio's agent.
     fn add_others(self, world: &World) {
         if let Some(variant) = self.variant() {
             for table in ["nat", "mangle", "raw"] {

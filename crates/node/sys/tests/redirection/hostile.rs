@@ -213,7 +213,7 @@ impl Siege {
         }
     }
 
-    /// Connects, if that happens at once.
+    /// Connects, if the connection is established without delay.
     fn open(&self, netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
         let kind = Type::STREAM;
         let socket =

@@ -22,7 +22,7 @@ pub(crate) enum Wrapping {
     Plain,
     /// Two fragments; the first ends before the flags.
     TinyFragments,
-    /// Fragments that overlap: the kernel drops all of them.
+    /// Overlapping fragments, which the kernel drops.
     OverlappingFragments,
     /// First fragment without the remaining ones.
     LoneFragment,
@@ -53,7 +53,7 @@ pub(crate) struct Segment {
     pub(crate) flags: u8,
     pub(crate) seq: u32,
     pub(crate) ack: u32,
-    /// Padded to whole words by the writer.
+    /// TCP options, padded to whole words by the writer.
     pub(crate) options: Vec<u8>,
     pub(crate) payload: Vec<u8>,
     pub(crate) good_checksum: bool,

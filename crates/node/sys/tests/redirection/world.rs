@@ -99,7 +99,7 @@ pub(crate) fn listen(netns: &Netns, port: u16) -> TcpListener {
     listen_with(netns, port, |_| Ok(()))
 }
 
-/// Dual stack, marked, transparent: as the node proxy does it.
+/// Listens like the node proxy: dual stack, marked, transparent.
 fn listen_as_proxy(netns: &Netns, port: u16) -> TcpListener {
     listen_with(netns, port, |socket| {
         socket.set_mark(MARK)?;

@@ -73,7 +73,7 @@ impl Exporter {
         })
     }
 
-    /// Receiver of the program's log records, if they are exported.
+    /// Returns the receiver of the program's log records, if they are exported.
     pub fn record_sink(&self) -> Option<Arc<dyn RecordSink>> {
         let queue = self.own.logs.clone()?;
         Some(Arc::new(queue))
@@ -141,7 +141,7 @@ impl Exporter {
     }
 }
 
-/// Exports at work; they end with this.
+/// Running exports, which end on drop.
 #[derive(Debug)]
 pub struct Exporting {
     tasks: Vec<AbortOnDrop<()>>,

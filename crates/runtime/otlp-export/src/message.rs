@@ -229,7 +229,7 @@ pub(crate) fn any(value: Value) -> AnyValue {
     AnyValue { value: Some(value) }
 }
 
-/// A time as OTLP has it.
+/// Converts a time to OTLP's nanoseconds.
 pub(crate) fn nanoseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -93,7 +93,7 @@ impl Retries {
     }
 }
 
-/// Whether a collector that answers with this status over HTTP may take the message later.
+/// Whether an HTTP status of a collector permits a retry.
 pub(crate) fn is_retryable_http(status: u16) -> bool {
     matches!(status, 429 | 502 | 503 | 504)
 }

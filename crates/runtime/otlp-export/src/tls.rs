@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
 use rustls_pki_types::{CertificateDer, pem, pem::PemObject as _};
 
-/// Source of the certificate authorities that are trusted.
+/// Source of trusted roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Roots {
     /// System trust store, at OpenSSL's locations.

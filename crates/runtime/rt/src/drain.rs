@@ -11,7 +11,7 @@ use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 /// Mode of ending open work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainMode {
-    /// Take nothing new, let what is open finish until `deadline`, then cut it.
+    /// Rejects new work, lets open work finish until `deadline`, and then terminates it.
     Graceful {
         /// Time at which remaining work is terminated.
         deadline: Instant,
@@ -78,10 +78,8 @@ impl Drain {
         self.open.close();
     }
 
-    /// Announces, waits for all open work until the deadline, and cuts what is left. Returns the
-    /// number of pieces of work that were cut.
-    ///
-    /// Cut work is given one further second to end.
+    /// Announces the drain, waits for all open work until the deadline, and terminates the rest. Returns the number of
+    /// terminated items, which get one further second to end.
     pub async fn finish(&self, mode: DrainMode) -> usize {
         self.start(mode);
         if let DrainMode::Graceful { deadline } = mode

@@ -47,7 +47,7 @@ impl Env {
         self.0.get(variable).map(String::as_str)
     }
 
-    /// The text, or `default` when it is not set.
+    /// Returns the value, or `default` if the variable is unset.
     pub fn text(&self, variable: &str, default: &str) -> String {
         self.get(variable).unwrap_or(default).to_owned()
     }
@@ -72,7 +72,7 @@ impl Env {
         })
     }
 
-    /// A duration as [`parse_duration`] reads it.
+    /// Returns a duration parsed by [`parse_duration`].
     pub fn duration(&self, variable: &str) -> Result<Option<Duration>, EnvError> {
         self.convert(
             variable,

@@ -34,7 +34,7 @@ pub struct HandshakeLimits {
     pub queue: usize,
 }
 
-/// Why a connection was closed before it was admitted.
+/// Reason why a connection was closed before admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
     /// The source address exceeds its rate of new connections.

@@ -62,7 +62,7 @@ pub enum LoggingError {
 }
 
 const DEFAULT_FILTER: &str = "info";
-/// Parts whose own logs say nothing to an operator, or say at each attempt what we say once.
+/// Log levels of dependencies whose logs do not help operators, or repeat this program's own.
 const DEPENDENCY_LEVELS: &str = "hickory_server::server=off,hyper=info,h2=info,kube_client::client::builder=off,\
      rustls=info,tonic=info,tower=info";
 

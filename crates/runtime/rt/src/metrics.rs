@@ -74,7 +74,7 @@ pub fn register_process(registry: &mut Registry) {
     registry.register_collector(Box::new(Process));
 }
 
-/// Adds tokio's own metrics, summed over the given runtimes; `worker` counts through all of them.
+/// Registers tokio's metrics, summed over the given runtimes; `worker` counts through all of them.
 pub fn register_runtimes(registry: &mut Registry, runtimes: Vec<Handle>) {
     registry.register_collector(Box::new(Runtimes(runtimes.into())));
 }

@@ -22,7 +22,7 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 pub enum Ends {
     /// Handles a panic by ending its task, or the process if the task is essential.
     Task,
-    /// The process, whichever task it is.
+    /// Ends the process, whichever task panicked.
     Process,
 }
 

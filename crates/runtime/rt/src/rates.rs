@@ -30,7 +30,7 @@ impl<Peer: Eq + Hash> Rates<Peer> {
         }
     }
 
-    /// Whether `peer` may, at this time; if so, it counts.
+    /// Counts an event of `peer`, and returns whether it is allowed.
     pub fn take(&self, peer: Peer, now: Instant) -> bool {
         let mut quiet_at = self.quiet_at.lock();
         if quiet_at.len() >= MOST {

@@ -20,8 +20,8 @@ struct Task {
     pending: bool,
 }
 
-/// One thing that must be ready. Forgetting it leaves it as it is: what never became ready stays
-/// pending, so a part that failed does not look ready.
+/// Readiness of one part. Dropping it leaves the state as it is: a part that failed stays pending, and does not look
+/// ready.
 #[derive(Debug)]
 pub struct ReadyTask {
     tasks: Readiness,
@@ -61,7 +61,7 @@ impl Readiness {
             .collect()
     }
 
-    /// Answers a probe: 200 `ready`, or 500 naming what is pending. Other paths are not found.
+    /// Serves a probe: 200 `ready`, or 500 naming pending tasks. Other paths are not found.
     pub fn respond(&self, request: &Request) -> Response {
         if request.uri().path() != READY_PATH {
             return not_found();

@@ -74,7 +74,7 @@ impl Shutdown {
 }
 
 impl ShutdownTrigger {
-    /// Requests the shutdown. False if it was requested before.
+    /// Requests the shutdown. Returns false if it was requested before.
     pub fn shut_down(&self, cause: &'static str) -> bool {
         self.0.send_if_modified(|current| {
             let first = current.is_none();

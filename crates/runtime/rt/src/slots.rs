@@ -46,7 +46,7 @@ pub struct Slot {
 }
 
 impl Slots {
-    /// Slots that are all free.
+    /// Creates free slots.
     pub fn new(limits: SlotLimits) -> Self {
         Self(Arc::new(Shared {
             table: Mutex::new(Table::new(limits)),

@@ -76,7 +76,7 @@ where
     AbortOnDrop(spawn(name, future))
 }
 
-/// A task that is aborted when this is dropped.
+/// Task that is aborted on drop.
 #[derive(Debug)]
 pub struct AbortOnDrop<T>(JoinHandle<T>);
 

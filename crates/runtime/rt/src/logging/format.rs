@@ -7,7 +7,7 @@ use tracing::field::{Field, Visit};
 
 use crate::ErrorChain;
 
-/// Longest value, in bytes; longer ones are cut.
+/// Maximum length of a value in bytes; longer ones are truncated.
 pub(super) const MAX_VALUE: usize = 4096;
 
 /// Collects fields as `key=value`.

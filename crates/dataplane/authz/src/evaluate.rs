@@ -104,7 +104,7 @@ pub enum Why {
 pub struct DryRun {
     /// Key of the policy.
     pub policy: PolicyKey,
-    /// The action it would have had.
+    /// Action that the policy would have had.
     pub action: Action,
 }
 

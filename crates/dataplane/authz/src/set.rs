@@ -44,7 +44,7 @@ pub enum Affects {
     Namespace(ArcStr),
     /// Workloads that name the policy (`namespace/name`).
     Naming(ArcStr),
-    /// Several of the above (a policy that changed its scope).
+    /// Several of these, for a policy that changed its scope.
     Several(Vec<Self>),
 }
 

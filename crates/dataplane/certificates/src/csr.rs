@@ -15,7 +15,7 @@ pub struct CsrError {
     pub source: rcgen::Error,
 }
 
-/// A request and the key it is for.
+/// Certificate request with its private key.
 #[derive(Debug)]
 pub struct CertificateRequest {
     /// PEM of the PKCS#10 request.

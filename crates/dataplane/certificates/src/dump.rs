@@ -38,7 +38,7 @@ pub struct CertificateEntry {
 }
 
 impl CertificateDump {
-    /// An identity with its certificate, if it has one.
+    /// Builds the dump of an identity with its certificate, if it has one.
     pub fn new(identity: &Identity, state: String, cert: Option<&WorkloadCert>) -> Self {
         let entries = |ders: &[CertificateDer<'static>]| {
             ders.iter()

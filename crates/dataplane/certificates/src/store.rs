@@ -33,7 +33,7 @@ pub struct CertificatesOptions {
     pub parallel: usize,
     /// First delay of an identity after a failure.
     pub backoff_initial: Duration,
-    /// Longest delay of an identity.
+    /// Maximum retry delay of an identity.
     pub backoff_cap: Duration,
     /// First delay until a CA that cannot be reached is tried again, with one identity for all.
     pub probe_initial: Duration,
@@ -240,7 +240,7 @@ impl Certificates {
         dump
     }
 
-    /// Counts identities by the state of their certificates at a time.
+    /// Counts the identities by certificate state.
     pub fn counts(&self, now: SystemTime) -> CertificateCounts {
         let mut counts = CertificateCounts::default();
         for entry in self.0.entries.lock().values() {

@@ -94,9 +94,8 @@ struct Entry {
     is_failing: bool,
 }
 
-/// The CA cannot be reached. Identities retry with their own, growing delays meanwhile; in addition one of them is
-/// tried every [`CertificatesOptions::probe_cap`] as long as any has no certificate, and all of them at once when the CA
-/// answers one.
+/// Outage of the CA. Identities retry with growing delays; in addition, one of them is tried every
+/// [`CertificatesOptions::probe_cap`] while any lacks a certificate, and all of them at once when the CA responds.
 struct Outage {
     backoff: Backoff,
     next_probe: Instant,

@@ -61,7 +61,7 @@ pub enum RootCaError {
         /// Source that should have contained certificates.
         origin: String,
     },
-    /// The system has none in a known place.
+    /// No trust store of the system at a known location.
     #[error("this system keeps its root certificates in none of {}", SYSTEM_ROOTS.join(", "))]
     NoSystemRoots,
 }

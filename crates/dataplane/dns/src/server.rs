@@ -72,9 +72,9 @@ pub struct Report<'a> {
     pub outcome: Outcome<'a>,
 }
 
-/// The proxy that the server is part of.
+/// Interface to the proxy that embeds the server.
 pub trait Host: Send + Sync + 'static {
-    /// Looks a name up in the mesh, given in lower case and without the final dot.
+    /// Resolves a name in the mesh, given in lower case without the final dot.
     fn look_up(&self, name: &str, family: Family) -> Known;
     /// Waits until the mesh is known, at most as long as clients can wait; returns whether it is.
     fn mesh_known(&self) -> impl Future<Output = bool> + Send;

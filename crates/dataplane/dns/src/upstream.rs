@@ -99,8 +99,8 @@ pub(crate) async fn exchange(
     result
 }
 
-/// Whether redirection can have taken a question to this destination: never the pod itself, or the
-/// server would ask itself.
+/// Whether redirection can have captured a query to this destination: never the pod itself, or the server would query
+/// itself.
 fn is_server(resolver: &SocketAddr) -> bool {
     let ip = resolver.ip();
     resolver.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()

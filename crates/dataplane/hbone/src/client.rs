@@ -107,7 +107,7 @@ impl DialError {
 /// Why HTTP/2 could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Http2Error {
-    /// The peer took longer than this.
+    /// Timeout of the peer's response.
     #[error("the peer took longer than {0:?}")]
     Timeout(Duration),
     /// The peer broke the protocol, or went away.
@@ -169,9 +169,9 @@ impl TunnelError {
         }
     }
 
-    /// Whether the peer has seen nothing of the request, or at most an opening without a byte of the
-    /// application: then another connection may be tried. On a `fresh` connection only if the peer cut it
-    /// off without an error: what it refuses once, it would refuse again.
+    /// Whether the peer has seen nothing of the request, or an opening without application data, so that another
+    /// connection may be tried. On a `fresh` connection only if the peer closed it without an error, since it would
+    /// repeat a refusal.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_cut_off(error),

@@ -30,8 +30,8 @@ pub enum Liveness {
     /// The workload is not ready, or is terminating: its connections are checked often, and go on as long as it
     /// answers.
     Doubtful,
-    /// The control plane has removed it, or its address is another's: its connections take no more tunnels, and end
-    /// when it does not answer, and in any case after a time.
+    /// Removed by the control plane, or its address was reassigned: its connections take no more tunnels, and are
+    /// closed when the peer does not respond or after a time.
     Gone,
 }
 

@@ -13,10 +13,9 @@ use crate::{Settings, lease::Liveness};
 
 /// Interval of pings to a peer that is suspected or known to be gone.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
-/// Time without an answer after which a doubtful peer's connection is given up. Its proxy answers PINGs, not the application
-/// that is not ready.
+/// PING timeout of a suspected peer. Its proxy responds to PINGs, not the unready application.
 const DOUBTFUL_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same of a peer that is gone, which most probably answers nothing.
+/// PING timeout of a removed peer, which most probably does not respond.
 const GONE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error of a peer that did not acknowledge a PING in time.

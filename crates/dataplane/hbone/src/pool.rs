@@ -75,7 +75,7 @@ pub struct Pool {
     settings: Arc<Settings>,
 }
 
-/// A [`Pool`] that this does not keep.
+/// Weak reference to a [`Pool`].
 #[derive(Clone, Debug)]
 pub struct WeakPool {
     state: Weak<Mutex<State>>,
@@ -83,7 +83,7 @@ pub struct WeakPool {
 }
 
 impl WeakPool {
-    /// The pool, if it is still there.
+    /// Returns the pool, if it still exists.
     pub fn upgrade(&self) -> Option<Pool> {
         Some(Pool {
             state: self.state.upgrade()?,
@@ -126,7 +126,7 @@ impl Pool {
         &self.settings
     }
 
-    /// Connections it holds, for tests and dumps.
+    /// Number of connections, for tests and dumps.
     pub fn connections(&self) -> usize {
         self.state
             .lock()
@@ -211,7 +211,7 @@ impl Pool {
         state.entries.clear();
     }
 
-    /// A reference that does not keep the pool.
+    /// Returns a weak reference.
     pub fn downgrade(&self) -> WeakPool {
         WeakPool {
             state: Arc::downgrade(&self.state),
@@ -219,8 +219,8 @@ impl Pool {
         }
     }
 
-    /// Applies the liveness of peers, where `liveness` reports one. Connections to those that are gone get no more
-    /// tunnels and end as soon as the peer does not answer.
+    /// Applies the liveness of peers that `liveness` reports. Connections to removed peers get no more tunnels, and are
+    /// closed as soon as the peer does not respond.
     pub fn review(&self, liveness: impl Fn(&PoolKey) -> Option<Liveness>) {
         let mut state = self.state.lock();
         state.entries.retain(|key, entry| {

@@ -52,7 +52,7 @@ impl Meter for () {
     fn app_received(&self, _bytes: u64) {}
 }
 
-/// Counts for the other end: what is read from the first one is what the application receives.
+/// Meter for the opposite side: bytes read from the first end are what the application receives.
 #[derive(Clone, Copy, Debug)]
 pub struct Reversed<M>(pub M);
 
@@ -217,7 +217,7 @@ where
     result
 }
 
-/// Resets a tunnel when what was passed to it has been sent, or that takes too long.
+/// Resets a tunnel after its pending data was sent, or after a timeout.
 async fn reset_when_sent(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
     poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
         Poll::Pending => last_bytes_timer.poll(cx),

@@ -24,7 +24,7 @@ const ENCRYPT_AT_ONCE: usize = 256 << 10;
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The peer took longer than this.
+    /// Timeout of the handshake.
     #[error("the TLS handshake took longer than {0:?}")]
     Timeout(Duration),
     /// Refused by either side, or not TLS at all.

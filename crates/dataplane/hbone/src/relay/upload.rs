@@ -118,7 +118,7 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
 /// Error of a stream that accepts no more bytes.
 pub(super) struct Closed;
 
-/// Meaning of a closed stream for the direction. `answered`: whether everything that its peer had to send has come.
+/// Interprets a closed stream for the direction. `answered`: whether everything that the peer had to send has arrived.
 pub(super) fn closed(
     cx: &mut Context<'_>,
     send: &mut SendStream<Piece>,

@@ -9,10 +9,10 @@ use aws_lc_rs::hmac;
 
 use crate::token::Verified;
 
-/// Most tokens of each of the two generations.
+/// Maximum tokens in each of the two generations.
 const GENERATION: usize = 1024;
 
-/// Digest that a token is known by.
+/// Digest that identifies a token.
 pub(crate) type Digest = [u8; 32];
 
 /// Keyed hash of tokens, with a random key of the process.

@@ -56,7 +56,7 @@ impl Claims {
         self.all.get("iss")?.as_text()
     }
 
-    /// The party that the token was issued to.
+    /// Returns the party that the token was issued to (`azp`).
     pub fn presenter(&self) -> Option<&str> {
         self.all.get("azp")?.as_text()
     }

@@ -15,7 +15,7 @@ pub(crate) enum Json {
     Null,
     /// True or false.
     Bool(bool),
-    /// A number, as it is written.
+    /// Number in its original spelling.
     Number(serde_json::Number),
     /// Value that is text.
     Text(String),
@@ -26,7 +26,7 @@ pub(crate) enum Json {
 }
 
 impl Json {
-    /// Reads a text that is one value and nothing else.
+    /// Parses a text that is exactly one JSON value.
     pub(crate) fn read(text: &[u8]) -> Result<Self, serde_json::Error> {
         let mut reader = serde_json::Deserializer::from_slice(text);
         let read = Strict(DEEPEST).deserialize(&mut reader)?;

@@ -7,9 +7,9 @@ use aws_lc_rs::{digest, signature::ParsedPublicKey};
 
 use crate::{algorithm::Algorithm, base64url, json::Json};
 
-/// Longest text of a key set.
+/// Maximum length of a key set.
 pub const MAX_KEY_SET: usize = 256 << 10;
-/// Most keys of a set.
+/// Maximum keys of a set.
 const MAX_KEYS: usize = 100;
 
 /// The keys of an issuer.
@@ -81,7 +81,7 @@ impl KeySet {
         Ok(read)
     }
 
-    /// Whether nothing can be verified with it.
+    /// Whether the set has no usable key.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -109,7 +109,7 @@ impl KeySet {
         })
     }
 
-    /// Whether a key is in it.
+    /// Whether the set contains a key.
     pub(crate) fn has(&self, fingerprint: &Fingerprint) -> bool {
         self.keys.iter().any(|key| key.fingerprint == *fingerprint)
     }

@@ -26,7 +26,7 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// `before` has the same source of keys: what is known of that does until they have been fetched again.
+    /// Compiles a rule. `before` has the same key source; its keys are used until they are fetched again.
     ///
     /// # Errors
     /// When a name or the key set cannot be understood.

@@ -50,7 +50,7 @@ pub struct RequestParts<'a> {
     pub query: Option<&'a str>,
 }
 
-/// Claims that a request has proved.
+/// Verified claims of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Authenticated {
     tokens: Vec<Arc<Verified>>,
@@ -70,7 +70,7 @@ pub struct Refused {
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
-    /// A token in it is not valid.
+    /// Invalid token in the request.
     #[error(transparent)]
     Token(#[from] TokenError),
     /// An object is not understood, so that no request can be authenticated.
@@ -109,7 +109,7 @@ impl Compiled {
     }
 }
 
-/// A token, and the rules that it is of, with what they make of it.
+/// Token with its rules and their verified claims.
 type Valid<'a> = (String, Vec<(&'a Rule, Arc<Verified>)>);
 
 impl Authentications {
@@ -174,7 +174,7 @@ impl Authentications {
         self.http_object(services).is_some()
     }
 
-    /// The first object for which [`Self::need_http`] holds: any that applies.
+    /// Returns the first applicable object, for which [`Self::need_http`] holds.
     pub fn http_object(&self, services: &[NamespacedHostname]) -> Option<&PolicyKey> {
         self.compiled(services).next().map(|one| &one.from.key)
     }
@@ -424,8 +424,8 @@ fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
         && headers.contains_key(REQUEST_METHOD)
 }
 
-/// Removes the headers that only the waypoint may set, in whatever way applications may spell their names: to many of
-/// them a hyphen and an underscore are the same. Of headers of tokens the one spelling stays that is verified.
+/// Removes the headers that only the waypoint may set, in every spelling that applications may equate (hyphens and
+/// underscores). Of token headers, the verified spelling stays.
 fn remove_outputs(rules: &[&Rule], headers: &mut HeaderMap) {
     let outputs = rules.iter().flat_map(|rule| rule.output_headers());
     let outputs: Vec<_> = outputs.map(spelt).collect();

@@ -34,7 +34,7 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// Now, to the tokens of these tests.
+/// Current time for the tokens of these tests.
 fn now() -> SystemTime {
     at(1_800_000_000)
 }

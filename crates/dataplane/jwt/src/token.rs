@@ -13,7 +13,7 @@ use crate::{
     key_set::{Fingerprint, KeySet},
 };
 
-/// Longest token, in bytes.
+/// Maximum length of a token, in bytes.
 pub const MAX_TOKEN: usize = 16 << 10;
 /// Tolerated clock skew between the issuer of a token and the waypoint.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
@@ -68,7 +68,7 @@ pub(crate) struct Unverified<'a> {
 pub(crate) struct Verified {
     pub(crate) claims: Claims,
     pub(crate) times: Times,
-    /// The key that it is signed with.
+    /// Fingerprint of the signing key.
     pub(crate) key: Fingerprint,
 }
 
@@ -150,7 +150,7 @@ impl<'a> Unverified<'a> {
         })
     }
 
-    /// The issuer that it names.
+    /// Returns the issuer claim.
     pub(crate) fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_text()
     }

@@ -30,10 +30,10 @@ impl TokenSource {
         ]
     }
 
-    /// The token in this place; an empty one is none.
+    /// Returns the token from this source; an empty one counts as missing.
     ///
     /// # Errors
-    /// When there are several, or what is there cannot be one.
+    /// Several tokens, or a value that cannot be a token.
     pub(crate) fn find<'a>(
         &self,
         headers: &'a HeaderMap,

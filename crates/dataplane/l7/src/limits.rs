@@ -40,7 +40,7 @@ impl LimitMatches {
         Self(of.iter().map(LimitMatch::new).collect())
     }
 
-    /// Whether a request is among them, in any reading.
+    /// Whether the limit counts a request, in any interpretation.
     pub fn include(&self, request: &RouteRequest<'_>) -> bool {
         let RouteRequest {
             method,

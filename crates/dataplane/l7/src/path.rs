@@ -93,7 +93,7 @@ pub enum PathError {
     /// `%` without two hexadecimal digits.
     #[error("the request's path has a percent sign that escapes nothing")]
     BrokenEscape,
-    /// UTF-8 that is overlong.
+    /// Overlong UTF-8 encoding.
     #[error("the request's path has overlong UTF-8")]
     Overlong,
     /// More `..` segments than the path has.

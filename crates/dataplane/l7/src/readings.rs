@@ -44,7 +44,7 @@ static PATH_OVERRIDES: [HeaderName; 2] = [
     HeaderName::from_static("x-rewrite-url"),
 ];
 
-/// Headers by which proxies, and so clients, say for which host a request came.
+/// Headers in which proxies, and thus clients, state the original host.
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static FORWARDED: HeaderName = http::header::FORWARDED;
 
@@ -180,7 +180,7 @@ impl<'a> Readings<'a> {
         all.all(|line| str::from_utf8(line).is_ok_and(|text| matches(text.trim())))
     }
 
-    /// The texts of these headers.
+    /// Returns the values of these headers.
     fn named_by(&self, names: &'static [HeaderName]) -> impl Iterator<Item = &'a str> {
         let headers = self.headers;
         let all = names.iter().flat_map(move |name| lines(headers, name));

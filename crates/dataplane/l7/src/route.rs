@@ -58,7 +58,7 @@ pub struct RouteTable {
 /// A rule of a route.
 #[derive(Debug)]
 pub struct Rule {
-    /// The route it is in.
+    /// Name of the rule's route.
     pub route: RouteName,
     /// Index of the match in its rule.
     pub index: usize,
@@ -72,7 +72,7 @@ pub struct Rule {
     pub retry: Option<HttpRetry>,
     /// Session persistence: requests of a client that go to one endpoint.
     pub session: Option<HttpSession>,
-    /// Why requests that match cannot be served.
+    /// Reason why matching requests cannot be served.
     pub unsupported: Option<ArcStr>,
     /// Whether clients have written it for themselves, and not the service's side.
     pub is_of_clients: bool,
@@ -228,7 +228,7 @@ impl Rule {
         &self.backends
     }
 
-    /// Filters for a request that goes to the backend at an index; those of the rule alone if it goes to none.
+    /// Returns the filters for the backend at an index; only the rule's filters for `None`.
     pub fn applied(&self, backend: Option<usize>) -> Applied<'_> {
         let backend = backend.and_then(|index| self.backends.get(index));
         Applied {

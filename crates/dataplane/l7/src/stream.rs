@@ -29,7 +29,7 @@ pub struct StreamRule {
     /// Name of the route.
     pub route: RouteName,
     backends: Vec<StreamBackend>,
-    /// Why connections that it is for cannot be served.
+    /// Reason why matching connections cannot be served.
     pub unsupported: Option<ArcStr>,
     /// Whether clients have written it for themselves, and not the service's side.
     pub is_of_clients: bool,
@@ -78,7 +78,7 @@ impl StreamTable {
         self.has_tls || self.tcp.is_some()
     }
 
-    /// The route of a connection. `None`: none is for it.
+    /// Returns the route of a connection; `None` if none matches.
     pub fn choose(&self, opening: Opening<'_>) -> Option<&Arc<StreamRule>> {
         let by_name = match opening {
             Opening::Tls(Some(name)) => {
@@ -98,7 +98,7 @@ impl StreamTable {
     }
 }
 
-/// The routes of a port that are for a client.
+/// Returns the routes of a port that apply to a client.
 fn of_client<'a>(
     routes: &'a [StreamRoute],
     port: u16,

@@ -26,11 +26,11 @@ pub enum Why {
     Denied(RuleId),
     /// ALLOW policies apply, and none of them matches.
     NoneAllows,
-    /// A policy applies that is not understood in full.
+    /// A policy that could not be decoded in full applies.
     NotUnderstood {
         /// Key of the policy.
         policy: PolicyKey,
-        /// Why it is not understood.
+        /// Reason why the policy could not be decoded.
         why: ArcStr,
     },
 }
@@ -95,7 +95,7 @@ impl HttpDecision {
         }
     }
 
-    /// The policy that denies, if one does.
+    /// Returns the policy that denies, if there is one.
     pub fn denied_by(&self) -> Option<&PolicyKey> {
         match &self.why {
             Why::Denied(RuleId { policy, .. }) | Why::NotUnderstood { policy, .. } => Some(policy),

@@ -40,7 +40,7 @@ pub struct Request<'a> {
     pub claims: Option<&'a Claims>,
 }
 
-/// Attributes in the form in which they are compared.
+/// Attributes in normalized form for comparison.
 pub(super) struct Facts<'a> {
     pub(super) source: Option<&'a Identity>,
     pub(super) source_ip: IpAddr,

@@ -101,8 +101,8 @@ impl Matcher {
     }
 }
 
-/// Whether the part of a pattern that matches the subject has no slash: else `https://a/b/c`, the subject `c` of one
-/// issuer, would also be the subject `b/c` of another, who may say of its subjects what it likes.
+/// Whether the part of the pattern that matches the subject has no slash. Otherwise `https://a/b/c`, the subject `c` of
+/// one issuer, would equal the subject `b/c` of another issuer, which chooses its subjects freely.
 fn is_separated(pattern: &StringMatch, issuer: &str, subject: &str) -> bool {
     let of_subject = match pattern {
         StringMatch::Presence => "",

@@ -299,8 +299,8 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
         )
 }
 
-/// Reads values with all of their readings where the policy denies, and exceptions with their own; the other way round
-/// where it allows, but for headers that take the place of the request's own.
+/// Evaluates values in all interpretations where the policy denies, and exceptions literally; the reverse where it
+/// allows, except for headers that override the request's attributes.
 fn read_as<T>(
     denies: bool,
     (values, exceptions): (&[T], &[T]),

@@ -40,8 +40,8 @@ pub(crate) fn is_same_name(one: &HeaderName, other: &HeaderName) -> bool {
 /// Most spellings of one header's name in a request whose orders are all read.
 const MAX_SPELLINGS: usize = 3;
 
-/// Whether any text that an application may take for the header's value is as matches. True for a request that spells
-/// the name in more than [`MAX_SPELLINGS`] different ways.
+/// Whether any text that an application may take for the header's value matches. True for a request with more than
+/// [`MAX_SPELLINGS`] spellings of the name.
 pub(crate) fn any_text(
     headers: &HeaderMap,
     name: &HeaderName,

@@ -13,7 +13,7 @@ pub(super) struct Host<'a> {
     name: &'a str,
     /// Port with the colon; empty without a port.
     port: &'a str,
-    /// The port that was dialled.
+    /// Port that the client dialed.
     dialled: Option<u16>,
 }
 
@@ -40,13 +40,13 @@ impl<'a> Host<'a> {
         Host::new(whole, self.dialled)
     }
 
-    /// Replaces the port that was dialled.
+    /// Sets the port that the client dialed.
     pub(super) fn dial(&mut self, port: u16) {
         self.dialled = Some(port);
     }
 
-    /// Whether it matches. A server may take no notice of the port that a client writes: what denies a host at the port
-    /// that was dialled denies it whatever is written.
+    /// Whether a pattern matches the host. Since a server may ignore the client's port, a denial at the dialed port
+    /// applies to any written port.
     pub(super) fn matches(&self, pattern: &StringMatch, reading: Reading) -> bool {
         let Self {
             whole,

@@ -11,7 +11,7 @@ use crate::{
     route::regex,
 };
 
-/// A path as it is forwarded, and what lenient servers may take it for.
+/// Forwarded path with its interpretations by lenient servers.
 #[derive(Debug)]
 pub(crate) struct PathReadings<'a> {
     forwarded: Cow<'a, str>,

@@ -156,7 +156,7 @@ impl Redirect {
         })
     }
 
-    /// The host that it sets, if any.
+    /// Returns the host that the filter sets, if any.
     #[cfg(test)]
     fn host(&self) -> Option<&ArcStr> {
         self.to.hostname.as_ref()

@@ -268,7 +268,7 @@ fn compiled(pattern: &str, broken: &mut bool) -> Option<Regex> {
     built
 }
 
-/// A pattern that matches whole texts, in linear time whatever the text; `None` if it is none, or takes too much memory.
+/// Compiles a pattern that matches whole texts in linear time; `None` if it is invalid or needs too much memory.
 pub(crate) fn regex(pattern: &str) -> Option<Regex> {
     let build = |pattern: &str| {
         RegexBuilder::new(pattern)

@@ -62,7 +62,7 @@ impl Call {
     }
 }
 
-/// Choices, each made by a byte; the first one where there are no more.
+/// Source of choices, one for each byte; the first choice at the end.
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl Bytes<'_> {

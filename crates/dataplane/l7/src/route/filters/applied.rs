@@ -62,7 +62,7 @@ impl<'a> Applied<'a> {
         of_backend.or(self.rule.cors.as_ref())
     }
 
-    /// The mirrors that get this one request.
+    /// Draws the mirrors of this request.
     pub fn mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
         let all = self.all().flat_map(|filters| &filters.mirrors);
         let drawn = |mirror: &&HttpMirror| {
@@ -85,7 +85,7 @@ impl<'a> Applied<'a> {
         Injected::draw(self.possible_fault()?, rng)
     }
 
-    /// Fault that requests may meet: the backend's, else the rule's.
+    /// Returns the fault that may be injected: the backend's, else the rule's.
     pub fn possible_fault(self) -> Option<&'a HttpFault> {
         let of_backend = self.backend.and_then(|filters| filters.fault.as_ref());
         of_backend.or(self.rule.fault.as_ref())

@@ -40,7 +40,7 @@ pub struct Cors {
 /// CORS question of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsRequest {
-    /// The one origin that it has.
+    /// Origin of the request, if it has exactly one.
     origin: Option<HeaderValue>,
     /// Requested method and headers of a preflight request.
     preflight: Option<(HeaderValue, Option<HeaderValue>)>,
@@ -67,7 +67,7 @@ enum List {
 }
 
 impl CorsRequest {
-    /// Question of a request, before anything of it is changed.
+    /// Reads the CORS attributes of an unmodified request.
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let one = |name: HeaderName| {
             let mut all = headers.get_all(name).iter();

@@ -8,7 +8,7 @@ use rand::{Rng as _, RngCore};
 /// Fault that is injected into one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// Delay before anything else.
+    /// Delay before routing.
     pub delay: Option<Duration>,
     /// Response status after the delay.
     pub abort: Option<FaultStatus>,

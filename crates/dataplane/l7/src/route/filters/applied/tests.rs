@@ -55,7 +55,7 @@ fn chosen(of: &str, which: u32) -> Vec<HttpFilter> {
     all.map(|(_, filter)| filter).collect()
 }
 
-/// The last of those that have a filter.
+/// Returns the last level that has a filter.
 fn last<'a>(index: u32, rule: u32, backend: u32) -> Option<&'a str> {
     let has = |which: u32| which >> index & 1 == 1;
     match (has(rule), has(backend)) {

@@ -20,11 +20,11 @@ use crate::{Observation, Wants};
 #[cfg(test)]
 mod tests;
 
-/// Longest expression, in bytes.
+/// Maximum length of an expression, in bytes.
 const LONGEST: usize = 1024;
 /// Maximum nesting depth of an expression.
 const DEEPEST: u16 = 24;
-/// Most memory of a compiled regular expression.
+/// Maximum memory of a compiled regular expression.
 const MAX_REGEX: usize = 64 << 10;
 
 /// Names of Envoy's attributes that expressions may use.
@@ -121,7 +121,7 @@ pub enum ExpressionError {
 #[derive(Debug)]
 pub struct Expression {
     root: IdedExpr,
-    /// The attributes that it names, by their object.
+    /// Referenced attributes by object.
     named: BTreeSet<(&'static str, &'static str)>,
 }
 
@@ -196,7 +196,7 @@ impl Expression {
     }
 }
 
-/// Walks an expression; collects the attributes that it names.
+/// Validates an expression, and collects the attributes that it references.
 fn check(
     at: &IdedExpr,
     depth: u16,
@@ -302,7 +302,7 @@ fn headers(all: &HeaderMap) -> Value {
     map(fields)
 }
 
-/// An attribute of a request, if it has it.
+/// Returns an attribute of a request, if it is present.
 fn attribute(of: &Observation<'_>, object: &str, field: &str) -> Option<Value> {
     let path = || of.path.unwrap_or_default().split_once('?');
     let value = match (object, field) {

@@ -16,7 +16,7 @@ use operator::{Datum, Operator};
 #[cfg(test)]
 mod tests;
 
-/// Istio's line, where nothing else is configured.
+/// Istio's text format, the default.
 pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
      %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% \
      \"%UPSTREAM_TRANSPORT_FAILURE_REASON%\" %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
@@ -24,7 +24,7 @@ pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGI
      \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\" %UPSTREAM_CLUSTER_RAW% %UPSTREAM_LOCAL_ADDRESS% \
      %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%\n";
 
-/// Istio's JSON object, where nothing else is configured.
+/// Istio's JSON format, the default.
 pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:METHOD)%",
 "path":"%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%","protocol":"%PROTOCOL%","response_code":"%RESPONSE_CODE%",
 "response_flags":"%RESPONSE_FLAGS%","response_code_details":"%RESPONSE_CODE_DETAILS%",
@@ -38,7 +38,7 @@ pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:MET
 "downstream_remote_address":"%DOWNSTREAM_REMOTE_ADDRESS%","requested_server_name":"%REQUESTED_SERVER_NAME%",
 "route_name":"%ROUTE_NAME%"}"#;
 
-/// Longest format, in bytes.
+/// Maximum length of a format, in bytes.
 const LONGEST: usize = 16 << 10;
 /// Maximum nesting depth of objects.
 const DEEPEST: usize = 8;
@@ -85,7 +85,7 @@ enum Member {
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     Literal(String),
-    /// Whether it follows a quotation mark.
+    /// Operator, and whether it follows a quotation mark.
     Operator(Operator, bool),
 }
 
@@ -162,7 +162,7 @@ impl Format {
     }
 }
 
-/// A text with operators, for a tag: without escapes, and nothing if there is nothing to say.
+/// Formats a text for a tag, without escapes; empty without values.
 pub(crate) fn plain_text(format: &Format, of: &Observation<'_>) -> String {
     match &format.0 {
         Form::Text(parts) => plain(parts, of),

@@ -39,13 +39,13 @@ pub struct Observation<'a> {
     pub downstream_remote: SocketAddr,
     pub server_name: Option<&'a str>,
     pub route: Option<&'a str>,
-    /// The SPIFFE id that the caller has proved.
+    /// Verified SPIFFE ID of the caller.
     pub peer: Option<&'a str>,
-    /// The trace that it is part of, in hexadecimal digits.
+    /// Trace id in hexadecimal.
     pub trace_id: Option<&'a str>,
     /// Name of the reporting machine.
     pub hostname: &'a str,
-    /// Request headers that [`Wants`] names.
+    /// Request headers selected by [`Wants`].
     pub request_headers: &'a HeaderMap,
     /// Headers of the response.
     pub response_headers: &'a HeaderMap,

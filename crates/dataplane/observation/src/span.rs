@@ -19,7 +19,7 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// One span that is over.
+/// Finished span.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are OpenTelemetry's")]
 pub struct Span {
@@ -31,7 +31,7 @@ pub struct Span {
     pub start: SystemTime,
     pub duration: Duration,
     pub attributes: Vec<Attribute>,
-    /// Whether it failed, for the sake of the server.
+    /// Whether the span failed because of the server.
     pub is_error: bool,
 }
 
@@ -43,11 +43,11 @@ pub type Attribute = (Cow<'static, str>, AttributeValue);
 pub enum AttributeValue {
     /// Value that is text.
     Text(String),
-    /// A whole number.
+    /// Integer value.
     Number(i64),
 }
 
-/// An attribute that is configured.
+/// Custom tag.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tag {
     /// Name of the tag.
@@ -97,7 +97,7 @@ impl Tag {
 /// The two ends of a request, as Istio's tags tell of them: names and values.
 pub type Parties = Vec<(&'static str, String)>;
 
-/// Which span of which trace it is.
+/// Trace context of a span.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are those of a span")]
 pub struct SpanContext {
@@ -268,7 +268,7 @@ fn istio(of: &Observation<'_>, all: &mut Attributes) {
     all.text("node_id", Some(of.hostname));
 }
 
-/// The headers that spans need themselves.
+/// Returns the headers that spans read themselves.
 pub fn wants() -> Wants {
     let mut wants = Wants::default();
     wants.request_header(http::header::USER_AGENT);

@@ -71,9 +71,9 @@ impl fmt::Display for SpanId {
 pub struct Incoming {
     /// Trace id, and span id of the sender.
     pub parent: Option<(TraceId, SpanId)>,
-    /// Whether it is recorded, if that has been decided.
+    /// Sampling decision of the sender, if it made one.
     pub sampled: Option<bool>,
-    /// The headers of the context, which are written anew.
+    /// Header formats of the trace context to write.
     forms: Forms,
 }
 
@@ -261,7 +261,7 @@ pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32)
     of_id.unwrap_or_else(draw) % ALWAYS < share
 }
 
-/// The name of a request that has none: a random UUID.
+/// Returns a random UUID as request id.
 pub fn request_id(bits: u128) -> String {
     let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     let text = format!("{bits:032x}");

@@ -125,7 +125,7 @@ impl Operator {
         Ok(Self { what, most })
     }
 
-    /// The headers that it needs.
+    /// Adds the headers that the operator reads.
     pub(super) fn wants(&self, wants: &mut Wants) {
         let (names, is_request) = match &self.what {
             What::Request(names) => (names, true),

@@ -53,7 +53,7 @@ pub struct Admin {
     pub state: SharedState,
     /// Certificates of the proxy.
     pub certificates: Certificates,
-    /// The configuration, as it is dumped.
+    /// Configuration for the dump.
     pub config: Value,
     /// `workloadState` of a dump.
     pub workload_state: WorkloadState,

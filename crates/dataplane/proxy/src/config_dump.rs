@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::state::SharedState;
 
-/// The parts of a dump that others know.
+/// Parts of a dump that other components provide.
 #[derive(Clone, Debug, Default)]
 pub struct DumpExtras {
     /// `version`: {version, gitRevision, rustVersion, buildProfile, buildStatus, istioVersion,

@@ -19,13 +19,13 @@ use crate::{
 pub trait Failure: Error + From<Cut> + 'static {
     /// The low-cardinality cause.
     fn reason(&self) -> Reason;
-    /// The policy that refuses it, `namespace/name`.
+    /// Returns the policy that denied the connection, `namespace/name`.
     fn policy(&self) -> Option<String> {
         None
     }
 }
 
-/// A connection that is being set up: on the list, and reported from here on, whatever comes of it.
+/// Connection in setup, which is in the table and reported whatever its outcome.
 #[derive(Debug)]
 pub struct Opening {
     /// Report of the connection so far.

@@ -121,7 +121,7 @@ pub struct ConnectionDump {
     pub pre_capture: Vec<Shown>,
 }
 
-/// A connection to the pod, as it is shown.
+/// Inbound connection as shown in dumps.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Arrived {
@@ -170,15 +170,14 @@ impl Connections {
         self.0.lock().entries.len()
     }
 
-    /// Whether none is.
+    /// Whether the table has no connections.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Closes those connections to the pod for which `reason_to_close` has a reason. Returns how many.
-    ///
-    /// `reason_to_close` is called without the lock: a connection that is taken onto the list meanwhile is authorized after
-    /// that, and so by what is known now.
+    /// Closes the connections to the pod for which `reason_to_close` returns a reason. Returns their number.
+    /// `reason_to_close` is called without the lock: a connection that is added meanwhile is authorized afterwards, and
+    /// thus by the current state.
     pub fn recheck(&self, mut reason_to_close: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
         let peers: Vec<(u64, Peer, Course)> = {
             let inner = self.0.lock();
@@ -207,7 +206,7 @@ impl Connections {
         count
     }
 
-    /// Whether it was still open.
+    /// Closes a connection. Returns whether it was still open.
     fn cut(&self, id: u64, why: Cut) -> bool {
         let entry = self.0.lock().entries.remove(&id);
         // One that is just ending by itself does not listen any more.

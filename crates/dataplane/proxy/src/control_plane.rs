@@ -27,7 +27,7 @@ pub struct Upstream {
     pub address: Option<String>,
     /// A path, PEM text or `SYSTEM`.
     pub root: String,
-    /// Another name it may have.
+    /// Alternative name of the server's certificate.
     pub alternative_name: Option<String>,
 }
 

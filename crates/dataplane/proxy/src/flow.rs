@@ -14,7 +14,7 @@ use time::{OffsetDateTime, macros::format_description};
 
 use crate::local::Local;
 
-/// Longest text of an error or a path, in bytes.
+/// Maximum length of an error or a path, in bytes.
 const MAX_TEXT: usize = 1024;
 
 /// An event of now.
@@ -74,7 +74,7 @@ pub(crate) struct Connection<'a> {
     pub(crate) waypoint: Option<String>,
     pub(crate) policy: Option<&'a String>,
     pub(crate) error: Option<&'a str>,
-    /// Bytes of the application that is on this node.
+    /// Bytes that the local application sent.
     pub(crate) sent: u64,
     /// Bytes that the peer received.
     pub(crate) received: u64,

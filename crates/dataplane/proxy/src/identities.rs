@@ -100,8 +100,8 @@ pub async fn follow(
     .await;
 }
 
-/// Waits for requested certificates. Connection errors to the CA are no reason to begin without: the old proxy has
-/// certificates. What the CA refuses it may refuse for ever.
+/// Waits for requested certificates. Connection errors to the CA are no reason to start without them, since the old
+/// proxy has certificates; rejections by the CA are, since they may be permanent.
 pub async fn obtained(certificates: &Certificates, identities: &[Identity]) {
     let all = async {
         for identity in identities {

@@ -46,8 +46,7 @@ impl Lifecycle {
         async move { while alive.changed().await.is_ok() {} }
     }
 
-    /// Takes nothing new from now on; what is open goes on until it ends, or is cut after `limit`.
-    /// Ends when nothing is open any more.
+    /// Stops accepting work and drains: open work continues until it ends, or is terminated after `limit`.
     pub async fn finish(&self, limit: Option<Duration>) {
         let deadline = Instant::now() + limit.unwrap_or(NEVER);
         self.drain.start(DrainMode::Graceful { deadline });

@@ -42,9 +42,8 @@ impl<P: Clone> Listeners<P> {
         Self { all, first: 0 }
     }
 
-    /// Gives connections to `handle` while the gate is open, until the drain begins; then, if
-    /// `empties_queues`, those that wait in the queues, as their callers would be refused otherwise.
-    /// `name` is for logs.
+    /// Accepts connections for `handle` while the gate is open, until the drain begins; then, if `empties_queues`, also
+    /// the queued ones, which would otherwise be rejected. `name` is for logs.
     pub async fn accept(
         &mut self,
         name: &PodName,
@@ -106,7 +105,7 @@ impl<P: Clone> Listeners<P> {
         Poll::Pending
     }
 
-    /// The next connection that is in a queue already.
+    /// Returns the next connection that is already queued.
     async fn waiting(&mut self) -> Option<(io::Result<(TcpStream, SocketAddr)>, P)> {
         let next = poll_fn(|context| match self.poll_accept(context) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),

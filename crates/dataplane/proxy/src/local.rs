@@ -43,8 +43,8 @@ struct Cache {
     local: Option<Arc<Local>>,
 }
 
-/// Gives the [`Local`] of one instance; all its workers share it. Its lock is held to look at the cache, and
-/// to fill it after a change.
+/// Cache of the [`Local`] of one instance, shared by all its workers. Its lock is held to read the cache, and to fill
+/// it after a change.
 #[derive(Debug)]
 pub struct LocalWorkload {
     state: SharedState,

@@ -76,12 +76,12 @@ impl Recheck {
     }
 }
 
-/// Why a connection may not be opened as it was.
+/// Reason why a connection could not be opened again as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objection {
-    /// A policy of layer 4 refuses it.
+    /// Denied by a layer 4 policy.
     Policy,
-    /// The pod's record names a policy that is not known.
+    /// The pod's record names an unknown policy.
     MissingPolicy,
     /// The connection bypasses the pod's waypoint.
     Bypass(Bypass),
@@ -196,12 +196,12 @@ pub struct WaypointLook<'a> {
 }
 
 impl WaypointLook<'_> {
-    /// Whether a connection may go on until it ends.
+    /// Whether a connection may continue until it ends.
     pub fn exempts(&self, bypass: Bypass) -> bool {
         bypass == Bypass::Unruled && !self.limits_all
     }
 
-    /// Whether a connection may go on for now.
+    /// Whether a connection may continue for now.
     pub fn spares(&mut self, bypass: Bypass) -> bool {
         self.exempts(bypass) || bypass != Bypass::Ruled && self.look.spares()
     }

@@ -36,7 +36,7 @@ pub struct Report {
     began: Instant,
     is_established: bool,
     error: Option<(String, Reason)>,
-    /// The policy that refuses it.
+    /// Policy that denied the connection.
     policy: Option<String>,
     /// Name of the waypoint on the connection's path.
     waypoint: Option<ArcStr>,
@@ -111,7 +111,7 @@ impl Report {
         }
     }
 
-    /// The service that was addressed.
+    /// Sets the addressed service.
     pub fn service(&mut self, service: &Service) {
         self.log.dst_service = Some(service.hostname.clone());
         self.labels.service = Some(ServiceName::from(service));

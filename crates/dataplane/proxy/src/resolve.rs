@@ -12,12 +12,12 @@ pub enum ResolveError {
     /// The resolver found nothing, or failed.
     #[error("cannot resolve {host}: {why}")]
     Lookup {
-        /// Name that was resolved.
+        /// Hostname to resolve.
         host: ArcStr,
         /// Error of the resolver.
         why: String,
     },
-    /// Still without an address after it was resolved.
+    /// Hostname without an address after resolution.
     #[error("{0} has no address")]
     Unresolved(ArcStr),
 }

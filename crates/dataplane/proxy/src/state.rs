@@ -51,9 +51,9 @@ pub struct StateConfig {
     pub trust_domain: ArcStr,
     /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
     pub preferred_service_namespace: Option<ArcStr>,
-    /// Effect of a workload's policy that is unknown.
+    /// Treatment of unknown policies that a workload names.
     pub missing_policies: MissingPolicies,
-    /// Effect of a policy that is not understood in full.
+    /// Treatment of policies that could not be decoded in full.
     pub not_understood: NotUnderstoodPolicies,
 }
 
@@ -71,7 +71,7 @@ impl Default for StateConfig {
     }
 }
 
-/// The state; clones share it.
+/// Mesh state; clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedState(Arc<Inner>);
 
@@ -90,13 +90,13 @@ struct Inner {
     address_changes: watch::Sender<u64>,
     /// Revision, for each watched pod, of the inputs of its authorization.
     pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
-    /// Connections to workloads, which end with them.
+    /// Connections that end with their workloads.
     departures: Departures,
     demands: Option<mpsc::Sender<AddressDemand>>,
 }
 
 impl SharedState {
-    /// A state that everything is pushed to.
+    /// Creates a state for wildcard subscriptions.
     pub fn new(config: StateConfig) -> Self {
         Self::build(config, None)
     }
@@ -132,12 +132,12 @@ impl SharedState {
         &self.0.config
     }
 
-    /// The workloads and services. Never hold this across an await.
+    /// Locks the workloads and services. Never hold the guard across an await.
     pub fn table(&self) -> RwLockReadGuard<'_, MeshTable> {
         self.0.table.read()
     }
 
-    /// The policies. Never hold this across an await.
+    /// Locks the policies. Never hold the guard across an await.
     pub fn policies(&self) -> RwLockReadGuard<'_, PolicySet> {
         self.0.policies.read()
     }
@@ -362,7 +362,7 @@ impl SharedState {
         self.policies().evaluate(destination, connection)
     }
 
-    /// The dry-run policies that would refuse it, if they were in force.
+    /// Returns the dry-run policies that would deny the connection if enforced.
     pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
         self.policies().would_refuse(destination, connection)
     }

@@ -33,8 +33,8 @@ const CERTIFICATES: Purpose = Purpose {
 /// Set in the tag of the entry that marks a type as complete.
 const COMPLETE: u8 = 0x80;
 
-/// Takes over what the worker before this one left. There is no cache without a supervisor, or where there is
-/// no space for it: it is a help, not a need. `role`: of whom the mesh is cached, if it is.
+/// Restores the previous worker's cache. There is none without a supervisor or space for it, since the cache is only an
+/// optimization. `role`: whose mesh state is cached, if it is.
 pub fn take_over(
     held: &mut Handover<OwnedFd>,
     supervisor: &Supervisor,

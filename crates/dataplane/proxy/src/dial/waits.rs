@@ -13,7 +13,7 @@ use tokio::{
 
 /// Maximum time for which a connection waits.
 const WAIT: Duration = Duration::from_secs(5);
-/// Connections of one instance that may wait at once.
+/// Maximum waiting connections of one instance.
 const MAX_WAITING: usize = 1024;
 /// Delay before the waypoint is tried again, doubled each time up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(50);

@@ -55,7 +55,7 @@ impl Departed {
 }
 
 impl Departures {
-    /// Tells the pools what has become of the workloads of a batch, which has been applied.
+    /// Notifies the pools of a batch's workloads after it was applied.
     pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &Departed) {
         if departed.0.is_empty() {
             return;

@@ -60,7 +60,7 @@ struct Current<E> {
 pub struct Wish<'a> {
     /// Hash for consistent hashing, if the policy uses it.
     pub hash: Option<u64>,
-    /// The uids of endpoints that it has tried.
+    /// UIDs of endpoints that the request has tried.
     pub failed: &'a [ArcStr],
     /// The uid of the endpoint that it is to go to, as long as that is there and not ejected.
     pub preferred: Option<&'a ArcStr>,
@@ -73,7 +73,7 @@ pub struct EndpointState {
     pub uid: ArcStr,
     /// Number of active requests.
     pub requests: u32,
-    /// Rest of the ejection; `None` if it is not ejected.
+    /// Remaining time of the ejection; `None` if the endpoint is not ejected.
     pub ejected_for: Option<Duration>,
 }
 
@@ -165,7 +165,7 @@ impl<E: Clone> Destination<E> {
         }
     }
 
-    /// Takes over the endpoints there are, of a revision that is not known yet; `candidates` is called only then.
+    /// Replaces the endpoints if their revision is new; `candidates` is called only then.
     pub fn update(
         &self,
         revision: u64,
@@ -262,7 +262,7 @@ impl<E> Destination<E> {
         &self.policy
     }
 
-    /// Whether its endpoints are those of a revision.
+    /// Whether the endpoints are current for a revision.
     pub fn is_at(&self, revision: u64) -> bool {
         self.current.read().revision == Some(revision)
     }
@@ -293,7 +293,7 @@ impl<E> Destination<E> {
 }
 
 impl<E> Chosen<E> {
-    /// Chosen endpoint, if it is still there.
+    /// Returns the chosen endpoint, if it still exists.
     pub fn endpoint(&self) -> Option<&E> {
         let one = self.pool.hosts.get(self.index);
         one.map(|(_, candidate)| &candidate.endpoint)

@@ -24,7 +24,7 @@ pub(crate) struct Group {
 
 /// State of an endpoint in its pool at this moment.
 pub(crate) trait View {
-    /// Whether it may be chosen.
+    /// Whether the endpoint may be chosen.
     fn is_usable(&self, index: u32) -> bool;
     /// Slow-start factor of an endpoint's weight, from 0 to 1.
     fn warmth(&self, index: u32) -> f64;
@@ -125,7 +125,7 @@ impl Group {
         self.scan(view, rng)
     }
 
-    /// Looks at all: each takes the place of the one so far with the probability of its share.
+    /// Scans all endpoints, replacing the current choice with the probability of each one's share.
     fn scan(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
         let mut seen = 0.0;
         let mut chosen = None;

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use ambit_model::HashTable;
 use xxhash_rust::xxh64::xxh64;
 
-/// Most points of a ring, regardless of the configured size.
+/// Maximum points of a ring, regardless of the configured size.
 const MAX_POINTS: u64 = 1 << 18;
 
 /// The hash of what requests have in common. Not a secret one: all replicas have to agree on it.
@@ -13,7 +13,7 @@ pub fn hash(bytes: &[u8]) -> u64 {
     xxh64(bytes, 0)
 }
 
-/// The endpoints of one group, by their places in it.
+/// Consistent-hash table of one group, by index of the endpoints.
 #[derive(Debug)]
 pub(crate) enum Table {
     /// Points and whose they are, in the order of the points.
@@ -65,7 +65,7 @@ fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     points
 }
 
-/// Maglev's table, with weights as Envoy has them.
+/// Builds Maglev's table with Envoy's weighting.
 fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     struct Entry {
         next: u64,

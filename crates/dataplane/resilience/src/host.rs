@@ -23,7 +23,7 @@ pub struct Candidate<E> {
     pub topology: Topology,
     /// Match with the service's own preference; higher is better.
     pub rank: u32,
-    /// Endpoint that the pool's user knows.
+    /// Endpoint in the caller's type.
     pub endpoint: E,
 }
 

@@ -7,12 +7,12 @@ use std::sync::{
 
 use ambit_model::DestinationLimits;
 
-/// Limit that is reached.
+/// Limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
     /// Number of connections.
     Connections,
-    /// Requests that wait for a connection.
+    /// Maximum requests that wait for a connection.
     Pending,
     /// Number of requests.
     Requests,
@@ -48,7 +48,7 @@ pub struct Limits {
     retries: Arc<AtomicU32>,
 }
 
-/// Something that is counted until this is dropped.
+/// Guard of a counted item.
 #[derive(Debug)]
 pub struct Slot(Arc<AtomicU32>);
 
@@ -98,7 +98,7 @@ impl Limits {
     }
 }
 
-/// One more, unless that would be too many.
+/// Counts one more, unless the limit is reached.
 fn take(count: &Arc<AtomicU32>, most: Option<u32>) -> Option<Slot> {
     let before = count.fetch_add(1, Relaxed);
     // Gives it back when it is dropped.

@@ -59,7 +59,7 @@ pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Topology) -> Option<&
     all.iter().find(|shares| own.is_in(&shares.from))
 }
 
-/// Priority of an endpoint; `None` if it gets nothing.
+/// Returns the priority of an endpoint; `None` if it is excluded.
 pub(crate) fn priority_group(
     policy: &LocalityPolicy,
     own: &Topology,

@@ -31,7 +31,7 @@ pub enum Fault {
     ServerErrors,
     /// Consecutive responses 502, 503 and 504.
     GatewayErrors,
-    /// Connections in a row that failed.
+    /// Consecutive failed connections.
     LocalFailures,
 }
 
@@ -58,7 +58,7 @@ pub struct Ejection {
     pub duration: Duration,
 }
 
-/// Counts an outcome; gives what the endpoint is to be ejected for. Takes no lock.
+/// Counts an outcome, and returns the fault for which the endpoint must be ejected. Takes no lock.
 pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Option<Fault> {
     let more = |count: &std::sync::atomic::AtomicU32, most: u32| {
         let now = count.fetch_add(1, Relaxed).saturating_add(1);
@@ -107,7 +107,7 @@ struct Record {
 }
 
 impl Outliers {
-    /// Whether an endpoint may be ejected besides those that are.
+    /// Whether a further endpoint may be ejected.
     fn has_room(&self, policy: &OutlierPolicy, total: usize) -> bool {
         let ejected = self.ejected() + 1;
         let share = total * usize::try_from(policy.max_ejection_percent.min(100)).unwrap_or(100);
@@ -155,7 +155,7 @@ impl Outliers {
         Some(duration)
     }
 
-    /// Takes those back whose time is over; gives when the next one's is.
+    /// Returns endpoints whose ejection has ended, and the end of the next ejection.
     pub(crate) fn take_back(&mut self, now: Instant) -> Option<Instant> {
         for record in self.0.values_mut() {
             if record.until.is_some_and(|until| until <= now) {
@@ -170,7 +170,7 @@ impl Outliers {
         self.0.values().filter_map(|record| record.until).min()
     }
 
-    /// Forgets all but these endpoints.
+    /// Removes all endpoints but these.
     pub(crate) fn keep(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
         self.0.retain(|uid, _| is_current(uid));
     }

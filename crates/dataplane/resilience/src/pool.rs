@@ -21,8 +21,8 @@ use crate::{
     locality::{PriorityGroup, Topology, priority_group, shares},
 };
 
-/// Endpoints of a tier count as this many percent of what they are when it is seen whether they suffice, as in Envoy:
-/// a tier of which less than a third is ejected keeps all requests.
+/// Overprovisioning factor in percent, as in Envoy: a tier with less than a third of its endpoints ejected keeps all
+/// requests.
 const OVERPROVISIONING: u32 = 140;
 
 /// Pool of endpoints, as described for the module.
@@ -48,7 +48,7 @@ struct Tier {
 pub(crate) struct Question<'a> {
     pub(crate) policy: &'a DestinationPolicy,
     pub(crate) hash: Option<u64>,
-    /// Endpoints that must not be chosen.
+    /// UIDs of endpoints to exclude.
     pub(crate) failed: &'a [ambit_model::ArcStr],
     pub(crate) now: Instant,
     /// Counts ejections and their ends.
@@ -159,7 +159,7 @@ impl<E> Pool<E> {
         None
     }
 
-    /// The tier that is tried first.
+    /// Picks the first tier to try.
     fn tier(&self, now: &Now<'_, E>, rng: &mut dyn RngCore) -> usize {
         if now.is_panic || self.tiers.len() < 2 {
             return 0;

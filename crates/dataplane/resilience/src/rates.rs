@@ -14,7 +14,7 @@ use std::{
 pub struct Rate {
     /// Requests per interval.
     pub requests: u32,
-    /// ... in this time, evenly.
+    /// Interval of the rate.
     pub per: Duration,
     /// Burst size: requests that pass at once after an idle period; at least one.
     pub burst: u32,
@@ -118,7 +118,7 @@ impl Buckets {
         self.full_at.len()
     }
 
-    /// Whether none is.
+    /// Whether no bucket is kept.
     pub fn is_empty(&self) -> bool {
         self.full_at.is_empty()
     }

@@ -37,7 +37,7 @@ pub struct BackendRequest<'a> {
 pub struct BackendEndpoint {
     /// Workload of the endpoint.
     pub workload: WorkloadRef,
-    /// The port to use on it.
+    /// Target port of the endpoint.
     pub port: u16,
     /// Weight of the endpoint.
     pub weight: u32,

@@ -45,7 +45,7 @@ pub(crate) struct Vantage<'a> {
     pub(crate) node: &'a ArcStr,
     pub(crate) cluster_id: &'a ArcStr,
     pub(crate) locality: &'a Locality,
-    /// The uids of workloads that are not to be chosen.
+    /// UIDs of workloads to exclude.
     pub(crate) failed: &'a [ArcStr],
 }
 

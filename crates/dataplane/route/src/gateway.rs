@@ -17,12 +17,12 @@ use crate::{
 /// Name of an empty namespace, which sees only what is public.
 const NOBODY: &str = "";
 
-/// A waypoint or gateway as something names it.
+/// Waypoint or gateway with the record that names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named<'a> {
     /// Address of the gateway.
     pub(crate) gateway: &'a GatewayAddress,
-    /// The identities of its pods, where they are named too.
+    /// Identities of its pods, if the record names them.
     pub(crate) run_as: Option<&'a [Identity]>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Found<'a> {
     pub(crate) port: u16,
     /// The service that the gateway named.
     pub(crate) service: Option<&'a Arc<Service>>,
-    /// Whether it may present no other identity than its own.
+    /// Whether the peer must present exactly its own identity.
     is_exact: bool,
 }
 

@@ -30,7 +30,7 @@ pub enum ConnectTarget {
     Host {
         /// Text that is not an address.
         hostname: ArcStr,
-        /// A port of the service with that name.
+        /// Port of the service.
         port: u16,
     },
 }
@@ -87,7 +87,7 @@ pub enum InboundError {
         /// The requested address.
         asked: IpAddr,
     },
-    /// No service by that name.
+    /// Unknown hostname of a service.
     #[error("no service or workload for hostname {hostname}")]
     UnknownHostname {
         /// Host name as requested.

@@ -39,7 +39,7 @@ pub enum Route {
     DoubleHbone {
         /// Tunnel to the network gateway.
         outer: HboneRoute,
-        /// Inside it, to the destination network's endpoint.
+        /// Inner tunnel to the destination network's endpoint.
         inner: InnerTunnel,
     },
     /// The address is known by name only: resolve it, then [`PendingRoute::resolve`].
@@ -53,7 +53,7 @@ pub struct PlainRoute {
     pub addr: SocketAddr,
     /// Workload of the destination.
     pub workload: WorkloadRef,
-    /// The dialled service, if it was one.
+    /// Service that was dialed, if any.
     pub service: Option<Arc<Service>>,
 }
 
@@ -83,7 +83,7 @@ pub struct InnerTunnel {
     pub expected: Identities,
 }
 
-/// A route that lacks the address of a host name.
+/// Route with an unresolved hostname.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRoute {
     /// The host name to resolve.
@@ -164,15 +164,15 @@ pub enum RouteError {
     UnknownWaypoint {
         /// Name of the waypoint (`network/ip` or `namespace/hostname`).
         waypoint: String,
-        /// The workload or service that names it.
+        /// Workload or service that names the waypoint.
         of: String,
     },
-    /// A waypoint is named that has no pod now.
+    /// Waypoint without a pod.
     #[error("no pod of the waypoint {waypoint} of {of} serves")]
     NoWaypointPod {
         /// Name of the waypoint (`network/ip` or `namespace/hostname`).
         waypoint: String,
-        /// The workload or service that names it.
+        /// Workload or service that names the waypoint.
         of: String,
     },
     /// A gateway to another network is named but not known.
@@ -180,7 +180,7 @@ pub enum RouteError {
     UnknownGateway {
         /// Gateway as named.
         gateway: String,
-        /// The workload or service that names it.
+        /// Workload or service that names the waypoint.
         of: String,
     },
     /// The workload has neither address nor host name, or is on another network without a gateway.
@@ -219,7 +219,7 @@ impl RouteError {
         Reason::Connect
     }
 
-    /// Whether it may end by itself within seconds: the waypoint exists, and its pods come or come back.
+    /// Whether the condition may end within seconds: the waypoint exists, and its pods are starting.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::NoWaypointPod { .. })
     }

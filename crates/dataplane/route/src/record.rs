@@ -155,7 +155,7 @@ impl WorkloadRef {
         }
     }
 
-    /// Whether `identity` is this workload's; allocates nothing.
+    /// Whether the workload has `identity`, without allocating.
     pub fn has_identity(&self, identity: &Identity) -> bool {
         let template = &*self.0.template;
         template.service_account == identity.service_account
@@ -191,7 +191,7 @@ impl WorkloadRef {
         self.0.template.native_tunnel
     }
 
-    /// Health as the control plane reports it.
+    /// Returns the health that the control plane reports.
     pub fn status(&self) -> WorkloadStatus {
         self.0.status
     }
@@ -231,12 +231,12 @@ impl WorkloadRef {
         &self.0.template.canonical_revision
     }
 
-    /// Names of the selector policies that apply to it.
+    /// Returns the names of the selector policies that apply.
     pub fn authorization_policies(&self) -> &[ArcStr] {
         &self.0.template.authorization_policies
     }
 
-    /// The services it is an endpoint of.
+    /// Iterates over the services of the endpoint.
     pub fn services(&self) -> impl Iterator<Item = &NamespacedHostname> {
         self.0
             .template
@@ -255,7 +255,7 @@ impl WorkloadRef {
         })
     }
 
-    /// Whether it is a pod's.
+    /// Whether the workload is a pod.
     pub fn is_pod(&self) -> bool {
         self.uid().contains("//Pod/")
     }
@@ -289,7 +289,7 @@ impl WorkloadRef {
             .any(|gateway| gateway.destination == waypoint.destination)
     }
 
-    /// The whole workload, as the control plane sent it.
+    /// Returns the complete workload record.
     pub fn to_model(&self) -> Workload {
         let Record {
             uid,

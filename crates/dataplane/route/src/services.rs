@@ -60,7 +60,7 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// The endpoints that the health policy allows.
+    /// Iterates over the endpoints that the health policy allows.
     pub(crate) fn usable(&self, policy: HealthPolicy) -> impl Iterator<Item = Slot> {
         let unready = match policy {
             HealthPolicy::OnlyHealthy => [].as_slice(),
@@ -339,7 +339,7 @@ pub struct EndpointView {
 pub struct PortEndpoint {
     /// Workload of the endpoint.
     pub workload: WorkloadRef,
-    /// The port to use on it.
+    /// Target port of the endpoint.
     pub port: u16,
 }
 
@@ -396,7 +396,7 @@ impl MeshTable {
                 || health_policy(service) == HealthPolicy::AllowAll)
     }
 
-    /// Endpoints of services that are not known yet, for dumps.
+    /// Returns endpoints of unknown services, for dumps.
     pub fn staged_endpoints(&self) -> Vec<(NamespacedHostname, Vec<EndpointView>)> {
         self.services
             .staged()
@@ -465,7 +465,7 @@ fn drop_name<K: Hash + Eq>(
     is_last
 }
 
-/// The borrowed form of [`NetworkAddress`]; hashes like it.
+/// Borrowed form of [`NetworkAddress`] with an equal hash.
 #[derive(Hash)]
 struct AddressKey<'a> {
     network: &'a str,
@@ -478,7 +478,7 @@ impl hashbrown::Equivalent<NetworkAddress> for AddressKey<'_> {
     }
 }
 
-/// The borrowed form of [`CidrVip`]; hashes like it.
+/// Borrowed form of [`CidrVip`] with an equal hash.
 struct CidrKey<'a> {
     network: &'a str,
     cidr: IpNet,

@@ -121,7 +121,7 @@ impl MeshTable {
         self.services.insert(Arc::new(service));
     }
 
-    /// Removes a service; its workloads stay and are its endpoints again if it comes back.
+    /// Removes a service; its workloads stay, and become its endpoints again if it returns.
     pub fn remove_service(&mut self, name: &NamespacedHostname) -> bool {
         self.services.remove(name)
     }

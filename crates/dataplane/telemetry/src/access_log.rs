@@ -159,7 +159,7 @@ impl AccessLog {
     }
 }
 
-/// A connection was refused before anything else was known of it (warn).
+/// Logs a connection that was denied before anything was known of it (warn).
 pub fn log_denied(src: SocketAddr, dst: SocketAddr, direction: Direction, error: &str) {
     tracing::event!(
         target: "access",

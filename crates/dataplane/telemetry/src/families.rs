@@ -29,7 +29,7 @@ pub enum XdsTermination {
     Error,
     /// The server requested a new connection.
     Reconnect,
-    /// The server ended it cleanly.
+    /// Clean end by the server.
     Complete,
 }
 
@@ -38,11 +38,11 @@ pub enum XdsTermination {
 pub enum EarlierCause {
     /// Value of the setting `AMBIT_CLOSE_CLEAR_CONNECTIONS`.
     Setting,
-    /// A policy now denies it.
+    /// Denied by a changed policy.
     Policy,
 }
 
-/// Whether it could be closed.
+/// Outcome of closing an earlier connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum EarlierResult {
     Closed,
@@ -132,7 +132,7 @@ pub struct Metrics {
     dns_upstream_requests: Family<DnsLabels, Counter>,
     dns_upstream_failures: Family<DnsLabels, Counter>,
     dns_upstream_seconds: DnsSeconds,
-    /// Proxies that serve.
+    /// Number of active proxies.
     pub active_proxies: Gauge,
     /// Proxies being started.
     pub pending_proxies: Gauge,
@@ -391,7 +391,7 @@ impl Metrics {
         self.forwarded_to_waypoint.inc();
     }
 
-    /// A record of a type has this many unknown fields.
+    /// Counts unknown fields in a record of a type.
     pub fn unknown_fields(&self, type_url: &str, count: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),

@@ -20,21 +20,21 @@ use tokio::sync::Notify;
 
 use queue::{Added, Queue};
 
-/// Most readers of one kind at once.
+/// Maximum concurrent readers of one kind.
 const MAX_READERS: usize = 8;
-/// Most events of one line's write.
+/// Maximum events of one write.
 const BATCH: usize = 256;
 
-/// The proxy whose events they are.
+/// Proxy that reports the events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// Name of the proxy's pod.
     pub pod: String,
-    /// Namespace of that pod.
+    /// Namespace of the pod.
     pub namespace: String,
     /// Node of the pod.
     pub node: String,
-    /// Whether it is a waypoint, and not a node's proxy.
+    /// Whether the proxy is a waypoint.
     pub is_waypoint: bool,
 }
 
@@ -98,12 +98,12 @@ impl Flows {
         self.reader_count.load(Relaxed) > 0
     }
 
-    /// A number for a connection, unique in this process.
+    /// Returns a number that identifies a connection in this process.
     pub fn number(&self) -> u64 {
         self.connections.fetch_add(1, Relaxed) + 1
     }
 
-    /// Hands an event to all readers that want it.
+    /// Sends an event to all readers whose filter matches.
     pub fn report(&self, flow: Flow) {
         let flow = Arc::new(flow);
         let now = Instant::now();
@@ -129,7 +129,7 @@ impl Flows {
         self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
     }
 
-    /// Begins to read what `filter` wants; `None` if too many of the kind read already.
+    /// Starts reading events that match `filter`; `None` at the limit of readers of the kind.
     pub fn read(self: &Arc<Self>, kind: ReaderKind, filter: Filter) -> Option<FlowReader> {
         let mut readers = self.readers.lock();
         let alike = readers.iter().filter(|reader| reader.kind == kind).count();

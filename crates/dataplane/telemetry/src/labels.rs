@@ -144,9 +144,9 @@ impl From<&Service> for ServiceName {
 pub struct TrafficLabels {
     /// The side that reports.
     pub reporter: Reporter,
-    /// The client; `None` when it is not a workload.
+    /// Client; `None` if it is not a workload.
     pub source: Option<Arc<Party>>,
-    /// The server; `None` when it is not a workload.
+    /// Server; `None` if it is not a workload.
     pub destination: Option<Arc<Party>>,
     /// The service that was addressed, or that the server's port belongs to.
     pub service: Option<ServiceName>,

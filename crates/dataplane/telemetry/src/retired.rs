@@ -54,8 +54,7 @@ impl<Labels, Series> Retired<Labels, Series> {
         dropped.for_each(drop);
     }
 
-    /// Leaves what they have counted in each family to one of those that stay and are written as they are. Where
-    /// there is none, nothing of that name is written any more.
+    /// Moves the counts of each family to a remaining series. If no series remains, the family is no longer written.
     pub(crate) fn leave<'a>(
         &self,
         stay: impl Iterator<Item = (&'a Labels, &'a Series)> + Clone,

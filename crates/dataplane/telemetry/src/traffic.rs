@@ -211,8 +211,8 @@ impl Traffic {
         }
     }
 
-    /// The series of a pair. Cheap enough for each connection. May be kept, but a kept series that is
-    /// unused loses its counts once it is dropped from the table.
+    /// Returns the series of a pair, cheaply enough for each connection. An unused series loses its counts once it is
+    /// dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
         find(&self.series, &*self.shown(labels), drop)
     }

@@ -8,7 +8,7 @@ use std::{
 
 use ambit_flow::{Flow, StreamItem};
 
-/// Most events that wait, of the data path and of refusals each.
+/// Maximum queued events, separately for traffic and refusals.
 const MAX_WAITING: usize = 1024;
 /// Waiting refusals from which on alike ones are counted instead of queued.
 const ALIKE_FROM: usize = 64;

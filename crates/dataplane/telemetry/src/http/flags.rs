@@ -21,7 +21,7 @@ pub enum ResponseFlag {
     DownstreamConnectionTermination,
     /// `UT`: the upstream took too long.
     UpstreamRequestTimeout,
-    /// `LR`: reset here.
+    /// `LR`: local reset.
     LocalReset,
     /// `UR`: reset by the upstream.
     UpstreamRemoteReset,
@@ -35,7 +35,7 @@ pub enum ResponseFlag {
     DownstreamProtocolError,
     /// `UPE`: the upstream violates HTTP.
     UpstreamProtocolError,
-    /// `DT`: it took too long altogether.
+    /// `DT`: request timeout exceeded.
     DurationTimeout,
     /// `DR`: reset by the caller.
     DownstreamRemoteReset,
@@ -89,7 +89,7 @@ impl ResponseFlags {
         *self = *self | flag;
     }
 
-    /// Envoy's number of them: `response.flags` of its expressions.
+    /// Returns Envoy's bit mask, `response.flags` in its expressions.
     pub fn envoy_bits(self) -> u64 {
         let bit = |flag: ResponseFlag| match flag {
             F::NoHealthyUpstream => 1,
@@ -119,7 +119,7 @@ impl ResponseFlags {
         among.fold(0, |bits, (flag, _)| bits | 1 << bit(*flag))
     }
 
-    /// Whether it is among them.
+    /// Whether the set contains the flag.
     pub fn contains(self, flag: ResponseFlag) -> bool {
         self.0 & bit(flag) != 0
     }

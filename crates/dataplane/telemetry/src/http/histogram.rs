@@ -27,7 +27,7 @@ const BOUNDS: [f64; 19] = [
     3_600_000.0,
 ];
 
-/// Adding to it is a few atomic additions.
+/// Histogram whose updates are a few atomic additions.
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     sum: AtomicU64,

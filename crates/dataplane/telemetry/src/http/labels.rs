@@ -64,12 +64,12 @@ pub struct HttpLabels {
     protocol: RequestProtocol,
     code: ResponseCode,
     flags: ResponseFlags,
-    /// Labels that are configured to be different.
+    /// Label overrides.
     changed: Option<Changed>,
 }
 
 impl HttpLabels {
-    /// Between these parties, with this outcome.
+    /// Creates the labels of a request between these parties, with this outcome.
     pub fn new(
         traffic: TrafficLabels,
         protocol: RequestProtocol,

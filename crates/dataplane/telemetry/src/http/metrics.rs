@@ -62,7 +62,7 @@ pub enum MirrorOutcome {
     Late,
     /// Limit of mirrored requests reached; nothing was sent.
     Busy,
-    /// A policy of the mirror's service denies it.
+    /// Denied by a policy of the mirror's service.
     Denied,
 }
 
@@ -403,7 +403,7 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     dropped.collect()
 }
 
-/// The families of a series, as they are written.
+/// Families of a series, as they are written on removal.
 const FAMILIES: [Inherited<HttpLabels, Series>; 6] = [
     Inherited {
         written: |labels| labels.of_family(TelemetryFamily::RequestCount),

@@ -44,9 +44,9 @@ pub struct HttpRequestReport<'a> {
     pub flags: ResponseFlags,
     /// Response-code details, for instance `via_upstream`.
     pub code_details: Option<&'a str>,
-    /// Why the caller's connection was ended, if it was.
+    /// Reason why the waypoint closed the caller's connection, if it did.
     pub termination_details: Option<&'a str>,
-    /// Why there was no connection to the upstream.
+    /// Reason why no connection to the upstream could be opened.
     pub upstream_failure: Option<&'a str>,
     /// Bytes of the request's body.
     pub request_bytes: u64,
@@ -76,7 +76,7 @@ pub struct HttpRequestReport<'a> {
     pub downstream_local: SocketAddr,
     /// The caller's address.
     pub downstream_remote: SocketAddr,
-    /// The server name of TLS that is passed through.
+    /// Server name of TLS passthrough.
     pub server_name: Option<&'a [u8]>,
     /// The route's name.
     pub route: Option<&'a str>,

@@ -299,7 +299,8 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
     );
 }
 
-/// Else who reads it would take a counter that falls for a restart, and what is left of it for an increase.
+/// Checks that sums never decrease: readers would take a decreasing counter for a restart, and its rest for an
+/// increase.
 #[test]
 fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     use crate::http::{Changed, FamilyRule, Relabel};

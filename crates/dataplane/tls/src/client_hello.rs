@@ -5,7 +5,7 @@ use std::{fmt, io};
 
 use rustls::server::Acceptor;
 
-/// Longest beginning of a connection that is read, in bytes.
+/// Maximum bytes that are read to find a ClientHello.
 pub const MAX_CLIENT_HELLO: usize = 16 << 10;
 
 /// The first byte of a handshake's record.
@@ -52,10 +52,10 @@ impl fmt::Debug for HelloReader {
 }
 
 impl HelloReader {
-    /// Takes the next bytes; `None` as long as they are too few. Not to be called again after anything else.
+    /// Adds bytes; `None` while the ClientHello is incomplete. Must not be called again after another result.
     ///
     /// # Errors
-    /// When they are no client hello that can be read.
+    /// Bytes that are not a ClientHello.
     pub fn take(&mut self, bytes: &[u8]) -> Result<Option<FirstMessage>, HelloError> {
         if self.taken == 0 && bytes.first().is_some_and(|first| *first != HANDSHAKE) {
             return Ok(Some(FirstMessage::Other));

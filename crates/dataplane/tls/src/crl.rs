@@ -38,7 +38,7 @@ pub enum CrlError {
         #[source]
         source: pem::Error,
     },
-    /// A list in it is malformed.
+    /// Malformed revocation list.
     #[error("revocation list {index} in {} is malformed", path.display())]
     Malformed {
         /// Path of the file.
@@ -53,7 +53,7 @@ pub enum CrlError {
 
 type Lists = Arc<[CertRevocationList<'static>]>;
 
-/// The lists in force. Clones share them.
+/// Current revocation lists. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Crls {
     lists: Arc<RwLock<Lists>>,
@@ -70,7 +70,7 @@ impl Default for Crls {
 }
 
 impl Crls {
-    /// No list is in force yet.
+    /// Creates an empty set of revocation lists.
     pub fn new() -> Self {
         Self::default()
     }

@@ -33,10 +33,10 @@ pub enum OutwardError {
     /// The private key.
     #[error("the private key cannot be read")]
     Key(#[source] rustls_pki_types::pem::Error),
-    /// A server's certificate cannot be for it.
+    /// Name that a server certificate cannot have.
     #[error("{0:?} is no name that a certificate may have")]
     Name(String),
-    /// The parts do not go together.
+    /// Inconsistent parts of the TLS configuration.
     #[error("no TLS can be made of it")]
     Tls(#[from] rustls::Error),
 }

@@ -28,8 +28,8 @@ use crate::{
     verify::{ChainVerifier, ClientVerifier, ServerVerifier},
 };
 
-/// Client configurations kept per certificate: one for each set of dialled identities. Beyond it all
-/// are dropped and made again, which costs microseconds each.
+/// Maximum client configurations cached for a certificate, one for each set of dialed identities. Beyond it, all are
+/// dropped and created again, which takes microseconds each.
 const MAX_CLIENT_CONFIGS: usize = 4096;
 
 /// The peer's role in the handshake.
@@ -145,7 +145,7 @@ impl WorkloadCert {
         Ok(cert)
     }
 
-    /// The identity it is for.
+    /// Returns the identity of the certificate.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }

@@ -34,7 +34,7 @@ pub enum CallKind {
 pub struct Call {
     /// The request on whose behalf the module calls, or the plugin's own context.
     pub context: ContextId,
-    /// Whom it is for, as the module has it.
+    /// Upstream that the module names.
     pub upstream: String,
     /// The head; of gRPC without `:authority`.
     pub head: Head,
@@ -133,7 +133,7 @@ pub struct Message {
 }
 
 impl Effect {
-    /// Whether it repeats the current value.
+    /// Whether another change sets the same value.
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Changed(one), Self::Changed(other)) => one == other,
@@ -164,7 +164,7 @@ impl Message {
     }
 }
 
-/// Bytes that an instance has sent on all of its streams and the network has not taken.
+/// Bytes that an instance has sent on all of its streams, and that the network has not accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Unsent {
     bytes: AtomicUsize,
@@ -172,14 +172,14 @@ pub(crate) struct Unsent {
 }
 
 impl Unsent {
-    /// Whether it is more than may wait.
+    /// Whether the queue exceeds its limits.
     pub(crate) fn is_too_much(&self, most_bytes: usize) -> bool {
         self.bytes.load(Ordering::Relaxed) > most_bytes
             || self.messages.load(Ordering::Relaxed) > MAX_WAITING
     }
 }
 
-/// A message's share of it.
+/// Share of one message in the queue's limit.
 #[derive(Debug)]
 struct Counted(Arc<Unsent>, usize);
 
@@ -195,7 +195,7 @@ impl Drop for Counted {
 pub enum StreamEvent {
     /// Response headers of the peer.
     Began(HeaderMap),
-    /// A message, without the bytes that frame it.
+    /// Message without its framing.
     Message(Bytes),
     /// The peer has ended.
     Trailers(HeaderMap),

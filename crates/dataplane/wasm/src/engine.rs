@@ -27,7 +27,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// A module, compiled. Clones share it.
+/// Compiled module. Clones share it.
 #[derive(Clone)]
 pub struct Module {
     pub(crate) engine: wasmtime::Engine,
@@ -44,10 +44,10 @@ impl fmt::Debug for Module {
 /// A module that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// Module that is too large, with its size.
+    /// Module of this size, which exceeds the limit.
     #[error("the module has {0} bytes, at most {MAX_MODULE} are taken")]
     TooLarge(usize),
-    /// Bytes that are no module.
+    /// Bytes that are not a module.
     #[error("this is no WebAssembly module that can be compiled: {0}")]
     Invalid(String),
     /// Module for another host.

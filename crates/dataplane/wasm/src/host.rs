@@ -31,7 +31,7 @@ use logged::Logged;
 
 /// The module in which the functions of the ABI are.
 const ENV: &str = "env";
-/// The module in which those of the system are.
+/// Import module of the WASI functions.
 const WASI: &str = "wasi_snapshot_preview1";
 
 /// State that one instance works on.

@@ -14,7 +14,7 @@ pub struct Limits {
     pub callback: Duration,
     /// Timeout of the start including configuration.
     pub start: Duration,
-    /// Bytes of a body that it holds back.
+    /// Maximum bytes of a body that the plugin holds.
     pub body: usize,
     /// Maximum calls without a response.
     pub calls: usize,
@@ -38,7 +38,7 @@ pub(crate) fn ticks(time: Duration) -> u64 {
     u64::try_from(ticks).unwrap_or(u64::MAX / 2) + 1
 }
 
-/// Bytes of what a module gives to keep, as one piece: a value, a message, a log line.
+/// Maximum size of one piece of data from a module: a value, a message, a log line.
 pub(crate) const MAX_PIECE: usize = 1 << 20;
 /// Bytes of calls and streams that have not ended, with their bodies.
 pub(crate) const MAX_CALL_BYTES: usize = 8 << 20;

@@ -10,9 +10,9 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Most series of one plugin.
+/// Maximum series of one plugin.
 const MAX_SERIES: usize = 1024;
-/// Longest name of a metric.
+/// Maximum length of a metric's name.
 const MAX_NAME: usize = 512;
 /// Upper ends of the buckets of histograms.
 pub(crate) const BUCKETS: [u64; 19] = [
@@ -31,7 +31,7 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// A series as it is now.
+/// Current value of a series.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricValue {
     /// Value of a counter.
@@ -42,7 +42,7 @@ pub enum MetricValue {
     Histogram(Vec<(u64, u64)>, u64, u64),
 }
 
-/// The series of one plugin. Clones share them.
+/// Series of one plugin. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics(Arc<Mutex<Defined>>);
 

@@ -11,7 +11,7 @@ use crate::limits::Limits;
 pub struct Settings {
     /// Name of the plugin (root ID), which the module can read.
     pub name: String,
-    /// Which of the module's plugins it is.
+    /// Root id: name of the plugin within the module.
     pub root_id: String,
     /// Name under which plugins share data.
     pub vm_id: String,

@@ -67,7 +67,7 @@ impl Shared {
         self.0.lock().data.get(vm_id)?.values.get(key).cloned()
     }
 
-    /// `cas` is the version that is expected; zero is any.
+    /// Sets a value; `cas` is the expected version, or zero for any.
     pub(crate) fn set(&self, vm_id: &str, key: &[u8], value: &[u8], cas: u32) -> Status {
         let mut inner = self.0.lock();
         let has_room = inner.has_room(key.len() + value.len());

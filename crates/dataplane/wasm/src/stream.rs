@@ -65,7 +65,7 @@ pub struct LocalResponse {
     pub status: u16,
     /// Response-code details for the access log.
     pub details: String,
-    /// The headers, without those that frame it.
+    /// Headers without connection and framing headers.
     pub headers: HeaderMap,
     /// Body of the response.
     pub body: Bytes,
@@ -78,7 +78,7 @@ pub struct LocalResponse {
 pub enum Outcome {
     /// The stream continues.
     Go,
-    /// The request waits until the plugin lets it go on.
+    /// The request is paused until the plugin resumes it.
     Paused,
     /// The plugin responds to the request.
     Answered(LocalResponse),
@@ -101,13 +101,13 @@ pub enum Value {
     Pairs(Vec<(String, String)>),
 }
 
-/// Facts that the proxy knows of a request besides its headers.
+/// Attributes of a request that the proxy knows besides its headers.
 pub trait Facts: Send + Sync {
     /// A property, by its path.
     fn property(&self, path: &[&str]) -> Option<Value>;
 }
 
-/// Request as an instance knows it.
+/// Stream context of an instance.
 pub(crate) struct Stream {
     pub(crate) facts: Arc<dyn Facts>,
     pub(crate) request: Head,

@@ -24,7 +24,7 @@ use callbacks::Callbacks;
 /// Most requests that are over and that a module does not let go.
 const MAX_LINGERING: usize = 1024;
 
-/// Why an instance is not there, or is no more.
+/// Reason why an instance failed or could not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// Failed start of an instance.
@@ -36,7 +36,7 @@ pub enum Failure {
     /// Instance that trapped.
     #[error("the module trapped in {callback}: {why}")]
     Trapped {
-        /// Callback that was running.
+        /// Name of the running callback.
         callback: &'static str,
         /// Message of the trap.
         why: String,
@@ -44,7 +44,7 @@ pub enum Failure {
     /// Callback that took too long.
     #[error("the module took more than {limit:?} in {callback} and was ended")]
     TooLong {
-        /// Callback that was running.
+        /// Name of the running callback.
         callback: &'static str,
         /// Time limit that the callback exceeded.
         limit: Duration,
@@ -85,10 +85,10 @@ impl fmt::Debug for Vm {
 }
 
 impl Vm {
-    /// Makes an instance and configures it. Takes long: not for threads that serve.
+    /// Creates and configures an instance. Blocks for long, so not for worker threads.
     ///
     /// # Errors
-    /// When it traps, takes too long, or refuses its configuration.
+    /// When it traps, times out, or rejects its configuration.
     pub fn start(
         module: &Module,
         settings: Arc<Settings>,
@@ -206,7 +206,7 @@ impl Vm {
         Ok(id)
     }
 
-    /// The head of a request or its answer is there; [`Self::take_head`] gives it back.
+    /// Passes the headers of a request or response to the module; [`Self::take_head`] returns them.
     ///
     /// # Errors
     /// When the module fails.
@@ -236,7 +236,7 @@ impl Vm {
         Ok(self.acted(of, id, action))
     }
 
-    /// The head as the module left it.
+    /// Returns the headers as modified by the module.
     pub fn take_head(&mut self, of: Direction, id: ContextId) -> Option<Head> {
         // The module may still read it.
         Some(self.stream(id)?.head(of).clone())
@@ -279,7 +279,7 @@ impl Vm {
         Ok(outcome)
     }
 
-    /// The body that is held, as the module left it.
+    /// Returns the held body as modified by the module.
     pub fn take_body(&mut self, of: Direction, id: ContextId) -> Bytes {
         let body = self
             .stream(id)
@@ -317,7 +317,7 @@ impl Vm {
         Ok(self.acted(of, id, action))
     }
 
-    /// The trailers as the module left them.
+    /// Returns the trailers as modified by the module.
     pub fn take_trailers(&mut self, of: Direction, id: ContextId) -> HeaderMap {
         let trailers = self
             .stream(id)

@@ -20,7 +20,7 @@ impl From<Status> for Refused {
     }
 }
 
-/// Result of a function as the module gets it.
+/// Converts a result to the status that the module receives.
 pub(crate) fn answer(result: Result<(), Refused>) -> wasmtime::Result<u32> {
     match result {
         Ok(()) => Ok(Status::Ok as u32),

@@ -66,7 +66,7 @@ pub(super) fn monotonic() -> u64 {
     u64::try_from(BEGAN.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The level that is logged, as the ABI counts them.
+/// Returns the enabled log level in the ABI's numbering.
 fn log_level() -> u32 {
     if tracing::enabled!(target: "wasm", tracing::Level::TRACE) {
         0

@@ -255,7 +255,7 @@ fn write(
     Ok(0)
 }
 
-/// Logs the lines that are complete.
+/// Logs complete lines.
 fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), Refused> {
     let Some(open) = host.lines.get_mut(place) else {
         return Ok(());

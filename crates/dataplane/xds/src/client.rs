@@ -195,7 +195,7 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    /// Opens a stream and serves it until it ends.
+    /// Opens a stream, and serves it until it ends.
     async fn one_stream(&mut self) -> Result<std::convert::Infallible, StreamError> {
         let (requests, outgoing) = mpsc::channel(REQUESTS_WAITING);
         let mut metadata = MetadataMap::new();

@@ -51,7 +51,7 @@ impl Frames {
         self.awaited.is_none() && self.received.remaining() == 0
     }
 
-    /// The next whole message.
+    /// Returns the next complete message.
     pub(crate) fn next(&mut self) -> Result<Option<Rope>, FramingError> {
         let length = match self.awaited {
             Some(length) => length,

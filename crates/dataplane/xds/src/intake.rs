@@ -81,7 +81,7 @@ pub enum Cached {
 
 /// Receiver of published changes.
 pub trait Handler: Send + 'static {
-    /// Applies a batch and empties it.
+    /// Applies a batch, and clears it.
     fn apply(&self, batch: &mut Vec<Update>);
 
     /// A push of workloads and services was processed: unless they are on demand, all existing ones are
@@ -94,7 +94,7 @@ pub trait Handler: Send + 'static {
     /// A push of a type that is for waypoints was processed: all existing ones are known, except for refused ones.
     fn waypoint_known(&self, _of: WaypointRecordType) {}
 
-    /// Takes a resource that was accepted, or is gone, for a cache. A cache that keeps this order can be restored.
+    /// Caches a resource that was accepted or removed. A cache in this order can be restored.
     fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
 
     /// A push was processed and cached; the first one of a type without a refusal makes it complete.
@@ -197,7 +197,7 @@ struct Taken {
     resource: LeanResource,
     /// Bytes as received.
     bytes: Bytes,
-    /// Why it has a fail-closed substitute.
+    /// Error for which the policy was replaced by a fail-closed substitute.
     replaced: Option<DecodeError>,
 }
 

@@ -15,7 +15,7 @@ pub enum Ending {
     ConnectFailed,
     /// The server closed it in an ordinary way (rollout, connection age, transport closed).
     Transient,
-    /// The server ended it with an error status.
+    /// The server ended the stream with an error status.
     Refused,
     /// The stream ended cleanly, or broke.
     Closed,

@@ -52,7 +52,7 @@ pub struct Request {
     pub nonce: Option<String>,
     /// Why the push is refused.
     pub error: Option<String>,
-    /// The first of its stream: it identifies the client.
+    /// Whether this is the stream's first request, which identifies the client.
     pub is_first: bool,
 }
 
@@ -177,8 +177,8 @@ impl Client {
         })]
     }
 
-    /// The last waiter of a demand is gone: it is not sent again. What was sent stays subscribed until it
-    /// is answered or the stream ends.
+    /// Withdraws a demand whose last waiter is gone, so that it is not sent again. An earlier subscription stays until
+    /// its answer or the end of the stream.
     pub fn withdraw(&mut self, kind: Kind, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
             && state.demands.names.get(name) == Some(&Demand::Pending)
@@ -287,7 +287,7 @@ impl Push<'_> {
         self.answered.extend(met);
     }
 
-    /// A resource was refused. Its waiters are woken: no other answer will come.
+    /// Rejects a resource. Its waiters are woken, since no other answer will arrive.
     pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
         self.note(name, reason);

@@ -37,8 +37,7 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When there is none, or it is the node's own, or its loopback stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Makes redirection stand. Where kubelet's probes are exempt is decided here, by the pod's
-    /// interfaces as they are; `spec` does not say.
+    /// Applies redirection. The exemption of kubelet's probes depends on the pod's current interfaces, not on `spec`.
     ///
     /// # Errors
     /// When it does not.

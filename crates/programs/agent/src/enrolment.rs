@@ -80,7 +80,7 @@ pub enum Event<N> {
         /// Texts for operators.
         warnings: Vec<String>,
     },
-    /// A proxy has connected and knows of every pod: what failed for want of one is tried again.
+    /// A synced proxy connected, so steps that failed for lack of one are retried.
     ProxySynced,
     /// Compare everything with the kernel again. Sent regularly.
     Reconcile,

@@ -156,8 +156,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
     })
 }
 
-/// Runs the agent with a given source, given actions, and the pods' status given a place. `started` is called
-/// when it has got so far that its end would be a crash.
+/// Runs the agent with the given source, actions and status sink. `started` is called once the agent has started.
 ///
 /// # Errors
 /// As [`run`].

@@ -25,7 +25,7 @@ pub struct AgentReport {
     pub source_trouble: Option<String>,
     /// Node proxies connected.
     pub proxies: i64,
-    /// The setting of what carries redirection: `auto` takes nftables where the kernel has it.
+    /// Configured redirection backend; `auto` selects nftables where the kernel supports it.
     pub redirection_backend: String,
     /// Pods that belong to the mesh.
     #[serde(rename = "wanted")]

@@ -51,8 +51,7 @@ pub struct PodView {
     /// State of its capture by its annotation. Only whether the pod was captured once is read from it; it is there to
     /// be corrected.
     pub reported: Status,
-    /// Whether its labels and annotations are those that it was created with, as far as the source can
-    /// tell: `false` is also "not known".
+    /// Whether labels and annotations are certainly those that the pod was created with.
     #[serde(default)]
     pub unchanged: bool,
 }

@@ -25,8 +25,8 @@ pub enum StatusSink {
 }
 
 impl StatusSink {
-    /// Writes the status of a pod, or removes it. Blocks for a directory; for the API server it is
-    /// only taken down, and written as soon as that answers: enrolment never waits for it.
+    /// Writes the status of a pod, or removes it. Blocks for a directory; for the API server the write is queued, and
+    /// enrolment never waits for it.
     ///
     /// # Errors
     /// When the directory cannot be written.

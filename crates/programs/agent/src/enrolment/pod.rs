@@ -83,8 +83,7 @@ pub(super) struct Pod<N> {
     pub(super) suspect: Option<N>,
     /// A proxy has acknowledged the pod in `netns`, as this.
     pub(super) announced: Option<WorkloadInfo>,
-    /// A proxy may serve the pod, in whatever namespace: an announcement has been made, successful
-    /// or not, and not been withdrawn.
+    /// Whether a proxy may serve the pod in any namespace: announced, successfully or not, and not withdrawn.
     pub(super) maybe_served: bool,
     pub(super) rules: Rules,
     /// `rules` are to be looked at if the next scan finds the pod alive.

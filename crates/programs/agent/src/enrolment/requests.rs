@@ -13,7 +13,7 @@ use super::{Effect, Enrolment, Goal, RequestId};
 /// Timeout for the source to send the pod of a call. Less than the five seconds after which an Istio plugin gives up.
 const KNOWN_WITHIN: Duration = Duration::from_secs(4);
 
-/// Calls that wait at once; kubelet starts far fewer pods in parallel.
+/// Maximum concurrent waiting calls; kubelet starts far fewer pods in parallel.
 const MAX_PARKED: usize = 1024;
 
 /// A pod as the runtime names it.

@@ -67,7 +67,7 @@ impl Scanning {
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Something has changed that makes it worth looking again at once, and soon after.
+    /// Schedules a scan now and soon after, since something has changed.
     pub(super) fn hasten(&mut self, now: Instant) {
         self.pause = PAUSE.0;
         self.want(now);

@@ -49,7 +49,7 @@ pub enum RedirectionStep<N> {
         /// before are closed.
         close_pre_capture: bool,
     },
-    /// Take redirection away, if there is any; connections in the proxy go on.
+    /// Removes redirection, if there is any; connections in the proxy continue.
     Release {
         /// Network namespace of the pod.
         netns: N,

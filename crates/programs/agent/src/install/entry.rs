@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::membership_copy;
 
-/// Capabilities that a runtime may hand to plugins that declare them. All are declared, so that a primary CNI that
-/// begins to need one of them gets it before our file is written again.
+/// Capabilities that runtimes may pass to plugins. All are declared, so that a primary CNI that starts to need one gets
+/// it before Ambit's file is rewritten.
 const CAPABILITIES: [&str; 10] = [
     "aliases",
     "bandwidth",
@@ -63,9 +63,9 @@ impl Entry {
         })
     }
 
-    /// A configuration that calls `primary`'s plugins. It goes by the same network name, since runtimes
-    /// and plugins file what they remember of a pod under it, before and after the installation; and by
-    /// the same versions, so that a runtime uses no command that the primary's plugins do not know.
+    /// Returns a configuration that calls `primary`'s plugins. It has the same network name, since runtimes and plugins
+    /// store a pod's state under it, before and after the installation; and the same versions, so that a runtime uses
+    /// only commands that the primary's plugins support.
     pub(super) fn owned(
         &self,
         file: &str,

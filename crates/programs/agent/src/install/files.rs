@@ -48,8 +48,8 @@ fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError {
     }
 }
 
-/// Carries an action out in `directory`. False when the file no longer holds what it was read to
-/// hold: then there is a new plan to be made.
+/// Performs an action in `directory`. Returns false if the file has changed since it was read, so that a new plan is
+/// needed.
 ///
 /// # Errors
 /// When the directory cannot be written.
@@ -161,7 +161,7 @@ fn unlink(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces a file. `expected` makes sure that what its owner wrote in the meantime is not lost.
+/// Replaces a file, unless it differs from `expected`, so that the owner's writes are not lost.
 fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Result<bool> {
     // The target of a link is replaced, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -197,7 +197,7 @@ fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Re
     }
 }
 
-/// A file beside the one it is to become. Removed when dropped.
+/// Temporary file that is renamed to its destination. Removed when dropped.
 struct Temporary {
     path: PathBuf,
     file: fs::File,

@@ -63,8 +63,8 @@ impl Installing {
         }
     }
 
-    /// Puts the removal, if it is one, between the order to end and the end: the agent still answers
-    /// the plugin while the last pods reach it. Tells afterwards whether the agent was removed.
+    /// Delays the end of the process by the uninstallation, if there is one: the agent still serves the plugin while
+    /// the last pods call it. Returns whether the agent was uninstalled.
     pub fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));

@@ -35,8 +35,8 @@ const NAMES: [&str; 4] = [
 /// Name of our own configuration in standalone mode.
 const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
-/// Plugins that take their configuration from the directory they are configured in: an owned
-/// configuration could come to call itself through them.
+/// Plugins that read configurations from the directory in which they are configured, so that an owned configuration
+/// could call itself.
 const READS_DIRECTORY: [&str; 3] = ["multus", "multus-shim", "genie"];
 
 /// Desired content of the directory.
@@ -57,8 +57,8 @@ pub struct DesiredConfig {
 /// Change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make the file hold this text. One that is there keeps its owner and permissions, and stays if it
-    /// no longer holds `expected`.
+    /// Writes this text to the file. An existing file keeps its owner and permissions, and stays if it differs from
+    /// `expected`.
     Write {
         /// Name of the file.
         name: String,

@@ -24,7 +24,7 @@ impl Throttle {
         Some(self.last? + pause.min(PAUSE.1))
     }
 
-    /// A change was made. True when it is the one that makes it a quarrel.
+    /// Counts a change. Returns true when it exceeds the limit.
     pub fn changed(&mut self, now: Instant) -> bool {
         let pause = self.not_before().zip(self.last);
         let pause = pause.map_or(Duration::ZERO, |(until, last)| until - last);

@@ -32,7 +32,7 @@ use crate::{
 
 pub(super) use self::{probes::ProbeExecutor, proxies::ProxyExecutor};
 
-/// Steps that may block, carried out at once.
+/// Maximum concurrent blocking steps.
 const PARALLEL_STEPS: usize = 8;
 
 /// Runs the steps of the enrolment.

@@ -33,7 +33,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Minimum interval of writing the state.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Takes away what is kept for the agent after us: there will be none.
+/// Removes the state stored for a next agent, since none follows.
 pub fn forget(run_dir: &Path) {
     last_known::remove(run_dir);
 }
@@ -54,8 +54,7 @@ pub struct KubernetesSource {
 }
 
 impl KubernetesSource {
-    /// Follows the pods of `node`. Of namespaces only labels with these `keys` are looked at. What
-    /// is known is kept in `run_dir`.
+    /// Watches the pods of `node`, and of namespaces the labels with these `keys`. State is stored in `run_dir`.
     pub fn new(client: Client, node: &str, keys: BTreeSet<String>, run_dir: &Path) -> Self {
         let pods: Api<SlimPod> = Api::all_with(client.clone(), &ApiResource::erase::<Pod>(&()));
         let of_node = watch::config().fields(&format!("spec.nodeName={node}"));
@@ -245,7 +244,7 @@ impl Progress {
         events
     }
 
-    /// Takes up what the agent before us knew, as far as nothing newer has been sent.
+    /// Restores the previous agent's state, as far as nothing newer was sent.
     fn recall(&mut self, why: &str) -> Vec<SourceEvent> {
         if self.synced {
             return Vec::new();

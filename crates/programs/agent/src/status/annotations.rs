@@ -15,7 +15,7 @@ use crate::source::Status;
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Delay after a write, in which older versions of the object may arrive and other writers are not raced.
 const SETTLE_DELAY: Duration = Duration::from_secs(2);
-/// Writings at once.
+/// Maximum concurrent writes.
 const MAX_CONCURRENT_WRITES: usize = 8;
 
 /// Patch of one annotation.

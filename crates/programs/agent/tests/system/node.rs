@@ -97,7 +97,7 @@ impl Node {
         });
     }
 
-    /// The agent that runs; another may be started beside it.
+    /// Takes the running agent out, so that another can be started.
     pub fn take_agent(&mut self) -> Child {
         self.agent.take().unwrap()
     }

@@ -23,7 +23,7 @@ pub struct Seen {
     pub serves: BTreeMap<String, (NetnsId, WorkloadInfo)>,
     /// Starts of these pods fail.
     pub failing: BTreeSet<String>,
-    /// Snapshots received whole.
+    /// Number of complete snapshots.
     pub snapshots: usize,
 }
 

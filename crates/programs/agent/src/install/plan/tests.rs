@@ -62,7 +62,7 @@ fn carry_out(files: &mut Vec<ConfFile>, actions: &[Action]) {
     }
 }
 
-/// Plans, carries out, and makes sure that there is nothing left to do.
+/// Plans and applies changes, and asserts that none are left.
 fn settle(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> State {
     let first = plan(files, desired, OUTLIVES);
     carry_out(files, &first.actions);

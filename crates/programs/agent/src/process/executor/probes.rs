@@ -94,7 +94,7 @@ fn carry_out<A: Actions>(actions: &A, job: Job) {
     }
 }
 
-/// Adds what the kernel has counted to the metric. The kernel's counters begin anew when rules are written.
+/// Counter of exempted probes, derived from the kernel's counters, which restart when rules are written.
 struct Exempted {
     metrics: Metrics,
     /// The kernel's count when it was last read.

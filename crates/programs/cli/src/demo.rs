@@ -321,8 +321,7 @@ impl Demo {
         })
     }
 
-    /// Does each thing, which gives a row and maybe faults, under a capture; prints the rows and what was on the wire;
-    /// gives the number of faults.
+    /// Runs each step under a capture, prints its row and the traffic on the wire, and returns the number of failures.
     fn under_capture<T>(
         &self,
         status: &Status,

@@ -66,7 +66,7 @@ pub(crate) struct Report {
     /// Decision on the waypoint's own connection to the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delivery: Option<Delivery>,
-    /// Whether it is allowed; as far as node proxies decide, on each leg, if it goes through a waypoint.
+    /// Whether the connection is allowed; with a waypoint, whether node proxies allow each leg.
     pub(crate) allowed: bool,
     /// The policy that decides.
     pub(crate) decided_by: Option<String>,
@@ -293,8 +293,8 @@ fn servers<'a>(
     }
 }
 
-/// The waypoint through which what `source` sends to `to` comes to the endpoint `server`: a node proxy sends it
-/// there, if the client has one; else that of the server, if everything has to come through it.
+/// Returns the waypoint between `source` and the endpoint `server` for a connection to `to`: the client's node proxy
+/// uses one, or the server enforces its own.
 fn waypoint(dump: &Dump, to: &str, server: &Workload, source: Option<&Identity>) -> Option<String> {
     let mut entries = dump.workloads.known();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str());

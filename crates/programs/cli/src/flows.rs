@@ -22,7 +22,7 @@ use crate::{
 use proxies::Proxies;
 pub(crate) use read::Received;
 
-/// Most that waits to be shown.
+/// Maximum queued events.
 const WAITING: usize = 4096;
 
 /// Flags of `ambit flows`.

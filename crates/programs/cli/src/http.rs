@@ -41,7 +41,7 @@ pub(crate) enum RequestError {
     TooLarge,
 }
 
-/// Sends one request without a body and reads the answer to its end. An answer that is cut off is an error.
+/// Sends a request without a body, and reads the complete response. A truncated response is an error.
 pub(crate) async fn request(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     method: Method,

@@ -285,7 +285,7 @@ impl Made {
 }
 
 impl ApplyArgs {
-    /// The policies to migrate before the waypoint is made; an error if there are some that it makes moot and no flag
+    /// Returns the policies to migrate before the waypoint is created; an error if some become ineffective and no flag
     /// decides about them.
     fn migrations(
         &self,

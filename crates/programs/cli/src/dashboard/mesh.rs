@@ -19,7 +19,7 @@ use crate::{
 
 /// Maximum node proxies that are queried concurrently.
 const AT_ONCE: usize = 8;
-/// Most workloads that are shown; the rest is counted.
+/// Maximum workloads that are shown; the rest is counted.
 const MAX_WORKLOADS: usize = 10_000;
 
 /// The mesh, as described for the module.

@@ -13,16 +13,16 @@ use serde::{Serialize, Serializer};
 
 use counters::{Seen, Window};
 
-/// Most edges; beyond, those that were idle longest are forgotten.
+/// Maximum edges, after which the longest idle ones are dropped.
 const MAX_EDGES: usize = 4096;
 /// Maximum stored refusals and failures.
 const MAX_REFUSALS: usize = 500;
 const MAX_OTHERS: usize = 200;
 /// Services, and routes, of one edge that are named.
 const MAX_NAMES: usize = 16;
-/// Most bytes of a name that a proxy sends.
+/// Maximum length of a proxy's name, in bytes.
 const MAX_NAME: usize = 256;
-/// Most bytes of a path or reason.
+/// Maximum length of a path or reason, in bytes.
 const MAX_TEXT: usize = 1024;
 /// Idle edges are shown for this long.
 const FORGET_AFTER: Duration = Duration::from_secs(600);

@@ -116,7 +116,7 @@ impl Demo {
         })
     }
 
-    /// Asks until there is an answer: the pods' proxies may not know of the waypoint yet.
+    /// Sends requests until a response, since the pods' proxies may not know the waypoint yet.
     fn ask(&self, status: &Status, request: &Request) -> Result<Answer, CliError> {
         let client = pod(status, request.from)?;
         let url = format!("http://catalog.store{}{MARKER}", request.path);

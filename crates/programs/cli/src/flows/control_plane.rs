@@ -85,10 +85,10 @@ impl ControlPlane {
         })
     }
 
-    /// Fails now if the user may not read what `filter` wants: nothing would change by trying again.
+    /// Fails early if the user may not read the events that `filter` matches.
     ///
     /// # Errors
-    /// If the control plane or the API server refuses, with their reason.
+    /// The refusal of the control plane or the API server.
     pub(crate) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         let opened = self.request(&path(filter)).await?;
         let Err(error) = opened.accepted().await else {

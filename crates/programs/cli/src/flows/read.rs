@@ -16,7 +16,7 @@ pub(crate) enum Received {
     Began(String),
     /// Event of a proxy.
     Item(Box<StreamItem>),
-    /// A proxy's stream has ended, or could not begin: its name, and why. It is tried again.
+    /// Failed or ended stream of a proxy: name and reason. It is retried.
     Ended(String, String),
 }
 

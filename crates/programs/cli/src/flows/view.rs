@@ -9,7 +9,7 @@ use super::{Received, text::Row};
 
 /// Maximum stored flows, after which the oldest are dropped.
 const MAX_STORED_FLOWS: usize = 5_000;
-/// Longest filter text, in bytes.
+/// Maximum length of the filter, in bytes.
 const MAX_FILTER: usize = 128;
 
 /// Column that rows are ordered by.

@@ -28,7 +28,7 @@ impl AtWaypoint {
         }
     }
 
-    /// Puts a policy in force.
+    /// Adds a policy to the evaluation.
     pub(super) fn insert(&mut self, policy: &HttpPolicy) {
         let admits = policy.action == HttpAction::Allow;
         let reading = |matches| readings::at_waypoint(policy, self.knowledge, matches);

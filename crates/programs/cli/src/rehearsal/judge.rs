@@ -36,7 +36,7 @@ pub(crate) struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// The mesh of `objects`, and with `policies` besides.
+    /// Creates the mesh of `objects`, and a second one with `policies` added.
     pub(crate) fn new(
         config: MeshConfig,
         objects: Vec<ObjectEvent>,
@@ -83,8 +83,7 @@ impl Rehearsal {
         }
     }
 
-    /// Report on what was seen, line by line, and on counters where no line has more: logs may begin later than
-    /// counters.
+    /// Reports on recorded calls line by line, and on counters without lines: logs may begin later than counters.
     pub(crate) fn report(&self, lines: &[Observed], counted: &[Counted]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
@@ -225,7 +224,7 @@ struct Mesh {
     gateways: BTreeMap<GatewayName, WaypointGateway>,
     policies: PolicySet,
     at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
-    /// The readings that admit the most and the least of what metrics tell.
+    /// Most and least permissive interpretations of metrics without ports and addresses.
     by_metrics: [PolicySet; 2],
     counted_at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
 }
@@ -398,8 +397,8 @@ impl Mesh {
         CallDecision::Allowed
     }
 
-    /// The ports of services whose attachments apply at a waypoint to what is sent to a pod; all of them where the
-    /// pod's port is not known (0).
+    /// Returns the service ports whose attachments apply at a waypoint to requests to a pod; all of them for an unknown
+    /// port (0).
     fn service_ports(
         &self,
         gateway: &GatewayName,

@@ -19,7 +19,7 @@ const FLEETING: [&str; 5] = [
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
 ];
-/// Longest name of an object.
+/// Maximum length of an object's name.
 const MAX_NAME: usize = 253;
 
 /// Choices of the user.

@@ -63,7 +63,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether nothing was seen that may go on.
+    /// Whether no allowed traffic was observed.
     pub(super) fn is_empty(&self) -> bool {
         self.usage.is_empty()
     }

@@ -78,8 +78,7 @@ pub(super) fn serve(
     ExitCode::SUCCESS
 }
 
-/// Answers every request of a connection with who served and who called; a request of `/slowly/SECONDS` with lines
-/// that take so long.
+/// Responds to every request of a connection with server and caller; for `/slowly/SECONDS` with lines over this time.
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
 pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip().to_canonical();

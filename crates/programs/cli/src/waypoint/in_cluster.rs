@@ -109,8 +109,8 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Sees to the policies that the waypoint makes moot. Copies come first and the waypoint last, so that no request is let
-/// in or refused in between.
+/// Migrates the policies that the waypoint makes ineffective. Copies are created first and the waypoint last, so that
+/// no request is wrongly allowed or rejected in between.
 async fn migrate(cluster: &Cluster, args: &ApplyArgs) -> Result<(), CliError> {
     let policies = rehearsal::list(cluster, Kind::AuthorizationPolicy).await?;
     if policies.is_empty() {

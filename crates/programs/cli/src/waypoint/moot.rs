@@ -14,7 +14,7 @@ const ADMISSION: &str = "-from-waypoint";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waypoint<'a> {
     pub(super) trust_domain: &'a str,
-    /// Namespace whose policies hold for the whole mesh.
+    /// Root namespace, whose policies apply to the whole mesh.
     pub(super) root_namespace: &'a str,
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
@@ -193,7 +193,7 @@ fn is_attached(object: &Value) -> bool {
     of("/spec/targetRef").is_some() || several.is_some_and(|all| !all.is_empty())
 }
 
-/// Leaves out lists that say nothing, which objects have that were read and written again.
+/// Removes empty lists, which objects have that were read and written again.
 fn leave_out_empty_lists(value: &mut Value) {
     match value {
         Value::Object(members) => {

@@ -215,7 +215,7 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// A zombie is dead: its namespaces and files are gone, only its parent has not looked yet.
+/// Whether a process is alive. A zombie is not: its namespaces and files are gone.
 fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| {

@@ -34,7 +34,7 @@ enum Caller {
     /// Workload identified by its name.
     Named(String),
     Unknown,
-    /// Metrics have another label in place of the caller's, or none.
+    /// Unknown caller, since metrics have another label or none.
     Untold,
 }
 

@@ -21,7 +21,7 @@ use crate::{
 /// The agent's socket in its run directory.
 const SOCKET: &str = "pluginevent.sock";
 
-/// Longest wait for one answer: enrolment takes milliseconds, but a proxy may be starting.
+/// Maximum wait for one response: enrolment takes milliseconds, but a proxy may be starting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 
 /// The same where the agent's record has the pod outside the mesh: no state of the agent may delay such pods. A healthy
@@ -142,7 +142,7 @@ pub(crate) struct Agent<'a> {
 
 /// One failed attempt.
 enum Failed {
-    /// Worth another try.
+    /// Retryable failure.
     ForNow(String),
     ForGood(CniError),
 }

@@ -12,7 +12,7 @@ use std::{
 use ambit_cni_conf::{Network, network::Invalid};
 use serde::{Deserialize, Serialize};
 
-/// The configuration that was in force.
+/// Configuration that was used to attach the pod.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Attachment {
     /// The file's name: its ending selects the format (list or single plugin).

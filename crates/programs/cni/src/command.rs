@@ -13,7 +13,7 @@ use crate::{
     log, result,
 };
 
-/// Most bytes read from stdin.
+/// Maximum bytes that are read from stdin.
 const MAX_STDIN: u64 = 4 * 1024 * 1024;
 
 /// Set for the plugins we call, so that we know when we are called by ourselves.

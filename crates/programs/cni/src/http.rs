@@ -22,10 +22,8 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// Sends one request and reads the whole answer, all of it within `limit`, even when the agent sends
-/// nothing, or one byte now and then.
-///
-/// `body` makes it a POST of JSON.
+/// Sends one request and reads the complete response within `limit`, even if the agent stalls. `body` makes it a POST
+/// of JSON.
 pub(crate) fn request(
     socket: &Path,
     path: &str,

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use common::wait_until_asleep;
 
-/// Records its input, and answers what the test has prepared: `RESULT.KIND` and `FAIL.KIND`.
+/// Script that records its input, and prints the prepared `RESULT.KIND` or `FAIL.KIND`.
 const SCRIPT: &str = r#"#!/bin/sh
 kind=$(basename "$0")
 dir=$(dirname "$0")/..

@@ -56,7 +56,7 @@ impl Access {
         }
     }
 
-    /// The caller of a call, by its token. What is wrong with a token is logged, not answered.
+    /// Authenticates the caller by its token. Problems of a token are logged, and not revealed.
     pub async fn caller(
         &self,
         metadata: &MetadataMap,

@@ -20,7 +20,7 @@ pub use review::Reviewer;
 
 /// Tolerated clock skew in seconds.
 const LEEWAY: u64 = 10;
-/// Longest token read, in bytes.
+/// Maximum length of a token, in bytes.
 const MAX_TOKEN: usize = 16 * 1024;
 
 /// A caller whose token was verified.

@@ -105,8 +105,8 @@ pub trait Roles {
     /// Whether the caller is a node proxy.
     fn is_trusted_node(&self, caller: &Caller) -> bool;
 
-    /// Whether an account is a waypoint's, whose identity only the waypoint's own pods get; `None` until it is known
-    /// which waypoints there are. A node proxy's is none, whatever Gateways are called.
+    /// Whether a service account is a waypoint's, whose identity only its own pods get; `None` until the waypoints are
+    /// known. A node proxy's account never is, whatever Gateways are called.
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool>;
 
     /// Whether objects of a namespace for which waypoints make calls are attached to a waypoint's Gateway.

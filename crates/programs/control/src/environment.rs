@@ -23,7 +23,7 @@ const LEASE: &str = "ambit-control-leader";
 /// First and longest pause while the Kubernetes API cannot be reached at the start.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Environment that everything else is built on.
+/// Shared environment of the control plane's parts.
 #[derive(Debug)]
 pub struct Environment {
     /// Source of objects.

@@ -22,7 +22,7 @@ use tower_service::Service;
 use crate::metrics::Metrics;
 pub use caller_state::CallerState;
 
-/// Streams of one connection at once.
+/// Maximum concurrent streams of one connection.
 const MAX_STREAMS: u32 = 128;
 /// Bytes that a client may send on one stream, and on one connection, before they are read: any client may send that
 /// much.

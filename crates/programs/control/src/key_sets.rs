@@ -43,7 +43,7 @@ pub(crate) enum Event {
 }
 
 impl KeySets {
-    /// Begins; ends with the drain. Sets are fetched again after `refresh`, from where the guard lets it.
+    /// Starts fetching until the drain. Sets are fetched again after `refresh`, from addresses that the guard allows.
     pub(crate) fn start(refresh: Duration, guard: Guard, drain: DrainWatcher) -> Self {
         let (desired, wants) = watch::channel(BTreeSet::new());
         let (answer, answers) = mpsc::channel(QUEUE);

@@ -43,8 +43,7 @@ pub struct Mesh {
     surveys: mpsc::Sender<oneshot::Sender<Vec<Problem>>>,
     /// Grows with every publication; 0 until the first.
     pub published: watch::Receiver<u64>,
-    /// Grows when objects were taken into `pods`, or waypoints came or went; 0 until the objects at the start were
-    /// taken.
+    /// Counter of changes of `pods` and waypoints; 0 until the initial objects were processed.
     pub followed: watch::Receiver<u64>,
 }
 

@@ -60,8 +60,7 @@ impl Replacements {
         }
     }
 
-    /// Takes the pods that are to be replaced now. Each is taken once: if its deletion fails, the next event about it
-    /// brings it back.
+    /// Returns the pods to replace now. Each is returned once; after a failed deletion, its next event adds it again.
     fn due(&mut self, now: Instant) -> Vec<(ObjectId, HeldBack)> {
         let pace = &mut self.pace;
         pace.retain(|_, pace| now < pace.last + CALM || now < pace.next);

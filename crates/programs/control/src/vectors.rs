@@ -188,7 +188,7 @@ fn cluster() -> ApiServer {
     server
 }
 
-/// Our control plane's view of the cluster, and what it has to say of the objects.
+/// Starts the control plane's view of the cluster, with its status reports.
 async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>, drain::Drain) {
     let config = kube::Config::new(server.url().parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();

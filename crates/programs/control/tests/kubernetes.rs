@@ -338,8 +338,7 @@ async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_corrected(
     replica.running.stop().await;
 }
 
-/// A token as Kubernetes makes them, for the node proxy's account; its signature says what the API server in
-/// memory thinks of it.
+/// Returns a token of the node proxy's account in Kubernetes' format; the signature selects the simulated review.
 fn token(signature: &str) -> String {
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
     let part = |value: Value| BASE64.encode(value.to_string());
@@ -1011,9 +1010,8 @@ async fn followed(cluster: &Cluster, collection: &str) {
     .await;
 }
 
-/// Used where this scenario may not come: when a revocation list is taken away, when a kind seems to be gone,
-/// when the root is renewed, when an event is written again, when a Gateway gets another class, when a user reads flow
-/// events (`flows.rs`).
+/// Permissions that this scenario may not use: removal of a revocation list or a kind, renewal of the root, repeated
+/// events, a Gateway's change of class, flow events (`flows.rs`).
 const ELSEWHERE: [&str; 10] = [
     "create authorization.k8s.io/subjectaccessreviews",
     "delete core/configmaps istio-ca-root-cert,istio-ca-crl",

@@ -25,13 +25,13 @@ use super::{Trust, material::CRL_FILE};
 /// Names, and the key that holds the text.
 const ROOTS: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
 const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
-/// Namespaces that get none.
+/// Namespaces without copies.
 const LEFT_OUT: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 /// Field manager of the writes.
 const MANAGER: &str = "ambit-control";
 /// Label that marks the mesh's ConfigMap.
 const LABEL: &str = "istio.io/config";
-/// Writes at once.
+/// Maximum concurrent writes.
 const AT_ONCE: usize = 8;
 /// First and longest pause after a write that failed.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));

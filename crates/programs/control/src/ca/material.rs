@@ -93,7 +93,7 @@ impl Material {
         Ok(Self::of_root(&root))
     }
 
-    /// Material of a root that signs by itself.
+    /// Returns the material of a self-signed root.
     pub fn of_root(root: &Authority) -> Self {
         let roots = root.root_pem();
         Self {
@@ -166,8 +166,8 @@ impl Material {
     }
 }
 
-/// Reads the authority of a directory; makes a root and keeps it there if the directory is empty or
-/// does not exist. Without a directory the root lives as long as the process.
+/// Reads the authority of a directory, or generates a root there if it is empty or missing. Without a directory the
+/// root lives as long as the process.
 pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, CaError> {
     let made = |location: &str| {
         Material::new_root(trust_domain).map_err(|source| CaError::Authority {
@@ -238,7 +238,7 @@ fn write_private(path: &Path, content: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Writes the roots where clients read them, at once as a whole.
+/// Writes the roots atomically for clients.
 pub fn write_root(path: &Path, roots: &str) -> Result<(), CaError> {
     let error = |source| CaError::File {
         path: path.to_owned(),

@@ -72,8 +72,7 @@ impl CaSecret {
         format!("{}/{NAME}", self.namespace)
     }
 
-    /// Reads it; makes it if it is not there. Of several that make it at once, one wins and all read
-    /// the same.
+    /// Reads the Secret, or creates it. If several replicas create it at once, one wins and all read the same.
     pub async fn open_or_make(&self) -> Result<Material, SecretError> {
         loop {
             let found = self.api.get_opt(NAME).await;

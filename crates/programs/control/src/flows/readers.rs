@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// Most readers of one replica: as many as a proxy serves for the control plane.
 const MOST: usize = 8;
-/// Most readers of one user.
+/// Maximum readers of one user.
 const MOST_OF_USER: usize = 2;
 
 /// Readers by user.

@@ -16,9 +16,9 @@ use tokio::{sync::Semaphore, time::timeout};
 const AT_ONCE: usize = 16;
 /// Timeout of a check including its time in the queue.
 const WITHIN: Duration = Duration::from_secs(10);
-/// Longest token read, in bytes.
+/// Maximum length of a token, in bytes.
 const MAX_TOKEN: usize = 16 << 10;
-/// Longest name of a namespace, in bytes.
+/// Maximum length of a namespace's name, in bytes.
 const MAX_NAME: usize = 63;
 /// Most namespaces that a user may name: each costs the API server a review.
 const MAX_NAMESPACES: usize = 32;
@@ -90,10 +90,10 @@ impl Users {
         }
     }
 
-    /// The rights of the token's user over `namespaces`, over all of them if there are none.
+    /// Returns the rights of the token's user over `namespaces`; over all of them if empty.
     ///
     /// # Errors
-    /// If the user may not read one of them, or the API server cannot say.
+    /// When the user may not read one of them, or the API server fails.
     pub async fn rights(&self, token: &str, namespaces: &[String]) -> Result<Rights, Refused> {
         if token.is_empty() || token.len() > MAX_TOKEN {
             return Err(Refused::NoToken);

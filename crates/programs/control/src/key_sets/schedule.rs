@@ -9,7 +9,7 @@ use ambit_derive::{KeySource, KeyState};
 use ambit_model::ArcStr;
 use tokio::time::Instant;
 
-/// Most fetches at once.
+/// Maximum concurrent fetches.
 const MAX_CONCURRENT_FETCHES: usize = 8;
 /// Delay of the first retry after a failure; it doubles with each.
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -74,8 +74,8 @@ impl FetchSchedule {
         first.filter(|_| fetching < MAX_CONCURRENT_FETCHES)
     }
 
-    /// Takes the result of a fetch, and gives the state of the set; `None` if it is not wanted any more. Times are
-    /// spread by a factor.
+    /// Handles the result of a fetch, and returns the state of the set; `None` if it is no longer desired. Times are
+    /// multiplied by a random factor.
     pub(super) fn fetched<E: std::fmt::Display>(
         &mut self,
         source: &KeySource,

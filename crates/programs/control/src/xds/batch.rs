@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::{entry::Entry, scope::View, store::Store, wire_form};
 
-/// Steps that are kept for clients that come to them a little later.
+/// Number of recent steps that are cached for slower clients.
 const STEPS: usize = 16;
 /// A whole state is given to new clients although it is this many changes old: they get those with the next
 /// push.

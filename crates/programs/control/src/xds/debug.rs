@@ -23,7 +23,7 @@ pub(super) const METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 /// Largest request, in bytes.
 pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;
-/// Streams at once.
+/// Maximum concurrent streams.
 const MAX_STREAMS: usize = 16;
 /// Maximum age of a stream.
 const MAX_AGE: Duration = Duration::from_secs(60);

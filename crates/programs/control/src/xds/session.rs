@@ -98,8 +98,8 @@ pub struct Session {
     seed: u64,
     pushes: u64,
     subscriptions: BTreeMap<ResourceType, Subscription>,
-    /// Records that are gone and not yet removed at the client, because what it has may name them: with the
-    /// revision that pushes of other types must have been answered up to.
+    /// Removed records that the client still has, because its other records may reference them, with the revision up to
+    /// which pushes of other types must be acknowledged.
     withheld: Vec<(u64, Arc<Batch>)>,
 }
 
@@ -210,8 +210,8 @@ impl Session {
         Arc::new(there)
     }
 
-    /// The records of a referenced type to remove now: those that nothing names any more in what the client
-    /// has answered. A refusal is an answer too, or one bad record would keep a policy in force for good.
+    /// Returns the records of a referenced type to remove now: those that no acknowledged record of the client
+    /// references. A rejection counts as acknowledgement, or one bad record would keep a policy in force for good.
     fn removable(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
         let subscription = self.subscriptions.get(&kind)?;
         if subscription.outstanding {
@@ -526,8 +526,7 @@ impl<'a> Gather<'a> {
         self.found.insert(entry.name.clone());
     }
 
-    /// Batch of records that the client does not have yet, and of names that do not exist or are gone. It has all of it
-    /// from now on.
+    /// Returns the batch of records that the client lacks, and of names that do not exist, and records them as known.
     fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
         let mut resources = Vec::new();
         for name in &self.found {

@@ -814,7 +814,7 @@ proptest! {
     }
 }
 
-/// Opens a stream of a client of everything and acknowledges what it gets; gives the pushes.
+/// Opens a wildcard client's stream, acknowledges its pushes, and returns them.
 fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
     let mut session = Session::new(client(), seed);
     let request = first(ResourceType::Address);

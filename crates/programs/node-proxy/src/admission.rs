@@ -118,10 +118,10 @@ impl Denied {
     }
 }
 
-/// The pod's record of now, and the way that a connection to it has to take.
+/// Returns the pod's current record, and the required path of a connection to it.
 ///
 /// # Errors
-/// When the pod has no record any more.
+/// When the pod has no record.
 pub(crate) fn course(pod: &Pod, peer: &Peer) -> Result<(Arc<Local>, Course), Denied> {
     let local = pod.local.now(None);
     if !local.is_known {

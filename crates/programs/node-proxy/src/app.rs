@@ -50,7 +50,7 @@ const LAST_EXPORT: Duration = Duration::from_secs(2);
 pub enum StartedBy {
     /// A user, or a test.
     Anyone,
-    /// A supervisor: standard input is the line to it.
+    /// Supervisor, whose link is standard input.
     Supervisor,
 }
 
@@ -93,8 +93,8 @@ fn check_privileges(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps what entering pods and opening their sockets takes. Before any thread is made: each has its
-/// own.
+/// Drops all privileges but those for entering pods and opening their sockets. Called before threads start, since each
+/// has its own.
 fn drop_privileges() {
     if let Err(error) = privileges::keep(&[Capability::SysAdmin, Capability::NetAdmin]) {
         tracing::warn!(%error, "cannot drop the capabilities that are not needed");
@@ -239,7 +239,7 @@ struct Mesh {
     known: watch::Receiver<bool>,
 }
 
-/// Begins to follow the mesh, from the warm-start cache where there is one.
+/// Starts following the mesh, from the warm-start cache if there is one.
 fn follow_mesh(
     env: &Env,
     config: &Config,

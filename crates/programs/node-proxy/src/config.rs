@@ -112,8 +112,8 @@ pub struct Config {
     pub auth_token: Option<String>,
     /// Whether records are requested one by one (`XDS_ON_DEMAND`).
     pub xds_on_demand: bool,
-    /// `ISTIO_META_DNS_CAPTURE`: answer the DNS queries of captured pods from the mesh, instead of forwarding all of
-    /// them. On unless set to a value other than `true`.
+    /// `ISTIO_META_DNS_CAPTURE`: resolve captured pods' DNS queries in the mesh, instead of forwarding all of them.
+    /// Enabled unless set to a value other than `true`.
     pub dns_proxy: bool,
     /// `LOCAL_XDS_PATH` or `LOCAL_XDS`.
     pub local_xds: Option<LocalXds>,

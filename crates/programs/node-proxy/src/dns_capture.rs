@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl DnsSockets {
-    /// Answers datagrams on the current worker until the pod's drain. Gives what the questions of
-    /// connections are answered with, and where those come in.
+    /// Serves datagrams on the current worker until the pod's drain. Returns the resolver and the listener of TCP
+    /// connections.
     pub(crate) fn serve(
         self,
         pod: &Arc<Pod>,

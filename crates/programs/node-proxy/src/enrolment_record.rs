@@ -20,7 +20,7 @@ use crate::pod_handover::RestoredPod;
 
 /// Interval at which a draining proxy reads the record.
 const LOOK: Duration = Duration::from_secs(1);
-/// A longer file is none of ours.
+/// Maximum size of the record; a larger file is foreign.
 const LONGEST: u64 = 16 << 20;
 
 /// Why a pod was not found again.

@@ -318,7 +318,7 @@ async fn captured(mut walk: Walk, pod: &Pod, ip: IpAddr, dst: SocketAddr) -> Exp
     walk.ends(End::Forwarded(hop))
 }
 
-/// The waypoint of a route, and which object has it.
+/// Describes the waypoint of a route, and the object that names it.
 fn waypoint(route: &Route) -> String {
     let of_service = route.service().and_then(|one| {
         let waypoint = shared::waypoint_of(one)?;

@@ -100,8 +100,8 @@ impl Pod {
         Ok((pod, listeners))
     }
 
-    /// The proxy's own pod, in whose namespace this process lives: not captured, but what it serves, its
-    /// metrics for one, can be had through a tunnel (Istio's contract). One listener a worker.
+    /// Opens the proxy's own pod, in whose namespace this process lives: not captured, but reachable through tunnels
+    /// (Istio's contract). One listener for each worker.
     ///
     /// # Errors
     /// When a listener cannot be opened.
@@ -217,8 +217,8 @@ impl Pod {
         self.lifecycle.drain_watcher()
     }
 
-    /// Whether other sockets than those this proxy has ever had take the pod's connections too: those
-    /// of a proxy that did not take ours over.
+    /// Whether sockets other than this proxy's accept the pod's connections, too: those of a proxy that did not take
+    /// over the listeners.
     pub(crate) fn others_listen(&self) -> io::Result<bool> {
         let listening = tcp_sockets(&self.netns, State::Listening)?;
         let others: HashSet<u16> = listening

@@ -8,7 +8,7 @@ use ambit_sys::netns::Netns;
 use ambit_wire::zds_codec::{ZdsDecodeError, decode_request, encode_request};
 use ambit_zds::{PodUid, Request, WorkloadInfo};
 
-/// A pod that was served before this process.
+/// Pod that the previous process served.
 #[derive(Debug)]
 pub(crate) struct RestoredPod {
     /// UID of the pod in Kubernetes.
@@ -21,13 +21,13 @@ pub(crate) struct RestoredPod {
     pub(crate) sockets: Vec<OwnedFd>,
 }
 
-/// An item that is no pod.
+/// Error of an item that is not a pod.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The description cannot be read.
     #[error("cannot decode its description")]
     About(#[from] ZdsDecodeError),
-    /// The description is of another pod, or of none.
+    /// Description of another pod, or of none.
     #[error("its description is of another pod")]
     Another,
     /// Missing network namespace.

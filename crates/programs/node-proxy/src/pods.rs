@@ -40,7 +40,7 @@ const LOOK_FOR_OTHERS: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug, Default)]
 pub struct Served {
     inner: Arc<Mutex<Inner>>,
-    /// Pods that have left and still have connections.
+    /// Unenrolled pods with open connections.
     leaving: TaskTracker,
 }
 
@@ -83,8 +83,8 @@ impl Served {
         });
     }
 
-    /// Whether any pod would be left without a proxy. A successor of another make, or one that could not
-    /// take the sockets over, has opened its own beside ours.
+    /// Whether any pod would be left without a proxy. A successor that cannot take over sockets opens its own beside
+    /// them.
     pub(crate) fn is_needed(&self) -> bool {
         let others_listen = |pod: &Arc<Pod>| pod.others_listen().is_ok_and(|others| others);
         !self.pods().iter().all(others_listen)
@@ -115,7 +115,7 @@ impl Served {
     }
 }
 
-/// Dials the agent, and serves the pods it names.
+/// Client of the agent that serves the pods it enrols.
 #[derive(Debug)]
 pub struct Enrolment {
     proxy: Proxy,
@@ -253,7 +253,7 @@ impl Enrolment {
         }
     }
 
-    /// Waits; pods that could not be started are tried again meanwhile.
+    /// Waits, while retrying pods that could not be started.
     async fn wait_ticking(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
         loop {

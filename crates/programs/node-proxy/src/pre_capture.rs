@@ -35,8 +35,7 @@ const CLOSE_AFTER: [Duration; 3] = [
     Duration::from_secs(10),
 ];
 
-/// Between looks at what a new pod brings along, for the same reason; the last when no probe from before the
-/// capture goes on any more.
+/// Delays of checks for a new pod's earlier connections; the last is after probes from before the capture have ended.
 const LOOK_AFTER: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_millis(1500),
@@ -63,7 +62,7 @@ pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
         .collect()
 }
 
-/// Closes what a pod brings along, for as long as something may come.
+/// Closes connections from before the capture, while some may appear.
 pub(crate) async fn close(pod: Arc<Pod>) {
     let pod = weak(pod);
     for pause in CLOSE_AFTER {
@@ -88,10 +87,10 @@ pub(crate) async fn close(pod: Arc<Pod>) {
     }
 }
 
-/// Closes a pod's inbound connections from before its capture when a policy begins to refuse them:
-/// STRICT, or any other; and when everything begins to have to come through a waypoint, as [`WaypointGrace`] has it. Those
-/// that were refused when capture began go on: that is for the setting to decide; those within the pod always
-/// do, and those that may be kubelet's for a while. Ends when there are none left.
+/// Closes a pod's inbound connections from before its capture when a policy starts to deny them (STRICT or any other),
+/// and when a waypoint becomes required, see [`WaypointGrace`]. Connections that were already denied at capture
+/// continue, since a setting decides about them; so do connections within the pod, and for a while those that may be
+/// kubelet's. Completes when none are left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.gone());
@@ -245,7 +244,7 @@ impl Earlier {
     }
 }
 
-/// Whether it was closed by this.
+/// Closes a socket. Returns whether it was open.
 fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
     let metrics = &pod.metrics;
     match tcp_sockets::destroy(&pod.netns, socket) {

@@ -10,7 +10,7 @@ use super::MESH_CONFIG;
 /// A proxy configuration that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshConfigError {
-    /// The file is there but cannot be read.
+    /// Unreadable file.
     #[error("cannot read {MESH_CONFIG}")]
     Read(#[source] io::Error),
     /// YAML of an unexpected form.
@@ -24,7 +24,7 @@ pub enum MeshConfigError {
     },
 }
 
-/// The keys read; others belong to other proxies.
+/// Keys of the file that are read; others are ignored.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ProxyConfig {

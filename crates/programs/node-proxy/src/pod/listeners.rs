@@ -166,7 +166,7 @@ pub(super) fn open_own(
     (0..workers.max(1)).map(open).collect()
 }
 
-/// The numbers of their sockets, whichever process has them.
+/// Returns the inode numbers of the sockets in any process.
 pub(super) fn inodes(listeners: &[PodListeners]) -> HashSet<u64> {
     let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
     listeners

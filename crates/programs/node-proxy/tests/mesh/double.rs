@@ -49,7 +49,7 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     });
 }
 
-/// A client here, a server there, and the gateway between.
+/// Creates a scene of a client, a server in another network, and the gateway between them.
 async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
     let client = mesh.pod("client", "10.9.0.1").await;

@@ -112,7 +112,7 @@ impl Replica {
         asked
     }
 
-    /// Delivers it to the pod as a waypoint does.
+    /// Delivers the request to the pod like a waypoint.
     async fn deliver(&self, asked: ConnectRequest, to: &PodHost) {
         let connection = tunnel_as(&self.pki, &of_waypoint(), &self.host, to).await;
         let authority = Uri::try_from(asked.authority()).unwrap();

@@ -125,7 +125,7 @@ impl PodHost {
             .expect("connecting takes for ever")
     }
 
-    /// An application that answers each connection with its peer's address and what it sent.
+    /// Runs an application that responds on each connection with the peer's address and its bytes.
     pub(crate) fn echo(&self, port: u16) {
         let listener = self.listen(port);
         ambit_rt::spawn("echo", async move {

@@ -61,7 +61,7 @@ const LAST_EXPORT: Duration = Duration::from_secs(2);
 pub enum StartedBy {
     /// A user, or a test.
     Anyone,
-    /// A supervisor: standard input is the line to it.
+    /// Supervisor, whose link is standard input.
     Supervisor,
 }
 
@@ -235,10 +235,9 @@ fn admin(
     })
 }
 
-/// Takes connections until none come any more: clients go on choosing this pod until they have learnt that it ends, or as
-/// long as no other pod of the waypoint serves. Returns what is left of the time until the process has to end.
-///
-/// Calls `ending` when clients should turn to other pods: the waypoint says that it is not ready only then.
+/// Accepts connections until no more arrive: clients choose this pod until they learn of its termination, or while no
+/// other pod serves. Returns the remaining time. Calls `ending` when clients should switch to other pods, and readiness
+/// fails.
 async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let linger = waypoint.config.linger;
     let end = Instant::now() + linger + waypoint.config.termination_deadline;

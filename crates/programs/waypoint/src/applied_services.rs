@@ -52,7 +52,7 @@ impl AppliedServices {
         }
     }
 
-    /// Whether a service is among them, by namespace and host.
+    /// Whether the set contains a service.
     pub(crate) fn contains(&self, service: &NamespacedHostname) -> bool {
         self.0.contains(service)
     }

@@ -134,11 +134,9 @@ fn of_workload(
     ports.collect()
 }
 
-/// Declared protocol of a tunnel's target: by the service; of a pod, by all services that forward to the called port,
-/// if these agree that it is no HTTP.
-///
-/// Besides the services whose attachments apply, those that select the pod in its own namespace count, whichever waypoint
-/// they have. Nobody else can declare what a pod speaks.
+/// Returns the declared protocol of a tunnel's target: by the service; for a pod, by all services that forward to the
+/// port, if they agree that it is not HTTP. Besides services with applicable attachments, all services of the pod's own
+/// namespace that select it count. No other namespace can declare a pod's protocol.
 pub(crate) fn declared_protocol(
     waypoint: &Waypoint,
     target: &Target,

@@ -25,7 +25,7 @@ pub(crate) enum Attachments {
     },
     /// Attachments of the services that forward to a pod.
     Pod {
-        /// The pod's port that is called.
+        /// Port of the pod that is called.
         port: u16,
         /// Service ports that map to the target port.
         ports: Vec<ServicePort>,

@@ -62,8 +62,8 @@ pub(crate) struct Callee<'a> {
     pub(crate) caller: CallFor<'a>,
     /// Waypoints that the cause of the call has passed.
     pub(crate) hops: Hops,
-    /// Whose request makes the waypoint call, if it is one caller's: connections whose windows streams share are that
-    /// caller's alone, and what a tunnel holds is charged to it.
+    /// Caller on whose behalf the waypoint calls: connections with shared windows are exclusive to the caller, and
+    /// memory is charged to it.
     pub(crate) on_behalf: Option<&'a OnBehalf>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) enum CallFor<'a> {
 }
 
 impl CallFor<'_> {
-    /// The identity, unless it is the waypoint's own.
+    /// Returns the identity, unless it is the waypoint's own.
     fn identity(self, trust_domain: &ArcStr) -> Option<Identity> {
         match self {
             Self::Mesh => None,
@@ -88,11 +88,10 @@ impl CallFor<'_> {
     }
 }
 
-/// The answer to a request, on a connection that is kept or a new one. The caller bounds its time, and reads the body
-/// with a bound.
+/// Sends a request on a pooled or new connection, and returns the response. The caller limits its time and the body.
 ///
 /// # Errors
-/// When no endpoint can be reached, of which two are tried, or the one that was reached does not answer.
+/// When neither of two endpoints is reachable, or the endpoint does not respond.
 pub(crate) async fn request(
     shard: &Shard,
     callee: Callee<'_>,

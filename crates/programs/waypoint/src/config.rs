@@ -65,7 +65,7 @@ pub struct Config {
     /// HTTP/2 settings of HBONE (`HTTP2_*`, `POOL_*`).
     #[serde(skip)]
     pub http2: Arc<Settings>,
-    /// Connection setups at once (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
+    /// Maximum concurrent connection setups (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
     pub setup_limits: SetupLimits,
     /// Number of worker threads.
     pub workers: usize,
@@ -80,8 +80,8 @@ pub struct Config {
     pub headers_timeout: Duration,
     /// `AMBIT_MAX_HEADERS`, `AMBIT_MAX_HEADER_BYTES`: limits of header sections.
     pub headers: HeaderLimits,
-    /// `AMBIT_MEMORY_LIMIT`: bytes of memory that the process may have; that of its cgroup by default, or a gibibyte if
-    /// that has none. Half of it is the budget for what callers make it hold.
+    /// `AMBIT_MEMORY_LIMIT`: memory limit of the process in bytes; by default that of its cgroup, or a gibibyte without
+    /// one. Half of it is the budget for callers.
     pub memory_limit: usize,
     /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are
     /// cancelled.
@@ -100,7 +100,7 @@ pub struct Config {
     /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, with commas between them, that hosts below wildcards may
     /// have although they are the mesh's or the node's own.
     pub allowed_hosts: Vec<IpNet>,
-    /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: what TLS that begins here goes by, as far as it concerns others.
+    /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: settings of originated TLS, as far as they concern third parties.
     #[serde(skip)]
     pub tls: TlsSettings,
     /// `AMBIT_TLS_FILES`: where the certificates and keys are that rules name, of each namespace in a directory of its
@@ -147,8 +147,8 @@ pub struct Streams {
     /// `AMBIT_STREAM_STALL_TIMEOUT`: how long a client or an application may read nothing of a body that has more for
     /// it; zero is for ever. Streams that are quiet never stall.
     pub stall_timeout: Duration,
-    /// `AMBIT_STREAM_IDLE_TIMEOUT`: how long nothing may come of an upload before its response begins, or of a response of
-    /// a declared length; zero is for ever.
+    /// `AMBIT_STREAM_IDLE_TIMEOUT`: idle timeout of an upload before its response, and of a response of declared
+    /// length; zero disables it.
     pub idle_timeout: Duration,
     /// `AMBIT_CANCEL_ON_HALF_CLOSE`: a request of HTTP/1 ends when its client closes its sending side before it has the
     /// response.

@@ -124,7 +124,7 @@ impl Ruled {
         }
     }
 
-    /// One of its ports, as the service declares them.
+    /// Returns the state of a declared port.
     pub(crate) fn port(&self, number: u16) -> Arc<Port> {
         let mut ports = self.ports.lock();
         let port = ports.entry((None, number));
@@ -278,7 +278,7 @@ impl Port {
         slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
-    /// The right to use a connection at once.
+    /// Takes a connection permit without waiting.
     pub(crate) fn connection(
         &self,
         rule_context: RuleContext<'_>,
@@ -308,7 +308,8 @@ impl Port {
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
 
-    /// The way to an endpoint, and what is held there. The first is `None` where the service's own waypoint chooses.
+    /// Returns the route to an endpoint, with its permits. The endpoint is `None` where the service's own waypoint
+    /// chooses.
     pub(crate) fn route(
         self: &Arc<Self>,
         rule_context: RuleContext<'_>,

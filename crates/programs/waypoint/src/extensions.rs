@@ -46,9 +46,9 @@ pub(crate) struct Plugin {
 pub(crate) struct Counts {
     /// Instances that failed.
     pub(crate) failures: AtomicU64,
-    /// Requests that were refused because it failed.
+    /// Number of requests rejected because the plugin failed.
     pub(crate) refused: AtomicU64,
-    /// Requests that went on without it because it failed.
+    /// Number of requests that bypassed the plugin because it failed.
     pub(crate) passed: AtomicU64,
 }
 
@@ -123,7 +123,7 @@ impl Plugin {
         self.state.send_replace(state);
     }
 
-    /// Whether it is called for requests that concern these ports.
+    /// Whether the plugin applies to requests to these ports.
     fn is_for(&self, attachments: &Attachments) -> bool {
         let config = &self.config;
         attachments.ports().any(|(service, port)| {
@@ -184,7 +184,7 @@ impl Chain {
     }
 }
 
-/// Plugins as the control plane configures them.
+/// Configured plugins.
 #[derive(Debug, Default)]
 pub(crate) struct Extensions {
     entries: BTreeMap<ArcStr, Entry>,
@@ -266,7 +266,7 @@ impl Extensions {
         &self.chain
     }
 
-    /// The newest versions, whether they can be run or not.
+    /// Returns the newest versions, whether they can run or not.
     pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
         let desired = self.entries.values().map(|entry| entry.desired.clone());
         desired.collect()

@@ -15,11 +15,11 @@ use crate::config::Config;
 /// Name under which the supervisor stores the listeners.
 const HELD: &str = "tunnels";
 
-/// Takes over what the process before this one listened with, all of it since connections may wait in any, or opens
-/// the port; and has them held.
+/// Takes over the previous process's listeners, all of them since connections may queue at any, or binds the port; and
+/// stores them at the supervisor.
 ///
 /// # Errors
-/// When the port cannot be had.
+/// When the port cannot be bound.
 pub(crate) fn open(
     config: &Config,
     supervisor: &Supervisor,

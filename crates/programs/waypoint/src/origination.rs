@@ -60,7 +60,7 @@ pub(crate) struct Origination {
 pub(crate) struct TlsUpstream<'a> {
     pub(crate) origination: &'a Origination,
     pub(crate) config: &'a Config,
-    /// The endpoint's host, as it is known.
+    /// Hostname of the endpoint, as far as known.
     pub(crate) host: &'a str,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct TlsKey {
 }
 
 impl Origination {
-    /// The previous configuration, if it is unchanged.
+    /// Builds the configuration, or returns the previous one if it is unchanged.
     pub(crate) fn of(
         tls: Option<&Arc<DestinationTls>>,
         before: Option<&Arc<Self>>,
@@ -89,7 +89,7 @@ impl Origination {
         }))
     }
 
-    /// Whether anything of it may change by itself.
+    /// Whether the configuration refers to files that may change.
     fn has_files(&self) -> bool {
         self.of.client.is_some() || matches!(self.of.roots, TlsRoots::File(_))
     }
@@ -150,7 +150,7 @@ impl TlsUpstream<'_> {
         }
     }
 
-    /// Begins TLS, to speak a version of HTTP or whatever the client speaks.
+    /// Starts TLS for an HTTP version, or for the client's protocol.
     pub(crate) async fn begin<S>(
         &self,
         stream: S,
@@ -181,7 +181,7 @@ fn of_system() -> Result<Authorities, OutwardError> {
     Ok(KNOWN.get_or_init(|| found).clone())
 }
 
-/// A file, below where this waypoint has them.
+/// Reads a file below the waypoint's directory.
 fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
     let below = Path::new(path.as_str()).strip_prefix(FILES).ok();
     let is_plain = |below: &&Path| {

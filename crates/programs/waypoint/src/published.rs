@@ -50,14 +50,14 @@ pub struct Published(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     known: RwLock<Known>,
-    /// Whether there is any telemetry configuration: requests without one take no lock for it.
+    /// Whether telemetry is configured, so that requests without it take no lock.
     has_telemetry: AtomicBool,
     exporters: Arc<Exporters>,
     /// Which addresses are called.
     guard: Guard,
     /// Number of changes so far.
     changes: watch::Sender<u64>,
-    /// Whether there is any plugin: requests without one take no lock for it.
+    /// Whether plugins exist, so that requests without them take no lock.
     is_extended: AtomicBool,
     /// Whether rate limits exist.
     is_limited: AtomicBool,
@@ -205,7 +205,7 @@ impl Published {
         self.0.known.read().settings.gateway.clone()
     }
 
-    /// A service, if the waypoint serves it.
+    /// Returns a service, if the waypoint serves it.
     pub fn service(&self, name: &NamespacedHostname) -> Option<Arc<Served>> {
         self.0.known.read().services.get(name).cloned()
     }
@@ -361,7 +361,7 @@ impl Published {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Changes of any of it.
+    /// Returns a receiver that is notified of every change.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }

@@ -86,9 +86,8 @@ impl Limiter {
         }
     }
 
-    /// Takes a request from each of the local limits that it matches, until one is used up. `key` is what the request has
-    /// in common with others. A limit that has counted the request by the same key in the form of `before` counts it no
-    /// second time.
+    /// Counts a request against each matching local limit, until one rejects it. `key` holds the request's limit keys.
+    /// A limit that counted it under the same key as `before` does not count it again.
     pub(crate) fn take<K: Hash + Eq>(
         &self,
         (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
@@ -113,7 +112,7 @@ impl Limiter {
         met
     }
 
-    /// The descriptors that are of a request.
+    /// Returns the descriptors of a request.
     pub(crate) fn descriptors<'a>(
         &'a self,
         global: &'a GlobalLimit,

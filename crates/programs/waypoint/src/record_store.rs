@@ -25,7 +25,7 @@ pub(crate) trait RecordStore {
     /// before it stays.
     fn put(&mut self, resource: ArcStr, record: Self::Record);
 
-    /// Removes the record of a resource, and gives what is no longer counted.
+    /// Removes the record of a resource, and returns the metrics that it removes.
     fn remove(&mut self, resource: &ArcStr) -> Option<Gone>;
 
     /// Records with their state for `/config_dump`, without secrets.

@@ -42,7 +42,7 @@ struct Counts {
 #[derive(Debug)]
 pub(crate) struct Active(Arc<Counts>);
 
-/// A request that is sent again.
+/// Permit of one retry.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<Counts>);
 
@@ -60,7 +60,7 @@ impl Budgets {
 }
 
 impl Active {
-    /// Leave to send it again.
+    /// Takes a retry permit, if the budget allows it.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let Counts { active, retries } = &*self.0;
         let most = LEAST.max(active.load(Relaxed) * PERCENT / 100);

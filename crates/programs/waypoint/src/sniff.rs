@@ -21,7 +21,7 @@ use crate::message::Version;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// End of a request line but for the minor version's digit.
 const VERSION: &[u8] = b"HTTP/1.";
-/// Longest method that is recognised.
+/// Maximum length of a recognized HTTP method.
 const MAX_METHOD_BYTES: usize = 32;
 /// Longest request line that is recognised, with the empty lines before it (RFC 9112, section 3, recommends 8000).
 const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
@@ -66,7 +66,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// Waits until the first bytes show what the stream begins with. May be dropped and called again.
+    /// Waits until the first bytes identify the protocol. Cancel-safe.
     pub(crate) async fn opening(&mut self) -> Opening {
         loop {
             match guess(&self.seen) {

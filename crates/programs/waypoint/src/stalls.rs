@@ -64,7 +64,7 @@ struct Watched {
 }
 
 impl Stalls {
-    /// Bodies may stall for so long; zero is for ever.
+    /// Creates the timeout of stalled bodies; zero disables it.
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit: (!limit.is_zero()).then_some(limit),

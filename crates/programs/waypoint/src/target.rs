@@ -21,7 +21,7 @@ use crate::{
     waypoint::{NotKnown, Waypoint},
 };
 
-/// The address of a service that has none.
+/// Placeholder address of a service without one.
 pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Time to wait for an unknown target. Records reach clients and the waypoint within milliseconds of each other, or
@@ -184,13 +184,13 @@ impl Target {
         })
     }
 
-    /// Whether it is a service whose name is a wildcard.
+    /// Whether the target is a service with a wildcard hostname.
     pub(crate) fn is_wildcard(&self) -> bool {
         self.named()
             .is_some_and(|one| one.hostname.starts_with('*'))
     }
 
-    /// Whether each call names the host that is meant.
+    /// Whether each request selects the host of a wildcard.
     pub(crate) fn resolves_hosts(&self) -> bool {
         matches!(self, Self::Service { served, .. } if served.resolves_hosts)
     }
@@ -201,7 +201,7 @@ impl Target {
         Some(names::under(&name.hostname, text)?.into())
     }
 
-    /// The port of hosts that are named.
+    /// Returns the port for hosts of the wildcard.
     pub(crate) fn host_port(&self) -> u16 {
         let port = self.address().port();
         let service = self.named();
@@ -246,7 +246,7 @@ impl Target {
         }
     }
 
-    /// The service, if it is one.
+    /// Returns the service, if the target is one.
     pub(crate) fn named(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Service { service, .. } => Some(service),
@@ -254,7 +254,7 @@ impl Target {
         }
     }
 
-    /// Whether it is a port of a service.
+    /// Whether the target is a port of the service.
     pub(crate) fn is_port(&self, service: &NamespacedHostname, port: u16) -> bool {
         self.service_name() == Some(service) && self.address().port() == port
     }

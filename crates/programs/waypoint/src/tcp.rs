@@ -40,7 +40,7 @@ const CLIENT_FIRST: Duration = Duration::from_millis(20);
 /// Timeout of an incomplete request line at the start of a connection.
 const UNDECIDED: Duration = Duration::from_secs(1);
 
-/// A connection that is not passed through.
+/// Reason why a connection is not relayed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TcpError {
     #[error("{0}")]
@@ -280,7 +280,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
     l7::is_still_admitted(&required, by)
 }
 
-/// Counts what a policy on trial would have done, and logs what is audited: once a connection.
+/// Counts the effect of dry-run policies, and logs audited connections, once a connection.
 fn note(session: &Session, decision: &HttpDecision) {
     for dry_run in &decision.dry_run {
         let metrics = &session.shard.waypoint.http_metrics;
@@ -324,7 +324,7 @@ impl Opened {
 struct ConnectionContext {
     endpoint: SocketAddr,
     held: Option<ConnectionLease>,
-    /// The provider that has admitted it.
+    /// External authorizer that allowed the connection.
     provider: Option<ArcStr>,
 }
 
@@ -338,7 +338,7 @@ struct ConnectionLease {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Judges a connection, and connects it to an endpoint.
+/// Authorizes a connection, and connects it to an endpoint.
 async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let decision = judge(session, routed);
     if !decision.is_allowed() {
@@ -399,7 +399,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     }
 }
 
-/// A connection that is not there.
+/// Reason why no upstream connection exists.
 enum Failed {
     /// Failure at an endpoint, if known.
     At(UpstreamError, Option<ArcStr>),

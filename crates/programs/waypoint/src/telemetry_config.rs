@@ -224,7 +224,7 @@ pub(crate) struct TelemetryConfigs {
 impl RecordStore for TelemetryConfigs {
     type Record = WaypointTelemetry;
 
-    /// Requests are served without it.
+    /// Whether requests need the store to be complete.
     const IS_NEEDED: bool = false;
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {

@@ -29,7 +29,7 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Most items of one batch.
+/// Maximum items of one batch.
 const MAX_BATCH: usize = 1024;
 /// Maximum batching time. It is short to avoid bursts of work, which would delay requests at this waypoint or a
 /// collector next to it.

@@ -128,7 +128,7 @@ impl Upstream {
         }
     }
 
-    /// The endpoint itself: what is to be avoided when it fails, and what is reported.
+    /// Returns the endpoint's address, for reports and for avoiding it after a failure.
     pub(crate) fn endpoint(&self) -> SocketAddr {
         match self {
             Self::Plain(address, _) => *address,

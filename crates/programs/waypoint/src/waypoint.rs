@@ -217,7 +217,7 @@ impl Waypoint {
         }
     }
 
-    /// A port of a service, as policies see what goes there: at its first address, if it has one.
+    /// Returns the address of a service port for policies: the service's first address, if it has one.
     pub(crate) fn address_of(&self, service: &NamespacedHostname, port: u16) -> SocketAddr {
         let table = self.state.table();
         let service = table.service(service);
@@ -244,8 +244,7 @@ impl Waypoint {
         self.state.completed(deadline, look).await
     }
 
-    /// Asks the control plane what is at an address, unless it is known. What it does not answer in time is
-    /// as unknown as what does not exist.
+    /// Subscribes to an unknown address at the control plane. Without an answer in time, the address stays unknown.
     pub(crate) async fn learn(&self, address: &NetworkAddress) {
         if self.state.table().knows_address(address) {
             return;

@@ -29,7 +29,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const END: &[u8] = b"0\r\n\r\n";
 /// Bytes of interim responses to one request.
 const MAX_INTERIM_BYTES: usize = 16 << 10;
-/// Bytes that are copied at once while trailers wait.
+/// Maximum bytes that are copied at once while trailers wait.
 const COPIED_BYTES: usize = 16 << 10;
 
 /// Bytes to write on a connection besides those of hyper. Clones share them.
@@ -173,7 +173,7 @@ impl<B: HttpBody + Unpin> HttpBody for WithTrailers<B> {
 pub(crate) struct Wire<IO> {
     io: IO,
     additions: Additions,
-    /// Bytes to be written before any others.
+    /// Bytes to write before any others.
     out: BytesMut,
     /// Last bytes of a body whose trailers wait, no more than the length of [`END`].
     held: BytesMut,

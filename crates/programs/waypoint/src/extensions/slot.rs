@@ -56,7 +56,7 @@ struct Opened {
 }
 
 impl Signal {
-    /// The waker is woken once. To be called before what is waited for is looked at.
+    /// Registers a waker, which is woken once. Must be called before the condition is checked.
     pub(crate) fn register(&self, waker: &Waker) {
         let mut all = self.0.lock();
         if !all.iter().any(|known| known.will_wake(waker)) {
@@ -85,7 +85,7 @@ pub(crate) struct PluginContext {
     pub(crate) streams: Arc<OpenStream>,
 }
 
-/// Calls of plugins, as [`PluginContext::calls`] has them.
+/// Function of [`PluginContext::calls`].
 type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;
@@ -136,7 +136,7 @@ enum Stage {
     Failed,
 }
 
-/// One instance, for as long as it does not fail.
+/// Running instance.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
     slot: Arc<Slot>,
@@ -442,7 +442,7 @@ impl Instance {
         request.map_or(CallCause::OWN, |request| request.cause.clone())
     }
 
-    /// Tells the instance of each message that waits, as long as it takes them.
+    /// Notifies the instance of queued messages, as long as it accepts them.
     fn tell_of_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {

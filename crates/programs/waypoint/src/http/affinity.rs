@@ -139,8 +139,8 @@ impl Affinity {
         }
     }
 
-    /// The backend of the session, regardless of the weights; `find` looks for an endpoint of one by its mark. A
-    /// session whose endpoint is gone is over.
+    /// Returns the backend of the session regardless of weights; `find` searches an endpoint by its mark. A session
+    /// ends with its endpoint.
     pub(super) fn backend<'a>(
         &mut self,
         rule: &'a Rule,

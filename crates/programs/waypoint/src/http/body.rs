@@ -67,7 +67,7 @@ impl Count {
         self.0.lock().grpc_status
     }
 
-    /// Whether it went through to its end.
+    /// Whether the body was forwarded completely.
     pub(crate) fn is_complete(&self) -> bool {
         self.0.lock().is_complete
     }
@@ -176,7 +176,7 @@ pub(super) fn only(all: HeaderMap, may_pass: impl Fn(&HeaderName) -> bool) -> Fr
 }
 
 pin_project_lite::pin_project! {
-    /// A body that is passed on.
+    /// Body that is being forwarded.
     pub(crate) struct Passing<B, K> {
         #[pin]
         inner: B,

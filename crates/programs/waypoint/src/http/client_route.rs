@@ -60,11 +60,11 @@ impl Original {
         }
     }
 
-    /// Attachments of the destination, if it has any here.
+    /// Returns the attachments of the destination, if it has any here.
     ///
     /// # Errors
-    /// With the response, if the destination has tokens or plugins that were not applied to the request, or if a plugin
-    /// has seen another request.
+    /// The response, if the destination has tokens or plugins that were not applied to the request, or if a plugin has
+    /// changed it.
     pub(super) fn attachments<B>(
         &self,
         session: &Session,

@@ -492,7 +492,7 @@ pub(super) fn judge_backend<B>(
     admission.ok_or_else(Reply::denied)
 }
 
-/// A request that has passed too many waypoints.
+/// Returns the response to a request in a routing loop.
 pub(super) fn in_a_circle() -> Reply {
     let text = "the routes of waypoints form a loop";
     Reply::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)

@@ -85,7 +85,7 @@ impl Answered {
 pub(super) enum Extension {
     /// The request is unchanged.
     Unchanged,
-    /// A plugin saw it, and may have changed it.
+    /// A plugin ran and may have changed the request.
     Seen,
     /// A plugin has responded.
     Answered(Box<Response<Answer>>),
@@ -226,7 +226,7 @@ impl Extended {
         Ok(())
     }
 
-    /// The body as plugins let it through.
+    /// Wraps the request body with the plugins.
     pub(super) fn request_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in &self.called {
@@ -274,7 +274,7 @@ impl Extended {
         response
     }
 
-    /// Gives the head of an answer to the plugins that saw the request.
+    /// Passes the response headers to the plugins that handled the request.
     async fn response(
         &self,
         response: &mut Response<Answer>,

@@ -82,8 +82,8 @@ impl Form {
     }
 }
 
-/// The host that a request is for. What could be read in two ways is refused: another host in the target than in
-/// the header, several headers, or credentials in it.
+/// Returns the host of a request. Ambiguous ones are rejected: different hosts in target and header, several headers,
+/// or user info.
 pub(super) fn host<B>(request: &Request<B>) -> Result<String, &'static str> {
     let mut lines = request.headers().get_all(HOST).iter();
     let header = lines.next().map(HeaderValue::to_str).transpose();

@@ -21,7 +21,7 @@ use tokio::{
 use super::{header_timeout::TooSlow, overload::TooLarge};
 use crate::memory::{ConnectionMemory, Permit, Use};
 
-/// Bytes that one decoded field takes in a map of headers, with what the map has in reserve.
+/// Bytes of one decoded field in a header map, including spare capacity.
 const FIELD_BYTES: usize = 128;
 /// Bytes that a field without name and value counts in the limit of header sections (RFC 9113, section 6.5.2).
 const EMPTY_FIELD_BYTES: usize = 32;
@@ -32,7 +32,7 @@ const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 /// Bytes of blocks that are decoded before other tasks of the worker come first: each may be a field, of up to 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
-/// Bytes that are read at once while much of what comes is header blocks, and how much of them that is.
+/// Size of reads while input is mostly header blocks, and the threshold of that share.
 const DENSE_READ_BYTES: usize = 512;
 const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
 
@@ -147,7 +147,7 @@ impl Frames {
     }
 }
 
-/// A header block that has begun.
+/// Header block in progress.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     stream: u32,

@@ -30,10 +30,10 @@ use crate::{
 #[error("the header section of a request did not end in time")]
 pub(super) struct TooSlow;
 
-/// Bytes of small pieces that are written as one.
+/// Maximum bytes of small pieces that are written together.
 const GATHERED_BYTES: usize = 16 << 10;
 
-/// The requests on a connection. Clones share it.
+/// Pacing of the requests on a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestPacing(Arc<Requests>);
 
@@ -52,14 +52,14 @@ struct Requests {
 }
 
 impl RequestPacing {
-    /// A request's header section is there.
+    /// Records the start of a request, whose header section is complete.
     pub(super) fn begin(&self) -> Serving {
         self.0.begun.fetch_add(1, Relaxed);
         self.0.served.fetch_add(1, Relaxed);
         Serving(self.0.clone())
     }
 
-    /// Bytes written on the connection besides those of hyper.
+    /// Returns the queue of bytes to write besides hyper's.
     pub(super) fn additions(&self) -> &Additions {
         &self.0.additions
     }

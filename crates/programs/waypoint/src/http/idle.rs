@@ -43,7 +43,7 @@ pub(super) struct IdleTimeout {
 struct State {
     /// The response has begun: the request's body is waited for no more.
     has_begun: AtomicBool,
-    /// The request's body was waited for in vain.
+    /// Whether waiting for the request's body timed out.
     is_over: AtomicBool,
 }
 
@@ -54,7 +54,7 @@ enum Direction {
     Response,
 }
 
-/// A body that is waited for.
+/// Body with an idle timeout.
 struct Awaited {
     body: Body,
     limit: Duration,
@@ -102,7 +102,7 @@ impl IdleTimeout {
         }
     }
 
-    /// The response, if the request's body was waited for in vain.
+    /// Returns the response to a request whose body timed out.
     pub(super) fn reply(&self) -> Option<Reply> {
         let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
         Some(Idle(limit).into())

@@ -104,7 +104,7 @@ enum Phase {
     Unknown,
     /// The body is sent.
     Met,
-    /// The application has answered without the body, and the response is on its way.
+    /// The application responded without reading the body.
     Answered,
     /// The response is over: the body is dropped.
     Over,

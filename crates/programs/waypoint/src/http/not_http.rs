@@ -13,7 +13,7 @@ use crate::session::Session;
 
 /// Time for which a rejected client may keep sending, so that it can read the error.
 const LINGER: Duration = Duration::from_secs(2);
-/// Bytes of it that are read meanwhile.
+/// Maximum bytes that are read while lingering.
 const MAX_LINGER_BYTES: u64 = 64 << 10;
 
 /// Why a connection is not served as HTTP.

@@ -24,7 +24,7 @@ pub(super) struct Begun {
     permit: Option<Permit>,
 }
 
-/// Why the beginning of a body is not there.
+/// Reason why the beginning of a body is missing.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BeginError {
     #[error(transparent)]
@@ -43,10 +43,10 @@ pub(super) struct PrefixedBody {
 }
 
 impl Begun {
-    /// Reads until a body has ended, or there are more than so many bytes of it.
+    /// Reads a body up to its end or a maximum number of bytes.
     ///
     /// # Errors
-    /// When it breaks, nothing of it comes for too long, or there is no room for it.
+    /// When it breaks, stalls, or the budget has no room.
     pub(super) async fn of(
         body: &mut Incoming,
         most: usize,

@@ -44,7 +44,7 @@ pub(super) struct Record {
     flags: ResponseFlags,
     details: Option<String>,
     audited_by: Option<String>,
-    /// The policy that denies it.
+    /// Policy that denied the request.
     policy: Option<String>,
     /// Whether the waypoint refuses it, rather than fails to have it served.
     is_refused: bool,
@@ -96,7 +96,7 @@ impl Record {
             .push_str(&redact_target(&self.session, target.as_str()));
     }
 
-    /// A token in it is not valid.
+    /// Records an invalid token in the request.
     pub(super) fn not_authenticated(&mut self, details: String) {
         self.details = Some(details);
     }

@@ -17,7 +17,7 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// The largest body that is kept. Requests with larger ones are not sent again.
+/// Maximum size of a replayable body. Requests with larger ones are not retried.
 pub(super) const MAX_REPLAY_BYTES: usize = 64 << 10;
 /// Charged bytes of a frame besides its data.
 const FRAME: usize = 64;
@@ -55,7 +55,7 @@ struct Reading {
     left: Option<u64>,
 }
 
-/// Another try has begun.
+/// Error of a reader that a retry has superseded.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the request is sent again")]
 struct Superseded;
@@ -75,7 +75,7 @@ impl ReplayBody {
         })))
     }
 
-    /// Whether all that has passed of it is here.
+    /// Whether everything that was read is still buffered.
     pub(super) fn is_replayable(&self) -> bool {
         !self.0.lock().is_lost
     }

@@ -68,7 +68,7 @@ impl Reply {
         }
     }
 
-    /// A request that is not what HTTP allows, or that others might read in another way.
+    /// Returns the response to a request that violates HTTP, or is ambiguous.
     pub(crate) fn refused(text: impl Into<String>, reason: &'static str) -> Self {
         let flag = ResponseFlag::DownstreamProtocolError;
         Self {

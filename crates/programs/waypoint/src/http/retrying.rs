@@ -94,7 +94,7 @@ impl<'a> Retrying<'a> {
         (retrying, Request::from_parts(parts, body))
     }
 
-    /// Whether there is a reason to send it again, and it can be.
+    /// Whether the outcome permits a retry, and the request can be replayed.
     pub(super) fn is_reason(&self, outcome: &Outcome<'_>) -> bool {
         let is_reason = match (self.again, outcome) {
             (RetryPolicy::Never | RetryPolicy::Unsent, _)
@@ -115,7 +115,7 @@ impl<'a> Retrying<'a> {
         is_reason && is_replayable
     }
 
-    /// The request again, if it is kept. Who has read its body until now gets no more of it.
+    /// Returns the request for a retry, if it is buffered. The previous body reader is cut off.
     pub(super) fn request(&self) -> Option<Request<Body>> {
         let body = match &self.body {
             Some(replay) => replay.rewind()?,

@@ -48,7 +48,7 @@ pub(super) struct Taken {
 #[derive(Clone, Debug)]
 struct Chosen {
     rule: Arc<Rule>,
-    /// Which of its backends; none if it has none.
+    /// Index of the chosen backend; `None` without backends.
     backend: Option<usize>,
     /// Bytes of the path that the match took as prefix.
     prefix: usize,

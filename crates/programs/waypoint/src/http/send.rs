@@ -45,7 +45,7 @@ pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
-    /// The host outside of the mesh, where it is known.
+    /// Host outside the mesh, if known.
     pub(super) remote: Option<ArcStr>,
     /// Verified identity of the host's certificate.
     pub(super) remote_identity: Option<ArcStr>,
@@ -84,9 +84,9 @@ pub(super) struct Sending<'a> {
     /// Timeout of one attempt.
     pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
-    /// Whether a waypoint before this one sends it again.
+    /// Mark of a request that an earlier waypoint retries.
     pub(super) retry_mark: RetryMark,
-    /// The endpoint of the session that it is of.
+    /// Endpoint of the session.
     pub(super) sticky: Option<&'a BackendEndpoint>,
 }
 
@@ -275,7 +275,7 @@ fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Ex
     Ok(Some(Arc::new(permit)))
 }
 
-/// Tells the next waypoint, if there is one, what has become of the request so far.
+/// Writes the marks for the next waypoint, if there is one.
 fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_mark: RetryMark) {
     let (headers, is_next) = (request.headers_mut(), to.is_waypoint());
     hops.write(headers, is_next);
@@ -285,7 +285,7 @@ fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_m
 /// Result of one attempt.
 struct AttemptResult {
     ended: Result<Sent, Failure>,
-    /// Whether that is a reason for another.
+    /// Whether the outcome permits a retry.
     is_reason: bool,
     /// The request, if nothing of it was sent and it may go to another endpoint.
     unsent: Option<Request<Body>>,
@@ -342,7 +342,7 @@ fn flag(ended: &mut Result<Sent, Failure>, flag: ResponseFlag) {
     }
 }
 
-/// Tells of an endpoint that a rule chose what came of a try.
+/// Reports the outcome of an attempt to an endpoint that a policy chose.
 fn report(
     session: &Session,
     held: Option<&EndpointLease>,
@@ -362,10 +362,10 @@ fn report(
     }
 }
 
-/// A try that failed.
+/// Failed attempt.
 struct FailedAttempt {
     broken: Broken,
-    /// The request, if nothing of it was sent.
+    /// Request that was not sent at all, so that it can be retried.
     unsent: Option<Request<Body>>,
 }
 

@@ -37,13 +37,13 @@ pub(super) enum Copied {
     TooSlow,
 }
 
-/// Passes a body on, and copies it.
+/// Forwards a body, and copies it to mirrors.
 struct Tee {
     inner: Body,
     copies: Vec<Copying>,
 }
 
-/// One mirror, as the original sees it.
+/// Original's handle of one mirror.
 struct Copying {
     pieces: mpsc::UnboundedSender<Piece>,
     own: Arc<AtomicUsize>,

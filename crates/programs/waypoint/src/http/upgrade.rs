@@ -54,7 +54,7 @@ pub(super) struct Upgrade {
     protocol: HeaderValue,
     /// Key of the WebSocket handshake with an application of HTTP/1.1.
     key: Option<Key>,
-    /// Whether it is requested by an extended CONNECT.
+    /// Whether the request is an extended CONNECT.
     is_extended: bool,
 }
 
@@ -145,7 +145,7 @@ pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Opt
     })
 }
 
-/// The protocol that headers name, if that is one.
+/// Returns the single protocol of `Upgrade`.
 fn only_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut protocols = headers.get_all(UPGRADE).iter();
     let first = protocols.next()?;

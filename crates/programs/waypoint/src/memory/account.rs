@@ -32,7 +32,7 @@ impl Scope {
 #[error("the memory budget of the {} is used up", .0.name())]
 pub(crate) struct Exhausted(pub(crate) Scope);
 
-/// A budget. Clones share it.
+/// Memory budget. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Account(Arc<Node>);
 
@@ -53,7 +53,7 @@ impl Account {
         Self::new(scope, limit, limit / 4, None)
     }
 
-    /// A budget that is part of this one.
+    /// Creates a budget nested in this one.
     pub(crate) fn part(&self, scope: Scope, limit: usize) -> Self {
         Self::new(scope, limit, 0, Some(self.clone()))
     }

@@ -71,7 +71,7 @@ struct CallerAccounts {
 }
 
 impl CallerAccounts {
-    /// Whether anything but the table of callers has it.
+    /// Whether the account is referenced outside the table.
     fn is_used(&self) -> bool {
         // The account of its connections is part of the other.
         self.connections.holders() > 1 || self.all.holders() > 2
@@ -149,7 +149,7 @@ impl Memory {
     }
 }
 
-/// The budgets of one connection. Clones share them.
+/// Memory budgets of one connection. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionMemory {
     /// Bytes of the caller's requests.
@@ -176,11 +176,11 @@ impl ConnectionMemory {
         self.counted(of, permit.grow(bytes))
     }
 
-    /// Takes what the connection itself holds: a share of what is left of its caller's budget between `least` and `most`,
-    /// so that a caller with few connections has large windows, and one with many has small ones.
+    /// Charges the windows of the connection itself: a share of the caller's remaining budget between `least` and
+    /// `most`, so that a caller with few connections has large windows, and one with many has small ones.
     ///
     /// # Errors
-    /// When there is not even room for the least, which is counted.
+    /// When not even the minimum has room, which is counted.
     pub(crate) fn window(
         &self,
         share: usize,
@@ -199,10 +199,10 @@ impl ConnectionMemory {
         by_caller.min(by_process)
     }
 
-    /// Takes what a connection to an endpoint holds that is opened for the caller.
+    /// Charges a connection to an endpoint that is opened for the caller.
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn open_upstream(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.counted(Use::Upstream, self.connections.take(bytes))
     }

@@ -14,7 +14,7 @@ use ambit_proxy::ResolveError;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
-/// Most names that are remembered.
+/// Maximum cached names.
 const MAX_NAMES: usize = 4096;
 /// Maximum lookups in flight.
 const MAX_LOOKUPS: usize = 64;
@@ -56,7 +56,7 @@ struct Callers(Arc<Mutex<HashMap<Caller, usize>>>);
 #[derive(Debug)]
 struct Lookup {
     outcome: OnceCell<(Instant, Known)>,
-    /// Permit of the caller, released when it is dropped.
+    /// Permit of the caller, released on drop.
     _of_caller: Option<CallerSlot>,
 }
 
@@ -153,7 +153,7 @@ impl Lookups {
         Ok(known.clone())
     }
 
-    /// Waits for the look-up of a host that is in flight, or begins one.
+    /// Joins the host's lookup in flight, or starts one.
     fn join<'a>(
         &'a self,
         host: &'a str,
@@ -237,7 +237,7 @@ mod tests {
         Ok((vec![ip.into()], Instant::now() + LONGEST))
     }
 
-    /// Polls a future once, so that it has begun.
+    /// Polls a future once to start it.
     async fn begun<F: Future + Unpin>(future: &mut F) {
         let once = std::future::poll_fn(|cx| {
             let polled = std::pin::Pin::new(&mut *future).poll(cx);

@@ -128,7 +128,7 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
     Some(end.unwrap_or_else(unknown))
 }
 
-/// The next message, if all of it is there; how the stream ends if it cannot be taken.
+/// Returns the next complete message, or the reason why the stream must end.
 fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     let Some([packed, a, b, c, d]) = waiting.first_chunk::<5>().copied() else {
         return Ok(None);

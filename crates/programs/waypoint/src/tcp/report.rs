@@ -58,15 +58,15 @@ impl<'a> ConnectionRoute<'a> {
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) flags: ResponseFlags,
-    /// Why it was ended here.
+    /// Reason why the waypoint closed the connection.
     pub(super) termination: Option<String>,
-    /// Why there was no connection to the endpoint.
+    /// Reason why the endpoint could not be connected to.
     pub(super) failure: Option<String>,
     /// The AUDIT policy that matched.
     pub(super) audited_by: Option<String>,
     /// Whether the waypoint refused it, or ended it for a policy.
     pub(super) is_refused: bool,
-    /// The policy that denies it.
+    /// Policy that denied the connection.
     pub(super) policy: Option<String>,
 }
 

@@ -21,8 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use crate::{fair_share::CurrentShare, wire::Additions};
 
-/// Whether a request of HTTP/1 is under way on a connection, and what is written of it besides what hyper writes. Clones
-/// share it.
+/// State of the HTTP/1.1 request on a connection, and bytes to write besides hyper's. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InUse(Arc<Mutex<State>>, Additions, CurrentShare);
 
@@ -53,7 +52,7 @@ struct Abandoning {
 }
 
 impl InUse {
-    /// Bytes written on the connection besides those of hyper.
+    /// Returns the queue of bytes to write besides hyper's.
     pub(crate) fn additions(&self) -> &Additions {
         &self.1
     }

@@ -72,7 +72,7 @@ pub(crate) struct HttpKey {
     version: Version,
     /// TLS origination of the connection.
     tls: Option<TlsKey>,
-    /// Caller that has the connection for itself, of HTTP/2.
+    /// Caller with exclusive use of the HTTP/2 connection.
     caller: Option<(Option<Identity>, IpAddr)>,
     /// Identity of the calls, if not the waypoint's own.
     identity: Option<Identity>,
@@ -522,7 +522,7 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
-    /// The request, if nothing of it was sent.
+    /// Request that was not sent at all, so that it can be retried.
     pub(crate) unsent: Option<Request<Body>>,
 }
 
@@ -555,10 +555,11 @@ impl From<TrySendError<Request<Body>>> for SendError {
 }
 
 impl Checkout {
-    /// Sends a request. A connection of HTTP/1 runs within the share, and goes back to the pool when it can take another.
+    /// Sends a request. An HTTP/1.1 connection runs within the caller's share, and returns to the pool when it is
+    /// reusable.
     ///
     /// # Errors
-    /// With the request, if nothing of it was sent.
+    /// The request, if nothing of it was sent.
     pub(crate) async fn send(
         self,
         pool: &HttpPool,

@@ -74,8 +74,7 @@ impl Strict {
     }
 }
 
-/// Runs a script for each connection, which gets the number of earlier ones. Gives where it listens, and how many have
-/// come.
+/// Runs a script for each connection with the number of earlier ones. Returns the address, and the connection counter.
 pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>) {

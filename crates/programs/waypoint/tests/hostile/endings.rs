@@ -222,8 +222,8 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on() {
 
 // === what is sent again ===
 
-/// Two endpoints of which the first one to be asked fails like this; how often they were asked, and what the
-/// client got.
+/// Runs a request with two endpoints, the first of which fails; returns the attempts at each, and the client's
+/// response.
 async fn tried(
     request: &[u8],
     fail: impl Fn(TcpStream) + Send + Sync + Copy + 'static,

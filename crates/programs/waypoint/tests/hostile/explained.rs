@@ -31,7 +31,7 @@ use crate::{
 };
 use draws::Draws;
 
-/// Meshes, and requests to each of them.
+/// Number of meshes, each with requests.
 const MESHES: usize = 250;
 const REQUESTS: usize = 5;
 
@@ -105,8 +105,8 @@ impl Scene {
         }
     }
 
-    /// Publishes another mesh; whether the access log has queries of its requests: nobody knows which parameters are
-    /// tokens by what is not understood.
+    /// Publishes another mesh. Returns whether the access log contains queries, which it does not while an undecodable
+    /// object hides which parameters are tokens.
     fn publish(&self, draws: &mut Draws) -> bool {
         for policy in draws.policies() {
             self.world.publish(policy);

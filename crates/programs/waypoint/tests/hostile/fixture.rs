@@ -107,7 +107,7 @@ impl World {
         Self::with(more, Pki::new()).await
     }
 
-    /// [`Self::with_env`] in a mesh with these certificates.
+    /// Creates a world like [`Self::with_env`], with a mesh of these certificates.
     pub(crate) async fn with(more: &[(&'static str, &'static str)], pki: Pki) -> Self {
         LazyLock::force(&LOG);
         let mut variables = vec![
@@ -390,7 +390,7 @@ impl World {
         self.count("istio_requests_total", &[])
     }
 
-    /// Metrics of the waypoint as they are scraped.
+    /// Scrapes the waypoint's metrics.
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();

@@ -26,7 +26,7 @@ use crate::{
 };
 use table::{Flood, floods};
 
-/// An application that others call, one that never answers, and one whose answers never end.
+/// Address of three applications: a normal one, one that never responds, and one with endless responses.
 const VIP: &str = "10.0.0.1";
 const HANGS: &str = "10.0.0.2";
 const ENDLESS: &str = "10.0.0.3";
@@ -108,7 +108,7 @@ fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Han
 /// Bytes that clients have sent.
 type Sent = Arc<AtomicU64>;
 
-/// One tunnel of a flood, as long as it lasts.
+/// Runs one tunnel of a flood until it ends.
 async fn flow(client: Arc<Client>, flood: &'static Flood, sent: Sent) {
     let (vip, port) = flood.to;
     let Ok(tunnel) = client.try_tunnel(vip, port).await else {
@@ -172,7 +172,7 @@ const MAX_DELAY: Duration = Duration::from_millis(50);
 /// Timeout of other clients' requests.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Requests of others, of which the slowest but one counts.
+/// Number of other clients' requests, of which the second slowest counts.
 const REQUESTS: usize = 100;
 
 /// Measures requests of another client, four at a time: duration and failures.

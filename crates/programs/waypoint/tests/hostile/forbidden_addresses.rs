@@ -182,7 +182,7 @@ async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (address, count)
 }
 
-/// An endpoint as a ServiceEntry has it, in `target`'s Service.
+/// Returns an endpoint of a ServiceEntry in `target`'s Service.
 fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
     world.serve("target", TARGET, &[]);
     let ip = target.ip().to_string();

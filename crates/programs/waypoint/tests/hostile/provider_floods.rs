@@ -25,7 +25,7 @@ const WEB: &str = "10.0.0.1";
 const PROVIDER: &str = "10.0.0.9";
 /// Bodies that the provider is to see, longer than the window of its connections.
 const BODY: usize = 200 << 10;
-/// More of them than one caller's budget has room for.
+/// Number of requests that exceeds one caller's budget.
 const FLOOD: usize = 90;
 /// Memory limit of the waypoint: its budget is 128 MiB, of which a caller has 32.
 const MEMORY: &str = "268435456";

@@ -24,12 +24,11 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 /// A response that is longer than all windows between a client and an application of HTTP/2.
 const BIG: usize = 64 << 20;
-/// Bytes that others send and receive.
+/// Bytes that other clients send and receive.
 const SMALL: usize = 200 << 10;
 
-/// An application of HTTP/2 with the windows that RFC 9113 begins with: `/big` has a response that never ends, of a
-/// request to `/sink` it reads nothing, and others get the bytes that they send, and `SMALL` more. Says how many
-/// requests are under way.
+/// Runs an HTTP/2 application with RFC 9113's initial windows: `/big` has an endless response, `/sink` is never read,
+/// and others are echoed with `SMALL` more bytes. Returns the number of active requests.
 async fn application() -> (SocketAddr, Arc<AtomicUsize>) {
     let active = Arc::new(AtomicUsize::new(0));
     let counted = active.clone();

@@ -60,7 +60,7 @@ const REQUESTS: &[&[u8]] = &[
     b"get /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
 ];
 
-/// An application that keeps all it receives, and answers the first bytes of each connection.
+/// Application that records all received bytes, and responds to the first ones of each connection.
 struct Recording {
     address: std::net::SocketAddr,
     received: Arc<Mutex<Vec<u8>>>,

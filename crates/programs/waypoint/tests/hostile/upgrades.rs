@@ -17,7 +17,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Bytes that an application has read: heads of requests, and what came after it had switched.
+/// Bytes that an application has read: request headers, and data after the protocol switch.
 type Read = Arc<Mutex<Vec<String>>>;
 
 /// The next head, with the body of its length.
@@ -53,8 +53,8 @@ fn accept(head: &str) -> String {
     format!("Sec-WebSocket-Accept: {}\r\n", STANDARD.encode(digest))
 }
 
-/// An application that switches wherever the path says so, whatever it is asked for. Below `/forged/` it does so with the
-/// answer to another key, below `/silent/` with none.
+/// Runs an application that switches protocols on request. Below `/forged/` its response has a wrong key, below
+/// `/silent/` none.
 async fn application() -> (SocketAddr, Read) {
     let read = Read::default();
     let noted = read.clone();

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::shape::{any, duration, header_value};
 
-/// Denominator of Envoy's fractions that loses least of others.
+/// Denominator of Envoy's fractions with the least loss of precision.
 const MILLION: u32 = 1_000_000;
 
 /// Fields of a route.

@@ -21,7 +21,7 @@ pub(crate) type OpenStream = dyn Fn(
     + Send
     + Sync;
 
-/// One stream: it breaks off when this is dropped.
+/// Open stream, reset on drop.
 #[derive(Debug)]
 pub(super) struct OpenedStream {
     /// Queue of outgoing messages, bounded by the instance's limits.

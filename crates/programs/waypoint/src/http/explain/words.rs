@@ -241,7 +241,7 @@ pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
     }
 }
 
-/// The endpoint that was chosen.
+/// Describes the chosen endpoint.
 pub(super) fn endpoint(hop: &Hop) -> String {
     let address = hop.address;
     match hop.to {

@@ -117,7 +117,7 @@ impl RequestTelemetry {
         self.telemetry_config.logs.is_some()
     }
 
-    /// Tells of a request that is over; gives what is changed of its labels.
+    /// Reports a finished request, and returns its label overrides.
     pub(super) fn report(
         &mut self,
         record: &Record,

@@ -21,7 +21,7 @@ use tokio_rustls::{TlsConnector, rustls};
 
 use super::sources::{Caller, SourceError};
 
-/// Most redirects that are followed.
+/// Maximum redirects that are followed.
 const MAX_REDIRECTS: usize = 5;
 
 /// Requests go to the addresses that the guard lets it call, also after redirects.

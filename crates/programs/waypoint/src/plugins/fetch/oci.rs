@@ -24,7 +24,7 @@ use credentials::credentials;
 
 /// Largest manifest, list of manifests, and token.
 const MAX_MANIFEST: usize = 4 << 20;
-/// Layers that are modules.
+/// Media types of layers that contain modules.
 const MODULES: [&str; 4] = [
     "application/vnd.wasm.content.layer.v1+wasm",
     "application/vnd.module.wasm.content.layer.v1+wasm",
@@ -192,7 +192,7 @@ struct Registry<'a> {
     client: &'a Client,
     image: &'a Image,
     is_insecure: bool,
-    /// User and password, as HTTP has them.
+    /// Basic authentication with user and password.
     basic: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
 }

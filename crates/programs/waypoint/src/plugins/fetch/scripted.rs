@@ -16,7 +16,7 @@ pub(super) struct Scripted {
 }
 
 impl Scripted {
-    /// Answers with the status line and the headers that `script` gives for a path.
+    /// Creates a server that responds with the status line and headers that `script` returns for a path.
     pub(super) fn new(script: impl Fn(&str) -> String + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

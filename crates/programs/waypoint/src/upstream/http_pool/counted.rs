@@ -110,8 +110,8 @@ impl Counted {
         taken
     }
 
-    /// Lets go of a connection that has been without a request for too long; else, when to look again. `None`: it is not
-    /// here any more.
+    /// Removes a connection that has been idle for too long; else returns the time of the next check. `None`: it is no
+    /// longer pooled.
     pub(super) fn retire(&mut self, key: &HttpKey, streams: &Arc<Streams>) -> Option<Duration> {
         let all = self.0.get_mut(key)?;
         let at = all

@@ -10,7 +10,7 @@ pub(super) enum Challenge {
 }
 
 impl Challenge {
-    /// The first one that is understood; tokens go before passwords.
+    /// Returns the first supported challenge, preferring tokens to passwords.
     pub(super) fn of(headers: &[&str]) -> Option<Self> {
         let all: Vec<Self> = headers.iter().flat_map(|text| read(text)).collect();
         let bearer = all.iter().find(|one| **one != Self::Basic);

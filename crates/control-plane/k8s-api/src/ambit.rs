@@ -34,7 +34,7 @@ custom_resource! {
 pub struct RateLimitSpec {
     /// The Services, ServiceEntries and waypoints whose requests it limits.
     pub target_refs: Vec<PolicyTargetReference>,
-    /// Limits that each replica of a waypoint counts by itself.
+    /// Local limits, counted by each replica of a waypoint.
     pub local: Vec<LocalRateLimit>,
     /// Limits that a rate-limit service counts.
     pub global: Option<GlobalRateLimit>,
@@ -52,7 +52,7 @@ pub struct RateLimitSpec {
 pub struct LocalRateLimit {
     /// Which requests are counted, as in a rule of an HTTPRoute; all without.
     pub matches: Vec<HttpRouteMatch>,
-    /// Attributes by which requests are counted apart; all of them together without.
+    /// Attributes with a bucket for each combination of values; one bucket for all requests if absent.
     pub by: Vec<RateLimitKey>,
     /// Number of requests.
     pub requests: i64,

@@ -15,12 +15,12 @@ use crate::{
     WasmPlugin, WorkloadEntry,
 };
 
-/// The namespace of a namespaced object that names none.
+/// Default namespace of namespaced objects.
 const DEFAULT_NAMESPACE: ArcStr = arcstr::literal!("default");
 
-/// Every kind of object that the mesh reads, in the order in which a fresh reader wants them. Calls the
-/// macro that it is given with the list: type, whether its objects live in a namespace, whether its
-/// definition is a custom one, and what it is. All that goes by kind is made from this list.
+/// Lists every kind of object that the mesh reads, in the order of the initial sync: invokes the macro with type,
+/// whether the kind is namespaced, whether its definition is a custom one, and a description. All code by kind is
+/// generated from this list.
 #[macro_export]
 macro_rules! for_each_kind {
     ($then:ident) => {

@@ -128,9 +128,9 @@ pub enum FailStrategy {
     /// Requests fail if the plugin fails.
     #[default]
     FailClose,
-    /// Requests go on without it.
+    /// Requests bypass the plugin if it fails.
     FailOpen,
-    /// Requests fail, and the plugin is started anew.
+    /// Requests fail, and the plugin is restarted.
     FailReload,
 }
 

@@ -16,7 +16,7 @@ use tokio::{sync::mpsc, time::Instant};
 const BURST: u32 = 25;
 /// Interval between further events.
 const EVERY: Duration = Duration::from_secs(2);
-/// Longest text that the API accepts, in characters.
+/// Maximum length of a text that the API accepts, in characters.
 const LONGEST: usize = 1000;
 
 /// A remark about an object, to be written as an Event.

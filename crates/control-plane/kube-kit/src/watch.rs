@@ -55,8 +55,7 @@ impl ObjectId {
 /// Event of a watch. After [`WatchEvent::Listed`] the reader knows every object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
-    /// A listing begins: every object is reported (again), then [`WatchEvent::Listed`]. A listing that
-    /// fails starts again from the beginning.
+    /// Start of a list: every object is reported again, followed by [`WatchEvent::Listed`]. A failed list starts again.
     Listing,
     /// An object is new, has changed, or is part of a listing.
     Object(ObjectId, V),

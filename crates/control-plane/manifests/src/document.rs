@@ -100,8 +100,8 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// The documents of a YAML stream with the line each begins on. A line that begins with `---` always
-/// ends a document, in any state of the parser, so a broken document cannot swallow the next.
+/// Splits a YAML stream into documents with their first line numbers. A line that begins with `---` always ends a
+/// document, whatever the parser's state, so that an invalid document cannot swallow the next.
 pub(crate) fn split(text: &str) -> Vec<(u64, &str)> {
     let mut documents = Vec::new();
     let (mut begin, mut begin_line) = (0, 1);

@@ -96,8 +96,7 @@ impl Scanner {
         }
     }
 
-    /// Scans every file and reads into `tree` what changed. The first scan does not wait for files to
-    /// settle, since there is nothing to lose.
+    /// Scans every file, and reads changes into `tree`. The first scan does not wait for files to settle.
     pub(crate) fn look(&mut self, tree: &mut Tree, first: bool, written: &Written) -> Look {
         let mut look = Look::default();
         let mut found = Found::default();

@@ -16,7 +16,7 @@ pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-c
 const REPLICAS: &str = "ambit.io/waypoint-replicas";
 /// Annotation of a Gateway: the type of its Service.
 const SERVICE_TYPE: &str = "networking.istio.io/service-type";
-/// Annotations of a Gateway: other names than its own for what is made for it, and for the account.
+/// Annotations of a Gateway that rename the generated objects and the service account.
 const OTHER_NAMES: [&str; 2] = [
     "gateway.istio.io/name-override",
     "gateway.istio.io/service-account",
@@ -71,7 +71,7 @@ pub enum Unusable {
     /// Parameters that are of no use.
     #[error(transparent)]
     Parameters(#[from] InvalidParameters),
-    /// The number of replicas is none.
+    /// Invalid number of replicas.
     #[error("annotation ambit.io/waypoint-replicas: {0:?} is not a number of pods")]
     Replicas(String),
     /// Invalid type of Service, or one that waypoints cannot have.
@@ -250,7 +250,7 @@ impl<'a> Made<'a> {
         json!({"matchLabels": {GATEWAY_NAME: self.name}})
     }
 
-    /// An object of the Gateway: with its name, in its namespace, and gone when it goes.
+    /// Builds an object with the Gateway's name and namespace, owned by the Gateway.
     fn object(&self, part: Part, rest: Value) -> Value {
         let metadata = &self.gateway.metadata;
         let (labels, annotations) = self.copied();

@@ -21,7 +21,7 @@ const LABELS: [&str; 5] = [
     DATAPLANE_MODE,
     "sidecar.istio.io/inject",
 ];
-/// Variables that may be set: those that say nothing of identities, keys and who is believed.
+/// Environment variables that overlays may set: ones without effect on identities, keys and trust.
 const VARIABLES: [&str; 11] = [
     "RUST_LOG",
     "LOG_FORMAT",
@@ -67,7 +67,7 @@ struct List {
     key: &'static str,
     is_allowed: fn(&Value) -> Result<(), &'static str>,
     element: Rule,
-    /// Whether elements may be removed or replaced as a whole.
+    /// Whether elements may be removed or replaced.
     may_go: bool,
 }
 

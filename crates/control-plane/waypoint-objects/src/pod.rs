@@ -272,7 +272,7 @@ fn select(constraints: &mut [Value], selector: &Value) {
     }
 }
 
-/// Makes what follows from other fields follow from them again, in a Deployment that overlays were laid over.
+/// Recomputes derived fields of a Deployment after overlays were merged.
 pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settings) {
     let Some(spec) = deployment.pointer_mut("/spec/template/spec") else {
         return;

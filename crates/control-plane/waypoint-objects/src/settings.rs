@@ -27,7 +27,7 @@ pub struct Settings {
     pub node_selector: BTreeMap<String, String>,
     /// Tolerations of the pods.
     pub tolerations: Vec<Value>,
-    /// Their affinity; what it does not say of other pods is that they avoid each other's zones, if spreading is usual.
+    /// Affinity of the pods; without pod affinity, pods avoid each other's zones, if spreading is the default.
     pub affinity: Map<String, Value>,
     /// Topology spread constraints without selectors; empty spreads pods over nodes and zones.
     pub topology_spread_constraints: Vec<Value>,

@@ -321,8 +321,7 @@ impl Authority {
         &self.intermediates
     }
 
-    /// The signing key as PEM, for an authority that keeps a self-made root over restarts. The caller
-    /// must protect the file.
+    /// Returns the signing key as PEM, for storing a generated root across restarts. The caller must protect the file.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }

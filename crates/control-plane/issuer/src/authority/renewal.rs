@@ -15,10 +15,9 @@ use x509_parser::{
 use super::{Authority, AuthorityError, BACKDATE, serial};
 
 impl Authority {
-    /// A new certificate of the signing root, with a lifetime of `ttl` from now on. Name and key stay, so
-    /// that what it signed stays valid, and what it will sign is accepted by peers that only have the old one.
-    ///
-    /// `None` unless the root itself signs and is in the last fifth of its lifetime.
+    /// Returns a new certificate of the signing root with a lifetime of `ttl`. Name and key stay, so that earlier
+    /// certificates remain valid and peers with only the old root accept new ones. `None` unless the root itself signs
+    /// and is in the last fifth of its lifetime.
     pub fn renewed_root(
         &self,
         ttl: Duration,

@@ -183,7 +183,7 @@ impl Board {
         self.inner.lock().daemons.clone()
     }
 
-    /// The whole state. Reads the agents' annotations from their files.
+    /// Returns the complete state, with the agents' annotations from their files.
     pub(crate) fn status(&self) -> Status {
         let inner = self.inner.lock();
         let nodes = self.nodes.iter().map(|node| NodeStatus {

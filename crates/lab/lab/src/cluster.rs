@@ -154,7 +154,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The Gateways, with their status: of those that no waypoint is made for, what is written of it.
+    /// Returns the Gateways with their status, including those without a waypoint.
     pub(crate) fn gateways(&self) -> Vec<Value> {
         let all = self.objects.iter().filter_map(|(key, object)| {
             let Object::Gateway(gateway) = object else {
@@ -273,7 +273,7 @@ impl Cluster {
         }
     }
 
-    /// Writes what is new or changed of the objects the lab adds, and removes what it no longer adds.
+    /// Writes new and changed objects that the lab generates, and removes obsolete ones.
     fn write_objects(&mut self, effects: &mut Vec<Effect>) {
         let mut desired = BTreeMap::new();
         for node in &self.nodes {
@@ -327,7 +327,7 @@ impl Cluster {
         self.added = desired;
     }
 
-    /// A Gateway with the addresses of its waypoint, and whether there is one; nothing if none was to be made.
+    /// Returns a Gateway with the addresses and state of its waypoint; nothing if none is to be deployed.
     fn gateway(&self, key: &ObjectKey) -> Option<Value> {
         let problem = self.waypoints.problems.get(key);
         let is_gateway = self.waypoints.gateways.contains(key);

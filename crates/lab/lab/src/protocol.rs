@@ -72,7 +72,7 @@ pub enum Replacement {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Request {
-    /// The whole status.
+    /// Complete status.
     Status,
     /// The objects that policies hang on.
     Objects,

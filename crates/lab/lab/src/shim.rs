@@ -24,7 +24,7 @@ pub(crate) struct Shim {
     /// Source and what it is mounted over; a target that does not exist is left out.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     pub(crate) working_dir: Option<PathBuf>,
-    /// Empty: wait for ever, holding the namespaces.
+    /// Command to run; if empty, waits forever to keep the namespaces alive.
     pub(crate) command: Vec<String>,
 }
 

@@ -72,7 +72,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace with its loopback up. `env` is given to the holder process.
+    /// Creates a namespace with loopback up. `env` is the environment of the holder process.
     ///
     /// # Errors
     /// When namespaces cannot be made here.

@@ -140,8 +140,8 @@ fn last(watchers: &[Watched], answers: bool) -> Result<f64> {
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
 }
 
-/// Repeatedly calls a server from outside the mesh, each time on a new connection, and records when it begins or ceases
-/// to answer.
+/// Watcher that repeatedly calls a server from outside the mesh on new connections, and records when it starts or stops
+/// responding.
 struct Watched {
     turns: mpsc::Receiver<(bool, f64)>,
     ended: Arc<AtomicBool>,

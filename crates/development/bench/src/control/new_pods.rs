@@ -20,7 +20,7 @@ use super::{
     proxies::{self, Target},
 };
 
-/// Longest wait for a pod's certificate.
+/// Timeout for a pod's certificate.
 const WITHIN: Duration = Duration::from_secs(300);
 /// Timeout of an attempt, and the pause before the next, like those of node proxies.
 const ATTEMPT: Duration = Duration::from_secs(10);

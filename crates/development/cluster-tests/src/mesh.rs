@@ -140,7 +140,7 @@ impl Drop for Access {
     }
 }
 
-/// Most lines of failed connections in [`Mesh::logs`].
+/// Maximum lines of failed connections in [`Mesh::logs`].
 const MAX_FAILED: usize = 60;
 
 impl Mesh {

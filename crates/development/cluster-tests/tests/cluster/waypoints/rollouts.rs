@@ -55,7 +55,7 @@ fn change(waypoint: &Waypoint<'_>) {
     waypoint.patch(&json!({"spec": {"infrastructure": infrastructure}}));
 }
 
-/// An answer that takes longer than what is done meanwhile, and has begun.
+/// Starts a streamed response that outlasts the following steps.
 fn stream_through(covered: &Covered<'_>, name: &str) {
     let url = format!("http://server/slowly/{STREAM_SECONDS}?{name}");
     let script = format!("exec ambit lab-tool get '{url}' --timeout=20000");

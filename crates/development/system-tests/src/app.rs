@@ -45,7 +45,7 @@ impl Mesh {
         SocketAddr::new(self.ip(pod), port)
     }
 
-    /// An application of HTTP/1.1 that answers with the address of who called, and notes what it hears.
+    /// Runs an HTTP/1.1 application that responds with the caller's address, and records requests.
     pub fn serve_heads(&self, pod: &str, port: u16) -> (SocketAddr, Heads) {
         let heads = Heads::default();
         let noted = heads.clone();

@@ -66,7 +66,7 @@ impl Flows {
         self.signal("-STOP");
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     pub fn go_on(&self) {
         self.signal("-CONT");
     }

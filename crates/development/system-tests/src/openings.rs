@@ -84,7 +84,7 @@ impl<'a> Openings<'a> {
         });
     }
 
-    /// Fails the test unless there were some and none failed.
+    /// Asserts that there were openings, and none failed.
     #[track_caller]
     pub fn assert_none_failed(&self) {
         let failures = self.failures.lock().unwrap();

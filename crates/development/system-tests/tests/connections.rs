@@ -366,7 +366,7 @@ struct Streams {
     open: Arc<AtomicUsize>,
     all: Arc<AtomicUsize>,
     held: Arc<AtomicUsize>,
-    /// Most requests at once on one connection.
+    /// Maximum concurrent requests seen on one connection.
     most: Arc<AtomicUsize>,
     let_go: Arc<tokio::sync::Notify>,
 }

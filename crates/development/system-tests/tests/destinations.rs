@@ -96,7 +96,7 @@ impl Scene {
         Self { mesh, service }
     }
 
-    /// A POST is never sent again: what one endpoint answers is what the client gets.
+    /// Sends a POST, which is never retried, and returns the response of the single endpoint.
     fn ask(&self, headers: &str) -> String {
         let request =
             format!("POST / HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");

@@ -56,8 +56,7 @@ fn no_plaintext_escapes_whichever_part_is_killed() {
     );
 }
 
-/// The agent of a node comes back before its proxy does: peers must not take the pods of that node for pods
-/// outside the mesh, whose connections are plaintext.
+/// Checks that peers do not downgrade connections to plaintext when a node's agent returns before its proxy.
 #[test]
 fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
     let mesh = Mesh::up(PAIR);

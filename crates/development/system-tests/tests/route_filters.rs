@@ -110,8 +110,8 @@ impl RecordedRequests {
     }
 }
 
-/// An application that fails twice at `/flaky`, whatever is asked at `/flaky/always`, and does not answer `/silent`;
-/// and one that is stuck does not even read what is sent to `/sent/stuck`.
+/// Runs an application that fails twice at `/flaky`, always at `/flaky/always`, and does not respond at `/silent`; at
+/// `/sent/stuck` it does not even read.
 fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRequests {
     let recorded = RecordedRequests::default();
     let noted = recorded.clone();

@@ -147,7 +147,7 @@ impl KeyServer {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Waits until it has been asked twice more, so that what came of the first is known.
+    /// Waits for two further requests, so that the outcome of the first is known.
     fn until_requested(&self) {
         let before = self.asked.load(SeqCst);
         until("the key server is asked", || {

@@ -293,7 +293,7 @@ fn a_connection_is_closed_when_a_policy_comes_to_deny_it() {
     allowed.say("still here").unwrap();
 }
 
-/// Requests that proxies and applications are known to read in different ways, and how they are answered.
+/// Requests that proxies and applications interpret differently, with the expected responses.
 #[test]
 fn requests_that_others_read_differently_are_refused() {
     let (mesh, _) = with_waypoint("");

@@ -229,7 +229,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Probes go on, and have never failed.
+    /// Asserts that probes continue, and have never failed.
     fn assert_probed(&self) {
         let before = self.exempted();
         until("further probes pass and are counted", || {

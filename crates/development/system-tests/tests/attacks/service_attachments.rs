@@ -46,7 +46,7 @@ mod other_network;
 use matrix::{Dial, ON_NODES, cell, cells, client_route, is_http2, serve_http2};
 use other_network::{CLIENTS, OtherNetwork};
 
-/// The pod's ports: of what all kinds are attached to, and of what a CUSTOM policy is.
+/// Ports of the pod: one with objects of all kinds, and one with a CUSTOM policy.
 const APP: u16 = 8081;
 const CHECKED: u16 = 8082;
 

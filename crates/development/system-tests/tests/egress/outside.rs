@@ -68,8 +68,7 @@ pub(crate) struct Outside<'a> {
 }
 
 impl Outside<'_> {
-    /// Serves HTTP/1.1 over TLS at a place; answers say which name was asked for, over which protocol, and the
-    /// request's host.
+    /// Serves HTTP/1.1 over TLS; responses name the SNI, the protocol, and the request's host.
     pub(crate) fn serve(&self, mesh: &Mesh, place: Place) {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())

@@ -20,8 +20,8 @@ const REQUESTS: usize = 600;
 /// Memory limit of the waypoint, with room for all requests.
 const MEMORY: usize = 1 << 30;
 
-/// Longest time in which the slow service responds: within the plugin's timeout, and longer than the flood takes to
-/// begin.
+/// Maximum delay of the slow service's responses: less than the plugin's timeout, and longer than the flood takes to
+/// start.
 const SLOW_RESPONSE: Duration = Duration::from_millis(8500);
 
 /// Response mode of the slow service for new calls.

@@ -174,7 +174,7 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
 /// The heads of requests.
 type RecordedHeads = Arc<Mutex<Vec<String>>>;
 
-/// Answers in ways that registries and servers should not, by the first part of a path.
+/// Responds in invalid ways selected by the first part of the path.
 fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Result<()> {
     const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/wasm", "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000"}]}"#;
     let path = head.split(' ').nth(1).unwrap_or_default();

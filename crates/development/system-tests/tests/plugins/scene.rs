@@ -27,7 +27,7 @@ spec:
   - {name: grpc, port: 81, targetPort: 8091}
 ";
 
-/// A mesh whose waypoint has plugins, and an application that says what it was asked.
+/// Mesh with a waypoint with plugins, and an application that echoes requests.
 pub(crate) struct Scene {
     pub(crate) mesh: Mesh,
     service: SocketAddr,

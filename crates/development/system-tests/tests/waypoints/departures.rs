@@ -118,7 +118,7 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Makes a change under load, and asserts that it broke no more requests of each load than were under way.
+/// Performs a change under load, and asserts that it broke no more requests of each load than were active.
 fn under_load(loads: &[Load<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
     let broken = || loads.iter().map(|load| load.broken.load(Relaxed));
     let before: Vec<_> = broken().collect();

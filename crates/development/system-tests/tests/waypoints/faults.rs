@@ -38,7 +38,7 @@ impl Scene {
         }
     }
 
-    /// One request on a connection of its own; the answer, if one came.
+    /// Sends a request on a new connection, and returns the response, if any.
     fn ask(&self, client: &str, to: (IpAddr, u16), path: &str) -> Option<String> {
         let mut connection = self.mesh.dial(client, to.into()).ok()?;
         let request = format!("GET /{path} HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n");

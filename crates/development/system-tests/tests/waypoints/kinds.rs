@@ -305,7 +305,7 @@ fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
     message.chunks(1 << 14).flat_map(record).collect()
 }
 
-/// The port of the application that gets what a client says, and gets it whole; `None` if the connection is closed.
+/// Returns the port of the application that receives the client's complete bytes; `None` if the connection is closed.
 fn reached_port(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
     let place = Place::Pod("shop/client".into());
     let mut stream = mesh.client().dial(place, address).unwrap();

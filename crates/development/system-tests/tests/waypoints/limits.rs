@@ -140,7 +140,7 @@ impl Scene {
         }
     }
 
-    /// Applies an object, and waits until users who have asked nothing yet are answered so.
+    /// Applies an object, and waits until new users get this response.
     fn until(&self, object: &str, status: &str, says: &str) {
         self.mesh.apply("limit", object);
         until(&format!("answers with {status} that say {says:?}"), || {

@@ -264,7 +264,7 @@ pub(crate) fn serve_grpc_on(mesh: &Mesh, port: u16) -> SocketAddr {
     })
 }
 
-/// Calls a method over gRPC from the client, says something three times, and gives the status.
+/// Makes a gRPC call with three messages, and returns the status.
 pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     let place = ambit_system_tests::Place::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
@@ -404,7 +404,7 @@ fn grpc_streams_both_directions_with_its_status() {
     });
 }
 
-/// An application of HTTP/2 that says which host it was asked for, and by how many headers.
+/// Runs an HTTP/2 application that responds with the requested host and the number of headers that carry it.
 async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {

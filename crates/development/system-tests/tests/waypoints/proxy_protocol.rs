@@ -74,7 +74,7 @@ fn rule(version: &str) -> String {
     )
 }
 
-/// Two requests on one connection, and the connection's own port; what they are answered.
+/// Sends two requests on one connection, and returns its local port with the responses.
 fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
     let place = Place::Pod("shop/client".to_owned());
     let mut stream = mesh.client().dial(place, to).ok()?;

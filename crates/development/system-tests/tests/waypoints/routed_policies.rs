@@ -56,7 +56,7 @@ fn policy(action: &str, rule: &str) -> String {
     )
 }
 
-/// Applications that say who they are; one path is answered with a body that does not end.
+/// Runs applications that identify themselves; one path has an endless response body.
 fn serve(mesh: &Mesh) {
     for (port, name) in [(8081, "front"), (8082, "back")] {
         mesh.serve("shop/server", port, move |mut stream| {

@@ -82,7 +82,7 @@ impl Scene {
         Self { mesh, heads }
     }
 
-    /// Sends a request; gives what the application heard of it, in lower case.
+    /// Sends a request, and returns in lower case what the application received.
     fn ask(&self, path: &str, headers: &str) -> Option<String> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);

@@ -66,7 +66,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// Serves TLS for names under a key of its own; what it says first is who it is and which name was asked for.
+/// Serves TLS for names with its own key; it first sends its identity and the requested name.
 fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let signed = rcgen::generate_simple_self_signed(names).unwrap();

@@ -63,7 +63,7 @@ pub(super) struct Answer {
     pub samples: Vec<Sample>,
     /// Selectors of the query that no series matches.
     pub missing: Vec<String>,
-    /// Selectors for which there is not even a series with the name and labels, whatever the values.
+    /// Selectors without any series of the name and labels.
     pub unknown: Vec<String>,
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Timeout of a condition, much longer than usual even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Longest pause between two checks.
+/// Maximum pause between two checks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until `condition` holds; panics, naming `what`, if it does not within 20 seconds.

@@ -112,7 +112,7 @@ impl Store {
         self.kinds.insert(collection.to_owned(), kind.to_owned());
     }
 
-    /// The discovery answer at a path: the groups, or the kinds of one version of one group. `None` if there
+    /// Returns the discovery document at a path: the groups, or the kinds of one version of a group; `None` if there
     /// are none.
     pub(super) fn discovery(&self, path: &str) -> Option<Value> {
         match path.trim_end_matches('/') {

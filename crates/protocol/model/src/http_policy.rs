@@ -168,6 +168,6 @@ pub enum HttpValue {
     Text(StringMatch),
     /// CIDR range that contains the address.
     Net(IpNet),
-    /// Port number.
+    /// Number of a port.
     Port(u16),
 }

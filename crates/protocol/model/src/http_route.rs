@@ -186,7 +186,7 @@ pub enum HttpFilter {
     RequestHeaders(HeaderChanges),
     /// Changes of response headers.
     ResponseHeaders(HeaderChanges),
-    /// Redirect response.
+    /// Redirect response to the client.
     Redirect(HttpRedirect),
     /// Rewrite of the request's host or path.
     Rewrite(HttpRewrite),

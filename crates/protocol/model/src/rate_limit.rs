@@ -99,7 +99,7 @@ pub struct LimitDescriptor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LimitValue {
-    /// Fixed text.
+    /// Fixed text value.
     Text(ArcStr),
     /// Attribute of the request.
     Of(LimitKey),

@@ -34,7 +34,7 @@ pub struct WaypointTelemetry {
     pub metrics: Vec<TelemetryMetric>,
 }
 
-/// OpenTelemetry collector.
+/// OpenTelemetry collector of a provider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OtlpCollector {
@@ -86,7 +86,7 @@ pub struct TelemetryTag {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryTagValue {
-    /// Fixed text.
+    /// Fixed text value.
     Literal(ArcStr),
     /// Environment variable of the waypoint, and the default value.
     Environment(ArcStr, ArcStr),

@@ -78,7 +78,7 @@ pub struct WaypointGateway {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathNormalization {
-    /// No normalization.
+    /// No path normalization.
     None,
     /// RFC 3986: resolves dot segments, decodes percent-encoded unreserved characters, and turns backslashes into
     /// slashes.

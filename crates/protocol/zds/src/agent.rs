@@ -37,7 +37,7 @@ pub enum Expect {
 pub enum AgentEffect<N> {
     /// Send this, the namespace's descriptor with it.
     Send(Request, Option<N>),
-    /// Acknowledged request.
+    /// Request that was acknowledged.
     Answered(Request, Option<N>, Ack),
     /// Close the connection. This state machine has no further effects.
     Close(CloseReason),

@@ -186,7 +186,7 @@ impl Ruleset {
 /// State of the inbound guard in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InboundGuard {
-    /// Missing guard.
+    /// Guard that is missing.
     Missing,
     /// The guard accepts packets of connections that connection tracking does not know: the guard of
     /// [`plan_capturing`](crate::plan_capturing), and of earlier agents.

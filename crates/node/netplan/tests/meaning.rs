@@ -24,7 +24,7 @@ enum Flags {
     Answer,
     /// Flags without SYN.
     Other,
-    /// Truncated header.
+    /// Truncated TCP header.
     Unreadable,
 }
 

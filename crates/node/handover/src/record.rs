@@ -159,7 +159,7 @@ impl Record {
     }
 }
 
-/// Stored item.
+/// Stored item with its descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
     /// Description for the next worker.

@@ -33,7 +33,7 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// Connections waiting to be accepted.
 const BACKLOG: i32 = 64;
 
-/// Received record.
+/// Received SEQPACKET record.
 #[derive(Debug)]
 pub struct Received {
     /// Length in bytes; zero if the peer closed the socket.

@@ -259,7 +259,7 @@ enum Sent {
     Done,
     /// The collector rejected the batch, but may accept others.
     Refused,
-    /// Unreachable collector.
+    /// Collector that is unreachable.
     Unreachable,
 }
 

@@ -15,7 +15,7 @@ pub(crate) enum Kind {
     Unknown,
 }
 
-/// Metric family.
+/// Family of metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Family {
     /// Name of the family, a prefix of its samples' names.

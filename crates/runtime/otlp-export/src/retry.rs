@@ -22,12 +22,12 @@ pub(crate) enum Attempt {
         /// Number of rejected records.
         rejected: u64,
     },
-    /// Retryable failure.
+    /// Failure that permits a retry.
     Retryable {
         /// Delay from the collector's `Retry-After`.
         after: Option<Duration>,
     },
-    /// Permanent rejection.
+    /// Permanent rejection by the collector.
     Refused,
 }
 

@@ -22,7 +22,7 @@ pub(crate) enum Reply {
     TakeAndClose,
     /// Responds with this status and headers, without a body.
     Status(&'static str),
-    /// Never responds.
+    /// No response at all.
     Hang,
     /// Responds with 200 and an endless body.
     Endless,

@@ -129,7 +129,7 @@ where
     receiver
 }
 
-/// Pending handshake.
+/// Handshake in progress.
 struct Handshake {
     server: &'static str,
     peer: SocketAddr,

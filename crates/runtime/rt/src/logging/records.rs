@@ -51,7 +51,7 @@ pub enum FieldValue {
     Text(String),
     /// A whole number.
     Integer(i64),
-    /// Floating-point number.
+    /// Floating-point value of a field.
     Float(f64),
     /// A truth value.
     Bool(bool),

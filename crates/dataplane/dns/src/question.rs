@@ -16,7 +16,7 @@ pub(crate) const HEADER: usize = 12;
 pub struct Question {
     pub(crate) metadata: Metadata,
     pub(crate) query: Query,
-    /// Complete message.
+    /// Complete DNS message.
     pub(crate) bytes: Vec<u8>,
     /// Offset of the end of the question section.
     pub(crate) end: usize,

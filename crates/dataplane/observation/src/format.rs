@@ -78,7 +78,7 @@ enum Member {
     Text(Vec<Part>),
     Object(Vec<(String, Self)>),
     List(Vec<Self>),
-    /// Fixed value.
+    /// Fixed JSON value.
     Fixed(Value),
 }
 

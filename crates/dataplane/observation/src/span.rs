@@ -19,7 +19,7 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// Finished span.
+/// Finished trace span.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are OpenTelemetry's")]
 pub struct Span {
@@ -43,11 +43,11 @@ pub type Attribute = (Cow<'static, str>, AttributeValue);
 pub enum AttributeValue {
     /// Value that is text.
     Text(String),
-    /// Integer value.
+    /// Integer attribute value.
     Number(i64),
 }
 
-/// Custom tag.
+/// Custom tag of spans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tag {
     /// Name of the tag.
@@ -59,11 +59,11 @@ pub struct Tag {
 /// Source of a tag's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TagSource {
-    /// Fixed text.
+    /// Fixed text value.
     Fixed(ArcStr),
     /// A header of the request, and its default. Without a default there is no tag.
     Header(HeaderName, Option<ArcStr>),
-    /// Access-log format.
+    /// Access-log format string.
     Format(Format),
 }
 

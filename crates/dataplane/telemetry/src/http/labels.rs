@@ -64,7 +64,7 @@ pub struct HttpLabels {
     protocol: RequestProtocol,
     code: ResponseCode,
     flags: ResponseFlags,
-    /// Label overrides.
+    /// Configured label overrides.
     changed: Option<Changed>,
 }
 

@@ -130,7 +130,7 @@ pub enum ActionError {
     /// The list of processes.
     #[error("cannot list the processes under {path}")]
     Scan {
-        /// Expected path.
+        /// Expected path of the programs.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -154,7 +154,7 @@ pub enum ActionError {
         #[source]
         source: io::Error,
     },
-    /// Capturing the node itself would cut it off.
+    /// Refusal to capture the node itself, which would disconnect it.
     #[error("{path} is the node's own network namespace, which is never captured")]
     NodeNetns {
         /// Path of the file.

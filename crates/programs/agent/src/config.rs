@@ -155,7 +155,7 @@ pub enum ConfigError {
     /// The node's namespace.
     #[error("cannot open the node's network namespace {path}")]
     HostNetns {
-        /// Expected path.
+        /// Expected path of the file.
         path: PathBuf,
         /// Cause of the error.
         #[source]

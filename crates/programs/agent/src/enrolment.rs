@@ -160,7 +160,7 @@ pub struct Counts {
     pub warned: usize,
 }
 
-/// The pods of this node.
+/// Enrolment state of the pods of this node.
 #[derive(Debug)]
 pub struct Enrolment<N> {
     settings: Settings,
@@ -191,7 +191,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// Whether everything that was there at the start is known.
+    /// Whether all initial objects were processed.
     pub fn is_ready(&self) -> bool {
         self.scanning.initial_done()
     }

@@ -34,7 +34,7 @@ pub struct AgentReport {
     pub captured: usize,
     /// Number of pods whose last step failed.
     pub failing: usize,
-    /// Every pod of the node, also those outside the mesh.
+    /// Reports on all pods of the node, including those outside the mesh.
     pub pods: Vec<PodReport>,
 }
 
@@ -62,7 +62,7 @@ pub struct PodReport {
     /// The last failure, if the last step failed. Absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The inode of its network namespace, if that is known.
+    /// Inode of the pod's network namespace, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub netns_inode: Option<u64>,
     /// A node proxy has acknowledged that it listens in the namespace.

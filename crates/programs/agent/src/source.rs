@@ -80,7 +80,7 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// No annotation.
+    /// Pod without the annotation.
     #[default]
     None,
     /// Being captured, or its capture is in doubt.

@@ -62,7 +62,7 @@ impl StatusSink {
         }
     }
 
-    /// No pod of this node but these has a status.
+    /// Removes the statuses of all pods of the node but these.
     ///
     /// # Errors
     /// When a directory cannot be read or written.

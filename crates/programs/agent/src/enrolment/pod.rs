@@ -24,7 +24,7 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Desired state of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Goal {
-    /// Captured, with this redirection.
+    /// Captured with this redirection.
     In(RedirectionSpec),
     /// Running and not captured.
     Out,
@@ -53,7 +53,7 @@ pub(super) struct Busy<N> {
 pub(super) struct Failure {
     pub(super) retry_at: Instant,
     pub(super) delay: Duration,
-    /// The pod's status has it, or could not be written.
+    /// Whether the failure was written to the pod's status, or could not be.
     pub(super) reported: bool,
     /// Text for operators.
     pub(super) text: String,
@@ -81,7 +81,7 @@ pub(super) struct Pod<N> {
     pub(super) netns_since: Option<Instant>,
     /// Another namespace that a scan has seen once.
     pub(super) suspect: Option<N>,
-    /// A proxy has acknowledged the pod in `netns`, as this.
+    /// Description under which a proxy has acknowledged the pod in `netns`.
     pub(super) announced: Option<WorkloadInfo>,
     /// Whether a proxy may serve the pod in any namespace: announced, successfully or not, and not withdrawn.
     pub(super) maybe_served: bool,
@@ -110,7 +110,7 @@ pub(super) struct Pod<N> {
 }
 
 impl<N: Clone + PartialEq> Pod<N> {
-    /// `rules` are unknown for pods that were there before us.
+    /// Creates the state of a pod. `rules` are unknown for pods that existed before.
     pub(super) fn new(view: PodView, was_there: bool) -> Self {
         Self {
             addresses: view.addresses.clone(),
@@ -180,7 +180,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings.clear();
     }
 
-    /// Each warning is logged when it is new.
+    /// Sets the warnings, and logs new ones.
     pub(super) fn warn(&mut self, warnings: Vec<String>) {
         for warning in warnings.iter().filter(|one| !self.warnings.contains(one)) {
             tracing::warn!(pod = %self.view.name, warning, "the pod is captured with a warning");

@@ -45,7 +45,7 @@ pub enum Reply {
     Done,
     /// The pod belongs to the mesh, or does not.
     Member(bool),
-    /// Cannot be done now; a little later it may.
+    /// Temporary failure; a retry may succeed.
     TryLater(String),
     /// A step failed.
     Failed(String),

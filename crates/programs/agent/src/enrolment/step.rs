@@ -39,7 +39,7 @@ pub enum ProxyStep<N> {
 /// Step of the redirection in a pod's network namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RedirectionStep<N> {
-    /// Put the redirection in place, or check that it is.
+    /// Applies the redirection, or verifies it.
     Apply {
         /// Network namespace of the pod.
         netns: N,
@@ -70,11 +70,11 @@ pub enum ProbeStep {
 pub struct ProbeTargets {
     /// The pod's addresses.
     pub addresses: Vec<IpAddr>,
-    /// Ports at each of them.
+    /// Ports that are exempt at each address.
     pub ports: ProbePorts,
 }
 
-/// Write the pod's status, or remove it.
+/// Writes or removes the pod's status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WriteStatus {
     /// The pod's name.
@@ -97,7 +97,7 @@ impl<N> Step<N> {
         }
     }
 
-    /// The network namespace it is about.
+    /// Returns the network namespace of the step.
     pub(super) fn netns(&self) -> Option<&N> {
         match self {
             Self::Proxy(ProxyStep::Announce { netns, .. }) => Some(netns),

@@ -64,7 +64,7 @@ pub enum Action {
         name: String,
         /// Desired content of the file.
         text: String,
-        /// Content of the file when it was read.
+        /// Content that the file had when it was read.
         expected: Option<String>,
     },
     /// Remove the file.
@@ -79,7 +79,7 @@ pub enum Action {
 pub struct Plan {
     /// Changes, in order.
     pub actions: Vec<Action>,
-    /// State once they are done.
+    /// State after the actions.
     pub state: State,
     /// Time until the next check without events.
     pub look_again: Option<Duration>,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Changes within this time count as a quarrel.
+/// Time window of the limit.
 const WINDOW: Duration = Duration::from_secs(10);
 /// Number of changes that count as normal, since a starting CNI writes its configuration several times.
 const ORDINARY: u32 = 5;

@@ -37,7 +37,7 @@ pub enum Decision {
     Remove(String),
 }
 
-/// Decides; `node` is ours, if it could be read.
+/// Decides about uninstalling; `node` is the own node, if it was readable.
 pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
     match lookup {
         Lookup::Found(set) if set.metadata.deletion_timestamp.is_some() => {

@@ -39,7 +39,7 @@ impl PodSource for ManifestSource {
     }
 }
 
-/// Which pods of the manifests are this node's.
+/// View of which pods of the manifests belong to this node.
 #[derive(Debug)]
 struct NodeView {
     node: String,

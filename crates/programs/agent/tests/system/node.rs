@@ -247,7 +247,7 @@ impl Node {
         .unwrap();
     }
 
-    /// The annotation that others see, if any.
+    /// Returns the annotation of the pod, if any.
     pub fn status(&self, pod: &Pod) -> Option<String> {
         let text =
             fs::read_to_string(self.path("status").join(format!("shop.{}.yaml", pod.name))).ok()?;

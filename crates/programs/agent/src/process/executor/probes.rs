@@ -97,7 +97,7 @@ fn carry_out<A: Actions>(actions: &A, job: Job) {
 /// Counter of exempted probes, derived from the kernel's counters, which restart when rules are written.
 struct Exempted {
     metrics: Metrics,
-    /// The kernel's count when it was last read.
+    /// Counter value of the last reading.
     last: Mutex<Option<u64>>,
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct AgentPod {
     pub(crate) why: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
-    /// A node proxy has acknowledged that it listens.
+    /// Whether a node proxy has acknowledged that it listens.
     pub(crate) listeners: bool,
     /// Redirection was seen in the kernel.
     pub(crate) redirected: bool,
@@ -46,7 +46,7 @@ pub(crate) struct AgentPod {
     pub(crate) drifts: i64,
     /// Annotation that the pod should have.
     pub(crate) annotation: String,
-    /// Annotation that it was last seen with.
+    /// Last observed annotation.
     pub(crate) annotation_seen: String,
     #[serde(flatten)]
     pub(crate) more: Map<String, Value>,

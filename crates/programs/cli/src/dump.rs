@@ -77,7 +77,7 @@ pub(crate) struct WorkloadEntry {
 #[serde(default)]
 pub(crate) struct EndpointWaypoint {
     pub(crate) waypoint: Waypoint,
-    /// The identities that it proves.
+    /// Identities of the waypoint's pods.
     pub(crate) identities: Vec<String>,
     /// Whether the destination accepts connections only through the waypoint.
     pub(crate) enforce: bool,

@@ -77,7 +77,7 @@ pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rul
     Ok(Rules::of(config.as_ref(), mesh_namespace))
 }
 
-/// A namespace that must be there.
+/// Returns a namespace, which must exist.
 pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace, CliError> {
     let found = cluster.read(None, name).await;
     found

@@ -40,7 +40,7 @@ impl Inspect {
     }
 }
 
-/// Record of a namespace that has a name there.
+/// Record with a namespace and a name.
 trait Named {
     /// Returns the namespace and name.
     fn name(&self) -> (&str, &str);
@@ -191,7 +191,7 @@ pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
     output::print(args.output, &entries, || certificate_rows(&known(&entries)))
 }
 
-/// The state of each node proxy that is meant.
+/// Fetches the state of each selected node proxy.
 fn dumps(source: &Source) -> Result<Vec<Dump>, CliError> {
     source.all()?.iter().map(Source::dump).collect()
 }

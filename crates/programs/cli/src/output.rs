@@ -20,7 +20,7 @@ pub(crate) enum Format {
     Yaml,
 }
 
-/// Prints `value`, or `table` of it.
+/// Prints `value` as JSON or YAML, or its `table`.
 pub(crate) fn print<T: Serialize>(
     format: Format,
     value: &T,

@@ -67,13 +67,13 @@ pub(crate) struct Report {
     waypoint: Binding,
 }
 
-/// The pod as its node's proxy has it.
+/// State of the pod in its node's proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Proxy {
     /// Whether the proxy listens in the pod.
     serves: bool,
-    /// Connections it carries for the pod.
+    /// Connections that the proxy carries for the pod.
     connections: usize,
     /// State of the pod identity's certificate, if there is one.
     certificate: Option<String>,
@@ -94,7 +94,7 @@ pub(crate) enum MeshState {
     NotYet,
     /// Still in the mesh, but should no longer be.
     Leaving,
-    /// Outside, as it should be.
+    /// Outside the mesh, as desired.
     Out,
     /// Sources disagree, or one does not respond.
     Unclear,

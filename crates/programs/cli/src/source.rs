@@ -263,7 +263,7 @@ impl Source {
         is_known.then(|| (self.lab(), &self.target))
     }
 
-    /// The lab that is meant, if one is.
+    /// Returns the selected lab, if any.
     pub(crate) fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }

@@ -233,7 +233,7 @@ impl Where {
         self.namespace.as_deref().unwrap_or("default")
     }
 
-    /// The lab that is meant, if one is.
+    /// Returns the selected lab, if any.
     fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }

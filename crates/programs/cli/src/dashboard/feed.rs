@@ -59,7 +59,7 @@ pub(super) struct Feed {
 struct MeshState {
     version: u64,
     mesh: Option<Arc<Mesh>>,
-    /// Why it could not be read the last time.
+    /// Error of the last read.
     error: Option<String>,
     read: Option<Instant>,
 }
@@ -79,7 +79,7 @@ pub(super) struct TrafficAnswer {
 pub(super) struct MeshAnswer {
     version: u64,
     error: Option<String>,
-    /// Seconds since it was read.
+    /// Seconds since the last read.
     age_seconds: Option<u64>,
     /// Mesh state; `None` if the page already has it.
     mesh: Option<Arc<Mesh>>,
@@ -184,7 +184,7 @@ impl Feed {
         }
     }
 
-    /// The mesh, when it is another than that of `version`.
+    /// Waits for a mesh state other than `version`.
     pub(super) async fn mesh(&self, version: u64) -> MeshAnswer {
         self.note_watcher();
         let mut changes = self.mesh.subscribe();

@@ -25,7 +25,7 @@ pub(super) enum Refused {
     Host,
     /// Request of a page of another origin.
     Origin,
-    /// Missing token.
+    /// Missing or wrong token.
     Token,
 }
 

@@ -67,7 +67,7 @@ impl ControlPlane {
         Ok(token)
     }
 
-    /// Requests a path of it.
+    /// Sends a GET request to a path of the control plane.
     pub(crate) async fn request(&self, path: &str) -> Result<Opened, CliError> {
         let unreachable = |error: BoxError| {
             let what = "the control plane cannot be reached through the API server";

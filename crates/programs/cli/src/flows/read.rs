@@ -9,7 +9,7 @@ use super::Proxies;
 /// News of proxies that wait to be parsed.
 const WAITING: usize = 64;
 
-/// News of the proxies that are read.
+/// Event of the proxies that are being read.
 #[derive(Clone, Debug)]
 pub(crate) enum Received {
     /// A proxy's stream has begun.

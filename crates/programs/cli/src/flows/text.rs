@@ -117,7 +117,7 @@ pub(crate) fn path(flow: &Flow) -> String {
     }
 }
 
-/// The request, and why it was refused or failed.
+/// Describes the request, and the reason of its refusal or failure.
 pub(crate) fn details(flow: &Flow) -> String {
     let mut parts = Vec::new();
     if let Some(request) = &flow.request {

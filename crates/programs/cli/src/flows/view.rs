@@ -83,7 +83,7 @@ pub(super) struct View {
     pub(super) is_detailed: bool,
     /// Numbers of events and refusals that were left out.
     pub(super) lost: (u64, u64),
-    /// Proxies that are read.
+    /// Names of the proxies that are being read.
     pub(super) reading: Vec<String>,
     /// The latest trouble with a proxy.
     pub(super) trouble: Option<String>,
@@ -125,7 +125,7 @@ impl View {
         to.push_back((flow, row));
     }
 
-    /// The flows that are shown, in order.
+    /// Returns the visible flows in order.
     pub(super) fn shown(&self) -> Vec<&(Flow, Row)> {
         let mut shown: Vec<_> = self.stored.iter().filter(|one| self.shows(one)).collect();
         match self.order {

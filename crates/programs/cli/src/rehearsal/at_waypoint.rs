@@ -19,7 +19,7 @@ pub(super) struct AtWaypoint {
 }
 
 impl AtWaypoint {
-    /// No policies, for records of this source.
+    /// Creates an evaluator without policies, for records of this source.
     pub(super) fn new(knowledge: Knowledge) -> Self {
         Self {
             knowledge,
@@ -103,7 +103,7 @@ impl AtWaypoint {
         names
     }
 
-    /// The policies that have two readings.
+    /// Returns the policies whose two interpretations differ.
     fn ambiguous(&self, scope: Scope<'_>) -> Vec<String> {
         let least: Vec<_> = in_scope(&self.least, scope).collect();
         let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));

@@ -27,9 +27,9 @@ pub(crate) struct Counted {
 /// Proxy that counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// The node proxy of the pod that was called: connections.
+    /// Node proxy of the called pod: connections.
     Pod,
-    /// A waypoint: connections that are not HTTP.
+    /// Waypoint: connections that are not HTTP.
     WaypointConnections,
     /// A waypoint: requests.
     WaypointRequests,

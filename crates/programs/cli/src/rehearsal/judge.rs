@@ -151,7 +151,7 @@ fn parties(counted: &Counted) -> (String, String) {
     (from, to)
 }
 
-/// A policy as if it were not marked.
+/// Returns a policy without its dry-run mark.
 fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
     let mut event = event.clone();
     if let ObjectEvent::Applied {
@@ -295,7 +295,7 @@ impl Mesh {
         }
     }
 
-    /// The service that was called at a waypoint.
+    /// Returns the service that was called at a waypoint.
     fn service(&self, seen: &Observed) -> Option<&Arc<Service>> {
         let At::Waypoint(at) = &seen.at else {
             return None;

@@ -16,9 +16,9 @@ const CUT: &str = "...";
 pub(crate) struct Observed {
     /// Address of the client.
     pub(crate) from: SocketAddr,
-    /// Identity that the caller proved, where the line has it.
+    /// Verified identity of the caller, where the line has it.
     pub(crate) identity: Option<Identity>,
-    /// Address that was called.
+    /// Address of the callee.
     pub(crate) to: SocketAddr,
     pub(crate) at: At,
 }
@@ -26,20 +26,20 @@ pub(crate) struct Observed {
 /// Proxy that observed the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum At {
-    /// The node proxy of the pod that was called.
+    /// Node proxy of the called pod.
     Pod,
     /// Seen by a waypoint.
     Waypoint(Seen),
 }
 
-/// Request as a waypoint saw it.
+/// Call as observed by a waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The service's host name, if it was sent on.
+    /// Hostname of the service, if the call was forwarded.
     pub(crate) host: Option<String>,
     /// Server name of TLS passthrough.
     pub(crate) sni: Option<String>,
-    /// `None`: it was no HTTP.
+    /// Request; `None` if the connection was not HTTP.
     pub(crate) request: Option<Request>,
 }
 

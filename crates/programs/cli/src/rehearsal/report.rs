@@ -30,7 +30,7 @@ pub(crate) struct Report {
     pub(crate) admitted: Vec<Row>,
     /// Calls that cannot be decided, and the reason.
     pub(crate) undecided: Vec<Row>,
-    /// Calls that are refused now and would be.
+    /// Calls that are denied now and would still be.
     pub(crate) refused_already: usize,
     /// Calls that would be allowed as now.
     pub(crate) allowed: usize,

@@ -15,12 +15,12 @@ pub(super) const MAX_PATHS: usize = 20;
 /// End of the address of a tunnel.
 const TUNNEL_PORT: &str = ":15008";
 
-/// A client as a policy can name it.
+/// Client in a form that a policy can match.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Client {
     /// Identity without `spiffe://`.
     Principal(String),
-    /// Address of a client that has no identity.
+    /// Address of a client without an identity.
     Address(String),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Usage {
     pub(super) ports: BTreeSet<u16>,
     /// Methods of requests, with the paths.
     pub(super) requests: BTreeMap<String, BTreeSet<String>>,
-    /// Whether there were connections that are no HTTP.
+    /// Whether non-HTTP connections were observed.
     pub(super) connections: bool,
 }
 

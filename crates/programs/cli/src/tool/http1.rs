@@ -11,7 +11,7 @@ use std::{
 pub(super) const MAX_HEAD: u64 = 16 * 1024;
 /// Maximum headers of a response.
 const MAX_HEADERS: usize = 64;
-/// The largest body that is read.
+/// Maximum size of a body.
 const MAX_BODY: u64 = 1 << 20;
 
 /// A parsed `http://HOST[:PORT]/PATH`.
@@ -56,7 +56,7 @@ pub(super) fn resolve(target: &str) -> io::Result<SocketAddr> {
         .ok_or_else(|| io::Error::other(format!("{target} has no address")))
 }
 
-/// Connects, with a limit for this and every later wait.
+/// Connects, with a timeout for this and every later operation.
 pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 pub(crate) struct Report {
     /// Namespace and name of the client's pod.
     pub(crate) from: String,
-    /// Whom it calls, as the flag has it.
+    /// Destination in the form of the flag.
     pub(crate) to: String,
     /// Method of the request.
     pub(crate) method: String,
@@ -62,7 +62,7 @@ pub(crate) enum AnswerKind {
 pub(crate) struct Part {
     /// Name of the proxy.
     pub(crate) by: String,
-    /// Whether it is a waypoint.
+    /// Whether the proxy is a waypoint.
     pub(crate) is_waypoint: bool,
     /// Decisions in order.
     pub(crate) steps: Vec<Step>,

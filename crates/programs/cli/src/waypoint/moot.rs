@@ -23,7 +23,7 @@ pub(super) struct Waypoint<'a> {
 /// Effect of a policy on requests through the waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The pods refuse the waypoint, and with it every caller.
+    /// The pods reject the waypoint, and thus every caller.
     RefusesAll,
     /// The waypoint is among the callers that it allows, and so is every caller behind it.
     AdmitsAll,
@@ -38,7 +38,7 @@ pub(super) struct Moot {
     pub(super) policy: String,
     pub(super) action: PolicyAction,
     pub(super) effect: Effect,
-    /// Callers that it names, by attribute.
+    /// Callers that the policy names, by attribute.
     pub(super) callers: Vec<String>,
     /// Migration that preserves the policy's meaning, or the reason why none is known.
     pub(super) migration: Result<Migration, String>,

@@ -100,7 +100,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// `ambit` with these arguments; it must succeed.
+    /// Runs `ambit` with these arguments, which must succeed.
     pub(crate) fn command_ok(&self, args: &[&str]) -> String {
         let output = self.command(args);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

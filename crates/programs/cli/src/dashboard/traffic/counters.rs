@@ -47,7 +47,7 @@ pub(super) struct Window {
 pub(super) struct Seen {
     /// Connections that were opened, a second.
     pub(super) connections: f64,
-    /// Requests, a second, where a waypoint sees them.
+    /// Requests per second, where a waypoint observes them.
     pub(super) requests: f64,
     /// Failed requests or connections, a second.
     pub(super) errors: f64,

@@ -14,7 +14,7 @@ pub(super) struct Pace {
     next: u32,
 }
 
-/// One request that is to be sent.
+/// Request that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) due: Duration,
@@ -33,7 +33,7 @@ impl Pace {
         }
     }
 
-    /// A request every `interval`, the first of them after `first`.
+    /// Creates a pace of a request every `interval`, starting after `first`.
     pub(super) fn every(interval: Duration, first: Duration) -> Self {
         Self {
             first,

@@ -57,7 +57,7 @@ pub(super) struct Finished {
     /// Number of earlier requests that were skipped, each `interval` apart.
     pub(super) missed: u32,
     pub(super) interval: Duration,
-    /// Whether a connection had to be opened for it.
+    /// Whether the request needed a new connection.
     pub(super) opening: bool,
     pub(super) failure: Option<Failure>,
 }
@@ -130,7 +130,7 @@ pub(super) struct Summary {
     pub(super) opened: u64,
     /// Requests that were skipped because an earlier one was not completed in time.
     pub(super) missed: u64,
-    /// The longest time between two successes, and when it began.
+    /// Longest time between two successes, with its start.
     pub(super) longest_gap_ms: f64,
     pub(super) longest_gap_at_ms: f64,
     /// Median latency from the due time to the response, including missed requests.

@@ -53,7 +53,7 @@ pub(super) struct Worker {
     pub(super) task: Task,
 }
 
-/// A connection that is open.
+/// Open connection of a mode.
 enum Open {
     Http(Connection),
     Echo(TcpStream),

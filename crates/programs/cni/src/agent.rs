@@ -31,7 +31,7 @@ const OUTSIDE_ANSWER_WITHIN: Duration = Duration::from_millis(400);
 /// First and longest delay between two attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// The pod that is being started.
+/// Pod that is being started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
@@ -142,7 +142,7 @@ pub(crate) struct Agent<'a> {
 
 /// One failed attempt.
 enum Failed {
-    /// Retryable failure.
+    /// Failure that permits a retry.
     ForNow(String),
     ForGood(CniError),
 }

@@ -235,7 +235,7 @@ mod tests {
 
     use super::*;
 
-    /// Text that is nearly a configuration.
+    /// Generates texts similar to a configuration.
     fn nearly() -> impl Strategy<Value = String> {
         let word = prop_oneof![
             Just(r#""cniVersion":"1.0.0""#.to_owned()),

@@ -27,7 +27,7 @@ const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// A request as the agent received it.
+/// Request that the agent received.
 #[derive(Clone, Debug)]
 struct Seen {
     line: String,

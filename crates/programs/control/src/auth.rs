@@ -86,7 +86,7 @@ pub enum TokenError {
     /// The claims contradict each other.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
     Contradiction,
-    /// The Kubernetes API does not accept it.
+    /// Token that the Kubernetes API rejects.
     #[error("the Kubernetes API does not accept the token: {0}")]
     Rejected(String),
     /// Token that cannot be verified at present.
@@ -120,7 +120,7 @@ pub enum KeysError {
         #[source]
         source: std::io::Error,
     },
-    /// Neither PEM nor JWKS, or no usable key in it.
+    /// Text that is neither PEM nor JWKS, or has no usable key.
     #[error(
         "{path} holds no usable public key: give PEM public keys (EC P-256, P-384, RSA or Ed25519) or a JWKS"
     )]
@@ -128,7 +128,7 @@ pub enum KeysError {
         /// Path of the file.
         path: String,
     },
-    /// A key of it cannot be used.
+    /// Unusable key of the set.
     #[error("key {number} of {path} cannot be used")]
     Key {
         /// Path of the file.

@@ -30,7 +30,7 @@ pub enum Denied {
     /// A token that is bound to no pod names no node.
     #[error("the caller's token is not bound to a pod")]
     NotBound,
-    /// The pod is not there.
+    /// Unknown pod.
     #[error("the caller's pod {0} does not exist")]
     UnknownPod(String),
     /// Another pod of the same name.
@@ -113,7 +113,7 @@ pub trait Roles {
     fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
 }
 
-/// The pods, as they become known.
+/// Pods, updated as they become known.
 #[derive(Clone, Debug)]
 pub struct Pods {
     /// Which pods run where.

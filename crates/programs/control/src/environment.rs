@@ -36,12 +36,12 @@ pub struct Environment {
     pub cluster: Option<Cluster>,
 }
 
-/// A cluster that this replica works in.
+/// Cluster that this replica works in.
 #[derive(Clone)]
 pub struct Cluster {
     /// Client of the cluster's API.
     pub client: Client,
-    /// Whether this replica writes for all.
+    /// Whether this replica is the leader.
     pub leads: watch::Receiver<bool>,
     /// Name of this replica.
     pub name: String,

@@ -195,7 +195,7 @@ impl Reading {
         }
     }
 
-    /// The proxies as this user may know them.
+    /// Returns the proxies that the user may know.
     fn proxies(&self) -> MeshProxies {
         match self.filter.confined {
             true => self.flows.proxies.named_for(&self.filter.namespaces),

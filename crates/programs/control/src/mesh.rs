@@ -31,7 +31,7 @@ const MAX_DELAY: Duration = Duration::from_millis(100);
 /// Surveys that wait for the index.
 const SURVEYS: usize = 4;
 
-/// Mesh as other parts of the process see it.
+/// Handle of the mesh for other parts of the process.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     /// Records that are published.
@@ -232,7 +232,7 @@ impl Follower {
         );
     }
 
-    /// Reports objects of which parts lose their effect through others.
+    /// Reports objects whose parts lose their effect because of others.
     fn report_conflicts(&mut self) {
         for key in self.index.take_changed_conflicts() {
             if let Some(reports) = &self.reports {
@@ -279,7 +279,7 @@ impl Follower {
     }
 }
 
-/// Report on an object, if it has a reader.
+/// Returns the report on an object of a kind with status.
 fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {

@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Error of creating a serving certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
-    /// The authority does not issue it.
+    /// Refusal by the certificate authority.
     #[error("cannot issue the serving certificate")]
     Issue(#[from] IssueError),
     /// Certificate that TLS rejects.

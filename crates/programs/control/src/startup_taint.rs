@@ -72,7 +72,7 @@ impl Board {
     }
 }
 
-/// The node of a pod that is ready and stays.
+/// Returns the node of a pod that is ready and not terminating.
 fn ready_on(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let mut conditions = status.conditions.iter().flatten();
@@ -82,7 +82,7 @@ fn ready_on(pod: &Pod) -> Option<String> {
     (is_ready && stays).then_some(node)
 }
 
-/// A node that has a taint of that key.
+/// Returns a node's taint of that key.
 fn tainted(node: &Node, key: &str) -> Option<Tainted> {
     let taints = node.spec.as_ref()?.taints.as_deref()?;
     let others: Vec<_> = taints

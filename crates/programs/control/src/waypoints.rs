@@ -58,7 +58,7 @@ impl Waypoints {
         self.of_account(&caller.namespace, &caller.service_account)
     }
 
-    /// The waypoint whose account this is.
+    /// Returns the waypoint that runs under this service account.
     pub fn of_account(&self, namespace: &str, account: &str) -> Option<GatewayName> {
         let name = GatewayName::new(namespace, account);
         let known = self.0.read();

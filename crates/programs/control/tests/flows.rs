@@ -233,7 +233,7 @@ async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
     receiver
 }
 
-/// The lines of a stream until one has this text.
+/// Reads a stream's lines until one contains this text.
 async fn lines_until(response: Response<Incoming>, text: &str) -> String {
     assert_eq!(response.status(), 200);
     let mut body = response.into_body();

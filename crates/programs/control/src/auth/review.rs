@@ -140,7 +140,7 @@ fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
     })
 }
 
-/// The value of a key that has exactly one.
+/// Returns the value of a key that has exactly one value.
 fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     match user.extra.as_ref()?.get(key)?.as_slice() {
         [one] if !one.is_empty() => Some(one),

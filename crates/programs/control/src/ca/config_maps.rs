@@ -48,7 +48,7 @@ struct Copies {
     there: BTreeMap<(Box<str>, Name), u64>,
 }
 
-/// One write that is due.
+/// Write that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Due {
     namespace: Box<str>,

@@ -40,7 +40,7 @@ pub enum CaError {
     Partial {
         /// Path of the directory.
         dir: String,
-        /// Files that are there.
+        /// Existing file.
         present: String,
         /// File that is missing.
         missing: String,

@@ -23,7 +23,7 @@ pub enum ReplaceError {
     /// Material that cannot be used at all.
     #[error(transparent)]
     Unusable(#[from] CaError),
-    /// Taking it would cut the mesh in two.
+    /// Refusal of an authority that would split the mesh.
     #[error(
         "certificates of the new authority in {location} would not be accepted by proxies that have the present \
          roots, or the other way round: first put both roots into its root certificates and leave the \

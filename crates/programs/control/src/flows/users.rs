@@ -12,7 +12,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::Semaphore, time::timeout};
 
-/// Concurrent checks; further ones wait.
+/// Maximum concurrent checks; further ones wait.
 const AT_ONCE: usize = 16;
 /// Timeout of a check including its time in the queue.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -65,11 +65,11 @@ fn rights(namespaces: &[String]) -> String {
 pub struct Rights {
     /// Name of the user.
     pub user: String,
-    /// Whether they may read the namespaces that they named alone.
+    /// Whether access is confined to the requested namespaces.
     pub are_confined: bool,
 }
 
-/// Users, as the API server knows them.
+/// Users and their rights, reviewed by the API server.
 pub struct Users {
     client: Client,
     slots: Semaphore,

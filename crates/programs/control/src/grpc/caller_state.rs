@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Timeout from the handshake to the first authenticated call, including a token review.
 const FIRST_CALL: Duration = Duration::from_secs(20);
-/// Calls refused on one connection before it is closed.
+/// Number of rejected calls after which a connection is closed.
 const REFUSALS: u32 = 8;
 
 /// State of a connection's caller: among each request's extensions.
@@ -38,7 +38,7 @@ struct Inner {
 enum State {
     /// No call has been authenticated.
     Unknown,
-    /// An account that has no business here for long.
+    /// Service account without lasting streams here.
     Known,
     /// Connection that holds one of the slots of those that stay.
     Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),

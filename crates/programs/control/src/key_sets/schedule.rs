@@ -27,7 +27,7 @@ pub(super) struct FetchSchedule {
 
 #[derive(Debug)]
 struct Set {
-    /// `None`: it is being fetched.
+    /// Due time of the next fetch; `None` during a fetch.
     due: Option<Instant>,
     failures: u32,
     last: Option<(ArcStr, Instant)>,
@@ -53,7 +53,7 @@ impl FetchSchedule {
         }
     }
 
-    /// Key sets that are due to be fetched now.
+    /// Returns the key sets that are due, and marks them as being fetched.
     pub(super) fn due(&mut self, now: Instant) -> Vec<KeySource> {
         let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
         let due = self.sets.iter_mut();

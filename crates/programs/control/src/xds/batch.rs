@@ -96,7 +96,7 @@ impl Push {
 /// Which part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Complete batch.
+    /// Complete batch of changes.
     Whole,
     /// Existing records only.
     There,

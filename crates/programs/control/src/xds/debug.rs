@@ -150,7 +150,7 @@ impl DebugService {
         })
     }
 
-    /// The client of a session that has named itself.
+    /// Returns the client of a session that has identified itself.
     fn node(&self, session: &SessionStatus) -> Option<Node> {
         let node = session.node.as_ref()?;
         // `type~ip~pod.namespace~domain`: tools show the third part.

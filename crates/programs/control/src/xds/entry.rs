@@ -38,7 +38,7 @@ pub enum EntryKind {
     Waypoint,
 }
 
-/// One record as it is sent. Shared by all clients.
+/// Encoded record, shared by all clients.
 #[derive(Debug)]
 pub struct Entry {
     /// Name of the resource.

@@ -14,7 +14,7 @@ const MAX_URL: usize = 128;
 /// Maximum number of types of one client.
 const MAX_TYPES: usize = 32;
 
-/// Types of one client that this version does not know.
+/// Types of one client that are unknown to this version.
 #[derive(Debug, Default)]
 pub(super) struct LaterTypes(BTreeSet<String>);
 

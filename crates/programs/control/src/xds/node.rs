@@ -13,18 +13,18 @@ const TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgate
 /// Longest node id, in bytes.
 const MAX_ID: usize = 1024;
 
-/// Client as it describes itself.
+/// Node metadata of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
     /// Node id as sent.
     pub id: ArcStr,
     /// Kubernetes node; may be empty.
     pub node_name: ArcStr,
-    /// Version it reports; may be empty.
+    /// Reported version; may be empty.
     pub version: ArcStr,
 }
 
-/// A node that is refused.
+/// Error of invalid node metadata.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
     /// The first request of a stream lacks the node.

@@ -28,12 +28,12 @@ pub(super) enum Audience {
     NodeProxies,
     /// Node proxies, and waypoints that subscribe by name.
     Everybody,
-    /// Waypoints, each those of its Gateway.
+    /// Waypoints, each for the records of its Gateway.
     Waypoints,
 }
 
 impl ResourceType {
-    /// Every type that is served, in the order of pushes.
+    /// Iterates over all types in push order.
     pub fn all() -> impl Iterator<Item = Self> {
         let of_nodes = [Self::Authorization, Self::Address, Self::Workload];
         let of_waypoints = WaypointRecordType::ALL.iter().copied();

@@ -18,7 +18,7 @@ use super::{
 pub struct Client {
     /// Kubernetes node of the client, whose workloads it receives without a subscription; may be empty.
     pub node: ArcStr,
-    /// The Gateway whose waypoint it is.
+    /// Gateway of the client, if it is a waypoint.
     pub waypoint: Option<GatewayName>,
 }
 
@@ -38,7 +38,7 @@ impl Client {
 /// Scope of a client's view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
-    /// All records.
+    /// All records of the type.
     All,
     /// Records that are subscribed to by name.
     Named,
@@ -85,7 +85,7 @@ impl View {
         self.covers(&entry.name) && self.of.has(entry)
     }
 
-    /// A record by name, if the client sees it.
+    /// Returns a record by name, if the client may see it.
     pub(super) fn entry<'a>(&self, store: &'a Store, name: &str) -> Option<&'a Arc<Entry>> {
         let entry = store.entry(self.collection(), name);
         entry.filter(|entry| self.has(entry))

@@ -54,7 +54,7 @@ pub struct SubscriptionStatus {
     pub acknowledged: String,
     /// Whether the subscription is a wildcard instead of single names.
     pub wildcard: bool,
-    /// Names that it subscribed to.
+    /// Number of subscribed names.
     pub names: usize,
     /// Text of the last rejection, until the next acknowledgement.
     pub error: Option<String>,
@@ -78,9 +78,9 @@ struct Subscription {
     explicit: HashSet<ArcStr>,
     /// Records that clients of single records have, with versions.
     known: HashMap<ArcStr, String>,
-    /// Revision up to which it was sent.
+    /// Revision up to which changes were sent.
     cursor: u64,
-    /// Revision that the last push brought it to.
+    /// Revision that the last push reaches.
     sent_up_to: u64,
     /// Revision up to which the client has acknowledged all pushes.
     answered_up_to: u64,

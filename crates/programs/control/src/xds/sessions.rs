@@ -13,7 +13,7 @@ pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 /// State of one stream.
 #[derive(Clone, Debug)]
 pub struct SessionStatus {
-    /// The client, once it has identified itself.
+    /// Node metadata, once the client has identified itself.
     pub node: Option<NodeInfo>,
     /// Caller that the token authenticates.
     pub caller: Caller,

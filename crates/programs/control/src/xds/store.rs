@@ -28,11 +28,11 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Records {
     entries: HashMap<ArcStr, Arc<Entry>>,
-    /// Latest change of every name, removed ones included.
+    /// Latest change of every name, including removals.
     log: BTreeMap<u64, ArcStr>,
     changed_at: HashMap<ArcStr, u64>,
     removed: VecDeque<(u64, ArcStr)>,
-    /// Removals up to here may be forgotten.
+    /// Revision up to which removals may be forgotten.
     floor: u64,
     index: Names,
 }
@@ -115,7 +115,7 @@ impl Store {
         is_remembered.then(|| changes.into_iter().flatten().map(|(_, name)| name))
     }
 
-    /// Names of the records that have this alias.
+    /// Returns the names of the records with this alias.
     pub fn by_alias(&self, collection: Collection, alias: &str) -> impl Iterator<Item = &ArcStr> {
         self.find(collection, |index| index.by_alias.get(alias))
     }

@@ -224,7 +224,7 @@ async fn a_token_sees_the_records_of_its_own_scope_alone() {
     plane.running.stop().await;
 }
 
-/// Tokens that are no live waypoint's or node proxy's own.
+/// Returns tokens that do not belong to a live waypoint or node proxy.
 fn of_others(plane: &Plane) -> Vec<(&'static str, String, Code)> {
     let changed = |of: [&str; 4], change: fn(&mut serde_json::Value)| {
         let [namespace, account, pod, uid] = of;

@@ -10,7 +10,7 @@ use super::MESH_CONFIG;
 /// A proxy configuration that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshConfigError {
-    /// Unreadable file.
+    /// Unreadable configuration file.
     #[error("cannot read {MESH_CONFIG}")]
     Read(#[source] io::Error),
     /// YAML of an unexpected form.

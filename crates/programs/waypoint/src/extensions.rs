@@ -184,7 +184,7 @@ impl Chain {
     }
 }
 
-/// Configured plugins.
+/// Configured plugins of the waypoint.
 #[derive(Debug, Default)]
 pub(crate) struct Extensions {
     entries: BTreeMap<ArcStr, Entry>,

@@ -90,7 +90,7 @@ pub(crate) struct Shard {
     pub(crate) checks: InFlightChecks,
     /// Time of callers' tasks.
     pub(crate) shares: FairShares,
-    /// Retry budgets.
+    /// Retry budgets of destinations.
     pub(crate) retries: Budgets,
     pub(crate) extensions: Slots,
 }

@@ -136,7 +136,7 @@ enum Stage {
     Failed,
 }
 
-/// Running instance.
+/// Running instance of a plugin.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
     slot: Arc<Slot>,

@@ -70,7 +70,7 @@ enum Event {
     Begin(Head),
     /// Bytes of the frame's payload received so far.
     Payload(Head, usize),
-    /// Complete frame.
+    /// End of a frame's payload.
     End(Head),
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Limited {
     headers_to_add: Vec<HeaderOption>,
 }
 
-/// Evaluated limit.
+/// Evaluated rate limit.
 #[derive(Clone, Copy, Debug)]
 struct Met {
     requests: u32,

@@ -362,7 +362,7 @@ fn report(
     }
 }
 
-/// Failed attempt.
+/// Failed attempt of a request.
 struct FailedAttempt {
     broken: Broken,
     /// Request that was not sent at all, so that it can be retried.

@@ -18,7 +18,7 @@ use crate::memory::Permit;
 /// Connection to an endpoint.
 #[derive(Debug)]
 pub(crate) enum Stream {
-    /// Plain TCP.
+    /// Plain TCP stream.
     Plain(TcpStream),
     /// Stream in a tunnel, with its memory permit.
     Tunnel(

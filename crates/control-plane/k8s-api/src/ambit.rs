@@ -32,7 +32,7 @@ custom_resource! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitSpec {
-    /// The Services, ServiceEntries and waypoints whose requests it limits.
+    /// Services, ServiceEntries and waypoints whose requests are limited.
     pub target_refs: Vec<PolicyTargetReference>,
     /// Local limits, counted by each replica of a waypoint.
     pub local: Vec<LocalRateLimit>,
@@ -120,7 +120,7 @@ pub struct RateLimitDescriptor {
 pub struct RateLimitEntry {
     /// Key of the entry.
     pub key: String,
-    /// Always this value.
+    /// Fixed value of the entry.
     pub value: Option<String>,
     /// `Principal`, `Namespace` or `Address`.
     pub source: Option<String>,

@@ -80,7 +80,7 @@ settings! {
         warmup_duration_secs: Option<String>,
         warmup: Option<Warmup>,
     }
-    /// Consistent hashing.
+    /// Consistent-hashing load balancer.
     ConsistentHash {
         http_header_name: Option<String>,
         http_cookie: Option<HashCookie>,
@@ -133,7 +133,7 @@ settings! {
         minimum_percent: Option<f64>,
         aggression: Option<f64>,
     }
-    /// Connection-pool limits.
+    /// Limits of connection pools.
     ConnectionPool {
         tcp: Option<TcpPool>,
         http: Option<HttpPool>,

@@ -44,7 +44,7 @@ pub struct EnablementSelector {
 #[derive(Clone, Debug)]
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
-    /// The selectors are the operator's, not those of the label.
+    /// Whether the selectors are the operator's instead of Istio's.
     custom: bool,
     excluded: BTreeSet<String>,
     /// Namespace of node proxies, which are never captured.
@@ -56,11 +56,11 @@ pub struct Enablement {
 pub struct PodFacts<'a> {
     /// Name of the pod's namespace.
     pub namespace: &'a str,
-    /// Whether it shares the node's network namespace.
+    /// Whether the pod shares the node's network namespace.
     pub host_network: bool,
     /// Labels of the pod.
     pub labels: &'a Labels,
-    /// Whether it has a sidecar, which serves it.
+    /// Whether the pod has a sidecar.
     pub has_sidecar: bool,
 }
 
@@ -101,7 +101,7 @@ pub enum Verdict {
     NodeProxy,
     /// The pod's own label excludes it.
     OptedOut,
-    /// Neither it nor its namespace has the label.
+    /// Neither the pod nor its namespace has the label.
     NotLabelled,
     /// No selector of the agents' settings matches it and its namespace.
     NotSelected,

@@ -59,7 +59,7 @@ pub struct GatewaySpec {
     pub gateway_class_name: String,
     /// Listeners of the Gateway.
     pub listeners: Vec<Listener>,
-    /// Requested addresses.
+    /// Addresses that the Gateway requests.
     pub addresses: Vec<GatewayAddress>,
     /// Metadata for the resources that are generated for the Gateway.
     pub infrastructure: Option<Infrastructure>,
@@ -257,7 +257,7 @@ pub struct HttpRouteRetry {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteFilter {
-    /// Which of the fields below it is.
+    /// Type, which selects one of the following fields.
     #[serde(rename = "type")]
     pub type_: String,
     /// Settings of `RequestHeaderModifier`.
@@ -319,7 +319,7 @@ pub struct HttpHeader {
     pub value: String,
 }
 
-/// Redirect response.
+/// Redirect response of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRequestRedirect {
@@ -359,7 +359,7 @@ pub struct HttpRequestMirror {
     pub backend_ref: BackendReference,
     /// Mirrored percentage, 0 to 100.
     pub percent: Option<i32>,
-    /// Share of requests that are copied.
+    /// Fraction of requests that is mirrored.
     pub fraction: Option<Fraction>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -395,7 +395,7 @@ pub struct Fraction {
     pub denominator: Option<i32>,
 }
 
-/// CORS filter.
+/// CORS filter of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpCorsFilter {
@@ -456,7 +456,7 @@ pub struct HttpPathMatch {
     /// `PathPrefix` (the default), `Exact` or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// Value that it is compared with; `/` if left out.
+    /// Value to match; `/` if absent.
     pub value: Option<String>,
 }
 
@@ -469,7 +469,7 @@ pub struct HttpNamedMatch {
     pub type_: Option<String>,
     /// Name of the header or parameter.
     pub name: String,
-    /// Value that it is compared with.
+    /// Value to match.
     pub value: String,
 }
 
@@ -489,7 +489,7 @@ pub struct HttpBackendRef {
     pub port: Option<i32>,
     /// Weight of the backend; 1 if absent.
     pub weight: Option<i32>,
-    /// Filters of requests that go here.
+    /// Filters of requests to the backend.
     pub filters: Vec<HttpRouteFilter>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

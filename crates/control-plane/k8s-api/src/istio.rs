@@ -22,7 +22,7 @@ macro_rules! custom_resource {
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
         pub struct $name {
-            /// Version of the API it was written in.
+            /// API version of the object.
             #[serde(default)]
             pub api_version: String,
             /// Kind of the object.
@@ -235,7 +235,7 @@ pub struct Operation {
 pub struct Condition {
     /// Attribute, for instance `source.ip`.
     pub key: String,
-    /// One of them must match.
+    /// Values, of which one must match.
     pub values: Vec<String>,
     /// Values that must not match.
     pub not_values: Vec<String>,
@@ -252,7 +252,7 @@ pub enum MtlsMode {
     Disable,
     /// Plaintext and mTLS.
     Permissive,
-    /// mTLS only.
+    /// Only mTLS connections.
     Strict,
 }
 
@@ -374,9 +374,9 @@ pub struct ServiceEntrySpec {
     pub resolution: Resolution,
     /// Endpoints of the service.
     pub endpoints: Vec<WorkloadEntrySpec>,
-    /// Pods and workload entries that are endpoints.
+    /// Selector of pods and WorkloadEntries that are endpoints.
     pub workload_selector: Option<LabelSelector>,
-    /// The namespaces that see it.
+    /// Namespaces to which the service is visible.
     pub export_to: Vec<String>,
     /// SPIFFE ids that endpoints may also present.
     pub subject_alt_names: Vec<String>,

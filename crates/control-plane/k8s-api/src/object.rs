@@ -61,7 +61,7 @@ macro_rules! for_each_kind {
 /// Source of a kind's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
-    /// Kubernetes itself: it is always there.
+    /// Built into Kubernetes, always available.
     BuiltIn,
     /// CustomResourceDefinition, which may be missing, added or removed at run time.
     Custom,
@@ -107,7 +107,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
             }
 
-            /// The version of its API that is read in full.
+            /// Returns the API version that is decoded in full.
             pub fn version(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::VERSION,)* }
             }
@@ -233,7 +233,7 @@ pub enum ReadKeyError {
         kind: Kind,
         /// Name of the field.
         field: &'static str,
-        /// Truncated value.
+        /// Invalid value, truncated.
         value: String,
     },
 }

@@ -7,7 +7,7 @@ use k8s_openapi::{
 };
 use serde::Deserialize;
 
-/// The type of those that have credentials of registries.
+/// Type of Secrets with registry credentials.
 pub const DOCKER_CONFIG: &str = "kubernetes.io/dockerconfigjson";
 /// The key of the credentials.
 pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";

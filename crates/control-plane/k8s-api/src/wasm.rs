@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WasmPlugin {
-    /// Version of the API it was written in.
+    /// API version of the object.
     #[serde(default)]
     pub api_version: String,
     /// Kind of the object.
@@ -89,7 +89,7 @@ pub struct WasmPluginSpec {
 }
 
 impl WasmPluginSpec {
-    /// Whether it is for the waypoints of other objects.
+    /// Whether the object has target references.
     pub fn is_attached(&self) -> bool {
         self.target_ref.is_some() || !self.target_refs.is_empty()
     }
@@ -102,7 +102,7 @@ pub enum PullPolicy {
     #[default]
     #[serde(rename = "UNSPECIFIED_POLICY")]
     Unspecified,
-    /// If it is not at hand.
+    /// Pulled if the module is not cached.
     IfNotPresent,
     /// Whenever the plugin changes.
     Always,

@@ -50,7 +50,7 @@ pub struct TlsTargetReference {
 pub struct BackendTlsValidation {
     /// Objects with certificates of authorities.
     pub ca_certificate_refs: Vec<LocalObjectReference>,
-    /// `System`: those of the proxy's system.
+    /// `System`: trust store of the proxy's system.
     #[serde(rename = "wellKnownCACertificates")]
     pub well_known_ca_certificates: Option<String>,
     /// The server name (SNI) to send.

@@ -42,7 +42,7 @@ pub struct Part {
     pub manager: &'static str,
 }
 
-/// Desired write.
+/// Desired write of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wish {
     /// Status to have: our fields that it no longer has are removed.

@@ -24,7 +24,7 @@ const LONGEST: usize = 1000;
 pub struct Remark {
     /// The object, with its uid: without it `kubectl describe` does not show it.
     pub object: ObjectReference,
-    /// Whether it is a warning.
+    /// Whether the event is a warning.
     pub is_warning: bool,
     /// Reason of the event, one word in CamelCase.
     pub reason: &'static str,

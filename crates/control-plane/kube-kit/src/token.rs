@@ -17,7 +17,7 @@ pub enum TokenError {
     /// Impersonated user, who has no token.
     #[error("the kubeconfig impersonates {0}, who has no token")]
     Impersonated(String),
-    /// The program, file or login that has the token failed.
+    /// Failure of the program, file or login that provides the token.
     #[error("the kubeconfig's token cannot be obtained")]
     Failed(#[source] BoxError),
 }

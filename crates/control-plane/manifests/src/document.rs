@@ -33,7 +33,7 @@ impl Document {
     }
 }
 
-/// A document that is not readable.
+/// Unreadable document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
     /// Key of the object, if readable.

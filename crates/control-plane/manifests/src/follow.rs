@@ -41,7 +41,7 @@ pub enum OpenError {
     /// Empty list of directories.
     #[error("no directory of manifests is given")]
     NoDirectory,
-    /// One of them cannot be read.
+    /// Unreadable directory of the list.
     #[error("cannot read the manifests directory {path}: give an existing directory")]
     Directory {
         /// Path of the directory.
@@ -67,7 +67,7 @@ pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
     Ok(tree.snapshot())
 }
 
-/// Directories of manifests, followed live. Dropping it ends that.
+/// Watched directories of manifests. Dropping it stops watching.
 #[derive(Debug)]
 pub struct ManifestDirs {
     changes: changes::Receiver<Change>,

@@ -68,7 +68,7 @@ pub enum Unusable {
         "the name {0:?} cannot be a Service's: use at most 63 lower-case letters, digits and '-', and a letter first"
     )]
     Name(String),
-    /// Parameters that are of no use.
+    /// Invalid parameters of the Gateway.
     #[error(transparent)]
     Parameters(#[from] InvalidParameters),
     /// Invalid number of replicas.

@@ -16,9 +16,9 @@ type Name = (Box<str>, Box<str>);
 /// Parameters of waypoints in a ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Texts, by the part that they are for.
+    /// Overlay texts by the object that they modify.
     texts: BTreeMap<Part, Box<str>>,
-    /// Whether it is meant for every waypoint.
+    /// Whether the ConfigMap applies to every waypoint.
     is_default: bool,
 }
 
@@ -43,10 +43,10 @@ pub enum InvalidParameters {
         "spec.infrastructure.parametersRef: {0} is no ConfigMap: give group \"\", kind ConfigMap and a name"
     )]
     Reference(String),
-    /// Missing ConfigMap.
+    /// Reference to a missing ConfigMap.
     #[error("spec.infrastructure.parametersRef: there is no ConfigMap {0}")]
     Missing(String),
-    /// A text of it cannot be laid over the object.
+    /// Overlay that cannot be merged into the object.
     #[error("ConfigMap {map}, key {key}: {place}: {why}")]
     Overlay {
         /// Namespace and name.
@@ -60,7 +60,7 @@ pub enum InvalidParameters {
     },
 }
 
-/// Known ConfigMaps.
+/// ConfigMaps with parameters of waypoints.
 #[derive(Clone, Debug)]
 pub struct ConfigMaps {
     /// Namespace of the parameters for all waypoints.

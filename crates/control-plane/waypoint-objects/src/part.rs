@@ -57,7 +57,7 @@ impl Part {
         }
     }
 
-    /// The key of a ConfigMap that holds overlays of it.
+    /// Returns the key of the object's overlays in a ConfigMap.
     pub fn key(self) -> &'static str {
         match self {
             Self::ServiceAccount => "serviceAccount",

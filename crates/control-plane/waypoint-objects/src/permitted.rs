@@ -51,7 +51,7 @@ const MOUNTS: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 enum Rule {
     /// Any value, including removal.
     Any,
-    /// Members that are allowed, and no others.
+    /// Permitted fields; others are rejected.
     Fields(&'static [(&'static str, Self)]),
     /// Unchanged value only, for overlays with complete objects.
     Same,
@@ -59,7 +59,7 @@ enum Rule {
     Labels,
     /// One of these values.
     OneOf(&'static [&'static str]),
-    /// Elements that are known by a member.
+    /// Permitted elements of a list, identified by a merge key.
     List(&'static List),
 }
 

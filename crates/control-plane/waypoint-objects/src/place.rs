@@ -35,7 +35,7 @@ impl Place {
         Self(steps)
     }
 
-    /// The name of the member that this is.
+    /// Returns the name of the last member.
     pub(crate) fn last_member(&self) -> Option<&str> {
         match self.0.last()? {
             Step::Member(name) => Some(name),

@@ -59,7 +59,7 @@ pub struct Settings {
     pub log_level: String,
     /// Log as JSON.
     pub log_as_json: bool,
-    /// Protocols of HTTP/1.1's `Upgrade` that are passed on.
+    /// Permitted protocols of HTTP/1.1's `Upgrade`.
     pub upgrades: Vec<String>,
     /// Further environment variables, after and so over ours.
     pub env: BTreeMap<String, String>,
@@ -73,7 +73,7 @@ pub struct Settings {
 pub struct OpenTelemetry {
     /// URL of the collector; empty without one.
     pub endpoint: String,
-    /// Protocol, as OpenTelemetry names it.
+    /// Protocol name of OpenTelemetry.
     pub protocol: String,
     /// Whether metrics are exported.
     pub metrics: bool,

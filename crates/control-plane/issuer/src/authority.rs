@@ -55,7 +55,7 @@ pub enum AuthorityError {
     /// The certificate is not a CA's.
     #[error("ca-cert.pem is not the certificate of a certificate authority")]
     NotAuthority,
-    /// A certificate issued with these files would not be accepted.
+    /// Authority whose certificates would not be accepted.
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
     Unverified(#[source] IssueError),
     /// The root's name cannot be reproduced exactly in a new certificate.
@@ -84,7 +84,7 @@ pub enum IssueError {
     /// A name is not valid in a certificate.
     #[error("{name:?} is not allowed in a certificate")]
     Name {
-        /// Name that is wrong.
+        /// Wrong name.
         name: String,
         /// Cause of the error.
         #[source]
@@ -116,7 +116,7 @@ impl Authority {
         })
     }
 
-    /// A new authority below this one.
+    /// Issues an intermediate authority.
     pub fn new_intermediate(
         &self,
         organization: &str,

@@ -58,7 +58,7 @@ pub fn server_config(
 /// The peer, in a request's extensions.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerInfo {
-    /// The address that it connects from.
+    /// Source address of the connection.
     pub address: Option<SocketAddr>,
 }
 

@@ -265,7 +265,7 @@ impl Board {
     }
 }
 
-/// Files that are mounted over those of `/etc`.
+/// Returns the files to mount over those of `/etc`.
 pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
     ["resolv.conf", "hosts"]
         .map(|file| (dir.join(file), PathBuf::from("/etc").join(file)))

@@ -52,7 +52,7 @@ pub struct FlowReport {
     pub frames: u64,
     /// Payload, both directions.
     pub bytes: u64,
-    /// Payload that is not part of a TLS record.
+    /// Payload bytes outside TLS records.
     pub clear_bytes: u64,
     /// Number of readable occurrences of the marker texts.
     pub markers: u64,

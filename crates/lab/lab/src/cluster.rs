@@ -59,7 +59,7 @@ struct Record {
 pub(crate) enum Event {
     /// Changes of the manifests.
     Manifests(Vec<ObjectEvent>),
-    /// A pod's state, as its runner reports it.
+    /// Pod state that its runner reports.
     Observed { uid: String, observed: Observed },
     /// A stopping pod has ended.
     Gone { uid: String },
@@ -68,7 +68,7 @@ pub(crate) enum Event {
 /// An effect to carry out.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Effect {
-    /// Lay these fields over the object.
+    /// Merges these fields into the object.
     Write(ObjectKey, Value),
     /// Remove the lab's part of the object.
     Remove(ObjectKey),
@@ -76,7 +76,7 @@ pub(crate) enum Effect {
     Start(PodPlan),
     /// Stop a pod, with its grace period.
     Stop { uid: String },
-    /// Services, their addresses and endpoints are now these.
+    /// Current services with addresses and endpoints.
     Services(Vec<ServiceView>),
 }
 

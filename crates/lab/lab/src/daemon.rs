@@ -29,7 +29,7 @@ const STABLE: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Command of a daemon, and the place where it runs.
+/// Command of a daemon, with its network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Daemon {
     pub(crate) name: String,

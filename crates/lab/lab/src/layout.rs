@@ -29,7 +29,7 @@ impl Layout {
         lock = "lock";
         /// Process id of the lab's first process, as seen from outside.
         pid = "pid";
-        /// The options it was started with.
+        /// File with the lab's options.
         options = "options.json";
         /// The control socket.
         socket = "control.sock";

@@ -51,9 +51,9 @@ pub enum PrimaryCni {
     Lab,
     /// The `bridge` plugin of the containernetworking project.
     Bridge,
-    /// Plugin `ptp`.
+    /// CNI plugin `ptp`.
     Ptp,
-    /// Plugin `macvlan`.
+    /// CNI plugin `macvlan`.
     Macvlan,
 }
 

@@ -72,7 +72,7 @@ pub enum Replacement {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Request {
-    /// Complete status.
+    /// Complete status of the lab.
     Status,
     /// The objects that policies hang on.
     Objects,
@@ -129,7 +129,7 @@ pub struct Status {
     pub name: String,
     /// Directory of the manifests.
     pub manifests: String,
-    /// Whether it runs the mesh or bare pods.
+    /// Whether the lab runs the mesh, or only pods.
     pub mesh: bool,
     /// State of the nodes.
     pub nodes: Vec<NodeStatus>,
@@ -177,7 +177,7 @@ pub struct PodStatus {
     pub captured: bool,
     /// Containers of the pod.
     pub containers: Vec<ContainerStatus>,
-    /// Why it is not (yet) running.
+    /// Reason why the pod is not running.
     pub message: Option<String>,
 }
 
@@ -187,7 +187,7 @@ pub struct PodStatus {
 pub struct ContainerStatus {
     /// Name of the container.
     pub name: String,
-    /// `running`, or why it is not.
+    /// `running`, or the reason why the container is not.
     pub state: String,
     /// Whether the readiness probe passes.
     pub ready: bool,
@@ -201,13 +201,13 @@ pub struct ContainerStatus {
 pub struct DaemonStatus {
     /// `agent`, `proxy` or `control`.
     pub name: String,
-    /// The node it serves; none for the control plane.
+    /// Node of the daemon; none for the control plane.
     pub node: Option<String>,
     /// Process id inside the lab while the container runs.
     pub pid: Option<u32>,
     /// Number of restarts.
     pub restarts: u32,
-    /// Why it does not run.
+    /// Reason why the daemon is not running.
     pub message: Option<String>,
 }
 

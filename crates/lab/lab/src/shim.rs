@@ -17,7 +17,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The shim's steps before it executes `command`.
+/// Steps of the shim before it executes `command`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shim {
     pub(crate) hostname: String,

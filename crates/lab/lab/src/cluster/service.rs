@@ -8,7 +8,7 @@ use k8s_openapi::{api::core::v1::ServicePort, apimachinery::pkg::util::intstr::I
 use super::{Observed, PodPlan};
 use crate::addresses::AddressPlan;
 
-/// A service as clients outside the mesh see it.
+/// Service as clients outside the mesh observe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceView {
     pub(crate) namespace: String,

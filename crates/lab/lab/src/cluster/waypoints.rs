@@ -16,7 +16,7 @@ pub(super) struct Waypoints {
     settings: Option<Settings>,
     /// Objects by key.
     pub(super) made: BTreeMap<ObjectKey, Made>,
-    /// The Gateways that have a waypoint.
+    /// Gateways with a waypoint.
     pub(super) gateways: BTreeSet<ObjectKey>,
     /// Gateways that have none as they are written now, and why. Some have one as they were written before.
     pub(super) problems: BTreeMap<ObjectKey, Problem>,
@@ -34,7 +34,7 @@ pub(super) struct Problem {
 /// One object of a Gateway.
 #[derive(Clone)]
 pub(super) struct Made {
-    /// The Gateway that it is for.
+    /// Gateway that the object was generated for.
     gateway: ObjectKey,
     pub(super) object: Object,
     /// Generated object as a manifest.

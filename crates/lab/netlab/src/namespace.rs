@@ -14,7 +14,7 @@ use ambit_sys::netns::Netns;
 /// Error of building a part of a network.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A program that is needed cannot be started.
+    /// Required program that cannot be started.
     #[error("cannot start `{program}`; is it installed?")]
     Start {
         /// Name of the program.
@@ -121,7 +121,7 @@ impl Namespace {
         self.holder.pid()
     }
 
-    /// The path of the namespace, as CNI needs it.
+    /// Returns the path of the namespace for CNI.
     pub fn path(&self) -> String {
         format!("/proc/{}/ns/net", self.pid())
     }

@@ -15,7 +15,7 @@ pub(super) struct Load<'a> {
     name: &'a str,
 }
 
-/// Failed request.
+/// Failed request of the load.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct Failure {
     /// `keep-alive`, `new` or `long`.

@@ -18,7 +18,7 @@ const SOCKET: &str = "run/containerd/containerd.sock";
 /// The state of a node's disk at its boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boot {
-    /// Unchanged disk.
+    /// Disk without changes.
     #[default]
     Plain,
     /// The primary CNI rewrites its configuration, without the additions of others.

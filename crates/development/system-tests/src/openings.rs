@@ -70,7 +70,7 @@ impl<'a> Openings<'a> {
         })
     }
 
-    /// Stops [`Self::run`].
+    /// Stops [`Self::run`] in another thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -25,11 +25,11 @@ pub enum CsrAnswer {
     Chain(Vec<String>),
     /// A gRPC error.
     Error(Status),
-    /// Never responds.
+    /// No response at all.
     Silence,
 }
 
-/// Received call.
+/// Call that the server received.
 #[derive(Clone, Debug)]
 pub struct SeenRequest {
     /// PEM of the request.

@@ -49,7 +49,7 @@ enum Filing {
     Namespaces(Vec<ArcStr>),
     Ports(Vec<u16>),
     Always,
-    /// The policy cannot match anything.
+    /// Policy that cannot match any connection.
     Nowhere,
 }
 

@@ -67,7 +67,7 @@ pub enum MissingPolicies {
     Ignore,
 }
 
-/// The outcome for a connection.
+/// Authorization decision for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Whether the connection is allowed.

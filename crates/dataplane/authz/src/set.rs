@@ -69,7 +69,7 @@ impl Affects {
 }
 
 impl PolicySet {
-    /// An empty set.
+    /// Creates an empty set of policies.
     pub fn new(missing: MissingPolicies) -> Self {
         Self {
             missing,

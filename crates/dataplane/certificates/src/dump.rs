@@ -67,7 +67,7 @@ impl CertificateEntry {
     }
 }
 
-/// A moment as `2026-11-21T04:06:07Z`.
+/// Formats a time as `2026-11-21T04:06:07Z`.
 fn rfc3339(time: SystemTime) -> String {
     let seconds = time
         .duration_since(SystemTime::UNIX_EPOCH)

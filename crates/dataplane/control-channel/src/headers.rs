@@ -10,7 +10,7 @@ use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
 pub enum TokenSource {
     /// A file, read again at each call: Kubernetes replaces it before the token expires.
     File(PathBuf),
-    /// The token itself.
+    /// Token in the setting itself.
     Literal(String),
 }
 

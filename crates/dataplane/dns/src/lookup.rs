@@ -8,7 +8,7 @@ use ambit_route::MeshTable;
 /// Addresses that always fit into a message over TCP.
 const MAX_ADDRESSES: usize = 2000;
 
-/// The client, and its location.
+/// Client with its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client<'a> {
     /// Namespace of the client.

@@ -7,7 +7,7 @@ use hickory_proto::{
 
 use crate::question::{HEADER, Question};
 
-/// A forwarded question.
+/// Query forwarded to an upstream server.
 #[derive(Clone, Debug)]
 pub(crate) struct Relay {
     client_id: [u8; 2],

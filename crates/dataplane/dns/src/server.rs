@@ -18,7 +18,7 @@ use crate::{
     upstream::{self, RelayError},
 };
 
-/// The transport of a question.
+/// Transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// DNS over UDP.
@@ -48,7 +48,7 @@ pub enum Known {
     NotYet,
 }
 
-/// The outcome of a question.
+/// Outcome of a query.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome<'a> {
     /// The mesh answered the query.
@@ -61,7 +61,7 @@ pub enum Outcome<'a> {
     NotYet,
 }
 
-/// A question and its outcome.
+/// Query with its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
     /// Question of the client.
@@ -101,7 +101,7 @@ pub struct Server<H> {
 pub(crate) enum Step {
     /// Answer to send to the client.
     Answer(Vec<u8>),
-    /// The response has to wait.
+    /// Response that must wait for the mesh state.
     Later(Later),
 }
 
@@ -110,7 +110,7 @@ pub(crate) enum Step {
 pub(crate) enum Later {
     /// The mesh does not have the name.
     Relay,
-    /// The mesh is not known.
+    /// Mesh state that is not known yet.
     Wait,
 }
 

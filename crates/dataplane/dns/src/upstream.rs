@@ -19,7 +19,7 @@ use crate::{
     settings::{Egress, Limits},
 };
 
-/// The port of captured questions.
+/// Port of captured queries.
 const PORT: u16 = 53;
 /// Maximum number of upstream servers, as in common resolvers.
 const MAX_SERVERS: usize = 3;

@@ -45,7 +45,7 @@ pub enum DialError {
     Prepare {
         /// Description of the step.
         text: &'static str,
-        /// The low-cardinality cause.
+        /// Low-cardinality reason for metrics.
         reason: Reason,
         /// Cause of the error.
         #[source]
@@ -92,7 +92,7 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Prepare { reason, .. } => *reason,
@@ -144,7 +144,7 @@ pub enum TunnelError {
 }
 
 impl TunnelError {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Dial(error) => error.reason(),

@@ -23,7 +23,7 @@ const GONE_TIMEOUT: Duration = Duration::from_secs(1);
 #[error("the peer did not answer an HTTP/2 PING within {0:?}")]
 pub struct PingTimeout(Duration);
 
-/// The next action.
+/// Next action of the pinger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     Ping,

@@ -38,14 +38,14 @@ type Outcome = Result<(), Arc<DialError>>;
 pub struct PoolKey {
     /// The identity of the certificate we present.
     pub source: Identity,
-    /// The server identities we accept.
+    /// Accepted server identities.
     pub expected: Vec<Identity>,
     /// The uid of the workload at the other end. An address that becomes another workload's is another key: the
     /// connections to the one before lead nowhere.
     pub workload: ArcStr,
     /// Address of the peer.
     pub destination: SocketAddr,
-    /// The pod's own address.
+    /// Source address, the pod's own.
     pub source_ip: IpAddr,
 }
 
@@ -113,7 +113,7 @@ enum Looked {
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new(settings: Arc<Settings>) -> Self {
         Self {
             state: Arc::default(),

@@ -89,7 +89,7 @@ pub enum RelayError {
 }
 
 impl RelayError {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> ambit_model::Reason {
         match self {
             Self::Tunnel(error) if crate::tls::is_revoked(error) => {

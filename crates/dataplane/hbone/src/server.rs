@@ -67,7 +67,7 @@ pub enum IncomingError {
 }
 
 impl Incoming {
-    /// The requested destination.
+    /// Returns the requested destination.
     ///
     /// # Errors
     /// When it is not a plain CONNECT to an address or name with a port.

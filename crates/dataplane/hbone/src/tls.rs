@@ -41,7 +41,7 @@ impl HandshakeError {
         matches!(self, Self::Tls(error) if crate::relay::is_gone(error))
     }
 
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> ambit_model::Reason {
         use ambit_model::Reason::{CertRevoked, TlsFailure};
         match self {

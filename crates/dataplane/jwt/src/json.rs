@@ -34,7 +34,7 @@ impl Json {
         Ok(read)
     }
 
-    /// A member of an object.
+    /// Returns a member of an object.
     pub(crate) fn get(&self, name: &str) -> Option<&Self> {
         match self {
             Self::Object(members) => members.get(name),

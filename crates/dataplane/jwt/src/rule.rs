@@ -14,7 +14,7 @@ use crate::{
     token_source::TokenSource,
 };
 
-/// A rule, ready for use.
+/// Compiled rule of an issuer.
 #[derive(Debug)]
 pub(crate) struct Rule {
     from: JwtRule,

@@ -58,7 +58,7 @@ pub struct Authenticated {
     pub query: Option<Option<String>>,
 }
 
-/// A request is refused.
+/// Rejected request, with its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
     /// Reason of the denial.

@@ -63,7 +63,7 @@ pub(crate) struct Unverified<'a> {
     signature: Vec<u8>,
 }
 
-/// A valid token.
+/// Verified token with its claims.
 #[derive(Debug)]
 pub(crate) struct Verified {
     pub(crate) claims: Claims,

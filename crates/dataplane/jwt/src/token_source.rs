@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::token::TokenError;
 
-/// Place of tokens in requests.
+/// Source of tokens in requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TokenSource {
     /// Header with a prefix before the token.

@@ -78,7 +78,7 @@ pub struct Rule {
     pub is_of_clients: bool,
 }
 
-/// A destination of a rule.
+/// Backend of a rule with its filters.
 #[derive(Debug)]
 pub struct Backend {
     /// The service, and its share.

@@ -10,7 +10,7 @@ use http::HeaderName;
 use super::{facts::Facts, matcher::Matcher};
 use crate::readings::{PathMatcher, Reading, is_same_name};
 
-/// A policy, ready for evaluation.
+/// Compiled authorization policy.
 #[derive(Debug)]
 pub(super) struct Compiled {
     policy: HttpPolicy,

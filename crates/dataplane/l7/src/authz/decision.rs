@@ -40,7 +40,7 @@ pub enum Why {
 pub struct RuleId {
     /// Key of the policy.
     pub policy: PolicyKey,
-    /// The rule's place.
+    /// Index of the rule in its policy.
     pub rule: usize,
 }
 

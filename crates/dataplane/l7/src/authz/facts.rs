@@ -52,7 +52,7 @@ pub(super) struct Facts<'a> {
     pub(super) http: Option<Http<'a>>,
 }
 
-/// The parts of a request.
+/// HTTP attributes of a request.
 pub(super) struct Http<'a> {
     pub(super) texts: Readings<'a>,
     pub(super) claims: Option<&'a Claims>,

@@ -13,7 +13,7 @@ use crate::readings::{PathMatcher, Reading, matches_caseless, matches_pieces};
 pub(super) enum Matcher {
     Principal(StringMatch),
     Namespace(StringMatch),
-    /// The account as `namespace/name`.
+    /// Service account as `namespace/name`.
     AccountText(StringMatch),
     Account(ServiceAccountMatch),
     TrustDomain(StringMatch),

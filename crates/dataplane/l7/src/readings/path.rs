@@ -67,7 +67,7 @@ pub(super) fn of_target(target: &str) -> Option<&str> {
 }
 
 impl PathMatcher {
-    /// A pattern of a policy.
+    /// Compiles a path pattern of a policy.
     ///
     /// # Errors
     /// When a template is none.

@@ -29,7 +29,7 @@ fn compare(pattern: &StringMatch, pieces: &[&str], same: impl Fn(&u8, &u8) -> bo
     }
 }
 
-/// Whether bytes match that need not be text.
+/// Whether bytes, which may be invalid UTF-8, match the pattern.
 pub(super) fn matches_bytes(pattern: &StringMatch, bytes: &[u8]) -> bool {
     match pattern {
         StringMatch::Exact(exact) => bytes == exact.as_bytes(),

@@ -16,7 +16,7 @@ use crate::path::canonical_escapes;
 /// Compiled matches in lookup order.
 #[derive(Debug, Default)]
 pub(super) struct Lookup {
-    /// The most specific first.
+    /// Entries, most specific first.
     entries: Vec<Entry>,
     exact: HashMap<ArcStr, Range<usize>>,
     prefixes: HashMap<ArcStr, Range<usize>>,

@@ -15,7 +15,7 @@ fn request_of(path: &str, prefix: usize) -> MatchedPath<'_> {
     }
 }
 
-/// The table of the specification.
+/// Checks the specification's table of prefix replacements.
 #[test]
 fn prefixes_are_replaced_as_the_specification_has_it() {
     for (path, prefix, with, expected) in [

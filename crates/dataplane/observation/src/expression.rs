@@ -88,7 +88,7 @@ const FUNCTIONS: &[&str] = &[
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
-/// An expression cannot be used.
+/// Error of an invalid expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// Text that is too long.

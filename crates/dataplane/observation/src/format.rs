@@ -43,7 +43,7 @@ const LONGEST: usize = 16 << 10;
 /// Maximum nesting depth of objects.
 const DEEPEST: usize = 8;
 
-/// A format cannot be used.
+/// Error of an invalid format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Text that is too long.
@@ -52,7 +52,7 @@ pub enum FormatError {
     /// JSON that is too deep.
     #[error("has objects that are more than {DEEPEST} levels deep")]
     TooDeep,
-    /// A `%` without another.
+    /// Unterminated operator at this offset.
     #[error("a % at byte {0} begins an operator that does not end; a % itself is written %%")]
     Unended(usize),
     /// An operator that is not known, or not as it has to be.

@@ -35,7 +35,7 @@ pub struct Span {
     pub is_error: bool,
 }
 
-/// A name and a value.
+/// Span attribute: name and value.
 pub type Attribute = (Cow<'static, str>, AttributeValue);
 
 /// The value of an attribute.

@@ -98,7 +98,7 @@ fn attribute((name, value): &Attribute) -> KeyValue {
     pair(name, value)
 }
 
-/// A message with spans.
+/// Encodes a message with spans.
 pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     let span = |span: &Span| {
         let start = nanoseconds(span.start);
@@ -138,7 +138,7 @@ pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     sent.encode_to_vec()
 }
 
-/// A message with lines.
+/// Encodes a message with log records.
 pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
     let line = |line: &Line| {
         let attributes = line.attributes.iter();

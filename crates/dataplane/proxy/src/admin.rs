@@ -221,7 +221,7 @@ pub async fn serve(
         .await
 }
 
-/// An HTTP server to be.
+/// Configuration of an HTTP server before it starts.
 struct Server {
     purpose: &'static str,
     address: SocketAddr,

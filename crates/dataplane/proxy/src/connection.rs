@@ -17,7 +17,7 @@ use crate::{
 
 /// Why a connection could not be opened.
 pub trait Failure: Error + From<Cut> + 'static {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     fn reason(&self) -> Reason;
     /// Returns the policy that denied the connection, `namespace/name`.
     fn policy(&self) -> Option<String> {
@@ -63,7 +63,7 @@ pub enum End {
     Plain(TcpStream),
     /// An HBONE tunnel.
     Tunnel(Tunnel),
-    /// A tunnel inside a tunnel.
+    /// HBONE tunnel inside another tunnel.
     Inner(Box<Inner>),
 }
 

@@ -37,7 +37,7 @@ pub enum Cut {
 }
 
 impl Cut {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(self) -> Reason {
         match self {
             Self::Policy | Self::MissingPolicy | Self::PassesByWaypoint | Self::WaypointRule => {

@@ -52,7 +52,7 @@ pub enum ConnectError {
     /// The tunnel could not be opened.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
-    /// No tunnel inside the tunnel.
+    /// Failure to open the inner tunnel.
     #[error(transparent)]
     Inner(#[from] InnerError),
     /// The control plane removed the destination while it was being connected to.
@@ -63,7 +63,7 @@ pub enum ConnectError {
         /// Address of the gateway.
         addr: SocketAddr,
     },
-    /// No tunnel to a waypoint.
+    /// Failure to open a tunnel to a waypoint.
     #[error("cannot connect through the waypoint {waypoint}")]
     Waypoint {
         /// Name of the waypoint.
@@ -72,10 +72,10 @@ pub enum ConnectError {
         #[source]
         source: Box<Self>,
     },
-    /// No plain connection.
+    /// Failure to open a plain connection.
     #[error("connection failed: {addr}")]
     Plain {
-        /// The far end.
+        /// Address of the peer.
         addr: SocketAddr,
         /// Cause of the error.
         #[source]
@@ -121,7 +121,7 @@ impl ConnectError {
         }
     }
 
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Tunnel(error) => error.reason(),

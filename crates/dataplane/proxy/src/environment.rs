@@ -17,13 +17,13 @@ const DEFAULT_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
 /// Default path of the projected token.
 const DEFAULT_TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 
-/// A setting cannot be used.
+/// Error of an invalid setting.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingError {
-    /// A variable's text.
+    /// Invalid environment variable.
     #[error(transparent)]
     Variable(#[from] EnvError),
-    /// The control plane without TLS.
+    /// Control plane URL without TLS.
     #[error("{variable}={address:?}: only https is supported, plain http is refused")]
     PlainHttp {
         /// Name of the variable.

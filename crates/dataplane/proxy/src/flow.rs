@@ -17,7 +17,7 @@ use crate::local::Local;
 /// Maximum length of an error or a path, in bytes.
 const MAX_TEXT: usize = 1024;
 
-/// An event of now.
+/// Builds a flow event with the current time.
 pub fn event(event: Event, reporter: Reporter) -> Flow {
     let format =
         format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");

@@ -82,7 +82,7 @@ impl LocalWorkload {
         self.cache.lock().changes.clone()
     }
 
-    /// The enrolment names other addresses.
+    /// Updates the addresses from the pod's enrolment.
     pub fn update_addresses(&self, addresses: Vec<IpAddr>) {
         let mut cache = self.cache.lock();
         cache.addresses = addresses;

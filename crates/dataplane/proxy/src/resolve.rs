@@ -36,7 +36,7 @@ pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAdd
     pick(host, &found, pending.prefer_ipv6, ipv6_enabled)
 }
 
-/// Picks one of a host's addresses in the same way.
+/// Picks one of a host's addresses at random, preferring the dialed family.
 ///
 /// # Errors
 /// When there is none that can be used.

@@ -80,7 +80,7 @@ impl Limits {
         take(&self.pending, of.pending).ok_or(Overflow::Pending)
     }
 
-    /// A request is sent again.
+    /// Counts a retry.
     ///
     /// # Errors
     /// When too many are.

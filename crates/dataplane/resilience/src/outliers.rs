@@ -49,7 +49,7 @@ impl Fault {
     }
 }
 
-/// An endpoint is ejected.
+/// Ejection of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// Fault that caused the ejection.

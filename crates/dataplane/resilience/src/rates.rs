@@ -33,7 +33,7 @@ impl Rate {
     }
 }
 
-/// The buckets of one limit.
+/// Token buckets of one limit.
 #[derive(Debug)]
 pub struct Buckets {
     rate: Rate,

@@ -27,7 +27,7 @@ use crate::{
 /// Draws before all endpoints are evaluated.
 const DRAWS: usize = 16;
 
-/// The purpose of the endpoint.
+/// Kind of peer that the endpoint must be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode<'a> {
     /// A client's connection: the service must have the port.

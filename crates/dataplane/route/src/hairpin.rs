@@ -12,9 +12,9 @@ use crate::{MeshTable, Route, RouteError, outbound::Caller};
 pub enum Bypass {
     /// The control plane does not publish the rules.
     Unknown,
-    /// No rule could.
+    /// No rule could apply to the connection.
     Unruled,
-    /// A rule could.
+    /// A rule could apply to the connection.
     Ruled,
 }
 

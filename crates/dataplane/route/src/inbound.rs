@@ -72,7 +72,7 @@ pub struct InboundRoute {
 /// The fields of a PROXY v2 header besides the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
-    /// The destination the client requested.
+    /// Original destination that the client requested.
     pub dst: SocketAddr,
 }
 
@@ -84,7 +84,7 @@ pub enum InboundError {
     IpMismatch {
         /// The pod's address.
         local: IpAddr,
-        /// The requested address.
+        /// Address that the client requested.
         asked: IpAddr,
     },
     /// Unknown hostname of a service.
@@ -118,7 +118,7 @@ impl InboundError {
         }
     }
 
-    /// The response flag.
+    /// Returns the response flag.
     pub fn reason(&self) -> Reason {
         Reason::Connect
     }

@@ -31,7 +31,7 @@ impl<T: Hash + Eq> Default for Interner<T> {
 }
 
 impl<T: Hash + Eq> Interner<T> {
-    /// The shared copy of `value`.
+    /// Returns the shared copy of `value`.
     pub(crate) fn share(&mut self, value: T) -> Arc<T> {
         let hash = self.hasher.hash_one(&value);
         if let Some(known) = self.values.find(hash, |known| **known == value) {
@@ -72,7 +72,7 @@ impl Default for Strings {
 }
 
 impl Strings {
-    /// The shared copy of `text`.
+    /// Returns the shared copy of `text`.
     pub(crate) fn share(&mut self, text: &ArcStr) -> ArcStr {
         if text.is_empty() {
             return ArcStr::new();

@@ -26,7 +26,7 @@ pub type Identities = SmallVec<[Identity; 2]>;
 pub enum Route {
     /// The destination is not in the mesh: plain TCP to the dialled address.
     Passthrough {
-        /// The dialled address.
+        /// Original destination address.
         dst: SocketAddr,
         /// The dialled service, when one of passthrough mode covers the address.
         service: Option<Arc<Service>>,
@@ -137,7 +137,7 @@ impl Route {
         }
     }
 
-    /// The dialled service.
+    /// Returns the service that was dialed.
     pub fn service(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Passthrough { service, .. } => service.as_ref(),
@@ -214,7 +214,7 @@ pub enum RouteError {
 }
 
 impl RouteError {
-    /// The response flag.
+    /// Returns the response flag.
     pub fn reason(&self) -> Reason {
         Reason::Connect
     }

@@ -24,9 +24,9 @@ pub struct TableConfig {
 /// Effect of inserting or removing a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
-    /// The workload before.
+    /// Workload before the change.
     pub before: Option<WorkloadRef>,
-    /// The workload now.
+    /// Workload after the change.
     pub after: Option<WorkloadRef>,
 }
 
@@ -197,7 +197,7 @@ impl MeshTable {
 
     // === look-ups ===
 
-    /// A workload by uid.
+    /// Returns a workload by uid.
     pub fn workload(&self, uid: &str) -> Option<&WorkloadRef> {
         self.workloads.by_uid(uid)
     }
@@ -227,7 +227,7 @@ impl MeshTable {
         self.config.node.is_empty() || *workload.node() == self.config.node
     }
 
-    /// The local workloads.
+    /// Iterates over the local workloads.
     pub fn local_workloads(&self) -> impl Iterator<Item = &WorkloadRef> {
         self.workloads.all_local()
     }
@@ -237,7 +237,7 @@ impl MeshTable {
         self.workloads.iter()
     }
 
-    /// A service by name.
+    /// Returns a service by name.
     pub fn service(&self, name: &NamespacedHostname) -> Option<&Arc<Service>> {
         self.services.by_name(name).map(|(service, _)| service)
     }

@@ -75,7 +75,7 @@ impl AccessLog {
         }
     }
 
-    /// The connection is established (debug).
+    /// Logs the establishment of the connection (debug).
     pub fn opened(&self) {
         if tracing::enabled!(target: "access", Level::DEBUG) {
             tracing::event!(

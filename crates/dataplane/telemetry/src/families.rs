@@ -356,7 +356,7 @@ impl Metrics {
         self.earlier_connections.get_or_create(&labels).inc();
     }
 
-    /// An xDS stream ended.
+    /// Counts the end of an xDS stream.
     pub fn xds_terminated(&self, reason: XdsTermination) {
         self.xds_terminations
             .get_or_create(&TerminationLabels { reason })
@@ -399,7 +399,7 @@ impl Metrics {
         self.unknown_fields.get_or_create(&labels).inc_by(count);
     }
 
-    /// A DNS request arrived.
+    /// Counts a DNS request.
     pub fn dns_request(&self, labels: &DnsLabels) {
         self.dns_requests.get_or_create(labels).inc();
     }

@@ -14,9 +14,9 @@ use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 /// The side of a connection that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reporter {
-    /// The client's proxy.
+    /// The client's proxy reports.
     Source,
-    /// The server's proxy.
+    /// The server's proxy reports.
     Destination,
     /// Waypoint between source and destination.
     Waypoint,

@@ -449,7 +449,7 @@ fn flagged(labels: &TrafficLabels, reason: Reason) -> Option<Written> {
     Some(written)
 }
 
-/// A series at a scrape.
+/// Series with its labels at a scrape.
 struct Row {
     labels: Labelled,
     series: Arc<TrafficSeries>,

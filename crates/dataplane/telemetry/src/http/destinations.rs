@@ -49,7 +49,7 @@ impl DestinationMetrics {
         self.ejections.get_or_create(&labels).inc();
     }
 
-    /// A limit was reached.
+    /// Counts a request that exceeded a limit.
     pub fn overflowed(&self, service: &str, limit: &'static str) {
         let labels = OverflowLabels {
             destination_service: service.to_owned(),

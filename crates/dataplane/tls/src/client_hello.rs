@@ -16,7 +16,7 @@ const HANDSHAKE: u8 = 0x16;
 pub enum FirstMessage {
     /// A client hello, with the server name in it in lower case; an address is none.
     ClientHello(Option<String>),
-    /// No handshake of TLS.
+    /// First bytes that are not a TLS handshake.
     Other,
 }
 
@@ -29,10 +29,10 @@ pub enum HelloError {
     /// Broken, or of a client that is older than TLS 1.2.
     #[error("the client hello cannot be read")]
     Malformed(#[source] rustls::Error),
-    /// The records are broken.
+    /// Malformed TLS records.
     #[error("the records of the client hello cannot be read")]
     Records(#[source] io::Error),
-    /// The connection has ended before.
+    /// End of the connection before a complete ClientHello.
     #[error("the connection ended before its client hello was complete")]
     Truncated,
 }

@@ -30,7 +30,7 @@ pub enum OutwardError {
     /// No certificate is usable as a root.
     #[error("there is no authority that could have signed a certificate")]
     NoAuthority,
-    /// The private key.
+    /// Invalid private key.
     #[error("the private key cannot be read")]
     Key(#[source] rustls_pki_types::pem::Error),
     /// Name that a server certificate cannot have.

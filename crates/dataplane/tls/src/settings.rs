@@ -92,7 +92,7 @@ impl TlsSettings {
         self
     }
 
-    /// The revocation lists, if any.
+    /// Returns the revocation lists, if any.
     pub fn crls(&self) -> Option<&Crls> {
         self.crls.as_ref()
     }

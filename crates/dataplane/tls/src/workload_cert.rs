@@ -35,9 +35,9 @@ const MAX_CLIENT_CONFIGS: usize = 4096;
 /// The peer's role in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerRole {
-    /// The workload connects.
+    /// Usage as a client.
     Client,
-    /// The workload accepts.
+    /// Usage as a server.
     Server,
 }
 

@@ -197,7 +197,7 @@ pub enum StreamEvent {
     Began(HeaderMap),
     /// Message without its framing.
     Message(Bytes),
-    /// The peer has ended.
+    /// End of the peer's stream, with trailers.
     Trailers(HeaderMap),
     /// End of the stream, with a status and its text: nothing follows.
     Closed(u32, String),

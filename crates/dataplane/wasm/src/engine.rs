@@ -58,7 +58,7 @@ pub enum ModuleError {
     /// Module that imports functions which do not exist.
     #[error("the module imports what this host does not have: {0}")]
     Imports(String),
-    /// The processor or the system.
+    /// Unsupported processor or operating system.
     #[error("WebAssembly cannot be run here: {0}")]
     Engine(String),
 }

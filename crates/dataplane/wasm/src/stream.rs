@@ -9,7 +9,7 @@ use http::HeaderMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContextId(pub(crate) u32);
 
-/// The plugin's own context.
+/// Root context of the plugin.
 pub(crate) const ROOT: ContextId = ContextId(1);
 
 /// Direction of a stream: request or response.
@@ -82,7 +82,7 @@ pub enum Outcome {
     Paused,
     /// The plugin responds to the request.
     Answered(LocalResponse),
-    /// The request is broken off.
+    /// The request was reset.
     Closed,
     /// The plugin holds back more of a body than it may.
     TooLarge,
@@ -93,7 +93,7 @@ pub enum Outcome {
 pub enum Value {
     /// Value that is text.
     Text(String),
-    /// A number, as eight bytes.
+    /// Integer of eight bytes.
     Number(i64),
     /// Boolean value of one byte.
     Bool(bool),
@@ -103,7 +103,7 @@ pub enum Value {
 
 /// Attributes of a request that the proxy knows besides its headers.
 pub trait Facts: Send + Sync {
-    /// A property, by its path.
+    /// Returns a property by its path.
     fn property(&self, path: &[&str]) -> Option<Value>;
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Stream {
     pub(crate) response_paused: bool,
     pub(crate) answer: Option<LocalResponse>,
     pub(crate) closed: bool,
-    /// Set by the module.
+    /// Properties that the module set.
     pub(crate) properties: BTreeMap<Vec<u8>, Bytes>,
     /// Whether the request is over, and the module decides when it may be forgotten.
     pub(crate) is_done: bool,

@@ -344,7 +344,7 @@ impl Vm {
         })
     }
 
-    /// A request is over.
+    /// Ends the context of a request.
     ///
     /// # Errors
     /// When the module fails.

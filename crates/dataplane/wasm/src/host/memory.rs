@@ -8,9 +8,9 @@ use crate::{abi::Status, limits::MAX_PIECE};
 
 /// Why a function does not succeed.
 pub(crate) enum Refused {
-    /// The module gets the error.
+    /// Status that the module receives.
     Status(Status),
-    /// The module is ended.
+    /// Trap that ends the module.
     Trap(wasmtime::Error),
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn answer(result: Result<(), Refused>) -> wasmtime::Result<u32> {
     }
 }
 
-/// A module that calls.
+/// Calling module with its memory.
 pub(crate) struct Guest<'a> {
     caller: Caller<'a, Host>,
 }
@@ -80,7 +80,7 @@ impl<'a> Guest<'a> {
         Ok(piece(memory.data(self.caller.as_context()), at, length)?.to_vec())
     }
 
-    /// A text of the module.
+    /// Reads a text of the module.
     pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, Refused> {
         let bytes = self.copy(at, length)?;
         String::from_utf8(bytes).map_err(|_| Refused::Status(Status::BadArgument))

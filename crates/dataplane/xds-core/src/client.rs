@@ -25,10 +25,10 @@ const REPLACED: &str = "not-understood";
 /// Longest text of a NACK: longer ones are cut, servers only log it.
 const NACK_LIMIT: usize = 4096;
 
-/// A configured type, by position.
+/// Index of a configured resource type.
 pub type Kind = usize;
 
-/// A resource type to follow.
+/// Configuration of a resource type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeConfig {
     /// Type URL of the subscription.
@@ -110,7 +110,7 @@ enum Demand {
 }
 
 impl Client {
-    /// A client without any resources.
+    /// Creates a client without resources.
     pub fn new(types: Vec<TypeConfig>) -> Self {
         let types = types
             .into_iter()
@@ -272,7 +272,7 @@ impl Push<'_> {
         self.client.types.get_mut(self.kind?)
     }
 
-    /// A resource was accepted.
+    /// Records an accepted resource.
     pub fn accepted(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
         let Some(state) = self.state() else { return };
         state.known.insert(name.clone(), version);

@@ -124,7 +124,7 @@ pub struct Closed {
     pub failed: Vec<(String, String)>,
 }
 
-/// Why something was not done.
+/// Error of an action.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
     /// The list of processes.

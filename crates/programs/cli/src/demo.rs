@@ -17,7 +17,7 @@ use std::{
 };
 
 use ambit_lab::{
-    Client, ExecOutput, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus,
+    Client, ExecOutput, FlowKind, FlowReport, IpFamily, LabNetns, LogSource, Options, PodStatus,
     PrimaryCni, Status,
 };
 
@@ -331,7 +331,7 @@ impl Demo {
     ) -> Result<usize, CliError> {
         let capture = self
             .client
-            .capture(Place::Fabric, vec![MARKER.into()])
+            .capture(LabNetns::Fabric, vec![MARKER.into()])
             .map_err(labs::client_error)?;
         let mut faults = Vec::new();
         let rows: Result<Vec<_>, _> = things

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_install::rollout::node_of;
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use bytes::Bytes;
 use hyper::Method;
 
@@ -64,7 +64,7 @@ enum Endpoint {
     Url(String),
     Lab {
         lab: String,
-        place: Place,
+        place: LabNetns,
         address: SocketAddr,
     },
     Cluster(Part),
@@ -195,7 +195,7 @@ impl Source {
                 address,
             } => {
                 self.tell(&match &place {
-                    Place::Node(node) => format!("lab {lab}, node {node}"),
+                    LabNetns::Node(node) => format!("lab {lab}, node {node}"),
                     _ => format!("lab {lab}, control plane"),
                 });
                 let stream = labs::find(&lab)?.dial(place, address);
@@ -238,15 +238,17 @@ impl Source {
             return Ok(Endpoint::Cluster(self.part()));
         };
         let place = match (&self.node, &self.pod) {
-            (Some(node), _) => Place::Node(node.clone()),
-            (None, Some(pod)) => Place::Node(node_of_pod(&lab, pod)?),
-            (None, None) if self.control => Place::Control,
-            (None, None) => Place::Node(nodes_of(&lab)?.into_iter().next().ok_or_else(|| {
-                CliError::new(ErrorKind::NotFound, format!("the lab {lab} has no node"))
-            })?),
+            (Some(node), _) => LabNetns::Node(node.clone()),
+            (None, Some(pod)) => LabNetns::Node(node_of_pod(&lab, pod)?),
+            (None, None) if self.control => LabNetns::Control,
+            (None, None) => {
+                LabNetns::Node(nodes_of(&lab)?.into_iter().next().ok_or_else(|| {
+                    CliError::new(ErrorKind::NotFound, format!("the lab {lab} has no node"))
+                })?)
+            }
         };
         let address = match place {
-            Place::Control => DEBUG.into(),
+            LabNetns::Control => DEBUG.into(),
             _ => ADMIN.into(),
         };
         Ok(Endpoint::Lab {

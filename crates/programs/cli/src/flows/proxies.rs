@@ -8,7 +8,7 @@ use ambit_flow_reader::{self as reader, Opened};
 use ambit_install::{cluster::Cluster, object::name};
 use ambit_k8s_api::{Pod, labels::GATEWAY_NAME};
 use ambit_kube_kit::forward;
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{FlowPlace, control_plane::ControlPlane};
@@ -168,10 +168,10 @@ impl reader::Proxies for Proxies {
     }
 }
 
-fn place(proxy: &Proxy) -> Option<Place> {
+fn place(proxy: &Proxy) -> Option<LabNetns> {
     match proxy {
-        Proxy::Node(node) => Some(Place::Node(node.clone())),
-        Proxy::Pod(namespace, name) => Some(Place::Pod(format!("{namespace}/{name}"))),
+        Proxy::Node(node) => Some(LabNetns::Node(node.clone())),
+        Proxy::Pod(namespace, name) => Some(LabNetns::Pod(format!("{namespace}/{name}"))),
         Proxy::ControlPlane => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use ambit_install::object::name;
 use ambit_k8s_api::{Gateway, Pod};
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 
 use super::{Answers, Report, proxy_of};
 use crate::{
@@ -46,7 +46,7 @@ pub(super) fn report(
     let mut pod = pods.into_iter().find(is_it).ok_or_else(not_found)?;
     pod.metadata.uid = Some(known.uid.clone());
     let full = format!("{}/{}", known.namespace, known.name);
-    let node = || Place::Node(known.node.clone());
+    let node = || LabNetns::Node(known.node.clone());
     let proxy = answer_of(&client, node(), PROXY.1, DUMP);
     Ok(Report::new(
         &pod,

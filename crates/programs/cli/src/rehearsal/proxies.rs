@@ -2,7 +2,7 @@
 
 use ambit_install::cluster::Cluster;
 use ambit_k8s_api::Pod;
-use ambit_lab::{Client, Place};
+use ambit_lab::{Client, LabNetns};
 use hyper::Method;
 
 use super::{
@@ -71,12 +71,12 @@ impl ProxyAnswers {
         for node in status.nodes {
             let of = format!("the node proxy of {}", node.name);
             for port in [ADMIN, METRICS] {
-                let answer = ask_in_lab(client, Place::Node(node.name.clone()), port);
+                let answer = ask_in_lab(client, LabNetns::Node(node.name.clone()), port);
                 answers.take(&of, port, answer);
             }
         }
         for waypoint in waypoints {
-            let answer = ask_in_lab(client, Place::Pod(waypoint.clone()), METRICS);
+            let answer = ask_in_lab(client, LabNetns::Pod(waypoint.clone()), METRICS);
             answers.take(&format!("the waypoint {waypoint}"), METRICS, answer);
         }
         Ok(answers)
@@ -107,7 +107,7 @@ fn path(port: u16) -> &'static str {
     }
 }
 
-fn ask_in_lab(client: &Client, place: Place, port: u16) -> Result<Answer, CliError> {
+fn ask_in_lab(client: &Client, place: LabNetns, port: u16) -> Result<Answer, CliError> {
     let address = ([127, 0, 0, 1], port).into();
     let stream = client.dial(place, address).map_err(labs::client_error)?;
     wait(async {

@@ -1,6 +1,6 @@
 //! Queries for predictions to the proxies of a lab or cluster.
 
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use ambit_mesh_json::explain::{EXPLAIN_PATH, Explanation, NodeProxyQuery, WaypointQuery};
 use bytes::Bytes;
 use hyper::Method;
@@ -86,7 +86,7 @@ impl Mesh {
         let body = body(query)?;
         let answer = match &self.lab {
             Some(lab) => {
-                let stream = labs::find(lab)?.dial(Place::Pod(pod.to_owned()), ADMIN.into());
+                let stream = labs::find(lab)?.dial(LabNetns::Pod(pod.to_owned()), ADMIN.into());
                 let stream = stream.map_err(labs::client_error)?;
                 source::send(stream, &Method::POST, ("localhost", EXPLAIN_PATH), body)?
             }

@@ -56,7 +56,7 @@ impl fmt::Display for Caller {
 /// Why a token is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// No `authorization: Bearer`.
+    /// Missing `authorization: Bearer` header.
     #[error("the call carries no bearer token")]
     Missing,
     /// Text that is not a token.
@@ -83,7 +83,7 @@ pub enum TokenError {
     /// Subject that is not a service account.
     #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
     Subject,
-    /// The claims contradict each other.
+    /// Contradictory claims.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
     Contradiction,
     /// Token that the Kubernetes API rejects.

@@ -30,7 +30,7 @@ pub enum ServingError {
     Tls(#[from] rustls::Error),
 }
 
-/// The present TLS configuration.
+/// Current TLS configuration of the server.
 #[derive(Clone, Debug)]
 pub struct Serving(Arc<RwLock<Arc<ServerConfig>>>);
 

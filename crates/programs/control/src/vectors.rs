@@ -89,7 +89,7 @@ const CONDITIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// A record, decoded.
+/// Decoded record for comparison.
 #[derive(Clone, Debug, PartialEq)]
 enum Parts {
     Address(Box<workload::Address>),

@@ -57,7 +57,7 @@ pub enum CaError {
     /// Files that do not form an authority.
     #[error("the certificate authority in {location} cannot be used")]
     Authority {
-        /// The directory or secret.
+        /// Directory or Secret with the files.
         location: String,
         /// Cause of the error.
         #[source]
@@ -68,7 +68,7 @@ pub enum CaError {
 /// An authority as it is stored, as text. Equal texts are the same authority.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Material {
-    /// The certificate that signs.
+    /// Certificate of the signing key.
     pub cert: String,
     /// Key of the certificate.
     pub key: String,

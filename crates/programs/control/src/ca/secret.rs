@@ -23,7 +23,7 @@ const RENEW_EVERY: Duration = Duration::from_secs(3600);
 /// Error of loading or creating the root.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// The API server refused.
+    /// Error of the API server.
     #[error("cannot {verb} the secret {location}")]
     Api {
         /// Verb of the call.

@@ -30,7 +30,7 @@ pub enum ReplaceError {
          present certificate and key as they are"
     )]
     Disjoint {
-        /// The directory or secret.
+        /// Directory or Secret with the files.
         location: String,
     },
 }

@@ -26,7 +26,7 @@ const MAX_NAMESPACES: usize = 32;
 /// Why a user reads nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// A parameter is wrong.
+    /// Malformed parameter of the request.
     #[error("{0}")]
     Malformed(String),
     /// No token, or an unreadable one.
@@ -38,7 +38,7 @@ pub enum Refused {
     /// Namespaces whose flow events the user may not read; none: the whole mesh.
     #[error("{}", rights(.0))]
     Rights(Vec<String>),
-    /// The API server is away.
+    /// The API server does not respond.
     #[error("the API server cannot be asked at present: try again")]
     Unavailable,
     /// Too many requests or readers.

@@ -166,7 +166,7 @@ mod tests {
         CallerState::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
     }
 
-    /// One slot for each address.
+    /// Takes a slot for an address.
     async fn slot(slots: &Slots) -> Option<Slot> {
         Some(slots.enter(SOURCE).await)
     }

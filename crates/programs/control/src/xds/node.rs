@@ -33,7 +33,7 @@ pub enum NodeError {
     /// Id that is not `type~ip~pod.namespace~domain`.
     #[error("the node id is not <type>~<ip>~<pod>.<namespace>~<dns domain>: {0}")]
     BadId(&'static str),
-    /// Another namespace than the token's.
+    /// Namespace that differs from the token's.
     #[error("the token is of namespace {caller}, the node's metadata names {claimed:?}")]
     OtherNamespace {
         /// Namespace of the token.

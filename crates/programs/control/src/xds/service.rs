@@ -97,7 +97,7 @@ impl Discovery {
         }
     }
 
-    /// The open streams.
+    /// Returns the open streams.
     pub fn sessions(&self) -> Sessions {
         Arc::clone(&self.sessions)
     }

@@ -104,7 +104,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A stream of a client.
+    /// Creates the session of a client's stream.
     pub fn new(client: Client, seed: u64) -> Self {
         Self {
             client,

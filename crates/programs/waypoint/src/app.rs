@@ -59,7 +59,7 @@ const LAST_EXPORT: Duration = Duration::from_secs(2);
 /// Starter of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// A user, or a test.
+    /// No supervisor: a user or a test.
     Anyone,
     /// Supervisor, whose link is standard input.
     Supervisor,

@@ -70,7 +70,7 @@ pub(crate) struct Callee<'a> {
 /// Owner of a call, which decides the identity that it is made under.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallFor<'a> {
-    /// The mesh's settings: the waypoint's own.
+    /// Settings of the mesh, for the waypoint's own calls.
     Mesh,
     /// An object of a namespace: the one that is reserved for the namespace.
     Namespace(&'a str),

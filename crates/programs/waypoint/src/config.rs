@@ -179,13 +179,13 @@ pub struct PluginTimes {
     pub hold: Duration,
 }
 
-/// The configuration cannot be used.
+/// Error of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A setting that all proxies have.
     #[error(transparent)]
     Setting(#[from] SettingError),
-    /// A variable's text.
+    /// Invalid environment variable.
     #[error(transparent)]
     Variable(#[from] EnvError),
     /// A variable that cannot be missing.

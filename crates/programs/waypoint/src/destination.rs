@@ -35,7 +35,7 @@ pub(crate) struct RuleContext<'a> {
 /// The subset that it is of, if it is of one, and its number.
 type PortKey = (Option<ArcStr>, u16);
 
-/// A service with a rule.
+/// Service with a traffic policy.
 #[derive(Debug)]
 pub(crate) struct Ruled {
     record: WaypointDestination,

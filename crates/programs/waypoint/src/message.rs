@@ -16,13 +16,13 @@ pub(crate) enum Version {
     Http2,
 }
 
-/// A body of either direction.
+/// Body of a request or response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
 
 /// Why a body ends before its end.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A text of our own.
+/// Returns a body with a fixed text.
 pub(crate) fn text(text: impl Into<Bytes>) -> Body {
     let full = Full::new(text.into());
     full.map_err(|never| match never {}).boxed_unsync()

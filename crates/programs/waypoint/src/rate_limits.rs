@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::record_store::{Gone, RecordStore, shown};
 
-/// An object, ready for requests.
+/// Compiled RateLimit object.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) config: RateLimit,

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Withdrawn object, which is counted no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gone {
-    /// A withdrawn policy.
+    /// Removed policy with its metrics.
     Policy(PolicyKey),
     /// A withdrawn destination rule of a service.
     Destination(NamespacedHostname),

@@ -259,7 +259,7 @@ impl Target {
         self.service_name() == Some(service) && self.address().port() == port
     }
 
-    /// The name of a service.
+    /// Returns the name of the target service.
     pub(crate) fn service_name(&self) -> Option<&NamespacedHostname> {
         match self {
             Self::Service { served, .. } => Some(&served.name),

@@ -403,7 +403,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
 enum Failed {
     /// Failure at an endpoint, if known.
     At(UpstreamError, Option<ArcStr>),
-    /// A rule without a backend.
+    /// Route rule without a usable backend.
     Nowhere(NoUpstream),
 }
 

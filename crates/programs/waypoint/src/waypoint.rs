@@ -96,7 +96,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// One that carries nothing yet.
+    /// Creates a session without tunnels.
     pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
             upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
@@ -123,7 +123,7 @@ pub(crate) enum NotKnown {
 }
 
 impl Waypoint {
-    /// One that serves nothing yet.
+    /// Creates a waypoint without published records.
     pub fn new(config: Arc<Config>, surroundings: Surroundings) -> Self {
         let Surroundings {
             state,

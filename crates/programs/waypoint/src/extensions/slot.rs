@@ -357,7 +357,7 @@ impl Instance {
         Ok((id, signal))
     }
 
-    /// A request is over.
+    /// Ends the context of a request.
     pub(crate) fn close(&self, id: ContextId) {
         let is_own = {
             let mut inner = self.slot.inner.lock();

@@ -44,7 +44,7 @@ pub(super) struct Affinity {
 /// Result of looking up a session's endpoint.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// The endpoint still exists.
+    /// Session endpoint that still exists.
     There(BackendEndpoint),
     /// The endpoint no longer exists.
     Gone,

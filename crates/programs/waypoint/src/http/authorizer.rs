@@ -35,7 +35,7 @@ pub(super) use ask::unary;
 
 /// Result of the external authorization of a request.
 pub(super) enum Authorized {
-    /// The request is allowed.
+    /// Allowed request, with the authorizer's changes.
     On(ExternalAuthorization),
     /// Response of the provider to the client.
     Answered(Response<Body>),

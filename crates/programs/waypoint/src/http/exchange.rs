@@ -327,7 +327,7 @@ fn may_pass(all: &mut HeaderMap) -> bool {
 
 /// Source of the first response.
 enum First {
-    /// The endpoint, if any.
+    /// Result of sending the request to an endpoint.
     Sent(Result<Sent, Failure>),
     /// Response of a plugin while the request's body was being forwarded.
     Plugin(Response<Answer>),
@@ -371,7 +371,7 @@ async fn first_answer(
 
 /// Result of the steps before routing.
 enum Admitted {
-    /// The request is routed next.
+    /// Request that continues with routing.
     On(Admission, Box<ExternalAuthorization>),
     /// Response of a provider or plugin to the client.
     Answered(Box<Response<Answer>>),

@@ -66,7 +66,7 @@ impl Head {
 /// Event in one direction's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// A frame has begun.
+    /// Start of a frame.
     Begin(Head),
     /// Bytes of the frame's payload received so far.
     Payload(Head, usize),

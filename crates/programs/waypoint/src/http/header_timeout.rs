@@ -92,7 +92,7 @@ impl RequestPacing {
 pub(super) struct Serving(Arc<Requests>);
 
 impl Serving {
-    /// The connection becomes another protocol's.
+    /// Stops the timeout, since the connection switches protocols.
     pub(super) fn for_good(self) {
         self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);

@@ -102,7 +102,7 @@ enum Phase {
     /// The application has sent no response.
     #[default]
     Unknown,
-    /// The body is sent.
+    /// The body was requested by the application, and is sent.
     Met,
     /// The application responded without reading the body.
     Answered,

@@ -38,7 +38,7 @@ impl Reply {
         }
     }
 
-    /// The text is Istio's.
+    /// Builds the denial with Istio's text.
     pub(crate) fn denied() -> Self {
         Self {
             status: StatusCode::FORBIDDEN,

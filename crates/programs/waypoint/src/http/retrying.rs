@@ -40,7 +40,7 @@ pub(super) enum Outcome<'a> {
     Answer(StatusCode, &'a HeaderMap),
     /// No response; `is_untouched` if the endpoint reports that it has not processed the request.
     Broken { is_untouched: bool },
-    /// No response in time.
+    /// Attempt without a response in time.
     Late,
 }
 

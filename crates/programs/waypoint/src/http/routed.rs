@@ -30,7 +30,7 @@ const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// Result of routing a request.
 pub(super) enum Routed {
-    /// The request is forwarded.
+    /// Request that continues to an endpoint.
     On(Taken),
     /// The route responds itself: a redirect, or a CORS preflight.
     Answered(Response<Body>),

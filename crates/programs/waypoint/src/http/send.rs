@@ -536,7 +536,7 @@ impl Failure {
         }
     }
 
-    /// A route's timeout is over.
+    /// Builds the failure of a route's timeout.
     pub(super) fn too_late(details: &str) -> Self {
         let flag = ResponseFlag::UpstreamRequestTimeout;
         Self {

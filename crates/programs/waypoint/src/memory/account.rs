@@ -27,7 +27,7 @@ impl Scope {
     }
 }
 
-/// A budget has no room.
+/// Error of a memory budget without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory budget of the {} is used up", .0.name())]
 pub(crate) struct Exhausted(pub(crate) Scope);

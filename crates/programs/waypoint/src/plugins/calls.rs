@@ -232,7 +232,7 @@ pub(super) fn request(
     Ok(request)
 }
 
-/// A message in its frame.
+/// Frames a gRPC message.
 pub(super) fn framed(message: &[u8]) -> Option<Bytes> {
     grpc_frame::framed(message).map(Bytes::from)
 }

@@ -77,7 +77,7 @@ impl Fetcher {
         }
     }
 
-    /// The module of a plugin.
+    /// Fetches the module of a plugin.
     pub(crate) async fn fetch(&self, config: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
         let fetched = tokio::time::timeout(self.timeout, self.at_hand_or_fetched(config)).await;
         fetched.map_err(|_| FetchError::TooLong(self.timeout))?

@@ -122,7 +122,7 @@ struct Open {
     waiting: Arc<AtomicUsize>,
 }
 
-/// The queues of all collectors.
+/// Export queues of all collectors.
 #[derive(Debug)]
 pub(crate) struct Exporters {
     open: Mutex<HashMap<OtlpCollector, Open>>,
@@ -144,7 +144,7 @@ impl Default for Exporters {
 }
 
 impl Exporters {
-    /// The queue of a collector.
+    /// Returns the queue of a collector.
     pub(super) fn queue(&self, collector: &OtlpCollector) -> Queue {
         let mut open = self.open.lock();
         open.retain(|_, queue| queue.items.strong_count() > 0);

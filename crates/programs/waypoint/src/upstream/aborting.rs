@@ -118,7 +118,7 @@ impl Drop for Abandoning {
     }
 }
 
-/// A connection and its use.
+/// Connection with the state of its current request.
 #[derive(Debug)]
 pub(crate) struct Aborting {
     stream: Stream,

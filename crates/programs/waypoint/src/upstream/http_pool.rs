@@ -212,13 +212,13 @@ impl Life {
 /// Sends requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
-    /// One request at a time.
+    /// HTTP/1.1 sender of one request at a time.
     Http1(http1::SendRequest<Body>, InUse),
     /// Many at once.
     Http2(http2::SendRequest<Body>),
 }
 
-/// A connection for one request.
+/// Connection checked out for one request.
 #[derive(Debug)]
 pub(crate) struct Checkout {
     sender: HttpSender,

@@ -24,7 +24,7 @@ const REQUESTS: usize = 10;
 enum Leaving {
     /// The end of its half of the connection.
     Fin,
-    /// A reset of the tunnel.
+    /// Resets the tunnel.
     Reset,
 }
 

@@ -503,7 +503,7 @@ pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A name for records.
+/// Returns a resource name for records.
 pub(crate) fn record(name: &str) -> ArcStr {
     arcstr::format!("gw/policy/{name}")
 }

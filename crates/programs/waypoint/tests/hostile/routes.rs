@@ -143,7 +143,7 @@ impl Scene {
         }
     }
 
-    /// The routes of a service.
+    /// Publishes the routes of a service.
     pub(crate) fn follow(&self, name: &str, routes: Vec<HttpRoute>) {
         self.publish(WaypointService {
             service: service(name),

@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::{
     MANAGED,
+    field_path::{FieldError, FieldPath},
     merge::DIRECTIVE,
     part::Part,
-    place::{Place, Wrong},
     pod::{CONTAINER, GATEWAY_NAME, HBONE_PORT, VOLUMES},
 };
 use ambit_k8s_api::labels::DATAPLANE_MODE;
@@ -260,7 +260,7 @@ const DISRUPTION_BUDGET: &[(&str, Rule)] = &[(
 )];
 
 /// Checks an overlay of one of a waypoint's objects, as it is without it.
-pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), Wrong> {
+pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), FieldError> {
     let own = match part {
         Part::ServiceAccount => SERVICE_ACCOUNT,
         Part::Service => SERVICE,
@@ -268,7 +268,7 @@ pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), Wro
         Part::Autoscaler => AUTOSCALER,
         Part::DisruptionBudget => DISRUPTION_BUDGET,
     };
-    let root = Place::default();
+    let root = FieldPath::default();
     let members = overlay
         .as_object()
         .ok_or_else(|| root.wrong("is not a map"))?;
@@ -289,8 +289,8 @@ fn member(
     name: &str,
     value: &Value,
     base: Option<&Value>,
-    place: &Place,
-) -> Result<(), Wrong> {
+    place: &FieldPath,
+) -> Result<(), FieldError> {
     let rule = rules.iter().find(|(known, _)| *known == name);
     let (_, rule) = rule.ok_or_else(|| {
         place.wrong("is not for overlays: they set placement, number and resources of a waypoint's pods, not their programs and identity")
@@ -298,7 +298,12 @@ fn member(
     judge(rule, value, base, place)
 }
 
-fn judge(rule: &Rule, value: &Value, base: Option<&Value>, place: &Place) -> Result<(), Wrong> {
+fn judge(
+    rule: &Rule,
+    value: &Value,
+    base: Option<&Value>,
+    place: &FieldPath,
+) -> Result<(), FieldError> {
     match rule {
         Rule::Any => Ok(()),
         Rule::Same if base == Some(value) => Ok(()),
@@ -318,7 +323,7 @@ fn judge(rule: &Rule, value: &Value, base: Option<&Value>, place: &Place) -> Res
 }
 
 /// Map at a place that can be neither removed nor replaced, since it holds things that must stay.
-fn map<'a>(value: &'a Value, place: &Place) -> Result<&'a Map<String, Value>, Wrong> {
+fn map<'a>(value: &'a Value, place: &FieldPath) -> Result<&'a Map<String, Value>, FieldError> {
     let members = value
         .as_object()
         .ok_or_else(|| place.wrong("must be a map: what it holds cannot all be removed"))?;
@@ -328,7 +333,7 @@ fn map<'a>(value: &'a Value, place: &Place) -> Result<&'a Map<String, Value>, Wr
     }
 }
 
-fn labels(given: &Map<String, Value>, place: &Place) -> Result<(), Wrong> {
+fn labels(given: &Map<String, Value>, place: &FieldPath) -> Result<(), FieldError> {
     match given.keys().find(|name| LABELS.contains(&name.as_str())) {
         Some(name) => Err(place
             .member(name)
@@ -337,7 +342,7 @@ fn labels(given: &Map<String, Value>, place: &Place) -> Result<(), Wrong> {
     }
 }
 
-fn elements(list: &List, value: &Value, place: &Place) -> Result<(), Wrong> {
+fn elements(list: &List, value: &Value, place: &FieldPath) -> Result<(), FieldError> {
     let Some(elements) = value.as_array() else {
         return Err(place.wrong("must be a list: what it holds cannot all be removed"));
     };

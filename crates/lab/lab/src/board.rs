@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    Options, Place,
+    LabNetns, Options,
     cluster::{Observed, PodPlan},
     fabric::Node,
     layout::Layout,
@@ -207,12 +207,12 @@ impl Board {
     }
 
     /// The namespace of a place.
-    pub(crate) fn netns(&self, place: &Place) -> Result<Netns, String> {
+    pub(crate) fn netns(&self, place: &LabNetns) -> Result<Netns, String> {
         match place {
-            Place::Fabric => Ok(self.fabric.clone()),
-            Place::Control => Ok(self.control.clone()),
-            Place::Node(name) => self.node(name).map(|node| node.host.netns().clone()),
-            Place::Pod(name) => {
+            LabNetns::Fabric => Ok(self.fabric.clone()),
+            LabNetns::Control => Ok(self.control.clone()),
+            LabNetns::Node(name) => self.node(name).map(|node| node.host.netns().clone()),
+            LabNetns::Pod(name) => {
                 let inner = self.inner.lock();
                 inner.find(name)?.netns()
             }

@@ -16,7 +16,7 @@ use std::{
 use rustix::process::{Pid, Signal};
 
 use crate::{
-    Capture, LogSource, Place, StateDir, StateError, Status,
+    Capture, LabNetns, LogSource, StateDir, StateError, Status,
     protocol::{self, Replacement, Reply, Request},
 };
 
@@ -214,7 +214,7 @@ impl Client {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn dial(&self, place: Place, address: SocketAddr) -> Result<TcpStream, ClientError> {
+    pub fn dial(&self, place: LabNetns, address: SocketAddr) -> Result<TcpStream, ClientError> {
         Ok(TcpStream::from(
             self.ask_fd(&Request::Dial { place, address })?,
         ))
@@ -224,7 +224,7 @@ impl Client {
     ///
     /// # Errors
     /// When the address cannot be had.
-    pub fn listen(&self, place: Place, address: SocketAddr) -> Result<TcpListener, ClientError> {
+    pub fn listen(&self, place: LabNetns, address: SocketAddr) -> Result<TcpListener, ClientError> {
         Ok(TcpListener::from(
             self.ask_fd(&Request::Listen { place, address })?,
         ))
@@ -234,7 +234,7 @@ impl Client {
     ///
     /// # Errors
     /// When the address cannot be had.
-    pub fn bind(&self, place: Place, address: SocketAddr) -> Result<UdpSocket, ClientError> {
+    pub fn bind(&self, place: LabNetns, address: SocketAddr) -> Result<UdpSocket, ClientError> {
         Ok(UdpSocket::from(
             self.ask_fd(&Request::Bind { place, address })?,
         ))
@@ -244,7 +244,7 @@ impl Client {
     ///
     /// # Errors
     /// When the lab cannot open a packet socket.
-    pub fn capture(&self, place: Place, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
+    pub fn capture(&self, place: LabNetns, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
         let socket = self.ask_fd(&Request::Capture { place })?;
         Ok(Capture::start(socket, markers)?)
     }

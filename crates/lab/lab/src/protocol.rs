@@ -25,7 +25,7 @@ const MAX_FDS: usize = 3;
 /// A namespace of the lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Place {
+pub enum LabNetns {
     /// The network that joins the nodes.
     Fabric,
     /// The control plane's.
@@ -85,13 +85,22 @@ pub(crate) enum Request {
     /// Copy a log into the descriptor attached.
     Logs { source: LogSource, follow: bool },
     /// Connect from inside a namespace; the reply carries the connection.
-    Dial { place: Place, address: SocketAddr },
+    Dial {
+        place: LabNetns,
+        address: SocketAddr,
+    },
     /// Listen inside a namespace; the reply carries the listener.
-    Listen { place: Place, address: SocketAddr },
+    Listen {
+        place: LabNetns,
+        address: SocketAddr,
+    },
     /// Receive datagrams inside a namespace; the reply carries the socket.
-    Bind { place: Place, address: SocketAddr },
+    Bind {
+        place: LabNetns,
+        address: SocketAddr,
+    },
     /// A packet socket that sees the frames of a namespace; the reply carries it.
-    Capture { place: Place },
+    Capture { place: LabNetns },
     /// A daemon's process is to be killed (it is restarted): for tests of faults.
     Kill { name: String, node: Option<String> },
     /// Stop a daemon's processes, or continue them: for tests of faults.

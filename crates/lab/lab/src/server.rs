@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 
 use crate::{
-    LogSource, Place,
+    LabNetns, LogSource,
     board::{Board, Replace},
     capture,
     containers::{self, exit_code},
@@ -129,7 +129,7 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
 /// Creates a socket in a namespace of the lab.
 fn inside<T>(
     board: &Board,
-    place: &Place,
+    place: &LabNetns,
     make: impl FnOnce() -> io::Result<T> + Send,
 ) -> Result<T, String>
 where

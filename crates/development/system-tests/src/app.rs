@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use crate::{Mesh, Place};
+use crate::{LabNetns, Mesh};
 
 /// The heads of requests that have reached an application.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +33,7 @@ impl Mesh {
         serve: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static,
     ) -> SocketAddr {
         let any = SocketAddr::from(([0, 0, 0, 0], port));
-        let listener = self.client().listen(Place::Pod(pod.to_owned()), any);
+        let listener = self.client().listen(LabNetns::Pod(pod.to_owned()), any);
         let listener = listener.unwrap_or_else(|error| panic!("no port {port} in {pod}: {error}"));
         thread::spawn(move || {
             for stream in listener.incoming().filter_map(Result::ok) {

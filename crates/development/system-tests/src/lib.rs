@@ -29,8 +29,8 @@ use std::{
 
 use ambit_lab::denials;
 pub use ambit_lab::{
-    Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LogSource, Options, Place,
-    PodStatus, PrimaryCni, Replacement, Status, Traffic,
+    Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LabNetns, LogSource,
+    Options, PodStatus, PrimaryCni, Replacement, Status, Traffic,
 };
 pub use ambit_testkit::binary;
 
@@ -271,11 +271,11 @@ impl Mesh {
 
     /// A connection from inside a pod. A pause of ten seconds is an error.
     pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
-        self.dial_from(Place::Pod(pod.to_owned()), address)
+        self.dial_from(LabNetns::Pod(pod.to_owned()), address)
     }
 
     /// A connection from anywhere.
-    pub fn dial_from(&self, place: Place, address: SocketAddr) -> std::io::Result<Conversation> {
+    pub fn dial_from(&self, place: LabNetns, address: SocketAddr) -> std::io::Result<Conversation> {
         let stream = self
             .client
             .dial(place, address)
@@ -312,11 +312,11 @@ impl Mesh {
 
     /// Captures the wire between the nodes, looking for texts that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
-        self.watch_at(Place::Fabric, markers)
+        self.watch_at(LabNetns::Fabric, markers)
     }
 
     /// Captures what passes through a namespace: a node's with all its pods, or a pod's with its loopback.
-    pub fn watch_at(&self, place: Place, markers: &[&str]) -> Capture {
+    pub fn watch_at(&self, place: LabNetns, markers: &[&str]) -> Capture {
         let markers = markers
             .iter()
             .map(|marker| marker.as_bytes().to_vec())
@@ -390,7 +390,7 @@ impl Mesh {
 
     fn ask_proxy(&self, node: &str, port: u16, path: &str) -> String {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let place = Place::Node(node.to_owned());
+        let place = LabNetns::Node(node.to_owned());
         let mut stream = self.client.dial(place, address).unwrap();
         let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();

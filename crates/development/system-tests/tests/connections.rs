@@ -13,7 +13,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Mesh, Place, TIMEOUT, idle_pod, is_whole, read_head, until, with_waypoint,
+    LabNetns, Mesh, TIMEOUT, idle_pod, is_whole, read_head, until, with_waypoint,
 };
 use http::{Request, Response};
 
@@ -94,7 +94,7 @@ fn has_metric(mesh: &Mesh, name: &str, labels: &[&str]) -> bool {
 }
 
 fn dial(mesh: &Mesh, address: SocketAddr) -> TcpStream {
-    let place = Place::Pod("shop/client".into());
+    let place = LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream

@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream},
 };
 
-use ambit_system_tests::{IpFamily, Mesh, Options, Place, find, options, until};
+use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, find, options, until};
 
 const NODE: &str = "node-1";
 /// A pod of the host network.
@@ -190,7 +190,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
     /// Whether the application's response reaches the caller.
     fn is_served(&self, caller: Caller, to: SocketAddr) -> bool {
         if caller == Caller::Node {
-            let place = Place::Node(NODE.to_owned());
+            let place = LabNetns::Node(NODE.to_owned());
             let stream = self.mesh.client().dial(place, to);
             return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
         }
@@ -216,7 +216,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
     /// Connections counted as kubelet's.
     fn exempted(&self) -> u64 {
         let address = SocketAddr::from(([127, 0, 0, 1], 15014));
-        let place = Place::Node(NODE.to_owned());
+        let place = LabNetns::Node(NODE.to_owned());
         let Ok(mut stream) = self.mesh.client().dial(place, address) else {
             return 0;
         };

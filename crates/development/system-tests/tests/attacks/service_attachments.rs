@@ -36,7 +36,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Conversation, Mesh, Options, Place, answer_ok, idle_pod, is_closed, is_whole, options,
+    Conversation, LabNetns, Mesh, Options, answer_ok, idle_pod, is_closed, is_whole, options,
     read_head, until, with_gateway,
 };
 
@@ -349,7 +349,7 @@ impl Scene {
     }
 
     /// Starts a request whose response does not end.
-    fn begin(&self, from: &Place, to: SocketAddr) -> Conversation {
+    fn begin(&self, from: &LabNetns, to: SocketAddr) -> Conversation {
         let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
         let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();
         let begun = connection.raw(request, |answer| answer.contains("\r\n1\r\nx"));
@@ -378,8 +378,8 @@ fn until_ended(mut connection: Conversation, why: &str) {
     }
 }
 
-fn place(pod: &str) -> Place {
-    Place::Pod(pod.to_owned())
+fn place(pod: &str) -> LabNetns {
+    LabNetns::Pod(pod.to_owned())
 }
 
 #[test]

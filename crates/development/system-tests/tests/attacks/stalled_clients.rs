@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, until, with_waypoint};
 
 /// A captured namespace without a waypoint, and a client beside that of `shop`.
@@ -94,7 +94,11 @@ fn until_reset(stream: &TcpStream) -> io::Result<()> {
 
 /// Connections of one attack from a pod.
 fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStream> {
-    let dial = || mesh.client().dial(Place::Pod(pod.to_owned()), to).unwrap();
+    let dial = || {
+        mesh.client()
+            .dial(LabNetns::Pod(pod.to_owned()), to)
+            .unwrap()
+    };
     let mut all: Vec<_> = (0..CONNECTIONS).map(|_| dial()).collect();
     for stream in &mut all {
         stream.write_all(request.as_bytes()).unwrap();

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, PAIR, until};
 
 #[test]
@@ -23,7 +23,7 @@ fn a_proxy_that_is_killed_resets_its_connections_and_does_not_end_them() {
             let dialled = mesh.dial(client, echo);
             dialled.is_ok_and(|mut conversation| conversation.say("hello").is_ok())
         });
-        let place = Place::Pod(client.to_owned());
+        let place = LabNetns::Pod(client.to_owned());
         let mut stream = mesh.client().dial(place, echo).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))

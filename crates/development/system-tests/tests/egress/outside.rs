@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
 use ambit_system_tests::{
-    LogSource, Mesh, Options, PAIR, Place, answer_ok, is_whole, options, read_head, until,
+    LabNetns, LogSource, Mesh, Options, PAIR, answer_ok, is_whole, options, read_head, until,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
@@ -69,7 +69,7 @@ pub(crate) struct Outside<'a> {
 
 impl Outside<'_> {
     /// Serves HTTP/1.1 over TLS; responses name the SNI, the protocol, and the request's host.
-    pub(crate) fn serve(&self, mesh: &Mesh, place: Place) {
+    pub(crate) fn serve(&self, mesh: &Mesh, place: LabNetns) {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
@@ -112,7 +112,7 @@ impl Outside<'_> {
 /// Serves connections to a port of a place by a function.
 pub(crate) fn listen(
     mesh: &Mesh,
-    place: Place,
+    place: LabNetns,
     port: u16,
     serve: impl Fn(std::net::TcpStream) -> std::io::Result<()> + Clone + Send + 'static,
 ) {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_system_tests::{Conversation, Place, answer_ok, is_whole, options, read_head, until};
+use ambit_system_tests::{Conversation, LabNetns, answer_ok, is_whole, options, read_head, until};
 
 use crate::{scene::Scene, written::ASKING};
 
@@ -82,7 +82,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     });
 
     let pod = SocketAddr::new(scene.mesh.ip("shop/a"), 8090);
-    let place = || Place::Pod("legacy/client".to_owned());
+    let place = || LabNetns::Pod("legacy/client".to_owned());
     let before = calls.load(SeqCst);
     enter(Phase::Flood);
     let flood: Vec<TcpStream> = (0..REQUESTS)

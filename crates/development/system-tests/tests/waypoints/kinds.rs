@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
 };
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, Place, is_closed, until, with_waypoint};
+use ambit_system_tests::{GATEWAY, LabNetns, Mesh, PAIR, is_closed, until, with_waypoint};
 use http::{HeaderMap, Request, Response};
 
 /// Services with one port each, whose applications respond with it.
@@ -92,7 +92,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn call(mesh: &Mesh, address: SocketAddr, path: &str) -> HeaderMap {
     let stream = mesh
         .client()
-        .dial(Place::Pod("shop/client".into()), address);
+        .dial(LabNetns::Pod("shop/client".into()), address);
     let stream = stream.unwrap();
     stream.set_nonblocking(true).unwrap();
     runtime().block_on(async {
@@ -307,7 +307,7 @@ fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
 
 /// Returns the port of the application that receives the client's complete bytes; `None` if the connection is closed.
 fn reached_port(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
-    let place = Place::Pod("shop/client".into());
+    let place = LabNetns::Pod("shop/client".into());
     let mut stream = mesh.client().dial(place, address).unwrap();
     let timeout = std::time::Duration::from_secs(20);
     stream.set_read_timeout(Some(timeout)).unwrap();

@@ -170,7 +170,7 @@ fn tls_passes_through_to_the_application_that_holds_the_key() {
             .unwrap()
             .with_root_certificates(roots.clone())
             .with_no_client_auth();
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, app).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(60)))
@@ -216,7 +216,7 @@ fn a_slow_reader_costs_only_itself() {
     });
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     let before = memory(&mesh);
-    let place = || ambit_system_tests::Place::Pod("shop/client".into());
+    let place = || ambit_system_tests::LabNetns::Pod("shop/client".into());
     let dial = || mesh.client().dial(place(), app).unwrap();
     // An unread response, and an unread body.
     let mut down = dial();
@@ -266,7 +266,7 @@ pub(crate) fn serve_grpc_on(mesh: &Mesh, port: u16) -> SocketAddr {
 
 /// Makes a gRPC call with three messages, and returns the status.
 pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
-    let place = ambit_system_tests::Place::Pod("shop/client".into());
+    let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_nonblocking(true).unwrap();
     runtime().block_on(async {
@@ -370,7 +370,7 @@ fn grpc_streams_both_directions_with_its_status() {
     let app = serve_grpc_on(&mesh, 8083);
     let mesh = &mesh;
     let open = || {
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, app).unwrap();
         stream.set_nonblocking(true).unwrap();
         stream
@@ -429,7 +429,7 @@ fn a_host_that_is_not_the_authority_is_refused_over_http_2() {
         })
     });
     let ask = |hosts: &[&str]| {
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, app).unwrap();
         stream.set_nonblocking(true).unwrap();
         let mut request = Request::get("http://app.example/");

@@ -166,7 +166,7 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
         greeting(&mesh, tcp).as_deref() == Some("back!")
     });
     let dial = |address| {
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, address).unwrap();
         stream
             .set_read_timeout(Some(ambit_system_tests::TIMEOUT))

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use ambit_system_tests::{Mesh, Place, TIMEOUT, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, until, with_waypoint};
 use rustls::{RootCertStore, SupportedProtocolVersion, crypto::CryptoProvider};
 
 const SERVICES: &str = "
@@ -103,7 +103,7 @@ fn routed_name(
         .unwrap()
         .with_root_certificates(roots.clone())
         .with_no_client_auth();
-    let place = Place::Pod("shop/client".into());
+    let place = LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let name = name.try_into().unwrap();

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_system_tests::{Place, until};
+use ambit_system_tests::{LabNetns, until};
 use http::{Request, Response};
 use tokio::runtime::Runtime;
 
@@ -63,7 +63,7 @@ pub(super) trait Dial: std::fmt::Debug {
     fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream>;
 }
 
-impl Dial for Place {
+impl Dial for LabNetns {
     fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream> {
         let dialled = scene.mesh.client().dial(self.clone(), to);
         dialled.map_err(|error| std::io::Error::other(error.to_string()))
@@ -202,8 +202,8 @@ pub(super) fn cell(
     }
 }
 
-fn nodes() -> [Place; 2] {
-    ["node-1", "node-2"].map(|node| Place::Node(node.to_owned()))
+fn nodes() -> [LabNetns; 2] {
+    ["node-1", "node-2"].map(|node| LabNetns::Node(node.to_owned()))
 }
 
 /// Tests all cells in which only the Service's owner has written objects.
@@ -240,8 +240,8 @@ pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
 }
 
 /// Tests a Service without a VIP, whose name resolves to the pods' addresses.
-fn headless(scene: &Scene, from: &Place) {
-    let Place::Pod(pod) = from else {
+fn headless(scene: &Scene, from: &LabNetns) {
+    let LabNetns::Pod(pod) = from else {
         return;
     };
     let url = |path: &str| format!("http://headless.shop.svc.cluster.local:{APP}{path}");
@@ -254,7 +254,7 @@ fn headless(scene: &Scene, from: &Place) {
 }
 
 /// Checks requests to a port of either node, as kube-proxy passes them on: under the node's address.
-fn node_ports(scene: &Scene, callers: &[Place]) {
+fn node_ports(scene: &Scene, callers: &[LabNetns]) {
     let ip = scene.mesh.ip("shop/server");
     for node in ["node-1", "node-2"] {
         let pod = format!("legacy/on-{node}");

@@ -29,7 +29,7 @@ pub struct Question {
 /// Response of the service, `envoy.service.ratelimit.v3.RateLimitResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether it is over a limit.
+    /// Whether a limit is exceeded.
     pub is_over: bool,
     /// Evaluated limit with the least remaining quota.
     pub tightest: Option<Met>,

@@ -23,7 +23,8 @@ pub struct Substitute<T> {
     pub record: Box<T>,
     /// Effect on traffic, for logs.
     pub effect: &'static str,
-    /// Whether it denies in the place of a policy: a client may be set to keep the policy's last good version instead.
+    /// Whether the record is a policy, whose substitute denies; a client may be set to keep the last good version
+    /// instead.
     pub is_policy: bool,
 }
 

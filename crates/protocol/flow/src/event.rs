@@ -53,7 +53,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether it is never sampled away.
+    /// Whether the event is a refusal, which is never sampled away.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Refused | Self::Failed)
     }

@@ -213,7 +213,7 @@ pub struct Considered {
     /// Effect of a match: the action of a policy, `dry run` beside it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub effect: String,
-    /// Whether it matches, and by which rule or why not.
+    /// Whether the object matches, and by which rule or why not.
     pub result: String,
 }
 

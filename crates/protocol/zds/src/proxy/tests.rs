@@ -103,7 +103,7 @@ impl Pair {
         self.proxy.pending().map(|(uid, ..)| uid.as_str()).collect()
     }
 
-    /// Lets the wait for the next retry pass.
+    /// Advances the clock to the next retry.
     fn tick(&mut self) -> Effects {
         self.now = self.proxy.deadline().unwrap();
         self.event(ProxyEvent::Tick)

@@ -112,7 +112,7 @@ impl Node {
         self.event(RegistryEvent::Closed(ConnectionId(id)));
     }
 
-    /// Has one proxy process one record; false if none is waiting.
+    /// Makes one proxy process a record; false if none is waiting.
     fn work(&mut self, id: u64) -> bool {
         if self.stuck.contains(&id) {
             return false;

@@ -148,7 +148,7 @@ pub enum Action {
     SetMark(u32),
     /// Copies the connection mark to the packet.
     RestoreMark,
-    /// Looks the packet up in this zone, in its connection's original direction only.
+    /// Conntrack zone of the packet, in its connection's original direction only.
     OriginalZone(u16),
     /// Counts the packet, drops it, and resets its connection (TCP only, and not before routing).
     Refuse,

@@ -42,7 +42,7 @@ pub struct Network {
     pub disable_gc: bool,
     /// The plugins in order.
     pub plugins: Vec<Plugin>,
-    /// Whether it is a list, and not a single plugin in the old form.
+    /// Whether the configuration is a list rather than a single plugin in the old form.
     pub is_list: bool,
     /// Whether the configuration has Ambit's mark.
     pub is_marked: bool,

@@ -72,10 +72,10 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Takes over the file that the supervisor held, or has it hold a new one.
+    /// Takes over the supervisor's file, or creates and stores a new one.
     ///
     /// # Errors
-    /// When there is no place for a file.
+    /// When no file can be created.
     pub fn open(
         purpose: Purpose,
         held: Option<OwnedFd>,

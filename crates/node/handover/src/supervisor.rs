@@ -105,7 +105,7 @@ impl Supervisor {
         self.accept.clone()
     }
 
-    /// Has an item's descriptors held.
+    /// Stores an item's descriptors at the supervisor.
     pub fn hold(&self, key: &str, about: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let Ok(count) = u16::try_from(descriptors.len()) else {
             tracing::error!(key, "too many descriptors to be held");
@@ -133,7 +133,7 @@ impl Supervisor {
         self.send(&Record::Release { key: key.into() }, None);
     }
 
-    /// Has a file held for the next worker.
+    /// Stores a file for the next worker.
     pub fn keep(&self, number: u8, file: impl AsFd) {
         self.send(&Record::File(number), Some(file.as_fd()));
     }

@@ -40,8 +40,8 @@ impl IptablesError {
     }
 }
 
-/// Keeps other threads of this process, and other processes of ours, from changing the rules of the
-/// calling thread's namespace between reading and writing them, until the value is dropped.
+/// Locks the rules of the calling thread's namespace against other threads and processes of Ambit between reading and
+/// writing, until the value is dropped.
 pub(crate) fn lock() -> Result<File, IptablesError> {
     let locked = || {
         let namespace = File::open("/proc/thread-self/ns/net")?;

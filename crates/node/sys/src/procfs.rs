@@ -81,13 +81,12 @@ pub enum RejectReason {
     Examine(#[source] io::Error),
 }
 
-/// Looks for the namespaces of `targets` among the processes under `proc`, normally `/proc`.
-///
-/// Blocks: thousands of small reads. Processes that end meanwhile are skipped.
+/// Searches the namespaces of `targets` among the processes under `proc`, normally `/proc`. Blocks for thousands of
+/// small reads. Processes that end meanwhile are skipped.
 ///
 /// # Errors
-/// When `proc` cannot be listed, or files or memory run out: then no pod may be taken for one that does
-/// not run. Nothing else about a single process is an error.
+/// When `proc` cannot be listed, or files or memory are exhausted: a pod must not be taken for one that is not running.
+/// Nothing else about a single process is an error.
 pub fn discover(
     proc: &Path,
     attribution: &Attribution,

@@ -311,14 +311,14 @@ pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
     tune_ref(SockRef::from(stream), tuning)
 }
 
-/// Makes closing a connection with [`Tuning::resets`] an orderly end from now on: unsent data is still
-/// sent. To be called when the peer has got an end of data, or is to get one.
+/// Makes closing a connection with [`Tuning::resets`] orderly: unsent data is still sent. Called when the peer has
+/// received an end of data, or is to receive one.
 pub fn end_in_order(stream: &TcpStream) {
     // Fails only for what is not a socket.
     let _never = SockRef::from(stream).set_linger(None);
 }
 
-/// Has a connection probed when it is silent; what is `None` stays as it is.
+/// Enables keepalive probes on a connection; `None` leaves a value unchanged.
 ///
 /// # Errors
 /// When the kernel refuses it.

@@ -27,7 +27,7 @@ struct Chain {
     family: u8,
     table: String,
     name: String,
-    /// Whether it is no base chain, or its policy is to accept.
+    /// Whether the chain is no base chain, or has the policy accept.
     is_neutral: bool,
 }
 

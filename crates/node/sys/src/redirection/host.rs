@@ -51,7 +51,7 @@ fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, Redirect
     }
 }
 
-/// Makes the members exactly these, in one step, and removes rules that another backend has left.
+/// Replaces all members in one step, and removes rules of other backends.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.

@@ -39,7 +39,7 @@ impl Worker {
     }
 }
 
-/// Lets the source port choose among the first `workers` listeners that share a port with this one.
+/// Selects among the first `workers` listeners of this one's port by source port.
 ///
 /// # Errors
 /// When the kernel refuses the program.

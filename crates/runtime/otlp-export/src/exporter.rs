@@ -86,7 +86,7 @@ impl Exporter {
         }
     }
 
-    /// Begins to export a registry, to which the exporter's own metrics are added. Call within a runtime.
+    /// Starts exporting a registry, to which the exporter's own metrics are added. Call within a runtime.
     pub fn start_with(self, mut registry: Registry) -> (Arc<Registry>, Exporting) {
         self.register(&mut registry);
         let registry = Arc::new(registry);
@@ -95,7 +95,7 @@ impl Exporter {
         (registry, exporting)
     }
 
-    /// Begins to export. `exposition` writes the metrics as a scrape gets them. Call within a runtime.
+    /// Starts exporting. `exposition` writes the metrics in scrape format. Call within a runtime.
     pub fn start<M>(self, exposition: M) -> Exporting
     where
         M: Fn() -> Result<String, fmt::Error> + Send + Sync + 'static,

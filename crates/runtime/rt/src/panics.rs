@@ -26,7 +26,7 @@ pub enum Ends {
     Process,
 }
 
-/// Has panics counted and logged from now on.
+/// Installs the hook that counts and logs panics.
 pub fn follow(ends: Ends) {
     std::panic::set_hook(Box::new(move |info| {
         note(info);

@@ -112,7 +112,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes a slot, if need be from the holder of the most; returns the entry if none holds more than others.
+    /// Takes a slot, if necessary from the address with the most; returns the entry if none has more than others.
     fn enter(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
         let own = self.held.get(&source).map_or(0, VecDeque::len);
         if own >= self.limits.each.max(1) {

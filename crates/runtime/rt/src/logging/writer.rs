@@ -67,7 +67,7 @@ impl LineQueue {
         Ok(Self(Arc::new(Owner(shared))))
     }
 
-    /// Takes a line, or counts it as dropped; never waits for the output.
+    /// Queues a line, or counts it as dropped; never blocks on the output.
     pub(super) fn push(&self, line: &[u8]) {
         let shared = &self.0.0;
         let mut state = shared.lock();

@@ -352,8 +352,7 @@ impl State {
         }
     }
 
-    /// Makes one identity that waits for its retry due, if the CA is to be probed now. Ends the outage when no identity
-    /// waits for the CA any more.
+    /// Makes one waiting identity due, if the CA must be probed now. Ends the outage when no identity waits for the CA.
     fn probe(&mut self, now: Instant) {
         let Some(outage) = &mut self.outage else {
             return;

@@ -48,10 +48,9 @@ pub struct Found {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Looks `name` up (lower case, without the final dot) as the client's own resolver would if it knew
-/// the mesh: unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix.
-///
-/// `None`: not a name of the mesh, for this client.
+/// Resolves `name` (lower case, without the final dot) like the client's own resolver with knowledge of the mesh:
+/// unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix. `None` if the name is not
+/// the mesh's for this client, so that the query is forwarded.
 pub fn look_up(
     table: &MeshTable,
     client: &Client<'_>,

@@ -56,7 +56,7 @@ pub enum RelayError {
     },
 }
 
-/// Asks the server that the client addressed, or else those of the egress in turn.
+/// Queries the server that the client addressed, or else those of the egress in turn.
 pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,

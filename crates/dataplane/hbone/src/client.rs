@@ -153,7 +153,7 @@ impl TunnelError {
         }
     }
 
-    /// Whether it may end by itself within seconds: the peer is not there, or does not serve yet.
+    /// Whether the condition may end within seconds: the peer is unreachable, or does not serve yet.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Dial(error) => match &**error {
@@ -242,7 +242,7 @@ impl ClientConnection {
         self.shared.is_stalled()
     }
 
-    /// Whether it still takes tunnels: not after GOAWAY, an error, or a long idle time.
+    /// Whether the connection accepts tunnels: not after GOAWAY, an error, or a long idle time.
     pub fn is_open(&mut self) -> bool {
         !self.shared.retired.load(Ordering::Relaxed)
             && !matches!(

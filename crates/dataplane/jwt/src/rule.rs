@@ -124,7 +124,7 @@ impl Rule {
         Ok(verified)
     }
 
-    /// Whether it would still take a token that it, or one like it, found valid; but for the time.
+    /// Whether the rule still accepts a token that it or an equal rule has verified, apart from its expiry.
     pub(crate) fn takes(&self, claims: &Claims, key: &Fingerprint) -> bool {
         let is_of_issuer = claims.issuer() == Some(self.issuer());
         let audiences = &self.from.audiences;

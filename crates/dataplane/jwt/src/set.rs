@@ -417,7 +417,7 @@ fn insert(list: &mut Vec<Arc<Compiled>>, one: &Arc<Compiled>) {
     }
 }
 
-/// Whether it is a browser's question before a request to another origin: they send no token with it.
+/// Whether the request is a CORS preflight, which never carries a token.
 fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     *method == Method::OPTIONS
         && headers.contains_key(header::ORIGIN)

@@ -165,7 +165,7 @@ impl<'a> Unverified<'a> {
         })
     }
 
-    /// Whether it is valid now. The key that it is signed with.
+    /// Verifies the token's times and signature. Returns the key that it is signed with.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
         self.times.check(now)?;
         if keys.is_empty() {

@@ -15,7 +15,7 @@ use cases::{Bytes, Call, Called};
 use super::{Connection, Policies, Request, Scope, ServicePort, Why};
 use crate::path;
 
-/// Makes policies and requests from bytes, and panics where evaluation and the naive reading differ.
+/// Generates policies and requests from bytes, and panics if evaluation and the naive one differ.
 pub fn compare(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let mut known: Vec<HttpPolicy> = Vec::new();

@@ -137,7 +137,7 @@ impl PathMatcher {
 }
 
 impl Shape {
-    /// Whether it matches a path with a slash at its end, or without it.
+    /// Whether the pattern matches the path with or without a trailing slash.
     fn reads(&self, path: &str) -> bool {
         let without = path.strip_suffix('/').filter(|rest| !rest.is_empty());
         self.matches(path) || without.is_some_and(|path| self.matches(path))

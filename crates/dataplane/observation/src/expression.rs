@@ -163,7 +163,7 @@ impl Expression {
         wants
     }
 
-    /// Whether it is true of a request. What cannot be evaluated is not, as in Envoy.
+    /// Whether the expression is true for a request. Evaluation errors count as false, as in Envoy.
     pub fn matches(&self, of: &Observation<'_>) -> bool {
         matches!(self.value(of), Some(Value::Bool(true)))
     }

@@ -107,7 +107,7 @@ pub struct SpanContext {
     pub state: String,
 }
 
-/// Makes the span of a request. Texts that peers chose are cut to `most` bytes.
+/// Builds the span of a request. Texts of peers are truncated to `most` bytes.
 pub fn of(
     span_context: SpanContext,
     observation: &Observation<'_>,

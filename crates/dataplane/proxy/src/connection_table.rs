@@ -132,8 +132,8 @@ struct Arrived {
 }
 
 impl Connections {
-    /// Takes a connection to the pod onto the list. To be called before it is authorized, so that no
-    /// change can fall between the two.
+    /// Adds a connection to the pod to the table. Must be called before it is authorized, so that no change can fall
+    /// between the two.
     pub fn inbound(&self, shown: Shown, peer: Peer) -> Tracked {
         self.track(Way::Inbound, shown, Some(peer))
     }

@@ -109,7 +109,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether it may end by itself within seconds: no pod of a waypoint could be connected to, or serves yet.
+    /// Whether the condition may end within seconds: no pod of a waypoint was reachable, or serves yet.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Waypoint { source, .. } => match &**source {

@@ -77,11 +77,11 @@ impl SharedState {
         look()
     }
 
-    /// Asks the control plane for a record by its name, one of its addresses (`network/ip`) or, of a service,
-    /// `namespace/hostname`; its changes follow from then on. Does nothing where everything is sent anyway.
+    /// Subscribes to a record by its name, one of its addresses (`network/ip`) or, for a service, `namespace/hostname`.
+    /// Does nothing with wildcard subscriptions.
     ///
     /// # Errors
-    /// When there is no answer before the deadline.
+    /// When no answer arrives in time.
     pub async fn learn(&self, name: String, deadline: Instant) -> Result<(), RouteError> {
         self.ask(name, deadline).await
     }

@@ -76,7 +76,7 @@ impl Buckets {
         }
     }
 
-    /// Lets a request pass, or not.
+    /// Counts a request, and decides whether it passes.
     pub fn take(&mut self, key: u128, now: Instant) -> RateLimitDecision {
         let since = now.saturating_duration_since(self.born).as_nanos();
         let now = u64::try_from(since).unwrap_or(u64::MAX);

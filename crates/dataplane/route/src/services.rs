@@ -448,7 +448,7 @@ fn add(names: &mut Names, name: &NamespacedHostname) {
     }
 }
 
-/// Takes `name` out of an index; true when it was the last under its key.
+/// Removes `name` from an index; true when it was the last under its key.
 fn drop_name<K: Hash + Eq>(
     index: &mut HashMap<K, Names>,
     key: &K,

@@ -31,7 +31,7 @@ pub struct WorkloadChange {
 }
 
 impl WorkloadChange {
-    /// Whether anything differs.
+    /// Whether the change has any effect.
     pub fn is_change(&self) -> bool {
         self.before != self.after
     }

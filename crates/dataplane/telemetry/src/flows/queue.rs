@@ -97,7 +97,7 @@ impl Queue {
         is_in_budget
     }
 
-    /// Takes at most `most` events, and the numbers of those that were lost.
+    /// Removes and returns at most `most` events, with the numbers of lost ones.
     pub(super) fn take(&mut self, most: usize, now: Instant) -> Vec<StreamItem> {
         self.taken = now;
         let taken = self.waiting.drain(..most.min(self.waiting.len()));

@@ -187,7 +187,7 @@ impl Client {
         }
     }
 
-    /// Begins to process a push. One of an unknown type is acknowledged all the same.
+    /// Starts processing a push. One of an unknown type is acknowledged, too.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
         self.received = true;
         let kind = self

@@ -112,7 +112,7 @@ impl Installation {
         }
     }
 
-    /// Takes the plugin out of force, and removes its file too if it may go.
+    /// Uninstalls the plugin, and removes its file, too, if permitted.
     pub async fn remove(self, file_may_go: bool) {
         // A pass that is at work ends first: it must not put back what is taken away.
         drop(self.stop);

@@ -51,7 +51,7 @@ type Done = oneshot::Sender<Result<(), DeliverError>>;
 pub struct Zds(mpsc::UnboundedSender<Command>);
 
 impl Zds {
-    /// Has the newest proxy serve the pod.
+    /// Orders the newest proxy to serve the pod.
     pub fn add(
         &self,
         uid: PodUid,
@@ -70,7 +70,7 @@ impl Zds {
         )
     }
 
-    /// Has every proxy stop serving the pod.
+    /// Orders every proxy to stop serving the pod.
     pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         let (done, outcome) = oneshot::channel();
         self.order(Command::Del { uid, done }, outcome)

@@ -115,7 +115,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.settle_parked(now, effects);
     }
 
-    /// Takes up the calls whose pod is known by now, and ends those that waited too long.
+    /// Resumes calls whose pod is known now, and ends timed-out ones.
     pub(super) fn settle_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
         if self.synced {
             for (request, until, call) in std::mem::take(&mut self.requests.parked) {

@@ -79,10 +79,10 @@ pub fn remove_stale(directory: &Path) {
     }
 }
 
-/// Makes `path` hold `text`, if it is to be so and is not.
+/// Writes `text` to `path`, if enabled and different.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the file cannot be written.
 pub fn keep(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     if fs::read(path).is_ok_and(|held| held == text) {
         return Ok(false);
@@ -95,11 +95,10 @@ pub fn keep(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     write().map_err(failed("write", path)).map(|()| true)
 }
 
-/// Makes the plugin in `target` the one in `source`. Running ones keep the file they were started from.
-/// True when it was another.
+/// Replaces the plugin in `target` by the one in `source`. Running ones keep their file. Returns whether it differed.
 ///
 /// # Errors
-/// When it is not there, or cannot be written.
+/// When the source is missing, or the target cannot be written.
 pub fn install_plugin(source: &Path, target: &Path) -> Result<bool, FileError> {
     let from = source.join(PLUGIN);
     let to = target.join(PLUGIN);

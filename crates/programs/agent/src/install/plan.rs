@@ -270,7 +270,7 @@ fn write(file: &ConfFile, text: String) -> Action {
     }
 }
 
-/// Takes our entry out of every list but `chained`, and removes every file of ours but `own`.
+/// Removes Ambit's entry from every list but `chained`, and every file of Ambit but `own`.
 fn tidy(files: &[ConfFile], chained: Option<&str>, own: Option<&str>) -> Vec<Action> {
     let mut actions = Vec::new();
     for file in files {

@@ -167,7 +167,7 @@ impl Walk {
         })
     }
 
-    /// Answer to the client when a proxy refuses the connection: a waypoint before it responds for it.
+    /// Response to the client when a proxy rejects the connection; for a waypoint the client's, before it responds.
     fn refused(&self, by: String, why: String) -> Answer {
         let before = self.parts.iter().rev().skip(1);
         let waypoint = before.take_while(|part| part.is_waypoint).last();

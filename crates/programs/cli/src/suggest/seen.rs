@@ -96,7 +96,7 @@ impl Seen {
         }
     }
 
-    /// Takes the connections to a pod that are open, as its node proxy lists them.
+    /// Adds the open connections to a pod that its node proxy lists.
     pub(super) fn add_open(&mut self, pod: &PodEntry) {
         let info = &pod.info;
         let inbound = pod.connections.get("inbound");

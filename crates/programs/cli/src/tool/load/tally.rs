@@ -99,7 +99,7 @@ impl Sums {
         self.last_success = Some(self.last_success.map_or(at, |last| last.max(at)));
     }
 
-    /// Takes the time since the last success for a gap, if it is the longest.
+    /// Records the time since the last success, if it is the longest gap.
     fn gap_until(&mut self, at: Duration) {
         let Some(from) = self.last_success else {
             return;

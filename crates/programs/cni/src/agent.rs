@@ -37,7 +37,7 @@ pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
-    /// Whether it is a component of the mesh itself, by its name.
+    /// Whether the pod's name marks it as a component of the mesh.
     pub(crate) is_of_mesh: bool,
 }
 
@@ -232,7 +232,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Has the pod enrolled; returns once its redirection is in place and its proxy listens.
+    /// Enrols the pod; returns once its redirection is in place and its proxy listens.
     pub(crate) fn enrol(&self, pod: Pod<'_>, event: &AddEvent<'_>) -> Result<(), CniError> {
         let body = serde_json::to_string(event).map_err(|error| {
             CniError::new(

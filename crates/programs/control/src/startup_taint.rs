@@ -96,7 +96,7 @@ fn tainted(node: &Node, key: &str) -> Option<Tainted> {
     })
 }
 
-/// Takes the taint `key` off nodes whose agent and proxy, in `namespace`, are ready.
+/// Removes the taint `key` from nodes whose agent and proxy, in `namespace`, are ready.
 pub(crate) async fn lift(client: Client, namespace: String, key: String) {
     let nodes = Api::<Node>::all(client.clone());
     let pods = |labels: &str| {

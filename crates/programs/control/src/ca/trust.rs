@@ -67,8 +67,7 @@ impl TrustPublisher {
         Arc::clone(&self.sender.borrow())
     }
 
-    /// Takes a new authority, or returns why not; then the present one stays. Returns whether
-    /// anything is new.
+    /// Switches to a new authority, or returns why it is rejected. Returns whether anything is new.
     pub fn replace(&self, material: &Material, location: &str) -> Result<bool, ReplaceError> {
         let old = self.trust();
         if old.material == *material {

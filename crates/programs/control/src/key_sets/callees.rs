@@ -21,7 +21,7 @@ pub(crate) struct Inquiry {
 }
 
 impl Inquiry {
-    /// Answers it: an error names the Service or pod that has the address.
+    /// Responds; an error names the Service or pod that has the address.
     pub(crate) fn answer(self, may_call: Result<(), ObjectKey>) {
         // Nobody waits for it any more when the time of the fetch is over.
         self.reply.send(may_call).ok();

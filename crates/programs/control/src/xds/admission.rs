@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// A wait that is longer is a refusal; clients come back by themselves.
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// Lets streams in.
+/// Admission control of xDS streams.
 #[derive(Debug)]
 pub struct Admission {
     gate: Mutex<Gate>,

@@ -35,10 +35,10 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// Asks the policies about a connection that is on the pod's list. The pod's record, which names policies and a
-    /// waypoint too, is the one of now: a change before is seen here, and one after by the list. A connection that must
-    /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the real peer is known.
-    /// Returns the record, and the path of the connection.
+    /// Evaluates the policies for a connection in the pod's table, with the pod's current record: an earlier change is
+    /// seen here, and a later one by the recheck. A connection that must pass the waypoint first is authorized there;
+    /// only PeerAuthentication applies here, where the real peer is known. Returns the record, and the path of the
+    /// connection.
     pub(crate) fn check(
         pod: &Pod,
         peer: &Peer,

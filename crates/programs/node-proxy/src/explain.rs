@@ -39,7 +39,7 @@ struct Explainer {
     config: Arc<Config>,
 }
 
-/// Answers to queries about connections of, and to, the pods that are served.
+/// Starts serving queries about connections of, and to, the served pods.
 pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Explain {
     let explainer = Arc::new(Explainer {
         served,

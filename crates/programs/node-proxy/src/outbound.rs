@@ -49,7 +49,7 @@ pub(crate) enum OutboundError {
 }
 
 impl OutboundError {
-    /// Whether it may end by itself within seconds, so that the connection waits.
+    /// Whether the condition may end within seconds, so that the connection waits.
     fn is_passing(&self) -> bool {
         match self {
             Self::Route(error) => error.is_passing(),

@@ -116,7 +116,7 @@ async fn leave_with(mut record: Record, mut pods: Vec<Arc<Pod>>, unenrolled: Opt
     }
 }
 
-/// Lets all pods' connections finish, each until the deadline.
+/// Drains the connections of all pods, each until the deadline.
 async fn drain(pods: Vec<Arc<Pod>>, deadline: Duration) {
     let draining: Vec<_> = pods
         .into_iter()

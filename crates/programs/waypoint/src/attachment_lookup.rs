@@ -163,7 +163,7 @@ pub(crate) fn declared_protocol(
     }
 }
 
-/// Asks the control plane for the services whose declaration counts for a pod.
+/// Subscribes to the services whose protocol declaration applies to a pod.
 pub(crate) async fn learn_declarations(waypoint: &Waypoint, target: &Target) {
     let Target::Pod { workload, address } = target else {
         return;

@@ -87,7 +87,7 @@ impl Usage {
         self.used < QUANTUM
     }
 
-    /// Has a task wait. Returns whether the next quantum is to be begun after a pass of the queue.
+    /// Enqueues a waiting task. Returns whether the next quantum starts after a pass of the queue.
     fn wait(&mut self, waiter: &Arc<Waiter>) -> bool {
         if !waiter.is_queued.swap(true, Relaxed) {
             self.waiting.push_back(waiter.clone());
@@ -169,7 +169,7 @@ impl FairShare {
 pub(crate) struct CurrentShare(Arc<Mutex<Option<FairShare>>>);
 
 impl CurrentShare {
-    /// Has the connection's tasks run within another share; without any if `None`.
+    /// Runs the connection's tasks within another share; without any if `None`.
     pub(crate) fn set(&self, share: Option<&FairShare>) {
         *self.0.lock() = share.cloned();
     }

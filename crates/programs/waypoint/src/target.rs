@@ -289,7 +289,7 @@ impl Target {
         table.has_routes().then_some(table)
     }
 
-    /// Whether it has routes of requests for a client of a namespace: then it must be HTTP.
+    /// Whether the target has HTTP routes for clients of a namespace, and must thus be HTTP.
     pub(crate) fn has_http_routes(&self, client: Option<&str>) -> bool {
         match self {
             Self::Service {

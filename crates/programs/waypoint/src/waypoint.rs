@@ -255,7 +255,7 @@ impl Waypoint {
         }
     }
 
-    /// Asks the control plane for a service, unless it is known; its changes follow from then on.
+    /// Subscribes to a service, unless it is known.
     pub(crate) async fn learn_service(&self, service: &NamespacedHostname) {
         if self.state.table().service(service).is_some() {
             return;

@@ -29,7 +29,7 @@ pub(super) struct Original {
 }
 
 impl Original {
-    /// Keeps the form of a request that a route of clients is about to change; `None` if the route is not theirs.
+    /// Saves the form of a request before a consumer route changes it; `None` for other routes.
     pub(super) fn of<B>(taken: &Taken, request: &Request<B>, form: &Form) -> Option<Self> {
         (taken.route_owner() == RouteOwner::Clients).then(|| Self {
             headers: request.headers().clone(),

@@ -107,7 +107,7 @@ impl Destination {
         }
     }
 
-    /// Whether it is the service of the tunnel's target, so that this waypoint chooses among its endpoints.
+    /// Whether the destination is the service of the tunnel's target, among whose endpoints this waypoint chooses.
     fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,

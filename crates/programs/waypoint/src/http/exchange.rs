@@ -50,8 +50,8 @@ use crate::{
     session::Session,
 };
 
-/// Answers a request; with `refused`, if that has been decided already. `unread` is notified when the client does not
-/// read the response.
+/// Responds to a request; with `refused`, if that has been decided already. `unread` is notified when the client does
+/// not read the response.
 pub(super) async fn respond(
     mut session: Arc<Session>,
     mut request: Request<Incoming>,

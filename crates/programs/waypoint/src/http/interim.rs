@@ -65,7 +65,7 @@ pub(super) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
     }
 }
 
-/// Has interim responses to a request of HTTP/1 passed on, and the body sent once the application wants it.
+/// Forwards interim responses of an HTTP/1.1 request, and sends the body once the application wants it.
 pub(super) fn follow(request: &mut Request<Body>, expectation: Option<&Expectation>, passes: bool) {
     let interim = request.extensions_mut().remove::<Interim>();
     let interim = interim.filter(|_| passes);

@@ -69,7 +69,7 @@ impl Begun {
         Ok(begun)
     }
 
-    /// Whether anything has been read.
+    /// Whether any frame has been read.
     pub(super) fn has_frames(&self) -> bool {
         !self.frames.is_empty()
     }

@@ -124,12 +124,12 @@ impl<'a> Retrying<'a> {
         Some(Request::from_parts(self.head.clone()?, body))
     }
 
-    /// Whether it is sent again when nothing of it was sent.
+    /// Whether a request that was not sent at all is retried.
     pub(super) fn may_try_another(&self) -> bool {
         !matches!(self.again, RetryPolicy::Never)
     }
 
-    /// Whether it may be sent to the same endpoint if there is no other.
+    /// Whether a retry may go to the same endpoint if there is no other.
     pub(super) fn may_try_the_same(&self) -> bool {
         matches!(self.again, RetryPolicy::ByRule(_))
     }

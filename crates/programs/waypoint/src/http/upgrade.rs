@@ -157,7 +157,7 @@ fn is_same(protocol: &HeaderValue, other: &[u8]) -> bool {
 }
 
 impl Upgrade {
-    /// Asks for it no more, of a request that has become one that cannot.
+    /// Removes the upgrade of a request that a modification has made impossible.
     pub(super) fn withdraw(headers: &mut HeaderMap) {
         for name in headers::UPGRADE_OF_REQUESTS {
             headers.remove(name);

@@ -136,8 +136,8 @@ impl Aborting {
         }
     }
 
-    /// Lets a request wait whose endpoint takes no more of it: the connection ends when it has been read to its end, or
-    /// when the request is abandoned.
+    /// Holds a request whose endpoint stopped reading: the connection ends after the response was read, or when the
+    /// request is abandoned.
     fn hold_failure<T>(
         &mut self,
         cx: &Context<'_>,

@@ -322,7 +322,7 @@ impl HttpPool {
         })
     }
 
-    /// Begins HTTP on a new connection. One of HTTP/2 is run within the share of its caller.
+    /// Starts HTTP on a new connection. HTTP/1.1 runs within the share of its caller.
     pub(crate) async fn begin(
         &self,
         key: &HttpKey,
@@ -401,8 +401,7 @@ impl HttpPool {
         slot
     }
 
-    /// Begins HTTP/2 on a new connection that is for one extended CONNECT (RFC 8441), once the endpoint's SETTINGS
-    /// allow it.
+    /// Starts HTTP/2 on a new connection for one extended CONNECT (RFC 8441), once the endpoint's SETTINGS allow it.
     pub(crate) async fn begin_extended(
         &self,
         key: &HttpKey,

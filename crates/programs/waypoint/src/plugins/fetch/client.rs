@@ -127,7 +127,7 @@ impl Client {
         Ok(ambit_egress::connect_to(host, &addresses).await?)
     }
 
-    /// Gets a URL, following redirects. Credentials go to the first server only.
+    /// Sends a GET request, following redirects. Credentials are sent to the first server only.
     pub(super) async fn get(
         &self,
         url: &str,

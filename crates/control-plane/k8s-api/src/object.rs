@@ -180,7 +180,7 @@ impl Kind {
         })
     }
 
-    /// Whether it is one of Istio's, which have conventions of their own.
+    /// Whether the kind is Istio's, which has its own conventions.
     pub fn is_istio(self) -> bool {
         self.group().ends_with(".istio.io")
     }

@@ -98,8 +98,8 @@ fn duration(lease: &LeaseSpec) -> Duration {
     u64::try_from(seconds).map_or(DURATION, Duration::from_secs)
 }
 
-/// Takes part in the election of `name` under `identity` until `stop` is done, then gives the lease
-/// back. `leads` reports whether this candidate leads.
+/// Participates in the election of `name` under `identity` until `stop` completes, then releases the lease. `leads`
+/// reports whether this candidate leads.
 pub async fn take_part(
     api: Api<Lease>,
     name: &str,

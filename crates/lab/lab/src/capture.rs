@@ -103,7 +103,7 @@ impl Traffic {
         }
     }
 
-    /// Takes one Ethernet frame. A frame seen a moment ago is the same one on another port.
+    /// Records an Ethernet frame. A recently seen frame counts as the same one on another port.
     pub fn frame(&mut self, frame: &[u8]) {
         let mut hasher = DefaultHasher::new();
         frame.hash(&mut hasher);

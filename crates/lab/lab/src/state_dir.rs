@@ -61,11 +61,11 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Makes the directory of a new lab, after removing what a dead one of that name left; and the lock by
-    /// which the lab counts as running, to be kept for its lifetime.
+    /// Creates the directory of a new lab, after removing that of a dead one of this name, and the lock that marks the
+    /// lab as running for its lifetime.
     ///
     /// # Errors
-    /// When such a lab runs, or directories cannot be made.
+    /// When such a lab is running, or directories cannot be created.
     pub(crate) fn create(base: &Path, name: &str) -> Result<(Self, File), StateError> {
         let path = path_of(base, name)?;
         let mut builder = fs::DirBuilder::new();

@@ -72,7 +72,7 @@ impl PodPlan {
         self.pod.spec.as_ref().map_or(&[], |spec| &spec.containers)
     }
 
-    /// Whether it has a projected volume with a token of its account.
+    /// Whether the pod has a projected volume with a service account token.
     pub(crate) fn wants_token(&self, audience: &str) -> bool {
         let volumes = self.spec().and_then(|spec| spec.volumes.as_deref());
         let sources = volumes

@@ -5,11 +5,10 @@ use std::{fs, io, thread};
 use ambit_sys::netns::Netns;
 use rustix::thread::UnshareFlags;
 
-/// Makes a network namespace. Its loopback is down, nothing else is in it.
+/// Creates an empty network namespace, with loopback down.
 ///
 /// # Errors
-/// When the caller may not make one (`EPERM`: neither root nor inside a user namespace), or no thread
-/// can be started.
+/// When the caller may not create one (`EPERM`: neither root nor inside a user namespace), or no thread can be started.
 pub fn new_netns() -> io::Result<Netns> {
     // In a new thread, so that the caller's namespace does not change; the descriptor holds the namespace.
     let made = thread::Builder::new().name("new-netns".into()).spawn(|| {

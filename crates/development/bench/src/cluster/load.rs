@@ -21,7 +21,7 @@ pub(super) struct Failure {
     /// `keep-alive`, `new` or `long`.
     pub(super) mode: String,
     pub(super) kind: String,
-    /// Whether it failed before a connection was open.
+    /// Whether the request failed before a connection was open.
     pub(super) opening: bool,
     pub(super) unix: f64,
 }

@@ -34,7 +34,7 @@ pub(super) struct Rig {
     cluster: Cluster,
     places: Places,
     slot: Slot,
-    /// Whether it was up before, and stays.
+    /// Whether the cluster was running before, and stays.
     keep: bool,
     ambit: PathBuf,
 }
@@ -163,7 +163,7 @@ impl Rig {
 
     // === namespaces ===
 
-    /// Makes a namespace, in the mesh or not; removes an old one of that name first.
+    /// Creates a namespace inside or outside the mesh, replacing an old one of that name.
     pub(super) async fn namespace(&self, name: &str, in_mesh: bool) -> Result<()> {
         self.remove_namespace(name).await?;
         let mode = if in_mesh { "ambient" } else { "none" };
@@ -219,7 +219,7 @@ impl Rig {
         self.create_object(plan, "Never").await
     }
 
-    /// Makes a pod whose container restarts whenever it ends; returns the time before.
+    /// Creates a pod whose container restarts whenever it ends, and returns the time before.
     pub(super) async fn create_restarting(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Always").await
     }

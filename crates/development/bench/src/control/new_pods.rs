@@ -27,7 +27,7 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Makes these pods at a steady rate by `bring`; returns the time until each one's certificate arrived.
+/// Creates pods at a steady rate by `bring`, and returns the time until each one's certificate.
 pub(super) fn certificates(
     target: &Target,
     size: Size,

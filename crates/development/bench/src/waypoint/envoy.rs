@@ -76,7 +76,7 @@ impl Files {
     }
 }
 
-/// Gets the pod's certificate, waits for the configuration, and runs `envoy` until it or the pod ends.
+/// Fetches the pod's certificate, waits for the configuration, and runs `envoy` until it or the pod ends.
 pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
     let files = Files::new(directory);
     ambit_rt::current_thread()?.block_on(async {

@@ -352,7 +352,7 @@ impl Cluster {
         }
     }
 
-    /// Has NetworkPolicies enforced, which they are not by default, until the value is dropped.
+    /// Enables NetworkPolicies, which are not enforced by default, until the value is dropped.
     pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
         NetworkPolicies::enforce(self)
     }

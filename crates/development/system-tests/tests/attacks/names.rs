@@ -6,7 +6,7 @@ use ambit_system_tests::{Mesh, PAIR, binary, until};
 /// The address of the attacker's entry.
 const OURS: &str = "240.240.66.1";
 
-/// Lets all namespaces see entries, as in Istio.
+/// Settings that make entries visible to all namespaces, as in Istio.
 const OPEN: &str = "
 apiVersion: v1
 kind: ConfigMap

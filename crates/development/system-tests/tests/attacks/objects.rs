@@ -28,7 +28,7 @@ metadata: {name: unreadable, namespace: shop}
 spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
 ";
 
-/// Lets all namespaces see entries.
+/// Settings that make entries visible to all namespaces.
 const OPEN: &str = "
 apiVersion: v1
 kind: ConfigMap

@@ -222,7 +222,7 @@ spec:
     )
 }
 
-/// Lets the tenant's Services and ServiceEntries have their attachments applied to a pod.
+/// Grant that lets attachments of the tenant's Services and ServiceEntries apply to a pod.
 const GRANT: &str = "
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant

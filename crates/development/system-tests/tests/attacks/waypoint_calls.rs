@@ -50,7 +50,7 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/tenant/sa/waypoint_calls]}}]}]
 ";
 
-/// Lets the plugins of `tenant` call all services of `bank`.
+/// Grant that lets the plugins of `tenant` call all services of `bank`.
 const GRANT: &str = "
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant

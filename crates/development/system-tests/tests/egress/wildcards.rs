@@ -25,7 +25,7 @@ spec:
   rules: [{}]
 ";
 
-/// Lets all namespaces see entries.
+/// Settings that make entries visible to all namespaces.
 const OPEN: &str = "
 apiVersion: v1
 kind: ConfigMap

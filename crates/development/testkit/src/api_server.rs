@@ -210,7 +210,7 @@ impl ApiServer {
         self.shared.state.lock().failing.extend(statuses);
     }
 
-    /// Answers the next requests of a path with these statuses, in this order.
+    /// Makes the next requests of a path fail with these statuses, in order.
     pub fn fail_next_at(&self, path: &str, statuses: &[u16]) {
         let failures = statuses.iter().map(|status| (path.to_owned(), *status));
         self.shared.state.lock().failing_at.extend(failures);

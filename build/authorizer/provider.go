@@ -30,15 +30,15 @@ const (
 	fail = "fail"
 )
 
-// book records the checks that providers received.
-type book struct {
+// recorder records the checks that providers received.
+type recorder struct {
 	lock  sync.Mutex
 	asked []json.RawMessage
 	// Whether checks are recorded without being printed.
 	quiet bool
 }
 
-func (b *book) note(kind string, question any) {
+func (b *recorder) note(kind string, question any) {
 	text, err := json.Marshal(map[string]any{kind: question})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -53,7 +53,7 @@ func (b *book) note(kind string, question any) {
 }
 
 // take returns the checks since the previous call.
-func (b *book) take() []json.RawMessage {
+func (b *recorder) take() []json.RawMessage {
 	b.lock.Lock()
 	defer b.lock.Unlock()
 	taken := b.asked
@@ -64,7 +64,7 @@ func (b *book) take() []json.RawMessage {
 	return taken
 }
 
-func (b *book) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+func (b *recorder) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	text, err := json.Marshal(b.take())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -75,7 +75,7 @@ func (b *book) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 
 type provider struct {
 	auth.UnimplementedAuthorizationServer
-	book *book
+	recorder *recorder
 	// Fixed response to every check; nil selects it by the request's header.
 	always *auth.CheckResponse
 }
@@ -85,7 +85,7 @@ func (p *provider) Check(ctx context.Context, question *auth.CheckRequest) (*aut
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	p.book.note("grpc", json.RawMessage(text))
+	p.recorder.note("grpc", json.RawMessage(text))
 	if p.always != nil {
 		return p.always, nil
 	}
@@ -149,7 +149,7 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if err != nil {
 		return
 	}
-	p.book.note("http", question)
+	p.recorder.note("http", question)
 	answer := reply{Status: http.StatusOK}
 	switch wanted := request.Header.Get(answerHeader); wanted {
 	case "":
@@ -171,15 +171,15 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 }
 
 // serveProviders serves the providers until the context ends; it calls `ready` when all of them listen.
-func serveProviders(ctx context.Context, book *book, addresses [3]string, ready func()) error {
+func serveProviders(ctx context.Context, recorder *recorder, addresses [3]string, ready func()) error {
 	deny := &auth.CheckResponse{}
 	text := `{"status": {"code": 7}, "deniedResponse": {"status": {"code": "Unauthorized"}, "body": "by the other one"}}`
 	if err := protojson.Unmarshal([]byte(text), deny); err != nil {
 		return err
 	}
-	asTold := &provider{book: book}
+	scripted := &provider{recorder: recorder}
 	ended := make(chan error, len(addresses))
-	for n, of := range []*provider{asTold, {book: book, always: deny}} {
+	for n, of := range []*provider{scripted, {recorder: recorder, always: deny}} {
 		listener, err := net.Listen("tcp", addresses[n])
 		if err != nil {
 			return err
@@ -193,7 +193,7 @@ func serveProviders(ctx context.Context, book *book, addresses [3]string, ready 
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: asTold}
+	server := &http.Server{Handler: scripted}
 	go func() { ended <- server.Serve(listener) }()
 	defer server.Close()
 	ready()
@@ -206,13 +206,13 @@ func serveProviders(ctx context.Context, book *book, addresses [3]string, ready 
 }
 
 func serve(ctx context.Context) error {
-	book := &book{}
+	recorder := &recorder{}
 	listener, err := net.Listen("tcp", ":9002")
 	if err != nil {
 		return err
 	}
-	go func() { _ = http.Serve(listener, book) }()
-	return serveProviders(ctx, book, [3]string{":9000", ":9001", ":8000"}, func() {
+	go func() { _ = http.Serve(listener, recorder) }()
+	return serveProviders(ctx, recorder, [3]string{":9000", ":9001", ":8000"}, func() {
 		fmt.Fprintln(os.Stderr, "serving")
 	})
 }

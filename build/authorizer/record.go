@@ -64,13 +64,13 @@ func record(ctx context.Context, envoy, file string) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	book := &book{quiet: true}
+	recorder := &recorder{quiet: true}
 	ready := make(chan struct{})
 	ended := make(chan error, 2)
 	go func() { ended <- serveBackend(ctx, place(backendPort)) }()
 	go func() {
 		addresses := [3]string{place(grpcPort), place(otherPort), place(httpPort)}
-		ended <- serveProviders(ctx, book, addresses, func() { close(ready) })
+		ended <- serveProviders(ctx, recorder, addresses, func() { close(ready) })
 	}()
 	select {
 	case <-ready:
@@ -129,7 +129,7 @@ func record(ctx context.Context, envoy, file string) error {
 		if err != nil {
 			answer = answered{Body: "none"}
 		}
-		results[one.Name] = recorded{Asked: book.take(), Answered: answer}
+		results[one.Name] = recorded{Asked: recorder.take(), Answered: answer}
 	}
 	return write(results)
 }

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { existsSync } from "node:fs";
 
 const PROGRAMS = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
-const PATIENCE_MS = 20_000;
+const TIMEOUT_MS = 20_000;
 
 /** Opens a page and records its errors and the hosts of its requests. */
 export async function open(flags = []) {
@@ -15,7 +15,7 @@ export async function open(flags = []) {
   const browser = await chromium.launch({ executablePath, args, headless: true });
   const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, colorScheme: "light" });
   const page = await context.newPage();
-  page.setDefaultTimeout(PATIENCE_MS);
+  page.setDefaultTimeout(TIMEOUT_MS);
   const errors = [];
   const hosts = new Set();
   page.on("pageerror", (error) => errors.push(String(error)));
@@ -29,12 +29,12 @@ export async function open(flags = []) {
 }
 
 /** Waits until `look` returns a truthy value, and returns it. */
-export async function until(what, look, patience = PATIENCE_MS) {
-  const end = Date.now() + patience;
+export async function until(what, look, timeoutMs = TIMEOUT_MS) {
+  const end = Date.now() + timeoutMs;
   for (;;) {
     const found = await look();
     if (found) return found;
-    if (Date.now() > end) throw new Error(`not within ${patience} ms: ${what}`);
+    if (Date.now() > end) throw new Error(`not within ${timeoutMs} ms: ${what}`);
     await new Promise((done) => setTimeout(done, 20));
   }
 }

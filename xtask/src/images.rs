@@ -27,7 +27,7 @@ pub(crate) const PACKAGES: [&str; 4] = [
 pub(crate) const STATIC: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
 
 /// Command-line options of the user.
-struct Wanted {
+struct Options {
     release: bool,
     out: PathBuf,
     hub: String,
@@ -89,20 +89,24 @@ impl Load {
 
 /// Builds the binaries, writes the images, and pushes or loads them as requested.
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    let wanted = parse(args)?;
+    let options = parse(args)?;
     setup::ensure(Purpose::Images)?;
-    let directory = if wanted.release { release()? } else { debug()? };
-    let archives = write(&directory, &wanted.out, &wanted.hub, &wanted.tag)?;
-    let chart = chart(&wanted)?;
+    let directory = if options.release {
+        release()?
+    } else {
+        debug()?
+    };
+    let archives = write(&directory, &options.out, &options.hub, &options.tag)?;
+    let chart = chart(&options)?;
     for archive in archives.iter().chain([&chart]) {
         eprintln!("    {}", archive.display());
     }
-    if wanted.push {
+    if options.push {
         // The chart last: who finds it finds its images.
         let all: Vec<_> = archives.iter().cloned().chain([chart]).collect();
         push(&all)?;
     }
-    let Some(load) = &wanted.load else {
+    let Some(load) = &options.load else {
         return Ok(());
     };
     for archive in &archives {
@@ -114,8 +118,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn parse(args: &[String]) -> Result<Wanted> {
-    let mut wanted = Wanted {
+fn parse(args: &[String]) -> Result<Options> {
+    let mut options = Options {
         release: false,
         out: shell::target_dir().join("images"),
         hub: "ambit".to_owned(),
@@ -127,31 +131,31 @@ fn parse(args: &[String]) -> Result<Wanted> {
     while let Some(arg) = args.next() {
         let mut value = || args.next().with_context(|| format!("{arg} wants a value"));
         match arg.as_str() {
-            "--release" => wanted.release = true,
-            "--out" => wanted.out = Path::new(value()?).to_path_buf(),
-            "--hub" => wanted.hub.clone_from(value()?),
-            "--tag" => wanted.tag.clone_from(value()?),
+            "--release" => options.release = true,
+            "--out" => options.out = Path::new(value()?).to_path_buf(),
+            "--hub" => options.hub.clone_from(value()?),
+            "--tag" => options.tag.clone_from(value()?),
             "--push" => {
-                wanted.hub.clone_from(value()?);
-                wanted.push = true;
+                options.hub.clone_from(value()?);
+                options.push = true;
             }
-            "--load" => wanted.load = Some(Load::parse(value()?)?),
+            "--load" => options.load = Some(Load::parse(value()?)?),
             other => bail!(
                 "unknown argument {other}; there are --release, --out, --hub, --tag, --push and --load"
             ),
         }
     }
-    Ok(wanted)
+    Ok(options)
 }
 
 /// Writes the chart, whose default values name the images.
-fn chart(wanted: &Wanted) -> Result<PathBuf> {
+fn chart(options: &Options) -> Result<PathBuf> {
     let directory = shell::root().join("charts/ambit");
     let naming = Naming {
-        hub: &wanted.hub,
-        tag: &wanted.tag,
+        hub: &options.hub,
+        tag: &options.tag,
     };
-    ambit_images::write_chart(&directory, &naming, &wanted.out).context("cannot write the chart")
+    ambit_images::write_chart(&directory, &naming, &options.out).context("cannot write the chart")
 }
 
 /// Pushes archives to the registry that their names begin with.
@@ -231,8 +235,8 @@ mod tests {
     #[test]
     fn images_that_are_pushed_have_the_names_they_are_pushed_to() {
         let words = ["--push", "registry.example.com/ambit", "--tag", "v1"];
-        let wanted = parse(&words.map(str::to_owned)).unwrap();
-        assert!(wanted.push && wanted.hub == "registry.example.com/ambit");
+        let options = parse(&words.map(str::to_owned)).unwrap();
+        assert!(options.push && options.hub == "registry.example.com/ambit");
         assert!(parse(&["--push".to_owned()]).is_err());
     }
 }

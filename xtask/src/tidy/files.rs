@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn each_rule_is_broken_by_what_it_is_about() {
         let lines = |count: usize| "\n".repeat(count);
-        for (path, text, wanted) in [
+        for (path, text, expected) in [
             ("lib.rs", String::new(), "forbid(unsafe_code)"),
             ("a/mod.rs", String::new(), "never mod.rs"),
             (
@@ -98,8 +98,8 @@ mod tests {
         ] {
             let broken = broken(&made_up(path, &text));
             assert!(
-                broken.iter().any(|problem| problem.contains(wanted)),
-                "{wanted} {broken:?}"
+                broken.iter().any(|problem| problem.contains(expected)),
+                "{expected} {broken:?}"
             );
         }
         let fine = "#![forbid(unsafe_code)]\nfn f() {}";

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_found_wherever_they_stand() {
+    fn paths_are_found_in_any_position() {
         let text = "//! See [`not::this`].\n\
             use a::{b::{self, c}, d as e};\n\
             #[derive(f::G)] struct S { #[serde(with = \"h::i\")] x: j::K }\n\

@@ -10,7 +10,7 @@ use proxy_wasm::{
     traits::{Context, HttpContext, RootContext},
     types::{Action, ContextType, LogLevel, MetricType, Status},
 };
-use streams::Telling;
+use streams::TickStream;
 
 /// Upstream of HTTP calls: the service of the test.
 const HTTP: &str = "many.shop.svc.cluster.local:80";
@@ -29,18 +29,18 @@ struct Root {
     status: u32,
     sizes: u32,
     queue: u32,
-    telling: Telling,
+    ticks: TickStream,
 }
 
 impl Context for Root {
     fn on_grpc_stream_message(&mut self, token: u32, size: usize) {
         let message = self.get_grpc_stream_message(0, size).unwrap_or_default();
-        self.telling.heard(token, &message);
+        self.ticks.on_message(token, &message);
         add("told", 1);
     }
 
     fn on_grpc_stream_close(&mut self, token: u32, _: u32) {
-        self.telling.closed(token);
+        self.ticks.on_close(token);
     }
 }
 
@@ -58,13 +58,13 @@ impl RootContext for Root {
         self.status = define(MetricType::Gauge, "rust.status");
         self.sizes = define(MetricType::Histogram, "rust.sizes");
         self.queue = self.register_shared_queue("words");
-        self.telling.begin(GRPC);
+        self.ticks.open(GRPC);
         !self.configuration.contains("refuse")
     }
 
     fn on_tick(&mut self) {
         add("ticks", 1);
-        self.telling.say();
+        self.ticks.tick();
     }
 
     fn on_queue_ready(&mut self, queue: u32) {

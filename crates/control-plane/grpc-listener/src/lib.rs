@@ -58,7 +58,7 @@ pub fn server_config(
 /// The peer, in a request's extensions.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerInfo {
-    /// The address that it connects from.
+    /// Source address of the connection.
     pub address: Option<SocketAddr>,
 }
 
@@ -66,13 +66,13 @@ pub struct PeerInfo {
 #[derive(Debug)]
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
-    /// Its slot among the unauthenticated connections.
+    /// Slot among the unauthenticated connections.
     slot: Option<Slot>,
 }
 
 impl TlsConnection {
-    /// Its slot among the unauthenticated connections. The server gives it up when it has authenticated
-    /// the caller, and ends the connection when the slot is evicted.
+    /// Takes the connection's slot among the unauthenticated ones. The server releases it after authenticating the
+    /// caller, and closes the connection when the slot is evicted.
     pub fn take_slot(&mut self) -> Option<Slot> {
         self.slot.take()
     }

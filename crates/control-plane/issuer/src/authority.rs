@@ -19,7 +19,7 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 mod renewal;
 
-/// How far certificates are backdated: peers' clocks may be behind.
+/// Backdating of certificates, since peers' clocks may be behind.
 const BACKDATE: Duration = Duration::from_secs(120);
 /// Largest request read, in bytes of PEM.
 const MAX_REQUEST: usize = 16 * 1024;
@@ -55,13 +55,13 @@ pub enum AuthorityError {
     /// The certificate is not a CA's.
     #[error("ca-cert.pem is not the certificate of a certificate authority")]
     NotAuthority,
-    /// A certificate issued with these files would not be accepted.
+    /// Authority whose certificates would not be accepted.
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
     Unverified(#[source] IssueError),
     /// The root's name cannot be reproduced exactly in a new certificate.
     #[error("the root's name cannot be copied to a new certificate; make a root by hand")]
     Name,
-    /// A new authority could not be made.
+    /// Failure to create an authority.
     #[error("cannot make a certificate authority")]
     New(#[source] rcgen::Error),
 }
@@ -84,7 +84,7 @@ pub enum IssueError {
     /// A name is not valid in a certificate.
     #[error("{name:?} is not allowed in a certificate")]
     Name {
-        /// Name that is wrong.
+        /// Wrong name.
         name: String,
         /// Cause of the error.
         #[source]
@@ -116,7 +116,7 @@ impl Authority {
         })
     }
 
-    /// A new authority below this one.
+    /// Issues an intermediate authority.
     pub fn new_intermediate(
         &self,
         organization: &str,
@@ -138,10 +138,8 @@ impl Authority {
         })
     }
 
-    /// From the four files of a plugged-in authority (Istio's `cacerts`): its certificate, its key,
-    /// the chain from it up to the root (may be empty, may hold the certificate itself), the roots.
-    ///
-    /// Refused when what it signs would not verify now.
+    /// Loads a plugged-in authority from four PEM files (Istio's `cacerts`): certificate, key, chain up to the root
+    /// (may be empty or contain the certificate), roots. Rejects an authority whose certificates would not verify now.
     pub fn from_pem(
         ca_cert: &str,
         ca_key: &str,
@@ -323,18 +321,17 @@ impl Authority {
         &self.intermediates
     }
 
-    /// The signing key as PEM, for an authority that keeps a self-made root over restarts. The caller
-    /// must protect the file.
+    /// Returns the signing key as PEM, for storing a generated root across restarts. The caller must protect the file.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// When the authority itself expires.
+    /// Returns the expiry of the authority's certificate.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
 
-    /// A revocation list (PEM) of the given leaves of this authority.
+    /// Issues a revocation list (PEM) of the given leaf certificates.
     pub fn revoke(
         &self,
         leaves: &[CertificateDer<'_>],

@@ -32,9 +32,9 @@ custom_resource! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitSpec {
-    /// The Services, ServiceEntries and waypoints whose requests it limits.
+    /// Services, ServiceEntries and waypoints whose requests are limited.
     pub target_refs: Vec<PolicyTargetReference>,
-    /// Limits that each replica of a waypoint counts by itself.
+    /// Local limits, counted by each replica of a waypoint.
     pub local: Vec<LocalRateLimit>,
     /// Limits that a rate-limit service counts.
     pub global: Option<GlobalRateLimit>,
@@ -52,19 +52,19 @@ pub struct RateLimitSpec {
 pub struct LocalRateLimit {
     /// Which requests are counted, as in a rule of an HTTPRoute; all without.
     pub matches: Vec<HttpRouteMatch>,
-    /// Attributes by which requests are counted apart; all of them together without.
+    /// Attributes with a bucket for each combination of values; one bucket for all requests if absent.
     pub by: Vec<RateLimitKey>,
-    /// So many requests.
+    /// Number of requests.
     pub requests: i64,
-    /// In this time, as in GEP-2257.
+    /// Interval of the limit, in GEP-2257 format.
     pub per: String,
-    /// At once, after a while without any; as many as `requests` if left out.
+    /// Burst size: requests that pass at once after an idle period; `requests` if absent.
     pub burst: Option<i64>,
-    /// How many different ones are counted apart.
+    /// Maximum number of separate buckets.
     pub buckets: Option<i64>,
 }
 
-/// One part of what requests have in common: one of its fields.
+/// Part of a rate-limit key, with one of its fields set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitKey {
@@ -84,9 +84,9 @@ pub struct GlobalRateLimit {
     pub service: RateLimitServiceReference,
     /// Whose limits are meant, in that service's own configuration.
     pub domain: String,
-    /// How long is waited for an answer, as in GEP-2257.
+    /// Timeout of a check, in GEP-2257 format.
     pub timeout: Option<String>,
-    /// As how many a request counts.
+    /// Hits that one request counts as.
     pub hits: Option<i64>,
     /// Descriptors of a request.
     pub descriptors: Vec<RateLimitDescriptor>,
@@ -98,7 +98,7 @@ pub struct GlobalRateLimit {
 pub struct RateLimitServiceReference {
     /// Name of the Service.
     pub name: String,
-    /// Its namespace: the object's own if left out, or the mesh's root namespace.
+    /// Namespace of the service: the object's own if absent, or the mesh's root namespace.
     pub namespace: Option<String>,
     /// Port of the Service.
     pub port: i64,
@@ -108,9 +108,9 @@ pub struct RateLimitServiceReference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitDescriptor {
-    /// Of which requests, as in a rule of an HTTPRoute; of all without.
+    /// Matches of requests, as in a rule of an HTTPRoute; all requests if absent.
     pub matches: Vec<HttpRouteMatch>,
-    /// Its entries, in the order that the service has them in.
+    /// Entries in the order of the rate-limit service's configuration.
     pub entries: Vec<RateLimitEntry>,
 }
 
@@ -120,7 +120,7 @@ pub struct RateLimitDescriptor {
 pub struct RateLimitEntry {
     /// Key of the entry.
     pub key: String,
-    /// Always this value.
+    /// Fixed value of the entry.
     pub value: Option<String>,
     /// `Principal`, `Namespace` or `Address`.
     pub source: Option<String>,
@@ -136,7 +136,7 @@ pub struct RateLimitEntry {
 pub struct HttpFaultSpec {
     /// Requests that wait.
     pub delay: Option<FaultDelay>,
-    /// Requests that are answered in the application's place, after the wait.
+    /// Injected responses after the delay.
     pub abort: Option<FaultAbort>,
 }
 
@@ -144,11 +144,11 @@ pub struct HttpFaultSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FaultDelay {
-    /// How long, as in GEP-2257.
+    /// Delay in GEP-2257 format.
     pub fixed_delay: Option<String>,
-    /// Of all requests; all of them without a share.
+    /// Percentage of requests; all of them if absent.
     pub percent: Option<i32>,
-    /// The same, more finely.
+    /// Fraction instead of the percentage.
     pub fraction: Option<Fraction>,
 }
 
@@ -160,8 +160,8 @@ pub struct FaultAbort {
     pub http_status: Option<i64>,
     /// A status of gRPC, by name or number.
     pub grpc_status: Option<Value>,
-    /// Of all requests; all of them without a share.
+    /// Percentage of requests; all of them if absent.
     pub percent: Option<i32>,
-    /// The same, more finely.
+    /// Fraction instead of the percentage.
     pub fraction: Option<Fraction>,
 }

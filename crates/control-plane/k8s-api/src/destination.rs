@@ -39,13 +39,13 @@ settings! {
         export_to: Vec<String>,
         workload_selector: Option<WorkloadSelector>,
     }
-    /// Some of the endpoints.
+    /// Subset of the endpoints.
     Subset {
         name: String,
         labels: BTreeMap<String, String>,
         traffic_policy: Option<TrafficPolicy>,
     }
-    /// How endpoints are treated.
+    /// Traffic policy of the endpoints.
     TrafficPolicy {
         load_balancer: Option<LoadBalancer>,
         connection_pool: Option<ConnectionPool>,
@@ -56,11 +56,11 @@ settings! {
         proxy_protocol: Option<ProxyProtocol>,
         retry_budget: Option<RetryBudget>,
     }
-    /// Header that connections begin with.
+    /// PROXY protocol header of connections.
     ProxyProtocol {
         version: Option<String>,
     }
-    /// How those of one port are treated.
+    /// Traffic policy of one port.
     PortTrafficPolicy {
         port: Option<PortSelector>,
         load_balancer: Option<LoadBalancer>,
@@ -80,7 +80,7 @@ settings! {
         warmup_duration_secs: Option<String>,
         warmup: Option<Warmup>,
     }
-    /// The same endpoint for what is alike.
+    /// Consistent-hashing load balancer.
     ConsistentHash {
         http_header_name: Option<String>,
         http_cookie: Option<HashCookie>,
@@ -133,7 +133,7 @@ settings! {
         minimum_percent: Option<f64>,
         aggression: Option<f64>,
     }
-    /// How much at a time.
+    /// Limits of connection pools.
     ConnectionPool {
         tcp: Option<TcpPool>,
         http: Option<HttpPool>,

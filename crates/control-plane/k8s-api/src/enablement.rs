@@ -28,14 +28,14 @@ pub type Labels = BTreeMap<String, String>;
 
 static NO_LABELS: Labels = Labels::new();
 
-/// One way to belong: both selectors match. An empty selector matches everything.
+/// Pair of selectors that must both match. An empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EnablementSelector {
-    /// Of the pod's labels.
+    /// Selector of the pod's labels.
     #[serde(default)]
     pub pod_selector: LabelSelector,
-    /// Of its namespace's labels.
+    /// Selector of the namespace's labels.
     #[serde(default)]
     pub namespace_selector: LabelSelector,
 }
@@ -44,23 +44,23 @@ pub struct EnablementSelector {
 #[derive(Clone, Debug)]
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
-    /// The selectors are the operator's, not those of the label.
+    /// Whether the selectors are the operator's instead of Istio's.
     custom: bool,
     excluded: BTreeSet<String>,
-    /// Where node proxies run; they are never captured themselves.
+    /// Namespace of node proxies, which are never captured.
     system_namespace: String,
 }
 
 /// Facts about a pod that decide its membership.
 #[derive(Clone, Copy, Debug)]
 pub struct PodFacts<'a> {
-    /// Its namespace's name.
+    /// Name of the pod's namespace.
     pub namespace: &'a str,
-    /// Whether it shares the node's network namespace.
+    /// Whether the pod shares the node's network namespace.
     pub host_network: bool,
     /// Labels of the pod.
     pub labels: &'a Labels,
-    /// Whether it has a sidecar, which serves it.
+    /// Whether the pod has a sidecar.
     pub has_sidecar: bool,
 }
 
@@ -93,15 +93,15 @@ pub enum Verdict {
     Selected,
     /// Pod that shares the node's network namespace.
     HostNetwork,
-    /// A sidecar serves it.
+    /// The pod has a sidecar.
     Sidecar,
-    /// Its namespace is excluded in the agents' settings.
+    /// The agents' settings exclude the namespace.
     ExcludedNamespace,
     /// Pod that is a node proxy itself.
     NodeProxy,
-    /// Its own label excludes it.
+    /// The pod's own label excludes it.
     OptedOut,
-    /// Neither it nor its namespace has the label.
+    /// Neither the pod nor its namespace has the label.
     NotLabelled,
     /// No selector of the agents' settings matches it and its namespace.
     NotSelected,
@@ -132,7 +132,7 @@ impl Verdict {
         matches!(self, Self::OwnLabel | Self::NamespaceLabel | Self::Selected)
     }
 
-    /// Whether no label could make the pod belong to the mesh.
+    /// Whether no label could include the pod.
     pub fn is_never_included(self) -> bool {
         matches!(
             self,
@@ -144,7 +144,7 @@ impl Verdict {
 /// Selectors that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// Not YAML, or not selectors.
+    /// Text that is not YAML or not a list of selectors.
     #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
     Syntax(String),
     /// Selector that would match no pod, silently.
@@ -153,9 +153,9 @@ pub enum SelectorError {
          Exists or DoesNotExist"
     )]
     Operator {
-        /// Of the requirement.
+        /// Key of the requirement.
         key: String,
-        /// As it is written.
+        /// Operator as written.
         operator: String,
     },
 }
@@ -200,7 +200,7 @@ impl Enablement {
         })
     }
 
-    /// With Istio's selectors.
+    /// Returns the default enablement with Istio's selectors.
     pub fn usual(
         excluded: impl IntoIterator<Item = String>,
         system_namespace: impl Into<String>,
@@ -257,7 +257,7 @@ impl Enablement {
         keys.cloned().collect()
     }
 
-    /// Whether the namespace is excluded whatever its labels.
+    /// Whether the settings exclude the namespace regardless of its labels.
     pub fn excludes(&self, namespace: &str) -> bool {
         self.excluded.contains(namespace)
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{InvalidObject, Object, ObjectKey};
 
-/// Where an object is written.
+/// File position of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
     /// Path of the file.
@@ -24,11 +24,11 @@ impl fmt::Display for Origin {
 /// Event of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObjectEvent {
-    /// Object that is there, or is as it is now.
+    /// Added or changed object.
     Applied {
-        /// Object as it is now.
+        /// Current object.
         object: Object,
-        /// Where it is written, if in a file.
+        /// File position of the object, if it is from a file.
         origin: Option<Origin>,
     },
     /// Object that is there, but cannot be read, and of which no readable form is known to the source.
@@ -37,9 +37,9 @@ pub enum ObjectEvent {
         key: ObjectKey,
         /// Cause of the error.
         error: InvalidObject,
-        /// All of it.
+        /// Complete object as JSON.
         value: Box<Value>,
     },
-    /// Object that is gone.
+    /// Deletion of an object.
     Deleted(ObjectKey),
 }

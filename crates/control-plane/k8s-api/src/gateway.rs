@@ -59,9 +59,9 @@ pub struct GatewaySpec {
     pub gateway_class_name: String,
     /// Listeners of the Gateway.
     pub listeners: Vec<Listener>,
-    /// Addresses that it requests.
+    /// Addresses that the Gateway requests.
     pub addresses: Vec<GatewayAddress>,
-    /// Metadata that objects made for it get.
+    /// Metadata for the resources that are generated for the Gateway.
     pub infrastructure: Option<Infrastructure>,
 }
 
@@ -73,7 +73,7 @@ pub struct Listener {
     pub name: String,
     /// Port of the listener.
     pub port: i32,
-    /// Its protocol; `HBONE` for waypoints.
+    /// Protocol of the listener; `HBONE` for waypoints.
     pub protocol: String,
     /// Host name; of no meaning for waypoints.
     pub hostname: Option<String>,
@@ -87,9 +87,9 @@ pub struct Listener {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AllowedRoutes {
-    /// Of which namespaces.
+    /// Namespaces whose routes may attach.
     pub namespaces: Option<RouteNamespaces>,
-    /// Of which kinds.
+    /// Kinds of routes that may attach.
     pub kinds: Vec<Value>,
 }
 
@@ -99,7 +99,7 @@ pub struct AllowedRoutes {
 pub struct RouteNamespaces {
     /// `Same` (the default), `All`, `Selector` or `None`.
     pub from: Option<String>,
-    /// With `Selector`: the labels of the namespaces.
+    /// Labels of the namespaces, for `Selector`.
     pub selector: Option<LabelSelector>,
 }
 
@@ -122,7 +122,7 @@ pub struct Infrastructure {
     pub labels: BTreeMap<String, String>,
     /// Annotations of all objects.
     pub annotations: BTreeMap<String, String>,
-    /// Overlays of what is made.
+    /// Reference to an overlay of the generated objects.
     pub parameters_ref: Option<Value>,
 }
 
@@ -132,7 +132,7 @@ pub struct Infrastructure {
 pub struct GatewayClassSpec {
     /// The controller, for instance `istio.io/mesh-controller`.
     pub controller_name: String,
-    /// Description for people.
+    /// Description for users.
     pub description: Option<String>,
     /// Reference to parameters.
     pub parameters_ref: Option<Value>,
@@ -181,11 +181,11 @@ pub struct HttpRouteRule {
     pub matches: Vec<HttpRouteMatch>,
     /// Filters of requests and responses.
     pub filters: Vec<HttpRouteFilter>,
-    /// Where requests go.
+    /// Backends of the rule.
     pub backend_refs: Vec<HttpBackendRef>,
-    /// How long requests may take.
+    /// Timeouts of requests.
     pub timeouts: Option<HttpRouteTimeouts>,
-    /// When and how often requests are sent again.
+    /// Retry policy of requests.
     pub retry: Option<HttpRouteRetry>,
     /// Session persistence: requests of a client that go to one endpoint.
     pub session_persistence: Option<SessionPersistence>,
@@ -198,9 +198,9 @@ pub struct HttpRouteRule {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteTimeouts {
-    /// All of a request.
+    /// Timeout of the whole request.
     pub request: Option<String>,
-    /// Timeout of one try.
+    /// Timeout of one attempt.
     pub backend_request: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -213,14 +213,14 @@ pub struct HttpRouteTimeouts {
 pub struct SessionPersistence {
     /// The name of the cookie or header.
     pub session_name: Option<String>,
-    /// How long a session lasts at most.
+    /// Maximum lifetime of a session.
     pub absolute_timeout: Option<String>,
-    /// How long it lasts without a request.
+    /// Lifetime of a session without requests.
     pub idle_timeout: Option<String>,
     /// `Cookie` (the default) or `Header`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// Of a cookie.
+    /// Settings of the session cookie.
     pub cookie_config: Option<SessionCookie>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -242,9 +242,9 @@ pub struct SessionCookie {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteRetry {
-    /// Statuses of answers.
+    /// Retriable response statuses.
     pub codes: Vec<i32>,
-    /// How often at most.
+    /// Maximum number of retries.
     pub attempts: Option<i32>,
     /// Least wait before a retry, as in GEP-2257.
     pub backoff: Option<String>,
@@ -253,11 +253,11 @@ pub struct HttpRouteRetry {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Something that is done with requests or answers.
+/// Filter of requests or responses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteFilter {
-    /// Which of the fields below it is.
+    /// Type, which selects one of the following fields.
     #[serde(rename = "type")]
     pub type_: String,
     /// Settings of `RequestHeaderModifier`.
@@ -279,7 +279,7 @@ pub struct HttpRouteFilter {
     pub other: BTreeMap<String, Value>,
 }
 
-/// An object of the namespace of what refers to it.
+/// Reference to an object in the same namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LocalObjectReference {
@@ -298,11 +298,11 @@ pub struct LocalObjectReference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpHeaderFilter {
-    /// In place of all lines of the name.
+    /// Headers to set, replacing existing values.
     pub set: Vec<HttpHeader>,
     /// A line more.
     pub add: Vec<HttpHeader>,
-    /// All lines of the name.
+    /// Headers to remove.
     pub remove: Vec<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -319,7 +319,7 @@ pub struct HttpHeader {
     pub value: String,
 }
 
-/// Another address that a request is answered with.
+/// Redirect response of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRequestRedirect {
@@ -357,9 +357,9 @@ pub struct HttpUrlRewrite {
 pub struct HttpRequestMirror {
     /// Service that gets the copies.
     pub backend_ref: BackendReference,
-    /// Its share, 0 to 100.
+    /// Mirrored percentage, 0 to 100.
     pub percent: Option<i32>,
-    /// Share of requests that are copied.
+    /// Fraction of requests that is mirrored.
     pub fraction: Option<Fraction>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -391,11 +391,11 @@ pub struct BackendReference {
 pub struct Fraction {
     /// Numerator of the fraction.
     pub numerator: i32,
-    /// Of so many; 100 if left out.
+    /// Denominator of the fraction; 100 if absent.
     pub denominator: Option<i32>,
 }
 
-/// Which scripts of other origins may read answers.
+/// CORS filter of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpCorsFilter {
@@ -407,7 +407,7 @@ pub struct HttpCorsFilter {
     pub allow_methods: Vec<String>,
     /// Headers of requests.
     pub allow_headers: Vec<String>,
-    /// Headers of answers.
+    /// Exposed response headers.
     pub expose_headers: Vec<String>,
     /// Seconds; 5 if left out.
     pub max_age: Option<i32>,
@@ -432,7 +432,7 @@ pub struct HttpPathModifier {
     pub other: BTreeMap<String, Value>,
 }
 
-/// One match; all that is given must match.
+/// Match on attributes of a request, all of which must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteMatch {
@@ -456,7 +456,7 @@ pub struct HttpPathMatch {
     /// `PathPrefix` (the default), `Exact` or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// Value that it is compared with; `/` if left out.
+    /// Value to match; `/` if absent.
     pub value: Option<String>,
 }
 
@@ -469,7 +469,7 @@ pub struct HttpNamedMatch {
     pub type_: Option<String>,
     /// Name of the header or parameter.
     pub name: String,
-    /// Value that it is compared with.
+    /// Value to match.
     pub value: String,
 }
 
@@ -487,9 +487,9 @@ pub struct HttpBackendRef {
     pub name: String,
     /// Port; needed for services.
     pub port: Option<i32>,
-    /// Its share; 1 if left out.
+    /// Weight of the backend; 1 if absent.
     pub weight: Option<i32>,
-    /// Filters of requests that go here.
+    /// Filters of requests to the backend.
     pub filters: Vec<HttpRouteFilter>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

@@ -22,7 +22,7 @@ macro_rules! custom_resource {
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
         pub struct $name {
-            /// Version of the API it was written in.
+            /// API version of the object.
             #[serde(default)]
             pub api_version: String,
             /// Kind of the object.
@@ -122,14 +122,14 @@ pub struct PolicyTargetReference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PolicyAction {
-    /// Allows what matches.
+    /// Allows matching requests.
     #[default]
     Allow,
-    /// Denies what matches.
+    /// Denies matching requests.
     Deny,
-    /// Notes what matches.
+    /// Logs matching requests.
     Audit,
-    /// Asks an external authorizer.
+    /// Delegates to an external authorizer.
     Custom,
 }
 
@@ -147,7 +147,7 @@ pub struct AuthorizationPolicySpec {
     pub rules: Vec<Rule>,
     /// Action where a rule matches.
     pub action: PolicyAction,
-    /// Of a CUSTOM policy.
+    /// External authorizer of a CUSTOM policy.
     pub provider: Option<Value>,
 }
 
@@ -165,13 +165,13 @@ pub fn selected_labels(selector: Option<&WorkloadSelector>) -> Option<&BTreeMap<
         .filter(|labels| !labels.is_empty())
 }
 
-/// All parts that are given must match.
+/// Rule of a policy; all parts that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Rule {
-    /// Sources; any one.
+    /// Sources, of which one must match.
     pub from: Vec<RuleFrom>,
-    /// Operations; any one.
+    /// Operations, of which one must match.
     pub to: Vec<RuleTo>,
     /// Conditions, which must all hold.
     pub when: Vec<Condition>,
@@ -193,7 +193,7 @@ pub struct RuleTo {
     pub operation: Option<Operation>,
 }
 
-/// A source; all fields that are given must match.
+/// Source of requests; all fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -214,7 +214,7 @@ pub struct Source {
     pub not_remote_ip_blocks: Vec<String>,
 }
 
-/// An operation; all fields that are given must match.
+/// Operation of requests; all fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -233,11 +233,11 @@ pub struct Operation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Condition {
-    /// For instance `source.ip`.
+    /// Attribute, for instance `source.ip`.
     pub key: String,
-    /// One of them must match.
+    /// Values, of which one must match.
     pub values: Vec<String>,
-    /// None of them may match.
+    /// Values that must not match.
     pub not_values: Vec<String>,
 }
 
@@ -248,11 +248,11 @@ pub enum MtlsMode {
     /// Mode of the wider scope.
     #[default]
     Unset,
-    /// No mTLS; for a mesh of node proxies the same as permissive.
+    /// No mTLS; equal to permissive in a mesh of node proxies.
     Disable,
     /// Plaintext and mTLS.
     Permissive,
-    /// Nothing but mTLS.
+    /// Only mTLS connections.
     Strict,
 }
 
@@ -272,7 +272,7 @@ pub struct PeerAuthenticationSpec {
     pub selector: Option<WorkloadSelector>,
     /// Mode of all ports.
     pub mtls: Option<MutualTls>,
-    /// By target port, given as text.
+    /// Modes by target port, as text.
     pub port_level_mtls: BTreeMap<String, MutualTls>,
 }
 
@@ -286,11 +286,11 @@ pub struct RequestAuthenticationSpec {
     pub target_ref: Option<PolicyTargetReference>,
     /// Attached to several.
     pub target_refs: Vec<PolicyTargetReference>,
-    /// The issuers whose tokens are taken.
+    /// Issuers whose tokens are accepted.
     pub jwt_rules: Vec<JwtRule>,
 }
 
-/// An issuer whose tokens are taken.
+/// Issuer whose tokens are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -307,7 +307,7 @@ pub struct JwtRule {
     pub output_claim_to_headers: Vec<ClaimToHeader>,
     pub forward_original_token: bool,
     pub space_delimited_claims: Vec<String>,
-    /// A duration of protobuf, such as `5s`.
+    /// Timeout as a protobuf duration, such as `5s`.
     pub timeout: Option<String>,
 }
 
@@ -327,11 +327,11 @@ pub struct JwtHeader {
 pub struct ClaimToHeader {
     /// Name of the header.
     pub header: String,
-    /// Claim that it gets.
+    /// Claim that the header contains.
     pub claim: String,
 }
 
-/// How the endpoints of a service entry are found.
+/// Discovery of a service entry's endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]
@@ -350,7 +350,7 @@ pub enum Resolution {
 pub struct ServicePort {
     /// Number of the port.
     pub number: u32,
-    /// For instance `HTTP`.
+    /// Protocol, for instance `HTTP`.
     pub protocol: String,
     /// Name of the port.
     pub name: String,
@@ -370,13 +370,13 @@ pub struct ServiceEntrySpec {
     pub ports: Vec<ServicePort>,
     /// Location: inside or outside of the mesh. It is shown and has no effect.
     pub location: Option<String>,
-    /// How endpoints are found.
+    /// Discovery of the endpoints.
     pub resolution: Resolution,
     /// Endpoints of the service.
     pub endpoints: Vec<WorkloadEntrySpec>,
-    /// Pods and workload entries that are endpoints.
+    /// Selector of pods and WorkloadEntries that are endpoints.
     pub workload_selector: Option<LabelSelector>,
-    /// The namespaces that see it.
+    /// Namespaces to which the service is visible.
     pub export_to: Vec<String>,
     /// SPIFFE ids that endpoints may also present.
     pub subject_alt_names: Vec<String>,

@@ -65,11 +65,11 @@ pub const USE_WAYPOINT_CANARY_NAMESPACE: &str = "istio.io/use-waypoint-canary-na
 pub const USE_WAYPOINT_CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";
 /// Label of a Service or Namespace: whether ingress gateways send through the service's waypoint, `true` or `false`.
 pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
-/// Of a Gateway or its namespace: the revision of the control plane that takes care of it.
+/// Label of a Gateway or its namespace: revision of the control plane that manages it.
 pub const REVISION: &str = "istio.io/rev";
 /// Label of a Gateway or GatewayClass: what the waypoint serves, `service`, `workload`, `all` or `none`.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
-/// Annotation of a Gateway: the one service account whose pods it takes.
+/// Annotation of a Gateway: single service account whose pods it serves.
 pub const FOR_SERVICE_ACCOUNT: &str = "istio.io/for-service-account";
 /// Annotation of a Gateway: whether applications receive the caller in `x-forwarded-client-cert`.
 pub const XFCC_CLIENT_IDENTITY: &str = "ambient.istio.io/xfcc-include-client-identity";
@@ -80,11 +80,11 @@ pub const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
 /// Label of a pod that is an instance of a Gateway: the Gateway's name.
 pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
-/// Label of objects that were made for a Gateway.
+/// Label of objects that are generated for a Gateway.
 pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
 /// Label that Kubernetes puts on each namespace: its name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
-/// On a Secret: it has credentials for pulling the modules of plugins of its namespace, which waypoints get.
+/// Label of a Secret with registry credentials for the plugins of its namespace, which are sent to waypoints.
 pub const IMAGE_PULL: &str = "ambit.io/image-pull";
 /// Secrets with that label.
 pub const IMAGE_PULL_SELECTOR: &str = "ambit.io/image-pull=true";

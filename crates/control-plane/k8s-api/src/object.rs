@@ -15,12 +15,12 @@ use crate::{
     WasmPlugin, WorkloadEntry,
 };
 
-/// The namespace of a namespaced object that names none.
+/// Default namespace of namespaced objects.
 const DEFAULT_NAMESPACE: ArcStr = arcstr::literal!("default");
 
-/// Every kind of object that the mesh reads, in the order in which a fresh reader wants them. Calls the
-/// macro that it is given with the list: type, whether its objects live in a namespace, whether its
-/// definition is a custom one, and what it is. All that goes by kind is made from this list.
+/// Lists every kind of object that the mesh reads, in the order of the initial sync: invokes the macro with type,
+/// whether the kind is namespaced, whether its definition is a custom one, and a description. All code by kind is
+/// generated from this list.
 #[macro_export]
 macro_rules! for_each_kind {
     ($then:ident) => {
@@ -58,12 +58,12 @@ macro_rules! for_each_kind {
     };
 }
 
-/// Where the definition of a kind comes from.
+/// Source of a kind's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
-    /// Kubernetes itself: it is always there.
+    /// Built into Kubernetes, always available.
     BuiltIn,
-    /// A CustomResourceDefinition, which may be missing, come later, or go.
+    /// CustomResourceDefinition, which may be missing, added or removed at run time.
     Custom,
     /// The same, of a kind of whose objects nothing but their existence is read.
     Unread,
@@ -97,27 +97,27 @@ macro_rules! kinds {
             /// Every kind, in the order in which a fresh reader wants them.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
-            /// Its name, as in `kind:`.
+            /// Returns the name for `kind:`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => stringify!($kind),)* }
             }
 
-            /// Its API group; empty for the core group.
+            /// Returns the API group; empty for the core group.
             pub fn group(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
             }
 
-            /// The version of its API that is read in full.
+            /// Returns the API version that is decoded in full.
             pub fn version(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::VERSION,)* }
             }
 
-            /// Its name in paths.
+            /// Returns the plural name in URL paths.
             pub fn plural(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::URL_PATH_SEGMENT,)* }
             }
 
-            /// Where its definition comes from.
+            /// Returns the source of the kind's definition.
             pub fn definition(self) -> Definition {
                 match self { $(Self::$kind => Definition::$definition,)* }
             }
@@ -180,7 +180,7 @@ impl Kind {
         })
     }
 
-    /// Whether it is one of Istio's, which have conventions of their own.
+    /// Whether the kind is Istio's, which has its own conventions.
     pub fn is_istio(self) -> bool {
         self.group().ends_with(".istio.io")
     }
@@ -203,7 +203,7 @@ impl fmt::Display for Kind {
 pub struct ObjectKey {
     /// Kind of the object.
     pub kind: Kind,
-    /// Its namespace; empty for kinds without one.
+    /// Namespace of the object; empty for cluster-scoped kinds.
     pub namespace: ArcStr,
     /// Name of the object.
     pub name: ArcStr,
@@ -212,7 +212,7 @@ pub struct ObjectKey {
 /// Why a document has no [`ObjectKey`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadKeyError {
-    /// Not an object at all.
+    /// Value that is not an object.
     #[error("is not an object with kind and metadata")]
     NotAnObject,
     /// Object without a kind.
@@ -233,7 +233,7 @@ pub enum ReadKeyError {
         kind: Kind,
         /// Name of the field.
         field: &'static str,
-        /// Its value, shortened.
+        /// Invalid value, truncated.
         value: String,
     },
 }
@@ -320,7 +320,7 @@ pub struct InvalidObject {
 }
 
 impl Object {
-    /// Its key. Objects from Kubernetes always have a name.
+    /// Returns the key of the object. Objects from Kubernetes always have a name.
     pub fn key(&self) -> ObjectKey {
         let metadata = self.metadata();
         let namespace = metadata
@@ -380,7 +380,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> Result<T, InvalidObject> {
     })
 }
 
-/// When an object was made, as text that sorts by time; objects without such a time come first.
+/// Returns the creation time as sortable text; objects without it sort first.
 pub fn created(metadata: &ObjectMeta) -> String {
     let time = metadata.creation_timestamp.as_ref();
     time.map(|time| time.0.to_string()).unwrap_or_default()

@@ -8,7 +8,7 @@ pub const BUNDLE_VERSION: &str = "gateway.networking.k8s.io/bundle-version";
 /// The first release whose Gateways and routes are `v1`, and the last one that was read when this was written.
 const KNOWN: [(u64, u64); 2] = [(1, 0), (1, 6)];
 
-/// Why it is not known what definitions mean.
+/// Reason why the release of the definitions is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownRelease {
     /// Definitions that do not name their release.
@@ -16,7 +16,7 @@ pub enum UnknownRelease {
         "the definitions of the Gateway API do not say of which release they are (annotation {BUNDLE_VERSION}): install a release's own, v1.0 to v1.6"
     )]
     Unsaid,
-    /// Release that is not known.
+    /// Unknown release.
     #[error(
         "the definitions of the Gateway API are those of {0}; known are v1.0 to v1.6: what others add has no effect"
     )]

@@ -7,12 +7,12 @@ use k8s_openapi::{
 };
 use serde::Deserialize;
 
-/// The type of those that have credentials of registries.
+/// Type of Secrets with registry credentials.
 pub const DOCKER_CONFIG: &str = "kubernetes.io/dockerconfigjson";
 /// The key of the credentials.
 pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
 
-/// A Secret, without what the mesh does not read.
+/// Secret, reduced to what the mesh reads.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 pub struct Secret {
     /// Metadata of the Secret.
@@ -21,7 +21,7 @@ pub struct Secret {
     /// Contents by key.
     #[serde(default)]
     pub data: BTreeMap<String, ByteString>,
-    /// The same, as manifests may have it.
+    /// Plain-text data of manifests (`stringData`).
     #[serde(default, rename = "stringData")]
     pub string_data: BTreeMap<String, String>,
     /// Type of the contents.
@@ -30,14 +30,14 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Contents of a key; those that manifests give as text come first.
+    /// Returns the value of a key; `stringData` takes precedence.
     pub fn get(&self, key: &str) -> Option<&[u8]> {
         let text = self.string_data.get(key).map(String::as_bytes);
         text.or_else(|| self.data.get(key).map(|bytes| bytes.0.as_slice()))
     }
 }
 
-/// Without what is in it.
+/// Omits the content of the secret.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Secret")

@@ -11,7 +11,7 @@ pub trait Status {
     /// Version of the API that the object was written in, as `group/version`.
     fn api_version(&self) -> &str;
 
-    /// Its conditions, in JSON form.
+    /// Returns the conditions as JSON.
     fn conditions(&self) -> Vec<Value>;
 }
 

@@ -39,7 +39,7 @@ settings! {
         access_logging: Vec<AccessLogging>,
     }
 
-    /// How requests are traced.
+    /// Settings of tracing.
     Tracing {
         r#match: Option<Selector>,
         providers: Vec<ProviderRef>,

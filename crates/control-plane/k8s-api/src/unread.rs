@@ -86,7 +86,7 @@ macro_rules! unread {
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase")]
         pub struct $name {
-            /// Version of the API it was written in.
+            /// API version of the object.
             #[serde(default)]
             pub api_version: String,
             /// Kind of the object.

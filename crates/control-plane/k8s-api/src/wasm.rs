@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WasmPlugin {
-    /// Version of the API it was written in.
+    /// API version of the object.
     #[serde(default)]
     pub api_version: String,
     /// Kind of the object.
@@ -89,26 +89,26 @@ pub struct WasmPluginSpec {
 }
 
 impl WasmPluginSpec {
-    /// Whether it is for the waypoints of other objects.
+    /// Whether the object has target references.
     pub fn is_attached(&self) -> bool {
         self.target_ref.is_some() || !self.target_refs.is_empty()
     }
 }
 
-/// When a module is fetched.
+/// Image pull policy of a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PullPolicy {
-    /// By the tag: `latest` always, others once.
+    /// By tag: `latest` is always pulled, others once.
     #[default]
     #[serde(rename = "UNSPECIFIED_POLICY")]
     Unspecified,
-    /// If it is not at hand.
+    /// Pulled if the module is not cached.
     IfNotPresent,
     /// Whenever the plugin changes.
     Always,
 }
 
-/// When in a request's way a plugin is called.
+/// Filter-chain phase of a plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]
@@ -125,12 +125,12 @@ pub enum PluginPhase {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum FailStrategy {
-    /// Requests fail without it.
+    /// Requests fail if the plugin fails.
     #[default]
     FailClose,
-    /// Requests go on without it.
+    /// Requests bypass the plugin if it fails.
     FailOpen,
-    /// Requests fail, and the plugin is started anew.
+    /// Requests fail, and the plugin is restarted.
     FailReload,
 }
 
@@ -166,14 +166,14 @@ pub struct EnvVar {
     pub value: String,
 }
 
-/// Where its value is.
+/// Source of an environment variable's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum EnvValueSource {
-    /// In the object.
+    /// Value in the object.
     #[default]
     Inline,
-    /// In the environment of the proxy.
+    /// Value from the proxy's environment.
     Host,
 }
 
@@ -186,7 +186,7 @@ pub struct TrafficSelector {
     pub ports: Vec<PortSelector>,
 }
 
-/// In which role a proxy sees them.
+/// Role of the proxy for matching traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]

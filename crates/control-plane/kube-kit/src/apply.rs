@@ -18,7 +18,7 @@ use kube::{
 use serde_json::Value;
 use tokio::{sync::mpsc, time::Instant};
 
-/// Attempts at one wish.
+/// Maximum attempts of one write.
 const ATTEMPTS: u32 = 5;
 /// Pause after the first failure; doubled after each further one.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -42,28 +42,28 @@ pub struct Part {
     pub manager: &'static str,
 }
 
-/// Wish to write something.
+/// Desired write of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wish {
     /// Status to have: our fields that it no longer has are removed.
     Status(Part, Value),
-    /// Nothing any more: the object is gone, or another writer has taken over.
+    /// Cancels pending writes, since the object is gone or has another writer.
     Forget(Part),
 }
 
 #[derive(Debug, Default)]
 struct Entry {
-    wanted: Option<Value>,
+    desired: Option<Value>,
     writing: bool,
     failures: u32,
     not_before: Option<Instant>,
 }
 
-/// Queue of wishes.
+/// Queue of desired writes.
 #[derive(Debug, Default)]
 struct Queue {
     entries: BTreeMap<Part, Entry>,
-    /// Parts with a wish, in the order of their first one.
+    /// Objects with a pending write, in order of the first one.
     order: VecDeque<Part>,
 }
 
@@ -73,16 +73,16 @@ impl Queue {
             Wish::Forget(part) => drop(self.entries.remove(&part)),
             Wish::Status(part, value) => {
                 let entry = self.entries.entry(part.clone()).or_default();
-                if entry.wanted.is_none() {
+                if entry.desired.is_none() {
                     self.order.push_back(part);
                 }
-                entry.wanted = Some(value);
+                entry.desired = Some(value);
                 (entry.failures, entry.not_before) = (0, None);
             }
         }
     }
 
-    /// The next write that may begin, which then is in flight.
+    /// Starts the next due write.
     fn begin(&mut self, now: Instant) -> Option<(Part, Value)> {
         for _ in 0..self.order.len() {
             let part = self.order.pop_front()?;
@@ -93,7 +93,7 @@ impl Queue {
                 self.order.push_back(part);
                 continue;
             }
-            let Some(value) = entry.wanted.take() else {
+            let Some(value) = entry.desired.take() else {
                 continue;
             };
             entry.writing = true;
@@ -102,13 +102,13 @@ impl Queue {
         None
     }
 
-    /// A write ended. Returns false when it is given up.
+    /// Handles the end of a write. Returns false if it is given up.
     fn end(&mut self, part: &Part, value: Value, succeeded: bool, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(part) else {
             return true;
         };
         entry.writing = false;
-        if entry.wanted.is_some() {
+        if entry.desired.is_some() {
             // A newer wish is queued already, with its own attempts.
             return true;
         }
@@ -122,19 +122,19 @@ impl Queue {
             return false;
         }
         entry.not_before = Some(now + PAUSE * 2_u32.pow(entry.failures - 1));
-        entry.wanted = Some(value);
+        entry.desired = Some(value);
         self.order.push_back(part.clone());
         true
     }
 
-    /// When to call again, if nothing else happens.
+    /// Returns when to call again without other events.
     fn next_look(&self) -> Option<Instant> {
         let waiting = self.order.iter().filter_map(|part| self.entries.get(part));
         waiting.filter_map(|entry| entry.not_before).min()
     }
 }
 
-/// Writes wishes as they arrive; ends when all senders are dropped.
+/// Performs writes as they arrive, until all senders are dropped.
 pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<Wish>) {
     let mut queue = Queue::default();
     let mut writes = FuturesUnordered::new();

@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use kube::{Client, Config, config::KubeConfigOptions};
 
-/// Why there is no client.
+/// Error of creating a client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Neither a kubeconfig nor the pod's own credentials can be used.

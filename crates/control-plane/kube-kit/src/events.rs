@@ -16,7 +16,7 @@ use tokio::{sync::mpsc, time::Instant};
 const BURST: u32 = 25;
 /// Interval between further events.
 const EVERY: Duration = Duration::from_secs(2);
-/// Longest text that the API accepts, in characters.
+/// Maximum length of a text that the API accepts, in characters.
 const LONGEST: usize = 1000;
 
 /// A remark about an object, to be written as an Event.
@@ -24,9 +24,9 @@ const LONGEST: usize = 1000;
 pub struct Remark {
     /// The object, with its uid: without it `kubectl describe` does not show it.
     pub object: ObjectReference,
-    /// Whether it is a warning.
+    /// Whether the event is a warning.
     pub is_warning: bool,
-    /// One word in CamelCase.
+    /// Reason of the event, one word in CamelCase.
     pub reason: &'static str,
     /// Action that the writer did or tried, one word in CamelCase.
     pub action: &'static str,
@@ -37,7 +37,7 @@ pub struct Remark {
 /// The rate limit of events. Pure.
 #[derive(Debug, Default)]
 struct Budget {
-    /// When the whole burst is available again.
+    /// Time at which the full burst is available again.
     full_at: Option<Instant>,
 }
 

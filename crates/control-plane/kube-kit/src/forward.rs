@@ -21,7 +21,7 @@ pub enum ForwardError {
         #[source]
         source: kube::Error,
     },
-    /// Nothing listens there, or it went away.
+    /// Missing listener, or closed connection.
     #[error("port {port} of pod {pod}: {message}")]
     Broken {
         /// Name of the pod.

@@ -14,19 +14,19 @@ use k8s_openapi::{
 use kube::{Api, api::PostParams};
 use tokio::{sync::watch, time::Instant};
 
-/// How long a lease lasts without being renewed.
+/// Duration of a lease without renewal.
 const DURATION: Duration = Duration::from_secs(15);
 /// A leader that could not renew for so long steps down.
 const STEP_DOWN: Duration = Duration::from_secs(10);
-/// How often the lease is renewed, or read.
+/// Interval of renewing or reading the lease.
 const EVERY: Duration = Duration::from_secs(2);
-/// How long one request may take.
+/// Timeout of one request.
 const WITHIN: Duration = Duration::from_secs(3);
 
 /// Next step with the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// Another candidate holds it.
+    /// Another candidate holds the lease.
     Wait,
     /// Write this holder into it; a number counts changes of holder.
     Hold { transitions: i32, anew: bool },
@@ -38,7 +38,7 @@ struct Election {
     identity: String,
     /// The lease as last seen, and since when it has been unchanged.
     seen: Option<(LeaseSpec, Instant)>,
-    /// When it was last written successfully by us.
+    /// Time of the last successful renewal.
     renewed: Option<Instant>,
 }
 
@@ -55,7 +55,7 @@ impl Election {
         self.renewed.is_some_and(|at| now < at + STEP_DOWN)
     }
 
-    /// The lease was read; `None` if there is none.
+    /// Evaluates the lease that was read; `None` if it does not exist.
     fn look(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Step {
         let Some(lease) = lease else {
             self.renewed = None;
@@ -98,8 +98,8 @@ fn duration(lease: &LeaseSpec) -> Duration {
     u64::try_from(seconds).map_or(DURATION, Duration::from_secs)
 }
 
-/// Takes part in the election of `name` under `identity` until `stop` is done, then gives the lease
-/// back. `leads` reports whether this candidate leads.
+/// Participates in the election of `name` under `identity` until `stop` completes, then releases the lease. `leads`
+/// reports whether this candidate leads.
 pub async fn take_part(
     api: Api<Lease>,
     name: &str,
@@ -194,7 +194,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
     }
 }
 
-/// So that another candidate need not wait for it to expire.
+/// Releases the lease, so that another candidate need not wait for its expiry.
 async fn give_back(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
     let mut lease = api.get(name).await?;
     if let Some(spec) = &mut lease.spec

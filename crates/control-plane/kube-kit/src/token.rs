@@ -8,16 +8,16 @@ use kube::{
 };
 use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 
-/// Why there is no token.
+/// Error of reading a token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The configuration's user has no token, but a certificate, a password, or nothing.
     #[error("the kubeconfig's user has no bearer token")]
     None,
-    /// Requests are made as another user, whose token nobody has.
+    /// Impersonated user, who has no token.
     #[error("the kubeconfig impersonates {0}, who has no token")]
     Impersonated(String),
-    /// The program, file or login that has the token failed.
+    /// Failure of the program, file or login that provides the token.
     #[error("the kubeconfig's token cannot be obtained")]
     Failed(#[source] BoxError),
 }

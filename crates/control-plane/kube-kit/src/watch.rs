@@ -21,17 +21,17 @@ use tokio::time::Instant;
 
 /// First and longest pause after a failure.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// Objects in one answer of the API server.
+/// Page size of lists from the API server.
 const PAGE: u32 = 100;
 /// A watch is renewed this often, in seconds: a silently broken connection is found this late at worst.
 const RENEW: u32 = 120;
-/// A page of a listing that takes longer counts as lost.
+/// Timeout of one page of a list.
 const LIST_WITHIN: Duration = Duration::from_secs(60);
 
 /// An object's name and uid: the uid distinguishes it from others that had the name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
-    /// Its namespace; empty for cluster-scoped objects.
+    /// Namespace of the object; empty for cluster-scoped objects.
     pub namespace: Box<str>,
     /// Name of the object.
     pub name: Box<str>,
@@ -55,8 +55,7 @@ impl ObjectId {
 /// Event of a watch. After [`WatchEvent::Listed`] the reader knows every object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
-    /// A listing begins: every object is reported (again), then [`WatchEvent::Listed`]. A listing that
-    /// fails starts again from the beginning.
+    /// Start of a list: every object is reported again, followed by [`WatchEvent::Listed`]. A failed list starts again.
     Listing,
     /// An object is new, has changed, or is part of a listing.
     Object(ObjectId, V),
@@ -70,7 +69,7 @@ pub enum WatchEvent<V> {
     Away(String),
 }
 
-/// How a kind is watched: pages of bounded size, connections of bounded age.
+/// Returns the watch configuration: bounded pages and bounded connection age.
 pub fn config() -> watcher::Config {
     watcher::Config::default().page_size(PAGE).timeout(RENEW)
 }
@@ -79,7 +78,7 @@ type Stream<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 type Open<K> = Box<dyn Fn() -> Stream<K> + Send + Sync>;
 type Project<K, V> = Box<dyn Fn(&K) -> Option<V> + Send + Sync>;
 
-/// All objects of a kind that a selector matches, as values of the reader's type.
+/// Watch of the objects of a kind that match a selector, converted to the reader's type.
 pub struct Watch<K, V> {
     /// The kind, for the log.
     what: &'static str,
@@ -269,7 +268,7 @@ impl Known {
         self.round = self.round.wrapping_add(1);
     }
 
-    /// Returns the object of the same name that this one replaces.
+    /// Records an object, and returns the earlier one of the same name.
     fn insert(&mut self, id: &ObjectId) -> Option<ObjectId> {
         let entry = Entry {
             uid: id.uid.clone(),

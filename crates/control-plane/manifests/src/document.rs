@@ -23,7 +23,7 @@ pub(crate) struct Document {
     pub(crate) written: u64,
     /// First line of the document in its file.
     pub(crate) line: u64,
-    /// Only adds to an object given elsewhere.
+    /// Whether the document only extends an object that is defined elsewhere.
     pub(crate) overlay: bool,
 }
 
@@ -35,10 +35,10 @@ impl Document {
     }
 }
 
-/// A document that is not readable.
+/// Unreadable document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
-    /// Its object, where that much is readable.
+    /// Key of the object, if readable.
     pub(crate) key: Option<ObjectKey>,
     pub(crate) line: u64,
     pub(crate) message: String,
@@ -62,7 +62,7 @@ pub(crate) struct Parsed {
     pub(crate) unread: Vec<(u64, String)>,
 }
 
-/// How a file is written.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Yaml,
@@ -150,8 +150,8 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// The documents of a YAML stream with the line each begins on. A line that begins with `---` always
-/// ends a document, in any state of the parser, so a broken document cannot swallow the next.
+/// Splits a YAML stream into documents with their first line numbers. A line that begins with `---` always ends a
+/// document, whatever the parser's state, so that an invalid document cannot swallow the next.
 pub(crate) fn split(text: &str) -> Vec<(u64, &str)> {
     let mut documents = Vec::new();
     let (mut begin, mut begin_line) = (0, 1);

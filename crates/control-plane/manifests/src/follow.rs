@@ -26,11 +26,11 @@ use crate::{
     tree::Tree,
 };
 
-/// How long to wait for further events after one.
+/// Time for which further events are awaited after one.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// How often to scan without any event.
+/// Interval of scans without events.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often to scan without inotify.
+/// Interval of scans without inotify.
 const LOOK_EVERY_UNWATCHED: Duration = Duration::from_millis(200);
 /// Changes that wait for a slow reader; when it is full, scans stop.
 const QUEUE: usize = 16;
@@ -38,10 +38,10 @@ const QUEUE: usize = 16;
 /// Directories that cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No directory is given.
+    /// Empty list of directories.
     #[error("no directory of manifests is given")]
     NoDirectory,
-    /// One of them cannot be read.
+    /// Unreadable directory of the list.
     #[error("cannot read the manifests directory {path}: give an existing directory")]
     Directory {
         /// Path of the directory.
@@ -67,7 +67,7 @@ pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
     Ok(tree.snapshot())
 }
 
-/// Directories of manifests, followed live. Dropping it ends that.
+/// Watched directories of manifests. Dropping it stops watching.
 #[derive(Debug)]
 pub struct ManifestDirs {
     changes: changes::Receiver<Change>,
@@ -229,14 +229,14 @@ impl Watch {
         let Some(watcher) = &mut self.watcher else {
             return false;
         };
-        let wanted: HashSet<_> = directories.iter().cloned().collect();
-        for path in self.watched.difference(&wanted) {
+        let desired: HashSet<_> = directories.iter().cloned().collect();
+        for path in self.watched.difference(&desired) {
             // It is gone, and its watch with it.
             watcher.unwatch(path).ok();
         }
         let mut any = false;
-        let mut watched: HashSet<_> = self.watched.intersection(&wanted).cloned().collect();
-        for path in wanted.difference(&self.watched) {
+        let mut watched: HashSet<_> = self.watched.intersection(&desired).cloned().collect();
+        for path in desired.difference(&self.watched) {
             match watcher.watch(path, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     any = true;

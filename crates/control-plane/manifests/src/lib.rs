@@ -27,7 +27,7 @@ pub struct Problem {
     pub origin: Origin,
     /// The object, if known.
     pub object: Option<ObjectKey>,
-    /// Problem, with the field's path where there is one.
+    /// Text of the problem, with the field's path if there is one.
     pub message: String,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Problem {
 pub struct Change {
     /// The changes since the last one, at most one event an object.
     pub events: Vec<ObjectEvent>,
-    /// All current problems.
+    /// Current problems of all files.
     pub problems: Arc<[Problem]>,
 }
 
@@ -125,7 +125,7 @@ pub fn parse(file: &Path, text: &str) -> Snapshot {
     snapshot
 }
 
-/// Everything in the directories at one moment.
+/// Content of the directories at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// The objects, all layers merged, and where each one's first layer is written.

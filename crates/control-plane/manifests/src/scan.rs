@@ -21,11 +21,11 @@ use crate::{
     tree::{FileId, Tree},
 };
 
-/// How long a file must have been unchanged.
+/// Time for which a file must be unchanged.
 const SETTLE: Duration = Duration::from_millis(30);
-/// How long a file that held objects must have been empty.
+/// Time for which a file that held objects must be empty.
 const SETTLE_EMPTY: Duration = Duration::from_secs(1);
-/// How long a file must have been gone.
+/// Time for which a file must be missing.
 const VANISHED: Duration = Duration::from_millis(60);
 /// Larger files are refused.
 const MAX_FILE: u64 = 256 << 20;
@@ -84,7 +84,7 @@ impl Look {
 struct Found {
     files: BTreeMap<FileId, Metadata>,
     /// Directories that could not be listed: the files below them stay as they were.
-    kept: Vec<FileId>,
+    protected: Vec<FileId>,
 }
 
 impl Scanner {
@@ -96,8 +96,7 @@ impl Scanner {
         }
     }
 
-    /// Scans every file and reads into `tree` what changed. The first scan does not wait for files to
-    /// settle, since there is nothing to lose.
+    /// Scans every file, and reads changes into `tree`. The first scan does not wait for files to settle.
     pub(crate) fn look(&mut self, tree: &mut Tree, first: bool, written: &Written) -> Look {
         let mut look = Look::default();
         let mut found = Found::default();
@@ -110,7 +109,7 @@ impl Scanner {
             match list(&id, 0, &mut seen, &mut found, &mut look, tree) {
                 Ok(()) => tree.readable(&id),
                 Err(error) => {
-                    found.kept.push(id.clone());
+                    found.protected.push(id.clone());
                     tree.unreadable(
                         &id,
                         format!("cannot be listed: {error}; what was read from it stays"),
@@ -177,10 +176,9 @@ impl Scanner {
             .chain(self.read.keys())
             .filter(|id| !found.files.contains_key(*id))
             .filter(|id| {
-                !found
-                    .kept
-                    .iter()
-                    .any(|kept| kept.layer == id.layer && id.path.starts_with(&kept.path))
+                !found.protected.iter().any(|protected| {
+                    protected.layer == id.layer && id.path.starts_with(&protected.path)
+                })
             })
             .cloned()
             .collect();
@@ -197,8 +195,8 @@ impl Scanner {
     }
 }
 
-/// How long to wait until the file counts as settled; `None` if it is. A time in the future counts as
-/// settled: it carries no information.
+/// Returns the time until the file counts as settled; `None` if it is. A modification time in the future counts as
+/// settled, since it carries no information.
 fn unquiet(meta: &Metadata, is_emptied: bool) -> Option<Duration> {
     let age = SystemTime::now()
         .duration_since(meta.modified().ok()?)
@@ -243,7 +241,7 @@ fn list(
                 Ok(()) => tree.readable(&id),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => tree.readable(&id),
                 Err(error) => {
-                    found.kept.push(id.clone());
+                    found.protected.push(id.clone());
                     tree.unreadable(
                         &id,
                         format!("cannot be listed: {error}; what was read from it stays"),
@@ -256,7 +254,7 @@ fn list(
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if is_manifest => {
-                found.kept.push(id.clone());
+                found.protected.push(id.clone());
                 tree.unreadable(
                     &id,
                     format!("cannot be read: {error}; what was read from it stays"),

@@ -115,7 +115,7 @@ impl Tree {
         self.replace(id, old, new);
     }
 
-    /// A file is gone.
+    /// Handles the removal of a file.
     pub(crate) fn file_gone(&mut self, id: &FileId) {
         let old = self.files.remove(id).unwrap_or_default();
         self.problems_changed |= !old.problems.is_empty();
@@ -174,7 +174,7 @@ impl Tree {
         })
     }
 
-    /// Everything as it is now.
+    /// Returns the current content.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.take_change();
         let object = |key: &ObjectKey| {

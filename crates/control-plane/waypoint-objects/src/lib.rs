@@ -2,6 +2,7 @@
 //! the installation and the ConfigMaps with overlays. The control plane applies them to a cluster, and the lab runs them.
 #![forbid(unsafe_code)]
 
+mod field_path;
 mod merge;
 mod objects;
 mod ours;
@@ -9,7 +10,6 @@ mod overlay;
 mod parameters;
 mod part;
 mod permitted;
-mod place;
 mod pod;
 mod settings;
 

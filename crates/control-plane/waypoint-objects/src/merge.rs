@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::place::{Place, Wrong};
+use crate::field_path::{FieldError, FieldPath};
 
 /// The directive of a map or of an element of a list.
 pub(crate) const DIRECTIVE: &str = "$patch";
@@ -17,11 +17,11 @@ pub(crate) fn deletes(patch: &Value) -> bool {
 }
 
 /// Lays a patch over an object.
-pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), Wrong> {
+pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), FieldError> {
     let Some(members) = patch.as_object() else {
-        return Err(Place::default().wrong("is not a map"));
+        return Err(FieldPath::default().wrong("is not a map"));
     };
-    merge_map(into, members, &Place::default())
+    merge_map(into, members, &FieldPath::default())
 }
 
 /// Strategy of a directive.
@@ -32,7 +32,7 @@ enum Strategy {
     Delete,
 }
 
-fn strategy(members: &Map<String, Value>, place: &Place) -> Result<Strategy, Wrong> {
+fn strategy(members: &Map<String, Value>, place: &FieldPath) -> Result<Strategy, FieldError> {
     let other = members
         .keys()
         .find(|name| name.starts_with('$') && *name != DIRECTIVE);
@@ -51,7 +51,11 @@ fn strategy(members: &Map<String, Value>, place: &Place) -> Result<Strategy, Wro
     }
 }
 
-fn merge_map(into: &mut Value, patch: &Map<String, Value>, place: &Place) -> Result<(), Wrong> {
+fn merge_map(
+    into: &mut Value,
+    patch: &Map<String, Value>,
+    place: &FieldPath,
+) -> Result<(), FieldError> {
     if strategy(patch, place)? == Strategy::Replace || !into.is_object() {
         *into = Value::Object(Map::new());
     }
@@ -77,7 +81,7 @@ fn merge_map(into: &mut Value, patch: &Map<String, Value>, place: &Place) -> Res
     Ok(())
 }
 
-fn merge_list(into: &mut Value, patch: &[Value], place: &Place) -> Result<(), Wrong> {
+fn merge_list(into: &mut Value, patch: &[Value], place: &FieldPath) -> Result<(), FieldError> {
     let replaces = patch.iter().any(is_replacement);
     let keys = keys(place);
     if keys.is_none() || replaces || !into.is_array() {
@@ -95,10 +99,10 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &Place) -> Result<(), Wr
         if is_replacement(element) {
             continue;
         }
-        let wanted = key_of(element, keys, &place)?;
+        let expected = key_of(element, keys, &place)?;
         let found = list
             .iter()
-            .position(|one| key_of(one, keys, &place).is_ok_and(|key| key == wanted));
+            .position(|one| key_of(one, keys, &place).is_ok_and(|key| key == expected));
         match (strategy(members, &place)?, found) {
             (Strategy::Delete, Some(found)) => drop(list.remove(found)),
             (Strategy::Delete, None) => {}
@@ -126,8 +130,8 @@ fn is_replacement(element: &Value) -> bool {
 
 type Keys = &'static [&'static str];
 
-/// By which fields the elements of a list are the same, in the kinds that a waypoint is made of.
-fn keys(of: &Place) -> Option<Keys> {
+/// Returns the merge keys of a list, which identify its elements, for the kinds that a waypoint consists of.
+fn keys(of: &FieldPath) -> Option<Keys> {
     let name = of.last_member()?;
     Some(match name {
         "containers" | "initContainers" | "env" | "volumes" | "imagePullSecrets" | "secrets" => {
@@ -143,7 +147,7 @@ fn keys(of: &Place) -> Option<Keys> {
 }
 
 /// The key of one element.
-fn key_of(element: &Value, keys: Keys, place: &Place) -> Result<Vec<Value>, Wrong> {
+fn key_of(element: &Value, keys: Keys, place: &FieldPath) -> Result<Vec<Value>, FieldError> {
     let part = |name: &&str| match element.get(name) {
         Some(value) if !value.is_null() => Ok(value.clone()),
         _ if *name == "protocol" => Ok("TCP".into()),

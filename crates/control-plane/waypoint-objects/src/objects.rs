@@ -16,14 +16,14 @@ pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-c
 const REPLICAS: &str = "ambit.io/waypoint-replicas";
 /// Annotation of a Gateway: the type of its Service.
 const SERVICE_TYPE: &str = "networking.istio.io/service-type";
-/// Annotations of a Gateway: other names than its own for what is made for it, and for the account.
+/// Annotations of a Gateway that rename the generated objects and the service account.
 const OTHER_NAMES: [&str; 2] = [
     "gateway.istio.io/name-override",
     "gateway.istio.io/service-account",
 ];
 /// The longest name of a Service.
 const LONGEST_NAME: usize = 63;
-/// Annotations of the Gateway that speak of its own manifest.
+/// Annotation of the Gateway that refers to its own manifest.
 const OF_THE_MANIFEST: &str = "kubectl.kubernetes.io/";
 
 /// Objects of a waypoint, each in the form of a manifest. All are in the Gateway's namespace, have its name and are
@@ -32,20 +32,20 @@ const OF_THE_MANIFEST: &str = "kubectl.kubernetes.io/";
 pub struct WaypointObjects {
     /// The account whose identity the waypoint has.
     pub service_account: Value,
-    /// Where clients find it.
+    /// Service by which clients reach the waypoint.
     pub service: Value,
-    /// Its pods. Under an autoscaler without their number.
+    /// Deployment of the waypoint's pods, without replicas under an autoscaler.
     pub deployment: Value,
-    /// Its autoscaler, if an overlay requests one.
+    /// HorizontalPodAutoscaler, if an overlay requests one.
     pub autoscaler: Option<Value>,
-    /// How many of them may be evicted at once, unless an overlay wants none.
+    /// PodDisruptionBudget, unless an overlay disables it.
     pub disruption_budget: Option<Value>,
     /// Whether the Gateway or an overlay sets the number of pods, so that scaling by others is undone.
     pub says_replicas: bool,
 }
 
 impl WaypointObjects {
-    /// All of them, in the order in which they are made.
+    /// Returns all objects in order of creation.
     pub fn all(&self) -> Vec<(Part, &Value)> {
         let all = [
             (Part::ServiceAccount, Some(&self.service_account)),
@@ -60,7 +60,7 @@ impl WaypointObjects {
     }
 }
 
-/// Why no waypoint can be made for a Gateway.
+/// Reason why no waypoint can be deployed for a Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// A Service cannot have its name.
@@ -68,18 +68,18 @@ pub enum Unusable {
         "the name {0:?} cannot be a Service's: use at most 63 lower-case letters, digits and '-', and a letter first"
     )]
     Name(String),
-    /// Parameters that are of no use.
+    /// Invalid parameters of the Gateway.
     #[error(transparent)]
     Parameters(#[from] InvalidParameters),
-    /// The number of replicas is none.
+    /// Invalid number of replicas.
     #[error("annotation ambit.io/waypoint-replicas: {0:?} is not a number of pods")]
     Replicas(String),
-    /// There is no such Service, or none that a waypoint can have.
+    /// Invalid type of Service, or one that waypoints cannot have.
     #[error(
         "annotation {SERVICE_TYPE}: {0:?} is no type of a waypoint's Service; there are ClusterIP, NodePort and LoadBalancer"
     )]
     ServiceType(String),
-    /// Its account, by which clients know a waypoint, has the Gateway's name.
+    /// Name that differs from the Gateway's, by which clients identify the waypoint's service account.
     #[error(
         "annotation {0} is not supported: a waypoint is trusted by its account, which has the Gateway's name; rename the Gateway"
     )]
@@ -87,7 +87,7 @@ pub enum Unusable {
 }
 
 impl Unusable {
-    /// The reason that the Gateway's condition gives.
+    /// Returns the reason of the Gateway's condition.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Parameters(_) => "InvalidParameters",
@@ -124,7 +124,7 @@ pub fn objects(
     Ok(objects)
 }
 
-/// A Gateway and what is the same in all its objects.
+/// Gateway with the metadata that all of its objects share.
 struct Made<'a> {
     gateway: &'a Gateway,
     settings: &'a Settings,
@@ -152,7 +152,7 @@ impl<'a> Made<'a> {
         })
     }
 
-    /// Lays over the objects what is to be laid over them.
+    /// Merges the overlays into the objects.
     fn overlay(
         &self,
         objects: &mut WaypointObjects,
@@ -250,7 +250,7 @@ impl<'a> Made<'a> {
         json!({"matchLabels": {GATEWAY_NAME: self.name}})
     }
 
-    /// An object of the Gateway: with its name, in its namespace, and gone when it goes.
+    /// Builds an object with the Gateway's name and namespace, owned by the Gateway.
     fn object(&self, part: Part, rest: Value) -> Value {
         let metadata = &self.gateway.metadata;
         let (labels, annotations) = self.copied();

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 pub const CLASS: &str = "istio-waypoint";
 /// The controller of that class.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
-/// Label of every object made for a Gateway: who manages it.
+/// Label of every generated object: its manager.
 pub const MANAGED: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED`] on a waypoint's objects.
 pub const MANAGED_BY: &str = "istio.io-mesh-controller";
@@ -20,7 +20,7 @@ pub const MANAGED_BY: &str = "istio.io-mesh-controller";
 /// A Gateway that requests an address by host name brings its own Service and its pods.
 pub fn is_ours(gateway: &Gateway, namespace: &BTreeMap<String, String>, revision: &str) -> bool {
     let labels = gateway.metadata.labels.as_ref();
-    let wanted = labels
+    let label = labels
         .and_then(|labels| labels.get(REVISION))
         .or_else(|| namespace.get(REVISION))
         .map_or("default", String::as_str);
@@ -29,7 +29,7 @@ pub fn is_ours(gateway: &Gateway, namespace: &BTreeMap<String, String>, revision
         .addresses
         .iter()
         .any(|address| address.type_.as_deref() == Some("Hostname"));
-    gateway.spec.gateway_class_name == CLASS && !by_hostname && wanted == revision
+    gateway.spec.gateway_class_name == CLASS && !by_hostname && label == revision
 }
 
 /// Whether an object was made for a waypoint, by us or by another implementation of the same controller.

@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 
 use crate::{
     InvalidParameters, Part,
+    field_path::{FieldError, FieldPath},
     merge::{self, merge},
     permitted,
-    place::{Place, Wrong},
 };
 
 /// A text of a ConfigMap.
@@ -41,7 +41,7 @@ impl Overlay<'_> {
         laid.map_err(|wrong| self.invalid(wrong))
     }
 
-    fn invalid(&self, Wrong { place, why }: Wrong) -> InvalidParameters {
+    fn invalid(&self, FieldError { place, why }: FieldError) -> InvalidParameters {
         InvalidParameters::Overlay {
             map: self.map.clone(),
             key: self.part.key(),
@@ -55,7 +55,7 @@ impl Overlay<'_> {
         overlay: &Value,
         over: Option<Value>,
         base: &Value,
-    ) -> Result<Option<Value>, Wrong> {
+    ) -> Result<Option<Value>, FieldError> {
         let may_go = matches!(self.part, Part::Autoscaler | Part::DisruptionBudget);
         if may_go && merge::deletes(overlay) {
             return Ok(None);
@@ -72,9 +72,9 @@ impl Overlay<'_> {
 }
 
 /// `yes` and `on` are strings, not booleans: a label may have such a value.
-fn read(text: &str) -> Result<Value, Wrong> {
+fn read(text: &str) -> Result<Value, FieldError> {
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-    let value = serde_saphyr::from_str_with_options(text, options).map_err(|error| Wrong {
+    let value = serde_saphyr::from_str_with_options(text, options).map_err(|error| FieldError {
         place: error
             .location()
             .map_or_else(|| ".".to_owned(), |at| format!("line {}", at.line())),
@@ -104,7 +104,7 @@ fn give_way(budget: &mut Value, overlay: &Value) {
 }
 
 /// Whether an object is one that Kubernetes reads, without unknown fields.
-fn check(part: Part, object: &Value) -> Result<(), Wrong> {
+fn check(part: Part, object: &Value) -> Result<(), FieldError> {
     match part {
         Part::ServiceAccount => typed::<ServiceAccount>(object),
         Part::Service => typed::<Service>(object),
@@ -113,7 +113,7 @@ fn check(part: Part, object: &Value) -> Result<(), Wrong> {
             typed::<PodDisruptionBudget>(object)?;
             let both = ["minAvailable", "maxUnavailable"].map(|field| number(object, field));
             match both {
-                [Some(_), Some(_)] => Err(Place::default()
+                [Some(_), Some(_)] => Err(FieldPath::default()
                     .member("spec")
                     .wrong("has both minAvailable and maxUnavailable: give one")),
                 _ => Ok(()),
@@ -123,7 +123,7 @@ fn check(part: Part, object: &Value) -> Result<(), Wrong> {
             typed::<HorizontalPodAutoscaler>(object)?;
             let least = number(object, "minReplicas").and_then(Value::as_i64);
             let most = number(object, "maxReplicas").and_then(Value::as_i64);
-            let most_at = Place::default().member("spec").member("maxReplicas");
+            let most_at = FieldPath::default().member("spec").member("maxReplicas");
             match most {
                 None => Err(most_at.wrong("is missing")),
                 Some(most) if most < least.unwrap_or(1).max(1) => {
@@ -139,21 +139,21 @@ fn number<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
     object.get("spec")?.get(field)
 }
 
-fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), Wrong> {
-    let read: T = serde_path_to_error::deserialize(object).map_err(|error| Wrong {
+fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), FieldError> {
+    let read: T = serde_path_to_error::deserialize(object).map_err(|error| FieldError {
         place: error.path().to_string(),
         why: error.into_inner().to_string(),
     })?;
-    let written =
-        serde_json::to_value(read).map_err(|error| Place::default().wrong(error.to_string()))?;
-    match lost(object, &written, &Place::default()) {
+    let written = serde_json::to_value(read)
+        .map_err(|error| FieldPath::default().wrong(error.to_string()))?;
+    match lost(object, &written, &FieldPath::default()) {
         Some(place) => Err(place.wrong("is no field of this kind")),
         None => Ok(()),
     }
 }
 
 /// The first member that reading and writing an object loses.
-fn lost(before: &Value, after: &Value, place: &Place) -> Option<Place> {
+fn lost(before: &Value, after: &Value, place: &FieldPath) -> Option<FieldPath> {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(name, value)| {
             let place = place.member(name);

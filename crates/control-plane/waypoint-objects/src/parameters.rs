@@ -16,9 +16,9 @@ type Name = (Box<str>, Box<str>);
 /// Parameters of waypoints in a ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Texts, by the part that they are for.
+    /// Overlay texts by the object that they modify.
     texts: BTreeMap<Part, Box<str>>,
-    /// Whether it is meant for every waypoint.
+    /// Whether the ConfigMap applies to every waypoint.
     is_default: bool,
 }
 
@@ -43,10 +43,10 @@ pub enum InvalidParameters {
         "spec.infrastructure.parametersRef: {0} is no ConfigMap: give group \"\", kind ConfigMap and a name"
     )]
     Reference(String),
-    /// There is none.
+    /// Reference to a missing ConfigMap.
     #[error("spec.infrastructure.parametersRef: there is no ConfigMap {0}")]
     Missing(String),
-    /// A text of it cannot be laid over the object.
+    /// Overlay that cannot be merged into the object.
     #[error("ConfigMap {map}, key {key}: {place}: {why}")]
     Overlay {
         /// Namespace and name.
@@ -55,15 +55,15 @@ pub enum InvalidParameters {
         key: &'static str,
         /// Path of the field.
         place: String,
-        /// Problem of its contents.
+        /// Problem of the ConfigMap's content.
         why: String,
     },
 }
 
-/// Every ConfigMap that there is.
+/// ConfigMaps with parameters of waypoints.
 #[derive(Clone, Debug)]
 pub struct ConfigMaps {
-    /// Where those for all waypoints are.
+    /// Namespace of the parameters for all waypoints.
     system: Box<str>,
     all: BTreeMap<Name, Parameters>,
     defaults: BTreeSet<Name>,
@@ -123,7 +123,7 @@ pub fn refers_to(gateway: &Gateway, namespace: &str, name: &str) -> bool {
     to.is_some_and(|(of, it)| *of == *namespace && *it == *name)
 }
 
-/// The ConfigMap that a Gateway refers to: of its own namespace.
+/// Returns the ConfigMap of the Gateway's namespace that it refers to.
 fn reference(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
     let infrastructure = gateway.spec.infrastructure.as_ref();
     let Some(to) = infrastructure.and_then(|own| own.parameters_ref.as_ref()) else {

@@ -5,18 +5,18 @@
 pub enum Part {
     /// The account whose identity the waypoint has.
     ServiceAccount,
-    /// Where clients find it.
+    /// Service by which clients reach the waypoint.
     Service,
     /// Deployment with the pods.
     Deployment,
     /// Autoscaler, if an overlay requests one.
     Autoscaler,
-    /// How many of its pods may be evicted at once.
+    /// PodDisruptionBudget of the waypoint's pods.
     DisruptionBudget,
 }
 
 impl Part {
-    /// All of them, in the order in which they are made.
+    /// All kinds of objects in order of creation.
     pub const ALL: [Self; 5] = [
         Self::ServiceAccount,
         Self::Service,
@@ -25,7 +25,7 @@ impl Part {
         Self::DisruptionBudget,
     ];
 
-    /// Its API's group and version.
+    /// Returns the API group and version.
     pub fn api_version(self) -> &'static str {
         match self {
             Self::ServiceAccount | Self::Service => "v1",
@@ -46,7 +46,7 @@ impl Part {
         }
     }
 
-    /// Its kind in paths.
+    /// Returns the plural name in URL paths.
     pub fn plural(self) -> &'static str {
         match self {
             Self::ServiceAccount => "serviceaccounts",
@@ -57,7 +57,7 @@ impl Part {
         }
     }
 
-    /// The key of a ConfigMap that holds overlays of it.
+    /// Returns the key of the object's overlays in a ConfigMap.
     pub fn key(self) -> &'static str {
         match self {
             Self::ServiceAccount => "serviceAccount",

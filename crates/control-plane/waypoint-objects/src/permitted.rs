@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::{
     MANAGED,
+    field_path::{FieldError, FieldPath},
     merge::DIRECTIVE,
     part::Part,
-    place::{Place, Wrong},
     pod::{CONTAINER, GATEWAY_NAME, HBONE_PORT, VOLUMES},
 };
 use ambit_k8s_api::labels::DATAPLANE_MODE;
@@ -21,7 +21,7 @@ const LABELS: [&str; 5] = [
     DATAPLANE_MODE,
     "sidecar.istio.io/inject",
 ];
-/// Variables that may be set: those that say nothing of identities, keys and who is believed.
+/// Environment variables that overlays may set: ones without effect on identities, keys and trust.
 const VARIABLES: [&str; 11] = [
     "RUST_LOG",
     "LOG_FORMAT",
@@ -35,7 +35,7 @@ const VARIABLES: [&str; 11] = [
     "AMBIT_STREAM_IDLE_TIMEOUT",
     "AMBIT_CANCEL_ON_HALF_CLOSE",
 ];
-/// The same, by how their names begin.
+/// Prefixes of permitted environment variables.
 const VARIABLES_OF: [&str; 6] = [
     "AMBIT_ACCESS_LOG",
     "AMBIT_MAX_SETUPS_",
@@ -47,19 +47,19 @@ const VARIABLES_OF: [&str; 6] = [
 /// Below these, files may be mounted: nothing there is a program, a library, or read unasked.
 const MOUNTS: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 
-/// Rule of what is allowed at one place.
+/// Rule about permitted values of one field.
 enum Rule {
-    /// Everything, removal too.
+    /// Any value, including removal.
     Any,
-    /// Members that are allowed, and no others.
+    /// Permitted fields; others are rejected.
     Fields(&'static [(&'static str, Self)]),
-    /// Value that is there already; for those who write whole objects.
+    /// Unchanged value only, for overlays with complete objects.
     Same,
     /// Any labels but ours.
     Labels,
-    /// One of these words.
+    /// One of these values.
     OneOf(&'static [&'static str]),
-    /// Elements that are known by a member.
+    /// Permitted elements of a list, identified by a merge key.
     List(&'static List),
 }
 
@@ -67,7 +67,7 @@ struct List {
     key: &'static str,
     is_allowed: fn(&Value) -> Result<(), &'static str>,
     element: Rule,
-    /// Whether elements may be removed or replaced as a whole.
+    /// Whether elements may be removed or replaced.
     may_go: bool,
 }
 
@@ -260,7 +260,7 @@ const DISRUPTION_BUDGET: &[(&str, Rule)] = &[(
 )];
 
 /// Checks an overlay of one of a waypoint's objects, as it is without it.
-pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), Wrong> {
+pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), FieldError> {
     let own = match part {
         Part::ServiceAccount => SERVICE_ACCOUNT,
         Part::Service => SERVICE,
@@ -268,7 +268,7 @@ pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), Wro
         Part::Autoscaler => AUTOSCALER,
         Part::DisruptionBudget => DISRUPTION_BUDGET,
     };
-    let root = Place::default();
+    let root = FieldPath::default();
     let members = overlay
         .as_object()
         .ok_or_else(|| root.wrong("is not a map"))?;
@@ -289,8 +289,8 @@ fn member(
     name: &str,
     value: &Value,
     base: Option<&Value>,
-    place: &Place,
-) -> Result<(), Wrong> {
+    place: &FieldPath,
+) -> Result<(), FieldError> {
     let rule = rules.iter().find(|(known, _)| *known == name);
     let (_, rule) = rule.ok_or_else(|| {
         place.wrong("is not for overlays: they set placement, number and resources of a waypoint's pods, not their programs and identity")
@@ -298,7 +298,12 @@ fn member(
     judge(rule, value, base, place)
 }
 
-fn judge(rule: &Rule, value: &Value, base: Option<&Value>, place: &Place) -> Result<(), Wrong> {
+fn judge(
+    rule: &Rule,
+    value: &Value,
+    base: Option<&Value>,
+    place: &FieldPath,
+) -> Result<(), FieldError> {
     match rule {
         Rule::Any => Ok(()),
         Rule::Same if base == Some(value) => Ok(()),
@@ -318,7 +323,7 @@ fn judge(rule: &Rule, value: &Value, base: Option<&Value>, place: &Place) -> Res
 }
 
 /// Map at a place that can be neither removed nor replaced, since it holds things that must stay.
-fn map<'a>(value: &'a Value, place: &Place) -> Result<&'a Map<String, Value>, Wrong> {
+fn map<'a>(value: &'a Value, place: &FieldPath) -> Result<&'a Map<String, Value>, FieldError> {
     let members = value
         .as_object()
         .ok_or_else(|| place.wrong("must be a map: what it holds cannot all be removed"))?;
@@ -328,7 +333,7 @@ fn map<'a>(value: &'a Value, place: &Place) -> Result<&'a Map<String, Value>, Wr
     }
 }
 
-fn labels(given: &Map<String, Value>, place: &Place) -> Result<(), Wrong> {
+fn labels(given: &Map<String, Value>, place: &FieldPath) -> Result<(), FieldError> {
     match given.keys().find(|name| LABELS.contains(&name.as_str())) {
         Some(name) => Err(place
             .member(name)
@@ -337,7 +342,7 @@ fn labels(given: &Map<String, Value>, place: &Place) -> Result<(), Wrong> {
     }
 }
 
-fn elements(list: &List, value: &Value, place: &Place) -> Result<(), Wrong> {
+fn elements(list: &List, value: &Value, place: &FieldPath) -> Result<(), FieldError> {
     let Some(elements) = value.as_array() else {
         return Err(place.wrong("must be a list: what it holds cannot all be removed"));
     };

@@ -9,14 +9,14 @@ use ambit_k8s_api::labels::{
 
 /// Label of a waypoint's pods: the name of their Gateway.
 pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
-/// Where a waypoint takes tunnels.
+/// Port on which waypoints accept tunnels.
 pub const HBONE_PORT: u16 = 15008;
 /// Port of its readiness probe.
 pub(crate) const READINESS_PORT: u16 = 15021;
 const METRICS_PORT: u16 = 15020;
 /// Lifetime of a token, in seconds; Kubernetes renews it long before.
 const TOKEN_LIFETIME: u32 = 43_200;
-/// Variable: how long the pod may take to end.
+/// Variable with the pod's termination grace period.
 const GRACE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
 /// The name of the one container.
 pub(crate) const CONTAINER: &str = "istio-proxy";
@@ -226,10 +226,9 @@ fn volumes(settings: &Settings) -> Vec<Value> {
     volumes
 }
 
-/// Over nodes, unless the settings say otherwise; in either case the pods of one rollout.
-///
-/// Only by what every node has: kube-scheduler leaves nodes without one of the keys out of all constraints, so that a
-/// constraint by zone would put the pods anywhere where nodes have no zones.
+/// Returns the default topology spread: over nodes, among the pods of one rollout. Uses only a key that every node has:
+/// kube-scheduler excludes nodes without a key from all constraints, so that a zone constraint would not spread pods
+/// where nodes have no zones.
 fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
     let usual = json!(
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
@@ -261,7 +260,7 @@ fn affinity(selector: &Value, settings: &Settings) -> Map<String, Value> {
     affinity
 }
 
-/// Whom constraints are about, where they do not say it.
+/// Adds the default selector to constraints without one.
 fn select(constraints: &mut [Value], selector: &Value) {
     for constraint in constraints.iter_mut().filter_map(Value::as_object_mut) {
         constraint
@@ -273,7 +272,7 @@ fn select(constraints: &mut [Value], selector: &Value) {
     }
 }
 
-/// Makes what follows from other fields follow from them again, in a Deployment that overlays were laid over.
+/// Recomputes derived fields of a Deployment after overlays were merged.
 pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settings) {
     let Some(spec) = deployment.pointer_mut("/spec/template/spec") else {
         return;

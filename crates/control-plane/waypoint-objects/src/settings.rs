@@ -13,31 +13,31 @@ use serde_json::{Map, Value};
 pub struct Settings {
     /// The container's image.
     pub image: String,
-    /// When it is pulled; empty leaves it to Kubernetes.
+    /// Image pull policy; empty leaves it to Kubernetes.
     pub image_pull_policy: String,
     /// Secrets with credentials for the registry.
     pub image_pull_secrets: Vec<String>,
     /// The program; empty means the image's own.
     pub command: Vec<String>,
-    /// How many pods a waypoint has.
+    /// Number of pods of a waypoint.
     pub replicas: i32,
     /// Resources of the container.
     pub resources: Value,
     /// Labels of the nodes that waypoints may run on.
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that they tolerate.
+    /// Tolerations of the pods.
     pub tolerations: Vec<Value>,
-    /// Their affinity; what it does not say of other pods is that they avoid each other's zones, if spreading is usual.
+    /// Affinity of the pods; without pod affinity, pods avoid each other's zones, if spreading is the default.
     pub affinity: Map<String, Value>,
-    /// How a waypoint's pods are spread, without selectors; empty spreads them over nodes and zones.
+    /// Topology spread constraints without selectors; empty spreads pods over nodes and zones.
     pub topology_spread_constraints: Vec<Value>,
     /// The seccomp profile.
     pub seccomp_profile: Value,
-    /// How long a waypoint that goes away may finish what it has begun; it ends sooner when nothing is left.
+    /// Drain time of a terminating waypoint; it ends sooner when no work is left.
     pub termination_grace_period_seconds: u32,
-    /// Where xDS is, as a URL.
+    /// URL of the xDS server.
     pub control_address: String,
-    /// Where certificates come from, as a URL; empty is the control plane.
+    /// URL of the CA; empty uses the control plane.
     pub ca_address: String,
     /// SPIFFE id that reads flow events for users.
     pub flow_reader: Option<String>,
@@ -49,7 +49,7 @@ pub struct Settings {
     pub cluster_id: String,
     /// Domain of services.
     pub cluster_domain: String,
-    /// Name of the network; empty if there is only one.
+    /// Name of the network; empty for a single network.
     pub network: String,
     /// Whether metrics name the identities of both ends.
     pub metrics_principals: bool,
@@ -59,11 +59,11 @@ pub struct Settings {
     pub log_level: String,
     /// Log as JSON.
     pub log_as_json: bool,
-    /// Protocols of HTTP/1.1's `Upgrade` that are passed on.
+    /// Permitted protocols of HTTP/1.1's `Upgrade`.
     pub upgrades: Vec<String>,
     /// Further environment variables, after and so over ours.
     pub env: BTreeMap<String, String>,
-    /// Where the container finds its files.
+    /// Paths of files in the container.
     pub files: Files,
 }
 
@@ -71,9 +71,9 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct OpenTelemetry {
-    /// URL of the collector; empty if there is none.
+    /// URL of the collector; empty without one.
     pub endpoint: String,
-    /// Protocol, as OpenTelemetry names it.
+    /// Protocol name of OpenTelemetry.
     pub protocol: String,
     /// Whether metrics are exported.
     pub metrics: bool,
@@ -99,7 +99,7 @@ impl Default for OpenTelemetry {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct SecretKey {
-    /// Name of the Secret; empty if there is none.
+    /// Name of the Secret; empty without one.
     pub name: String,
     /// Key within the Secret.
     pub key: String,

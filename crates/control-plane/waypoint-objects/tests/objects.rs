@@ -107,7 +107,7 @@ fn no_probe_restarts_a_waypoint_that_is_not_ready() {
     assert_eq!(ready["periodSeconds"], 1, "it serves as soon as it can");
 }
 
-/// Kubernetes takes the objects: no field is unknown, no type wrong.
+/// Checks that Kubernetes accepts the objects: no unknown field, no wrong type.
 #[test]
 fn objects_are_what_kubernetes_reads() {
     let made = ordinary();

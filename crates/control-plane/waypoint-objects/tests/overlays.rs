@@ -47,7 +47,7 @@ fn with(own: &[(&str, &str)]) -> Result<WaypointObjects, Unusable> {
     objects(&gateway(to("own")), &Settings::default(), &maps(own))
 }
 
-/// Problem of an overlay, as the Gateway gives it.
+/// Returns the problem of an overlay in the Gateway's condition.
 fn wrong(key: &str, text: &str) -> String {
     let error = with(&[(key, text)]).unwrap_err();
     assert_eq!(error.reason(), "InvalidParameters");

@@ -22,7 +22,7 @@ pub(crate) struct RuleIndex {
     free: Vec<RuleId>,
     by_principal: HashMap<ArcStr, Vec<RuleId>>,
     by_namespace: HashMap<ArcStr, Vec<RuleId>>,
-    /// By the account's name alone; its namespace is compared when the rule is matched.
+    /// Rules by name of the service account; matching compares its namespace.
     by_account: HashMap<ArcStr, Vec<RuleId>>,
     by_port: HashMap<u16, Vec<RuleId>>,
     always: Vec<RuleId>,
@@ -49,7 +49,7 @@ enum Filing {
     Namespaces(Vec<ArcStr>),
     Ports(Vec<u16>),
     Always,
-    /// The policy cannot match anything.
+    /// Policy that cannot match any connection.
     Nowhere,
 }
 
@@ -71,8 +71,8 @@ impl RuleIndex {
             });
             let id = match self.free.pop() {
                 Some(id) => {
-                    if let Some(place) = self.rules.get_mut(id as usize) {
-                        *place = filed;
+                    if let Some(slot) = self.rules.get_mut(id as usize) {
+                        *slot = filed;
                     }
                     id
                 }
@@ -89,8 +89,8 @@ impl RuleIndex {
 
     pub(crate) fn remove(&mut self, key: &PolicyKey) {
         for id in self.of_policy.remove(key).unwrap_or_default() {
-            let place = self.rules.get_mut(id as usize);
-            let Some(filed) = place.and_then(Option::take) else {
+            let slot = self.rules.get_mut(id as usize);
+            let Some(filed) = slot.and_then(Option::take) else {
                 continue;
             };
             if let Some(rule) = filed.rule() {

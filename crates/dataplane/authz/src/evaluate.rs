@@ -15,7 +15,7 @@ use crate::{PolicySet, set::Bucket};
 
 /// Name of the policy that refuses all plaintext.
 const STATIC_STRICT: &str = "istio_converted_static_strict";
-/// Beginning of the names of policies made for one PeerAuthentication.
+/// Name prefix of policies that are converted from a PeerAuthentication.
 const CONVERTED_PEER_AUTHENTICATION: &str = "converted_peer_authentication_";
 
 /// The connection to authorize.
@@ -57,7 +57,7 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// How to treat connections to a workload that names an unknown policy.
+/// Treatment of connections to a workload that names an unknown policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingPolicies {
     /// Deny: the policy might be a DENY that has not arrived yet.
@@ -67,20 +67,20 @@ pub enum MissingPolicies {
     Ignore,
 }
 
-/// The outcome for a connection.
+/// Authorization decision for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Whether it is allowed.
+    /// Whether the connection is allowed.
     pub allowed: bool,
     /// The policy that decided; `None` when the absence of one did.
     pub decided_by: Option<PolicyKey>,
-    /// How the decision was reached.
+    /// Reason for the decision.
     pub why: Why,
     /// The dry-run policies that matched.
     pub dry_run: Vec<DryRun>,
 }
 
-/// How a decision was reached.
+/// Reason for an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// No policy applies to the destination.
@@ -91,7 +91,7 @@ pub enum Why {
     Allowed,
     /// A DENY policy matches.
     Denied,
-    /// There are ALLOW policies and none matches.
+    /// No ALLOW policy matches, although some apply.
     NoneAllowed,
     /// A fail-closed substitute policy applies: why the original is not understood in full.
     NotUnderstood(ArcStr),
@@ -104,7 +104,7 @@ pub enum Why {
 pub struct DryRun {
     /// Key of the policy.
     pub policy: PolicyKey,
-    /// The action it would have had.
+    /// Action that the policy would have had.
     pub action: Action,
 }
 

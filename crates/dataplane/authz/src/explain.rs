@@ -12,27 +12,27 @@ pub struct Explanation {
     /// The decision itself.
     pub decision: Decision,
     /// Every policy that applies to the destination, denying ones first, then by name.
-    pub policies: Vec<PolicyVerdict>,
+    pub policies: Vec<PolicyEvaluation>,
     /// Policies that the destination names but that are unknown.
     pub missing: Vec<ArcStr>,
 }
 
 /// The outcome of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PolicyVerdict {
+pub struct PolicyEvaluation {
     /// Key of the policy.
     pub policy: PolicyKey,
-    /// Why it applies.
+    /// Scope by which the policy applies to the workload.
     pub scope: Scope,
     /// The effect of a match.
     pub action: Action,
     /// Whether the policy is a dry run.
     pub dry_run: bool,
-    /// Outcome of its evaluation.
+    /// Outcome of the policy's evaluation.
     pub outcome: Outcome,
 }
 
-/// Outcome of one policy, of [`PolicyVerdict`].
+/// Outcome of one policy, of [`PolicyEvaluation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The rule with this index, counted from 0, matches.
@@ -94,7 +94,7 @@ impl PolicySet {
             .applicable(destination)
             .into_iter()
             .filter(|policy| counts(&policy.name))
-            .map(|policy| PolicyVerdict {
+            .map(|policy| PolicyEvaluation {
                 policy: policy.key(),
                 scope: policy.scope,
                 action: policy.action,
@@ -103,7 +103,7 @@ impl PolicySet {
                     .map_or(Outcome::NoMatch, |rule| Outcome::Matches { rule }),
             })
             .collect();
-        policies.sort_by_key(|verdict| verdict.action != Action::Deny);
+        policies.sort_by_key(|evaluation| evaluation.action != Action::Deny);
         let missing = destination
             .authorization_policies
             .iter()

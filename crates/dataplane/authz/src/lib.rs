@@ -11,7 +11,7 @@ mod matching;
 mod set;
 
 pub use evaluate::{Connection, Decision, DryRun, MissingPolicies, Why};
-pub use explain::{Explanation, Outcome, PolicyVerdict};
+pub use explain::{Explanation, Outcome, PolicyEvaluation};
 pub use matching::{matches_policy, matching_rule};
 pub use set::{Affects, PolicySet};
 

@@ -70,7 +70,7 @@ fn match_matches(m: &Match, peer: &Peer<'_>) -> bool {
         })
 }
 
-/// A field that is not set is true.
+/// Evaluates one field of a match; an unset field is true.
 fn holds<T>(values: &[T], any: impl FnOnce(&[T]) -> bool) -> bool {
     values.is_empty() || any(values)
 }

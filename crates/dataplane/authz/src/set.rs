@@ -12,7 +12,7 @@ use crate::{
     evaluate::{MissingPolicies, Peer},
 };
 
-/// All policies known.
+/// Authorization policies by name and scope.
 #[derive(Debug, Default)]
 pub struct PolicySet {
     by_key: BTreeMap<PolicyKey, Arc<Authorization>>,
@@ -20,7 +20,7 @@ pub struct PolicySet {
     global: Bucket,
     by_namespace: HashMap<ArcStr, Bucket>,
     missing: MissingPolicies,
-    /// How many are dry runs.
+    /// Number of dry-run policies.
     dry_runs: usize,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Bucket {
 /// The workloads whose connections a policy change may affect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Affects {
-    /// None: nothing changed.
+    /// No workload: the policy did not change.
     Nobody,
     /// All workloads of the mesh.
     Everybody,
@@ -44,7 +44,7 @@ pub enum Affects {
     Namespace(ArcStr),
     /// Workloads that name the policy (`namespace/name`).
     Naming(ArcStr),
-    /// Several of the above (a policy that changed its scope).
+    /// Several of these, for a policy that changed its scope.
     Several(Vec<Self>),
 }
 
@@ -54,7 +54,7 @@ impl Affects {
         self.concerns_parts(&workload.namespace, &workload.authorization_policies)
     }
 
-    /// [`Self::concerns`] for a workload given by its namespace and policies.
+    /// Like [`Self::concerns`], for a workload given by its namespace and policies.
     pub fn concerns_parts(&self, namespace: &str, policies: &[ArcStr]) -> bool {
         match self {
             Self::Nobody => false,
@@ -69,7 +69,7 @@ impl Affects {
 }
 
 impl PolicySet {
-    /// An empty set.
+    /// Creates an empty set of policies.
     pub fn new(missing: MissingPolicies) -> Self {
         Self {
             missing,
@@ -123,17 +123,17 @@ impl PolicySet {
         self.remove(&PolicyKey::of_record(name))
     }
 
-    /// All policies, by name.
+    /// Iterates over the policies by name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Authorization>> {
         self.by_key.values()
     }
 
-    /// How many there are.
+    /// Number of policies.
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no policies.
     pub fn is_empty(&self) -> bool {
         self.by_key.is_empty()
     }
@@ -143,7 +143,7 @@ impl PolicySet {
         self.by_key(&PolicyKey::of_record(name))
     }
 
-    /// How many are fail-closed substitutes of policies that are not understood in full.
+    /// Number of fail-closed substitutes for policies that could not be decoded in full.
     pub fn not_understood(&self) -> usize {
         let policies = self.by_key.values();
         policies
@@ -180,7 +180,7 @@ impl PolicySet {
         }
     }
 
-    /// All policies that apply to a workload, by name.
+    /// Returns the policies that apply to a workload, by name.
     pub(crate) fn applicable(&self, workload: &Workload) -> Vec<&Arc<Authorization>> {
         self.by_key
             .values()

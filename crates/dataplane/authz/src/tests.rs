@@ -485,7 +485,7 @@ fn an_explanation_shows_every_policy_that_applies() {
     let seen: Vec<_> = explanation
         .policies
         .iter()
-        .map(|verdict| (verdict.policy.name.as_str(), verdict.outcome))
+        .map(|evaluation| (evaluation.policy.name.as_str(), evaluation.outcome))
         .collect();
     assert_eq!(
         seen,
@@ -638,8 +638,8 @@ fn naive(policies: &[Authorization], destination: &Workload, connection: &Connec
 }
 
 fn naive_policy(policy: &Authorization, c: &Connection) -> bool {
-    let text = |wanted: &[StringMatch], actual: Option<String>| match actual {
-        Some(actual) => wanted.iter().any(|wanted| match wanted {
+    let text = |pattern: &[StringMatch], actual: Option<String>| match actual {
+        Some(actual) => pattern.iter().any(|pattern| match pattern {
             StringMatch::Exact(text) => actual == text.as_str(),
             StringMatch::Prefix(text) => actual.starts_with(text.as_str()),
             StringMatch::Suffix(text) => actual.ends_with(text.as_str()),
@@ -654,9 +654,9 @@ fn naive_policy(policy: &Authorization, c: &Connection) -> bool {
                 .as_ref()
                 .map(|id| id.to_string().strip_prefix("spiffe://").unwrap().to_owned())
         };
-        let account = |wanted: &[ServiceAccountMatch]| {
+        let account = |pattern: &[ServiceAccountMatch]| {
             c.source.as_ref().is_some_and(|id| {
-                wanted.iter().any(|w| {
+                pattern.iter().any(|w| {
                     (&w.namespace, &w.service_account) == (&id.namespace, &id.service_account)
                 })
             })

@@ -28,17 +28,17 @@ pub trait CaClient: Send + Sync + 'static {
 
 /// Warm start: keeps certificates beyond the lifetime of the process that fetched them.
 pub trait CertificateCache: Send + Sync + 'static {
-    /// Stores the CA's answer, and the key it is for.
+    /// Stores the CA's response with its private key.
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
 
-    /// Takes, once, what an earlier process stored.
+    /// Removes and returns the certificate that an earlier process stored.
     fn take(&self, identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)>;
 }
 
 /// Why a certificate could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// No request could be made.
+    /// The certificate request could not be built.
     #[error(transparent)]
     Request(#[from] CsrError),
     /// The call could not be authenticated.
@@ -47,10 +47,10 @@ pub enum FetchError {
     /// The CA refused, or could not be reached.
     #[error("the CA answered {}", Answer(.0))]
     Status(Box<tonic::Status>),
-    /// The CA did not answer in time.
+    /// The CA did not respond in time.
     #[error("the CA did not answer within {0:?}")]
     TimedOut(Duration),
-    /// The CA's answer cannot be used.
+    /// Invalid certificate chain in the CA's response.
     #[error("the CA's answer cannot be used")]
     Answer(#[from] ChainError),
     /// The fetching task panicked; the log has the details.
@@ -102,7 +102,7 @@ pub struct CsrClientOptions {
     /// Identity of the caller's own account, for which requests name none. A node proxy has no use for one; requests for
     /// all others name the identity.
     pub own: Option<Identity>,
-    /// How long an answer may take.
+    /// Timeout for the response of the CA.
     pub timeout: Duration,
 }
 
@@ -127,7 +127,7 @@ pub struct CsrClient {
 }
 
 impl CsrClient {
-    /// Over a channel of [`ambit_control_channel::channel`].
+    /// Creates a client over a channel of [`ambit_control_channel::channel`].
     pub fn new(
         channel: Channel,
         headers: CallHeaders,
@@ -144,7 +144,7 @@ impl CsrClient {
         }
     }
 
-    /// With a cache, which is read before a request to the CA.
+    /// Adds a cache that is read before a request to the CA.
     #[must_use]
     pub fn with_cache(mut self, cache: Arc<dyn CertificateCache>) -> Self {
         self.cache = Some(cache);
@@ -182,12 +182,12 @@ impl CsrClient {
             .map_err(|_| FetchError::TimedOut(self.options.timeout))?
             .map_err(|status| FetchError::Status(Box::new(status)))?;
         let chain = answer.into_inner().cert_chain;
-        let kept = self
+        let cached = self
             .cache
             .as_ref()
             .map(|cache| (cache, Zeroizing::new(key.clone_key())));
         let certificate = WorkloadCert::from_response(&self.settings, identity, key, &chain)?;
-        if let Some((cache, key)) = kept {
+        if let Some((cache, key)) = cached {
             cache.put(identity, &key, &chain);
         }
         Ok(certificate)

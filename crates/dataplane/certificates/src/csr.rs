@@ -4,7 +4,7 @@ use ambit_model::Identity;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// Why a request could not be made.
+/// Error of building a certificate request.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make a certificate request for {identity}")]
 pub struct CsrError {
@@ -15,7 +15,7 @@ pub struct CsrError {
     pub source: rcgen::Error,
 }
 
-/// A request and the key it is for.
+/// Certificate request with its private key.
 #[derive(Debug)]
 pub struct CertificateRequest {
     /// PEM of the PKCS#10 request.

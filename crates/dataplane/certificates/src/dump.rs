@@ -38,7 +38,7 @@ pub struct CertificateEntry {
 }
 
 impl CertificateDump {
-    /// An identity with its certificate, if it has one.
+    /// Builds the dump of an identity with its certificate, if it has one.
     pub fn new(identity: &Identity, state: String, cert: Option<&WorkloadCert>) -> Self {
         let entries = |ders: &[CertificateDer<'static>]| {
             ders.iter()
@@ -67,7 +67,7 @@ impl CertificateEntry {
     }
 }
 
-/// A moment as `2026-11-21T04:06:07Z`.
+/// Formats a time as `2026-11-21T04:06:07Z`.
 fn rfc3339(time: SystemTime) -> String {
     let seconds = time
         .duration_since(SystemTime::UNIX_EPOCH)

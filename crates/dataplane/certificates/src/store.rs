@@ -33,7 +33,7 @@ pub struct CertificatesOptions {
     pub parallel: usize,
     /// First delay of an identity after a failure.
     pub backoff_initial: Duration,
-    /// Longest delay of an identity.
+    /// Maximum retry delay of an identity.
     pub backoff_cap: Duration,
     /// First delay until a CA that cannot be reached is tried again, with one identity for all.
     pub probe_initial: Duration,
@@ -59,7 +59,7 @@ pub enum CertError {
     /// The identity left this node while its certificate was awaited.
     #[error("identity error: {0} was forgotten: no workload of it is left on this node")]
     Forgotten(Box<Identity>),
-    /// The CA gave none; another attempt follows automatically.
+    /// The CA issued no certificate; another attempt follows automatically.
     #[error("identity error: no certificate for {identity}: {}", ErrorChain(source.as_ref()))]
     Unavailable {
         /// Identity of the certificate.
@@ -74,7 +74,7 @@ pub enum CertError {
 }
 
 impl CertError {
-    /// For metrics and the access log.
+    /// Returns the reason for metrics and the access log.
     pub fn reason(&self) -> Reason {
         Reason::IdentityError
     }
@@ -218,7 +218,7 @@ impl Certificates {
         }
     }
 
-    /// All identities, for `/config_dump`.
+    /// Returns all identities for `/config_dump`.
     pub fn dump(&self) -> Vec<CertificateDump> {
         let entries = self.0.entries.lock();
         let mut dump: Vec<_> = entries
@@ -240,7 +240,7 @@ impl Certificates {
         dump
     }
 
-    /// Counts identities by the state of their certificates at a time.
+    /// Counts the identities by certificate state.
     pub fn counts(&self, now: SystemTime) -> CertificateCounts {
         let mut counts = CertificateCounts::default();
         for entry in self.0.entries.lock().values() {

@@ -26,10 +26,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{RootCa, RootCaError};
 
-/// How long a TCP connection may take: an attempt that meets a server which is away delays the one that meets its
-/// successor.
+/// Timeout of a TCP connection attempt. It bounds the delay that a terminated server causes before its successor is
+/// tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long TLS may take.
+/// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The server's address and how it is authenticated.
@@ -45,13 +45,13 @@ pub struct ChannelConfig {
     pub tls: TlsSettings,
 }
 
-/// Why a channel cannot be made.
+/// Error of building a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// Not an address.
+    /// Text that is not an address.
     #[error("{address:?} is not an address of the form https://host:port")]
     Address {
-        /// Address as it was given.
+        /// Address as configured.
         address: String,
         /// Cause of the error.
         #[source]
@@ -60,7 +60,7 @@ pub enum ChannelError {
     /// The address has no host, or the scheme is not https.
     #[error("{address:?} must name a host, and https if a scheme")]
     NotHttps {
-        /// Address as it was given.
+        /// Address as configured.
         address: String,
     },
     /// A host that no certificate can carry.

@@ -5,12 +5,12 @@ use std::{fmt, io, path::PathBuf, sync::Arc};
 use ambit_rt::Env;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
 
-/// Where the caller's token comes from.
+/// Source of the caller's token.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
     /// A file, read again at each call: Kubernetes replaces it before the token expires.
     File(PathBuf),
-    /// The token itself.
+    /// Token in the setting itself.
     Literal(String),
 }
 
@@ -34,7 +34,7 @@ impl fmt::Debug for TokenSource {
     }
 }
 
-/// Why the headers cannot be made.
+/// Error of building the call headers.
 #[derive(Debug, thiserror::Error)]
 pub enum CallHeadersError {
     /// The token file cannot be read.
@@ -93,7 +93,7 @@ impl CallHeaders {
         })
     }
 
-    /// With the variables whose names start with `prefix` (`XDS_HEADER_`, `CA_HEADER_`).
+    /// Reads the headers from variables with the prefix `prefix` (`XDS_HEADER_`, `CA_HEADER_`).
     pub fn from_env(
         env: &Env,
         prefix: &str,

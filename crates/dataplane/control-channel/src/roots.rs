@@ -14,7 +14,7 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
 ];
 
-/// Where roots come from (`XDS_ROOT_CA`, `CA_ROOT_CA`). Read again at every connection.
+/// Source of root certificates (`XDS_ROOT_CA`, `CA_ROOT_CA`). Read again for every connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RootCa {
     /// Roots of the system.
@@ -40,7 +40,7 @@ pub enum RootCaError {
     /// The roots are not PEM.
     #[error("root certificates of {origin} are not PEM")]
     Pem {
-        /// Where they come from.
+        /// Source of the certificates.
         origin: String,
         /// Cause of the error.
         #[source]
@@ -49,19 +49,19 @@ pub enum RootCaError {
     /// A certificate is malformed.
     #[error("a root certificate of {origin} is malformed")]
     Malformed {
-        /// Where they come from.
+        /// Source of the certificates.
         origin: String,
         /// Cause of the error.
         #[source]
         source: rustls::Error,
     },
-    /// There is none.
+    /// Source without certificates.
     #[error("{origin} holds no root certificate")]
     Empty {
-        /// Where they were expected.
+        /// Source that should have contained certificates.
         origin: String,
     },
-    /// The system has none in a known place.
+    /// No trust store of the system at a known location.
     #[error("this system keeps its root certificates in none of {}", SYSTEM_ROOTS.join(", "))]
     NoSystemRoots,
 }

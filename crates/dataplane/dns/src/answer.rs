@@ -28,9 +28,8 @@ const QUESTION: u16 = 12;
 /// The two bits that make an offset a pointer to a name.
 const POINTER: u16 = 0xc000;
 
-/// The answer, in wire form. Addresses may be in any order; those that do not fit the client's datagram
-/// are left out, and the answer is marked as truncated: clients that cannot retry over TCP have at least
-/// some of the addresses.
+/// Encodes the DNS message. Addresses may be in any order; those that exceed the client's datagram are left out, and
+/// the message is marked as truncated, so that clients without TCP get at least some of the addresses.
 pub fn encode(
     question: &Question,
     found: &Found,
@@ -100,7 +99,7 @@ impl Message {
         self.owner = POINTER | at;
     }
 
-    /// False if it does not fit.
+    /// Appends an address; false if it does not fit.
     fn address(&mut self, ip: IpAddr, limit: usize) -> bool {
         let before = self.bytes.len();
         match ip {

@@ -8,12 +8,12 @@ use ambit_route::MeshTable;
 /// Addresses that always fit into a message over TCP.
 const MAX_ADDRESSES: usize = 2000;
 
-/// The client, and its location.
+/// Client with its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client<'a> {
     /// Namespace of the client.
     pub namespace: &'a str,
-    /// Its network: it can reach only addresses of the same one.
+    /// Network of the client, which can reach only addresses of this network.
     pub network: &'a str,
     /// Cluster of the client.
     pub cluster_id: &'a str,
@@ -48,10 +48,9 @@ pub struct Found {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Looks `name` up (lower case, without the final dot) as the client's own resolver would if it knew
-/// the mesh: unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix.
-///
-/// `None`: not a name of the mesh, for this client.
+/// Resolves `name` (lower case, without the final dot) like the client's own resolver with knowledge of the mesh:
+/// unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix. `None` if the name is not
+/// the mesh's for this client, so that the query is forwarded.
 pub fn look_up(
     table: &MeshTable,
     client: &Client<'_>,
@@ -203,12 +202,12 @@ impl<'a> Search<'a> {
     fn found(&self, hit: Hit<'a>, alias: Option<String>, family: Family) -> Found {
         let service = hit.service;
         let network = self.client.network;
-        let wanted =
+        let is_eligible =
             |ip: &IpAddr| family.has(ip) && service.ip_families.is_none_or(|f| f.accepts(*ip));
         let one = |workload: &ambit_route::WorkloadRef| {
             let ours = *workload.network() == network;
             let mut ips = workload.ips().iter().copied().filter(|_| ours);
-            ips.find(wanted)
+            ips.find(is_eligible)
         };
         let addresses: Vec<IpAddr> = match hit.pod {
             Some(workload) => one(workload).into_iter().collect(),
@@ -223,7 +222,7 @@ impl<'a> Search<'a> {
                 .iter()
                 .filter(|vip| vip.network == network)
                 .map(|vip| vip.address)
-                .filter(wanted)
+                .filter(is_eligible)
                 .take(MAX_ADDRESSES)
                 .collect(),
         };

@@ -11,21 +11,21 @@ use crate::lookup::Family;
 /// Bytes of a message's header.
 pub(crate) const HEADER: usize = 12;
 
-/// A query that can be answered or forwarded.
+/// DNS query that can be answered or forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     pub(crate) metadata: Metadata,
     pub(crate) query: Query,
-    /// The whole message.
+    /// Complete DNS message.
     pub(crate) bytes: Vec<u8>,
-    /// Where the question section ends.
+    /// Offset of the end of the question section.
     pub(crate) end: usize,
 }
 
-/// Why a message cannot be answered.
+/// Reason why a message cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswerable {
-    /// The datagram has no complete header, so that no answer is possible.
+    /// Datagram without a complete header, which cannot be answered.
     Noise,
     /// The query is refused with this message.
     Refused(Vec<u8>, ResponseCode),

@@ -7,7 +7,7 @@ use hickory_proto::{
 
 use crate::question::{HEADER, Question};
 
-/// A forwarded question.
+/// Query forwarded to an upstream server.
 #[derive(Clone, Debug)]
 pub(crate) struct Relay {
     client_id: [u8; 2],
@@ -16,7 +16,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Under an id that only the server can know.
+    /// Creates the forwarded query with an id that only the server can know.
     pub(crate) fn new(question: &Question, id: u16) -> Self {
         let mut message = question.bytes.clone();
         let client_id = question.metadata.id.to_be_bytes();
@@ -48,7 +48,7 @@ impl Relay {
         Some((bytes, header.metadata.response_code))
     }
 
-    /// The same bytes, except for the case of letters in the name.
+    /// Whether the response repeats the question, ignoring the case of the name.
     fn repeats_question(&self, bytes: &[u8]) -> bool {
         let section = |of: &[u8]| of.get(HEADER..self.question_end).map(<[u8]>::to_vec);
         let (Some(query), Some(answered)) = (section(&self.message), section(bytes)) else {

@@ -18,12 +18,12 @@ use crate::{
     upstream::{self, RelayError},
 };
 
-/// The transport of a question.
+/// Transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// In a datagram.
+    /// DNS over UDP.
     Udp,
-    /// Over a connection.
+    /// DNS over TCP.
     Tcp,
 }
 
@@ -48,12 +48,12 @@ pub enum Known {
     NotYet,
 }
 
-/// The outcome of a question.
+/// Outcome of a query.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome<'a> {
-    /// Answered from the mesh.
+    /// The mesh answered the query.
     Answered(&'a Found),
-    /// Forwarded: the answer's code, and the time it took.
+    /// Response code of a forwarded query, and its latency.
     Relayed(ResponseCode, Duration),
     /// Forwarded without success.
     Failed(&'a RelayError),
@@ -61,7 +61,7 @@ pub enum Outcome<'a> {
     NotYet,
 }
 
-/// A question and its outcome.
+/// Query with its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
     /// Question of the client.
@@ -72,9 +72,9 @@ pub struct Report<'a> {
     pub outcome: Outcome<'a>,
 }
 
-/// The proxy that the server is part of.
+/// Interface to the proxy that embeds the server.
 pub trait Host: Send + Sync + 'static {
-    /// Looks a name up in the mesh, given in lower case and without the final dot.
+    /// Resolves a name in the mesh, given in lower case without the final dot.
     fn look_up(&self, name: &str, family: Family) -> Known;
     /// Waits until the mesh is known, at most as long as clients can wait; returns whether it is.
     fn mesh_known(&self) -> impl Future<Output = bool> + Send;
@@ -99,9 +99,9 @@ pub struct Server<H> {
 /// The next step of a question.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Send this answer.
+    /// Answer to send to the client.
     Answer(Vec<u8>),
-    /// The response has to wait.
+    /// Response that must wait for the mesh state.
     Later(Later),
 }
 
@@ -110,12 +110,12 @@ pub(crate) enum Step {
 pub(crate) enum Later {
     /// The mesh does not have the name.
     Relay,
-    /// The mesh is not known.
+    /// Mesh state that is not known yet.
     Wait,
 }
 
 impl<H: Host> Server<H> {
-    /// A server whose sockets are made by `egress`.
+    /// Creates a server whose sockets `egress` opens.
     pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
         Self {
             host,

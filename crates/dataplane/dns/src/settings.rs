@@ -5,14 +5,14 @@ use std::{net::SocketAddr, time::Duration};
 use ambit_sys::netns::Netns;
 use hickory_resolver::system_conf::read_system_conf;
 
-/// How forwarded questions leave.
+/// Sockets by which forwarded queries leave the pod.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
     /// The pod's namespace; `None`: the caller's.
     pub netns: Option<Netns>,
     /// The mark by which the pod's redirection exempts the server's own sockets.
     pub mark: Option<u32>,
-    /// Servers to ask when the client's own server cannot be determined.
+    /// Upstream servers for clients whose own server cannot be determined.
     pub fallback: Vec<SocketAddr>,
 }
 

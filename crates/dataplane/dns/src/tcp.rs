@@ -14,8 +14,7 @@ use crate::{
     server::{Host, Server, Step, Transport},
 };
 
-/// Answers one connection's questions until it has none for a while. More connections than the
-/// server's limit are closed at once.
+/// Serves one connection's queries until it is idle. Connections beyond the server's limit are closed at once.
 pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>) {
     let Ok(_room) = server.connections.try_acquire() else {
         return;

@@ -19,12 +19,12 @@ const MAX_QUESTION: usize = 4096;
 /// Pause after an error that no client caused.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Pods that leave, handled one at a time.
+/// Permit for handling removed pods one at a time.
 static FORGETTING: Semaphore = Semaphore::const_new(1);
 
-/// Answers datagrams until the drain begins, and then until no more come. The kernel continues to redirect ports of the pod
-/// that were redirected, even after the rules are removed, and whichever socket has them then. The translation of ports
-/// without a socket is removed as the drain begins, that of all others at the end.
+/// Serves datagrams until the drain begins, and then until no more arrive. The kernel keeps redirecting ports of the
+/// pod that were redirected before, even after the rules are removed. The translation of ports without a socket is
+/// removed when the drain begins, the others at its end.
 pub async fn serve_datagrams<H: Host>(
     socket: UdpSocket,
     server: Arc<Server<H>>,
@@ -102,7 +102,7 @@ async fn take_meanwhile<H: Host>(
     }
 }
 
-/// Ends the translation of datagrams from these ports.
+/// Removes the address translation of datagrams from these ports.
 fn forget<H>(
     socket: &UdpSocket,
     server: &Server<H>,

@@ -19,15 +19,15 @@ use crate::{
     settings::{Egress, Limits},
 };
 
-/// The port of captured questions.
+/// Port of captured queries.
 const PORT: u16 = 53;
-/// As many servers as resolvers usually use.
+/// Maximum number of upstream servers, as in common resolvers.
 const MAX_SERVERS: usize = 3;
 
 /// Why a question could not be forwarded.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// There is no server to ask.
+    /// No upstream server is configured.
     #[error("the DNS server of the query is not known, and the proxy has none of its own")]
     NoServer,
     /// The pod has too many questions in flight.
@@ -36,7 +36,7 @@ pub enum RelayError {
     /// The server did not answer.
     #[error("{0} did not answer in time")]
     Silent(SocketAddr),
-    /// A socket could not be made.
+    /// Failure to open a socket.
     #[error("cannot create a socket to query {server}")]
     Socket {
         /// Address of the server.
@@ -56,7 +56,7 @@ pub enum RelayError {
     },
 }
 
-/// Asks the server that the client addressed, or else those of the egress in turn.
+/// Queries the server that the client addressed, or else those of the egress in turn.
 pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,
@@ -99,8 +99,8 @@ pub(crate) async fn exchange(
     result
 }
 
-/// Whether redirection can have taken a question to this destination: never the pod itself, or the
-/// server would ask itself.
+/// Whether redirection can have captured a query to this destination: never the pod itself, or the server would query
+/// itself.
 fn is_server(resolver: &SocketAddr) -> bool {
     let ip = resolver.ip();
     resolver.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()

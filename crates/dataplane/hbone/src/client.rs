@@ -29,7 +29,7 @@ use crate::{
     windows::Windows,
 };
 
-/// How long tunnels may go on to a workload that is gone, but still answers.
+/// Maximum time for which tunnels continue to a workload that was removed but still responds.
 const GONE_DRAIN: Duration = Duration::from_secs(60);
 
 /// The time of a connection to a workload that is gone is over.
@@ -45,7 +45,7 @@ pub enum DialError {
     Prepare {
         /// Description of the step.
         text: &'static str,
-        /// The low-cardinality cause.
+        /// Low-cardinality reason for metrics.
         reason: Reason,
         /// Cause of the error.
         #[source]
@@ -60,7 +60,7 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    /// TCP failed without any answer.
+    /// Timeout of the TCP connection.
     #[error(
         "connection timed out, maybe a NetworkPolicy is blocking HBONE port {}: {addr} did not \
          answer within {limit:?}", addr.port()
@@ -68,7 +68,7 @@ pub enum DialError {
     Timeout {
         /// Address of the peer.
         addr: SocketAddr,
-        /// How long we waited.
+        /// Timeout that elapsed.
         limit: Duration,
     },
     /// The TLS handshake failed.
@@ -92,7 +92,7 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Prepare { reason, .. } => *reason,
@@ -107,7 +107,7 @@ impl DialError {
 /// Why HTTP/2 could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Http2Error {
-    /// The peer took longer than this.
+    /// Timeout of the peer's response.
     #[error("the peer took longer than {0:?}")]
     Timeout(Duration),
     /// The peer broke the protocol, or went away.
@@ -118,16 +118,16 @@ pub enum Http2Error {
 /// Why a tunnel could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelError {
-    /// There is no connection for it.
+    /// No connection could be opened for the tunnel.
     #[error("{0}")]
     Dial(#[source] Arc<DialError>),
     /// The request could not be built from these headers.
     #[error("the CONNECT request is not valid")]
     Request(#[source] http::Error),
-    /// The stream or its connection failed before an answer came.
+    /// Failure of the stream or its connection before a response.
     #[error("the tunnel's stream failed")]
     Stream(#[source] h2::Error),
-    /// The peer answered with this status.
+    /// Response status of the peer.
     #[error("http status: {0}")]
     Status(StatusCode),
     /// The peer answered with this status, and named the policies of the workload that refuse the tunnel.
@@ -144,7 +144,7 @@ pub enum TunnelError {
 }
 
 impl TunnelError {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Dial(error) => error.reason(),
@@ -153,7 +153,7 @@ impl TunnelError {
         }
     }
 
-    /// Whether it may end by itself within seconds: the peer is not there, or does not serve yet.
+    /// Whether the condition may end within seconds: the peer is unreachable, or does not serve yet.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Dial(error) => match &**error {
@@ -169,9 +169,9 @@ impl TunnelError {
         }
     }
 
-    /// Whether the peer has seen nothing of the request, or at most an opening without a byte of the
-    /// application: then another connection may be tried. On a `fresh` connection only if the peer cut it
-    /// off without an error: what it refuses once, it would refuse again.
+    /// Whether the peer has seen nothing of the request, or an opening without application data, so that another
+    /// connection may be tried. On a `fresh` connection only if the peer closed it without an error, since it would
+    /// repeat a refusal.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_cut_off(error),
@@ -242,7 +242,7 @@ impl ClientConnection {
         self.shared.is_stalled()
     }
 
-    /// Whether it still takes tunnels: not after GOAWAY, an error, or a long idle time.
+    /// Whether the connection accepts tunnels: not after GOAWAY, an error, or a long idle time.
     pub fn is_open(&mut self) -> bool {
         !self.shared.retired.load(Ordering::Relaxed)
             && !matches!(
@@ -252,7 +252,7 @@ impl ClientConnection {
             )
     }
 
-    /// Records what is known of the workload at the other end.
+    /// Records the liveness of the workload at the other end.
     pub fn set_liveness(&self, liveness: Liveness) {
         self.shared.set_liveness(liveness);
     }
@@ -275,7 +275,7 @@ impl ClientConnection {
     }
 }
 
-/// When a connection's driver ends, even by a panic, the connection takes no more tunnels.
+/// Retires a connection when its driver ends, also by a panic, so that it takes no more tunnels.
 struct Retire(Arc<Shared>);
 
 impl Drop for Retire {
@@ -293,7 +293,7 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     idle_release: Duration,
     /// The peer's health that `pinger` follows.
     liveness: Liveness,
-    /// When the connection of a peer that is gone ends.
+    /// Time at which the connection of a removed peer is closed.
     ends: Option<Instant>,
     /// Dropped with the connection.
     _permit: Option<Box<dyn Permit>>,

@@ -18,8 +18,8 @@ use tokio_util::io::poll_read_buf;
 
 use crate::scratch::SCRATCH;
 
-/// Buffers kept for the thread's next reads.
-const KEPT: usize = 2;
+/// Maximum buffers that a thread reuses for its reads.
+const MAX_FREE_BUFFERS: usize = 2;
 
 thread_local! {
     static FREE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
@@ -30,7 +30,7 @@ pub struct Coarse<IO> {
     io: IO,
     /// Read but not returned yet; has capacity only then.
     held: BytesMut,
-    /// Ends the connection once it completes.
+    /// Completes when the connection must be closed because of a revoked certificate.
     revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -52,7 +52,7 @@ impl<IO> Coarse<IO> {
         }
     }
 
-    /// Makes reading an error once `revoked` completes.
+    /// Makes reads fail once `revoked` completes.
     pub(crate) fn end_when(&mut self, revoked: impl Future<Output = ()> + Send + 'static) {
         self.revoked = Some(Box::pin(revoked));
     }
@@ -67,7 +67,7 @@ fn give_back(mut buffer: BytesMut) {
     buffer.clear();
     FREE.with_borrow_mut(|free| {
         // Returning pieces moves the start; a buffer that lost much of its capacity is not kept.
-        if free.len() < KEPT && buffer.try_reclaim(SCRATCH) {
+        if free.len() < MAX_FREE_BUFFERS && buffer.try_reclaim(SCRATCH) {
             free.push(buffer);
         }
     });
@@ -172,6 +172,6 @@ mod tests {
             0,
             "an idle connection holds no buffer"
         );
-        FREE.with_borrow(|free| assert!(free.len() <= KEPT && !free.is_empty()));
+        FREE.with_borrow(|free| assert!(free.len() <= MAX_FREE_BUFFERS && !free.is_empty()));
     }
 }

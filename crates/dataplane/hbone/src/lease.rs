@@ -13,7 +13,7 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-/// How long no tunnel of a connection can send anything before the connection counts as stalled.
+/// Time without progress of any tunnel after which a connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Permit that is held as long as a connection lasts, for connection limits.
@@ -24,14 +24,14 @@ impl<T: fmt::Debug + Send> Permit for T {}
 /// Liveness of the workload at the other end of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Liveness {
-    /// The workload is expected to answer.
+    /// The workload is published, so responses are expected.
     #[default]
     Expected,
     /// The workload is not ready, or is terminating: its connections are checked often, and go on as long as it
     /// answers.
     Doubtful,
-    /// The control plane has removed it, or its address is another's: its connections take no more tunnels, and end
-    /// when it does not answer, and in any case after a time.
+    /// Removed by the control plane, or its address was reassigned: its connections take no more tunnels, and are
+    /// closed when the peer does not respond or after a time.
     Gone,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     /// Milliseconds from `born` to the last tunnel opened.
     pub(crate) last_used_ms: AtomicUsize,
     pub(crate) born: Instant,
-    /// Serves its tunnels, but takes no more.
+    /// Whether the connection only serves its existing tunnels.
     pub(crate) retired: AtomicBool,
     /// Tunnels with data that the peer's windows do not allow to be sent.
     pub(crate) blocked: AtomicUsize,
@@ -64,7 +64,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Of a connection that was just made.
+    /// Creates the lease state of a new connection.
     pub(crate) fn new() -> Self {
         Self {
             streams: AtomicUsize::new(0),

@@ -11,20 +11,19 @@ use tokio::time::{Instant, Sleep};
 
 use crate::{Settings, lease::Liveness};
 
-/// How often a peer is checked that is doubtful or gone.
+/// Interval of pings to a peer that is suspected or known to be gone.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
-/// Time without an answer after which a doubtful peer's connection is given up. Its proxy answers PINGs, not the application
-/// that is not ready.
+/// PING timeout of a suspected peer. Its proxy responds to PINGs, not the unready application.
 const DOUBTFUL_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same of a peer that is gone, which most probably answers nothing.
+/// PING timeout of a removed peer, which most probably does not respond.
 const GONE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A peer that did not answer a PING in time.
+/// Error of a peer that did not acknowledge a PING in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer did not answer an HTTP/2 PING within {0:?}")]
 pub struct PingTimeout(Duration);
 
-/// The next action.
+/// Next action of the pinger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     Ping,
@@ -48,7 +47,7 @@ impl State {
         (Effect::Ping, self.timeout)
     }
 
-    /// The answer arrived: the time until the timer fires.
+    /// Handles the acknowledgement, and returns the time to the next PING.
     fn on_pong(&mut self) -> Duration {
         self.awaiting = false;
         self.interval
@@ -102,7 +101,7 @@ impl Pinger {
         self.timer.as_mut().reset(Instant::now() + wait);
     }
 
-    /// Pending as long as the peer answers. `on_tick` runs once an interval.
+    /// Polls the pinger: pending while the peer acknowledges. `on_tick` runs once per interval.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,

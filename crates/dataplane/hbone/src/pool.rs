@@ -38,14 +38,14 @@ type Outcome = Result<(), Arc<DialError>>;
 pub struct PoolKey {
     /// The identity of the certificate we present.
     pub source: Identity,
-    /// The server identities we accept.
+    /// Accepted server identities.
     pub expected: Vec<Identity>,
     /// The uid of the workload at the other end. An address that becomes another workload's is another key: the
     /// connections to the one before lead nowhere.
     pub workload: ArcStr,
     /// Address of the peer.
     pub destination: SocketAddr,
-    /// The pod's own address.
+    /// Source address, the pod's own.
     pub source_ip: IpAddr,
 }
 
@@ -75,7 +75,7 @@ pub struct Pool {
     settings: Arc<Settings>,
 }
 
-/// A [`Pool`] that this does not keep.
+/// Weak reference to a [`Pool`].
 #[derive(Clone, Debug)]
 pub struct WeakPool {
     state: Weak<Mutex<State>>,
@@ -83,7 +83,7 @@ pub struct WeakPool {
 }
 
 impl WeakPool {
-    /// The pool, if it is still there.
+    /// Returns the pool, if it still exists.
     pub fn upgrade(&self) -> Option<Pool> {
         Some(Pool {
             state: self.state.upgrade()?,
@@ -104,7 +104,7 @@ pub struct Reserved {
 /// Called before a connection is set up.
 type Reserve<'a> = &'a (dyn Fn() -> Result<Option<Reserved>, DialError> + Sync);
 
-/// The result of a look-up in the pool.
+/// Result of a lookup in the pool.
 enum Looked {
     Leased(Leased),
     Wait(oneshot::Receiver<Outcome>),
@@ -113,7 +113,7 @@ enum Looked {
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new(settings: Arc<Settings>) -> Self {
         Self {
             state: Arc::default(),
@@ -126,7 +126,7 @@ impl Pool {
         &self.settings
     }
 
-    /// Connections it holds, for tests and dumps.
+    /// Number of connections, for tests and dumps.
     pub fn connections(&self) -> usize {
         self.state
             .lock()
@@ -211,7 +211,7 @@ impl Pool {
         state.entries.clear();
     }
 
-    /// A reference that does not keep the pool.
+    /// Returns a weak reference.
     pub fn downgrade(&self) -> WeakPool {
         WeakPool {
             state: Arc::downgrade(&self.state),
@@ -219,8 +219,8 @@ impl Pool {
         }
     }
 
-    /// Applies the liveness of peers, where `liveness` reports one. Connections to those that are gone get no more
-    /// tunnels and end as soon as the peer does not answer.
+    /// Applies the liveness of peers that `liveness` reports. Connections to removed peers get no more tunnels, and are
+    /// closed as soon as the peer does not respond.
     pub fn review(&self, liveness: impl Fn(&PoolKey) -> Option<Liveness>) {
         let mut state = self.state.lock();
         state.entries.retain(|key, entry| {

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 /// Header of a refusing response: the policies that refuse the tunnel, as `namespace/name`, separated by commas.
 pub const REFUSED_BY: HeaderName = HeaderName::from_static("x-ambit-refused-by");
 
-/// Policies that are named at most.
+/// Maximum policies that a refusal names.
 const MAX_POLICIES: usize = 4;
 /// Longest value that is believed: so many names of the longest namespaces and policies.
 const MAX_VALUE_BYTES: usize = MAX_POLICIES * (63 + 1 + 253 + 2);

@@ -36,7 +36,7 @@ pub use socket::Socket;
 use socket::Watch;
 use upload::Upload;
 
-/// Time limit for delivering what a side sent before it broke.
+/// Timeout for delivering data of a side that broke.
 const LAST_BYTES: Duration = Duration::from_secs(5);
 
 /// Counts the bytes as they pass.
@@ -52,7 +52,7 @@ impl Meter for () {
     fn app_received(&self, _bytes: u64) {}
 }
 
-/// Counts for the other end: what is read from the first one is what the application receives.
+/// Meter for the opposite side: bytes read from the first end are what the application receives.
 #[derive(Clone, Copy, Debug)]
 pub struct Reversed<M>(pub M);
 
@@ -89,7 +89,7 @@ pub enum RelayError {
 }
 
 impl RelayError {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> ambit_model::Reason {
         match self {
             Self::Tunnel(error) if crate::tls::is_revoked(error) => {
@@ -101,19 +101,18 @@ impl RelayError {
     }
 }
 
-/// How one direction ended.
+/// How one direction of the relay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
-    /// With an end of data, passed on.
+    /// Clean end of data, which was passed on.
     Clean,
-    /// Its source broke, and all that came from it has been passed on. The other direction's bytes have
-    /// no receiver.
+    /// The source broke after all of its data was passed on. The other direction then has no receiver.
     SourceBroke,
-    /// Its sink broke. What that had sent before may still be passed on, in the other direction.
+    /// The sink broke. Data that it sent before may still be relayed in the other direction.
     SinkBroke,
 }
 
-/// How far a connection has ended.
+/// Shutdown progress of a relayed connection.
 #[derive(Debug, Default)]
 struct Ends {
     up: bool,
@@ -218,7 +217,7 @@ where
     result
 }
 
-/// Resets a tunnel when what was passed to it has been sent, or that takes too long.
+/// Resets a tunnel after its pending data was sent, or after a timeout.
 async fn reset_when_sent(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
     poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
         Poll::Pending => last_bytes_timer.poll(cx),

@@ -19,7 +19,7 @@ use tokio_util::io::poll_read_buf;
 /// update to the sender, through the whole stack, and the sender's next bytes with the answer) costs more
 /// than the bytes. Memory is used only as far as reads fill it.
 pub(crate) const SCRATCH: usize = 512 << 10;
-/// Pieces up to this size are copied.
+/// Size up to which pieces are copied.
 const COPY_OUT: usize = 8 << 10;
 
 thread_local! {
@@ -44,8 +44,8 @@ pub(crate) fn poll_read<R: AsyncRead + Unpin>(
     })
 }
 
-/// Reads once and passes the bytes to `write`; what it does not take is returned, copied.
-/// `None` means the end.
+/// Reads once and passes the bytes to `write`; the part that it does not accept is copied and returned. `None` means
+/// the end.
 pub(crate) fn poll_pass<R: AsyncRead + Unpin>(
     reader: &mut R,
     cx: &mut Context<'_>,

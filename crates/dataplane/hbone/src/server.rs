@@ -39,7 +39,7 @@ pub enum ServeError {
     /// The peer broke the protocol, or went away.
     #[error("http2 connection failed")]
     Connection(#[source] h2::Error),
-    /// The peer does not answer.
+    /// The peer does not acknowledge PINGs.
     #[error(transparent)]
     Silent(#[from] PingTimeout),
 }
@@ -67,7 +67,7 @@ pub enum IncomingError {
 }
 
 impl Incoming {
-    /// The requested destination.
+    /// Returns the requested destination.
     ///
     /// # Errors
     /// When it is not a plain CONNECT to an address or name with a port.
@@ -101,12 +101,12 @@ impl Incoming {
         self.open.count()
     }
 
-    /// Answers with only `status`. A peer that has gone needs no answer.
+    /// Responds with `status` only. Has no effect if the peer has disconnected.
     pub fn refuse(self, status: StatusCode) {
         self.refuse_with(status, HeaderMap::new());
     }
 
-    /// Answers with `status` and these headers.
+    /// Responds with `status` and these headers.
     pub fn refuse_with(mut self, status: StatusCode, headers: HeaderMap) {
         let mut response = Response::new(());
         *response.status_mut() = status;
@@ -132,7 +132,7 @@ impl Incoming {
         .await
     }
 
-    /// Answers 200: the tunnel is established.
+    /// Responds with 200, which establishes the tunnel.
     ///
     /// # Errors
     /// When the peer has gone.

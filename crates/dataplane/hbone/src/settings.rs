@@ -16,21 +16,21 @@ pub struct Settings {
     /// Smallest window of a stream, however many are open. The window of the connection grows by as much with each
     /// stream that is open beside others.
     pub min_stream_window: u32,
-    /// Largest frame we accept, 16 KiB to 16 MiB.
+    /// Maximum frame size that is accepted, 16 KiB to 16 MiB.
     pub frame_size: u32,
     /// Bytes of a stream that may wait in HTTP/2 to be written.
     pub send_buffer: usize,
-    /// Most streams of a client connection (the peer may allow fewer).
+    /// Maximum streams of a client connection (the peer may allow fewer).
     pub max_streams: usize,
-    /// Most open streams of a peer towards us.
+    /// Maximum concurrent streams of a peer.
     pub max_peer_streams: u32,
-    /// Longest header list a peer may send us in a request.
+    /// Maximum header list size in a request.
     pub max_request_headers: u32,
-    /// Longest header list a peer may send us in a response.
+    /// Maximum header list size in a response.
     pub max_response_headers: u32,
     /// Interval of PINGs on a connection.
     pub ping_interval: Duration,
-    /// Time without an answer to a PING after which the connection is given up.
+    /// PING timeout after which the connection is closed.
     pub ping_timeout: Duration,
     /// Time limit for setting up TLS and HTTP/2, each.
     pub handshake_timeout: Duration,
@@ -69,7 +69,7 @@ impl Settings {
         self.connection_bytes(streams)
     }
 
-    /// The same of a connection to a server.
+    /// Memory of a connection to a server, in bytes.
     pub fn client_bytes(&self) -> usize {
         self.connection_bytes(self.max_streams)
     }

@@ -24,7 +24,7 @@ const ENCRYPT_AT_ONCE: usize = 256 << 10;
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The peer took longer than this.
+    /// Timeout of the handshake.
     #[error("the TLS handshake took longer than {0:?}")]
     Timeout(Duration),
     /// Refused by either side, or not TLS at all.
@@ -41,7 +41,7 @@ impl HandshakeError {
         matches!(self, Self::Tls(error) if crate::relay::is_gone(error))
     }
 
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> ambit_model::Reason {
         use ambit_model::Reason::{CertRevoked, TlsFailure};
         match self {
@@ -95,7 +95,7 @@ pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
-/// Ends a connection as soon as its peer's certificate is revoked: `revocation` completes then.
+/// Wraps a connection that closes when `revocation` completes, since the peer's certificate was revoked.
 pub fn end_when_revoked<IO>(
     stream: &mut TlsStream<IO>,
     revocation: impl Future<Output = ()> + Send + 'static,

@@ -68,14 +68,14 @@ impl Tunnel {
         }
     }
 
-    /// Ready when the peer's windows allow some of `wanted` bytes to be sent; returns how many. `None` when the stream
+    /// Ready when the peer's windows allow some of `len` bytes to be sent; returns how many. `None` when the stream
     /// takes no more.
     pub(crate) fn poll_capacity(
         &mut self,
         cx: &mut Context<'_>,
-        wanted: usize,
+        len: usize,
     ) -> Poll<Option<Result<usize, h2::Error>>> {
-        self.send.reserve_capacity(wanted);
+        self.send.reserve_capacity(len);
         let capacity = loop {
             match self.send.capacity() {
                 0 => match self.send.poll_capacity(cx) {
@@ -117,9 +117,8 @@ pub struct TunnelIo {
 }
 
 impl TunnelIo {
-    /// The stream is reset when this is dropped, unless both directions have ended, and what the peer's windows have
-    /// not allowed to be sent is discarded. Otherwise the stream stays open, and with it what is behind it, until the
-    /// peer has read everything.
+    /// Resets the stream on drop, unless both directions have ended; data that the peer's windows do not allow is
+    /// discarded. Otherwise the stream and its upstream stay open until the peer has read everything.
     pub fn reset_on_drop(&mut self) {
         self.resets = true;
     }
@@ -180,8 +179,8 @@ impl AsyncWrite for TunnelIo {
         Poll::Ready(Ok(n))
     }
 
-    /// The connection sends by itself. Whoever has read to the end and waits before it writes more learns here that
-    /// the peer has gone, as nothing else would tell.
+    /// Flushes nothing, since the connection sends by itself. Reports a disconnected peer to a writer that has read to
+    /// the end.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut().tunnel.send.poll_reset(cx) {
             Poll::Pending => Poll::Ready(Ok(())),

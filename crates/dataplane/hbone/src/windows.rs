@@ -8,23 +8,23 @@
 
 use crate::Settings;
 
-/// Largest window that HTTP/2 knows, in bytes.
+/// Maximum window of HTTP/2, in bytes.
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
 /// The window of each stream, as the number of open streams changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    /// Window of each stream while there are few, in bytes.
+    /// Window of each stream while few streams are open, in bytes.
     stream: u32,
-    /// Smallest window of a stream, in bytes, however many are open.
+    /// Minimum window of a stream in bytes, however many are open.
     smallest: u32,
     /// Bytes that the streams share until each has the smallest window.
     shared: u32,
-    /// Streams that may be open at once.
+    /// Maximum concurrent streams.
     max_streams: usize,
-    /// Window of each stream that the peer was sent last.
+    /// Stream window that was last announced to the peer.
     announced: u32,
-    /// Most streams that were open at once.
+    /// Maximum number of concurrent streams so far.
     peak: usize,
 }
 
@@ -47,8 +47,8 @@ impl Windows {
         self.stream
     }
 
-    /// Window of the connection while at most so many streams are open: the most that these can hold, and once more
-    /// what they share, for data that was sent before the peer knew of a smaller window.
+    /// Returns the connection window for up to this many open streams: the sum of their windows, plus the shared memory
+    /// for data sent before the peer learned of a smaller window.
     pub(crate) fn connection(&self, streams: usize) -> u32 {
         let beyond_smallest: u64 = (1..=self.max_streams)
             .map(|streams| u64::from(self.of_each(streams) - self.smallest))
@@ -61,15 +61,15 @@ impl Windows {
         u32::try_from(window).unwrap_or(MAX_WINDOW).min(MAX_WINDOW)
     }
 
-    /// Window of each stream when so many are open.
+    /// Returns the window of each stream for this number of open streams.
     fn of_each(&self, streams: usize) -> u32 {
         let streams = u32::try_from(streams.max(1)).unwrap_or(u32::MAX);
         let sharing = streams.checked_next_power_of_two().unwrap_or(u32::MAX);
         (self.shared / sharing).clamp(self.smallest, self.stream)
     }
 
-    /// The window to announce with so many open streams, if it is another than the last one. It grows again only
-    /// when half of the streams that it was made for have ended, so that the peer is not sent settings all the time.
+    /// Returns the window to announce for this many open streams, if it changed. It grows again only after half of the
+    /// streams have ended, to limit the number of SETTINGS frames.
     pub(crate) fn next(&self, streams: usize) -> Option<u32> {
         let now = self.of_each(streams);
         if now < self.announced {
@@ -89,7 +89,7 @@ impl Windows {
         })
     }
 
-    /// The peer is sent this window.
+    /// Announces this window to the peer.
     pub(crate) fn announce(&mut self, window: u32) {
         self.announced = window;
     }

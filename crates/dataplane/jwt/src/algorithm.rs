@@ -35,7 +35,7 @@ impl Algorithm {
         Self::Ps512,
     ];
 
-    /// By its name in tokens and keys, which has case.
+    /// Returns the algorithm by its case-sensitive name in tokens and keys.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "RS256" => Self::Rs256,

@@ -9,13 +9,13 @@ use aws_lc_rs::hmac;
 
 use crate::token::Verified;
 
-/// Most tokens of each of the two generations.
+/// Maximum tokens in each of the two generations.
 const GENERATION: usize = 1024;
 
-/// Digest that a token is known by.
+/// Digest that identifies a token.
 pub(crate) type Digest = [u8; 32];
 
-/// Makes digests, with a key of this process.
+/// Keyed hash of tokens, with a random key of the process.
 #[derive(Debug)]
 pub(crate) struct Digests(hmac::Key);
 

@@ -17,10 +17,10 @@ pub struct Claims {
     words: Vec<ArcStr>,
 }
 
-/// How values that are no texts are taken.
+/// Interpretation of claim values that are not strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// Only texts count.
+    /// Only strings match.
     Texts,
     /// Numbers, true and false count as they are written; texts also word by word, whatever separates them.
     Any,
@@ -40,7 +40,7 @@ impl Claims {
         Json::read(text).map(|all| Self::new(all, words))
     }
 
-    /// Issuer and subject; `None` unless there are both.
+    /// Returns issuer and subject; `None` unless both are present.
     pub fn principal(&self) -> Option<(&str, &str)> {
         let text = |name: &str| {
             self.all
@@ -56,18 +56,18 @@ impl Claims {
         self.all.get("iss")?.as_text()
     }
 
-    /// The party that the token was issued to.
+    /// Returns the party that the token was issued to (`azp`).
     pub fn presenter(&self) -> Option<&str> {
         self.all.get("azp")?.as_text()
     }
 
-    /// Whether an audience is as wanted.
-    pub fn any_audience(&self, wanted: impl Fn(&str) -> bool) -> bool {
-        texts(self.all.get("aud"), Values::Texts, &wanted)
+    /// Whether one of the audiences matches.
+    pub fn any_audience(&self, matches: impl Fn(&str) -> bool) -> bool {
+        texts(self.all.get("aud"), Values::Texts, &matches)
     }
 
     /// Whether the claim at a path of names, or one of its values, matches.
-    pub fn any(&self, path: &[ArcStr], values: Values, wanted: impl Fn(&str) -> bool) -> bool {
+    pub fn any(&self, path: &[ArcStr], values: Values, matches: impl Fn(&str) -> bool) -> bool {
         let mut claim = Some(&self.all);
         for name in path {
             claim = claim.and_then(|claim| claim.get(name));
@@ -78,10 +78,10 @@ impl Claims {
         if let (Some(Json::Text(text)), [name]) = (claim, path)
             && is_words(name)
         {
-            let whole = values == Values::Any && wanted(text);
-            return whole || text.split_ascii_whitespace().any(wanted);
+            let whole = values == Values::Any && matches(text);
+            return whole || text.split_ascii_whitespace().any(matches);
         }
-        texts(claim, values, &wanted)
+        texts(claim, values, &matches)
     }
 
     /// A claim as the text of a header: one of this name, or one within others whose names are joined by dots.
@@ -103,11 +103,11 @@ fn scalar(value: &Json, values: Values) -> Option<Cow<'_, str>> {
     }
 }
 
-fn texts(claim: Option<&Json>, values: Values, wanted: &impl Fn(&str) -> bool) -> bool {
+fn texts(claim: Option<&Json>, values: Values, matches: &impl Fn(&str) -> bool) -> bool {
     let one = |value: &Json| {
         scalar(value, values).is_some_and(|text| {
             let separates = |c: char| c == ',' || c.is_ascii_whitespace();
-            wanted(&text) || values == Values::Any && text.split(separates).any(wanted)
+            matches(&text) || values == Values::Any && text.split(separates).any(matches)
         })
     };
     match claim {
@@ -127,11 +127,11 @@ mod tests {
             "scope":"read write","roles":"one two","deep":{"er":{"still":"z","list":[1,"q"]}},
             "a.b":"dotted","a":{"b":"nested","c":"inner"}}"#;
         let claims = Claims::read(text, &["roles".into()]).unwrap();
-        let has = |path: &[&str], values, wanted: &str| {
+        let has = |path: &[&str], values, value: &str| {
             let path: Vec<ArcStr> = path.iter().map(|one| ArcStr::from(*one)).collect();
-            claims.any(&path, values, |text| text == wanted)
+            claims.any(&path, values, |text| text == value)
         };
-        for (path, wanted) in [
+        for (path, value) in [
             (&["groups"][..], "y"),
             (&["scope"], "write"),
             (&["roles"], "two"),
@@ -140,16 +140,16 @@ mod tests {
             (&["a.b"], "dotted"),
             (&["a", "b"], "nested"),
         ] {
-            assert!(has(path, Values::Texts, wanted), "{path:?}");
+            assert!(has(path, Values::Texts, value), "{path:?}");
         }
-        for (path, wanted) in [
+        for (path, value) in [
             (&["n"][..], "5"),
             (&["t"], "true"),
             (&["scope"], "read write"),
             (&["deep", "er", "list"], "1"),
         ] {
-            assert!(!has(path, Values::Texts, wanted), "{path:?}");
-            assert!(has(path, Values::Any, wanted), "{path:?}");
+            assert!(!has(path, Values::Texts, value), "{path:?}");
+            assert!(has(path, Values::Any, value), "{path:?}");
         }
         assert!(!has(&["deep"], Values::Any, "z"));
         assert_eq!(claims.principal(), Some(("i", "s")));

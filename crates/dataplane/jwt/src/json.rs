@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// How deep lists and objects may be within each other.
+/// Maximum nesting depth of lists and objects.
 const DEEPEST: usize = 16;
 
 /// Value of JSON.
@@ -15,7 +15,7 @@ pub(crate) enum Json {
     Null,
     /// True or false.
     Bool(bool),
-    /// A number, as it is written.
+    /// Number in its original spelling.
     Number(serde_json::Number),
     /// Value that is text.
     Text(String),
@@ -26,7 +26,7 @@ pub(crate) enum Json {
 }
 
 impl Json {
-    /// Reads a text that is one value and nothing else.
+    /// Parses a text that is exactly one JSON value.
     pub(crate) fn read(text: &[u8]) -> Result<Self, serde_json::Error> {
         let mut reader = serde_json::Deserializer::from_slice(text);
         let read = Strict(DEEPEST).deserialize(&mut reader)?;
@@ -34,7 +34,7 @@ impl Json {
         Ok(read)
     }
 
-    /// A member of an object.
+    /// Returns a member of an object.
     pub(crate) fn get(&self, name: &str) -> Option<&Self> {
         match self {
             Self::Object(members) => members.get(name),
@@ -50,7 +50,7 @@ impl Json {
     }
 }
 
-/// Reads a value in which so many levels are left.
+/// Parser of a JSON value with a remaining nesting depth.
 struct Strict(usize);
 
 impl<'de> DeserializeSeed<'de> for Strict {

@@ -7,9 +7,9 @@ use aws_lc_rs::{digest, signature::ParsedPublicKey};
 
 use crate::{algorithm::Algorithm, base64url, json::Json};
 
-/// Longest text of a key set.
+/// Maximum length of a key set.
 pub const MAX_KEY_SET: usize = 256 << 10;
-/// Most keys of a set.
+/// Maximum keys of a set.
 const MAX_KEYS: usize = 100;
 
 /// The keys of an issuer.
@@ -19,7 +19,7 @@ pub struct KeySet {
     unusable: Vec<String>,
 }
 
-/// Fingerprint that a key is known by, whatever it is called.
+/// Fingerprint of a key's content, independent of its id.
 pub(crate) type Fingerprint = [u8; 32];
 
 /// Key of a set.
@@ -47,10 +47,10 @@ pub enum KeySetError {
     /// Text that is no JSON, or has a name twice.
     #[error("the key set is no JSON")]
     Json(#[source] serde_json::Error),
-    /// There is no list of keys in it.
+    /// The text contains no list of keys.
     #[error("the key set has no list \"keys\"")]
     NoKeys,
-    /// There are too many.
+    /// The set contains too many keys.
     #[error("the key set has {0} keys; at most {MAX_KEYS}")]
     TooMany(usize),
 }
@@ -81,7 +81,7 @@ impl KeySet {
         Ok(read)
     }
 
-    /// Whether nothing can be verified with it.
+    /// Whether the set has no usable key.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -99,7 +99,7 @@ impl KeySet {
         id: Option<&str>,
     ) -> impl Iterator<Item = (&Key, &ParsedPublicKey)> {
         let named = move |key: &&Key| match (id, key.id.as_deref()) {
-            (Some(wanted), Some(id)) => wanted == id,
+            (Some(key_id), Some(id)) => key_id == id,
             _ => true,
         };
         self.keys.iter().filter(named).filter_map(move |key| {
@@ -109,7 +109,7 @@ impl KeySet {
         })
     }
 
-    /// Whether a key is in it.
+    /// Whether the set contains a key.
     pub(crate) fn has(&self, fingerprint: &Fingerprint) -> bool {
         self.keys.iter().any(|key| key.fingerprint == *fingerprint)
     }

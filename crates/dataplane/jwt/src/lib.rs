@@ -19,10 +19,10 @@ mod cache;
 mod claims;
 mod json;
 mod key_set;
-mod place;
 mod rule;
 mod set;
 mod token;
+mod token_source;
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
@@ -31,7 +31,7 @@ pub use key_set::{KeySet, KeySetError, MAX_KEY_SET};
 pub use set::{Authenticated, Authentications, Denial, Refused, RequestParts};
 pub use token::{CLOCK_SKEW, MAX_TOKEN, TokenError};
 
-/// In its one form: no padding, no bits that say nothing.
+/// Decodes base64url in its canonical form: without padding or trailing bits.
 fn base64url(text: &[u8]) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(text).ok()
 }

@@ -10,23 +10,23 @@ use crate::{
     cache::{Cache, Digest},
     claims::Claims,
     key_set::{Fingerprint, KeySet},
-    place::Place,
     token::{TokenError, Unverified, Verified},
+    token_source::TokenSource,
 };
 
-/// A rule, ready for use.
+/// Compiled rule of an issuer.
 #[derive(Debug)]
 pub(crate) struct Rule {
     from: JwtRule,
     keys: Arc<KeySet>,
-    pub(crate) places: Vec<Place>,
+    pub(crate) sources: Vec<TokenSource>,
     pub(crate) payload_header: Option<HeaderName>,
     claim_headers: Vec<(HeaderName, ArcStr)>,
     cache: Mutex<Cache>,
 }
 
 impl Rule {
-    /// `before` has the same source of keys: what is known of that does until they have been fetched again.
+    /// Compiles a rule. `before` has the same key source; its keys are used until they are fetched again.
     ///
     /// # Errors
     /// When a name or the key set cannot be understood.
@@ -34,18 +34,22 @@ impl Rule {
         let name = |text: &str| {
             HeaderName::from_bytes(text.as_bytes()).map_err(|_| format!("{text:?} is no header"))
         };
-        let mut places = Vec::new();
+        let mut sources = Vec::new();
         for (header, prefix) in &from.headers {
-            places.push(Place::Header(name(header)?, prefix.to_string()));
+            sources.push(TokenSource::Header(name(header)?, prefix.to_string()));
         }
-        places.extend(from.params.iter().map(|one| Place::Param(one.to_string())));
-        places.extend(
+        sources.extend(
+            from.params
+                .iter()
+                .map(|one| TokenSource::Param(one.to_string())),
+        );
+        sources.extend(
             from.cookies
                 .iter()
-                .map(|one| Place::Cookie(one.to_string())),
+                .map(|one| TokenSource::Cookie(one.to_string())),
         );
-        if places.is_empty() {
-            places = Place::defaults();
+        if sources.is_empty() {
+            sources = TokenSource::defaults();
         }
         let mut claim_headers = Vec::new();
         for (header, claim) in &from.claim_headers {
@@ -62,14 +66,14 @@ impl Rule {
         Ok(Self {
             payload_header: from.payload_header.as_deref().map(name).transpose()?,
             claim_headers,
-            places,
+            sources,
             keys,
             cache: Mutex::default(),
             from,
         })
     }
 
-    /// Whether a rule has its keys from the same place.
+    /// Whether another rule has the same key source.
     pub(crate) fn shares_source(&self, other: &JwtRule) -> bool {
         (&self.from.issuer, &self.from.key_source) == (&other.issuer, &other.key_source)
     }
@@ -107,8 +111,8 @@ impl Rule {
         now: SystemTime,
     ) -> Result<Arc<Verified>, TokenError> {
         let key = token.verify(&self.keys, now)?;
-        let wanted = self.from.audiences.iter().map(ArcStr::as_str);
-        if !self.from.audiences.is_empty() && !token.is_for(wanted) {
+        let audiences = self.from.audiences.iter().map(ArcStr::as_str);
+        if !self.from.audiences.is_empty() && !token.is_for(audiences) {
             return Err(TokenError::Audience);
         }
         let verified = Arc::new(Verified {
@@ -120,7 +124,7 @@ impl Rule {
         Ok(verified)
     }
 
-    /// Whether it would still take a token that it, or one like it, found valid; but for the time.
+    /// Whether the rule still accepts a token that it or an equal rule has verified, apart from its expiry.
     pub(crate) fn takes(&self, claims: &Claims, key: &Fingerprint) -> bool {
         let is_of_issuer = claims.issuer() == Some(self.issuer());
         let audiences = &self.from.audiences;
@@ -128,7 +132,7 @@ impl Rule {
         is_of_issuer && self.keys.has(key) && (audiences.is_empty() || is_for())
     }
 
-    /// Adds what applications receive of a valid token.
+    /// Adds the headers with a valid token's claims for the application.
     ///
     /// # Errors
     /// When another token has set the same header to another value.

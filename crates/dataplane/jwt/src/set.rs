@@ -15,15 +15,15 @@ use http::{HeaderMap, HeaderName, Method, header};
 use crate::{
     cache::Digests,
     claims::Claims,
-    place::Place,
     rule::Rule,
     token::{TokenError, Unverified, Verified, sections},
+    token_source::TokenSource,
 };
 
 /// Header that a client sends before it calls from another origin (the Fetch standard).
 const REQUEST_METHOD: HeaderName = header::ACCESS_CONTROL_REQUEST_METHOD;
 
-/// All that is to be authenticated at a waypoint. Copies share the rules.
+/// JWT rules of all RequestAuthentications at a waypoint. Clones share the rules.
 #[derive(Clone, Debug, Default)]
 pub struct Authentications {
     all: BTreeMap<PolicyKey, Arc<Compiled>>,
@@ -50,7 +50,7 @@ pub struct RequestParts<'a> {
     pub query: Option<&'a str>,
 }
 
-/// Claims that a request has proved.
+/// Verified claims of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Authenticated {
     tokens: Vec<Arc<Verified>>,
@@ -58,7 +58,7 @@ pub struct Authenticated {
     pub query: Option<Option<String>>,
 }
 
-/// A request is refused.
+/// Rejected request, with its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
     /// Reason of the denial.
@@ -70,7 +70,7 @@ pub struct Refused {
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
-    /// A token in it is not valid.
+    /// Invalid token in the request.
     #[error(transparent)]
     Token(#[from] TokenError),
     /// An object is not understood, so that no request can be authenticated.
@@ -81,7 +81,7 @@ pub enum Denial {
 }
 
 impl Denial {
-    /// As Envoy puts it in `%RESPONSE_CODE_DETAILS%`.
+    /// Returns the detail for Envoy's `%RESPONSE_CODE_DETAILS%`.
     pub fn details(&self) -> String {
         let text = match self {
             Self::Token(error) => error.to_string(),
@@ -109,11 +109,11 @@ impl Compiled {
     }
 }
 
-/// A token, and the rules that it is of, with what they make of it.
+/// Token with its rules and their verified claims.
 type Valid<'a> = (String, Vec<(&'a Rule, Arc<Verified>)>);
 
 impl Authentications {
-    /// All objects, by key.
+    /// Iterates over the objects by key.
     pub fn iter(&self) -> impl Iterator<Item = &Authentication> {
         self.all.values().map(|compiled| &compiled.from)
     }
@@ -146,7 +146,7 @@ impl Authentications {
         true
     }
 
-    /// Lifts an object. False if there is none of that name.
+    /// Removes an object. Returns false if no object has the name.
     pub fn remove(&mut self, key: &PolicyKey) -> bool {
         let Some(known) = self.all.remove(key) else {
             return false;
@@ -163,7 +163,7 @@ impl Authentications {
         true
     }
 
-    /// Whether there is nothing to authenticate.
+    /// Whether no rule exists.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -174,7 +174,7 @@ impl Authentications {
         self.http_object(services).is_some()
     }
 
-    /// The first object for which [`Self::need_http`] holds: any that applies.
+    /// Returns the first applicable object, for which [`Self::need_http`] holds.
     pub fn http_object(&self, services: &[NamespacedHostname]) -> Option<&PolicyKey> {
         self.compiled(services).next().map(|one| &one.from.key)
     }
@@ -185,12 +185,12 @@ impl Authentications {
         let is_same = |own: &HeaderName| spelt(own) == spelt(name);
         let mut rules = self.compiled(services).flat_map(|one| &one.rules);
         rules.any(|rule| {
-            let mut places = rule.places.iter();
+            let mut sources = rule.sources.iter();
             rule.output_headers().any(is_same)
-                || places.any(|place| match place {
-                    Place::Header(own, _) => is_same(own),
-                    Place::Cookie(_) => is_same(&header::COOKIE),
-                    Place::Param(_) => false,
+                || sources.any(|source| match source {
+                    TokenSource::Header(own, _) => is_same(own),
+                    TokenSource::Cookie(_) => is_same(&header::COOKIE),
+                    TokenSource::Param(_) => false,
                 })
         })
     }
@@ -256,18 +256,20 @@ impl Authentications {
             let mut by = tokens.iter().flat_map(|(_, by)| by);
             rule.forwards() && by.any(|(one, _)| std::ptr::eq(*one, rule))
         };
-        let kept: Vec<&Place> = rules
+        let forwarded: Vec<&TokenSource> = rules
             .iter()
             .filter(|rule| forwarded(rule))
-            .flat_map(|rule| &rule.places)
+            .flat_map(|rule| &rule.sources)
             .collect();
-        let places = rules.iter().flat_map(|rule| &rule.places);
-        let cleared: Vec<&Place> = places.filter(|place| !kept.contains(place)).collect();
+        let sources = rules.iter().flat_map(|rule| &rule.sources);
+        let cleared: Vec<&TokenSource> = sources
+            .filter(|source| !forwarded.contains(source))
+            .collect();
         let verified = tokens.iter().filter_map(|(_, by)| by.first());
         let verified: Vec<_> = verified.map(|(_, verified)| verified.clone()).collect();
         let why = judged.err();
-        for place in &cleared {
-            place.clear(headers);
+        for source in &cleared {
+            source.clear(headers);
         }
         remove_outputs(&rules, headers);
         for (name, value) in headers_of_claims {
@@ -335,8 +337,8 @@ impl Authentications {
     ) -> Result<Vec<Valid<'a>>, TokenError> {
         let mut found: Vec<(Cow<'_, str>, Vec<&'a Rule>)> = Vec::new();
         for rule in rules {
-            for place in &rule.places {
-                let Some(token) = place.find(headers, query)? else {
+            for source in &rule.sources {
+                let Some(token) = source.find(headers, query)? else {
                     continue;
                 };
                 match found.iter_mut().find(|(other, _)| *other == token) {
@@ -415,23 +417,23 @@ fn insert(list: &mut Vec<Arc<Compiled>>, one: &Arc<Compiled>) {
     }
 }
 
-/// Whether it is a browser's question before a request to another origin: they send no token with it.
+/// Whether the request is a CORS preflight, which never carries a token.
 fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     *method == Method::OPTIONS
         && headers.contains_key(header::ORIGIN)
         && headers.contains_key(REQUEST_METHOD)
 }
 
-/// Removes the headers that only the waypoint may set, in whatever way applications may spell their names: to many of
-/// them a hyphen and an underscore are the same. Of headers of tokens the one spelling stays that is verified.
+/// Removes the headers that only the waypoint may set, in every spelling that applications may equate (hyphens and
+/// underscores). Of token headers, the verified spelling stays.
 fn remove_outputs(rules: &[&Rule], headers: &mut HeaderMap) {
     let outputs = rules.iter().flat_map(|rule| rule.output_headers());
     let outputs: Vec<_> = outputs.map(spelt).collect();
-    let places = rules.iter().flat_map(|rule| &rule.places);
-    let tokens: Vec<_> = places
-        .filter_map(|place| match place {
-            Place::Header(name, _) => Some(name),
-            Place::Param(_) | Place::Cookie(_) => None,
+    let sources = rules.iter().flat_map(|rule| &rule.sources);
+    let tokens: Vec<_> = sources
+        .filter_map(|source| match source {
+            TokenSource::Header(name, _) => Some(name),
+            TokenSource::Param(_) | TokenSource::Cookie(_) => None,
         })
         .collect();
     let is_removed = |name: &&HeaderName| {
@@ -450,10 +452,10 @@ fn spelt(name: &HeaderName) -> String {
 }
 
 /// The query without the parameters of these places; `None` if it has none of them.
-fn without_tokens(query: &str, places: &[&Place]) -> Option<Option<String>> {
+fn without_tokens(query: &str, sources: &[&TokenSource]) -> Option<Option<String>> {
     let mut left = Some(query.to_owned());
-    for place in places {
-        left = left.and_then(|query| place.clear_query(&query));
+    for source in sources {
+        left = left.and_then(|query| source.clear_query(&query));
     }
     (left.as_deref() != Some(query)).then_some(left)
 }

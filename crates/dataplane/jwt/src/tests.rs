@@ -34,7 +34,7 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// Now, to the tokens of these tests.
+/// Current time for the tokens of these tests.
 fn now() -> SystemTime {
     at(1_800_000_000)
 }
@@ -43,7 +43,7 @@ fn set(keys: &[Value]) -> KeySet {
     KeySet::read(json!({ "keys": keys }).to_string().as_bytes()).unwrap()
 }
 
-/// An issuer with a key of its own.
+/// Issuer with its own key.
 struct Issuer {
     pair: EcdsaKeyPair,
     random: SystemRandom,
@@ -109,8 +109,8 @@ fn foreign_tokens_are_valid_with_their_keys_only() {
         let dot = token.rfind('.').unwrap() + 1;
         let other = if &token[dot..=dot] == "A" { "B" } else { "A" };
         let changed = format!("{}{other}{}", &token[..dot], &token[dot + 1..]);
-        let verdict = Unverified::read(&changed).and_then(|read| read.verify(&all, now()));
-        assert!(verdict.is_err(), "{name}");
+        let result = Unverified::read(&changed).and_then(|read| read.verify(&all, now()));
+        assert!(result.is_err(), "{name}");
         // The same keys without their names: those of other kinds are not tried.
         let nameless: Vec<_> = keys.iter().cloned().map(without_name).collect();
         assert!(read.verify(&set(&nameless), now()).is_ok(), "{name}");

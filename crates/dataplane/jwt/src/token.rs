@@ -13,9 +13,9 @@ use crate::{
     key_set::{Fingerprint, KeySet},
 };
 
-/// Longest token, in bytes.
+/// Maximum length of a token, in bytes.
 pub const MAX_TOKEN: usize = 16 << 10;
-/// By how much the clocks of who issues a token and of who verifies it may differ.
+/// Tolerated clock skew between the issuer of a token and the waypoint.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
 /// Why a token is not valid.
@@ -63,16 +63,16 @@ pub(crate) struct Unverified<'a> {
     signature: Vec<u8>,
 }
 
-/// A valid token.
+/// Verified token with its claims.
 #[derive(Debug)]
 pub(crate) struct Verified {
     pub(crate) claims: Claims,
     pub(crate) times: Times,
-    /// The key that it is signed with.
+    /// Fingerprint of the signing key.
     pub(crate) key: Fingerprint,
 }
 
-/// When a token is valid, in seconds since 1970.
+/// Validity times of a token, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Times {
     expires: Option<f64>,
@@ -150,7 +150,7 @@ impl<'a> Unverified<'a> {
         })
     }
 
-    /// The issuer that it names.
+    /// Returns the issuer claim.
     pub(crate) fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_text()
     }
@@ -158,14 +158,14 @@ impl<'a> Unverified<'a> {
     /// Whether one of these audiences is among its own; any will do if there are none.
     pub(crate) fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
-        any.any(|wanted| match own {
-            Some(Json::Text(one)) => one == wanted,
-            Some(Json::List(all)) => all.iter().any(|one| one.as_text() == Some(wanted)),
+        any.any(|audience| match own {
+            Some(Json::Text(one)) => one == audience,
+            Some(Json::List(all)) => all.iter().any(|one| one.as_text() == Some(audience)),
             _ => false,
         })
     }
 
-    /// Whether it is valid now. The key that it is signed with.
+    /// Verifies the token's times and signature. Returns the key that it is signed with.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
         self.times.check(now)?;
         if keys.is_empty() {

@@ -52,7 +52,7 @@ use facts::Facts;
 pub struct ServicePort {
     /// Name of the service.
     pub service: NamespacedHostname,
-    /// Its address, with the port.
+    /// Address of the peer, with the port.
     pub address: SocketAddr,
 }
 
@@ -67,7 +67,7 @@ pub enum Scope<'a> {
     Backend(&'a NamespacedHostname),
 }
 
-/// All policies of a waypoint. Copies share the policies themselves.
+/// Authorization policies of a waypoint. Clones share the policies.
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
     all: HashMap<PolicyKey, Arc<Compiled>>,
@@ -140,7 +140,7 @@ impl Policies {
         true
     }
 
-    /// Lifts a policy. False if there is none of that name.
+    /// Removes a policy. Returns false if no policy has the name.
     pub fn remove(&mut self, key: &PolicyKey) -> bool {
         let Some(policy) = self.all.remove(key) else {
             return false;
@@ -154,7 +154,7 @@ impl Policies {
         true
     }
 
-    /// All policies, in no order.
+    /// Iterates over the policies in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &HttpPolicy> {
         self.all.values().map(|policy| policy.policy())
     }
@@ -314,7 +314,7 @@ impl Policies {
 struct Findings<'a> {
     denied: Option<(&'a Compiled, RuleId)>,
     allowed: Option<RuleId>,
-    /// Whether there is any ALLOW policy.
+    /// Whether an ALLOW policy exists.
     has_allow: bool,
     audits: Vec<RuleId>,
 }

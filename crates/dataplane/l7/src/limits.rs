@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub struct LimitMatches(Vec<LimitMatch>);
 
-/// All parts that are given must match.
+/// Match of a limit; all attributes that are set must match.
 #[derive(Debug)]
 struct LimitMatch {
     path: Option<PathMatcher>,
@@ -30,7 +30,7 @@ struct LimitMatch {
 enum Value {
     Exact(ArcStr),
     Regex(Regex),
-    /// A broken expression: whatever it might be meant for.
+    /// Invalid expression, which matches anything.
     Anything,
 }
 
@@ -40,7 +40,7 @@ impl LimitMatches {
         Self(of.iter().map(LimitMatch::new).collect())
     }
 
-    /// Whether a request is among them, in any reading.
+    /// Whether the limit counts a request, in any interpretation.
     pub fn include(&self, request: &RouteRequest<'_>) -> bool {
         let RouteRequest {
             method,

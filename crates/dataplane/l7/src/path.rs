@@ -42,12 +42,12 @@ pub use readings::{readings, shared_by_spellings};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormalizedTarget<'a> {
     text: Cow<'a, str>,
-    /// Where the query begins, with its question mark.
+    /// Offset of the query with its question mark.
     path_end: usize,
 }
 
 impl NormalizedTarget<'_> {
-    /// Path and query: what is forwarded.
+    /// Returns the path and query for forwarding.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -64,12 +64,12 @@ impl NormalizedTarget<'_> {
             .and_then(|query| query.strip_prefix('?'))
     }
 
-    /// Whether it differs from what was given.
+    /// Whether normalization changed the target.
     pub fn is_changed(&self) -> bool {
         matches!(self.text, Cow::Owned(_))
     }
 
-    /// Keeps the target beyond its source.
+    /// Copies the target, so that it outlives its source.
     pub fn into_owned(self) -> NormalizedTarget<'static> {
         NormalizedTarget {
             text: Cow::Owned(self.text.into_owned()),
@@ -93,10 +93,10 @@ pub enum PathError {
     /// `%` without two hexadecimal digits.
     #[error("the request's path has a percent sign that escapes nothing")]
     BrokenEscape,
-    /// UTF-8 that is overlong.
+    /// Overlong UTF-8 encoding.
     #[error("the request's path has overlong UTF-8")]
     Overlong,
-    /// More `..` than there are segments.
+    /// More `..` segments than the path has.
     #[error("the request's path goes above the root")]
     AboveRoot,
     /// A dot segment that only some implementations see.
@@ -105,7 +105,7 @@ pub enum PathError {
 }
 
 impl PathError {
-    /// For metrics and logs.
+    /// Returns the reason for metrics and logs.
     pub fn reason(self) -> &'static str {
         match self {
             Self::NotOriginForm => "path_form",
@@ -119,7 +119,7 @@ impl PathError {
     }
 }
 
-/// As [`normalize`]; `OPTIONS *` is accepted.
+/// Normalizes the target of a request like [`normalize`], and accepts `OPTIONS *`.
 pub fn for_request<'a>(
     method: &Method,
     path_and_query: &'a str,

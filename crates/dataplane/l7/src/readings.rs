@@ -44,22 +44,22 @@ static PATH_OVERRIDES: [HeaderName; 2] = [
     HeaderName::from_static("x-rewrite-url"),
 ];
 
-/// Headers by which proxies, and so clients, say for which host a request came.
+/// Headers in which proxies, and thus clients, state the original host.
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static FORWARDED: HeaderName = http::header::FORWARDED;
 
 /// Which readings of a text have to match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Any of them: for what denies or limits.
+    /// Any interpretation matches; for denials and limits.
     Any,
-    /// Each of them but for what headers name: for what allows.
+    /// All interpretations, ignoring override headers; for allowing.
     All,
-    /// Each of them, whatever headers name included: for exceptions from a denial.
+    /// All interpretations, including override headers; for exceptions from a denial.
     Exception,
 }
 
-/// A request's texts with their readings, made when they are first needed.
+/// Interpretations of a request's attributes, computed on first use.
 #[derive(Debug)]
 pub(crate) struct Readings<'a> {
     method: &'a str,
@@ -93,32 +93,32 @@ impl<'a> Readings<'a> {
     }
 
     /// Whether the method matches.
-    pub(crate) fn method(&self, wanted: &StringMatch, reading: Reading) -> bool {
+    pub(crate) fn method(&self, pattern: &StringMatch, reading: Reading) -> bool {
         match reading {
-            Reading::All => wanted.matches(self.method),
+            Reading::All => pattern.matches(self.method),
             Reading::Exception => {
-                wanted.matches(self.method)
-                    && self.all_named_by(&METHOD_OVERRIDES, |method| wanted.matches(method))
+                pattern.matches(self.method)
+                    && self.all_named_by(&METHOD_OVERRIDES, |method| pattern.matches(method))
             }
             Reading::Any => {
-                matches_caseless(wanted, [self.method])
+                matches_caseless(pattern, [self.method])
                     || self
                         .named_by(&METHOD_OVERRIDES)
-                        .any(|method| matches_caseless(wanted, [method]))
+                        .any(|method| matches_caseless(pattern, [method]))
             }
         }
     }
 
     /// Whether the host matches. A pattern without a port matches whatever the port.
-    pub(crate) fn host(&self, wanted: &StringMatch, reading: Reading) -> bool {
-        let named = |host| self.host.named(host).matches(wanted, reading);
+    pub(crate) fn host(&self, pattern: &StringMatch, reading: Reading) -> bool {
+        let named = |host| self.host.named(host).matches(pattern, reading);
         match reading {
-            Reading::All => self.host.matches(wanted, reading),
+            Reading::All => self.host.matches(pattern, reading),
             Reading::Any => {
-                self.host.matches(wanted, reading) || self.overriding_hosts().any(named)
+                self.host.matches(pattern, reading) || self.overriding_hosts().any(named)
             }
             Reading::Exception => {
-                self.host.matches(wanted, reading) && self.overriding_hosts().all(named)
+                self.host.matches(pattern, reading) && self.overriding_hosts().all(named)
             }
         }
     }
@@ -140,9 +140,9 @@ impl<'a> Readings<'a> {
     }
 
     /// Whether the path matches.
-    pub(crate) fn path(&self, wanted: &PathMatcher, reading: Reading) -> bool {
-        let own = wanted.matches(&self.path, reading);
-        let named = |path| wanted.matches(path, reading);
+    pub(crate) fn path(&self, pattern: &PathMatcher, reading: Reading) -> bool {
+        let own = pattern.matches(&self.path, reading);
+        let named = |path| pattern.matches(path, reading);
         match reading {
             Reading::All => own,
             Reading::Any => own || self.overriding_paths().iter().any(named),
@@ -155,8 +155,13 @@ impl<'a> Readings<'a> {
     }
 
     /// Whether a header matches; one that is missing never does.
-    pub(crate) fn header(&self, name: &HeaderName, wanted: &StringMatch, reading: Reading) -> bool {
-        header::matches(self.headers, name, wanted, reading)
+    pub(crate) fn header(
+        &self,
+        name: &HeaderName,
+        pattern: &StringMatch,
+        reading: Reading,
+    ) -> bool {
+        header::matches(self.headers, name, pattern, reading)
     }
 
     fn overriding_paths(&self) -> &[path::PathReadings<'a>] {
@@ -169,13 +174,13 @@ impl<'a> Readings<'a> {
         })
     }
 
-    /// Whether all lines of these headers are as wanted; one that is no text is not.
-    fn all_named_by(&self, names: &'static [HeaderName], wanted: impl Fn(&str) -> bool) -> bool {
+    /// Whether all lines of these headers are as matches; one that is no text is not.
+    fn all_named_by(&self, names: &'static [HeaderName], matches: impl Fn(&str) -> bool) -> bool {
         let mut all = names.iter().flat_map(|name| lines(self.headers, name));
-        all.all(|line| str::from_utf8(line).is_ok_and(|text| wanted(text.trim())))
+        all.all(|line| str::from_utf8(line).is_ok_and(|text| matches(text.trim())))
     }
 
-    /// The texts of these headers.
+    /// Returns the values of these headers.
     fn named_by(&self, names: &'static [HeaderName]) -> impl Iterator<Item = &'a str> {
         let headers = self.headers;
         let all = names.iter().flat_map(move |name| lines(headers, name));

@@ -30,7 +30,7 @@ pub fn remote_address(peer: IpAddr, headers: &HeaderMap, trusted: u32) -> IpAddr
     client.and_then(address).unwrap_or(peer)
 }
 
-/// An address, as some write it with a port.
+/// Parses an address that may have a port.
 fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let with_port = || text.parse().map(|address: SocketAddr| address.ip()).ok();

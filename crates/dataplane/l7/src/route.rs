@@ -37,11 +37,11 @@ const BROKEN: ArcStr =
 pub struct RouteRequest<'a> {
     /// Method of the request.
     pub method: &'a str,
-    /// Its normalized path, without the query.
+    /// Normalized path without the query.
     pub path: &'a str,
-    /// Its query, without the question mark.
+    /// Query without the question mark.
     pub query: Option<&'a str>,
-    /// Its host, which is no header in HTTP/2.
+    /// Host of the request, which HTTP/2 does not send as a header.
     pub host: &'a str,
     /// Headers of the request.
     pub headers: &'a HeaderMap,
@@ -58,27 +58,27 @@ pub struct RouteTable {
 /// A rule of a route.
 #[derive(Debug)]
 pub struct Rule {
-    /// The route it is in.
+    /// Name of the rule's route.
     pub route: RouteName,
-    /// Its place there.
+    /// Index of the match in its rule.
     pub index: usize,
-    /// Name of the rule, which logs give beside the route's.
+    /// Name of the rule, for access logs.
     pub name: Option<ArcStr>,
     backends: Vec<Backend>,
     filters: Filters,
-    /// How long they may take.
+    /// Timeouts of requests.
     pub timeouts: HttpTimeouts,
-    /// When they are sent again.
+    /// Retry policy of requests.
     pub retry: Option<HttpRetry>,
     /// Session persistence: requests of a client that go to one endpoint.
     pub session: Option<HttpSession>,
-    /// Why requests that match cannot be served.
+    /// Reason why matching requests cannot be served.
     pub unsupported: Option<ArcStr>,
     /// Whether clients have written it for themselves, and not the service's side.
     pub is_of_clients: bool,
 }
 
-/// A destination of a rule.
+/// Backend of a rule with its filters.
 #[derive(Debug)]
 pub struct Backend {
     /// The service, and its share.
@@ -98,11 +98,11 @@ pub struct RuleMatch<'a> {
 /// Choice of a table for a request.
 #[derive(Debug)]
 pub enum Choice<'a> {
-    /// There are no routes: requests go to the service itself.
+    /// The service has no routes, so requests go to the service itself.
     Itself,
     /// The rule that matches, and how many bytes of the path its match took as prefix.
     Rule(&'a Arc<Rule>, usize),
-    /// There are routes, and none matches: 404.
+    /// The service has routes, but none matches; the response is 404.
     NoMatch,
 }
 
@@ -141,8 +141,8 @@ impl RouteTable {
         };
         let whole = self.rules.len();
         self.rules.push(Arc::new(Rule::new(route, index, rule)));
-        for (place, of) in matches.iter().enumerate() {
-            let mut entry = Entry::new(of, whole, place);
+        for (match_index, of) in matches.iter().enumerate() {
+            let mut entry = Entry::new(of, whole, match_index);
             if entry.broken {
                 entry.rule = self.rules.len();
                 self.rules.push(Arc::new(Rule {
@@ -154,7 +154,7 @@ impl RouteTable {
         }
     }
 
-    /// Whether there are any routes.
+    /// Whether the table has routes.
     pub fn has_routes(&self) -> bool {
         self.has_routes
     }
@@ -169,12 +169,12 @@ impl RouteTable {
         rule.map_or(Choice::NoMatch, |(rule, prefix)| Choice::Rule(rule, prefix))
     }
 
-    /// All matches in the order in which they are evaluated.
+    /// Iterates over all matches in the order of evaluation.
     pub fn matches(&self) -> impl Iterator<Item = RuleMatch<'_>> {
         let entries = self.matches.entries().iter();
         entries.filter_map(|entry| {
             let rule = self.rules.get(entry.rule)?;
-            let index = entry.place;
+            let index = entry.index;
             Some(RuleMatch { rule, index })
         })
     }
@@ -223,12 +223,12 @@ impl Rule {
         }
     }
 
-    /// Its backends, in their order.
+    /// Returns the backends in the order of the rule.
     pub fn backends(&self) -> &[Backend] {
         &self.backends
     }
 
-    /// Filters for a request that goes to the backend at an index; those of the rule alone if it goes to none.
+    /// Returns the filters for the backend at an index; only the rule's filters for `None`.
     pub fn applied(&self, backend: Option<usize>) -> Applied<'_> {
         let backend = backend.and_then(|index| self.backends.get(index));
         Applied {

@@ -15,9 +15,9 @@ use crate::weights;
 #[derive(Debug, Default)]
 pub struct StreamTable {
     exact: HashMap<ArcStr, Arc<StreamRule>>,
-    /// By what follows the asterisk and its dot.
+    /// Rules by the suffix that follows `*.` in the server name.
     wildcards: HashMap<ArcStr, Arc<StreamRule>>,
-    /// For all that is TLS.
+    /// Rule for all TLS connections.
     any: Option<Arc<StreamRule>>,
     has_tls: bool,
     tcp: Option<Arc<StreamRule>>,
@@ -29,7 +29,7 @@ pub struct StreamRule {
     /// Name of the route.
     pub route: RouteName,
     backends: Vec<StreamBackend>,
-    /// Why connections that it is for cannot be served.
+    /// Reason why matching connections cannot be served.
     pub unsupported: Option<ArcStr>,
     /// Whether clients have written it for themselves, and not the service's side.
     pub is_of_clients: bool,
@@ -40,7 +40,7 @@ pub struct StreamRule {
 pub enum Opening<'a> {
     /// The first message of TLS, and the server name in it in lower case.
     Tls(Option<&'a str>),
-    /// Something else, or it was not looked at.
+    /// Another protocol, or a protocol that was not detected.
     Other,
 }
 
@@ -68,17 +68,17 @@ impl StreamTable {
         table
     }
 
-    /// Whether connections go by what they begin with.
+    /// Whether routing depends on the ClientHello.
     pub fn has_tls(&self) -> bool {
         self.has_tls
     }
 
-    /// Whether there are any routes.
+    /// Whether the table has routes.
     pub fn has_routes(&self) -> bool {
         self.has_tls || self.tcp.is_some()
     }
 
-    /// The route of a connection. `None`: none is for it.
+    /// Returns the route of a connection; `None` if none matches.
     pub fn choose(&self, opening: Opening<'_>) -> Option<&Arc<StreamRule>> {
         let by_name = match opening {
             Opening::Tls(Some(name)) => {
@@ -98,7 +98,7 @@ impl StreamTable {
     }
 }
 
-/// The routes of a port that are for a client.
+/// Returns the routes of a port that apply to a client.
 fn of_client<'a>(
     routes: &'a [StreamRoute],
     port: u16,
@@ -123,7 +123,7 @@ impl StreamRule {
         }
     }
 
-    /// A backend for one connection, by weight; `None` if there is none.
+    /// Picks a backend by weight; `None` without backends.
     pub fn backend(&self, rng: &mut dyn RngCore) -> Option<&StreamBackend> {
         let weights = self.backends.iter().map(|one| one.weight);
         self.backends.get(weights::draw(weights, rng)?)

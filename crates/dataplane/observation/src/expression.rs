@@ -20,14 +20,14 @@ use crate::{Observation, Wants};
 #[cfg(test)]
 mod tests;
 
-/// Longest expression, in bytes.
+/// Maximum length of an expression, in bytes.
 const LONGEST: usize = 1024;
-/// How deep one may be.
+/// Maximum nesting depth of an expression.
 const DEEPEST: u16 = 24;
-/// Most memory of a compiled regular expression.
+/// Maximum memory of a compiled regular expression.
 const MAX_REGEX: usize = 64 << 10;
 
-/// Names in expressions: Envoy's attributes, as far as they are known here.
+/// Names of Envoy's attributes that expressions may use.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     (
         "request",
@@ -88,7 +88,7 @@ const FUNCTIONS: &[&str] = &[
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
-/// An expression cannot be used.
+/// Error of an invalid expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// Text that is too long.
@@ -112,7 +112,7 @@ pub enum ExpressionError {
     /// A regular expression.
     #[error("the pattern of matches: {0}")]
     Pattern(String),
-    /// Messages cannot be made.
+    /// Construction of messages is unsupported.
     #[error("messages cannot be made")]
     Message,
 }
@@ -121,7 +121,7 @@ pub enum ExpressionError {
 #[derive(Debug)]
 pub struct Expression {
     root: IdedExpr,
-    /// The attributes that it names, by their object.
+    /// Referenced attributes by object.
     named: BTreeSet<(&'static str, &'static str)>,
 }
 
@@ -144,7 +144,7 @@ impl Expression {
         Ok(Self { root, named })
     }
 
-    /// Which headers it needs.
+    /// Returns the headers that the expression reads.
     pub fn wants(&self) -> Wants {
         let mut wants = Wants {
             all_request: self.named.contains(&("request", "headers")),
@@ -163,12 +163,12 @@ impl Expression {
         wants
     }
 
-    /// Whether it is true of a request. What cannot be evaluated is not, as in Envoy.
+    /// Whether the expression is true for a request. Evaluation errors count as false, as in Envoy.
     pub fn matches(&self, of: &Observation<'_>) -> bool {
         matches!(self.value(of), Some(Value::Bool(true)))
     }
 
-    /// Its value as a text; `None` if there is none.
+    /// Evaluates the expression to a string; `None` if it has no value.
     pub fn text(&self, of: &Observation<'_>) -> Option<String> {
         match self.value(of)? {
             Value::String(text) => Some(text.as_str().to_owned()),
@@ -196,7 +196,7 @@ impl Expression {
     }
 }
 
-/// Walks an expression; collects the attributes that it names.
+/// Validates an expression, and collects the attributes that it references.
 fn check(
     at: &IdedExpr,
     depth: u16,
@@ -302,7 +302,7 @@ fn headers(all: &HeaderMap) -> Value {
     map(fields)
 }
 
-/// An attribute of a request, if it has it.
+/// Returns an attribute of a request, if it is present.
 fn attribute(of: &Observation<'_>, object: &str, field: &str) -> Option<Value> {
     let path = || of.path.unwrap_or_default().split_once('?');
     let value = match (object, field) {

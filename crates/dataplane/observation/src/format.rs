@@ -16,7 +16,7 @@ use operator::{Datum, Operator};
 #[cfg(test)]
 mod tests;
 
-/// Istio's line, where nothing else is configured.
+/// Istio's text format, the default.
 pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
      %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% \
      \"%UPSTREAM_TRANSPORT_FAILURE_REASON%\" %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
@@ -24,7 +24,7 @@ pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGI
      \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\" %UPSTREAM_CLUSTER_RAW% %UPSTREAM_LOCAL_ADDRESS% \
      %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%\n";
 
-/// Istio's JSON object, where nothing else is configured.
+/// Istio's JSON format, the default.
 pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:METHOD)%",
 "path":"%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%","protocol":"%PROTOCOL%","response_code":"%RESPONSE_CODE%",
 "response_flags":"%RESPONSE_FLAGS%","response_code_details":"%RESPONSE_CODE_DETAILS%",
@@ -38,12 +38,12 @@ pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:MET
 "downstream_remote_address":"%DOWNSTREAM_REMOTE_ADDRESS%","requested_server_name":"%REQUESTED_SERVER_NAME%",
 "route_name":"%ROUTE_NAME%"}"#;
 
-/// Longest format, in bytes.
+/// Maximum length of a format, in bytes.
 const LONGEST: usize = 16 << 10;
-/// How deep objects may be in one another.
+/// Maximum nesting depth of objects.
 const DEEPEST: usize = 8;
 
-/// A format cannot be used.
+/// Error of an invalid format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Text that is too long.
@@ -52,7 +52,7 @@ pub enum FormatError {
     /// JSON that is too deep.
     #[error("has objects that are more than {DEEPEST} levels deep")]
     TooDeep,
-    /// A `%` without another.
+    /// Unterminated operator at this offset.
     #[error("a % at byte {0} begins an operator that does not end; a % itself is written %%")]
     Unended(usize),
     /// An operator that is not known, or not as it has to be.
@@ -78,14 +78,14 @@ enum Member {
     Text(Vec<Part>),
     Object(Vec<(String, Self)>),
     List(Vec<Self>),
-    /// As it is.
+    /// Fixed JSON value.
     Fixed(Value),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     Literal(String),
-    /// Whether it follows a quotation mark.
+    /// Operator, and whether it follows a quotation mark.
     Operator(Operator, bool),
 }
 
@@ -109,7 +109,7 @@ impl Format {
         }
     }
 
-    /// Which headers it needs.
+    /// Returns the headers that the format reads.
     pub fn wants(&self) -> Wants {
         let mut wants = Wants::default();
         match &self.0 {
@@ -122,7 +122,7 @@ impl Format {
         wants
     }
 
-    /// Appends what it makes of a request.
+    /// Appends the formatted record of a request.
     pub fn write(&self, of: &Observation<'_>, line: &mut String) {
         match &self.0 {
             Form::Text(parts) => {
@@ -162,7 +162,7 @@ impl Format {
     }
 }
 
-/// A text with operators, for a tag: without escapes, and nothing if there is nothing to say.
+/// Formats a text for a tag, without escapes; empty without values.
 pub(crate) fn plain_text(format: &Format, of: &Observation<'_>) -> String {
     match &format.0 {
         Form::Text(parts) => plain(parts, of),

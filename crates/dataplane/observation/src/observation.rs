@@ -20,9 +20,9 @@ pub struct Observation<'a> {
     pub protocol: Option<&'a str>,
     pub authority: Option<&'a str>,
     pub response_code: u16,
-    /// In Envoy's short names, separated by commas; `-` if there are none.
+    /// Envoy's response flags, separated by commas; `-` if there are none.
     pub flags: &'a str,
-    /// The same in Envoy's bits.
+    /// Response flags as Envoy's bits.
     pub flag_bits: u64,
     pub code_details: Option<&'a str>,
     pub termination_details: Option<&'a str>,
@@ -39,28 +39,28 @@ pub struct Observation<'a> {
     pub downstream_remote: SocketAddr,
     pub server_name: Option<&'a str>,
     pub route: Option<&'a str>,
-    /// The SPIFFE id that the caller has proved.
+    /// Verified SPIFFE ID of the caller.
     pub peer: Option<&'a str>,
-    /// The trace that it is part of, in hexadecimal digits.
+    /// Trace id in hexadecimal.
     pub trace_id: Option<&'a str>,
     /// Name of the reporting machine.
     pub hostname: &'a str,
-    /// Request headers that [`Wants`] names.
+    /// Request headers selected by [`Wants`].
     pub request_headers: &'a HeaderMap,
-    /// The same of the answer.
+    /// Headers of the response.
     pub response_headers: &'a HeaderMap,
 }
 
-/// Which headers are to be kept until a request is over.
+/// Headers that are copied until the request ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// All of the request.
+    /// Whether all request headers are needed.
     pub all_request: bool,
-    /// Of the request, these.
+    /// Names of the request headers that are needed.
     pub request: BTreeSet<HeaderOrder>,
-    /// All of the answer.
+    /// Whether all response headers are needed.
     pub all_response: bool,
-    /// Of the answer, these.
+    /// Names of the response headers that are needed.
     pub response: BTreeSet<HeaderOrder>,
 }
 
@@ -89,40 +89,40 @@ impl Wants {
         self.response.extend(other.response.iter().cloned());
     }
 
-    /// A header of the request is wanted.
+    /// Adds a request header.
     pub fn request_header(&mut self, name: HeaderName) {
         self.request.insert(HeaderOrder(name));
     }
 
-    /// The wanted ones of a request's headers.
+    /// Copies the request headers that are needed.
     pub fn of_request(&self, all: &HeaderMap) -> HeaderMap {
-        kept(all, self.all_request, &self.request)
+        selected(all, self.all_request, &self.request)
     }
 
-    /// The wanted ones of an answer's headers.
+    /// Copies the response headers that are needed.
     pub fn of_response(&self, all: &HeaderMap) -> HeaderMap {
-        kept(all, self.all_response, &self.response)
+        selected(all, self.all_response, &self.response)
     }
 }
 
-fn kept(all: &HeaderMap, is_all: bool, names: &BTreeSet<HeaderOrder>) -> HeaderMap {
+fn selected(all: &HeaderMap, is_all: bool, names: &BTreeSet<HeaderOrder>) -> HeaderMap {
     if is_all {
         return all.clone();
     }
-    let mut kept = HeaderMap::new();
+    let mut selected = HeaderMap::new();
     for HeaderOrder(name) in names {
         for value in all.get_all(name) {
-            kept.append(name.clone(), value.clone());
+            selected.append(name.clone(), value.clone());
         }
     }
-    kept
+    selected
 }
 
 #[cfg(test)]
 pub(crate) mod examples {
     use super::*;
 
-    /// A request that was answered.
+    /// Builds an observation of a request with a response.
     pub(crate) fn answered<'a>(request: &'a HeaderMap, response: &'a HeaderMap) -> Observation<'a> {
         Observation {
             started: SystemTime::UNIX_EPOCH + Duration::from_millis(1_606_339_578_409),

@@ -19,7 +19,7 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// One span that is over.
+/// Finished trace span.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are OpenTelemetry's")]
 pub struct Span {
@@ -31,11 +31,11 @@ pub struct Span {
     pub start: SystemTime,
     pub duration: Duration,
     pub attributes: Vec<Attribute>,
-    /// Whether it failed, for the sake of the server.
+    /// Whether the span failed because of the server.
     pub is_error: bool,
 }
 
-/// A name and a value.
+/// Span attribute: name and value.
 pub type Attribute = (Cow<'static, str>, AttributeValue);
 
 /// The value of an attribute.
@@ -43,32 +43,32 @@ pub type Attribute = (Cow<'static, str>, AttributeValue);
 pub enum AttributeValue {
     /// Value that is text.
     Text(String),
-    /// A whole number.
+    /// Integer attribute value.
     Number(i64),
 }
 
-/// An attribute that is configured.
+/// Custom tag of spans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tag {
     /// Name of the tag.
     pub name: ArcStr,
-    /// Source of its value.
+    /// Source of the tag's value.
     pub source: TagSource,
 }
 
-/// Where the value of a tag comes from.
+/// Source of a tag's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TagSource {
-    /// Always the same.
+    /// Fixed text value.
     Fixed(ArcStr),
     /// A header of the request, and its default. Without a default there is no tag.
     Header(HeaderName, Option<ArcStr>),
-    /// As in an access log.
+    /// Access-log format string.
     Format(Format),
 }
 
 impl Tag {
-    /// Which headers it needs.
+    /// Returns the headers that the tag reads.
     pub fn wants(&self) -> Wants {
         match &self.source {
             TagSource::Fixed(_) => Wants::default(),
@@ -97,19 +97,19 @@ impl Tag {
 /// The two ends of a request, as Istio's tags tell of them: names and values.
 pub type Parties = Vec<(&'static str, String)>;
 
-/// Which span of which trace it is.
+/// Trace context of a span.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are those of a span")]
-pub struct Place {
+pub struct SpanContext {
     pub trace: TraceId,
     pub id: SpanId,
     pub parent: Option<SpanId>,
     pub state: String,
 }
 
-/// Makes the span of a request. Texts that peers chose are cut to `most` bytes.
+/// Builds the span of a request. Texts of peers are truncated to `most` bytes.
 pub fn of(
-    place: Place,
+    span_context: SpanContext,
     observation: &Observation<'_>,
     parties: Parties,
     tags: &[Tag],
@@ -136,12 +136,12 @@ pub fn of(
         Some(path) => cut(path.trim_start_matches('/'), most),
         None => method.to_owned(),
     };
-    let Place {
+    let SpanContext {
         trace,
         id,
         parent,
         state,
-    } = place;
+    } = span_context;
     Span {
         trace,
         id,
@@ -253,7 +253,7 @@ fn http(of: &Observation<'_>, all: &mut Attributes) {
     }
 }
 
-/// The tags that Envoy gives its spans in Istio's meshes.
+/// Adds the tags that Envoy sets on spans in Istio's meshes.
 fn istio(of: &Observation<'_>, all: &mut Attributes) {
     all.text("component", Some("proxy"));
     all.text("response_flags", Some(of.flags));
@@ -268,7 +268,7 @@ fn istio(of: &Observation<'_>, all: &mut Attributes) {
     all.text("node_id", Some(of.hostname));
 }
 
-/// The headers that spans need themselves.
+/// Returns the headers that spans read themselves.
 pub fn wants() -> Wants {
     let mut wants = Wants::default();
     wants.request_header(http::header::USER_AGENT);

@@ -31,24 +31,24 @@ pub struct TraceId(u128);
 pub struct SpanId(u64);
 
 impl TraceId {
-    /// From random bits.
+    /// Creates an id from random bits.
     pub fn new(bits: u128) -> Self {
         Self(bits.max(1))
     }
 
-    /// As it is sent.
+    /// Returns the bytes for the wire.
     pub fn bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
 }
 
 impl SpanId {
-    /// From random bits.
+    /// Creates an id from random bits.
     pub fn new(bits: u64) -> Self {
         Self(bits.max(1))
     }
 
-    /// As it is sent.
+    /// Returns the bytes for the wire.
     pub fn bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
@@ -69,11 +69,11 @@ impl fmt::Display for SpanId {
 /// Trace context of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Incoming {
-    /// The trace, and the span of who sent it.
+    /// Trace id, and span id of the sender.
     pub parent: Option<(TraceId, SpanId)>,
-    /// Whether it is recorded, if that has been decided.
+    /// Sampling decision of the sender, if it made one.
     pub sampled: Option<bool>,
-    /// The headers of the context, which are written anew.
+    /// Header formats of the trace context to write.
     forms: Forms,
 }
 
@@ -135,7 +135,7 @@ fn put(headers: &mut HeaderMap, name: HeaderName, text: &str) {
     }
 }
 
-/// A header that is there once.
+/// Returns the value of a header that occurs exactly once.
 fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let mut all = headers.get_all(name).iter();
     let first = all.next()?;
@@ -244,7 +244,7 @@ fn b3_multiple(headers: &HeaderMap) -> Option<Incoming> {
     })
 }
 
-/// All of ten thousand.
+/// Sampling rate of all requests, in ten thousandths.
 pub const ALWAYS: u32 = 10_000;
 
 /// Whether a request is sampled, without a decision of its sender: the given number of ten thousand are. By the name of
@@ -261,7 +261,7 @@ pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32)
     of_id.unwrap_or_else(draw) % ALWAYS < share
 }
 
-/// The name of a request that has none: a random UUID.
+/// Returns a random UUID as request id.
 pub fn request_id(bits: u128) -> String {
     let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     let text = format!("{bits:032x}");

@@ -24,9 +24,9 @@ use prost::Message;
 #[cfg(test)]
 mod tests;
 
-/// The method of gRPC that takes spans.
+/// gRPC method that exports spans.
 pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-/// The method of gRPC that takes lines.
+/// gRPC method that exports log records.
 pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 /// Instrumentation scope of all telemetry.
 const SCOPE: &str = "ambit-waypoint";
@@ -36,14 +36,14 @@ const SAMPLED: u32 = 1;
 /// Attributes that all telemetry of one waypoint has in common.
 #[derive(Clone, Debug, Default)]
 pub struct Resource {
-    /// Names and values, such as `service.name`.
+    /// Attributes such as `service.name`.
     pub attributes: Vec<(&'static str, String)>,
 }
 
 /// One line of an access log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// When the request began.
+    /// Start time of the request.
     pub time: SystemTime,
     /// The log's name.
     pub log: String,
@@ -98,7 +98,7 @@ fn attribute((name, value): &Attribute) -> KeyValue {
     pair(name, value)
 }
 
-/// A message with spans.
+/// Encodes a message with spans.
 pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     let span = |span: &Span| {
         let start = nanoseconds(span.start);
@@ -138,7 +138,7 @@ pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     sent.encode_to_vec()
 }
 
-/// A message with lines.
+/// Encodes a message with log records.
 pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
     let line = |line: &Line| {
         let attributes = line.attributes.iter();
@@ -173,14 +173,14 @@ pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
     sent.encode_to_vec()
 }
 
-/// How many spans a collector has not taken, by its answer. What is no answer rejects nothing.
+/// Number of spans that the collector's response rejects. An unreadable response rejects none.
 pub fn rejected_spans(answer: &[u8]) -> u64 {
     let answer = ExportTraceServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);
     partial.map_or(0, |partial| partial.rejected_spans.max(0).unsigned_abs())
 }
 
-/// The same of lines.
+/// Number of log records that the collector's response rejects.
 pub fn rejected_lines(answer: &[u8]) -> u64 {
     let answer = ExportLogsServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);

@@ -7,7 +7,7 @@ use ambit_observation::trace::{SpanId, TraceId};
 use super::*;
 
 #[test]
-fn spans_arrive_with_their_places_and_times() {
+fn spans_carry_their_context_and_times() {
     let span = Span {
         trace: TraceId::new(5),
         id: SpanId::new(6),

@@ -33,7 +33,7 @@ use crate::{
     state::SharedState,
 };
 
-/// How often a port that is still the old proxy's is tried.
+/// Retry interval for a port that the old proxy still holds.
 const PORT_RETRY: Duration = Duration::from_millis(50);
 
 /// Connections of the control plane at once: of each replica some for each reader that it serves.
@@ -47,29 +47,29 @@ pub type Pages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
 /// State that the admin server reports.
 pub struct Admin {
-    /// The program, for people.
+    /// Name of the program for display.
     pub title: &'static str,
     /// State of the mesh.
     pub state: SharedState,
     /// Certificates of the proxy.
     pub certificates: Certificates,
-    /// The configuration, as it is dumped.
+    /// Configuration for the dump.
     pub config: Value,
     /// `workloadState` of a dump.
     pub workload_state: WorkloadState,
-    /// Predicts what becomes of connections or requests.
+    /// Predictor of connections or requests.
     pub explain: Explain,
     /// Log levels; none when another program has set up logging.
     pub logs: Option<LogHandle>,
-    /// Ends the process.
+    /// Trigger that shuts the process down.
     pub quit: ShutdownTrigger,
-    /// Content of the local file, if the mesh comes from one.
+    /// Content of the local file that is the source of the mesh state.
     pub static_config: Value,
     /// Readers of flow events.
     pub flows: Arc<Flows>,
     /// Access of the control plane to them; `None`: it has none.
     pub flow_access: Option<FlowAccess>,
-    /// Pages of the program, which take precedence.
+    /// Additional pages of the program, which take precedence.
     pub pages: Option<Pages>,
 }
 
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Admin {
 }
 
 impl Admin {
-    /// Answers a request to the admin port.
+    /// Serves a request to the admin port.
     pub async fn respond(&self, request: &Request) -> Response {
         if let Some(response) = self.pages.as_ref().and_then(|pages| pages(request)) {
             return response;
@@ -140,7 +140,7 @@ impl Admin {
     }
 }
 
-/// Where the servers listen.
+/// Ports of the admin servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Ports {
     /// Admin, on the loopback address.
@@ -221,7 +221,7 @@ pub async fn serve(
         .await
 }
 
-/// An HTTP server to be.
+/// Configuration of an HTTP server before it starts.
 struct Server {
     purpose: &'static str,
     address: SocketAddr,
@@ -239,7 +239,7 @@ impl Server {
         self.serve_on(|listener| listener, handler).await
     }
 
-    /// [`Self::serve`] over what `wrap` makes of the listener.
+    /// Serves like [`Self::serve`], over listeners that `wrap` builds.
     async fn serve_on<L, H, F>(
         self,
         wrap: impl FnOnce(TcpListener) -> L + Send + 'static,

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::state::SharedState;
 
-/// The parts of a dump that others know.
+/// Parts of a dump that other components provide.
 #[derive(Clone, Debug, Default)]
 pub struct DumpExtras {
     /// `version`: {version, gitRevision, rustVersion, buildProfile, buildStatus, istioVersion,
@@ -28,7 +28,7 @@ pub struct DumpExtras {
     pub certificates: Value,
     /// `workloadState`: by pod uid.
     pub workload_state: Value,
-    /// `staticConfig`: what a local file gave.
+    /// `staticConfig`: content of the local file.
     pub static_config: Value,
 }
 

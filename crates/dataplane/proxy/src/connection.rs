@@ -17,27 +17,27 @@ use crate::{
 
 /// Why a connection could not be opened.
 pub trait Failure: Error + From<Cut> + 'static {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     fn reason(&self) -> Reason;
-    /// The policy that refuses it, `namespace/name`.
+    /// Returns the policy that denied the connection, `namespace/name`.
     fn policy(&self) -> Option<String> {
         None
     }
 }
 
-/// A connection that is being set up: on the list, and reported from here on, whatever comes of it.
+/// Connection in setup, which is in the table and reported whatever its outcome.
 #[derive(Debug)]
 pub struct Opening {
     /// Report of the connection so far.
     pub report: Report,
-    /// Its entry on the list.
+    /// Entry in the connection table.
     pub tracked: Tracked,
-    /// Shutdown waits for it.
+    /// Guard that shutdown waits for.
     pub open: OpenWork,
 }
 
 impl Opening {
-    /// Both ends are connected. `near` is the end whose bytes are reported as the application's.
+    /// Records that both ends are connected. `near` is the end whose bytes are reported as the application's.
     pub fn established(mut self, near: impl Into<End>, far: impl Into<End>) -> Established {
         self.report.opened();
         Established {
@@ -63,7 +63,7 @@ pub enum End {
     Plain(TcpStream),
     /// An HBONE tunnel.
     Tunnel(Tunnel),
-    /// A tunnel inside a tunnel.
+    /// HBONE tunnel inside another tunnel.
     Inner(Box<Inner>),
 }
 
@@ -79,7 +79,7 @@ impl From<Tunnel> for End {
     }
 }
 
-/// How an end is relayed.
+/// Kind of transport of one end of the relay.
 enum Side<'a> {
     Socket(&'a mut TcpStream),
     Tunnel(&'a mut Tunnel),
@@ -106,7 +106,7 @@ impl End {
         }
     }
 
-    /// Both directions have ended: the socket, if it is one, is not to be reset any more.
+    /// Marks both directions as ended in order, so that the socket is not reset.
     fn end_in_order(&self) {
         if let Self::Plain(stream) = self {
             socket::end_in_order(stream);

@@ -23,7 +23,7 @@ pub enum Cut {
     /// The pod's record names a policy that has not become known in time.
     #[error("connection closed: a policy that the workload names is still not known")]
     MissingPolicy,
-    /// Everything to the pod has to come through its waypoint now.
+    /// A policy or binding requires the pod's waypoint, which the connection bypasses.
     #[error("connection closed: it does not come through the waypoint of the workload")]
     PassesByWaypoint,
     /// The same, and the waypoint has a rule that could refuse what is in it.
@@ -37,7 +37,7 @@ pub enum Cut {
 }
 
 impl Cut {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(self) -> Reason {
         match self {
             Self::Policy | Self::MissingPolicy | Self::PassesByWaypoint | Self::WaypointRule => {
@@ -48,16 +48,16 @@ impl Cut {
     }
 }
 
-/// Which way a connection goes, seen from the pod.
+/// Direction of a connection from the pod's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To the pod.
+    /// Connection to the pod.
     Inbound,
-    /// From the pod.
+    /// Connection from the pod.
     Outbound,
 }
 
-/// Path of a connection to the pod, which decides who authorizes it.
+/// Path of a connection to the pod, which determines who authorizes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Course {
     /// Directly: all of the pod's policies apply.
@@ -102,7 +102,7 @@ struct Inner {
 #[derive(Clone, Debug, Default)]
 pub struct Connections(Arc<Mutex<Inner>>);
 
-/// One open connection; dropping it takes it off the list.
+/// Open connection in the table; dropping it removes the entry.
 #[derive(Debug)]
 pub struct Tracked {
     list: Connections,
@@ -121,7 +121,7 @@ pub struct ConnectionDump {
     pub pre_capture: Vec<Shown>,
 }
 
-/// A connection to the pod, as it is shown.
+/// Inbound connection as shown in dumps.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Arrived {
@@ -132,13 +132,13 @@ struct Arrived {
 }
 
 impl Connections {
-    /// Takes a connection to the pod onto the list. To be called before it is authorized, so that no
-    /// change can fall between the two.
+    /// Adds a connection to the pod to the table. Must be called before it is authorized, so that no change can fall
+    /// between the two.
     pub fn inbound(&self, shown: Shown, peer: Peer) -> Tracked {
         self.track(Way::Inbound, shown, Some(peer))
     }
 
-    /// Takes a connection from the pod onto the list.
+    /// Adds a connection from the pod to the table.
     pub fn outbound(&self, shown: Shown) -> Tracked {
         self.track(Way::Outbound, shown, None)
     }
@@ -165,21 +165,20 @@ impl Connections {
         }
     }
 
-    /// How many are open.
+    /// Number of open connections.
     pub fn len(&self) -> usize {
         self.0.lock().entries.len()
     }
 
-    /// Whether none is.
+    /// Whether the table has no connections.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Closes those connections to the pod for which `verdict` has a reason. Returns how many.
-    ///
-    /// `verdict` is called without the lock: a connection that is taken onto the list meanwhile is authorized after
-    /// that, and so by what is known now.
-    pub fn recheck(&self, mut verdict: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
+    /// Closes the connections to the pod for which `reason_to_close` returns a reason. Returns their number.
+    /// `reason_to_close` is called without the lock: a connection that is added meanwhile is authorized afterwards, and
+    /// thus by the current state.
+    pub fn recheck(&self, mut reason_to_close: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
         let peers: Vec<(u64, Peer, Course)> = {
             let inner = self.0.lock();
             let peers = inner.entries.iter();
@@ -189,7 +188,7 @@ impl Connections {
         };
         let mut cut = 0;
         for (id, peer, course) in peers {
-            if let Some(why) = verdict(&peer, course) {
+            if let Some(why) = reason_to_close(&peer, course) {
                 cut += usize::from(self.cut(id, why));
             }
         }
@@ -207,7 +206,7 @@ impl Connections {
         count
     }
 
-    /// Whether it was still open.
+    /// Closes a connection. Returns whether it was still open.
     fn cut(&self, id: u64, why: Cut) -> bool {
         let entry = self.0.lock().entries.remove(&id);
         // One that is just ending by itself does not listen any more.
@@ -253,7 +252,7 @@ impl Tracked {
         .await
     }
 
-    /// To show more of it while it is being waited on.
+    /// Returns a handle that updates the entry while the connection is being served.
     pub fn handle(&self) -> Handle {
         Handle {
             list: self.list.clone(),
@@ -270,7 +269,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Where it is connected to and how (`HBONE`, `TCP`), once that is known.
+    /// Records the actual destination and the protocol (`HBONE`, `TCP`).
     pub fn connected_to(&self, actual_dst: String, protocol: &'static str) {
         if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
             entry.shown.actual_dst = actual_dst;
@@ -321,8 +320,9 @@ mod tests {
         let mut allowed = list.inbound(shown(1), peer(80));
         let mut denied = list.inbound(shown(2), peer(81));
         let mut outgoing = list.outbound(shown(3));
-        let verdict = |peer: &Peer, _| (peer.destination.port() != 80).then_some(Cut::Policy);
-        assert_eq!(list.recheck(verdict), 1);
+        let reason_to_close =
+            |peer: &Peer, _| (peer.destination.port() != 80).then_some(Cut::Policy);
+        assert_eq!(list.recheck(reason_to_close), 1);
         let pending = std::future::pending::<()>();
         assert_eq!(denied.unless_cut(pin!(pending)).await, Err(Cut::Policy));
         assert_eq!(allowed.unless_cut(pin!(async { 1 })).await, Ok(1));

@@ -27,7 +27,7 @@ pub struct Upstream {
     pub address: Option<String>,
     /// A path, PEM text or `SYSTEM`.
     pub root: String,
-    /// Another name it may have.
+    /// Alternative name of the server's certificate.
     pub alternative_name: Option<String>,
 }
 
@@ -53,21 +53,21 @@ pub struct XdsSettings {
     pub upstream: Upstream,
     /// A path or the token itself.
     pub auth_token: Option<String>,
-    /// Whose token it is.
+    /// Cluster that issued the token.
     pub cluster_id: ArcStr,
-    /// How this proxy introduces itself.
+    /// Node metadata of this proxy.
     pub node: NodeInfo,
     /// Addresses are requested on demand.
     pub on_demand: bool,
 }
 
-/// Applies to the state what the control plane publishes.
+/// Applies published changes to the state.
 pub struct Follower<S> {
     /// State of the mesh.
     pub state: SharedState,
     /// Metrics of the proxy.
     pub metrics: Arc<Metrics>,
-    /// Called with the first full answer.
+    /// Callback for the first complete state.
     pub synced: S,
     /// Cache that the next process starts with.
     pub cache: Option<Arc<MeshCache>>,
@@ -157,7 +157,7 @@ pub fn follow<S: Fn() + Send + Sync + 'static>(
     Ok(())
 }
 
-/// How the control plane is called. Headers and TLS parameters are the environment's.
+/// Builds the xDS client options; headers and TLS parameters come from the environment.
 ///
 /// # Errors
 /// When the settings cannot be used.

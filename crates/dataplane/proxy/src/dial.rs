@@ -30,7 +30,7 @@ use crate::{local::Local, state::SharedState, workers};
 pub use inner::{Inner, InnerError};
 pub use waits::{Wait, Waits};
 
-/// How long connecting may take.
+/// Timeout of connecting.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Header with a peer's workload metadata.
@@ -43,7 +43,7 @@ pub enum ConnectError {
     /// The authority is no part of a request.
     #[error("the authority {authority:?} cannot be sent")]
     Authority {
-        /// As the mesh names it.
+        /// Authority of the CONNECT request.
         authority: String,
         /// Cause of the error.
         #[source]
@@ -52,7 +52,7 @@ pub enum ConnectError {
     /// The tunnel could not be opened.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
-    /// No tunnel inside the tunnel.
+    /// Failure to open the inner tunnel.
     #[error(transparent)]
     Inner(#[from] InnerError),
     /// The control plane removed the destination while it was being connected to.
@@ -63,19 +63,19 @@ pub enum ConnectError {
         /// Address of the gateway.
         addr: SocketAddr,
     },
-    /// No tunnel to a waypoint.
+    /// Failure to open a tunnel to a waypoint.
     #[error("cannot connect through the waypoint {waypoint}")]
     Waypoint {
-        /// As the mesh names it.
+        /// Name of the waypoint.
         waypoint: ArcStr,
         /// Cause of the error.
         #[source]
         source: Box<Self>,
     },
-    /// No plain connection.
+    /// Failure to open a plain connection.
     #[error("connection failed: {addr}")]
     Plain {
-        /// The far end.
+        /// Address of the peer.
         addr: SocketAddr,
         /// Cause of the error.
         #[source]
@@ -83,7 +83,7 @@ pub enum ConnectError {
     },
 }
 
-/// A plain connection that could not be made.
+/// Error of opening a plain connection.
 #[derive(Debug, thiserror::Error)]
 pub enum PlainError {
     /// The socket could not be created.
@@ -92,7 +92,7 @@ pub enum PlainError {
     /// Refused, or not reachable.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The peer did not answer in time.
+    /// Timeout of the connection.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }
@@ -109,7 +109,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether it may end by itself within seconds: no pod of a waypoint could be connected to, or serves yet.
+    /// Whether the condition may end within seconds: no pod of a waypoint was reachable, or serves yet.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Waypoint { source, .. } => match &**source {
@@ -121,7 +121,7 @@ impl ConnectError {
         }
     }
 
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Tunnel(error) => error.reason(),
@@ -132,20 +132,20 @@ impl ConnectError {
     }
 }
 
-/// Makes the connections of one instance.
+/// Opens outbound connections of one instance.
 #[derive(Clone, Debug)]
 pub struct Dialer {
-    /// Whose certificate it shows.
+    /// Identity whose certificate the dialer presents.
     pub identity: Identity,
-    /// Where that comes from.
+    /// Source of certificates.
     pub certificates: Certificates,
-    /// Where its sockets are made; `None`: where this process lives.
+    /// Network namespace of the sockets; `None` is the process's own.
     pub netns: Option<Netns>,
-    /// Of its packets, so that they are not redirected.
+    /// Packet mark that exempts the sockets from redirection.
     pub mark: Option<u32>,
-    /// Of its sockets.
+    /// TCP settings of the sockets.
     pub tuning: Tuning,
-    /// Of its tunnels.
+    /// HTTP/2 settings of tunnels.
     pub http2: Arc<Settings>,
     /// The node and network of this process, by which [`Self::is_near`] decides.
     pub node: ArcStr,
@@ -153,7 +153,7 @@ pub struct Dialer {
     pub network: ArcStr,
     /// State of the mesh.
     pub state: SharedState,
-    /// Its connections that wait for a waypoint.
+    /// Connections that wait for a waypoint.
     pub waits: Waits,
 }
 
@@ -261,7 +261,7 @@ impl Dialer {
         }
     }
 
-    /// A connection with certificates on both ends, up to where HTTP/2 begins.
+    /// Opens a connection with mutual TLS for HTTP/2.
     async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
         let addr = key.destination;
         let (certificate, config) = self.credentials(&key.expected).await?;

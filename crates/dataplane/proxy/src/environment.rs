@@ -12,18 +12,18 @@ use crate::{SetupLimits, control_plane::Upstream};
 
 pub mod threads;
 
-/// Where the shared trust root is mounted.
+/// Default path of the mounted trust root.
 const DEFAULT_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
-/// Where the projected token is mounted.
+/// Default path of the projected token.
 const DEFAULT_TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 
-/// A setting cannot be used.
+/// Error of an invalid setting.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingError {
-    /// A variable's text.
+    /// Invalid environment variable.
     #[error(transparent)]
     Variable(#[from] EnvError),
-    /// The control plane without TLS.
+    /// Control plane URL without TLS.
     #[error("{variable}={address:?}: only https is supported, plain http is refused")]
     PlainHttp {
         /// Name of the variable.

@@ -10,7 +10,7 @@ use ambit_rt::http::{Response, json_pretty, text};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-/// Answers `POST /explain` with this body.
+/// Handler of `POST /explain` with this body.
 pub type Explain = Box<dyn Fn(Bytes) -> Answering + Send + Sync>;
 
 /// Response of [`Explain`] to be.
@@ -28,7 +28,7 @@ pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
     })
 }
 
-/// Answers with a prediction.
+/// Builds the response with a prediction.
 pub fn answer(explanation: &Explanation) -> Response {
     json_pretty(200, explanation)
 }
@@ -104,7 +104,7 @@ pub fn waypoint_of(service: &Service) -> Option<String> {
     Some(all.join(", "))
 }
 
-/// A policy that was looked at.
+/// Records a policy that was evaluated.
 pub fn considered(
     policy: impl ToString,
     action: impl std::fmt::Debug,

@@ -14,10 +14,10 @@ use time::{OffsetDateTime, macros::format_description};
 
 use crate::local::Local;
 
-/// Longest text of an error or a path, in bytes.
+/// Maximum length of an error or a path, in bytes.
 const MAX_TEXT: usize = 1024;
 
-/// An event of now.
+/// Builds a flow event with the current time.
 pub fn event(event: Event, reporter: Reporter) -> Flow {
     let format =
         format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
@@ -74,9 +74,9 @@ pub(crate) struct Connection<'a> {
     pub(crate) waypoint: Option<String>,
     pub(crate) policy: Option<&'a String>,
     pub(crate) error: Option<&'a str>,
-    /// Bytes of the application that is on this node.
+    /// Bytes that the local application sent.
     pub(crate) sent: u64,
-    /// Bytes to it.
+    /// Bytes that the peer received.
     pub(crate) received: u64,
     pub(crate) duration: Duration,
 }
@@ -151,7 +151,7 @@ pub fn denied(
 ) {
     log_denied(src, dst, direction, error);
     let flows = metrics.flows();
-    if !flows.is_heard() {
+    if !flows.has_readers() {
         return;
     }
     let own = pod.map(|pod| peer(&pod.workload, None)).unwrap_or_default();

@@ -178,7 +178,7 @@ mod tests {
         text.lines().next().unwrap_or_default().to_owned()
     }
 
-    /// A client that presents no certificate.
+    /// Client without a certificate.
     #[derive(Debug)]
     struct Nobody;
 

@@ -10,9 +10,9 @@ use tokio::{sync::mpsc, time::timeout};
 
 /// An empty line is written when nothing has happened for this long, so that a reader that is gone is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// How long a reader may take for a chunk.
+/// Timeout for a reader to accept a chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Chunks on their way to the reader.
+/// Maximum chunks in flight to the reader.
 const CHUNKS: usize = 2;
 
 /// Responds to a reader.

@@ -16,17 +16,18 @@ use crate::{
     warm_start::WarmCertificates,
 };
 
-/// How long certificates that the CA refuses are waited for: it may not know of the workloads yet.
+/// Time for which a rejected certificate request is retried before connections fail, since the CA may not know a new
+/// workload yet.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
-/// Where certificates come from.
+/// Settings of the certificate source.
 #[derive(Clone, Debug)]
 pub struct CertificateSettings {
     /// Address of the CA.
     pub ca: Upstream,
     /// A path or the token itself.
     pub auth_token: Option<String>,
-    /// Whose token it is.
+    /// Cluster that issued the token.
     pub cluster_id: ArcStr,
     /// Identity of the token's own account, if certificates are for that, too.
     pub own: Option<Identity>,
@@ -99,8 +100,8 @@ pub async fn follow(
     .await;
 }
 
-/// Waits for requested certificates. Connection errors to the CA are no reason to begin without: the old proxy has
-/// certificates. What the CA refuses it may refuse for ever.
+/// Waits for requested certificates. Connection errors to the CA are no reason to start without them, since the old
+/// proxy has certificates; rejections by the CA are, since they may be permanent.
 pub async fn obtained(certificates: &Certificates, identities: &[Identity]) {
     let all = async {
         for identity in identities {
@@ -139,7 +140,7 @@ mod tests {
         (ca, certificates, identities)
     }
 
-    /// Whether it has come to an end within this time.
+    /// Whether a future completed within this time.
     async fn within(seconds: u64, waiting: impl Future<Output = ()>) -> bool {
         let limit = Duration::from_secs(seconds);
         tokio::time::timeout(limit, waiting).await.is_ok()

@@ -13,9 +13,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SetupLimits {
-    /// From one address.
+    /// Maximum connections in setup from one source address.
     pub source: usize,
-    /// From all together.
+    /// Maximum connections in setup of the pod.
     pub pod: usize,
 }
 
@@ -42,7 +42,7 @@ pub enum Full {
 }
 
 impl Full {
-    /// Its name in metrics.
+    /// Returns the name of the limit in metrics.
     pub fn limit(self) -> &'static str {
         match self {
             Self::Source(_) => "source",
@@ -64,7 +64,7 @@ pub struct InFlight {
     limits: SetupLimits,
 }
 
-/// One connection slot; given back when dropped.
+/// Connection slot, released on drop.
 #[derive(Debug)]
 pub struct Slot {
     counts: Arc<Mutex<Counts>>,
@@ -72,7 +72,7 @@ pub struct Slot {
 }
 
 impl InFlight {
-    /// Nothing is in flight.
+    /// Creates the limiter with nothing in flight.
     pub fn new(limits: SetupLimits) -> Self {
         Self {
             counts: Arc::default(),
@@ -80,7 +80,7 @@ impl InFlight {
         }
     }
 
-    /// Takes a slot for a set-up of `source`.
+    /// Takes a slot for a connection setup of `source`.
     ///
     /// # Errors
     /// When there is none.

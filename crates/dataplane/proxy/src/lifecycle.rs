@@ -40,14 +40,13 @@ impl Lifecycle {
         self.drain.watcher()
     }
 
-    /// Ends when nothing owns the instance any more.
+    /// Completes when the instance has no owners any more.
     pub fn gone(&self) -> impl Future<Output = ()> + use<> {
         let mut alive = self.alive.subscribe();
         async move { while alive.changed().await.is_ok() {} }
     }
 
-    /// Takes nothing new from now on; what is open goes on until it ends, or is cut after `limit`.
-    /// Ends when nothing is open any more.
+    /// Stops accepting work and drains: open work continues until it ends, or is terminated after `limit`.
     pub async fn finish(&self, limit: Option<Duration>) {
         let deadline = Instant::now() + limit.unwrap_or(NEVER);
         self.drain.start(DrainMode::Graceful { deadline });

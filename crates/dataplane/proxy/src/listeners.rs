@@ -13,7 +13,7 @@ use ambit_model::PodName;
 use ambit_rt::{DrainWatcher, OpenWork};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How long an accept that failed (for want of descriptors, mostly) waits before the next.
+/// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// A connection just accepted.
@@ -23,7 +23,7 @@ pub struct Accepted {
     pub stream: TcpStream,
     /// Address of the client; canonical.
     pub peer: SocketAddr,
-    /// Shutdown waits for it.
+    /// Guard that shutdown waits for.
     pub open: OpenWork,
 }
 
@@ -32,19 +32,18 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct Listeners<P> {
     all: Vec<(TcpListener, P)>,
-    /// Listener that is polled first, in turn: none keeps the others waiting.
+    /// Index of the listener that is polled first, rotating for fairness.
     first: usize,
 }
 
 impl<P: Clone> Listeners<P> {
-    /// All listeners of the set.
+    /// Creates a set of listeners.
     pub fn new(all: Vec<(TcpListener, P)>) -> Self {
         Self { all, first: 0 }
     }
 
-    /// Gives connections to `handle` while the gate is open, until the drain begins; then, if
-    /// `empties_queues`, those that wait in the queues, as their callers would be refused otherwise.
-    /// `name` is for logs.
+    /// Accepts connections for `handle` while the gate is open, until the drain begins; then, if `empties_queues`, also
+    /// the queued ones, which would otherwise be rejected. `name` is for logs.
     pub async fn accept(
         &mut self,
         name: &PodName,
@@ -106,7 +105,7 @@ impl<P: Clone> Listeners<P> {
         Poll::Pending
     }
 
-    /// The next connection that is in a queue already.
+    /// Returns the next connection that is already queued.
     async fn waiting(&mut self) -> Option<(io::Result<(TcpStream, SocketAddr)>, P)> {
         let next = poll_fn(|context| match self.poll_accept(context) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),

@@ -11,12 +11,12 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::state::{LOCAL_WORKLOAD_DEADLINE, SharedState};
 
-/// The record of the instance's own workload, and what follows from it.
+/// Record of the instance's own workload, with derived data.
 #[derive(Debug)]
 pub struct Local {
     /// Record of the workload.
     pub workload: Arc<Workload>,
-    /// Its name in metrics.
+    /// Party of the workload in metrics.
     pub party: Arc<Party>,
     /// Baggage header of the workload's tunnels.
     pub baggage: Option<HeaderValue>,
@@ -43,8 +43,8 @@ struct Cache {
     local: Option<Arc<Local>>,
 }
 
-/// Gives the [`Local`] of one instance; all its workers share it. Its lock is held to look at the cache, and
-/// to fill it after a change.
+/// Cache of the [`Local`] of one instance, shared by all its workers. Its lock is held to read the cache, and to fill
+/// it after a change.
 #[derive(Debug)]
 pub struct LocalWorkload {
     state: SharedState,
@@ -53,7 +53,7 @@ pub struct LocalWorkload {
 }
 
 impl LocalWorkload {
-    /// Of the pod `name`, which has these addresses by its enrolment.
+    /// Creates the workload of the pod `name` with the addresses of its enrolment.
     pub fn new(state: SharedState, name: PodName, addresses: Vec<IpAddr>) -> Self {
         let cache = Cache {
             changes: state.watch_pod(&name),
@@ -67,12 +67,12 @@ impl LocalWorkload {
         }
     }
 
-    /// Whose it is.
+    /// Returns the name of the pod.
     pub fn name(&self) -> &PodName {
         &self.name
     }
 
-    /// Where it comes from.
+    /// Returns the state that describes the workload.
     pub fn state(&self) -> &SharedState {
         &self.state
     }
@@ -82,7 +82,7 @@ impl LocalWorkload {
         self.cache.lock().changes.clone()
     }
 
-    /// The enrolment names other addresses.
+    /// Updates the addresses from the pod's enrolment.
     pub fn update_addresses(&self, addresses: Vec<IpAddr>) {
         let mut cache = self.cache.lock();
         cache.addresses = addresses;

@@ -18,25 +18,25 @@ use serde_json::Value;
 
 use crate::state::{NotUnderstoodPolicies, SharedState, Update};
 
-/// How often a followed file is looked at.
+/// Interval at which a watched file is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Content of a local file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalMesh {
-    /// As `/config_dump` prints them; `services` also as a map of name to ports.
+    /// Workloads in the format of `/config_dump`; `services` may also map names to ports.
     #[serde(deserialize_with = "ambit_mesh_json::list")]
     pub workloads: Vec<Workload>,
-    /// As `/config_dump` prints them, without endpoints.
+    /// Services in the format of `/config_dump`, without endpoints.
     #[serde(deserialize_with = "ambit_mesh_json::list")]
     pub services: Vec<Service>,
-    /// As `/config_dump` prints them.
+    /// Policies in the format of `/config_dump`.
     #[serde(deserialize_with = "ambit_mesh_json::list")]
     pub policies: Vec<Authorization>,
 }
 
-/// A file with policies that may not be what they should be.
+/// Test file with unusual policies.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct WithOddPolicies {
@@ -125,7 +125,7 @@ pub enum LocalMeshError {
     /// The file is malformed; the text has line and column.
     #[error("not a local mesh: {0}")]
     Parse(#[source] Box<serde_saphyr::Error>),
-    /// An entry lacks the name it is kept by.
+    /// Entry without the required name.
     #[error("{list}[{index}] has no {field}")]
     Nameless {
         /// Name of the list.
@@ -355,7 +355,7 @@ policies:
     }
 
     #[test]
-    fn an_unknown_field_is_refused_with_its_place() {
+    fn unknown_fields_are_rejected_with_their_path() {
         let error = parse("workloads:\n- uid: a\n  colour: red\n")
             .unwrap_err()
             .to_string();

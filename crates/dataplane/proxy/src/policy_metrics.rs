@@ -10,7 +10,7 @@ use prometheus_client::{
 
 use crate::state::SharedState;
 
-/// Looks at the policies whenever the metrics are read.
+/// Collector that reads the policies for each scrape.
 #[derive(Debug)]
 pub struct PolicyCollector(pub SharedState);
 

@@ -22,7 +22,7 @@ use crate::{
     state::SharedState,
 };
 
-/// How long connections that pass by a new waypoint go on if it is not known which rules it has.
+/// Grace period of connections that bypass a new waypoint with unknown rules.
 const UNKNOWN_RULES_GRACE: Duration = Duration::from_secs(30);
 
 /// Re-checks the connections to one instance at every change that concerns them.
@@ -36,7 +36,7 @@ pub struct Recheck {
 }
 
 impl Recheck {
-    /// Of the connections to `local`, from now on.
+    /// Starts rechecking the connections of `local`.
     pub fn new(local: &LocalWorkload, connections: &Connections, graces: Graces) -> Self {
         Self {
             changes: local.changes(),
@@ -47,7 +47,7 @@ impl Recheck {
         }
     }
 
-    /// Runs until the instance is `gone`, which this does not hold.
+    /// Runs until the instance is `gone`, without keeping it alive.
     pub async fn run(mut self, gone: impl Future<Output = ()>) {
         let mut gone = pin!(gone);
         loop {
@@ -76,12 +76,12 @@ impl Recheck {
     }
 }
 
-/// Why a connection may not be opened as it was.
+/// Reason why a connection could not be opened again as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objection {
-    /// A policy of layer 4 refuses it.
+    /// Denied by a layer 4 policy.
     Policy,
-    /// The pod's record names a policy that is not known.
+    /// The pod's record names an unknown policy.
     MissingPolicy,
     /// The connection bypasses the pod's waypoint.
     Bypass(Bypass),
@@ -109,7 +109,7 @@ pub fn objection(
     }
 }
 
-/// How long established connections may go on that may not be opened any more.
+/// Grace periods of established connections that may no longer be opened.
 #[derive(Debug)]
 pub struct Graces {
     missing_policy: Grace,
@@ -125,13 +125,13 @@ impl Graces {
         }
     }
 
-    /// When to [`Self::recheck`] at the latest.
+    /// Returns the latest time of the next [`Self::recheck`].
     pub fn deadline(&self) -> Option<Instant> {
         let deadlines = [self.missing_policy.deadline(), self.waypoint.deadline()];
         deadlines.into_iter().flatten().min()
     }
 
-    /// Nothing can be decided, and so nothing is waited for, until the next [`Self::recheck`].
+    /// Suspends all deadlines until the next [`Self::recheck`], since no decision is possible.
     pub fn suspend(&mut self) {
         self.missing_policy.until = None;
         self.waypoint.grace.until = None;
@@ -158,7 +158,7 @@ impl Graces {
     }
 }
 
-/// How long open connections that pass by a new waypoint go on.
+/// Grace period of open connections that bypass a new waypoint.
 #[derive(Debug)]
 pub struct WaypointGrace {
     grace: Grace,
@@ -174,12 +174,12 @@ impl WaypointGrace {
         }
     }
 
-    /// When to look again at the latest.
+    /// Returns the latest time of the next check.
     pub fn deadline(&self) -> Option<Instant> {
         self.grace.deadline()
     }
 
-    /// Begins to look at all connections.
+    /// Starts a check of all connections.
     pub fn look(&mut self, now: Instant) -> WaypointLook<'_> {
         WaypointLook {
             look: self.grace.look(now),
@@ -196,27 +196,27 @@ pub struct WaypointLook<'a> {
 }
 
 impl WaypointLook<'_> {
-    /// Whether a connection may go on until it ends.
+    /// Whether a connection may continue until it ends.
     pub fn exempts(&self, bypass: Bypass) -> bool {
         bypass == Bypass::Unruled && !self.limits_all
     }
 
-    /// Whether a connection may go on for now.
+    /// Whether a connection may continue for now.
     pub fn spares(&mut self, bypass: Bypass) -> bool {
         self.exempts(bypass) || bypass != Bypass::Ruled && self.look.spares()
     }
 }
 
-/// How long connections go on that have the same reason to end.
+/// Grace period shared by connections with the same reason to be closed.
 #[derive(Debug)]
 pub struct Grace {
     length: Duration,
-    /// When they are cut, if there are any.
+    /// Time at which the connections are closed, if there are any.
     until: Option<Instant>,
 }
 
 impl Grace {
-    /// Creates a grace that begins when the first such connection is found.
+    /// Creates a grace period that begins when the first such connection is found.
     pub fn new(length: Duration) -> Self {
         Self {
             length,
@@ -224,12 +224,12 @@ impl Grace {
         }
     }
 
-    /// When to look again at the latest.
+    /// Returns the latest time of the next check.
     pub fn deadline(&self) -> Option<Instant> {
         self.until
     }
 
-    /// Begins to look at all connections.
+    /// Starts a check of all connections.
     pub fn look(&mut self, now: Instant) -> Look<'_> {
         Look {
             in_time: self.until.is_none_or(|until| now < until) && !self.length.is_zero(),
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!((graces.deadline(), list.len()), (None, 1));
     }
 
-    /// When a connection that passes by the waypoint is cut: never, or how long after the first look.
+    /// Returns when a connection that bypasses the waypoint is closed: never, or this long after the first check.
     fn end_of(bypass: Bypass, limit: Option<Duration>) -> Option<Duration> {
         let list = Connections::default();
         let _open = open(&list, 80);

@@ -23,7 +23,7 @@ use crate::{
     local::Local,
 };
 
-/// One connection's report. Written when dropped, with what was known by then.
+/// Report of one connection, written on drop with the data known by then.
 pub struct Report {
     log: AccessLog,
     counts: Option<ConnectionMetrics>,
@@ -36,11 +36,11 @@ pub struct Report {
     began: Instant,
     is_established: bool,
     error: Option<(String, Reason)>,
-    /// The policy that refuses it.
+    /// Policy that denied the connection.
     policy: Option<String>,
-    /// The waypoint that it goes through, as records name it.
+    /// Name of the waypoint on the connection's path.
     waypoint: Option<ArcStr>,
-    /// Its number in flow events, once it has been in one.
+    /// Number of the connection in flow events, assigned by its first event.
     number: u64,
     _socket: SocketGuard,
 }
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Report {
 }
 
 impl Report {
-    /// Of a connection from the pod `local` to `dst`.
+    /// Creates the report of a connection from the pod `local` to `dst`.
     pub fn outbound(
         metrics: &Arc<Metrics>,
         local: &Local,
@@ -73,7 +73,7 @@ impl Report {
         Self::new(metrics, log, labels)
     }
 
-    /// Of a connection from `src` to the pod `local`.
+    /// Creates the report of a connection from `src` to the pod `local`.
     pub fn inbound(
         metrics: &Arc<Metrics>,
         local: &Local,
@@ -111,7 +111,7 @@ impl Report {
         }
     }
 
-    /// The service that was addressed.
+    /// Sets the addressed service.
     pub fn service(&mut self, service: &Service) {
         self.log.dst_service = Some(service.hostname.clone());
         self.labels.service = Some(ServiceName::from(service));
@@ -130,7 +130,7 @@ impl Report {
         self.labels.source = Some(Arc::new(Party::new(workload, proven.cloned())));
     }
 
-    /// Its two ends are known to each other by certificates.
+    /// Records that both peers authenticated by certificates.
     pub fn mutual_tls(&mut self, source: Option<&Identity>, destination: Option<&Identity>) {
         self.log.src_identity = source.cloned();
         self.log.dst_identity = destination.cloned();
@@ -143,7 +143,7 @@ impl Report {
         self.log.dst_hbone = Some(inside);
     }
 
-    /// Names the waypoint that the connection goes through, as a route does.
+    /// Sets the waypoint on the connection's path.
     pub fn waypoint(&mut self, name: &ArcStr) {
         self.waypoint = Some(name.clone());
     }
@@ -180,7 +180,7 @@ impl Report {
     /// Reports an event to readers of flow events.
     fn report_flow(&mut self, event: Event) {
         let flows = self.metrics.flows();
-        if !flows.is_heard() {
+        if !flows.has_readers() {
             return;
         }
         if self.number == 0 {

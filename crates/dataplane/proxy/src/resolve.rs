@@ -12,12 +12,12 @@ pub enum ResolveError {
     /// The resolver found nothing, or failed.
     #[error("cannot resolve {host}: {why}")]
     Lookup {
-        /// Name that was resolved.
+        /// Hostname to resolve.
         host: ArcStr,
         /// Error of the resolver.
         why: String,
     },
-    /// Still without an address after it was resolved.
+    /// Hostname without an address after resolution.
     #[error("{0} has no address")]
     Unresolved(ArcStr),
 }
@@ -36,7 +36,7 @@ pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAdd
     pick(host, &found, pending.prefer_ipv6, ipv6_enabled)
 }
 
-/// One of the addresses of a host, in the same way.
+/// Picks one of a host's addresses at random, preferring the dialed family.
 ///
 /// # Errors
 /// When there is none that can be used.
@@ -48,12 +48,16 @@ pub fn pick(
 ) -> Result<IpAddr, ResolveError> {
     let all = found.iter().map(IpAddr::to_canonical);
     let all: Vec<IpAddr> = all.filter(|ip| ipv6_enabled || ip.is_ipv4()).collect();
-    let wanted: Vec<IpAddr> = all
+    let preferred: Vec<IpAddr> = all
         .iter()
         .copied()
         .filter(|ip| ip.is_ipv6() == prefer_ipv6)
         .collect();
-    let candidates = if wanted.is_empty() { &all } else { &wanted };
+    let candidates = if preferred.is_empty() {
+        &all
+    } else {
+        &preferred
+    };
     let picked = candidates.choose(&mut rand::rng()).copied();
     picked.ok_or_else(|| ResolveError::Lookup {
         host: host.clone(),

@@ -35,7 +35,7 @@ use departures::{Departed, Departures};
 pub use follow::{IdentityEvent, follow_identities};
 pub use on_demand::DEMANDS_WAITING;
 
-/// How long a connection waits for the control plane to publish the pod it belongs to.
+/// Maximum time for which a connection waits until the control plane publishes its pod.
 pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Configuration of the proxy from its environment.
@@ -51,9 +51,9 @@ pub struct StateConfig {
     pub trust_domain: ArcStr,
     /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
     pub preferred_service_namespace: Option<ArcStr>,
-    /// Effect of a workload's policy that is unknown.
+    /// Treatment of unknown policies that a workload names.
     pub missing_policies: MissingPolicies,
-    /// Effect of a policy that is not understood in full.
+    /// Treatment of policies that could not be decoded in full.
     pub not_understood: NotUnderstoodPolicies,
 }
 
@@ -71,7 +71,7 @@ impl Default for StateConfig {
     }
 }
 
-/// The state; clones share it.
+/// Mesh state; clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedState(Arc<Inner>);
 
@@ -84,19 +84,19 @@ struct Inner {
     addresses_known: AtomicBool,
     /// Whether all policies have been published once.
     policies_known: AtomicBool,
-    /// Counts changes of local workloads, and of what is known at all.
+    /// Counter of changes of local workloads and of initial completeness.
     local_changes: watch::Sender<u64>,
     /// Counts changes of workloads and services.
     address_changes: watch::Sender<u64>,
     /// Revision, for each watched pod, of the inputs of its authorization.
     pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
-    /// Connections to workloads, which end with them.
+    /// Connections that end with their workloads.
     departures: Departures,
     demands: Option<mpsc::Sender<AddressDemand>>,
 }
 
 impl SharedState {
-    /// A state that everything is pushed to.
+    /// Creates a state for wildcard subscriptions.
     pub fn new(config: StateConfig) -> Self {
         Self::build(config, None)
     }
@@ -132,12 +132,12 @@ impl SharedState {
         &self.0.config
     }
 
-    /// The workloads and services. Never hold this across an await.
+    /// Locks the workloads and services. Never hold the guard across an await.
     pub fn table(&self) -> RwLockReadGuard<'_, MeshTable> {
         self.0.table.read()
     }
 
-    /// The policies. Never hold this across an await.
+    /// Locks the policies. Never hold the guard across an await.
     pub fn policies(&self) -> RwLockReadGuard<'_, PolicySet> {
         self.0.policies.read()
     }
@@ -223,17 +223,16 @@ impl SharedState {
         });
     }
 
-    /// All workloads and services have been published once: from now on a destination that is
-    /// not among them is outside the mesh. Until then nothing is passed through.
+    /// Marks the initial set of workloads and services as received. From then on, unknown destinations count as outside
+    /// the mesh; before, nothing is passed through.
     pub fn mark_addresses_known(&self) {
         if !self.0.addresses_known.swap(true, Ordering::AcqRel) {
             self.0.local_changes.send_modify(|count| *count += 1);
         }
     }
 
-    /// All policies have been published once: from now on connections to pods can be decided.
-    /// Until then no local pod counts as known, for its namespace may have policies that are still
-    /// on their way.
+    /// Marks the initial set of policies as received. Before that, no local pod counts as known, since policies of its
+    /// namespace may still be missing.
     pub fn mark_policies_known(&self) {
         if !self.0.policies_known.swap(true, Ordering::AcqRel) {
             self.notify_pods(|_, _, _| true);
@@ -363,7 +362,7 @@ impl SharedState {
         self.policies().evaluate(destination, connection)
     }
 
-    /// The dry-run policies that would refuse it, if they were in force.
+    /// Returns the dry-run policies that would deny the connection if enforced.
     pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
         self.policies().would_refuse(destination, connection)
     }

@@ -10,7 +10,7 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::{Dialer, report::chain};
 
-/// How long a connection that is cut goes on, for its tunnels' resets to be sent.
+/// Time for which a closed connection continues, so that the resets of its tunnels are sent.
 const LAST_RESETS: Duration = Duration::from_millis(500);
 
 /// Agrees on TLS with a client, under the instance's own identity. Nothing if the instance ends meanwhile.

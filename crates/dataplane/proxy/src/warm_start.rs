@@ -33,8 +33,8 @@ const CERTIFICATES: Purpose = Purpose {
 /// Set in the tag of the entry that marks a type as complete.
 const COMPLETE: u8 = 0x80;
 
-/// Takes over what the worker before this one left. There is no cache without a supervisor, or where there is
-/// no space for it: it is a help, not a need. `role`: of whom the mesh is cached, if it is.
+/// Restores the previous worker's cache. There is none without a supervisor or space for it, since the cache is only an
+/// optimization. `role`: whose mesh state is cached, if it is.
 pub fn take_over(
     held: &mut Handover<OwnedFd>,
     supervisor: &Supervisor,
@@ -72,7 +72,7 @@ fn mesh_of(role: Role) -> Purpose {
 pub struct MeshCache {
     /// The types cached; their tags are their positions.
     types: Vec<&'static str>,
-    /// And whether all of each type is there.
+    /// Journal, and for each type whether its initial state is complete.
     state: Mutex<(Journal, Vec<bool>)>,
 }
 
@@ -85,7 +85,7 @@ impl MeshCache {
         Ok(Self { types, state })
     }
 
-    /// Gives the client what was cached, if that is all there was.
+    /// Feeds the cached state to the client, if it was complete.
     pub fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
         let (journal, complete) = &mut *self.state.lock();
         for entry in journal.entries()? {
@@ -221,9 +221,9 @@ mod tests {
 
     #[test]
     fn what_may_have_credentials_in_it_is_in_memory_alone() {
-        let kept = |purpose: Purpose| matches!(purpose.backing, Backing::Memory);
-        assert!(kept(CERTIFICATES) && kept(mesh_of(Role::Waypoint)));
-        assert!(!kept(mesh_of(Role::NodeProxy)));
+        let is_in_memory = |purpose: Purpose| matches!(purpose.backing, Backing::Memory);
+        assert!(is_in_memory(CERTIFICATES) && is_in_memory(mesh_of(Role::Waypoint)));
+        assert!(!is_in_memory(mesh_of(Role::NodeProxy)));
         assert_eq!(mesh_of(Role::Waypoint).number, MESH.number);
     }
 

@@ -53,18 +53,18 @@ impl Workers {
             .map(Self)
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Their runtimes, for metrics.
+    /// Returns the workers' runtimes, for metrics.
     pub fn runtimes(&self) -> Vec<tokio::runtime::Handle> {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }
 
-    /// Gives tunnels that a worker opens within the node to the same worker, at the listeners that share a
-    /// port with this one, of which the workers have one each in their order.
+    /// Steers tunnels that a worker opens within the node to the same worker's listener, among the listeners that share
+    /// this one's port in the order of workers.
     pub fn steer(&self, listener: &TcpListener) {
         // Without it the kernel spreads them as it does all others.
         if let Err(error) = socket::steer(listener, self.count()) {

@@ -19,7 +19,7 @@ use rand::RngCore;
 use crate::{
     host::{Candidate, Host},
     limits::Limits,
-    locality::Place,
+    locality::Topology,
     outliers::{Ejection, Outcome, Outliers, count},
     pool::{Pool, Question},
 };
@@ -36,14 +36,14 @@ pub struct Destination<E> {
 #[derive(Debug)]
 struct State {
     limits: Limits,
-    /// Requests under way at all endpoints.
+    /// Active requests of all endpoints.
     active: AtomicU32,
     outliers: Mutex<Outliers>,
     /// Counts ejections and their ends.
     health: AtomicU64,
-    /// When the next ejection ends: milliseconds from `born`, `u64::MAX` if there is none.
+    /// End of the next ejection in milliseconds from `born`; `u64::MAX` if there is none.
     due: AtomicU64,
-    /// How many endpoints there are.
+    /// Number of endpoints.
     total: AtomicU32,
     born: Instant,
 }
@@ -51,16 +51,16 @@ struct State {
 #[derive(Debug)]
 struct Current<E> {
     revision: Option<u64>,
-    own: Place,
+    own: Topology,
     pool: Arc<Pool<E>>,
 }
 
-/// Wish of a request for an endpoint.
+/// Parameters of picking an endpoint for a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wish<'a> {
-    /// Of what it has in common with others, if that is to matter.
+    /// Hash for consistent hashing, if the policy uses it.
     pub hash: Option<u64>,
-    /// The uids of endpoints that it has tried.
+    /// UIDs of endpoints that the request has tried.
     pub failed: &'a [ArcStr],
     /// The uid of the endpoint that it is to go to, as long as that is there and not ejected.
     pub preferred: Option<&'a ArcStr>,
@@ -71,18 +71,18 @@ pub struct Wish<'a> {
 pub struct EndpointState {
     /// UID of the workload.
     pub uid: ArcStr,
-    /// Number of requests under way.
+    /// Number of active requests.
     pub requests: u32,
-    /// Rest of the ejection; `None` if it is not ejected.
+    /// Remaining time of the ejection; `None` if the endpoint is not ejected.
     pub ejected_for: Option<Duration>,
 }
 
 /// Why no endpoint is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoEndpoint {
-    /// There is none, or none that was not tried.
+    /// No endpoint exists, or all were tried.
     Nothing,
-    /// All are ejected.
+    /// All endpoints are ejected.
     Ejected,
 }
 
@@ -108,7 +108,7 @@ impl State {
         self.due.store(due, Release);
     }
 
-    /// Takes endpoints back whose ejection is over.
+    /// Returns endpoints whose ejection has ended.
     fn wake(&self, now: Instant) {
         if self.milliseconds(now) < self.due.load(Relaxed) {
             return;
@@ -120,7 +120,7 @@ impl State {
 }
 
 impl<E: Clone> Destination<E> {
-    /// Without endpoints yet.
+    /// Creates a destination without endpoints.
     pub fn new(policy: DestinationPolicy, now: Instant) -> Self {
         let state = State {
             limits: Limits::default(),
@@ -131,7 +131,7 @@ impl<E: Clone> Destination<E> {
             total: AtomicU32::default(),
             born: now,
         };
-        let own = Place::default();
+        let own = Topology::default();
         let pool = Arc::new(Pool::new(&policy, &own, Vec::new()));
         Self {
             policy,
@@ -165,12 +165,12 @@ impl<E: Clone> Destination<E> {
         }
     }
 
-    /// Takes over the endpoints there are, of a revision that is not known yet; `candidates` is called only then.
+    /// Replaces the endpoints if their revision is new; `candidates` is called only then.
     pub fn update(
         &self,
         revision: u64,
         now: Instant,
-        own: &Place,
+        own: &Topology,
         candidates: impl FnOnce() -> Vec<Candidate<E>>,
     ) {
         if self.current.read().revision == Some(revision) {
@@ -262,12 +262,12 @@ impl<E> Destination<E> {
         &self.policy
     }
 
-    /// Whether its endpoints are those of a revision.
+    /// Whether the endpoints are current for a revision.
     pub fn is_at(&self, revision: u64) -> bool {
         self.current.read().revision == Some(revision)
     }
 
-    /// Requests and connections under way.
+    /// Returns the active requests and connections.
     pub fn limits(&self) -> &Limits {
         &self.state.limits
     }
@@ -286,14 +286,14 @@ impl<E> Destination<E> {
         pool.hosts.iter().map(state).collect()
     }
 
-    /// How many of its endpoints are ejected.
+    /// Number of ejected endpoints.
     pub fn ejected(&self) -> usize {
         self.state.outliers.lock().ejected()
     }
 }
 
 impl<E> Chosen<E> {
-    /// Chosen endpoint, if it is still there.
+    /// Returns the chosen endpoint, if it still exists.
     pub fn endpoint(&self) -> Option<&E> {
         let one = self.pool.hosts.get(self.index);
         one.map(|(_, candidate)| &candidate.endpoint)

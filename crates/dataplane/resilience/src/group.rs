@@ -7,13 +7,13 @@ use rand::{Rng as _, RngCore};
 
 use crate::hashing::Table;
 
-/// Draws before all endpoints are looked at.
+/// Number of random draws before all endpoints are scanned.
 const DRAWS: u32 = 16;
 
 /// Group of endpoints, as described for the module.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Of the requests of its tier.
+    /// Share of the requests of its priority.
     pub(crate) share: u32,
     /// Their indexes in the pool, with their weights.
     members: Vec<(u32, u32)>,
@@ -24,11 +24,11 @@ pub(crate) struct Group {
 
 /// State of an endpoint in its pool at this moment.
 pub(crate) trait View {
-    /// Whether it may be chosen.
+    /// Whether the endpoint may be chosen.
     fn is_usable(&self, index: u32) -> bool;
-    /// Its share of its weight, in 0 to 1.
+    /// Slow-start factor of an endpoint's weight, from 0 to 1.
     fn warmth(&self, index: u32) -> f64;
-    /// Requests under way.
+    /// Active requests of an endpoint.
     fn load(&self, index: u32) -> u32;
     /// Whether one more request is within the bound of hashing.
     fn is_within_bound(&self, index: u32, weight: u32) -> bool;
@@ -125,21 +125,21 @@ impl Group {
         self.scan(view, rng)
     }
 
-    /// Looks at all: each takes the place of the one so far with the probability of its share.
+    /// Scans all endpoints, replacing the current choice with the probability of each one's share.
     fn scan(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
         let mut seen = 0.0;
-        let mut kept = None;
+        let mut chosen = None;
         for (index, weight) in &self.members {
             if !view.is_usable(*index) {
                 continue;
             }
             let share = f64::from(*weight) * view.warmth(*index).max(f64::MIN_POSITIVE);
             seen += share;
-            if kept.is_none() || rng.random::<f64>() * seen < share {
-                kept = Some(*index);
+            if chosen.is_none() || rng.random::<f64>() * seen < share {
+                chosen = Some(*index);
             }
         }
-        kept
+        chosen
     }
 
     /// The first from the hash on that is usable and not over its bound; the first usable if all are over it.

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use ambit_model::HashTable;
 use xxhash_rust::xxh64::xxh64;
 
-/// Most points of a ring, regardless of the configured size.
+/// Maximum points of a ring, regardless of the configured size.
 const MAX_POINTS: u64 = 1 << 18;
 
 /// The hash of what requests have in common. Not a secret one: all replicas have to agree on it.
@@ -13,7 +13,7 @@ pub fn hash(bytes: &[u8]) -> u64 {
     xxh64(bytes, 0)
 }
 
-/// The endpoints of one group, by their places in it.
+/// Consistent-hash table of one group, by index of the endpoints.
 #[derive(Debug)]
 pub(crate) enum Table {
     /// Points and whose they are, in the order of the points.
@@ -23,7 +23,7 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    /// Of endpoints by name and weight.
+    /// Builds the table of endpoints by name and weight.
     pub(crate) fn new(kind: HashTable, members: &[(&str, u32)]) -> Self {
         match kind {
             HashTable::Ring(least) => Self::Ring(ring(least, members)),
@@ -65,12 +65,12 @@ fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     points
 }
 
-/// Maglev's table, with weights as Envoy has them.
+/// Builds Maglev's table with Envoy's weighting.
 fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     struct Entry {
         next: u64,
         skip: u64,
-        /// Of the heaviest, and what it has taken of it so far.
+        /// Weight relative to the heaviest endpoint, and the part that is already placed.
         weight: f64,
         target: f64,
     }

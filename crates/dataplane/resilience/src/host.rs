@@ -10,20 +10,20 @@ use std::{
 
 use ambit_model::{ArcStr, Warmup};
 
-use crate::locality::Place;
+use crate::locality::Topology;
 
 /// An endpoint that may be chosen. `E` is the caller's type of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Candidate<E> {
-    /// By which it is known again: the same for as long as it exists, and on every replica.
+    /// Stable unique id of the endpoint, equal on every replica.
     pub uid: ArcStr,
-    /// Its share; more than zero.
+    /// Weight of the endpoint, more than zero.
     pub weight: u32,
-    /// Where it is.
-    pub place: Place,
-    /// How well it fits what the service itself prefers; more is better.
+    /// Topology of the endpoint.
+    pub topology: Topology,
+    /// Match with the service's own preference; higher is better.
     pub rank: u32,
-    /// Endpoint that the pool's user knows.
+    /// Endpoint in the caller's type.
     pub endpoint: E,
 }
 
@@ -31,12 +31,12 @@ pub struct Candidate<E> {
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) uid: ArcStr,
-    /// When it came to others that were there; `None` of the first.
+    /// Time at which the endpoint joined existing ones; `None` for the initial endpoints.
     joined: Option<Instant>,
-    /// Requests under way.
+    /// Number of active requests.
     pub(crate) active: AtomicU32,
     pub(crate) is_ejected: AtomicBool,
-    /// In a row.
+    /// Consecutive 5xx responses.
     pub(crate) server_errors: AtomicU32,
     pub(crate) gateway_errors: AtomicU32,
     pub(crate) local_failures: AtomicU32,
@@ -59,7 +59,7 @@ impl Host {
         self.is_ejected.load(Relaxed)
     }
 
-    /// Its share of what it would get if it were not new, in 0 to 1.
+    /// Returns the slow-start factor of the endpoint's weight, from 0 to 1.
     pub(crate) fn warmth(&self, warmup: &Warmup, now: Instant) -> f64 {
         let Some(joined) = self.joined else {
             return 1.0;

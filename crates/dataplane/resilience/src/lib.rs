@@ -21,9 +21,9 @@ pub use destination::{Chosen, Destination, EndpointState, NoEndpoint, Wish};
 pub use hashing::hash;
 pub use host::Candidate;
 pub use limits::{Limits, Overflow, Slot};
-pub use locality::Place;
+pub use locality::Topology;
 pub use outliers::{Ejection, Fault, Outcome};
-pub use rates::{Buckets, Rate, Verdict};
+pub use rates::{Buckets, Rate, RateLimitDecision};
 
 #[cfg(test)]
 mod tests;

@@ -7,12 +7,12 @@ use std::sync::{
 
 use ambit_model::DestinationLimits;
 
-/// Limit that is reached.
+/// Limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
     /// Number of connections.
     Connections,
-    /// Requests that wait for a connection.
+    /// Maximum requests that wait for a connection.
     Pending,
     /// Number of requests.
     Requests,
@@ -21,7 +21,7 @@ pub enum Overflow {
 }
 
 impl Overflow {
-    /// All there are.
+    /// All kinds of limits.
     pub const ALL: [Self; 4] = [
         Self::Connections,
         Self::Pending,
@@ -29,7 +29,7 @@ impl Overflow {
         Self::Retries,
     ];
 
-    /// For metrics and logs.
+    /// Returns the name for metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -48,7 +48,7 @@ pub struct Limits {
     retries: Arc<AtomicU32>,
 }
 
-/// Something that is counted until this is dropped.
+/// Guard of a counted item.
 #[derive(Debug)]
 pub struct Slot(Arc<AtomicU32>);
 
@@ -59,7 +59,7 @@ impl Drop for Slot {
 }
 
 impl Limits {
-    /// A request begins.
+    /// Counts a new request.
     ///
     /// # Errors
     /// When there are too many.
@@ -80,7 +80,7 @@ impl Limits {
         take(&self.pending, of.pending).ok_or(Overflow::Pending)
     }
 
-    /// A request is sent again.
+    /// Counts a retry.
     ///
     /// # Errors
     /// When too many are.
@@ -98,7 +98,7 @@ impl Limits {
     }
 }
 
-/// One more, unless that would be too many.
+/// Counts one more, unless the limit is reached.
 fn take(count: &Arc<AtomicU32>, most: Option<u32>) -> Option<Slot> {
     let before = count.fetch_add(1, Relaxed);
     // Gives it back when it is dropped.

@@ -4,9 +4,9 @@ use ambit_model::{
     ArcStr, Locality, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,
 };
 
-/// Where an endpoint or a waypoint is.
+/// Topology of an endpoint or a waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Topology {
     /// Region, zone and subzone.
     pub locality: Locality,
     /// Name of the node.
@@ -17,7 +17,7 @@ pub struct Place {
     pub cluster: ArcStr,
 }
 
-impl Place {
+impl Topology {
     fn label(&self, key: LocalityKey) -> &ArcStr {
         match key {
             LocalityKey::Region => &self.locality.region,
@@ -35,8 +35,8 @@ impl Place {
             zone,
             subzone,
         } = pattern;
-        let agrees = |wanted: &Option<ArcStr>, own: &ArcStr| {
-            wanted.as_ref().is_none_or(|wanted| wanted == own)
+        let agrees = |expected: &Option<ArcStr>, own: &ArcStr| {
+            expected.as_ref().is_none_or(|expected| expected == own)
         };
         agrees(region, &self.locality.region)
             && agrees(zone, &self.locality.zone)
@@ -46,43 +46,46 @@ impl Place {
 
 /// Endpoints of one kind of place: those of a lower tier come first; those of one tier have shares by their part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Standing {
-    pub(crate) tier: u32,
-    pub(crate) part: usize,
+pub(crate) struct PriorityGroup {
+    pub(crate) priority: u32,
+    pub(crate) split: usize,
 }
 
 /// The shares of the parts; one part has all if there are none.
-pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Place) -> Option<&'a LocalityShares> {
+pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Topology) -> Option<&'a LocalityShares> {
     let LocalityPolicy::Distribute(all) = policy else {
         return None;
     };
     all.iter().find(|shares| own.is_in(&shares.from))
 }
 
-/// Priority of an endpoint; `None` if it gets nothing.
-pub(crate) fn standing(
+/// Returns the priority of an endpoint; `None` if it is excluded.
+pub(crate) fn priority_group(
     policy: &LocalityPolicy,
-    own: &Place,
-    of: &Place,
+    own: &Topology,
+    of: &Topology,
     rank: u32,
-) -> Option<Standing> {
-    let tier = match policy {
+) -> Option<PriorityGroup> {
+    let priority = match policy {
         LocalityPolicy::Anywhere => 0,
         LocalityPolicy::OfService => u32::MAX - rank,
         LocalityPolicy::Distribute(_) => {
             let Some(shares) = shares(policy, own) else {
-                return Some(Standing { tier: 0, part: 0 });
+                return Some(PriorityGroup {
+                    priority: 0,
+                    split: 0,
+                });
             };
-            let part = shares.to.iter().position(|(to, _)| of.is_in(to))?;
-            return Some(Standing { tier: 0, part });
+            let split = shares.to.iter().position(|(to, _)| of.is_in(to))?;
+            return Some(PriorityGroup { priority: 0, split });
         }
         LocalityPolicy::Failover(pairs) => failover(pairs, own, of),
         LocalityPolicy::Priority(labels) => priority(labels, own, of),
     };
-    Some(Standing { tier, part: 0 })
+    Some(PriorityGroup { priority, split: 0 })
 }
 
-fn failover(pairs: &[(ArcStr, ArcStr)], own: &Place, of: &Place) -> u32 {
+fn failover(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) -> u32 {
     let (a, b) = (&own.locality, &of.locality);
     if a.region == b.region {
         return match (a.zone == b.zone, a.subzone == b.subzone) {
@@ -98,11 +101,11 @@ fn failover(pairs: &[(ArcStr, ArcStr)], own: &Place, of: &Place) -> u32 {
     }
 }
 
-/// How many labels are left when the first does not agree.
-fn priority(labels: &[LocalityLabel], own: &Place, of: &Place) -> u32 {
+/// Returns the number of labels from the first mismatch on.
+fn priority(labels: &[LocalityLabel], own: &Topology, of: &Topology) -> u32 {
     let agrees = |label: &&LocalityLabel| {
-        let wanted = label.value.as_ref().unwrap_or_else(|| own.label(label.key));
-        wanted == of.label(label.key)
+        let expected = label.value.as_ref().unwrap_or_else(|| own.label(label.key));
+        expected == of.label(label.key)
     };
     let alike = labels.iter().take_while(agrees).count();
     u32::try_from(labels.len() - alike).unwrap_or(u32::MAX)

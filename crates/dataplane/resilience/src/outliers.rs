@@ -16,30 +16,30 @@ const LONGEST: Duration = Duration::from_secs(300);
 /// Outcome of a request or connection, as far as it is the endpoint's doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Answer with a status of HTTP.
+    /// Response with an HTTP status.
     Answered(u16),
-    /// Connection that was taken, of which nothing more is known.
+    /// Accepted connection without further information.
     Connected,
-    /// Connection that failed, broke off before an answer, or took too long.
+    /// Connection that failed, broke before a response, or timed out.
     Failed,
 }
 
 /// Fault that an endpoint was ejected for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// Answers of 5xx in a row.
+    /// Consecutive 5xx responses.
     ServerErrors,
-    /// Answers of 502, 503 and 504 in a row.
+    /// Consecutive responses 502, 503 and 504.
     GatewayErrors,
-    /// Connections in a row that failed.
+    /// Consecutive failed connections.
     LocalFailures,
 }
 
 impl Fault {
-    /// All there are.
+    /// All kinds of outlier faults.
     pub const ALL: [Self; 3] = [Self::ServerErrors, Self::GatewayErrors, Self::LocalFailures];
 
-    /// As Envoy names it in its log of ejections.
+    /// Returns Envoy's name in its ejection log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ServerErrors => "5xx",
@@ -49,16 +49,16 @@ impl Fault {
     }
 }
 
-/// An endpoint is ejected.
+/// Ejection of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// Fault that caused it.
+    /// Fault that caused the ejection.
     pub fault: Fault,
-    /// For how long.
+    /// Duration of the ejection.
     pub duration: Duration,
 }
 
-/// Counts an outcome; gives what the endpoint is to be ejected for. Takes no lock.
+/// Counts an outcome, and returns the fault for which the endpoint must be ejected. Takes no lock.
 pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Option<Fault> {
     let more = |count: &std::sync::atomic::AtomicU32, most: u32| {
         let now = count.fetch_add(1, Relaxed).saturating_add(1);
@@ -98,16 +98,16 @@ pub(crate) struct Outliers(HashMap<ArcStr, Record>);
 #[derive(Debug)]
 struct Record {
     host: Arc<Host>,
-    /// How often it was ejected lately.
+    /// Number of recent ejections.
     times: u32,
-    /// While it is ejected.
+    /// End of the current ejection.
     until: Option<Instant>,
-    /// Since when it is left in.
+    /// Time since which the endpoint is not ejected.
     since: Instant,
 }
 
 impl Outliers {
-    /// Whether an endpoint may be ejected besides those that are.
+    /// Whether a further endpoint may be ejected.
     fn has_room(&self, policy: &OutlierPolicy, total: usize) -> bool {
         let ejected = self.ejected() + 1;
         let share = total * usize::try_from(policy.max_ejection_percent.min(100)).unwrap_or(100);
@@ -115,7 +115,7 @@ impl Outliers {
         is_one_of_several || ejected * 100 <= share
     }
 
-    /// How many are ejected.
+    /// Number of ejected endpoints.
     pub(crate) fn ejected(&self) -> usize {
         let records = self.0.values();
         records.filter(|record| record.until.is_some()).count()
@@ -155,7 +155,7 @@ impl Outliers {
         Some(duration)
     }
 
-    /// Takes those back whose time is over; gives when the next one's is.
+    /// Returns endpoints whose ejection has ended, and the end of the next ejection.
     pub(crate) fn take_back(&mut self, now: Instant) -> Option<Instant> {
         for record in self.0.values_mut() {
             if record.until.is_some_and(|until| until <= now) {
@@ -170,12 +170,12 @@ impl Outliers {
         self.0.values().filter_map(|record| record.until).min()
     }
 
-    /// Forgets all but these endpoints.
-    pub(crate) fn keep(&mut self, is_kept: impl Fn(&ArcStr) -> bool) {
-        self.0.retain(|uid, _| is_kept(uid));
+    /// Removes all endpoints but these.
+    pub(crate) fn keep(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
+        self.0.retain(|uid, _| is_current(uid));
     }
 
-    /// Takes all back, and forgets what they did.
+    /// Ends all ejections and clears the counters.
     pub(crate) fn clear(&mut self) {
         for (_, record) in self.0.drain() {
             record.host.is_ejected.store(false, Relaxed);

@@ -18,11 +18,11 @@ use rand::{Rng as _, RngCore};
 use crate::{
     group::{Group, View},
     host::{Candidate, Host},
-    locality::{Place, Standing, shares, standing},
+    locality::{PriorityGroup, Topology, priority_group, shares},
 };
 
-/// Endpoints of a tier count as this many percent of what they are when it is seen whether they suffice, as in Envoy:
-/// a tier of which less than a third is ejected keeps all requests.
+/// Overprovisioning factor in percent, as in Envoy: a tier with less than a third of its endpoints ejected keeps all
+/// requests.
 const OVERPROVISIONING: u32 = 140;
 
 /// Pool of endpoints, as described for the module.
@@ -48,12 +48,12 @@ struct Tier {
 pub(crate) struct Question<'a> {
     pub(crate) policy: &'a DestinationPolicy,
     pub(crate) hash: Option<u64>,
-    /// Endpoints that must not be chosen.
+    /// UIDs of endpoints to exclude.
     pub(crate) failed: &'a [ambit_model::ArcStr],
     pub(crate) now: Instant,
     /// Counts ejections and their ends.
     pub(crate) health: u64,
-    /// Requests under way at all of them.
+    /// Active requests of all endpoints.
     pub(crate) active: u32,
 }
 
@@ -67,14 +67,16 @@ struct Now<'a, E> {
 impl<E> Pool<E> {
     pub(crate) fn new(
         policy: &DestinationPolicy,
-        own: &Place,
+        own: &Topology,
         hosts: Vec<(Arc<Host>, Candidate<E>)>,
     ) -> Self {
         let mut by_tier: BTreeMap<u32, BTreeMap<usize, Vec<(u32, u32)>>> = BTreeMap::new();
         for ((_, candidate), index) in hosts.iter().zip(0_u32..) {
-            let place = &candidate.place;
-            let Some(Standing { tier, part }) =
-                standing(&policy.locality, own, place, candidate.rank)
+            let topology = &candidate.topology;
+            let Some(PriorityGroup {
+                priority: tier,
+                split: part,
+            }) = priority_group(&policy.locality, own, topology, candidate.rank)
             else {
                 continue;
             };
@@ -117,7 +119,7 @@ impl<E> Pool<E> {
         host.is_none_or(|(host, _)| host.is_ejected())
     }
 
-    /// Counts who is left in, if that has changed.
+    /// Updates the number of healthy endpoints if the health has changed.
     fn recount(&self, health: u64) {
         if self.counted.load(Acquire) == health {
             return;
@@ -157,7 +159,7 @@ impl<E> Pool<E> {
         None
     }
 
-    /// The tier that is tried first.
+    /// Picks the first tier to try.
     fn tier(&self, now: &Now<'_, E>, rng: &mut dyn RngCore) -> usize {
         if now.is_panic || self.tiers.len() < 2 {
             return 0;

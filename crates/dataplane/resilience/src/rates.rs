@@ -9,19 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How many requests may pass.
+/// Rate of a token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// So many ...
+    /// Requests per interval.
     pub requests: u32,
-    /// ... in this time, evenly.
+    /// Interval of the rate.
     pub per: Duration,
-    /// At once after a while without any; one at least.
+    /// Burst size: requests that pass at once after an idle period; at least one.
     pub burst: u32,
 }
 
 impl Rate {
-    /// Time of a bucket that one request takes, in nanoseconds.
+    /// Returns the bucket time of one request in nanoseconds.
     fn step(&self) -> u64 {
         let per = u64::try_from(self.per.as_nanos()).unwrap_or(u64::MAX);
         (per / u64::from(self.requests.max(1))).max(1)
@@ -33,28 +33,28 @@ impl Rate {
     }
 }
 
-/// The buckets of one limit.
+/// Token buckets of one limit.
 #[derive(Debug)]
 pub struct Buckets {
     rate: Rate,
     most: usize,
     born: Instant,
-    /// When each is full again, in nanoseconds from `born`.
+    /// Time at which each bucket is full again, in nanoseconds from `born`.
     full_at: HashMap<u128, u64>,
-    /// Of all that find no place of their own.
+    /// Time at which the shared bucket of excess keys is full again.
     others: u64,
-    /// When those that are full are looked for at the earliest.
+    /// Earliest time of the next search for full buckets.
     sweep: u64,
 }
 
 /// Verdict of a limit on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// When it may be tried again, if it may not pass.
-    pub refused: Option<Duration>,
-    /// How many more would pass now.
+pub struct RateLimitDecision {
+    /// Delay after which a rejected request may pass; `None` if it passes now.
+    pub retry_after: Option<Duration>,
+    /// Remaining requests that would pass now.
     pub remaining: u32,
-    /// When the bucket is full again.
+    /// Time until the bucket is full.
     pub reset: Duration,
 }
 
@@ -76,8 +76,8 @@ impl Buckets {
         }
     }
 
-    /// Lets a request pass, or not.
-    pub fn take(&mut self, key: u128, now: Instant) -> Verdict {
+    /// Counts a request, and decides whether it passes.
+    pub fn take(&mut self, key: u128, now: Instant) -> RateLimitDecision {
         let since = now.saturating_duration_since(self.born).as_nanos();
         let now = u64::try_from(since).unwrap_or(u64::MAX);
         let (step, depth) = (self.rate.step(), self.rate.depth());
@@ -95,8 +95,8 @@ impl Buckets {
         let after = full_at.max(now).saturating_add(step);
         let missing = after - now;
         if missing > depth {
-            return Verdict {
-                refused: Some(Duration::from_nanos(missing - depth)),
+            return RateLimitDecision {
+                retry_after: Some(Duration::from_nanos(missing - depth)),
                 remaining: 0,
                 reset: Duration::from_nanos(missing - step),
             };
@@ -106,19 +106,19 @@ impl Buckets {
         } else {
             self.others = after;
         }
-        Verdict {
-            refused: None,
+        RateLimitDecision {
+            retry_after: None,
             remaining: u32::try_from((depth - missing) / step).unwrap_or(u32::MAX),
             reset: Duration::from_nanos(missing),
         }
     }
 
-    /// How many are kept apart.
+    /// Number of separate buckets.
     pub fn len(&self) -> usize {
         self.full_at.len()
     }
 
-    /// Whether none is.
+    /// Whether no bucket is kept.
     pub fn is_empty(&self) -> bool {
         self.full_at.is_empty()
     }
@@ -144,15 +144,15 @@ mod tests {
         let remaining: Vec<u32> = (0..3).map(|_| buckets.take(1, start).remaining).collect();
         assert_eq!(remaining, [2, 1, 0]);
         let refused = buckets.take(1, start);
-        assert_eq!(refused.refused, Some(TENTH));
+        assert_eq!(refused.retry_after, Some(TENTH));
         assert_eq!(refused.remaining, 0);
         assert_eq!(refused.reset, TENTH * 3);
         // What is refused takes nothing.
-        assert!(buckets.take(1, start + TENTH).refused.is_none());
-        assert!(buckets.take(1, start + TENTH).refused.is_some());
+        assert!(buckets.take(1, start + TENTH).retry_after.is_none());
+        assert!(buckets.take(1, start + TENTH).retry_after.is_some());
         // Nobody saves more than a burst.
         let later = start + Duration::from_secs(3600);
-        let passed = (0..10).filter(|_| buckets.take(1, later).refused.is_none());
+        let passed = (0..10).filter(|_| buckets.take(1, later).retry_after.is_none());
         assert_eq!(passed.count(), 3);
     }
 
@@ -160,25 +160,25 @@ mod tests {
     fn keys_have_buckets_of_their_own() {
         let start = Instant::now();
         let mut buckets = Buckets::new(Rate { burst: 1, ..RATE }, 10, start);
-        assert!(buckets.take(1, start).refused.is_none());
-        assert!(buckets.take(1, start).refused.is_some());
-        assert!(buckets.take(2, start).refused.is_none());
+        assert!(buckets.take(1, start).retry_after.is_none());
+        assert!(buckets.take(1, start).retry_after.is_some());
+        assert!(buckets.take(2, start).retry_after.is_none());
     }
 
     #[test]
-    fn what_finds_no_place_shares_one_bucket_until_others_are_full() {
+    fn excess_keys_share_one_bucket_until_others_refill() {
         let start = Instant::now();
         let mut buckets = Buckets::new(Rate { burst: 1, ..RATE }, 2, start);
         for key in [1, 2, 3] {
-            assert!(buckets.take(key, start).refused.is_none(), "{key}");
+            assert!(buckets.take(key, start).retry_after.is_none(), "{key}");
         }
         for key in [4, 5] {
-            assert!(buckets.take(key, start).refused.is_some(), "{key}");
+            assert!(buckets.take(key, start).retry_after.is_some(), "{key}");
         }
         assert_eq!(buckets.len(), 2);
         let later = start + Duration::from_secs(2);
-        assert!(buckets.take(6, later).refused.is_none());
-        assert!(buckets.take(7, later).refused.is_none());
+        assert!(buckets.take(6, later).retry_after.is_none());
+        assert!(buckets.take(7, later).retry_after.is_none());
         assert_eq!(buckets.len(), 2);
     }
 
@@ -195,13 +195,13 @@ mod tests {
             let (mut passed, mut elapsed) = (0_u64, 0);
             for wait in waits {
                 elapsed += wait;
-                let verdict = buckets.take(7, start + Duration::from_millis(elapsed));
-                passed += u64::from(verdict.refused.is_none());
-                if let Some(after) = verdict.refused {
+                let decision = buckets.take(7, start + Duration::from_millis(elapsed));
+                passed += u64::from(decision.retry_after.is_none());
+                if let Some(after) = decision.retry_after {
                     let then = start + Duration::from_millis(elapsed) + after;
                     let mut again = Buckets::new(rate, 1, start);
                     again.full_at.clone_from(&buckets.full_at);
-                    prop_assert!(again.take(7, then).refused.is_none());
+                    prop_assert!(again.take(7, then).retry_after.is_none());
                 }
             }
             let step = 1_000_000_000 / u64::from(requests);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ambit_model::{Balancing, DestinationPolicy, HashPolicy, HashSource, HashTable, Locality};
 use rand::{SeedableRng as _, rngs::SmallRng};
 
-use crate::{Candidate, Chosen, Destination, NoEndpoint, Place, Wish};
+use crate::{Candidate, Chosen, Destination, NoEndpoint, Topology, Wish};
 
 /// A destination whose endpoints are numbers.
 struct Scene {
@@ -16,19 +16,19 @@ struct Scene {
     now: Instant,
     rng: SmallRng,
     revision: u64,
-    own: Place,
+    own: Topology,
 }
 
-fn place(locality: &str) -> Place {
+fn topology(locality: &str) -> Topology {
     let mut parts = locality.split('/').map(Into::into);
     let mut next = || parts.next().unwrap_or_default();
-    Place {
+    Topology {
         locality: Locality {
             region: next(),
             zone: next(),
             subzone: next(),
         },
-        ..Place::default()
+        ..Topology::default()
     }
 }
 
@@ -36,7 +36,7 @@ fn candidate(number: u32, weight: u32, locality: &str) -> Candidate<u32> {
     Candidate {
         uid: format!("c//Pod/ns/pod-{number}").into(),
         weight,
-        place: place(locality),
+        topology: topology(locality),
         rank: 0,
         endpoint: number,
     }
@@ -65,7 +65,7 @@ impl Scene {
             now,
             rng: SmallRng::seed_from_u64(7),
             revision: 0,
-            own: place("r1/z1/s1"),
+            own: topology("r1/z1/s1"),
         };
         scene.update(candidates);
         scene
@@ -90,7 +90,7 @@ impl Scene {
         self.choose(Wish::default()).unwrap()
     }
 
-    /// How often each is chosen.
+    /// Counts how often each endpoint is chosen.
     fn shares(&mut self, requests: u32) -> std::collections::BTreeMap<u32, u32> {
         let mut shares = std::collections::BTreeMap::new();
         for _ in 0..requests {

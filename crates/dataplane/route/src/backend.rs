@@ -21,7 +21,7 @@ use crate::{
 pub struct BackendRequest<'a> {
     /// The waypoint's own workload.
     pub waypoint: &'a Workload,
-    /// How clients name the waypoint. `None`: what is behind this waypoint is entered through it, as by any client.
+    /// Address of this waypoint as clients know it. `None` routes through this waypoint again, like any client.
     pub own: Option<&'a GatewayAddress>,
     /// Whether the request named this very service, rather than a route its backend: then an endpoint is chosen here,
     /// and not by the service's own waypoint.
@@ -37,15 +37,15 @@ pub struct BackendRequest<'a> {
 pub struct BackendEndpoint {
     /// Workload of the endpoint.
     pub workload: WorkloadRef,
-    /// The port to use on it.
+    /// Target port of the endpoint.
     pub port: u16,
     /// Weight of the endpoint.
     pub weight: u32,
-    /// How well its place fits what the service prefers; more is better.
+    /// Match of the endpoint's locality with the service's preference; higher is better.
     pub rank: u32,
 }
 
-/// How many requests are under way at an address.
+/// Returns the number of active requests at an address.
 pub type LoadAt<'a> = &'a dyn Fn(SocketAddr) -> usize;
 
 impl BackendRequest<'_> {
@@ -153,7 +153,7 @@ impl MeshTable {
         all.collect()
     }
 
-    /// A way to an endpoint that was chosen.
+    /// Routes to an endpoint that was chosen.
     ///
     /// # Errors
     /// When it has no address, or must be entered through a waypoint that cannot be found.
@@ -186,7 +186,7 @@ impl MeshTable {
         direct(workload, dst.ip(), dst.port(), None)
     }
 
-    /// To the waypoint that a backend's service is bound to, with the service as target.
+    /// Routes to the waypoint of a backend's service, with the service as target.
     fn through_waypoint_of(
         &self,
         request: &BackendRequest<'_>,
@@ -223,8 +223,8 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, gateway, target, Some(service)))
     }
 
-    /// To a chosen endpoint: through its own waypoint if that is another, with the endpoint as target, so that
-    /// two waypoints never send a request back and forth.
+    /// Routes to a chosen endpoint: through its own waypoint if that is another one, with the endpoint as target, so
+    /// that two waypoints never loop a request.
     fn to_backend(
         &self,
         request: &BackendRequest<'_>,

@@ -27,7 +27,7 @@ use crate::{
 /// Draws before all endpoints are evaluated.
 const DRAWS: usize = 16;
 
-/// The purpose of the endpoint.
+/// Kind of peer that the endpoint must be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode<'a> {
     /// A client's connection: the service must have the port.
@@ -37,7 +37,7 @@ pub(crate) enum Mode<'a> {
     Waypoint(Option<&'a [Identity]>),
 }
 
-/// The client, its location, and what it has tried.
+/// Client with its location and the endpoints that it has tried.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vantage<'a> {
     pub(crate) address: Option<IpAddr>,
@@ -45,7 +45,7 @@ pub(crate) struct Vantage<'a> {
     pub(crate) node: &'a ArcStr,
     pub(crate) cluster_id: &'a ArcStr,
     pub(crate) locality: &'a Locality,
-    /// The uids of workloads that are not to be chosen.
+    /// UIDs of workloads to exclude.
     pub(crate) failed: &'a [ArcStr],
 }
 
@@ -116,7 +116,7 @@ impl MeshTable {
         }
     }
 
-    /// All endpoints of `service` that may be chosen, each with the port to use on it and how well its place fits.
+    /// Iterates over the eligible endpoints of `service` with their target ports and locality ranks.
     pub(crate) fn all_usable(
         &self,
         vantage: Vantage<'_>,
@@ -136,14 +136,14 @@ impl MeshTable {
 }
 
 /// Whether a workload may be chosen, as far as its address does not matter.
-pub(crate) fn is_wanted(workload: &WorkloadRef, vantage: Vantage<'_>, mode: Mode<'_>) -> bool {
-    let runs_as_wanted = match mode {
+pub(crate) fn is_candidate(workload: &WorkloadRef, vantage: Vantage<'_>, mode: Mode<'_>) -> bool {
+    let has_accepted_identity = match mode {
         Mode::Waypoint(Some(identities)) => identities
             .iter()
             .any(|identity| workload.has_identity(identity)),
         Mode::Waypoint(None) | Mode::Standard => true,
     };
-    runs_as_wanted && !vantage.failed.contains(workload.uid())
+    has_accepted_identity && !vantage.failed.contains(workload.uid())
 }
 
 struct Choice<'t, 'a> {
@@ -158,7 +158,7 @@ struct Choice<'t, 'a> {
 }
 
 impl<'t> Choice<'t, '_> {
-    /// The same among all endpoints, ready or not.
+    /// Includes endpoints that are not ready.
     fn with_unready(self) -> Self {
         Self {
             health_policy: HealthPolicy::AllowAll,
@@ -204,7 +204,7 @@ impl<'t> Choice<'t, '_> {
     fn scan(&self, endpoints: &Endpoints, rng: &mut dyn RngCore) -> Option<(&'t WorkloadRef, u16)> {
         let mut best_rank = 0;
         let mut seen: u64 = 0;
-        let mut kept = None;
+        let mut chosen = None;
         for slot in endpoints.usable(self.health_policy) {
             let Some((workload, port)) = self.usable(slot) else {
                 continue;
@@ -218,15 +218,15 @@ impl<'t> Choice<'t, '_> {
             if rank > best_rank {
                 best_rank = rank;
                 seen = 0;
-                kept = None;
+                chosen = None;
             }
             let capacity = u64::from(workload.template().capacity);
             seen += capacity;
             if capacity > 0 && (seen == capacity || rng.random_range(0..seen) < capacity) {
-                kept = Some((workload, port));
+                chosen = Some((workload, port));
             }
         }
-        kept
+        chosen
     }
 
     /// The endpoint that this client always gets: of those of the best rank the one with the highest hash of
@@ -247,7 +247,7 @@ impl<'t> Choice<'t, '_> {
     fn usable(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
         let template = workload.template();
-        if template.capacity == 0 || !is_wanted(workload, self.vantage, self.mode) {
+        if template.capacity == 0 || !is_candidate(workload, self.vantage, self.mode) {
             return None;
         }
         let elsewhere = template.network != *self.vantage.network;
@@ -275,7 +275,7 @@ impl<'t> Choice<'t, '_> {
         Some((workload, port))
     }
 
-    /// How well an endpoint's location fits; `None` where it must not be used.
+    /// Returns the locality rank of an endpoint; `None` if it must not be used.
     fn rank(&self, workload: &WorkloadRef) -> Option<usize> {
         let scopes = self.balancing.routing_preferences.as_slice();
         match self.balancing.mode {

@@ -10,19 +10,19 @@ use rand::{Rng, RngCore};
 
 use crate::{
     Identities, MeshTable, WorkloadRef,
-    balance::{Mode, Vantage, is_wanted, select_ip},
+    balance::{Mode, Vantage, is_candidate, select_ip},
     services::Endpoints,
 };
 
-/// A namespace that nothing is in: it sees what all namespaces see.
+/// Name of an empty namespace, which sees only what is public.
 const NOBODY: &str = "";
 
-/// A waypoint or gateway as something names it.
+/// Waypoint or gateway with the record that names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named<'a> {
     /// Address of the gateway.
     pub(crate) gateway: &'a GatewayAddress,
-    /// The identities of its pods, where they are named too.
+    /// Identities of its pods, if the record names them.
     pub(crate) run_as: Option<&'a [Identity]>,
 }
 
@@ -50,11 +50,11 @@ pub(crate) struct Found<'a> {
     pub(crate) workload: &'a WorkloadRef,
     /// `None`: resolve the workload's host name.
     pub(crate) ip: Option<IpAddr>,
-    /// Its tunnel port.
+    /// HBONE port of the gateway.
     pub(crate) port: u16,
     /// The service that the gateway named.
     pub(crate) service: Option<&'a Arc<Service>>,
-    /// Whether it may present no other identity than its own.
+    /// Whether the peer must present exactly its own identity.
     is_exact: bool,
 }
 
@@ -153,7 +153,7 @@ impl MeshTable {
         };
         found
             .if_reachable(vantage)
-            .filter(|_| is_wanted(workload, vantage, mode))
+            .filter(|_| is_candidate(workload, vantage, mode))
     }
 
     /// Whether the service that a gateway names is known, whatever pods it has.
@@ -179,7 +179,7 @@ impl MeshTable {
         self.services.by_vip(&at.network, at.address, Some(NOBODY))
     }
 
-    /// Whether `source` is an endpoint of what `gateway` names.
+    /// Whether `source` is an endpoint of the gateway.
     pub(crate) fn is_behind(&self, source: &Workload, gateway: &GatewayAddress) -> bool {
         let service = match &gateway.destination {
             Destination::Address(at) => self.gateway_at(at).map(|(service, _)| service),

@@ -10,11 +10,11 @@ use crate::{MeshTable, Route, RouteError, outbound::Caller};
 /// Whether layer 7 rules of a waypoint could concern a connection that does not come through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bypass {
-    /// The control plane does not say which rules there are.
+    /// The control plane does not publish the rules.
     Unknown,
-    /// No rule could.
+    /// No rule could apply to the connection.
     Unruled,
-    /// A rule could.
+    /// A rule could apply to the connection.
     Ruled,
 }
 
@@ -75,9 +75,9 @@ impl MeshTable {
         })
     }
 
-    /// The route to the waypoint of the local workload, for a connection to `dst` that [passes
-    /// by](Self::passes_by_waypoint) it. As for [`Self::outbound_again`], `failed` has been tried. There is none to a
-    /// waypoint that would take every redirected caller for the workload itself.
+    /// Routes to the waypoint of the local workload, for a connection to `dst` that
+    /// [bypasses](Self::passes_by_waypoint) it. As for [`Self::outbound_again`], `failed` lists tried endpoints. There
+    /// is no route to a waypoint that would attribute redirected callers to the workload itself.
     pub fn hairpin(
         &self,
         local: &Workload,

@@ -28,9 +28,9 @@ pub enum ConnectTarget {
     Addr(SocketAddr),
     /// A host name and a service port.
     Host {
-        /// Not an address.
+        /// Text that is not an address.
         hostname: ArcStr,
-        /// A port of the service with that name.
+        /// Port of the service.
         port: u16,
     },
 }
@@ -47,9 +47,9 @@ impl fmt::Display for ConnectTarget {
 /// An inbound tunnel's request.
 #[derive(Clone, Debug)]
 pub struct InboundRequest<'a> {
-    /// The pod it came to.
+    /// Pod that received the connection.
     pub local: &'a Workload,
-    /// The address that the tunnel came to.
+    /// Address that received the tunnel.
     pub local_ip: IpAddr,
     /// The requested target.
     pub target: &'a ConnectTarget,
@@ -60,7 +60,7 @@ pub struct InboundRequest<'a> {
 /// The route of an inbound tunnel to the application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundRoute {
-    /// Where to connect.
+    /// Address to connect to.
     pub addr: SocketAddr,
     /// The destination that authorization sees: the pod's own address and the application's port.
     pub authorize: SocketAddr,
@@ -72,7 +72,7 @@ pub struct InboundRoute {
 /// The fields of a PROXY v2 header besides the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
-    /// The destination the client requested.
+    /// Original destination that the client requested.
     pub dst: SocketAddr,
 }
 
@@ -84,16 +84,16 @@ pub enum InboundError {
     IpMismatch {
         /// The pod's address.
         local: IpAddr,
-        /// The requested address.
+        /// Address that the client requested.
         asked: IpAddr,
     },
-    /// No service by that name.
+    /// Unknown hostname of a service.
     #[error("no service or workload for hostname {hostname}")]
     UnknownHostname {
         /// Host name as requested.
         hostname: ArcStr,
     },
-    /// The service has no such port here.
+    /// Unknown port of the service.
     #[error("{hostname}:{port}: cannot resolve port")]
     UnknownPort {
         /// Host name as requested.
@@ -110,7 +110,7 @@ pub enum InboundError {
 }
 
 impl InboundError {
-    /// The HTTP status of the answer.
+    /// Returns the HTTP status of the response.
     pub fn status(&self) -> u16 {
         match self {
             Self::IpMismatch { .. } => 400,
@@ -118,14 +118,14 @@ impl InboundError {
         }
     }
 
-    /// The response flag.
+    /// Returns the response flag.
     pub fn reason(&self) -> Reason {
         Reason::Connect
     }
 }
 
 impl MeshTable {
-    /// Where an inbound tunnel goes, before authorization.
+    /// Routes an inbound tunnel before authorization.
     pub fn inbound(&self, request: &InboundRequest<'_>) -> Result<InboundRoute, InboundError> {
         let local_ip = request.local_ip.to_canonical();
         if let ConnectTarget::Addr(asked) = request.target {

@@ -8,7 +8,7 @@ use std::{
 use ambit_model::ArcStr;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// With fewer values, sweeps are not worth their cost.
+/// Minimum number of values for a sweep of unused ones.
 const FIRST_SWEEP: usize = 1024;
 
 /// One copy of every distinct value in use. Values without other references are dropped in sweeps whose
@@ -31,7 +31,7 @@ impl<T: Hash + Eq> Default for Interner<T> {
 }
 
 impl<T: Hash + Eq> Interner<T> {
-    /// The shared copy of `value`.
+    /// Returns the shared copy of `value`.
     pub(crate) fn share(&mut self, value: T) -> Arc<T> {
         let hash = self.hasher.hash_one(&value);
         if let Some(known) = self.values.find(hash, |known| **known == value) {
@@ -72,7 +72,7 @@ impl Default for Strings {
 }
 
 impl Strings {
-    /// The shared copy of `text`.
+    /// Returns the shared copy of `text`.
     pub(crate) fn share(&mut self, text: &ArcStr) -> ArcStr {
         if text.is_empty() {
             return ArcStr::new();
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_values_are_kept_once_and_unused_ones_are_dropped() {
+    fn equal_values_are_interned_once_and_unused_ones_dropped() {
         let mut interner = Interner::default();
         let first = interner.share("a".to_owned());
         assert!(Arc::ptr_eq(&first, &interner.share("a".to_owned())));

@@ -26,20 +26,20 @@ pub type Identities = SmallVec<[Identity; 2]>;
 pub enum Route {
     /// The destination is not in the mesh: plain TCP to the dialled address.
     Passthrough {
-        /// The dialled address.
+        /// Original destination address.
         dst: SocketAddr,
         /// The dialled service, when one of passthrough mode covers the address.
         service: Option<Arc<Service>>,
     },
     /// Plain TCP to a workload that does not support tunnels.
     Plain(PlainRoute),
-    /// Route through one tunnel.
+    /// Route through a single tunnel.
     Hbone(HboneRoute),
     /// A tunnel within a tunnel, through the gateway of another network.
     DoubleHbone {
-        /// To the gateway.
+        /// Tunnel to the network gateway.
         outer: HboneRoute,
-        /// Inside it, to the destination network's endpoint.
+        /// Inner tunnel to the destination network's endpoint.
         inner: InnerTunnel,
     },
     /// The address is known by name only: resolve it, then [`PendingRoute::resolve`].
@@ -49,18 +49,18 @@ pub enum Route {
 /// Destination of [`Route::Plain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlainRoute {
-    /// Where to connect.
+    /// Address to connect to.
     pub addr: SocketAddr,
     /// Workload of the destination.
     pub workload: WorkloadRef,
-    /// The dialled service, if it was one.
+    /// Service that was dialed, if any.
     pub service: Option<Arc<Service>>,
 }
 
 /// Destination of [`Route::Hbone`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HboneRoute {
-    /// Where to open the tunnel.
+    /// Address of the tunnel's peer.
     pub addr: SocketAddr,
     /// `:authority` of the CONNECT.
     pub authority: String,
@@ -83,12 +83,12 @@ pub struct InnerTunnel {
     pub expected: Identities,
 }
 
-/// A route that lacks the address of a host name.
+/// Route with an unresolved hostname.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRoute {
     /// The host name to resolve.
     pub hostname: ArcStr,
-    /// Prefer IPv6 answers (the dialled family); the other family is acceptable.
+    /// Whether to prefer IPv6 addresses (the dialed family); the other family is acceptable.
     pub prefer_ipv6: bool,
     /// Complete except for the address, which is unspecified.
     route: Box<Route>,
@@ -137,7 +137,7 @@ impl Route {
         }
     }
 
-    /// The dialled service.
+    /// Returns the service that was dialed.
     pub fn service(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Passthrough { service, .. } => service.as_ref(),
@@ -162,17 +162,17 @@ pub enum RouteError {
     /// A waypoint is named, but it or an endpoint of it is not known.
     #[error("unknown waypoint: {waypoint} of {of}")]
     UnknownWaypoint {
-        /// As named (`network/ip` or `namespace/hostname`).
+        /// Name of the waypoint (`network/ip` or `namespace/hostname`).
         waypoint: String,
-        /// The workload or service that names it.
+        /// Workload or service that names the waypoint.
         of: String,
     },
-    /// A waypoint is named that has no pod now.
+    /// Waypoint without a pod.
     #[error("no pod of the waypoint {waypoint} of {of} serves")]
     NoWaypointPod {
-        /// As named (`network/ip` or `namespace/hostname`).
+        /// Name of the waypoint (`network/ip` or `namespace/hostname`).
         waypoint: String,
-        /// The workload or service that names it.
+        /// Workload or service that names the waypoint.
         of: String,
     },
     /// A gateway to another network is named but not known.
@@ -180,7 +180,7 @@ pub enum RouteError {
     UnknownGateway {
         /// Gateway as named.
         gateway: String,
-        /// The workload or service that names it.
+        /// Workload or service that names the waypoint.
         of: String,
     },
     /// The workload has neither address nor host name, or is on another network without a gateway.
@@ -189,7 +189,7 @@ pub enum RouteError {
         /// Uid of the workload.
         workload: ArcStr,
     },
-    /// At a workload whose waypoint is another implementation's.
+    /// The connection bypasses the waypoint of another implementation.
     #[error(
         "{of} is reached through its waypoint {waypoint} alone, which cannot receive the original peer of this connection: refused"
     )]
@@ -199,7 +199,7 @@ pub enum RouteError {
         /// The workload's uid.
         of: ArcStr,
     },
-    /// In on-demand mode: the control plane sent no answer about the destination.
+    /// The control plane did not answer the on-demand subscription for the destination.
     #[error("the control plane did not answer about {key} in time")]
     NotAnswered {
         /// The requested name.
@@ -214,12 +214,12 @@ pub enum RouteError {
 }
 
 impl RouteError {
-    /// The response flag.
+    /// Returns the response flag.
     pub fn reason(&self) -> Reason {
         Reason::Connect
     }
 
-    /// Whether it may end by itself within seconds: the waypoint exists, and its pods come or come back.
+    /// Whether the condition may end within seconds: the waypoint exists, and its pods are starting.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::NoWaypointPod { .. })
     }
@@ -383,7 +383,7 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, named.gateway, target, service))
     }
 
-    /// Why there is no pod of a waypoint.
+    /// Returns the reason why a waypoint has no pod.
     fn no_waypoint(&self, named: &GatewayAddress, of: String) -> RouteError {
         let waypoint = named.destination.to_string();
         match self.is_gateway_known(named) {
@@ -392,8 +392,8 @@ impl MeshTable {
         }
     }
 
-    /// To an endpoint (or waypoint) of another network. The inner tunnel accepts only identities that the
-    /// service names: the gateway chooses the endpoint.
+    /// Routes to an endpoint or waypoint of another network. The inner tunnel accepts only identities that the service
+    /// names, since the gateway chooses the endpoint.
     fn through_gateway(
         &self,
         caller: Caller<'_>,
@@ -446,7 +446,7 @@ impl MeshTable {
     }
 }
 
-/// A local workload that looks for a route.
+/// Local workload whose connection is routed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) source: &'a Workload,

@@ -155,7 +155,7 @@ impl WorkloadRef {
         }
     }
 
-    /// Whether `identity` is this workload's; allocates nothing.
+    /// Whether the workload has `identity`, without allocating.
     pub fn has_identity(&self, identity: &Identity) -> bool {
         let template = &*self.0.template;
         template.service_account == identity.service_account
@@ -163,7 +163,7 @@ impl WorkloadRef {
             && template.trust_domain == identity.trust_domain
     }
 
-    /// Its addresses, canonical.
+    /// Returns the canonical addresses of the workload.
     pub fn ips(&self) -> &[IpAddr] {
         match &self.0.ips {
             Ips::One(ip) => slice::from_ref(ip),
@@ -176,7 +176,7 @@ impl WorkloadRef {
         &self.0.template.network
     }
 
-    /// How it takes connections.
+    /// Returns the protocol in which the workload accepts connections.
     pub fn protocol(&self) -> Protocol {
         self.0.template.protocol
     }
@@ -191,22 +191,22 @@ impl WorkloadRef {
         self.0.template.native_tunnel
     }
 
-    /// Health as the control plane reports it.
+    /// Returns the health that the control plane reports.
     pub fn status(&self) -> WorkloadStatus {
         self.0.status
     }
 
-    /// Node it runs on.
+    /// Returns the node of the workload.
     pub fn node(&self) -> &ArcStr {
         &self.0.location.node
     }
 
-    /// Where it runs.
+    /// Returns the locality of the workload.
     pub fn locality(&self) -> &Locality {
         &self.0.location.locality
     }
 
-    /// Cluster it belongs to.
+    /// Returns the cluster of the workload.
     pub fn cluster_id(&self) -> &ArcStr {
         &self.0.template.cluster_id
     }
@@ -231,12 +231,12 @@ impl WorkloadRef {
         &self.0.template.canonical_revision
     }
 
-    /// Names of the selector policies that apply to it.
+    /// Returns the names of the selector policies that apply.
     pub fn authorization_policies(&self) -> &[ArcStr] {
         &self.0.template.authorization_policies
     }
 
-    /// The services it is an endpoint of.
+    /// Iterates over the services of the endpoint.
     pub fn services(&self) -> impl Iterator<Item = &NamespacedHostname> {
         self.0
             .template
@@ -255,7 +255,7 @@ impl WorkloadRef {
         })
     }
 
-    /// Whether it is a pod's.
+    /// Whether the workload is a pod.
     pub fn is_pod(&self) -> bool {
         self.uid().contains("//Pod/")
     }
@@ -270,7 +270,7 @@ impl WorkloadRef {
         services == workload.services && workload_ips == workload.workload_ips
     }
 
-    /// Its own port map of one service.
+    /// Returns the workload's own port map for a service.
     pub(crate) fn membership(&self, service: &NamespacedHostname) -> Option<&ServiceMembership> {
         self.0
             .template
@@ -289,7 +289,7 @@ impl WorkloadRef {
             .any(|gateway| gateway.destination == waypoint.destination)
     }
 
-    /// The whole workload, as the control plane sent it.
+    /// Returns the complete workload record.
     pub fn to_model(&self) -> Workload {
         let Record {
             uid,

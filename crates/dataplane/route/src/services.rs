@@ -30,10 +30,10 @@ pub(crate) struct Services {
     entries: HashMap<NamespacedHostname, Entry>,
     by_vip: HashMap<NetworkAddress, Names>,
     by_cidr: HashMap<CidrVip, Names>,
-    /// How many prefixes of each family and length exist: a look-up tries only these lengths.
+    /// Number of prefixes by family and length, so that lookups try only existing lengths.
     cidr_lengths: BTreeMap<(bool, u8), usize>,
     by_hostname: HashMap<ArcStr, Names>,
-    /// How many have a wildcard as host name.
+    /// Number of services with a wildcard hostname.
     wildcards: usize,
     count: usize,
     /// Counts changes of services and endpoints.
@@ -60,7 +60,7 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// The endpoints that the health policy allows.
+    /// Iterates over the endpoints that the health policy allows.
     pub(crate) fn usable(&self, policy: HealthPolicy) -> impl Iterator<Item = Slot> {
         let unready = match policy {
             HealthPolicy::OnlyHealthy => [].as_slice(),
@@ -253,7 +253,7 @@ impl Services {
             })
     }
 
-    /// Among the `eligible` ones.
+    /// Returns the service with a hostname among `eligible` services.
     pub(crate) fn by_hostname(
         &self,
         hostname: &str,
@@ -311,7 +311,7 @@ impl Services {
         self.wildcards > 0
     }
 
-    /// Every index is empty exactly when there is nothing to index.
+    /// Whether every index is empty when it should be.
     #[cfg(test)]
     pub(crate) fn is_clean(&self) -> bool {
         self.entries.is_empty()
@@ -328,7 +328,7 @@ impl Services {
 pub struct EndpointView {
     /// Uid of the workload.
     pub uid: WorkloadUid,
-    /// Its own port map.
+    /// Target ports of the endpoint itself.
     pub ports: PortMap,
     /// Health of the endpoint.
     pub status: WorkloadStatus,
@@ -339,7 +339,7 @@ pub struct EndpointView {
 pub struct PortEndpoint {
     /// Workload of the endpoint.
     pub workload: WorkloadRef,
-    /// The port to use on it.
+    /// Target port of the endpoint.
     pub port: u16,
 }
 
@@ -396,7 +396,7 @@ impl MeshTable {
                 || health_policy(service) == HealthPolicy::AllowAll)
     }
 
-    /// Endpoints of services that are not known yet, for dumps.
+    /// Returns endpoints of unknown services, for dumps.
     pub fn staged_endpoints(&self) -> Vec<(NamespacedHostname, Vec<EndpointView>)> {
         self.services
             .staged()
@@ -448,7 +448,7 @@ fn add(names: &mut Names, name: &NamespacedHostname) {
     }
 }
 
-/// Takes `name` out of an index; true when it was the last under its key.
+/// Removes `name` from an index; true when it was the last under its key.
 fn drop_name<K: Hash + Eq>(
     index: &mut HashMap<K, Names>,
     key: &K,
@@ -465,7 +465,7 @@ fn drop_name<K: Hash + Eq>(
     is_last
 }
 
-/// The borrowed form of [`NetworkAddress`]; hashes like it.
+/// Borrowed form of [`NetworkAddress`] with an equal hash.
 #[derive(Hash)]
 struct AddressKey<'a> {
     network: &'a str,
@@ -478,7 +478,7 @@ impl hashbrown::Equivalent<NetworkAddress> for AddressKey<'_> {
     }
 }
 
-/// The borrowed form of [`CidrVip`]; hashes like it.
+/// Borrowed form of [`CidrVip`] with an equal hash.
 struct CidrKey<'a> {
     network: &'a str,
     cidr: IpNet,

@@ -15,23 +15,23 @@ use crate::{
 /// The node proxy's own location and preferences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableConfig {
-    /// Its node; workloads of this node are local. Empty: all are.
+    /// Local node, whose workloads are local; if empty, all workloads are.
     pub node: ArcStr,
     /// Among services that share an address or name, take this namespace's when nothing else decides.
     pub preferred_service_namespace: Option<ArcStr>,
 }
 
-/// Change that an insertion or removal of a workload made.
+/// Effect of inserting or removing a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
-    /// The workload before.
+    /// Workload before the change.
     pub before: Option<WorkloadRef>,
-    /// The workload now.
+    /// Workload after the change.
     pub after: Option<WorkloadRef>,
 }
 
 impl WorkloadChange {
-    /// Whether anything differs.
+    /// Whether the change has any effect.
     pub fn is_change(&self) -> bool {
         self.before != self.after
     }
@@ -121,7 +121,7 @@ impl MeshTable {
         self.services.insert(Arc::new(service));
     }
 
-    /// Removes a service; its workloads stay and are its endpoints again if it comes back.
+    /// Removes a service; its workloads stay, and become its endpoints again if it returns.
     pub fn remove_service(&mut self, name: &NamespacedHostname) -> bool {
         self.services.remove(name)
     }
@@ -197,7 +197,7 @@ impl MeshTable {
 
     // === look-ups ===
 
-    /// A workload by uid.
+    /// Returns a workload by uid.
     pub fn workload(&self, uid: &str) -> Option<&WorkloadRef> {
         self.workloads.by_uid(uid)
     }
@@ -227,17 +227,17 @@ impl MeshTable {
         self.config.node.is_empty() || *workload.node() == self.config.node
     }
 
-    /// The local workloads.
+    /// Iterates over the local workloads.
     pub fn local_workloads(&self) -> impl Iterator<Item = &WorkloadRef> {
         self.workloads.all_local()
     }
 
-    /// All workloads, in no particular order.
+    /// Iterates over the workloads in no particular order.
     pub fn workloads(&self) -> impl Iterator<Item = &WorkloadRef> {
         self.workloads.iter()
     }
 
-    /// A service by name.
+    /// Returns a service by name.
     pub fn service(&self, name: &NamespacedHostname) -> Option<&Arc<Service>> {
         self.services.by_name(name).map(|(service, _)| service)
     }
@@ -296,7 +296,7 @@ impl MeshTable {
             .by_hostname(hostname, client_namespace, preferred, eligible)
     }
 
-    /// All endpoints at an address: the workload that has it, and those that were written by hand with it.
+    /// Returns the endpoints at an address: the workload that owns it, and WorkloadEntries that list it.
     pub fn endpoints_at<'a>(
         &'a self,
         network: &'a str,

@@ -115,7 +115,7 @@ fn attached(waypoint: &str, identities: &[Identity], enforce: bool) -> EndpointW
     }
 }
 
-/// A pod of the service that a waypoint is.
+/// Returns a pod of the waypoint's service.
 fn waypoint_pod(name: &str, ip: &str) -> Workload {
     in_service(
         Workload {

@@ -71,8 +71,8 @@ impl Workloads {
     }
 
     fn put(&mut self, slot: Slot, record: WorkloadRef, local_node: &str) {
-        if let Some(place) = self.slots.get_mut(slot as usize) {
-            *place = Some(record.clone());
+        if let Some(entry) = self.slots.get_mut(slot as usize) {
+            *entry = Some(record.clone());
         }
         self.index_ips(slot, &record);
         let hostname = &record.template().hostname;
@@ -123,8 +123,8 @@ impl Workloads {
         let (slot, _) = entry.remove();
         let record = self.get(slot).cloned()?;
         self.unindex(slot, &record);
-        if let Some(place) = self.slots.get_mut(slot as usize) {
-            *place = None;
+        if let Some(entry) = self.slots.get_mut(slot as usize) {
+            *entry = None;
         }
         self.free.push(slot);
         self.shrink();
@@ -216,7 +216,7 @@ impl Workloads {
             .map(|(record, _)| record)
     }
 
-    /// All endpoints at an address, whether it is their own or not.
+    /// Returns the endpoints at an address, whether they own it or not.
     pub(crate) fn all_at<'a>(
         &'a self,
         network: &'a str,

@@ -10,7 +10,7 @@ use tracing::Level;
 pub enum Direction {
     /// Towards our workload.
     Inbound,
-    /// From our workload.
+    /// Connection from a local workload.
     Outbound,
 }
 
@@ -29,11 +29,11 @@ impl Direction {
 pub struct AccessLog {
     /// The client's address.
     pub src: SocketAddr,
-    /// Its workload's (pod's) name.
+    /// Name of the source workload's pod.
     pub src_workload: Option<ArcStr>,
     /// Namespace of the source.
     pub src_namespace: Option<ArcStr>,
-    /// Its identity, proven by mTLS.
+    /// Source identity, verified by mTLS.
     pub src_identity: Option<Identity>,
     /// Cluster of the source.
     pub src_cluster: Option<ArcStr>,
@@ -47,7 +47,7 @@ pub struct AccessLog {
     pub dst_workload: Option<ArcStr>,
     /// Namespace of the destination.
     pub dst_namespace: Option<ArcStr>,
-    /// Its identity, proven by mTLS.
+    /// Destination identity, verified by mTLS.
     pub dst_identity: Option<Identity>,
     /// Cluster of the destination.
     pub dst_cluster: Option<ArcStr>,
@@ -56,7 +56,7 @@ pub struct AccessLog {
 }
 
 impl AccessLog {
-    /// With only the addresses.
+    /// Creates a record with the addresses only.
     pub fn new(direction: Direction, src: SocketAddr, dst: SocketAddr) -> Self {
         Self {
             src,
@@ -75,7 +75,7 @@ impl AccessLog {
         }
     }
 
-    /// The connection is established (debug).
+    /// Logs the establishment of the connection (debug).
     pub fn opened(&self) {
         if tracing::enabled!(target: "access", Level::DEBUG) {
             tracing::event!(
@@ -159,7 +159,7 @@ impl AccessLog {
     }
 }
 
-/// A connection was refused before anything else was known of it (warn).
+/// Logs a connection that was denied before anything was known of it (warn).
 pub fn log_denied(src: SocketAddr, dst: SocketAddr, direction: Direction, error: &str) {
     tracing::event!(
         target: "access",

@@ -29,7 +29,7 @@ pub enum XdsTermination {
     Error,
     /// The server requested a new connection.
     Reconnect,
-    /// The server ended it cleanly.
+    /// Clean end by the server.
     Complete,
 }
 
@@ -38,11 +38,11 @@ pub enum XdsTermination {
 pub enum EarlierCause {
     /// Value of the setting `AMBIT_CLOSE_CLEAR_CONNECTIONS`.
     Setting,
-    /// A policy now denies it.
+    /// Denied by a changed policy.
     Policy,
 }
 
-/// Whether it could be closed.
+/// Outcome of closing an earlier connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum EarlierResult {
     Closed,
@@ -78,13 +78,13 @@ struct UrlLabels {
 /// Labels of the DNS families.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DnsLabels {
-    /// For instance `A`.
+    /// Query type, for instance `A`.
     pub request_query_type: ArcString,
     /// `udp` or `tcp`.
     pub request_protocol: ArcString,
     /// The client workload's canonical service.
     pub source_canonical_service: ArcString,
-    /// Its canonical revision.
+    /// Canonical revision of the source.
     pub source_canonical_revision: ArcString,
 }
 
@@ -110,7 +110,7 @@ impl MetricConstructor<Histogram> for DnsBuckets {
     }
 }
 
-/// The metrics of a node proxy, to be made once and shared.
+/// Metrics of a node proxy, created once and shared.
 #[derive(Debug, Default)]
 pub struct Metrics {
     traffic: Arc<Traffic>,
@@ -132,7 +132,7 @@ pub struct Metrics {
     dns_upstream_requests: Family<DnsLabels, Counter>,
     dns_upstream_failures: Family<DnsLabels, Counter>,
     dns_upstream_seconds: DnsSeconds,
-    /// Proxies that serve.
+    /// Number of active proxies.
     pub active_proxies: Gauge,
     /// Proxies being started.
     pub pending_proxies: Gauge,
@@ -356,7 +356,7 @@ impl Metrics {
         self.earlier_connections.get_or_create(&labels).inc();
     }
 
-    /// An xDS stream ended.
+    /// Counts the end of an xDS stream.
     pub fn xds_terminated(&self, reason: XdsTermination) {
         self.xds_terminations
             .get_or_create(&TerminationLabels { reason })
@@ -391,7 +391,7 @@ impl Metrics {
         self.forwarded_to_waypoint.inc();
     }
 
-    /// A record of a type has this many unknown fields.
+    /// Counts unknown fields in a record of a type.
     pub fn unknown_fields(&self, type_url: &str, count: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),
@@ -399,7 +399,7 @@ impl Metrics {
         self.unknown_fields.get_or_create(&labels).inc_by(count);
     }
 
-    /// A DNS request arrived.
+    /// Counts a DNS request.
     pub fn dns_request(&self, labels: &DnsLabels) {
         self.dns_requests.get_or_create(labels).inc();
     }
@@ -419,7 +419,7 @@ impl Metrics {
     }
 }
 
-/// One open socket.
+/// Guard that counts one open socket.
 #[derive(Debug)]
 pub struct SocketGuard(Gauge);
 

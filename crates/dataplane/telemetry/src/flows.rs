@@ -20,30 +20,30 @@ use tokio::sync::Notify;
 
 use queue::{Added, Queue};
 
-/// Most readers of one kind at once.
+/// Maximum concurrent readers of one kind.
 const MAX_READERS: usize = 8;
-/// Most events of one line's write.
+/// Maximum events of one write.
 const BATCH: usize = 256;
 
-/// The proxy whose events they are.
+/// Proxy that reports the events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// Name of the proxy's pod.
     pub pod: String,
-    /// Namespace of that pod.
+    /// Namespace of the pod.
     pub namespace: String,
     /// Node of the pod.
     pub node: String,
-    /// Whether it is a waypoint, and not a node's proxy.
+    /// Whether the proxy is a waypoint.
     pub is_waypoint: bool,
 }
 
-/// How a reader reaches the proxy. Readers of one kind take no places of the other's.
+/// Path by which a reader reaches the proxy. Each kind has its own limit of readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReaderKind {
-    /// Over the admin port.
+    /// Reader over the admin port.
     Admin,
-    /// Over the control plane, which has authorized it.
+    /// Reader authorized by the control plane.
     ControlPlane,
 }
 
@@ -51,7 +51,7 @@ pub enum ReaderKind {
 #[derive(Debug, Default)]
 pub struct Flows {
     /// Number of readers, for the data path.
-    heard_by: AtomicUsize,
+    reader_count: AtomicUsize,
     readers: Mutex<Vec<Arc<Reader>>>,
     connections: AtomicU64,
     origin: OnceLock<Origin>,
@@ -94,16 +94,16 @@ impl Flows {
     }
 
     /// Whether there is a reader. Cheap: a data path without readers touches nothing else of this.
-    pub fn is_heard(&self) -> bool {
-        self.heard_by.load(Relaxed) > 0
+    pub fn has_readers(&self) -> bool {
+        self.reader_count.load(Relaxed) > 0
     }
 
-    /// A number for a connection, unique in this process.
+    /// Returns a number that identifies a connection in this process.
     pub fn number(&self) -> u64 {
         self.connections.fetch_add(1, Relaxed) + 1
     }
 
-    /// Hands an event to all readers that want it.
+    /// Sends an event to all readers whose filter matches.
     pub fn report(&self, flow: Flow) {
         let flow = Arc::new(flow);
         let now = Instant::now();
@@ -125,11 +125,11 @@ impl Flows {
     }
 
     fn count(&self, readers: usize) {
-        self.heard_by.store(readers, Relaxed);
+        self.reader_count.store(readers, Relaxed);
         self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
     }
 
-    /// Begins to read what `filter` wants; `None` if too many of the kind read already.
+    /// Starts reading events that match `filter`; `None` at the limit of readers of the kind.
     pub fn read(self: &Arc<Self>, kind: ReaderKind, filter: Filter) -> Option<FlowReader> {
         let mut readers = self.readers.lock();
         let alike = readers.iter().filter(|reader| reader.kind == kind).count();
@@ -212,17 +212,17 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_heard_by_as_soon_as_the_last_reader_has_gone() {
+    fn has_readers_is_false_once_the_last_reader_disconnects() {
         let flows = Arc::new(Flows::default());
-        assert!(!flows.is_heard());
+        assert!(!flows.has_readers());
         let (first, second) = (
             flows.read(ReaderKind::Admin, Filter::default()),
             flows.read(ReaderKind::Admin, Filter::default()),
         );
         drop(first);
-        assert!(flows.is_heard());
+        assert!(flows.has_readers());
         drop(second);
-        assert!(!flows.is_heard());
+        assert!(!flows.has_readers());
     }
 
     #[test]

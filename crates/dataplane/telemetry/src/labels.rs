@@ -14,11 +14,11 @@ use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 /// The side of a connection that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reporter {
-    /// The client's proxy.
+    /// The client's proxy reports.
     Source,
-    /// The server's proxy.
+    /// The server's proxy reports.
     Destination,
-    /// A waypoint between them.
+    /// Waypoint between source and destination.
     Waypoint,
 }
 
@@ -39,12 +39,12 @@ impl EncodeLabelSet for Reporter {
     }
 }
 
-/// How the connection is protected.
+/// Protection of the connection on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SecurityPolicy {
     /// Mutual TLS between proxies.
     MutualTls,
-    /// Anything but mutual TLS.
+    /// No mutual TLS.
     #[default]
     Unknown,
 }
@@ -69,7 +69,7 @@ pub struct Party {
     pub cluster: ArcStr,
     pub region: ArcStr,
     pub zone: ArcStr,
-    /// Its identity: of a source only when mTLS verified it, of a destination always.
+    /// Identity of the peer: of a source only if mTLS verified it, of a destination always.
     pub principal: Option<Identity>,
 }
 
@@ -144,13 +144,13 @@ impl From<&Service> for ServiceName {
 pub struct TrafficLabels {
     /// The side that reports.
     pub reporter: Reporter,
-    /// The client; `None` when it is not a workload.
+    /// Client; `None` if it is not a workload.
     pub source: Option<Arc<Party>>,
-    /// The server; `None` when it is not a workload.
+    /// Server; `None` if it is not a workload.
     pub destination: Option<Arc<Party>>,
     /// The service that was addressed, or that the server's port belongs to.
     pub service: Option<ServiceName>,
-    /// How it is protected.
+    /// Protection of the connection on the wire.
     pub security: SecurityPolicy,
 }
 
@@ -174,7 +174,7 @@ fn known(text: &str) -> &str {
 /// Writes one label after the other.
 pub(crate) struct Labels<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
 
-/// Where labels are written to.
+/// Encoder of metric labels.
 pub(crate) trait Put {
     fn put(&mut self, key: &str, value: &str) -> fmt::Result;
 }
@@ -257,7 +257,7 @@ impl EncodeLabelSet for Flagged<'_> {
 }
 
 impl Flagged<'_> {
-    /// Writes all of them.
+    /// Writes all labels to an encoder.
     pub(crate) fn put(&self, labels: &mut impl Put) -> fmt::Result {
         let Self(traffic, flag) = self;
         encode_parties(labels, traffic)?;

@@ -14,18 +14,18 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Names and values of a series in one family.
+/// Labels of a series in one family.
 pub(crate) type Written = Vec<(String, String)>;
 
 /// One family of a kind of series.
 pub(crate) struct Inherited<Labels, Series> {
-    /// How labels are written in it; `None` if it has no such sample.
+    /// Formats the labels of a sample; `None` if the family has no such sample.
     pub(crate) written: fn(&Labels) -> Option<Written>,
-    /// Adds to a series what another one has counted in it.
+    /// Adds the counts of another series.
     pub(crate) add: fn(&Series, &Series),
 }
 
-/// Adds what another one has counted.
+/// Adds the count of another counter.
 pub(crate) fn add(to: &AtomicU64, from: &AtomicU64) {
     to.fetch_add(from.load(Relaxed), Relaxed);
 }
@@ -37,7 +37,7 @@ pub(crate) struct Retired<Labels, Series> {
 }
 
 impl<Labels, Series> Retired<Labels, Series> {
-    /// None. At most so many are kept; whatever is more leaves nothing.
+    /// Creates an empty table of at most `most` entries; further ones are dropped.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             series: Mutex::default(),
@@ -54,8 +54,7 @@ impl<Labels, Series> Retired<Labels, Series> {
         dropped.for_each(drop);
     }
 
-    /// Leaves what they have counted in each family to one of those that stay and are written as they are. Where
-    /// there is none, nothing of that name is written any more.
+    /// Moves the counts of each family to a remaining series. If no series remains, the family is no longer written.
     pub(crate) fn leave<'a>(
         &self,
         stay: impl Iterator<Item = (&'a Labels, &'a Series)> + Clone,

@@ -170,13 +170,13 @@ impl Drop for ConnectionMetrics {
     }
 }
 
-/// All traffic series of the process.
+/// Traffic series of the process.
 #[derive(Debug)]
 pub struct Traffic {
     series: Table<TrafficLabels>,
     /// Series whose labels, or whose presence, are configured.
     changed: Table<ChangedLabels>,
-    /// Of those, which may be written with others as one.
+    /// Series that may be aggregated with others, after they were unused for a while.
     retired: Retired<ChangedLabels, TrafficSeries>,
     principals: Principals,
 }
@@ -211,13 +211,13 @@ impl Traffic {
         }
     }
 
-    /// The series of a pair. Cheap enough for each connection. May be kept, but a kept series that is
-    /// unused loses its counts once it is dropped from the table.
+    /// Returns the series of a pair, cheaply enough for each connection. An unused series loses its counts once it is
+    /// dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
         find(&self.series, &*self.shown(labels), drop)
     }
 
-    /// The series of a pair, with what is configured to be different.
+    /// Returns the series of a pair with its label overrides.
     pub fn series_as(
         &self,
         labels: &TrafficLabels,
@@ -238,12 +238,12 @@ impl Traffic {
         self.series(labels).open()
     }
 
-    /// How many series there are.
+    /// Number of series.
     pub fn len(&self) -> usize {
         self.series.read().len() + self.changed.read().len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no series.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -258,7 +258,7 @@ impl Traffic {
             .extend(changed.extract_if(|_, series| goes(series)));
     }
 
-    /// All series, with what is changed of them.
+    /// Returns all series with their label overrides.
     fn rows(&self) -> Vec<Row> {
         let changed = rows_of(&self.changed);
         let stay = changed.iter();
@@ -449,7 +449,7 @@ fn flagged(labels: &TrafficLabels, reason: Reason) -> Option<Written> {
     Some(written)
 }
 
-/// A series at a scrape.
+/// Series with its labels at a scrape.
 struct Row {
     labels: Labelled,
     series: Arc<TrafficSeries>,
@@ -469,7 +469,7 @@ impl Labelled {
         }
     }
 
-    /// Labels in a family; `None` if it has no such sample.
+    /// Returns the labels in a family; `None` if it has no such sample.
     fn of_family(&self, of: TelemetryFamily, reason: Reason) -> Option<Written> {
         let labels = flagged(self.traffic(), reason)?;
         match self {

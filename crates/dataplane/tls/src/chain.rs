@@ -47,7 +47,7 @@ pub enum ChainError {
     /// The leaf is for another workload.
     #[error("the certificate is for {got}, requested was {expected}")]
     OtherIdentity {
-        /// In the certificate.
+        /// Identity in the certificate.
         got: Box<Identity>,
         /// Identity as requested.
         expected: Box<Identity>,

@@ -5,7 +5,7 @@ use std::{fmt, io};
 
 use rustls::server::Acceptor;
 
-/// Longest beginning of a connection that is read, in bytes.
+/// Maximum bytes that are read to find a ClientHello.
 pub const MAX_CLIENT_HELLO: usize = 16 << 10;
 
 /// The first byte of a handshake's record.
@@ -16,7 +16,7 @@ const HANDSHAKE: u8 = 0x16;
 pub enum FirstMessage {
     /// A client hello, with the server name in it in lower case; an address is none.
     ClientHello(Option<String>),
-    /// No handshake of TLS.
+    /// First bytes that are not a TLS handshake.
     Other,
 }
 
@@ -29,10 +29,10 @@ pub enum HelloError {
     /// Broken, or of a client that is older than TLS 1.2.
     #[error("the client hello cannot be read")]
     Malformed(#[source] rustls::Error),
-    /// The records are broken.
+    /// Malformed TLS records.
     #[error("the records of the client hello cannot be read")]
     Records(#[source] io::Error),
-    /// The connection has ended before.
+    /// End of the connection before a complete ClientHello.
     #[error("the connection ended before its client hello was complete")]
     Truncated,
 }
@@ -52,10 +52,10 @@ impl fmt::Debug for HelloReader {
 }
 
 impl HelloReader {
-    /// Takes the next bytes; `None` as long as they are too few. Not to be called again after anything else.
+    /// Adds bytes; `None` while the ClientHello is incomplete. Must not be called again after another result.
     ///
     /// # Errors
-    /// When they are no client hello that can be read.
+    /// Bytes that are not a ClientHello.
     pub fn take(&mut self, bytes: &[u8]) -> Result<Option<FirstMessage>, HelloError> {
         if self.taken == 0 && bytes.first().is_some_and(|first| *first != HANDSHAKE) {
             return Ok(Some(FirstMessage::Other));

@@ -13,8 +13,8 @@ use rustls_pki_types::{CertificateRevocationListDer, pem, pem::PemObject};
 use tokio::sync::watch;
 use webpki::{CertRevocationList, OwnedCertRevocationList};
 
-/// How often the file is checked. Its directory is usually a Kubernetes volume, where a change swaps a
-/// symbolic link; comparing device, inode, size and time detects every kind of change.
+/// Interval at which the CRL file is checked. Comparing device, inode, size and time also detects changes of Kubernetes
+/// volumes, which swap a symbolic link.
 const POLL: Duration = Duration::from_secs(2);
 
 /// Why a file of revocation lists cannot be used.
@@ -38,7 +38,7 @@ pub enum CrlError {
         #[source]
         source: pem::Error,
     },
-    /// A list in it is malformed.
+    /// Malformed revocation list.
     #[error("revocation list {index} in {} is malformed", path.display())]
     Malformed {
         /// Path of the file.
@@ -53,7 +53,7 @@ pub enum CrlError {
 
 type Lists = Arc<[CertRevocationList<'static>]>;
 
-/// The lists in force. Clones share them.
+/// Current revocation lists. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Crls {
     lists: Arc<RwLock<Lists>>,
@@ -70,7 +70,7 @@ impl Default for Crls {
 }
 
 impl Crls {
-    /// No list is in force yet.
+    /// Creates an empty set of revocation lists.
     pub fn new() -> Self {
         Self::default()
     }

@@ -30,7 +30,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// For metrics and the access log.
+    /// Returns the reason for metrics and the access log.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Tls(error) => reason_of_tls(error),

@@ -21,22 +21,22 @@ use webpki::EndEntityCert;
 
 use crate::{ChainError, ClientStream, HandshakeError, TlsSettings, pem};
 
-/// Why settings cannot be made into a TLS client.
+/// Error of building a TLS client configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum OutwardError {
     /// No certificates where some should be.
     #[error("the certificates cannot be read")]
     Certificates(#[from] ChainError),
-    /// None of them can be an authority.
+    /// No certificate is usable as a root.
     #[error("there is no authority that could have signed a certificate")]
     NoAuthority,
-    /// The private key.
+    /// Invalid private key.
     #[error("the private key cannot be read")]
     Key(#[source] rustls_pki_types::pem::Error),
-    /// A server's certificate cannot be for it.
+    /// Name that a server certificate cannot have.
     #[error("{0:?} is no name that a certificate may have")]
     Name(String),
-    /// The parts do not go together.
+    /// Inconsistent parts of the TLS configuration.
     #[error("no TLS can be made of it")]
     Tls(#[from] rustls::Error),
 }
@@ -46,7 +46,7 @@ pub enum OutwardError {
 pub struct Authorities(Arc<RootCertStore>);
 
 impl Authorities {
-    /// Of PEM: every certificate in it has to be usable.
+    /// Parses PEM roots, all of which must be usable.
     ///
     /// # Errors
     /// When one is not, or there is none.
@@ -93,7 +93,8 @@ enum Name {
 pub struct Outward(Arc<ClientConfig>);
 
 impl Outward {
-    /// For servers whose certificate is for one of `names`, or, without any, for the server name that is sent.
+    /// Creates a configuration for servers whose certificate matches one of `names`; without names, the server name
+    /// that is sent.
     ///
     /// # Errors
     /// When no TLS can be made of it.
@@ -106,7 +107,8 @@ impl Outward {
         Self::build(settings, Some(authorities), names, shown)
     }
 
-    /// For unverified servers: no certificate is verified, only that the server has the key of the one it shows.
+    /// Creates a configuration that does not verify certificates, only that the server owns the key of the one it
+    /// presents.
     ///
     /// # Errors
     /// When no TLS can be made of it.
@@ -184,13 +186,13 @@ impl Outward {
     }
 }
 
-/// TLS that does not begin.
+/// Error of originating TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum OutwardConnectError {
     /// Invalid server name of a connection.
     #[error("{0:?} is no name of a server")]
     Name(String),
-    /// The server, or the way to it.
+    /// Failed handshake, because of the server or the network.
     #[error("TLS with {name} failed")]
     Handshake {
         /// Name of the server.
@@ -213,7 +215,7 @@ fn read_name(text: &str) -> Result<Name, OutwardError> {
         .map_err(|_| OutwardError::Name(text.to_owned()))
 }
 
-/// None of a certificate's names is a wanted one.
+/// Certificate whose names do not include an expected one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the certificate is for none of {0}")]
 struct OtherNames(String);
@@ -264,8 +266,8 @@ impl ServerCertVerifier for Verifier {
             Name::Host(name) => name.to_str().into_owned(),
             Name::Uri(uri) => uri.clone(),
         };
-        let wanted: Vec<_> = self.names.iter().take(8).map(text).collect();
-        let error = OtherNames(wanted.join(", "));
+        let expected: Vec<_> = self.names.iter().take(8).map(text).collect();
+        let error = OtherNames(expected.join(", "));
         Err(CertificateError::Other(OtherError(Arc::new(error))).into())
     }
 

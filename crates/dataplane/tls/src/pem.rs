@@ -10,8 +10,7 @@ use crate::ChainError;
 /// Maximum of certificates in one answer; more would be an attack on memory.
 pub(crate) const MAX_CERTIFICATES: usize = 256;
 
-/// All certificates of one PEM text; at least one. `index` is the text's position in its list, for the
-/// error.
+/// Parses all certificates of a PEM text, at least one. Errors name the text by `index`.
 pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'static>>, ChainError> {
     let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
         .take(MAX_CERTIFICATES + 1)
@@ -30,7 +29,7 @@ pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'stat
     }
 }
 
-/// PEM of one object.
+/// Encodes one object in PEM.
 pub fn text(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     let encoded = STANDARD.encode(der);

@@ -32,12 +32,10 @@ impl Default for TlsSettings {
 }
 
 impl TlsSettings {
-    /// TLS 1.3 (and 1.2 if requested) with AES-GCM only; `post_quantum_only` leaves X25519MLKEM768 as
-    /// the only key exchange.
-    ///
-    /// AES-128 is preferred to AES-256: it takes about a quarter less CPU for bulk data and its
-    /// strength matches that of the P-256 certificates. Peers that offer only one of them, or ask
-    /// for AES-256 first as ztunnel does, get what they ask for.
+    /// Creates settings for TLS 1.3 (and 1.2 if requested) with AES-GCM only; `post_quantum_only` restricts key
+    /// exchange to X25519MLKEM768. AES-128 is preferred to AES-256: it takes about a quarter less CPU for bulk data,
+    /// and its strength matches that of the P-256 certificates. Peers that offer only one of them, or prefer AES-256 as
+    /// ztunnel does, get their choice.
     pub fn new(tls12: bool, post_quantum_only: bool) -> Self {
         use aws_lc_rs::{cipher_suite as suite, kx_group as kx};
         let mut cipher_suites = vec![
@@ -70,8 +68,8 @@ impl TlsSettings {
         }
     }
 
-    /// From `TLS12_ENABLED` and `COMPLIANCE_POLICY` (`pqc` or unset). Revocation lists are added by
-    /// [`Self::with_crls`].
+    /// Reads settings from `TLS12_ENABLED` and `COMPLIANCE_POLICY` (`pqc` or unset). [`Self::with_crls`] adds
+    /// revocation lists.
     pub fn from_env(env: &Env) -> Result<Self, EnvError> {
         let tls12 = env.flag("TLS12_ENABLED")?.unwrap_or(false);
         let post_quantum_only = match env.get("COMPLIANCE_POLICY") {
@@ -94,17 +92,17 @@ impl TlsSettings {
         self
     }
 
-    /// The revocation lists, if any.
+    /// Returns the revocation lists, if any.
     pub fn crls(&self) -> Option<&Crls> {
         self.crls.as_ref()
     }
 
-    /// The crypto provider, for configurations made elsewhere.
+    /// Returns the crypto provider for other configurations.
     pub fn provider(&self) -> Arc<CryptoProvider> {
         self.provider.clone()
     }
 
-    /// The protocol versions, for configurations made elsewhere.
+    /// Returns the protocol versions for other configurations.
     pub fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
         if self.tls12 { BOTH } else { ONLY_TLS13 }
     }

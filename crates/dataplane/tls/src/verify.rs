@@ -175,7 +175,7 @@ pub(crate) struct ClientVerifier {
 }
 
 impl ClientCertVerifier for ClientVerifier {
-    /// None: in a mesh clients need no hint of the accepted roots, and it costs bytes in each handshake.
+    /// Returns no hints: clients in a mesh need none, and they cost bytes in each handshake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -28,20 +28,20 @@ use crate::{
     verify::{ChainVerifier, ClientVerifier, ServerVerifier},
 };
 
-/// Client configurations kept per certificate: one for each set of dialled identities. Beyond it all
-/// are dropped and made again, which costs microseconds each.
+/// Maximum client configurations cached for a certificate, one for each set of dialed identities. Beyond it, all are
+/// dropped and created again, which takes microseconds each.
 const MAX_CLIENT_CONFIGS: usize = 4096;
 
 /// The peer's role in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerRole {
-    /// The workload connects.
+    /// Usage as a client.
     Client,
-    /// The workload accepts.
+    /// Usage as a server.
     Server,
 }
 
-/// A certificate of one identity. Immutable; a renewal makes a new one.
+/// Immutable certificate of one identity; renewal creates a new one.
 pub struct WorkloadCert {
     identity: Identity,
     key: Arc<CertifiedKey>,
@@ -55,10 +55,9 @@ pub struct WorkloadCert {
 }
 
 impl WorkloadCert {
-    /// From a chain (leaf first, without roots), the leaf's private key and the mesh's roots.
-    ///
-    /// Refused: a key that is not the leaf's, a leaf without a SPIFFE id, a chain that does not
-    /// lead to the roots or is not valid now for both sides of a connection.
+    /// Builds a certificate from its chain (leaf first, without roots), private key and the mesh's roots. Rejects a key
+    /// that is not the leaf's, a leaf without a SPIFFE ID, and a chain that is not currently valid for both sides of a
+    /// connection.
     pub fn new(
         settings: &TlsSettings,
         chain: Vec<CertificateDer<'static>>,
@@ -68,7 +67,7 @@ impl WorkloadCert {
         Self::valid_at(settings, chain, key, roots, SystemTime::now())
     }
 
-    /// As [`Self::new`], with the chain checked for another time than now.
+    /// Builds a certificate like [`Self::new`], with the chain verified for another time.
     pub fn valid_at(
         settings: &TlsSettings,
         chain: Vec<CertificateDer<'static>>,
@@ -128,7 +127,7 @@ impl WorkloadCert {
         })
     }
 
-    /// From the answer of the CSR API: PEM texts, the leaf's first, the roots' last.
+    /// Builds a certificate from the CSR API's response: PEM texts, leaf first, roots last.
     pub fn from_response(
         settings: &TlsSettings,
         identity: &Identity,
@@ -146,7 +145,7 @@ impl WorkloadCert {
         Ok(cert)
     }
 
-    /// The identity it is for.
+    /// Returns the identity of the certificate.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -161,12 +160,12 @@ impl WorkloadCert {
         self.not_after
     }
 
-    /// Whether it has expired.
+    /// Whether the certificate has expired.
     pub fn is_expired(&self, now: SystemTime) -> bool {
         now >= self.not_after
     }
 
-    /// When to renew: at half of its lifetime.
+    /// Returns the time of renewal: half of the certificate's lifetime.
     pub fn renew_at(&self) -> SystemTime {
         let life = self
             .not_after
@@ -185,8 +184,8 @@ impl WorkloadCert {
         &self.roots
     }
 
-    /// For connections to a server that must be one of `expected` (its certificate carries one of these
-    /// ids, exactly). An empty list accepts no server. Made once per list.
+    /// Returns the client configuration for servers that must present one of the `expected` identities. An empty list
+    /// accepts no server. Cached for each list.
     pub fn client_config(&self, expected: &[Identity]) -> Result<Arc<ClientConfig>, rustls::Error> {
         if let Some(config) = self.clients.lock().get(expected) {
             return Ok(config.clone());
@@ -199,7 +198,7 @@ impl WorkloadCert {
         Ok(clients.entry(expected.into()).or_insert(config).clone())
     }
 
-    /// For connections from clients of our own trust domain, who must have a certificate. Made once.
+    /// Returns the server configuration, which requires client certificates of the own trust domain. Cached.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>, rustls::Error> {
         self.server
             .get_or_init(|| self.make_server_config().map(Arc::new))

@@ -69,7 +69,7 @@ impl BufferKind {
     }
 }
 
-/// Most pairs of one list.
+/// Maximum pairs of one list.
 const MAX_PAIRS: usize = 1024;
 
 /// A list of pairs as modules have it: how many, the lengths of all, then names and values, each with a zero after it.

@@ -29,12 +29,12 @@ pub enum CallKind {
     Grpc,
 }
 
-/// A call that a module makes.
+/// HTTP or gRPC call of a module.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The request on whose behalf the module calls, or the plugin's own context.
     pub context: ContextId,
-    /// Whom it is for, as the module has it.
+    /// Upstream that the module names.
     pub upstream: String,
     /// The head; of gRPC without `:authority`.
     pub head: Head,
@@ -42,7 +42,7 @@ pub struct Call {
     pub body: Bytes,
     /// Trailers of the request.
     pub trailers: HeaderMap,
-    /// How long the module waits.
+    /// Timeout of the module for the response.
     pub timeout: Duration,
     /// Kind of the call.
     pub kind: CallKind,
@@ -66,7 +66,7 @@ impl Calls {
     }
 }
 
-/// A call's share of [`Calls`]. Clones are of the same call.
+/// Permit of [`Calls`] for one call. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Outstanding(#[expect(dead_code, reason = "what it does is to be held")] Arc<Share>);
 
@@ -90,13 +90,13 @@ impl Call {
 /// Response to a call.
 #[derive(Clone, Debug, Default)]
 pub struct CallResponse {
-    /// Empty if there was no answer.
+    /// Response headers; empty without a response.
     pub head: Head,
     /// The body; of gRPC the message.
     pub body: Bytes,
     /// Trailers of the response.
     pub trailers: HeaderMap,
-    /// Of gRPC: the status, zero for success, and its text.
+    /// gRPC status (zero for success) and message.
     pub grpc_status: (u32, String),
 }
 
@@ -105,21 +105,21 @@ pub struct CallResponse {
 pub enum Effect {
     /// Change after which [`crate::Vm::outcome`] of a request may be another.
     Changed(ContextId),
-    /// A call is to be made.
+    /// Starts a call.
     Call(Token, Box<Call>),
     /// A stream of gRPC is to be opened, by a call without a body.
     Open(Token, Box<Call>),
     /// Something is to be sent on a stream.
     Send(Token, Message),
-    /// Nobody waits for a call or a stream any more.
+    /// Cancels a call or stream that has no waiting context any more.
     Cancelled(Token),
     /// The plugin wants to know of messages in a queue.
     Listens(u32),
-    /// There is a message in a queue.
+    /// Message added to a shared queue.
     Enqueued(u32),
 }
 
-/// Most messages that wait, for those without bytes take memory, too.
+/// Maximum queued messages, since those without bytes use memory, too.
 const MAX_WAITING: usize = 1024;
 
 /// Message that a module sends on a stream of gRPC. It counts as unsent, at the instance, until it is dropped.
@@ -127,13 +127,13 @@ const MAX_WAITING: usize = 1024;
 pub struct Message {
     /// The message, without the bytes that frame it; `None` if there is only the end.
     pub bytes: Option<Bytes>,
-    /// Nothing follows it.
+    /// Whether this is the last part.
     pub is_end: bool,
     _counted: Counted,
 }
 
 impl Effect {
-    /// Whether it repeats the current value.
+    /// Whether another change sets the same value.
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Changed(one), Self::Changed(other)) => one == other,
@@ -164,7 +164,7 @@ impl Message {
     }
 }
 
-/// Bytes that an instance has sent on all of its streams and the network has not taken.
+/// Bytes that an instance has sent on all of its streams, and that the network has not accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Unsent {
     bytes: AtomicUsize,
@@ -172,14 +172,14 @@ pub(crate) struct Unsent {
 }
 
 impl Unsent {
-    /// Whether it is more than may wait.
+    /// Whether the queue exceeds its limits.
     pub(crate) fn is_too_much(&self, most_bytes: usize) -> bool {
         self.bytes.load(Ordering::Relaxed) > most_bytes
             || self.messages.load(Ordering::Relaxed) > MAX_WAITING
     }
 }
 
-/// A message's share of it.
+/// Share of one message in the queue's limit.
 #[derive(Debug)]
 struct Counted(Arc<Unsent>, usize);
 
@@ -193,11 +193,11 @@ impl Drop for Counted {
 /// Event on a stream of gRPC.
 #[derive(Clone, Debug)]
 pub enum StreamEvent {
-    /// The peer has begun to answer.
+    /// Response headers of the peer.
     Began(HeaderMap),
-    /// A message, without the bytes that frame it.
+    /// Message without its framing.
     Message(Bytes),
-    /// The peer has ended.
+    /// End of the peer's stream, with trailers.
     Trailers(HeaderMap),
     /// End of the stream, with a status and its text: nothing follows.
     Closed(u32, String),

@@ -10,10 +10,10 @@ use crate::{
     memory_limit::ProcessMemory,
 };
 
-/// Versions of the ABI: a module exports the name of its own.
+/// Supported ABI versions; a module exports the name of its version.
 const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_1", "proxy_abi_version_0_2_0"];
 
-/// Compiles modules. Clones are the same.
+/// Compiler of modules. Clones share state.
 #[derive(Clone)]
 pub struct Engine {
     engine: wasmtime::Engine,
@@ -27,7 +27,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// A module, compiled. Clones share it.
+/// Compiled module. Clones share it.
 #[derive(Clone)]
 pub struct Module {
     pub(crate) engine: wasmtime::Engine,
@@ -44,10 +44,10 @@ impl fmt::Debug for Module {
 /// A module that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// Module that is too large, with its size.
+    /// Module of this size, which exceeds the limit.
     #[error("the module has {0} bytes, at most {MAX_MODULE} are taken")]
     TooLarge(usize),
-    /// Bytes that are no module.
+    /// Bytes that are not a module.
     #[error("this is no WebAssembly module that can be compiled: {0}")]
     Invalid(String),
     /// Module for another host.
@@ -58,7 +58,7 @@ pub enum ModuleError {
     /// Module that imports functions which do not exist.
     #[error("the module imports what this host does not have: {0}")]
     Imports(String),
-    /// The processor or the system.
+    /// Unsupported processor or operating system.
     #[error("WebAssembly cannot be run here: {0}")]
     Engine(String),
 }
@@ -67,7 +67,7 @@ impl Engine {
     /// The period after which [`Self::tick`] is to be called while there are instances.
     pub const TICK: Duration = TICK;
 
-    /// With nothing compiled.
+    /// Creates an engine without compiled modules.
     ///
     /// # Errors
     /// When the system does not allow code that is compiled as it runs.
@@ -94,7 +94,7 @@ impl Engine {
         self.engine.increment_epoch();
     }
 
-    /// Compiles a module. Takes long: not for threads that serve.
+    /// Compiles a module. Blocks for long, so not for worker threads.
     ///
     /// # Errors
     /// When it is not one, or not one for this host.

@@ -31,7 +31,7 @@ use logged::Logged;
 
 /// The module in which the functions of the ABI are.
 const ENV: &str = "env";
-/// The module in which those of the system are.
+/// Import module of the WASI functions.
 const WASI: &str = "wasi_snapshot_preview1";
 
 /// State that one instance works on.
@@ -46,9 +46,9 @@ pub(crate) struct Host {
     /// Response of a call, while the module's callback for it runs.
     pub(crate) received: Received,
     pub(crate) effects: Vec<Effect>,
-    /// Messages of all streams that the network has not taken.
+    /// Messages of all streams that the network has not accepted.
     pub(crate) unsent: Arc<Unsent>,
-    /// Calls and streams under way.
+    /// Active calls and streams.
     pub(crate) calls: BTreeMap<u32, Pending>,
     /// The same with those that the module has cancelled, until they have ended.
     pub(crate) outstanding: Arc<Calls>,
@@ -56,18 +56,18 @@ pub(crate) struct Host {
     pub(crate) tick_period: u32,
     /// Contexts that the module has marked as done.
     pub(crate) done: Vec<ContextId>,
-    /// How much it has logged.
+    /// Volume of log output so far.
     pub(crate) logged: Logged,
     /// Lines of its log that are not yet complete: standard output and error.
     pub(crate) lines: [Vec<u8>; 2],
 }
 
-/// A call or a stream under way.
+/// Active call or stream.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// For which context.
+    /// Context to which the call belongs.
     pub(crate) context: ContextId,
-    /// Of a stream.
+    /// Output of a stream.
     pub(crate) sending: Option<Sending>,
 }
 
@@ -137,7 +137,7 @@ impl Host {
     }
 }
 
-/// Gives modules the functions of the ABI.
+/// Links the functions of the ABI.
 pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     system::link(linker)?;
     headers::link(linker)?;
@@ -176,5 +176,5 @@ pub(crate) fn link_rest(linker: &mut Linker<Host>, module: &Module) -> wasmtime:
     Ok(())
 }
 
-/// Functions of the system that there are.
+/// WASI functions that are implemented.
 const KNOWN: [&str; 15] = wasi::NAMES;

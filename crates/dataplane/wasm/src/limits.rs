@@ -5,18 +5,18 @@ use std::time::Duration;
 /// Interval between two calls of [`crate::Engine::tick`].
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// Limits of one instance.
+/// Resource limits of one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of its memory.
+    /// Maximum linear memory in bytes.
     pub memory: usize,
-    /// How long a callback may take.
+    /// Timeout of a callback.
     pub callback: Duration,
-    /// How long its start may take, until it is configured.
+    /// Timeout of the start including configuration.
     pub start: Duration,
-    /// Bytes of a body that it holds back.
+    /// Maximum bytes of a body that the plugin holds.
     pub body: usize,
-    /// Calls that it has not yet got an answer to.
+    /// Maximum calls without a response.
     pub calls: usize,
 }
 
@@ -32,13 +32,13 @@ impl Default for Limits {
     }
 }
 
-/// In ticks: one more, as the present one has begun.
+/// Converts a duration to ticks, plus one for the tick that has already begun.
 pub(crate) fn ticks(time: Duration) -> u64 {
     let ticks = time.as_millis() / TICK.as_millis();
     u64::try_from(ticks).unwrap_or(u64::MAX / 2) + 1
 }
 
-/// Bytes of what a module gives to keep, as one piece: a value, a message, a log line.
+/// Maximum size of one piece of data from a module: a value, a message, a log line.
 pub(crate) const MAX_PIECE: usize = 1 << 20;
 /// Bytes of calls and streams that have not ended, with their bodies.
 pub(crate) const MAX_CALL_BYTES: usize = 8 << 20;

@@ -30,7 +30,7 @@ impl ProcessMemory {
     }
 }
 
-/// Limiter of what one instance may allocate.
+/// Allocation limiter of one instance.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     most: usize,

@@ -10,9 +10,9 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Most series of one plugin.
+/// Maximum series of one plugin.
 const MAX_SERIES: usize = 1024;
-/// Longest name of a metric.
+/// Maximum length of a metric's name.
 const MAX_NAME: usize = 512;
 /// Upper ends of the buckets of histograms.
 pub(crate) const BUCKETS: [u64; 19] = [
@@ -31,18 +31,18 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// A series as it is now.
+/// Current value of a series.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricValue {
-    /// Of a counter.
+    /// Value of a counter.
     Counter(u64),
-    /// Of a gauge.
+    /// Value of a gauge.
     Gauge(u64),
-    /// How many values were at most so large, their number and their sum.
+    /// Cumulative counts of buckets by upper bound, count and sum of a histogram.
     Histogram(Vec<(u64, u64)>, u64, u64),
 }
 
-/// The series of one plugin. Clones share them.
+/// Series of one plugin. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics(Arc<Mutex<Defined>>);
 
@@ -88,7 +88,7 @@ impl Metrics {
         self.0.lock().series.get(id as usize).cloned()
     }
 
-    /// All, by name.
+    /// Returns all metrics by name.
     pub fn all(&self) -> Vec<(String, MetricValue)> {
         let series = self.0.lock().series.clone();
         let mut all: Vec<_> = series
@@ -124,8 +124,8 @@ impl Series {
             MetricKind::Histogram => {
                 self.add(1);
                 self.sum.fetch_add(value, Ordering::Relaxed);
-                let place = BUCKETS.partition_point(|end| *end < value);
-                if let Some(bucket) = self.buckets.get(place) {
+                let index = BUCKETS.partition_point(|end| *end < value);
+                if let Some(bucket) = self.buckets.get(index) {
                     bucket.fetch_add(1, Ordering::Relaxed);
                 }
             }

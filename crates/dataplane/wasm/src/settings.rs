@@ -9,15 +9,15 @@ use crate::limits::Limits;
 /// Settings of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Its name, which it may ask for.
+    /// Name of the plugin (root ID), which the module can read.
     pub name: String,
-    /// Which of the module's plugins it is.
+    /// Root id: name of the plugin within the module.
     pub root_id: String,
     /// Name under which plugins share data.
     pub vm_id: String,
-    /// For the plugin.
+    /// Configuration of the plugin.
     pub configuration: Bytes,
-    /// For the instance.
+    /// Configuration of the VM.
     pub vm_configuration: Bytes,
     /// Environment of the module.
     pub environment: BTreeMap<String, String>,

@@ -13,11 +13,11 @@ use crate::abi::Status;
 
 /// Bytes of all data, and of all that waits in queues, of one `vm_id`.
 const MAX_BYTES: usize = 16 << 20;
-/// The same of all together.
+/// Maximum bytes of all VMs together.
 const MAX_ALL_BYTES: usize = 64 << 20;
-/// Keys, and messages in one queue.
+/// Maximum keys, and messages of one queue.
 const MAX_ENTRIES: usize = 16 << 10;
-/// Queues of one `vm_id`.
+/// Maximum queues of one `vm_id`.
 const MAX_QUEUES: usize = 32;
 
 /// Data that all plugins of a waypoint share. Clones share it.
@@ -27,13 +27,13 @@ pub struct Shared(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     data: HashMap<String, Data>,
-    /// By their numbers, which are not used again.
+    /// Queues by number; numbers are not reused.
     queues: BTreeMap<u32, Queue>,
     last: u32,
 }
 
 impl Inner {
-    /// Whether so much may be kept besides what is there already.
+    /// Whether the store has room for this many more bytes.
     fn has_room(&self, more: usize) -> bool {
         let data = self.data.values().map(|data| data.bytes);
         let queues = self.queues.values().map(|queue| queue.bytes);
@@ -67,7 +67,7 @@ impl Shared {
         self.0.lock().data.get(vm_id)?.values.get(key).cloned()
     }
 
-    /// `cas` is the version that is expected; zero is any.
+    /// Sets a value; `cas` is the expected version, or zero for any.
     pub(crate) fn set(&self, vm_id: &str, key: &[u8], value: &[u8], cas: u32) -> Status {
         let mut inner = self.0.lock();
         let has_room = inner.has_room(key.len() + value.len());
@@ -114,7 +114,7 @@ impl Shared {
         Some(number)
     }
 
-    /// Forgets what the plugins of a `vm_id` kept, which are no more.
+    /// Removes the shared data of a `vm_id` without plugins.
     pub fn forget(&self, vm_id: &str) {
         let mut inner = self.0.lock();
         inner.data.remove(vm_id);
@@ -142,7 +142,7 @@ impl Shared {
         Status::Ok
     }
 
-    /// How many messages wait in a queue.
+    /// Number of messages in a queue.
     pub fn waiting(&self, queue: u32) -> usize {
         let inner = self.0.lock();
         inner
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn shared_data_is_bounded() {
         let shared = Shared::default();
         let large = vec![0; MAX_BYTES / 2];
         assert_eq!(shared.set("vm", b"a", &large, 0), Status::Ok);

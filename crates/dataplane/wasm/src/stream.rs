@@ -9,24 +9,24 @@ use http::HeaderMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContextId(pub(crate) u32);
 
-/// The plugin's own context.
+/// Root context of the plugin.
 pub(crate) const ROOT: ContextId = ContextId(1);
 
-/// Of a request, or of its answer.
+/// Direction of a stream: request or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the client.
+    /// From the client to the upstream.
     Request,
-    /// To the client.
+    /// From the upstream to the client.
     Response,
 }
 
-/// The head of a request or an answer.
+/// Headers of a request or response.
 #[derive(Clone, Debug, Default)]
 pub struct Head {
     /// `:method` and its like, without their order meaning anything.
     pub pseudo: Vec<(&'static str, String)>,
-    /// All other headers.
+    /// Regular headers, without pseudo-headers.
     pub headers: HeaderMap,
 }
 
@@ -41,10 +41,10 @@ impl Head {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Takes a pseudo header out.
+    /// Removes and returns a pseudo header.
     pub fn take_pseudo(&mut self, name: &str) -> Option<String> {
-        let place = self.pseudo.iter().position(|(of, _)| *of == name)?;
-        Some(self.pseudo.swap_remove(place).1)
+        let index = self.pseudo.iter().position(|(of, _)| *of == name)?;
+        Some(self.pseudo.swap_remove(index).1)
     }
 
     pub(crate) fn set_pseudo(&mut self, name: &str, value: String) {
@@ -58,31 +58,31 @@ impl Head {
     }
 }
 
-/// An answer that a plugin gives in place of the application.
+/// Local response of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalResponse {
     /// 200 to 599.
     pub status: u16,
-    /// For the access log.
+    /// Response-code details for the access log.
     pub details: String,
-    /// The headers, without those that frame it.
+    /// Headers without connection and framing headers.
     pub headers: HeaderMap,
     /// Body of the response.
     pub body: Bytes,
-    /// Of gRPC, if it was given.
+    /// gRPC status, if the module set one.
     pub grpc_status: Option<u32>,
 }
 
 /// State of a request after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The request goes on.
+    /// The stream continues.
     Go,
-    /// The request waits until the plugin lets it go on.
+    /// The request is paused until the plugin resumes it.
     Paused,
-    /// The request is answered by the plugin.
+    /// The plugin responds to the request.
     Answered(LocalResponse),
-    /// The request is broken off.
+    /// The request was reset.
     Closed,
     /// The plugin holds back more of a body than it may.
     TooLarge,
@@ -93,21 +93,21 @@ pub enum Outcome {
 pub enum Value {
     /// Value that is text.
     Text(String),
-    /// A number, as eight bytes.
+    /// Integer of eight bytes.
     Number(i64),
-    /// Value of one byte.
+    /// Boolean value of one byte.
     Bool(bool),
     /// Pairs, as headers are.
     Pairs(Vec<(String, String)>),
 }
 
-/// Facts that the proxy knows of a request besides its headers.
+/// Attributes of a request that the proxy knows besides its headers.
 pub trait Facts: Send + Sync {
-    /// A property, by its path.
+    /// Returns a property by its path.
     fn property(&self, path: &[&str]) -> Option<Value>;
 }
 
-/// Request as an instance knows it.
+/// Stream context of an instance.
 pub(crate) struct Stream {
     pub(crate) facts: Arc<dyn Facts>,
     pub(crate) request: Head,
@@ -120,7 +120,7 @@ pub(crate) struct Stream {
     pub(crate) response_paused: bool,
     pub(crate) answer: Option<LocalResponse>,
     pub(crate) closed: bool,
-    /// Set by the module.
+    /// Properties that the module set.
     pub(crate) properties: BTreeMap<Vec<u8>, Bytes>,
     /// Whether the request is over, and the module decides when it may be forgotten.
     pub(crate) is_done: bool,

@@ -24,10 +24,10 @@ use callbacks::Callbacks;
 /// Most requests that are over and that a module does not let go.
 const MAX_LINGERING: usize = 1024;
 
-/// Why an instance is not there, or is no more.
+/// Reason why an instance failed or could not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Instance that cannot be made.
+    /// Failed start of an instance.
     #[error("the module cannot be started: {0}")]
     Start(String),
     /// Module that refuses its configuration.
@@ -36,7 +36,7 @@ pub enum Failure {
     /// Instance that trapped.
     #[error("the module trapped in {callback}: {why}")]
     Trapped {
-        /// Callback that was running.
+        /// Name of the running callback.
         callback: &'static str,
         /// Message of the trap.
         why: String,
@@ -44,9 +44,9 @@ pub enum Failure {
     /// Callback that took too long.
     #[error("the module took more than {limit:?} in {callback} and was ended")]
     TooLong {
-        /// Callback that was running.
+        /// Name of the running callback.
         callback: &'static str,
-        /// Limit of its time.
+        /// Time limit that the callback exceeded.
         limit: Duration,
     },
     /// Instance that failed before, in another request.
@@ -85,10 +85,10 @@ impl fmt::Debug for Vm {
 }
 
 impl Vm {
-    /// Makes an instance and configures it. Takes long: not for threads that serve.
+    /// Creates and configures an instance. Blocks for long, so not for worker threads.
     ///
     /// # Errors
-    /// When it traps, takes too long, or refuses its configuration.
+    /// When it traps, times out, or rejects its configuration.
     pub fn start(
         module: &Module,
         settings: Arc<Settings>,
@@ -155,7 +155,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Whether it has failed.
+    /// Whether the instance has failed.
     pub fn is_dead(&self) -> bool {
         self.is_dead
     }
@@ -172,7 +172,7 @@ impl Vm {
         }
     }
 
-    /// How often it wants to be woken; `None`: never.
+    /// Returns the tick interval that the module requested; `None` if it set none.
     pub fn tick_period(&self) -> Option<Duration> {
         let period = self.store.data().tick_period;
         // Not more often than a plugin could use.
@@ -184,7 +184,7 @@ impl Vm {
         std::mem::take(&mut self.store.data_mut().effects)
     }
 
-    /// A request begins.
+    /// Creates the context of a request.
     ///
     /// # Errors
     /// When the module fails.
@@ -206,7 +206,7 @@ impl Vm {
         Ok(id)
     }
 
-    /// The head of a request or its answer is there; [`Self::take_head`] gives it back.
+    /// Passes the headers of a request or response to the module; [`Self::take_head`] returns them.
     ///
     /// # Errors
     /// When the module fails.
@@ -236,7 +236,7 @@ impl Vm {
         Ok(self.acted(of, id, action))
     }
 
-    /// The head as the module left it.
+    /// Returns the headers as modified by the module.
     pub fn take_head(&mut self, of: Direction, id: ContextId) -> Option<Head> {
         // The module may still read it.
         Some(self.stream(id)?.head(of).clone())
@@ -279,7 +279,7 @@ impl Vm {
         Ok(outcome)
     }
 
-    /// The body that is held, as the module left it.
+    /// Returns the held body as modified by the module.
     pub fn take_body(&mut self, of: Direction, id: ContextId) -> Bytes {
         let body = self
             .stream(id)
@@ -287,7 +287,7 @@ impl Vm {
         body.unwrap_or_default()
     }
 
-    /// The trailers are there; [`Self::take_trailers`] gives them back.
+    /// Passes trailers to the module; [`Self::take_trailers`] returns them.
     ///
     /// # Errors
     /// When the module fails.
@@ -317,7 +317,7 @@ impl Vm {
         Ok(self.acted(of, id, action))
     }
 
-    /// The trailers as the module left them.
+    /// Returns the trailers as modified by the module.
     pub fn take_trailers(&mut self, of: Direction, id: ContextId) -> HeaderMap {
         let trailers = self
             .stream(id)
@@ -325,7 +325,7 @@ impl Vm {
         trailers.unwrap_or_default()
     }
 
-    /// State of a request now. An answer is given once.
+    /// Returns the state of a stream. A local response is returned once.
     ///
     /// # Errors
     /// When the instance has failed.
@@ -344,7 +344,7 @@ impl Vm {
         })
     }
 
-    /// A request is over.
+    /// Ends the context of a request.
     ///
     /// # Errors
     /// When the module fails.
@@ -390,7 +390,7 @@ impl Vm {
         Ok(())
     }
 
-    /// There are messages in a queue.
+    /// Notifies the module of messages in a queue.
     ///
     /// # Errors
     /// When the module fails.
@@ -489,7 +489,7 @@ impl Vm {
     }
 }
 
-/// Of a request that is over.
+/// Placeholder stream for a request that has ended.
 struct Nothing;
 
 impl Facts for Nothing {
@@ -498,7 +498,7 @@ impl Facts for Nothing {
     }
 }
 
-/// Its causes, without the frames of the module.
+/// Formats the error with its causes, without the module's stack frames.
 fn failure_text(error: &wasmtime::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     let text = causes.filter(|cause| !cause.starts_with("error while executing"));

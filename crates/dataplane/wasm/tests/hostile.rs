@@ -55,7 +55,7 @@ fn on_request(body: &str) -> String {
     )
 }
 
-/// Runs a statement so many times.
+/// Repeats a statement.
 fn times(count: u32, statement: &str) -> String {
     format!(
         "(local.set $n (i32.const {count}))

@@ -60,7 +60,7 @@ fn start(wat: &str, configuration: &str) -> Result<(Engine, Vm), Failure> {
     Ok((engine, vm))
 }
 
-/// A module with these functions, beside what each needs.
+/// Returns a module with these imports and functions, and the required exports.
 fn module(imports: &str, functions: &str) -> String {
     format!(
         "(module {imports} (memory (export \"memory\") 1)
@@ -189,7 +189,7 @@ fn a_trap_is_the_end_of_an_instance() {
     assert_eq!(vm.open(Arc::new(NoFacts)), Err(Failure::Dead));
 }
 
-/// Its clock, while something runs.
+/// Runs a function while the engine's clock ticks.
 fn ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
@@ -430,7 +430,7 @@ const STREAM: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i
 /// The number of the stream is at 1024.
 const OPEN: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
 
-/// Statement that calls a function, which must give a status.
+/// Returns a statement that calls a function and checks its status.
 fn gives(status: u32, call: &str) -> String {
     format!("(if (i32.ne {call} (i32.const {status})) (then (unreachable)))")
 }
@@ -517,8 +517,8 @@ fn stream_is_opened_used_and_reported_until_it_is_closed() {
     };
     let tell = |vm: &mut Vm, event| vm.stream_event(token, event);
     assert_eq!(tell(&mut vm, StreamEvent::Began(headers(1))), Ok(true));
-    let heard = StreamEvent::Message(Bytes::from_static(b"hello"));
-    assert_eq!(tell(&mut vm, heard.clone()), Ok(true));
+    let hello = StreamEvent::Message(Bytes::from_static(b"hello"));
+    assert_eq!(tell(&mut vm, hello.clone()), Ok(true));
     let effects = vm.take_effects();
     assert!(
         matches!(&effects[..], [Effect::Send(_, end)] if end.is_end && end.bytes.is_none()),
@@ -529,7 +529,7 @@ fn stream_is_opened_used_and_reported_until_it_is_closed() {
     assert_eq!(tell(&mut vm, closed.clone()), Ok(false));
     // There is no second callback; a second end would be of no stream.
     assert_eq!(tell(&mut vm, closed), Ok(false));
-    assert_eq!(tell(&mut vm, heard), Ok(false));
+    assert_eq!(tell(&mut vm, hello), Ok(false));
     drop(message);
     // What goes with its request is broken off.
     vm.close(id).unwrap();

@@ -8,14 +8,14 @@ const REFUSED_CAP: Duration = Duration::from_secs(15);
 /// Longest delay after a server that could not be connected to: what a return of the control plane costs.
 const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 
-/// How a stream, or the attempt to open one, ended.
+/// How a stream, or an attempt to open one, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
     /// The stream could not be opened.
     ConnectFailed,
     /// The server closed it in an ordinary way (rollout, connection age, transport closed).
     Transient,
-    /// The server ended it with an error status.
+    /// The server ended the stream with an error status.
     Refused,
     /// The stream ended cleanly, or broke.
     Closed,
@@ -35,9 +35,9 @@ impl Ending {
 
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    /// After a server that refuses, or ends streams before they are of use.
+    /// Delay after a server that rejects streams or ends them early.
     refused: Duration,
-    /// After a server that could not be connected to.
+    /// Delay after a failed connection attempt.
     unreachable: Duration,
 }
 

@@ -15,9 +15,9 @@ use hashbrown::HashMap;
 
 use crate::{Ending, backoff::Backoff, known::Known};
 
-/// A negative answer is cached for this long, then requested again.
+/// Time for which a negative answer is cached.
 const ABSENT_FOR: Duration = Duration::from_secs(30);
-/// Maximum of cached negative answers.
+/// Maximum cached negative answers.
 const ABSENT_LIMIT: usize = 4096;
 /// The version of a resource that was replaced by a substitute: the server sends it again, even if it is
 /// the last good one.
@@ -25,15 +25,15 @@ const REPLACED: &str = "not-understood";
 /// Longest text of a NACK: longer ones are cut, servers only log it.
 const NACK_LIMIT: usize = 4096;
 
-/// A configured type, by position.
+/// Index of a configured resource type.
 pub type Kind = usize;
 
-/// A resource type to follow.
+/// Configuration of a resource type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeConfig {
-    /// Its type URL.
+    /// Type URL of the subscription.
     pub type_url: ArcStr,
-    /// Only requested resources, instead of all.
+    /// Whether only requested resources are subscribed to, instead of all.
     pub on_demand: bool,
 }
 
@@ -48,11 +48,11 @@ pub struct Request {
     pub unsubscribe: Vec<ArcStr>,
     /// The known resources, on the first request of a stream.
     pub initial_versions: Vec<(ArcStr, String)>,
-    /// The push that this answers.
+    /// Nonce of the push that this acknowledges.
     pub nonce: Option<String>,
     /// Why the push is refused.
     pub error: Option<String>,
-    /// The first of its stream: it identifies the client.
+    /// Whether this is the stream's first request, which identifies the client.
     pub is_first: bool,
 }
 
@@ -61,11 +61,11 @@ pub struct Request {
 pub enum Effect {
     /// Send on the stream.
     Send(Request),
-    /// Wake all who wait for this name.
+    /// Wakes the waiters for a name.
     Answered {
         /// Type of the resource.
         kind: Kind,
-        /// As it was demanded.
+        /// Resource name as requested.
         name: ArcStr,
     },
     /// Every type that is followed as a whole has been received once. Emitted once.
@@ -95,7 +95,7 @@ struct TypeState {
     demands: Demands,
 }
 
-/// Requested names without a record: waiting for the answer, or answered negatively.
+/// Requested names without a record: pending, or known not to exist.
 #[derive(Debug, Default)]
 struct Demands {
     names: HashMap<ArcStr, Demand>,
@@ -110,7 +110,7 @@ enum Demand {
 }
 
 impl Client {
-    /// A client without any resources.
+    /// Creates a client without resources.
     pub fn new(types: Vec<TypeConfig>) -> Self {
         let types = types
             .into_iter()
@@ -177,8 +177,8 @@ impl Client {
         })]
     }
 
-    /// The last waiter of a demand is gone: it is not sent again. What was sent stays subscribed until it
-    /// is answered or the stream ends.
+    /// Withdraws a demand whose last waiter is gone, so that it is not sent again. An earlier subscription stays until
+    /// its answer or the end of the stream.
     pub fn withdraw(&mut self, kind: Kind, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
             && state.demands.names.get(name) == Some(&Demand::Pending)
@@ -187,7 +187,7 @@ impl Client {
         }
     }
 
-    /// Begins to process a push. One of an unknown type is acknowledged all the same.
+    /// Starts processing a push. One of an unknown type is acknowledged, too.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
         self.received = true;
         let kind = self
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// How many resources of a type are held.
+    /// Number of resources of a type that the client has.
     pub fn known(&self, kind: Kind) -> usize {
         self.types.get(kind).map_or(0, |state| state.known.len())
     }
@@ -244,7 +244,7 @@ impl TypeState {
     }
 }
 
-/// A push in progress: every resource is reported, then [`Push::finish`] answers it.
+/// Push in progress: after all resources are reported, [`Push::finish`] acknowledges it.
 #[derive(Debug)]
 pub struct Push<'a> {
     client: &'a mut Client,
@@ -258,7 +258,7 @@ pub struct Push<'a> {
 }
 
 impl Push<'_> {
-    /// Its type; `None` when it is not one of ours.
+    /// Returns the type of the push; `None` for an unknown type.
     pub fn kind(&self) -> Option<Kind> {
         self.kind
     }
@@ -272,7 +272,7 @@ impl Push<'_> {
         self.client.types.get_mut(self.kind?)
     }
 
-    /// A resource was accepted.
+    /// Records an accepted resource.
     pub fn accepted(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
         let Some(state) = self.state() else { return };
         state.known.insert(name.clone(), version);
@@ -287,7 +287,7 @@ impl Push<'_> {
         self.answered.extend(met);
     }
 
-    /// A resource was refused. Its waiters are woken: no other answer will come.
+    /// Rejects a resource. Its waiters are woken, since no other answer will arrive.
     pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
         self.note(name, reason);
@@ -314,7 +314,7 @@ impl Push<'_> {
         }
     }
 
-    /// A resource is gone or, when it was requested, does not exist.
+    /// Reports a removed resource, or a requested one that does not exist.
     pub fn removed(&mut self, name: &str, now: Instant) {
         let Some(state) = self.state() else { return };
         state.known.remove(name);
@@ -323,7 +323,7 @@ impl Push<'_> {
         }
     }
 
-    /// Answers the push.
+    /// Acknowledges or rejects the push.
     pub fn finish(mut self) -> Vec<Effect> {
         let refused = self.rejected + self.replaced;
         let complete = self.rejected == 0;
@@ -381,7 +381,7 @@ impl Push<'_> {
 }
 
 impl Demands {
-    /// Caches a negative answer; returns the name when there may be waiters.
+    /// Caches a negative answer, and returns the name if it may have waiters.
     fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
         let (name, _) = self.names.remove_entry(name)?;
         self.names.insert(name.clone(), Demand::AbsentSince(now));
@@ -389,7 +389,7 @@ impl Demands {
         Some(name)
     }
 
-    /// Drops the oldest negative answers beyond the limit; returns their names.
+    /// Drops the oldest negative answers beyond the limit, and returns their names.
     fn evict(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
         while self.absent.len() > ABSENT_LIMIT {

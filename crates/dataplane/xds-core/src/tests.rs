@@ -260,7 +260,7 @@ impl Session {
         }
     }
 
-    /// At most `limit` differences, as a push.
+    /// Returns a push of at most `limit` differences.
     fn next_push(&mut self, truth: &Truth, limit: usize) -> (Vec<(String, u64)>, Vec<String>) {
         let changed: Vec<_> = truth
             .iter()
@@ -341,8 +341,8 @@ fn reconnect(client: &mut Client) -> Session {
 }
 
 proptest! {
-    /// Converges whatever is lost and whenever the stream breaks: in the end the client has every good resource at its
-    /// version, none that is gone, and of bad ones at most an older good version.
+    /// Checks convergence under loss: eventually the client has every valid resource at its version, no removed one,
+    /// and of invalid ones at most an older valid version.
     #[test]
     fn a_client_converges_under_loss(steps in vec(step(), 0..60)) {
         let mut client = client(false);

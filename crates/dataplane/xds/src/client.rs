@@ -30,10 +30,10 @@ const REQUESTS_WAITING: usize = 64;
 /// the control plane is away.
 const WAITED_FOR: usize = 4096;
 
-/// How often a control plane that cannot be connected to is reported.
+/// Interval between reports of an unreachable control plane.
 const REPORT_UNREACHABLE: Duration = Duration::from_secs(15);
 
-/// How the client connects and identifies itself.
+/// Connection and identification of the xDS client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// The channel to the control plane; connects whenever a stream is opened.
@@ -48,7 +48,7 @@ pub struct ClientOptions {
     pub node: Node,
     /// Request WDS records one by one (`XDS_ON_DEMAND`).
     pub on_demand: bool,
-    /// How to treat a policy that is not understood in full.
+    /// Treatment of policies that cannot be decoded in full.
     pub not_understood: NotUnderstoodPolicies,
 }
 
@@ -66,7 +66,7 @@ impl ClientOptions {
 pub struct AddressDemand {
     /// `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
-    /// Completed when the handler has the answer, also a negative one.
+    /// Completed when the handler has the answer, positive or negative.
     pub done: oneshot::Sender<()>,
 }
 
@@ -195,7 +195,7 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    /// Opens a stream and serves it until it ends.
+    /// Opens a stream, and serves it until it ends.
     async fn one_stream(&mut self) -> Result<std::convert::Infallible, StreamError> {
         let (requests, outgoing) = mpsc::channel(REQUESTS_WAITING);
         let mut metadata = MetadataMap::new();
@@ -316,7 +316,7 @@ impl<H: Handler> Client<H> {
     }
 }
 
-/// The next demand; pending for ever when no more can come.
+/// Returns the next demand; pending forever if no more can arrive.
 async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDemand {
     if let Some(receiver) = demands {
         if let Some(demand) = receiver.recv().await {

@@ -51,7 +51,7 @@ impl Frames {
         self.awaited.is_none() && self.received.remaining() == 0
     }
 
-    /// The next whole message.
+    /// Returns the next complete message.
     pub(crate) fn next(&mut self) -> Result<Option<Rope>, FramingError> {
         let length = match self.awaited {
             Some(length) => length,
@@ -98,8 +98,8 @@ impl Rope {
                 break;
             };
             self.length -= chunk.len();
-            let wanted = min(length - head.length, chunk.len());
-            head.push(chunk.split_to(wanted));
+            let missing = min(length - head.length, chunk.len());
+            head.push(chunk.split_to(missing));
             if !chunk.is_empty() {
                 self.length += chunk.len();
                 self.chunks.push_front(chunk);
@@ -134,7 +134,7 @@ impl Buf for Rope {
         }
     }
 
-    /// A slice where the bytes lie in one chunk, else a copy.
+    /// Returns a slice if the bytes are in one chunk, else a copy.
     fn copy_to_bytes(&mut self, length: usize) -> Bytes {
         let length = min(length, self.length);
         if let Some(first) = self.chunks.front_mut().filter(|first| first.len() > length) {

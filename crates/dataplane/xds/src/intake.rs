@@ -25,25 +25,25 @@ const BATCH: usize = 64;
 /// Records after which other tasks of the thread may run.
 const YIELD_AFTER: usize = 1024;
 
-/// How resources are read.
+/// Decoder of resources and the tables that they update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Intake {
     pub(crate) role: Role,
     pub(crate) not_understood: NotUnderstoodPolicies,
 }
 
-/// How to treat a policy that is not understood in full.
+/// Treatment of policies that cannot be decoded in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotUnderstoodPolicies {
     /// Every connection in its scope is refused, until an understood version arrives or the policy is
     /// removed.
     #[default]
     Deny,
-    /// Its last good version stays in force; if there was none, nothing is.
+    /// Keeps the last good version in force, if there is one.
     KeepLastGood,
 }
 
-/// One change of what the control plane publishes.
+/// Change of the published state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// A workload is new or has changed.
@@ -53,11 +53,11 @@ pub enum Update {
     /// A policy is new or has changed, or a fail-closed substitute replaces it
     /// ([`Authorization::not_understood`]).
     Policy(Authorization),
-    /// A workload or service is gone: its name in WDS.
+    /// Removal of a workload or service by its name in WDS.
     AddressGone(ArcStr),
-    /// A policy is gone: its name (`namespace/name`).
+    /// Removal of a policy by its name (`namespace/name`).
     PolicyGone(ArcStr),
-    /// A record of a waypoint is new, has changed or is gone.
+    /// Addition, change or removal of a waypoint record.
     Waypoint(WaypointUpdate),
 }
 
@@ -66,7 +66,7 @@ pub enum Update {
 pub enum WaypointUpdate {
     /// A record is new or has changed, or a substitute replaces it: name of the resource, and contents.
     Put(ArcStr, WaypointRecord),
-    /// A record is gone: its type, and name of the resource.
+    /// Removal of a record by type and resource name.
     Gone(WaypointRecordType, ArcStr),
 }
 
@@ -79,9 +79,9 @@ pub enum Cached {
     Gone(ArcStr),
 }
 
-/// Receives what the control plane publishes.
+/// Receiver of published changes.
 pub trait Handler: Send + 'static {
-    /// Applies a batch and empties it.
+    /// Applies a batch, and clears it.
     fn apply(&self, batch: &mut Vec<Update>);
 
     /// A push of workloads and services was processed: unless they are on demand, all existing ones are
@@ -94,13 +94,13 @@ pub trait Handler: Send + 'static {
     /// A push of a type that is for waypoints was processed: all existing ones are known, except for refused ones.
     fn waypoint_known(&self, _of: WaypointRecordType) {}
 
-    /// Takes a resource that was accepted, or is gone, for a cache. A cache that keeps this order can be restored.
+    /// Caches a resource that was accepted or removed. A cache in this order can be restored.
     fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
 
     /// A push was processed and cached; the first one of a type without a refusal makes it complete.
     fn push_cached(&self, _type_url: &str, _complete: bool) {}
 
-    /// Everything that is followed as a whole has been received once, without a refusal.
+    /// Reports that every wildcard subscription has been received once without a rejection.
     fn ready(&self) {}
 
     /// A workload or service has this many unknown fields; they are ignored.
@@ -197,7 +197,7 @@ struct Taken {
     resource: LeanResource,
     /// Bytes as received.
     bytes: Bytes,
-    /// Why it has a fail-closed substitute.
+    /// Error for which the policy was replaced by a fail-closed substitute.
     replaced: Option<DecodeError>,
 }
 

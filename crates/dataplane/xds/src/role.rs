@@ -13,7 +13,7 @@ pub enum Role {
     /// A node proxy: workloads, services, and the policies of layer 4.
     #[default]
     NodeProxy,
-    /// A waypoint: workloads and services, and what concerns its Gateway.
+    /// Waypoint: workloads, services, and the records of its Gateway.
     Waypoint,
 }
 

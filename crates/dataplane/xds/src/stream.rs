@@ -19,10 +19,10 @@ use tonic::{
 
 use crate::framing::{Frames, FramingError};
 
-/// Largest accepted message.
+/// Maximum size of an accepted message.
 const MAX_MESSAGE: usize = 200 << 20;
 
-/// A stream that was opened.
+/// Open stream of responses.
 #[derive(Debug)]
 pub(crate) struct Responses {
     body: Body,

@@ -23,7 +23,7 @@ use rig::Rig;
 use table::Row;
 pub(crate) use table::print;
 
-/// Values for `ambit install`, to use the images made here.
+/// Values for `ambit install` that select locally built images.
 const VALUES: &str = "--set global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never";
 
 /// Scenarios by name, in the order of measurement.
@@ -60,17 +60,17 @@ pub(crate) fn run(only: Option<&str>, archives: &[PathBuf]) -> Result<(Vec<Row>,
 }
 
 async fn measure(rig: &Rig, only: Option<&str>) -> Result<(Vec<Row>, Vec<Line>)> {
-    let wanted = |name: &str| only.is_none_or(|only| only == name);
+    let is_selected = |name: &str| only.is_none_or(|only| only == name);
     let (mut rows, mut lines) = (Vec::new(), Vec::new());
-    if wanted("start") || wanted("leave") {
+    if is_selected("start") || is_selected("leave") {
         rig.ambit("uninstall --unlabel --delete-namespace").ok();
     }
-    let without = if wanted("start") {
+    let without = if is_selected("start") {
         Some(starts::measure(rig, false).await?)
     } else {
         None
     };
-    let silence = if wanted("leave") {
+    let silence = if is_selected("leave") {
         Some(leaving::measure(rig, false).await?)
     } else {
         None
@@ -88,42 +88,42 @@ async fn measure(rig: &Rig, only: Option<&str>) -> Result<(Vec<Row>, Vec<Line>)>
         rows.push(row);
         lines.push(line);
     }
-    if wanted("memory") {
+    if is_selected("memory") {
         let (row, more) = memory::idle(rig).await?;
         rows.push(row);
         lines.extend(more);
     }
-    if wanted("label") {
+    if is_selected("label") {
         rows.push(enrolling::label(rig).await?);
     }
-    if wanted("first") {
+    if is_selected("first") {
         rows.push(enrolling::first_connection(rig).await?);
     }
-    if wanted("deny") {
+    if is_selected("deny") {
         rows.push(policies::deny(rig).await?);
     }
-    if wanted("killed") {
+    if is_selected("killed") {
         rows.push(faults::proxy_killed(rig).await?);
     }
-    if wanted("container") {
+    if is_selected("container") {
         rows.push(faults::proxy_container_killed(rig).await?);
     }
-    if wanted("rollout") {
+    if is_selected("rollout") {
         rows.push(faults::rollout(rig).await?);
     }
-    if wanted("others") {
+    if is_selected("others") {
         rows.push(faults::others_replaced(rig).await?);
     }
-    if wanted("loop") {
+    if is_selected("loop") {
         rows.push(faults::agent_crash_looping(rig).await?);
     }
-    if wanted("boot") {
+    if is_selected("boot") {
         rows.push(boot::rewritten(rig).await?);
     }
-    if wanted("policy") {
+    if is_selected("policy") {
         lines.extend(policies::last_node(rig).await?);
     }
-    if wanted("enrol") {
+    if is_selected("enrol") {
         lines.extend(enrolling::enrolment(rig).await?);
     }
     Ok((rows, lines))

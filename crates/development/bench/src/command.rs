@@ -9,7 +9,7 @@ use crate::{cluster, control, memory, report, traffic, waypoint};
 /// Names the Envoy that waypoints are compared with.
 const ENVOY: &str = "AMBIT_BENCH_ENVOY";
 
-/// Measures and prints what the arguments name; everything without any.
+/// Runs the benchmarks that the arguments name; all without arguments.
 pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     if let [mode, envoy, directory] = &*arguments
         && mode == "envoy-as-waypoint"
@@ -24,25 +24,25 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
         .into_iter()
         .partition(|argument| argument.ends_with(".tar"));
     let only = names.first();
-    let wanted = |name: &str| only.is_none_or(|only| only == name);
+    let is_selected = |name: &str| only.is_none_or(|only| only == name);
     let (mut rows, mut lines) = (Vec::new(), Vec::new());
-    if wanted("traffic") {
+    if is_selected("traffic") {
         lines.extend(traffic::run()?);
     }
-    if wanted("memory") {
+    if is_selected("memory") {
         lines.extend(memory::run()?);
     }
-    if wanted("control") {
+    if is_selected("control") {
         lines.extend(control::run()?);
     }
-    if wanted("waypoint") {
+    if is_selected("waypoint") {
         let envoy = std::env::var_os(ENVOY).context(ENVOY)?;
         waypoint::run(Path::new(&envoy), names.get(1..).unwrap_or_default())?;
         if only.is_some() {
             return Ok(());
         }
     }
-    if wanted("cluster") {
+    if is_selected("cluster") {
         let archives: Vec<PathBuf> = archives.iter().map(PathBuf::from).collect();
         let scenario = names.get(1).map(String::as_str);
         let (of_cluster, more) = cluster::run(scenario, &archives)?;

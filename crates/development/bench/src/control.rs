@@ -35,20 +35,20 @@ const SIZE: Size = Size {
 };
 /// Pods that are added or removed in a second.
 const RATE: u32 = 100;
-/// For how long.
+/// Duration of the churn.
 const CHURN: Duration = Duration::from_secs(30);
 /// Changes between a pod's creation and its removal.
 const LIFE: u32 = 200;
 /// New pods in a second, with and without an attack on the control plane; and the distance between the
 /// pod numbers of two rounds.
 const NEW_PODS: (u32, u32) = (50, 10_000);
-/// The number of policies, made one after the other.
+/// Number of policies that are created in sequence.
 const POLICY_CHANGES: usize = 30;
 /// Their numbers, beyond those of pods.
 const POLICY_NUMBERS: usize = 100_000;
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
-/// All figures of this kind. `AMBIT_BENCH_SCALE=0.1` measures a tenth of the cluster, for trials.
+/// Runs the benchmarks of the control plane. `AMBIT_BENCH_SCALE=0.1` measures a tenth of the cluster, for trials.
 pub(crate) fn run() -> Result<Vec<Line>> {
     let mut bench = Bench::start(scaled(SIZE)?)?;
     bench.first_state()?;
@@ -115,7 +115,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// All proxies connect and receive the whole state.
+    /// Measures all proxies connecting and receiving the initial state.
     fn first_state(&mut self) -> Result<()> {
         let board = Arc::new(Board::new(POLICY_NUMBERS + POLICY_CHANGES));
         let before = self.plane.usage()?;

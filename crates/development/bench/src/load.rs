@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HttpLoad {
     pub(crate) requests_per_second: f64,
-    /// Not every generator reports them.
+    /// Median latency, if the generator reports it.
     pub(crate) median: Option<Duration>,
     pub(crate) p99: Option<Duration>,
     pub(crate) requests: u64,
@@ -16,8 +16,7 @@ pub(crate) struct HttpLoad {
 }
 
 impl HttpLoad {
-    /// With the times of `h2load --log-file`: a line a request of when it began, its status, and how long it took
-    /// in microseconds.
+    /// Adds latencies from `h2load --log-file`: on each line start time, status and duration in microseconds.
     pub(crate) fn with_times(self, log: &str) -> Result<Self> {
         let time = |line: &str| line.split('\t').nth(2)?.parse().ok();
         let mut times: Vec<u64> = log.lines().filter_map(time).collect();

@@ -36,7 +36,7 @@ spec:
     )
 }
 
-/// All figures of this kind.
+/// Runs the memory benchmarks.
 pub(crate) fn run() -> Result<Vec<Line>> {
     let bin_dir = std::env::current_exe()?
         .parent()

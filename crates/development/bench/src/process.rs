@@ -101,7 +101,7 @@ impl Memory {
     }
 }
 
-/// All processes, with their directories in `/proc`.
+/// Lists all processes with their directories in `/proc`.
 fn processes() -> Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {

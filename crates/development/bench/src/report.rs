@@ -7,12 +7,12 @@ pub(crate) enum Better {
     Lower,
 }
 
-/// One measured line.
+/// Line of results.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
-    /// The same without the mesh; `None` where that has no meaning.
+    /// Result without the mesh; `None` where it is meaningless.
     pub(crate) bare: Option<f64>,
     pub(crate) mesh: f64,
     /// The figure of the existing node proxy on such a machine: as a ratio to `bare` where there is one, else
@@ -54,7 +54,7 @@ impl Line {
         self.bare.map_or(self.mesh, |bare| self.mesh / bare)
     }
 
-    fn verdict(&self) -> &'static str {
+    fn outcome(&self) -> &'static str {
         match (self.existing, self.better) {
             (None, _) => "",
             (Some(existing), Better::Higher) if self.compared() >= existing => "better",
@@ -85,7 +85,7 @@ pub(crate) fn print(lines: &[Line]) {
             ratio,
             existing,
             line.unit,
-            line.verdict()
+            line.outcome()
         );
     }
     println!(
@@ -116,13 +116,13 @@ mod tests {
             existing: Some(0.25),
             better: Better::Higher,
         };
-        assert_eq!(line.verdict(), "better");
+        assert_eq!(line.outcome(), "better");
         assert_eq!(
             Line {
                 mesh: 20.0,
                 ..line.clone()
             }
-            .verdict(),
+            .outcome(),
             "worse"
         );
         assert_eq!(
@@ -130,7 +130,7 @@ mod tests {
                 better: Better::Lower,
                 ..line
             }
-            .verdict(),
+            .outcome(),
             "worse"
         );
     }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_lab::{Client, IpFamily, Options, Place, PrimaryCni, Status};
+use ambit_lab::{Client, IpFamily, LabNetns, Options, PrimaryCni, Status};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
@@ -108,7 +108,7 @@ impl Rig {
     pub(crate) fn dial(&self, pod: &str, address: &str) -> Result<std::net::TcpStream> {
         Ok(self
             .client
-            .dial(Place::Pod(pod.to_owned()), address.parse()?)?)
+            .dial(LabNetns::Pod(pod.to_owned()), address.parse()?)?)
     }
 
     /// Process ids, as this program sees them, of the only daemon of that name in the lab.
@@ -128,7 +128,7 @@ impl Rig {
     /// Sum and count of a histogram of the agent.
     pub(crate) fn agent_histogram(&self, name: &str) -> Result<(f64, f64)> {
         let address = "127.0.0.1:15014".parse()?;
-        let mut stream = self.client.dial(Place::Node("node-1".into()), address)?;
+        let mut stream = self.client.dial(LabNetns::Node("node-1".into()), address)?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
@@ -164,7 +164,7 @@ pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
     }
 }
 
-/// Where the programs of the rig keep their files.
+/// Writes nginx's configuration for a program of the rig.
 pub(crate) fn nginx_configuration(directory: &Path, name: &str) -> Result<String> {
     let path = directory.join(format!("{name}.conf"));
     let text = format!(

@@ -17,7 +17,7 @@ const SECONDS: u32 = 5;
 /// connections vary by half with the kernel's placement of their threads: three were not enough.
 const ROUNDS: usize = 5;
 
-/// Both pairs of pods.
+/// Returns the manifests of both pairs of pods.
 fn manifests(directory: &std::path::Path) -> Result<String> {
     let mut text = String::new();
     for (namespace, mode) in [("plain", "none"), ("mesh", "ambient")] {
@@ -99,7 +99,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// All figures of this kind.
+/// Runs the traffic benchmarks.
 pub(crate) fn run() -> Result<Vec<Line>> {
     let scratch = tempfile::tempdir()?;
     let rig = Rig::up(&[("rig.yaml".into(), manifests(scratch.path())?)])?;

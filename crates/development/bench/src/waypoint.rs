@@ -32,11 +32,11 @@ use crate::{
 
 /// Duration of each measurement in seconds.
 const SECONDS: u32 = 5;
-/// Each figure is the median of so many, measured alternately.
+/// Number of alternating rounds, whose median is reported.
 const ROUNDS: usize = 3;
-/// So many times requests may fail before the first measurement.
+/// Number of warm-up attempts that may fail before the first measurement.
 const WARM_UPS: usize = 6;
-/// Of each of the further services.
+/// Number of rules of each further service.
 const RULES_OF_SERVICE: usize = 1000;
 
 /// Scenario that a waypoint is measured in.
@@ -52,10 +52,10 @@ struct Work {
     step: Option<Step>,
 }
 
-/// Something done for each request, by an object of its own.
+/// Processing of each request by a further object.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Of a hundred requests so many are traced.
+    /// Tracing of this percentage of requests.
     Trace(u32),
     /// A token is verified, which is signed so.
     Token(tokens::Algorithm),
@@ -78,7 +78,7 @@ impl Step {
         }
     }
 
-    /// Its pod and objects.
+    /// Returns the manifests of the server's pod and objects.
     fn manifests(self, scratch: &Path) -> Result<String> {
         match self {
             Self::Trace(percentage) => tracing::manifests(percentage),
@@ -99,16 +99,16 @@ impl Step {
     }
 }
 
-/// Requests from one client.
+/// Load of requests from one client.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    /// HTTP/1.1 over so many connections.
+    /// HTTP/1.1 on this number of connections.
     Http1(u32),
-    /// 1 MiB answers over so many connections.
+    /// Responses of 1 MiB on this number of connections.
     Large(u32),
-    /// HTTP/2 over so many connections, ten requests each at a time.
+    /// HTTP/2 on this number of connections, with ten concurrent requests on each.
     Http2(u32),
-    /// Unary calls over so many connections, ten each at a time.
+    /// Unary gRPC calls on this number of connections, with ten concurrent calls on each.
     Grpc(u32),
 }
 
@@ -122,14 +122,14 @@ struct Figures {
     cpu: f64,
 }
 
-/// One of the two, with pods and a namespace of its own.
+/// One of the two compared systems, with its own pods and namespace.
 #[derive(Clone, Copy, Debug)]
 struct Side {
-    /// Of the namespace and of the Gateway.
+    /// Name of the namespace and the Gateway.
     name: &'static str,
-    /// Program of its processes.
+    /// Program name of the processes.
     program: &'static str,
-    /// Of its service.
+    /// Address of the service.
     address: &'static str,
 }
 
@@ -151,10 +151,10 @@ const ENVOY: Side = Side {
     address: "10.97.0.2",
 };
 
-/// A part of the figures, which has a lab of its own.
+/// Benchmark that has its own lab.
 type Part = fn(envoy: &Path) -> Result<Vec<Row>>;
 
-/// By the names that the command line takes.
+/// Benchmark parts by their command-line names.
 const PARTS: &[(&str, Part)] = &[
     ("loads", loads),
     ("grpc", grpc),
@@ -179,7 +179,7 @@ pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<()> {
     }
     let mut rows = Vec::new();
     for (name, part) in PARTS {
-        if only.is_empty() || only.iter().any(|wanted| wanted == name) {
+        if only.is_empty() || only.iter().any(|selected| selected == name) {
             rows.extend(part(envoy)?);
         }
     }
@@ -331,7 +331,7 @@ impl Bench {
         Ok(rows)
     }
 
-    /// Of both; when nothing goes on, once it does not change any more.
+    /// Compares the memory of both; when idle, after it is stable.
     fn memory(&self, what: &str, is_idle: bool) -> Result<Row> {
         let resident = |side| {
             let now = || process::resident_mb(&self.pids(side)?);
@@ -368,7 +368,7 @@ impl Bench {
         })
     }
 
-    /// The load, for so many seconds.
+    /// Sends load for this number of seconds.
     fn send(&self, side: Side, load: Load, seconds: u32) -> Result<HttpLoad> {
         let client = format!("{}/client", side.name);
         let log = self.scratch.path().join("requests.log");

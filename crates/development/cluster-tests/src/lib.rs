@@ -35,7 +35,7 @@ pub use space::{Space, address, is_captured, is_ready};
 pub use waypoint::{Waypoint, condition};
 pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};
 
-/// How long anything may take on a busy machine.
+/// Timeout of every operation on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The repository's `build` directory.

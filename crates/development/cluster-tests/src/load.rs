@@ -34,7 +34,7 @@ pub struct Failure {
 pub struct Outcome {
     /// Each request that failed.
     pub failures: Vec<Failure>,
-    /// How many succeeded, by mode.
+    /// Number of successful requests by mode.
     pub succeeded: BTreeMap<String, u64>,
     /// The longest time between two successes, by mode.
     pub longest_silence: BTreeMap<String, Duration>,

@@ -140,7 +140,7 @@ impl Drop for Access {
     }
 }
 
-/// Most lines of failed connections in [`Mesh::logs`].
+/// Maximum lines of failed connections in [`Mesh::logs`].
 const MAX_FAILED: usize = 60;
 
 impl Mesh {
@@ -225,7 +225,7 @@ impl Mesh {
         self.ambit(&args);
     }
 
-    /// [`Self::install`], but by Helm, in place of what was installed without it.
+    /// Installs the mesh by Helm, replacing an installation without it.
     #[track_caller]
     pub fn install_with_helm(&self) {
         self.ambit(&["uninstall", "--force"]);
@@ -299,7 +299,7 @@ impl Mesh {
 
     #[track_caller]
     fn until_replaced(&self, part: Part, before: &[Pod]) {
-        let wanted = match part {
+        let expected = match part {
             Part::Control => 1,
             Part::Agent | Part::NodeProxy => self.cluster.nodes().count(),
         };
@@ -309,7 +309,7 @@ impl Mesh {
                 let mut old = before.iter();
                 old.all(|old| old.metadata.uid != pod.metadata.uid)
             };
-            pods.len() == wanted && pods.iter().all(|pod| is_ready(pod) && is_new(pod))
+            pods.len() == expected && pods.iter().all(|pod| is_ready(pod) && is_new(pod))
         });
     }
 
@@ -361,7 +361,7 @@ impl Mesh {
             .unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    /// Deletes what manifests name.
+    /// Deletes the objects of manifests.
     #[track_caller]
     pub fn delete(&self, yaml: &str) {
         self.wait_for(objects::delete(&self.client, yaml))

@@ -191,7 +191,7 @@ impl<'a> Space<'a> {
         pods.unwrap().items
     }
 
-    /// Waits until exactly so many pods exist and are ready.
+    /// Waits until exactly this number of pods exist and are ready.
     #[track_caller]
     pub fn ready(&self, app: &str, count: usize) -> Vec<Pod> {
         let mut pods = Vec::new();
@@ -430,14 +430,13 @@ pub fn address(pod: &Pod) -> IpAddr {
         .unwrap_or_else(|| panic!("{} has no address", pod.name_any()))
 }
 
-/// All addresses of a pod, of both families.
+/// Returns all addresses of a pod in both families.
 pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
     let ips = pod.status.iter().flat_map(|status| &status.pod_ips);
     ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// All addresses of a pod's node: its own, and the one towards its pods, which is the first of their
-/// range.
+/// Returns the addresses of a pod's node: its own, and the first of its pod CIDR, which faces its pods.
 fn node_addresses(pod: &Pod) -> Vec<IpAddr> {
     let ips = pod.status.iter().flat_map(|status| &status.host_ips);
     let own = ips.flatten().filter_map(|ip| ip.ip.parse().ok());

@@ -10,7 +10,7 @@ use crate::{Space, is_ready, space::addresses, until};
 
 /// The label that its pods and all its objects have.
 const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
-/// Its name, that of the command line by default.
+/// Name of the waypoint, the command line's default.
 const NAME: &str = "waypoint";
 
 /// A Gateway of the class of waypoints, called `waypoint`.
@@ -52,14 +52,14 @@ impl<'a> Waypoint<'a> {
         mesh.ambit(&[&["waypoint"], args, &of].concat());
     }
 
-    /// `kubectl` in its namespace.
+    /// Runs `kubectl` in the waypoint's namespace.
     #[track_caller]
     pub fn kubectl(&self, args: &[&str]) -> String {
         let namespace = ["--namespace", self.space.name()];
         self.space.mesh().kubectl(&[args, &namespace].concat())
     }
 
-    /// Its pods that are not ending.
+    /// Returns the waypoint's pods that are not terminating.
     pub fn pods(&self) -> Vec<Pod> {
         self.space.labelled(&format!("{GATEWAY_NAME}={NAME}"))
     }
@@ -73,7 +73,7 @@ impl<'a> Waypoint<'a> {
         first.collect()
     }
 
-    /// Waits until it has exactly so many pods, and all are ready.
+    /// Waits until the waypoint has exactly this number of pods, all ready.
     #[track_caller]
     pub fn ready(&self, count: usize) -> Vec<Pod> {
         let mut pods = Vec::new();
@@ -138,7 +138,7 @@ impl<'a> Waypoint<'a> {
         });
     }
 
-    /// The names of the objects that were made for it.
+    /// Returns the names of the waypoint's generated objects.
     #[track_caller]
     pub fn objects(&self) -> String {
         let kinds = "serviceaccounts,services,deployments,poddisruptionbudgets";

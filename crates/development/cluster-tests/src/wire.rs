@@ -39,7 +39,7 @@ impl Wire {
         Self(captures.collect())
     }
 
-    /// Ends it; returns every flow, as seen by each node.
+    /// Stops the capture, and returns every flow as seen by each node.
     pub fn finish(self) -> Vec<FlowReport> {
         self.0
             .into_iter()
@@ -70,8 +70,7 @@ pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
     }
 }
 
-/// Whether captured pods exchanged something and all of it was TLS on the tunnel's port; or else what was
-/// found.
+/// Whether captured pods communicated only by TLS on the tunnel's port; else the violations.
 pub fn only_tls(reports: &[FlowReport], captured: &[&Pod]) -> Result<(), String> {
     let addresses = addresses_of(captured);
     let between = reports.iter().filter(|report| {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// Makes a node's cgroup.
+/// Creates a node's cgroup.
 pub(crate) fn make(name: &str) -> Result<()> {
     // The runtime makes its own in a version 2 hierarchy beside those of version 1.
     for hierarchy in hierarchies()?

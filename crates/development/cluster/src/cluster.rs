@@ -35,7 +35,7 @@ use crate::{
 const DNS: &str = include_str!("coredns.yaml");
 const NODE_INIT: &str = include_str!("node-init.sh");
 
-/// How long any component may take to start, on a busy machine.
+/// Timeout for any component to start on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running cluster, started by any process.
@@ -54,7 +54,7 @@ pub struct Held {
 }
 
 impl Cluster {
-    /// The cluster of a slot, if there is one.
+    /// Finds the cluster of a slot, if it exists.
     pub fn find(places: Places, slot: Slot) -> Result<Option<Self>> {
         match fs::read(places.state.join("cluster.json")) {
             Ok(text) => Ok(Some(Self::new(
@@ -232,7 +232,7 @@ impl Cluster {
         })
     }
 
-    /// Ends and removes everything that is left of the cluster of a slot.
+    /// Shuts down and removes everything that is left of a slot's cluster.
     pub fn down(places: Places, slot: Slot) -> Result<()> {
         let _lock = lock(&places.state)?;
         let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options);
@@ -288,7 +288,7 @@ impl Cluster {
         self.processes.stop(API_SERVER, Duration::from_secs(10))
     }
 
-    /// Starts it again.
+    /// Starts the API server again.
     pub fn start_api_server(&self) -> Result<()> {
         self.start_part(API_SERVER)?;
         runtime()?.block_on(self.api_ready())
@@ -359,7 +359,7 @@ impl Cluster {
         }
     }
 
-    /// Has NetworkPolicies enforced, which they are not by default, until the value is dropped.
+    /// Enables NetworkPolicies, which are not enforced by default, until the value is dropped.
     pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
         NetworkPolicies::enforce(self)
     }
@@ -437,7 +437,7 @@ impl Cluster {
     }
 }
 
-/// Locks `what` for one process at a time; others wait.
+/// Locks `what` for one process at a time.
 fn lock(what: &Path) -> Result<File> {
     let mut path = what.as_os_str().to_owned();
     path.push(".lock");

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::{command::Tool, network::Network};
 
-/// Its parts, in the order in which they start.
+/// Components in the order of their start.
 pub(crate) const PARTS: [&str; 4] = [ETCD, API_SERVER, CONTROLLERS, SCHEDULER];
 pub(crate) const ETCD: &str = "etcd";
 pub(crate) const API_SERVER: &str = "apiserver";

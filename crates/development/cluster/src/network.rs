@@ -127,7 +127,7 @@ impl Network {
         format!("{}-host", self.prefix())
     }
 
-    /// Makes all namespaces and links.
+    /// Creates all namespaces and links.
     pub(crate) fn make(self, nodes: u8) -> Result<()> {
         let switch = self.namespace(CONTROL_PLANE);
         let api = self.api_server();

@@ -20,15 +20,14 @@ use crate::{cluster::Cluster, command::Tool, nodes::Node};
 /// The engine's default queue of packets.
 const QUEUE: &str = "100";
 
-/// Before source NAT, where packets have the addresses of pods, also those between pods on one node, and
-/// those that IPVS forwards. Neighbour discovery is ICMPv6; packets of root on the node are kubelet's
-/// probes and the like.
+/// Rules before source NAT, where packets have the addresses of pods, including those between pods on one node and
+/// those forwarded by IPVS. Neighbour discovery is ICMPv6; packets of root on the node are kubelet's probes.
 const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -m owner --uid-owner 0 -j ACCEPT
 -A POSTROUTING -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 -A POSTROUTING -j NFQUEUE --queue-num";
 
-/// How long an engine may take to know all policies, pods and namespaces.
+/// Timeout for an engine to know all policies, pods and namespaces.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An engine on every node of a cluster, until the value is dropped.

@@ -18,12 +18,12 @@ const SOCKET: &str = "run/containerd/containerd.sock";
 /// The state of a node's disk at its boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boot {
-    /// Its disk is as it was.
+    /// Disk without changes.
     #[default]
     Plain,
     /// The primary CNI rewrites its configuration, without the additions of others.
     CniRewritten,
-    /// As [`Self::CniRewritten`], and all other files of the directory of configurations are gone.
+    /// Rewritten as in [`Self::CniRewritten`], with all other files of the configuration directory removed.
     CniAlone,
 }
 
@@ -44,18 +44,18 @@ impl Node<'_> {
         self.cluster.places().state.join(self.name())
     }
 
-    /// Its network namespace.
+    /// Returns the path of the node's network namespace.
     pub fn netns(&self) -> PathBuf {
         self.cluster.network().path(&self.name())
     }
 
-    /// Its first process; `None` while it is down.
+    /// Returns the first process; `None` while the node is down.
     pub fn pid(&self) -> Option<u32> {
         let unshare = self.cluster.processes().pid(&self.name())?;
         process::children(unshare).first().copied()
     }
 
-    /// Its file system, while it is up.
+    /// Returns the root of the file system while the node is up.
     pub fn root(&self) -> Result<PathBuf> {
         let pid = self
             .pid()
@@ -118,8 +118,7 @@ impl Node<'_> {
         Ok(parents.len())
     }
 
-    /// Ends everything on it at once, as a power failure does. What it wrote to its disk stays, what its
-    /// kernel held is gone.
+    /// Kills everything on the node at once, like a power failure: the disk survives, kernel state is lost.
     pub fn kill(&self) -> Result<()> {
         let init = self.pid();
         self.cluster.processes().kill(&self.name())?;

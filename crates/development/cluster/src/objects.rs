@@ -93,7 +93,7 @@ fn describe(object: &DynamicObject) -> String {
     )
 }
 
-/// Retries until there is an answer; the last refusal is the error.
+/// Retries until a response; the last rejection is the error.
 pub async fn until<T>(
     what: &str,
     timeout: Duration,

@@ -73,7 +73,7 @@ impl Slot {
     pub const DEVELOPMENT: Self = Self(0);
     /// The cluster that tests share.
     pub const TESTS: Self = Self(1);
-    /// For tests about a cluster as a whole.
+    /// Slot for tests of a whole cluster.
     pub const OWN: Self = Self(2);
     /// The cluster that tests of a second process share, beside those of a first.
     pub const MORE_TESTS: Self = Self(3);
@@ -105,7 +105,7 @@ impl std::str::FromStr for Slot {
 /// The directories of a cluster.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// Shared by all clusters: programs and images, kept between runs.
+    /// Cache shared by all clusters: programs and images, which persist between runs.
     pub cache: PathBuf,
     /// One cluster's state, removed with it.
     pub state: PathBuf,

@@ -59,7 +59,7 @@ impl Processes {
         (started(pid)? == start.parse::<u64>().ok()?).then_some(pid)
     }
 
-    /// Ends it, after `timeout` by force.
+    /// Terminates the process, and kills it after `timeout`.
     pub(crate) fn stop(&self, name: &str, timeout: Duration) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             signal(pid, Signal::TERM);
@@ -70,7 +70,7 @@ impl Processes {
         self.forget(name)
     }
 
-    /// Ends it by force.
+    /// Kills the process.
     pub(crate) fn kill(&self, name: &str) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             kill(pid).with_context(|| format!("{name} does not end"))?;
@@ -133,7 +133,7 @@ fn gone(pid: u32, timeout: Duration) -> bool {
     true
 }
 
-/// When a process was started, in ticks since boot; `None` if it has ended, waited for or not.
+/// Returns the start time of a process in ticks since boot; `None` if it has ended.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
@@ -145,14 +145,14 @@ fn started(pid: u32) -> Option<u64> {
 
 /// The processes in a network namespace.
 pub(crate) fn inside(namespace: &Path) -> Vec<u32> {
-    let Ok(wanted) = fs::metadata(namespace) else {
+    let Ok(expected) = fs::metadata(namespace) else {
         return Vec::new();
     };
     pids()
         .into_iter()
         .filter(|pid| {
             fs::metadata(format!("/proc/{pid}/ns/net"))
-                .is_ok_and(|found| (found.dev(), found.ino()) == (wanted.dev(), wanted.ino()))
+                .is_ok_and(|found| (found.dev(), found.ino()) == (expected.dev(), expected.ino()))
         })
         .collect()
 }

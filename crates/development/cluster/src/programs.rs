@@ -15,12 +15,12 @@ use serde_json::Value;
 const KUBERNETES: &str = "v1.34.4";
 /// The definitions of the Gateway API.
 pub(crate) const GATEWAY_API: &str = "gateway-api";
-/// Its conformance tests of meshes.
+/// Gateway API's conformance tests of meshes.
 pub(crate) const CONFORMANCE: &str = "conformance";
 /// Server of Kiali.
 pub(crate) const KIALI: &str = "kiali";
 
-/// Builds what is missing or outdated; `sources` is the repository's `build` directory.
+/// Builds missing or outdated programs; `sources` is the repository's `build` directory.
 pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
     fs::create_dir_all(bin)?;
     let version = "k8s.io/component-base/version";
@@ -136,8 +136,8 @@ fn build(
     make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
     let stamp = bin.join(format!("{name}.stamp"));
-    let wanted = fingerprint(source, flags)?;
-    if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
+    let expected = fingerprint(source, flags)?;
+    if fs::read_to_string(&stamp).is_ok_and(|found| found == expected) {
         return Ok(());
     }
     let start = Instant::now();
@@ -146,7 +146,7 @@ fn build(
     make(&bin.join(format!("{name}.new")))?;
     // A running cluster may have the old one open.
     fs::rename(bin.join(format!("{name}.new")), output)?;
-    fs::write(stamp, wanted)?;
+    fs::write(stamp, expected)?;
     eprintln!("    {name}: {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }

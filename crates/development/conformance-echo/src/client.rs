@@ -17,7 +17,7 @@ use hyper_util::{
 
 use crate::grpc;
 
-/// How long an answer may take.
+/// Timeout of a response.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of the suite's own image, as far as the suite uses them.
@@ -99,7 +99,7 @@ fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
 
 /// Properties of a response that the suite expects.
 struct Answer {
-    /// Of HTTP; of gRPC, unless that is 0.
+    /// HTTP status, or the gRPC status unless it is 0.
     status: u16,
     headers: HeaderMap,
     body: String,

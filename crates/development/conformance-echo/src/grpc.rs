@@ -11,10 +11,10 @@ pub(crate) const CONTENT_TYPE: &str = "application/grpc";
 /// Trailer with the status of a call.
 pub(crate) const STATUS: &str = "grpc-status";
 
-/// Before a message: whether it is compressed, and its length.
+/// Length of a message's prefix: compression flag and length.
 const PREFIX: usize = 5;
 
-/// Of requests and of answers.
+/// Message of requests and responses.
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Echo {
     #[prost(string, tag = "1")]
@@ -31,7 +31,7 @@ pub(crate) fn encode(text: String) -> Bytes {
     bytes.freeze()
 }
 
-/// The text of a message, as it came.
+/// Returns the text of a received message.
 pub(crate) fn decode(bytes: &[u8]) -> Result<String> {
     let (prefix, message) = bytes.split_at_checked(PREFIX).context("no message came")?;
     ensure!(prefix.first() == Some(&0), "a compressed message came");

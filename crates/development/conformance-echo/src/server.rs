@@ -83,7 +83,7 @@ fn acceptor() -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Answers every request at a listener.
+/// Serves requests at a listener.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
     while let Ok((connection, peer)) = listener.accept().await {
         let port = listener.local_addr().map_or(0, |local| local.port());
@@ -121,7 +121,7 @@ async fn converse(
     );
 }
 
-/// Both kinds of answers: trailers are gRPC's alone.
+/// Body of both protocols; only gRPC has trailers.
 type Body = WithTrailers<Full<Bytes>, Ready<Option<Result<HeaderMap, Infallible>>>>;
 
 async fn answer(

@@ -8,7 +8,7 @@ use oci_client::secrets::RegistryAuth;
 /// Docker's key for its own registry.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
-/// The credentials of a registry; none are kept for it if anybody may push.
+/// Returns the credentials of a registry; none if it needs none for pushing.
 pub(crate) fn of(registry: &str) -> Result<RegistryAuth> {
     let key = match registry {
         "docker.io" | "index.docker.io" => DOCKER_HUB,

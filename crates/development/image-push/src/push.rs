@@ -13,7 +13,7 @@ use crate::{archive::Image, credentials};
 
 /// Timeout of a connection to a registry, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest silence of a registry.
+/// Read timeout of a registry.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pushes an image under its name.

@@ -136,9 +136,9 @@ impl Blob {
 /// An image: its layers, and its entry point.
 #[derive(Debug)]
 pub struct Image<'a> {
-    /// With registry and tag.
+    /// Image name with registry and tag.
     pub name: &'a str,
-    /// Its files; later layers replace files of earlier ones.
+    /// Layers of the image; later layers override files of earlier ones.
     pub layers: Vec<Blob>,
     /// The entry point.
     pub entrypoint: &'a [&'a str],
@@ -213,8 +213,8 @@ impl Artifact<'_> {
         }
         let index = json!({"schemaVersion": 2, "manifests": [described]}).to_string();
         let stamp = path.with_extension("digest");
-        let wanted = hex_digest(index.as_bytes());
-        if path.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
+        let expected = hex_digest(index.as_bytes());
+        if path.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == expected) {
             return Ok(());
         }
         let mut archive = tar::Builder::new(BufWriter::new(
@@ -231,7 +231,7 @@ impl Artifact<'_> {
             put(&format!("blobs/sha256/{}", blob.digest), &blob.bytes)?;
         }
         archive.into_inner()?;
-        Ok(fs::write(stamp, wanted)?)
+        Ok(fs::write(stamp, expected)?)
     }
 }
 

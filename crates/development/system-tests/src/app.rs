@@ -7,14 +7,14 @@ use std::{
     thread,
 };
 
-use crate::{Mesh, Place};
+use crate::{LabNetns, Mesh};
 
 /// The heads of requests that have reached an application.
 #[derive(Clone, Debug, Default)]
 pub struct Heads(Arc<Mutex<Vec<String>>>);
 
 impl Heads {
-    /// All of them so far, in lower case.
+    /// Returns the requests so far in lower case.
     pub fn all(&self) -> Vec<String> {
         self.0.lock().expect("nobody panics with it").clone()
     }
@@ -33,7 +33,7 @@ impl Mesh {
         serve: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static,
     ) -> SocketAddr {
         let any = SocketAddr::from(([0, 0, 0, 0], port));
-        let listener = self.client().listen(Place::Pod(pod.to_owned()), any);
+        let listener = self.client().listen(LabNetns::Pod(pod.to_owned()), any);
         let listener = listener.unwrap_or_else(|error| panic!("no port {port} in {pod}: {error}"));
         thread::spawn(move || {
             for stream in listener.incoming().filter_map(Result::ok) {
@@ -45,7 +45,7 @@ impl Mesh {
         SocketAddr::new(self.ip(pod), port)
     }
 
-    /// An application of HTTP/1.1 that answers with the address of who called, and notes what it hears.
+    /// Runs an HTTP/1.1 application that responds with the caller's address, and records requests.
     pub fn serve_heads(&self, pod: &str, port: u16) -> (SocketAddr, Heads) {
         let heads = Heads::default();
         let noted = heads.clone();
@@ -83,7 +83,7 @@ pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&head).into_owned()))
 }
 
-/// Answers a request of HTTP/1.1 with a body.
+/// Responds to an HTTP/1.1 request with 200 and a body.
 ///
 /// # Errors
 /// When the connection breaks.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ambit_hbone::{Settings, client, server, tls};
-use ambit_lab::{Client, Place};
+use ambit_lab::{Client, LabNetns};
 use ambit_model::Identity;
 use ambit_tls::WorkloadCert;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
@@ -34,7 +34,7 @@ struct Path {
     client: Arc<WorkloadCert>,
     gateway: Arc<WorkloadCert>,
     /// Pod that the gateway is.
-    place: Place,
+    place: LabNetns,
     waypoint: (Identity, SocketAddr),
     authority: Uri,
 }

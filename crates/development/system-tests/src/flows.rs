@@ -61,12 +61,12 @@ impl Mesh {
 }
 
 impl Flows {
-    /// Stops the process, which keeps its connections and reads nothing.
+    /// Suspends the process, which keeps its connections without reading.
     pub fn stop(&self) {
         self.signal("-STOP");
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     pub fn go_on(&self) {
         self.signal("-CONT");
     }
@@ -79,9 +79,9 @@ impl Flows {
 
     /// Waits for an event that has these values, by JSON pointer; returns it.
     #[track_caller]
-    pub fn until(&mut self, wanted: &[(&str, &str)]) -> Value {
-        let is_wanted = |event: &Value| {
-            wanted
+    pub fn until(&mut self, fields: &[(&str, &str)]) -> Value {
+        let matches = |event: &Value| {
+            fields
                 .iter()
                 .all(|(pointer, value)| match event.pointer(pointer) {
                     Some(Value::String(text)) => text == value,
@@ -93,18 +93,18 @@ impl Flows {
         };
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            if let Some(at) = self.seen.iter().position(is_wanted) {
+            if let Some(at) = self.seen.iter().position(matches) {
                 return self.seen.remove(at);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
                 Ok(event) => self.seen.push(event),
-                Err(error) => panic!("{error}: no event with {wanted:?} in {:#?}", self.seen),
+                Err(error) => panic!("{error}: no event with {fields:?} in {:#?}", self.seen),
             }
         }
     }
 
-    /// All events that have come, and come within a time.
+    /// Returns the events so far and those that arrive within a time.
     pub fn all(&mut self, time: Duration) -> Vec<Value> {
         let end = Instant::now() + time;
         loop {

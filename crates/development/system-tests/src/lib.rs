@@ -29,8 +29,8 @@ use std::{
 
 use ambit_lab::denials;
 pub use ambit_lab::{
-    Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LogSource, Options, Place,
-    PodStatus, PrimaryCni, Replacement, Status, Traffic,
+    Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LabNetns, LogSource,
+    Options, PodStatus, PrimaryCni, Replacement, Status, Traffic,
 };
 pub use ambit_testkit::binary;
 
@@ -43,7 +43,7 @@ pub use waypoints::{
     GATEWAY, idle_pod, is_whole, until_through, with_gateway, with_waypoint, with_waypoint_and,
 };
 
-/// How long anything may take on a busy machine.
+/// Timeout of every operation on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two pods in the mesh on different nodes (`client` on node-1, `server` on node-2) with a Service
@@ -90,7 +90,7 @@ impl Mesh {
         Self::up_with(manifests, options())
     }
 
-    /// [`Self::up`] with other options.
+    /// Starts a mesh like [`Self::up`] with other options.
     pub fn up_with(manifests: &str, mut options: Options) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the manifests");
         fs::write(
@@ -113,7 +113,7 @@ impl Mesh {
         mesh
     }
 
-    /// Where the lab's own directory is.
+    /// Returns the lab's own directory.
     fn directory(&self) -> &Path {
         self.base.path()
     }
@@ -271,11 +271,11 @@ impl Mesh {
 
     /// A connection from inside a pod. A pause of ten seconds is an error.
     pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
-        self.dial_from(Place::Pod(pod.to_owned()), address)
+        self.dial_from(LabNetns::Pod(pod.to_owned()), address)
     }
 
     /// A connection from anywhere.
-    pub fn dial_from(&self, place: Place, address: SocketAddr) -> std::io::Result<Conversation> {
+    pub fn dial_from(&self, place: LabNetns, address: SocketAddr) -> std::io::Result<Conversation> {
         let stream = self
             .client
             .dial(place, address)
@@ -312,11 +312,11 @@ impl Mesh {
 
     /// Captures the wire between the nodes, looking for texts that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
-        self.watch_at(Place::Fabric, markers)
+        self.watch_at(LabNetns::Fabric, markers)
     }
 
     /// Captures what passes through a namespace: a node's with all its pods, or a pod's with its loopback.
-    pub fn watch_at(&self, place: Place, markers: &[&str]) -> Capture {
+    pub fn watch_at(&self, place: LabNetns, markers: &[&str]) -> Capture {
         let markers = markers
             .iter()
             .map(|marker| marker.as_bytes().to_vec())
@@ -350,14 +350,14 @@ impl Mesh {
         Hanging { mesh, name, node }
     }
 
-    /// Waits until a pod has an answer from an echo.
+    /// Waits until a pod gets a response from an echo server.
     pub fn until_answered(&self, from: &str, address: SocketAddr) {
         until(&format!("{address} answers {from}"), || {
             self.answers(from, address)
         });
     }
 
-    /// Whether a pod gets an answer from an echo.
+    /// Whether a pod gets a response from an echo server.
     fn answers(&self, from: &str, address: SocketAddr) -> bool {
         self.dial(from, address)
             .is_ok_and(|mut echo| echo.say("probe").is_ok())
@@ -390,7 +390,7 @@ impl Mesh {
 
     fn ask_proxy(&self, node: &str, port: u16, path: &str) -> String {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let place = Place::Node(node.to_owned());
+        let place = LabNetns::Node(node.to_owned());
         let mut stream = self.client.dial(place, address).unwrap();
         let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
@@ -453,7 +453,7 @@ impl Mesh {
 /// Output of the command line.
 #[derive(Debug)]
 pub struct CommandOutput {
-    /// Its exit code.
+    /// Exit code of the program.
     pub code: i32,
     /// Text on standard output.
     pub stdout: String,
@@ -497,7 +497,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Whether it was answered with 200.
+    /// Whether the response status was 200.
     pub fn succeeded(&self) -> bool {
         self.code == 0
     }
@@ -509,7 +509,7 @@ impl Answer {
         &self.body
     }
 
-    /// How it ended.
+    /// Returns the outcome.
     pub fn ending(&self) -> Ending {
         Ending::of(self.code)
     }
@@ -547,9 +547,9 @@ impl Conversation {
     /// Sends a line and reads its echo.
     pub fn say(&mut self, text: &str) -> std::io::Result<()> {
         self.0.write_all(text.as_bytes())?;
-        let mut heard = vec![0; text.len()];
-        self.0.read_exact(&mut heard)?;
-        if heard == text.as_bytes() {
+        let mut received = vec![0; text.len()];
+        self.0.read_exact(&mut received)?;
+        if received == text.as_bytes() {
             Ok(())
         } else {
             Err(std::io::Error::other("a wrong echo"))

@@ -32,7 +32,7 @@ impl<'a> Openings<'a> {
         }
     }
 
-    /// Opens one more.
+    /// Opens another connection.
     pub fn dial(&self) -> std::io::Result<Conversation> {
         self.mesh.dial("shop/client", self.server)
     }
@@ -70,7 +70,7 @@ impl<'a> Openings<'a> {
         })
     }
 
-    /// Ends [`Self::run`] of the openings.
+    /// Stops [`Self::run`] in another thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -84,7 +84,7 @@ impl<'a> Openings<'a> {
         });
     }
 
-    /// Fails the test unless there were some and none failed.
+    /// Asserts that there were openings, and none failed.
     #[track_caller]
     pub fn assert_none_failed(&self) {
         let failures = self.failures.lock().unwrap();

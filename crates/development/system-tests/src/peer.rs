@@ -10,7 +10,7 @@ use std::{
 use ambit_certificates::{CaClient as _, CertificateRequest, CsrClient, CsrClientOptions};
 use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
 use ambit_hbone::{Settings, TunnelError, client, tls};
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use ambit_model::Identity;
 use ambit_testkit::{Pki, revoke_by};
 use ambit_tls::{TlsSettings, WorkloadCert};
@@ -30,16 +30,16 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There is no connection, or it ended before the tunnel was established.
+    /// Connection that failed, or ended before the tunnel was established.
     Cut(String),
     /// The tunnel was refused with this status.
     Refused(u16),
-    /// The tunnel was established, and this came out of it.
+    /// Established tunnel, with the bytes that it returned.
     Said(String),
 }
 
 impl Outcome {
-    /// Whether the application has answered.
+    /// Whether the application responded.
     pub fn is_from(&self, text: &str) -> bool {
         matches!(self, Self::Said(received) if received.contains(text))
     }
@@ -48,7 +48,7 @@ impl Outcome {
 /// A certificate, and the place of its holder.
 pub struct Peer<'a> {
     mesh: &'a Mesh,
-    place: Place,
+    place: LabNetns,
     cert: Arc<WorkloadCert>,
     runtime: Runtime,
 }
@@ -78,17 +78,17 @@ impl<'a> Peer<'a> {
         let runtime = runtime();
         let fetched = runtime.block_on(fetch(mesh, &identity, token.trim()));
         Self {
-            place: Place::Pod(pod.to_owned()),
+            place: LabNetns::Pod(pod.to_owned()),
             cert: Arc::new(fetched),
             runtime,
             mesh,
         }
     }
 
-    /// The same certificate, in another pod.
+    /// Returns a peer with the same certificate in another pod.
     pub fn moved_to(&self, pod: &str) -> Self {
         Self {
-            place: Place::Pod(pod.to_owned()),
+            place: LabNetns::Pod(pod.to_owned()),
             cert: Arc::clone(&self.cert),
             runtime: runtime(),
             mesh: self.mesh,
@@ -107,7 +107,7 @@ impl<'a> Peer<'a> {
         let settings = TlsSettings::default();
         let cert = WorkloadCert::from_response(&settings, &identity, request.key, &answer);
         Self {
-            place: Place::Pod(pod.to_owned()),
+            place: LabNetns::Pod(pod.to_owned()),
             cert: Arc::new(cert.expect("a certificate")),
             runtime: runtime(),
             mesh,
@@ -118,7 +118,7 @@ impl<'a> Peer<'a> {
         self.mesh
     }
 
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &LabNetns {
         &self.place
     }
 
@@ -235,7 +235,9 @@ fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
     let client = mesh.client().clone();
     std::thread::spawn(move || -> io::Result<()> {
         let (inside, _) = listener.accept()?;
-        let outside = client.dial(Place::Fabric, to).map_err(io::Error::other)?;
+        let outside = client
+            .dial(LabNetns::Fabric, to)
+            .map_err(io::Error::other)?;
         let back = (outside.try_clone()?, inside.try_clone()?);
         std::thread::spawn(move || pass(&back.0, &back.1));
         pass(&inside, &outside)

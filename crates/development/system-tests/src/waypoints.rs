@@ -37,7 +37,7 @@ pub fn with_waypoint(more: &str) -> (Mesh, String) {
     with_waypoint_and(more, options())
 }
 
-/// [`with_waypoint`] with other options.
+/// Starts a mesh like [`with_waypoint`] with other options.
 pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
     with_gateway(GATEWAY, more, options)
 }
@@ -63,7 +63,7 @@ pub fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
     });
 }
 
-/// Whether an answer of HTTP/1 is there with all of its body.
+/// Whether an HTTP/1.1 response is complete with its body.
 pub fn is_whole(answer: &str) -> bool {
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
         return false;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Mesh, Place, TIMEOUT, idle_pod, is_whole, read_head, until, with_waypoint,
+    LabNetns, Mesh, TIMEOUT, idle_pod, is_whole, read_head, until, with_waypoint,
 };
 use http::{Request, Response};
 
@@ -94,13 +94,13 @@ fn has_metric(mesh: &Mesh, name: &str, labels: &[&str]) -> bool {
 }
 
 fn dial(mesh: &Mesh, address: SocketAddr) -> TcpStream {
-    let place = Place::Pod("shop/client".into());
+    let place = LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
-/// Says its name, and echoes.
+/// Runs an application that sends its pod's name and then echoes.
 fn greets(mesh: &Mesh, pod: &'static str) {
     mesh.serve(&format!("shop/{pod}"), 8092, move |mut stream| {
         stream.write_all(pod.as_bytes())?;
@@ -109,7 +109,7 @@ fn greets(mesh: &Mesh, pod: &'static str) {
     });
 }
 
-/// A connection whose other end has spoken, and who that is.
+/// Opens a connection, and returns it with the pod that greeted.
 fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     let mut stream = dial(mesh, address);
     // Not every application speaks first.
@@ -121,7 +121,7 @@ fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     Some((stream, name[0]))
 }
 
-/// Whether a byte comes back.
+/// Whether a byte is echoed.
 fn echoes(stream: &mut TcpStream) -> bool {
     stream.write_all(b"x").is_ok() && stream.read_exact(&mut [0]).is_ok()
 }
@@ -366,7 +366,7 @@ struct Streams {
     open: Arc<AtomicUsize>,
     all: Arc<AtomicUsize>,
     held: Arc<AtomicUsize>,
-    /// Most requests at once on one connection.
+    /// Maximum concurrent requests seen on one connection.
     most: Arc<AtomicUsize>,
     let_go: Arc<tokio::sync::Notify>,
 }
@@ -409,7 +409,8 @@ impl Streams {
         own
     }
 
-    /// So many requests at once, on one connection of the client; how many connections to here that has opened.
+    /// Sends concurrent requests on one client connection, and returns the number of connections that the server
+    /// received.
     fn ask(&self, mesh: &Mesh, address: SocketAddr, many: usize) -> usize {
         let (before, held) = (self.all.load(SeqCst), self.held.load(SeqCst));
         let stream = dial(mesh, address);

@@ -14,7 +14,7 @@ use std::{
 
 use ambit_system_tests::{Mesh, with_waypoint};
 
-/// Denies what comes from outside of the mesh, at the waypoint.
+/// Policy that denies requests from outside the mesh at the waypoint.
 const POLICY: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -118,7 +118,7 @@ fn dashboard(mesh: &Mesh) -> (Process, String) {
     (dashboard, url)
 }
 
-/// Lets happen in the mesh what the script asks for.
+/// Performs an action in the mesh that the script requests.
 fn act(mesh: &Mesh, action: &str, dashboard: &mut Process) {
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     match action {

@@ -42,11 +42,11 @@ spec:
     )
 }
 
-/// An application whose answers the test chooses.
+/// Application with scripted responses.
 #[derive(Clone, Debug)]
 struct Application {
     status: Arc<AtomicU16>,
-    /// Whether it does not answer.
+    /// Whether the application does not respond.
     is_slow: Arc<AtomicBool>,
     requests: Arc<AtomicUsize>,
 }
@@ -96,7 +96,7 @@ impl Scene {
         Self { mesh, service }
     }
 
-    /// A POST is never sent again: what one endpoint answers is what the client gets.
+    /// Sends a POST, which is never retried, and returns the response of the single endpoint.
     fn ask(&self, headers: &str) -> String {
         let request =
             format!("POST / HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");
@@ -107,7 +107,7 @@ impl Scene {
         answer.unwrap_or_default()
     }
 
-    /// Which pod answers.
+    /// Returns the pod that responds.
     fn who(&self, headers: &str) -> Option<String> {
         let answer = self.ask(headers);
         let (_, body) = answer.split_once("\r\n\r\nfrom ")?;

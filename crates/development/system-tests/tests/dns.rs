@@ -57,7 +57,7 @@ fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     output.stdout + &output.stderr
 }
 
-/// Asks until the mesh has the answer: it receives objects a moment after they are made.
+/// Queries until the mesh has the answer, since objects arrive with a delay.
 #[track_caller]
 fn until_answer(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
     let mut answer = String::new();
@@ -171,7 +171,7 @@ fn ipv6_pods_ask_over_ipv6() {
     names(&mesh, true);
 }
 
-/// A pod joins, leaves and joins again while it asks: it always gets an answer.
+/// Checks that a pod gets answers to all queries while it is enrolled and unenrolled.
 #[test]
 fn joining_and_leaving_loses_no_question() {
     let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));

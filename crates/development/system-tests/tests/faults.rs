@@ -2,7 +2,7 @@
 
 use std::{io::Write, net::SocketAddr, sync::Arc};
 
-use ambit_lab::{LogSource, Place};
+use ambit_lab::{LabNetns, LogSource};
 use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, idle_pod, options, until};
 
 /// The killed components, and on which node.
@@ -56,8 +56,7 @@ fn no_plaintext_escapes_whichever_part_is_killed() {
     );
 }
 
-/// The agent of a node comes back before its proxy does: peers must not take the pods of that node for pods
-/// outside the mesh, whose connections are plaintext.
+/// Checks that peers do not downgrade connections to plaintext when a node's agent returns before its proxy.
 #[test]
 fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
     let mesh = Mesh::up(PAIR);
@@ -83,7 +82,7 @@ fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
     mesh.apply("late", &idle_pod("shop/late", "node-1", ""));
     mesh.until_captured("shop/late", true);
     mesh.until_known_as("node-1", "shop/late", "HBONE");
-    let place = Place::Pod("shop/client".into());
+    let place = LabNetns::Pod("shop/client".into());
     let echo = SocketAddr::new(server, 9000);
     let mut connection = mesh.client().dial(place, echo).unwrap();
     connection.write_all(b"plain-marker").unwrap();

@@ -17,7 +17,7 @@ const HASH: &str = "$2a$04$OZwqjWbgZkt1//p10WVRHe8b/rP/vSkb1nL8hIQ7QaIxaD8wq02RG
 /// Host of the registry: the service of its pod.
 const HOST: &str = "registry.legacy.svc.cluster.local:5000";
 
-/// Files of the registry and of who pushes to it.
+/// Files of the registry and of the pushing client.
 struct Scene {
     mesh: Mesh,
     directory: tempfile::TempDir,
@@ -124,7 +124,7 @@ spec:
             .unwrap()
     }
 
-    /// The manifest that a tag stands for in the registry's storage.
+    /// Returns the manifest of a tag in the registry's storage.
     fn tagged(&self, repository: &str, tag: &str) -> Option<String> {
         let link = format!(
             "storage/docker/registry/v2/repositories/{repository}/_manifests/tags/{tag}/current/link"

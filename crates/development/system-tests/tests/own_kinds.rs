@@ -77,7 +77,7 @@ impl Scene {
         scene
     }
 
-    /// An application that says its pod's name.
+    /// Runs an application that responds with its pod's name.
     fn serve(&self, pod: &'static str) {
         let requests = self.requests.clone();
         self.mesh
@@ -95,7 +95,7 @@ impl Scene {
         self.requests.load(SeqCst)
     }
 
-    /// The answer to a request; a POST is never sent again.
+    /// Sends a request, and returns the response; a POST is never retried.
     fn ask(&self, path: &str, headers: &str) -> String {
         let request =
             format!("POST {path} HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");
@@ -106,7 +106,7 @@ impl Scene {
         answer.unwrap_or_default()
     }
 
-    /// Which pod answers.
+    /// Returns the pod that responds.
     fn who(&self, path: &str) -> Option<String> {
         let answer = self.ask(path, "");
         let (_, body) = answer.split_once("\r\n\r\nfrom ")?;

@@ -99,10 +99,10 @@ spec:
 
 /// Requests that an application has received: heads in lower case, with their bodies.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<(String, String)>>>);
+struct RecordedRequests(Arc<Mutex<Vec<(String, String)>>>);
 
-impl Heard {
-    /// Requests whose heads begin with a text.
+impl RecordedRequests {
+    /// Returns the requests whose headers begin with a text.
     fn of(&self, begin: &str) -> Vec<(String, String)> {
         let all = self.0.lock().unwrap();
         let all = all.iter().filter(|(head, _)| head.starts_with(begin));
@@ -110,11 +110,11 @@ impl Heard {
     }
 }
 
-/// An application that fails twice at `/flaky`, whatever is asked at `/flaky/always`, and does not answer `/silent`;
-/// and one that is stuck does not even read what is sent to `/sent/stuck`.
-fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> Heard {
-    let heard = Heard::default();
-    let noted = heard.clone();
+/// Runs an application that fails twice at `/flaky`, always at `/flaky/always`, and does not respond at `/silent`; at
+/// `/sent/stuck` it does not even read.
+fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRequests {
+    let recorded = RecordedRequests::default();
+    let noted = recorded.clone();
     mesh.serve(pod, port, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
@@ -147,10 +147,10 @@ fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> Heard {
         }
         Ok(())
     });
-    heard
+    recorded
 }
 
-/// For ever, with the connection open.
+/// Blocks forever with the connection open.
 fn stuck() -> ! {
     loop {
         thread::park();
@@ -160,8 +160,8 @@ fn stuck() -> ! {
 struct Scene {
     mesh: Mesh,
     address: SocketAddr,
-    app: Heard,
-    shadow: Heard,
+    app: RecordedRequests,
+    shadow: RecordedRequests,
 }
 
 impl Scene {
@@ -186,7 +186,7 @@ impl Scene {
         scene
     }
 
-    /// The answer to a request, its head as it came.
+    /// Sends a request, and returns the response with its raw headers.
     fn ask(&self, line: &str, headers: &str, body: &str) -> String {
         let length = body.len();
         let request =

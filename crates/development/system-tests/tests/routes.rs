@@ -128,7 +128,7 @@ fn ask(mesh: &Mesh, client: &str, address: SocketAddr, path: &str) -> String {
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
-/// Waits until a path is answered with a status; returns the answer.
+/// Waits until a path has a response with a status, and returns it.
 fn until_status(
     mesh: &Mesh,
     client: &str,
@@ -253,7 +253,7 @@ fn oversized_or_later_records_keep_the_last_good_route() {
     until_led("later");
 }
 
-/// A route that redirects one path, told apart by where to.
+/// Returns a route that redirects one path to `to`.
 fn redirection(number: usize, to: &str) -> String {
     format!(
         "---

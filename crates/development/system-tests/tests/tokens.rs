@@ -147,7 +147,7 @@ impl KeyServer {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Waits until it has been asked twice more, so that what came of the first is known.
+    /// Waits for two further requests, so that the outcome of the first is known.
     fn until_requested(&self) {
         let before = self.asked.load(SeqCst);
         until("the key server is asked", || {
@@ -166,7 +166,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// With the key of RS256 alone, once the objects are followed.
+    /// Starts a scene with the RS256 key only, once the objects are published.
     fn new() -> Self {
         let made: Value = serde_json::from_str(MADE).unwrap();
         let mut options = options();
@@ -197,7 +197,7 @@ impl Scene {
         self.made["tokens"][algorithm].as_str().unwrap().to_owned()
     }
 
-    /// The answer to a request, in lower case.
+    /// Sends a request, and returns the response in lower case.
     fn ask(&self, method: &str, target: &str, headers: &str) -> String {
         let request = format!("{method} {target} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let mut connection = self.mesh.dial("shop/client", self.address).unwrap();
@@ -227,7 +227,7 @@ impl Scene {
         self.mesh.client().log_text(log).unwrap()
     }
 
-    /// Bytes that a collector is sent, whatever they are.
+    /// Starts a collector that records all received bytes.
     fn collector(&self) -> Arc<Mutex<Vec<u8>>> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let of = all.clone();
@@ -253,7 +253,7 @@ impl Scene {
     }
 
     /// The head of the request for a target, as the application heard it.
-    fn heard(&self, target: &str) -> Option<String> {
+    fn request_head(&self, target: &str) -> Option<String> {
         let all = self.heads.all();
         all.into_iter()
             .find(|head| head.contains(&format!(" {target} ")))
@@ -291,19 +291,22 @@ fn only_signed_tokens_allow_what_their_claims_do() {
         ),
         200
     );
-    let heard = scene.heard("/private/b").unwrap();
-    assert!(heard.contains("\r\nx-user: alice\r\n"), "{heard}");
+    let request_head = scene.request_head("/private/b").unwrap();
     assert!(
-        !heard.contains("root") && !heard.contains("authorization"),
-        "{heard}"
+        request_head.contains("\r\nx-user: alice\r\n"),
+        "{request_head}"
+    );
+    assert!(
+        !request_head.contains("root") && !request_head.contains("authorization"),
+        "{request_head}"
     );
     assert_eq!(
         scene.status(&format!("/private/c?a=1&access_token={token}&b=2"), ""),
         200
     );
-    assert!(scene.heard("/private/c?a=1&b=2").is_some());
+    assert!(scene.request_head("/private/c?a=1&b=2").is_some());
     assert_eq!(scene.status("/open/d", "X-User: root\r\n"), 200);
-    assert!(!scene.heard("/open/d").unwrap().contains("root"));
+    assert!(!scene.request_head("/open/d").unwrap().contains("root"));
 
     let (signed, signature) = token.rsplit_once('.').unwrap();
     let (_, payload) = signed.split_once('.').unwrap();
@@ -340,7 +343,7 @@ fn only_signed_tokens_allow_what_their_claims_do() {
     }
     let twice = format!("/open/attack?access_token={token}&access_token={other}");
     assert_eq!(scene.status(&twice, ""), 401);
-    assert_eq!(scene.heard("/open/attack"), None);
+    assert_eq!(scene.request_head("/open/attack"), None);
     // What a browser asks beforehand has no token; what only looks like it needs a valid one.
     let preflight = "Origin: https://a\r\nAccess-Control-Request-Method: PUT\r\n";
     let answer = scene.ask("OPTIONS", "/open/e", preflight);
@@ -420,8 +423,11 @@ spec:
     );
     let valid = bearer(&token);
     ask(&format!("/private/forwarded{query}"), &valid, 200);
-    let heard = format!("/private/forwarded{}", query.to_ascii_lowercase());
-    assert!(scene.heard(&heard).is_some(), "the token is not forwarded");
+    let request_head = format!("/private/forwarded{}", query.to_ascii_lowercase());
+    assert!(
+        scene.request_head(&request_head).is_some(),
+        "the token is not forwarded"
+    );
     ask(
         &format!("/early/c/..;b{query}"),
         &format!("{valid}{cookie}"),

@@ -73,7 +73,7 @@ fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
     SocketAddr::new(vip.trim_start_matches('/').parse().unwrap(), 80)
 }
 
-/// Waits until a request is answered with a status.
+/// Waits until a request has a response with a status.
 fn until_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
     until(&format!("{url} is answered with {status}"), || {
         mesh.get(client, url).body.starts_with(status)
@@ -293,7 +293,7 @@ fn a_connection_is_closed_when_a_policy_comes_to_deny_it() {
     allowed.say("still here").unwrap();
 }
 
-/// Requests that proxies and applications are known to read in different ways, and how they are answered.
+/// Requests that proxies and applications interpret differently, with the expected responses.
 #[test]
 fn requests_that_others_read_differently_are_refused() {
     let (mesh, _) = with_waypoint("");

@@ -33,9 +33,9 @@ use store::{Change, Store};
 pub struct ApiRequest {
     /// Method of the request.
     pub method: String,
-    /// Its path and query.
+    /// Path and query of the request.
     pub path: String,
-    /// Its body; null if there was none.
+    /// Body of the request; null if empty.
     pub body: Value,
 }
 
@@ -44,7 +44,7 @@ pub struct ApiRequest {
 pub struct ApiServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    /// Ends the server's thread when dropped.
+    /// Stops the server's thread when dropped.
     _end: mpsc::Sender<()>,
 }
 
@@ -59,18 +59,18 @@ struct Shared {
 struct State {
     store: Store,
     away: bool,
-    /// Statuses that the next requests are answered with.
+    /// Statuses of the next responses.
     failing: Vec<u16>,
-    /// The same for the requests of one path each.
+    /// Statuses of the next responses by path.
     failing_at: Vec<(String, u16)>,
-    /// Fixed answers by path.
+    /// Fixed responses by path.
     fixed: HashMap<String, Value>,
     requests: Vec<ApiRequest>,
     watches: Vec<Watcher>,
     reviews: HashMap<String, Review>,
 }
 
-/// Answers posts of objects that are reviewed rather than stored.
+/// Handler of objects that are reviewed instead of stored.
 struct Review(Box<dyn Fn(&Value) -> Value + Send>);
 
 impl fmt::Debug for Review {
@@ -86,12 +86,12 @@ struct Watcher {
 }
 
 impl ApiServer {
-    /// On a free port of loopback.
+    /// Starts a server on a free loopback port.
     pub fn start() -> Self {
         Self::start_at(TcpListener::bind("127.0.0.1:0").expect("a free port"))
     }
 
-    /// At a socket that is bound already, perhaps in another network namespace.
+    /// Starts a server on a bound socket, possibly in another network namespace.
     pub fn start_at(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("a bound listener");
         listener.set_nonblocking(true).expect("a usable listener");
@@ -176,7 +176,7 @@ impl ApiServer {
         object.map(|object| Value::clone(object))
     }
 
-    /// All objects of a kind.
+    /// Lists the objects of a collection.
     pub fn list(&self, collection: &str) -> Vec<Value> {
         self.shared.state.lock().store.list(collection)
     }
@@ -205,18 +205,18 @@ impl ApiServer {
         self.shared.state.lock().store.restart_versions();
     }
 
-    /// Answers the next requests with these statuses, in this order.
+    /// Makes the next requests fail with these statuses, in order.
     pub fn fail_next(&self, statuses: &[u16]) {
         self.shared.state.lock().failing.extend(statuses);
     }
 
-    /// Answers the next requests of a path with these statuses, in this order.
+    /// Makes the next requests of a path fail with these statuses, in order.
     pub fn fail_next_at(&self, path: &str, statuses: &[u16]) {
         let failures = statuses.iter().map(|status| (path.to_owned(), *status));
         self.shared.state.lock().failing_at.extend(failures);
     }
 
-    /// From now on answers a path with this, instead of its objects.
+    /// Sets a fixed response for a path, instead of its objects.
     pub fn answer(&self, path: &str, answer: Value) {
         let mut state = self.shared.state.lock();
         state.fixed.insert(path.to_owned(), answer);
@@ -267,7 +267,7 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// A body that may be continued: a first part, then what follows.
+/// Response body with a first part, and a stream of further parts.
 #[derive(Debug)]
 struct Answer {
     first: Option<Bytes>,

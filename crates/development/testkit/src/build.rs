@@ -27,7 +27,7 @@ pub fn workload(name: &str, ips: &[&str]) -> Workload {
     }
 }
 
-/// The same, outside the mesh.
+/// Returns a workload outside the mesh.
 pub fn plain_workload(name: &str, ips: &[&str]) -> Workload {
     Workload {
         protocol: Protocol::Tcp,
@@ -102,7 +102,7 @@ pub fn from_nobody() -> Match {
     }
 }
 
-/// Makes a policy apply only to workloads that name it, and a workload name it.
+/// Restricts a policy to workloads that name it, and adds it to a workload.
 pub fn select(workload: &mut Workload, policy: &mut Authorization) {
     policy.scope = Scope::WorkloadSelector;
     workload

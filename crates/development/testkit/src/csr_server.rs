@@ -21,15 +21,15 @@ use crate::Pki;
 pub enum CsrAnswer {
     /// A certificate for another identity.
     For(Identity),
-    /// Answers with this chain, for any request.
+    /// Responds with this certificate chain to any request.
     Chain(Vec<String>),
     /// A gRPC error.
     Error(Status),
-    /// Does not answer.
+    /// No response at all.
     Silence,
 }
 
-/// One received call.
+/// Call that the server received.
 #[derive(Clone, Debug)]
 pub struct SeenRequest {
     /// PEM of the request.
@@ -45,7 +45,7 @@ pub struct SeenRequest {
 /// The running server; it ends when dropped.
 #[derive(Debug)]
 pub struct CsrServer {
-    /// Where it listens; its certificate is for `localhost` and `127.0.0.1`.
+    /// Address of the server, whose certificate is for `localhost` and `127.0.0.1`.
     pub address: SocketAddr,
     shared: Arc<Shared>,
     _drain: Drain,
@@ -66,7 +66,7 @@ impl CsrServer {
         Self::start_on(pki, listener)
     }
 
-    /// Starts it on a given listener.
+    /// Starts the server on a given listener.
     pub fn start_on(pki: Arc<Pki>, listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("an address");
         let (chain, key) = pki.serving(&["localhost", "127.0.0.1"]);
@@ -96,7 +96,7 @@ impl CsrServer {
         }
     }
 
-    /// Scripts the next answer.
+    /// Scripts the next response.
     pub fn answer_next(&self, answer: CsrAnswer) {
         self.shared.script.lock().push_back(answer);
     }

@@ -45,17 +45,17 @@ impl FakeCa {
         }
     }
 
-    /// From now on every fetch waits for [`Self::release`].
+    /// Holds every fetch until [`Self::release`].
     pub fn hold(&self) {
         self.state.lock().holding = true;
     }
 
-    /// Releases so many held fetches.
+    /// Releases this number of held fetches.
     pub fn release(&self, fetches: usize) {
         self.gate.add_permits(fetches);
     }
 
-    /// The next so many fetches fail.
+    /// Makes this number of fetches fail.
     pub fn fail(&self, fetches: usize) {
         self.answer(fetches, || {
             tonic::Status::unavailable("the fake CA is set to fail")

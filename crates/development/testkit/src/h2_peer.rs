@@ -16,7 +16,7 @@ impl<S> std::fmt::Debug for H2Peer<S> {
     }
 }
 
-/// One CONNECT that waits for its answer.
+/// CONNECT request that waits for its response.
 #[derive(Debug)]
 pub struct Tunnel {
     /// Request of the client.
@@ -26,12 +26,12 @@ pub struct Tunnel {
     respond: SendResponse<Bytes>,
 }
 
-/// A tunnel that was answered with 200.
+/// Tunnel established with a 200 response.
 #[derive(Debug)]
 pub struct OpenTunnel {
     /// Bytes that the client sends.
     pub body: RecvStream,
-    /// To the client.
+    /// Stream to the client.
     pub send: h2::SendStream<Bytes>,
 }
 
@@ -74,7 +74,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         self.connection.graceful_shutdown();
     }
 
-    /// Ends the connection at once with a reason.
+    /// Resets the connection with a reason.
     pub async fn abort(mut self, reason: Reason) {
         self.connection.abrupt_shutdown(reason);
         while self.connection.accept().await.is_some() {}
@@ -101,12 +101,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
 }
 
 impl Tunnel {
-    /// Answers with status 200.
+    /// Responds with status 200.
     pub fn accept(self) -> OpenTunnel {
         self.accept_with(|response| response)
     }
 
-    /// Answers 200 with headers.
+    /// Responds with status 200 and headers.
     pub fn accept_with(
         mut self,
         change: impl FnOnce(http::response::Builder) -> http::response::Builder,
@@ -122,7 +122,7 @@ impl Tunnel {
         }
     }
 
-    /// Answers an error status and ends the stream.
+    /// Responds with an error status, and ends the stream.
     pub fn refuse(mut self, status: u16) {
         let response = Response::builder()
             .status(status)
@@ -133,7 +133,7 @@ impl Tunnel {
             .expect("the answer to be sent");
     }
 
-    /// Resets the stream without an answer.
+    /// Resets the stream without a response.
     pub fn reset(mut self, reason: Reason) {
         self.respond.send_reset(reason);
     }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::until_blocking;
 
-/// Port that OpenTelemetry gives to OTLP over HTTP.
+/// Default port of OTLP over HTTP.
 const PORT: u16 = 4318;
 
 /// Variables by which a program exports to the collector of its own network: metrics ten times a second.
@@ -20,7 +20,7 @@ pub const OTLP_VARIABLES: [(&str, &str); 2] = [
     ("OTEL_METRIC_EXPORT_INTERVAL", "100"),
 ];
 
-/// Collector that keeps the messages of programs.
+/// Collector that records received messages.
 #[derive(Clone, Debug, Default)]
 pub struct OtlpCollector(Arc<Mutex<Vec<Message>>>);
 
@@ -59,7 +59,7 @@ impl OtlpCollector {
         Ok((collector, address))
     }
 
-    /// Takes requests until the client is gone.
+    /// Serves requests until the client disconnects.
     fn serve(&self, stream: &TcpStream) -> io::Result<()> {
         let mut reader = BufReader::new(stream);
         loop {

@@ -16,7 +16,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 pub struct Pki {
     root: Authority,
     signer: Authority,
-    /// The TLS settings of certificates made here.
+    /// TLS settings of the issued certificates.
     pub settings: TlsSettings,
 }
 
@@ -32,7 +32,7 @@ impl Pki {
         Self::with_settings(TlsSettings::default())
     }
 
-    /// With other TLS settings.
+    /// Creates a PKI with other TLS settings.
     pub fn with_settings(settings: TlsSettings) -> Self {
         // Backdated so that expired certificates can be made too.
         let born = SystemTime::now() - 30 * DAY;
@@ -47,7 +47,7 @@ impl Pki {
         }
     }
 
-    /// With revocation lists in the settings, empty at first.
+    /// Creates a PKI with revocation lists in its settings, initially empty.
     pub fn with_crls() -> (Self, Crls) {
         let crls = Crls::new();
         (
@@ -61,7 +61,7 @@ impl Pki {
         self.cert_for(identity, SystemTime::now(), DAY)
     }
 
-    /// As [`Self::cert`], by the identity's text.
+    /// Issues a certificate like [`Self::cert`], by the identity's text.
     pub fn cert_of(&self, spiffe_id: &str) -> WorkloadCert {
         self.cert(&spiffe_id.parse().expect("a SPIFFE id"))
     }

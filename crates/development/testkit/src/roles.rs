@@ -12,7 +12,7 @@ use crate::ApiRequest;
 struct Need {
     verb: &'static str,
     group: String,
-    /// With its subresource: `pods/status`.
+    /// Resource with its subresource: `pods/status`.
     resource: String,
     /// Empty for all, and for cluster-scoped objects.
     namespace: String,

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a condition may take; far longer than any should, even on a busy machine.
+/// Timeout of a condition, much longer than usual even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Longest pause between two checks.
+/// Maximum pause between two checks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until `condition` holds; panics, naming `what`, if it does not within 20 seconds.
@@ -16,13 +16,13 @@ pub fn until(
     until_some(what, move || condition().then_some(()))
 }
 
-/// As [`until`], for a condition that yields a value.
+/// Waits like [`until`] for a condition that yields a value.
 #[track_caller]
 pub fn until_some<T>(
     what: &str,
     mut condition: impl FnMut() -> Option<T>,
 ) -> impl std::future::Future<Output = T> {
-    let place = std::panic::Location::caller();
+    let location = std::panic::Location::caller();
     let what = what.to_owned();
     async move {
         // Real time, so that a paused tokio clock does not run out of it.
@@ -34,7 +34,7 @@ pub fn until_some<T>(
             }
             assert!(
                 Instant::now() < deadline,
-                "waited in vain for: {what} (at {place})"
+                "waited in vain for: {what} (at {location})"
             );
             for _ in 0..8 {
                 tokio::task::yield_now().await;
@@ -56,13 +56,13 @@ pub async fn pass(duration: Duration) {
     );
 }
 
-/// As [`until`], for tests without a runtime.
+/// Waits like [`until`] in tests without a runtime.
 #[track_caller]
 pub fn until_blocking(what: &str, condition: impl FnMut() -> bool) {
     until_within(DEADLINE, what, condition);
 }
 
-/// As [`until_blocking`], for conditions that need a longer or a shorter deadline.
+/// Waits like [`until_blocking`] with another deadline.
 #[track_caller]
 pub fn until_within(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + timeout;

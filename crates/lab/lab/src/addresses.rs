@@ -14,7 +14,7 @@ pub(crate) struct AddressPlan {
 }
 
 impl AddressPlan {
-    /// On the network that joins the nodes: 1 is the lab itself, 2 the control plane.
+    /// Returns addresses on the network that joins the nodes: host 1 is the lab, host 2 the control plane.
     fn fabric(self, host: u8, part: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(172, 18, part, host), 16),

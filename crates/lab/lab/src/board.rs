@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    Options, Place,
+    LabNetns, Options,
     cluster::{Observed, PodPlan},
     fabric::Node,
     layout::Layout,
@@ -45,7 +45,7 @@ pub(crate) struct Replace {
     pub(crate) done: oneshot::Sender<Result<(), String>>,
 }
 
-/// Where a process of a pod belongs.
+/// Pod context of a process.
 pub(crate) struct InPod {
     pub(crate) node: Arc<Node>,
     pub(crate) plan: PodPlan,
@@ -183,7 +183,7 @@ impl Board {
         self.inner.lock().daemons.clone()
     }
 
-    /// The whole state. Reads the agents' annotations from their files.
+    /// Returns the complete state, with the agents' annotations from their files.
     pub(crate) fn status(&self) -> Status {
         let inner = self.inner.lock();
         let nodes = self.nodes.iter().map(|node| NodeStatus {
@@ -207,12 +207,12 @@ impl Board {
     }
 
     /// The namespace of a place.
-    pub(crate) fn netns(&self, place: &Place) -> Result<Netns, String> {
+    pub(crate) fn netns(&self, place: &LabNetns) -> Result<Netns, String> {
         match place {
-            Place::Fabric => Ok(self.fabric.clone()),
-            Place::Control => Ok(self.control.clone()),
-            Place::Node(name) => self.node(name).map(|node| node.host.netns().clone()),
-            Place::Pod(name) => {
+            LabNetns::Fabric => Ok(self.fabric.clone()),
+            LabNetns::Control => Ok(self.control.clone()),
+            LabNetns::Node(name) => self.node(name).map(|node| node.host.netns().clone()),
+            LabNetns::Pod(name) => {
                 let inner = self.inner.lock();
                 inner.find(name)?.netns()
             }
@@ -265,7 +265,7 @@ impl Board {
     }
 }
 
-/// Files that are mounted over those of `/etc`.
+/// Returns the files to mount over those of `/etc`.
 pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
     ["resolv.conf", "hosts"]
         .map(|file| (dir.join(file), PathBuf::from("/etc").join(file)))
@@ -274,25 +274,25 @@ pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
 
 impl Inner {
     fn find(&self, name: &str) -> Result<&PodEntry, String> {
-        let wanted = name.strip_prefix("pod/").unwrap_or(name);
-        let wanted = wanted.replacen("deploy/", "", 1);
-        let (namespace, wanted) = match wanted.split_once('/') {
-            Some((namespace, wanted)) => (Some(namespace), wanted),
-            None => (None, wanted.as_str()),
+        let requested = name.strip_prefix("pod/").unwrap_or(name);
+        let requested = requested.replacen("deploy/", "", 1);
+        let (namespace, requested) = match requested.split_once('/') {
+            Some((namespace, requested)) => (Some(namespace), requested),
+            None => (None, requested.as_str()),
         };
         let all: Vec<_> = self
             .pods
             .values()
             .filter(|entry| namespace.is_none_or(|namespace| entry.plan.namespace() == namespace))
             .collect();
-        if let Some(exact) = all.iter().find(|entry| entry.plan.name() == wanted) {
+        if let Some(exact) = all.iter().find(|entry| entry.plan.name() == requested) {
             return Ok(exact);
         }
         let mut found: Vec<_> = all
             .iter()
             .filter(|entry| !entry.terminating)
             .filter(|entry| {
-                let rest = entry.plan.name().strip_prefix(wanted);
+                let rest = entry.plan.name().strip_prefix(requested);
                 rest.is_some_and(|rest| rest.starts_with('-'))
             })
             .collect();
@@ -322,15 +322,17 @@ impl PodEntry {
         })
     }
 
-    fn container(&self, wanted: Option<&str>) -> Result<String, String> {
+    fn container(&self, requested: Option<&str>) -> Result<String, String> {
         let containers = self.plan.container_names();
-        match (wanted, containers.as_slice()) {
+        match (requested, containers.as_slice()) {
             (None, [first, ..]) => Ok(first.clone()),
-            (Some(wanted), all) if all.iter().any(|name| name == wanted) => Ok(wanted.to_owned()),
-            (wanted, all) => Err(format!(
+            (Some(requested), all) if all.iter().any(|name| name == requested) => {
+                Ok(requested.to_owned())
+            }
+            (requested, all) => Err(format!(
                 "pod {} has no container {}; it has {}",
                 self.plan.full_name(),
-                wanted.unwrap_or_default(),
+                requested.unwrap_or_default(),
                 all.join(", ")
             )),
         }

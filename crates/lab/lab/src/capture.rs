@@ -37,7 +37,7 @@ pub enum FlowKind {
     Udp,
 }
 
-/// All connections from one address to one address and port.
+/// Connections from one address to one address and port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowReport {
     /// The client's address.
@@ -52,9 +52,9 @@ pub struct FlowReport {
     pub frames: u64,
     /// Payload, both directions.
     pub bytes: u64,
-    /// Payload that is not part of a TLS record.
+    /// Payload bytes outside TLS records.
     pub clear_bytes: u64,
-    /// How often one of the marker texts was readable.
+    /// Number of readable occurrences of the marker texts.
     pub markers: u64,
 }
 
@@ -75,7 +75,7 @@ struct Stream {
     record: Record,
 }
 
-/// Where in a TLS record the next byte lies.
+/// Parser state within a TLS record.
 #[derive(Debug)]
 enum Record {
     Header(Vec<u8>),
@@ -103,7 +103,7 @@ impl Traffic {
         }
     }
 
-    /// Takes one Ethernet frame. A frame seen a moment ago is the same one on another port.
+    /// Records an Ethernet frame. A recently seen frame counts as the same one on another port.
     pub fn frame(&mut self, frame: &[u8]) {
         let mut hasher = DefaultHasher::new();
         frame.hash(&mut hasher);
@@ -373,7 +373,7 @@ impl Capture {
         Ok(Self { stop, thread })
     }
 
-    /// Ends it, after everything that was sent before this call has been read.
+    /// Stops the capture after all earlier traffic has been read.
     pub fn finish(mut self) -> Traffic {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take();
@@ -416,7 +416,7 @@ pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
         Some(rustix::net::eth::ALL),
     )?;
     // A burst between two reads must fit. The larger size needs a capability.
-    let _less_than_wanted = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 1 << 24);
+    let _smaller_buffer = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 1 << 24);
     let _not_permitted = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 1 << 24);
     Ok(socket)
 }
@@ -501,7 +501,7 @@ mod tests {
         traffic.frame(&[0xff; 100]);
     }
 
-    /// Its thread would read every frame of the machine for as long as the program runs.
+    /// Checks that dropping a capture stops its thread.
     #[test]
     fn a_capture_that_is_dropped_ends() {
         let (frames, socket) = std::os::unix::net::UnixDatagram::pair().unwrap();

@@ -16,26 +16,26 @@ use std::{
 use rustix::process::{Pid, Signal};
 
 use crate::{
-    Capture, LogSource, Place, StateDir, StateError, Status,
+    Capture, LabNetns, LogSource, StateDir, StateError, Status,
     protocol::{self, Replacement, Reply, Request},
 };
 
-/// How long a lab may take to end by itself before its first process is killed.
+/// Timeout for a lab to shut down before its first process is killed.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a request to a lab failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no such lab.
+    /// No lab of this name exists.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The lab refused it.
+    /// The lab rejected the request.
     #[error("{0}")]
     Refused(String),
     /// The lab has no control socket yet, or no longer.
     #[error("the lab is starting or ending; try again in a moment")]
     NotReady,
-    /// The lab does not answer.
+    /// The lab does not respond.
     #[error("the lab does not answer")]
     Io(#[from] io::Error),
 }
@@ -146,7 +146,7 @@ impl Client {
         }
     }
 
-    /// Runs a command in a pod and collects what it writes.
+    /// Runs a command in a pod, and returns its output.
     ///
     /// # Errors
     /// As [`Client::exec`].
@@ -210,11 +210,11 @@ impl Client {
         done.map(|()| text)
     }
 
-    /// A connection made from inside the lab.
+    /// Connects from inside the lab.
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn dial(&self, place: Place, address: SocketAddr) -> Result<TcpStream, ClientError> {
+    pub fn dial(&self, place: LabNetns, address: SocketAddr) -> Result<TcpStream, ClientError> {
         Ok(TcpStream::from(
             self.ask_fd(&Request::Dial { place, address })?,
         ))
@@ -224,7 +224,7 @@ impl Client {
     ///
     /// # Errors
     /// When the address cannot be had.
-    pub fn listen(&self, place: Place, address: SocketAddr) -> Result<TcpListener, ClientError> {
+    pub fn listen(&self, place: LabNetns, address: SocketAddr) -> Result<TcpListener, ClientError> {
         Ok(TcpListener::from(
             self.ask_fd(&Request::Listen { place, address })?,
         ))
@@ -234,7 +234,7 @@ impl Client {
     ///
     /// # Errors
     /// When the address cannot be had.
-    pub fn bind(&self, place: Place, address: SocketAddr) -> Result<UdpSocket, ClientError> {
+    pub fn bind(&self, place: LabNetns, address: SocketAddr) -> Result<UdpSocket, ClientError> {
         Ok(UdpSocket::from(
             self.ask_fd(&Request::Bind { place, address })?,
         ))
@@ -244,7 +244,7 @@ impl Client {
     ///
     /// # Errors
     /// When the lab cannot open a packet socket.
-    pub fn capture(&self, place: Place, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
+    pub fn capture(&self, place: LabNetns, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
         let socket = self.ask_fd(&Request::Capture { place })?;
         Ok(Capture::start(socket, markers)?)
     }
@@ -285,7 +285,7 @@ impl Client {
             .map(drop)
     }
 
-    /// Ends the lab and waits until nothing is left of it.
+    /// Shuts the lab down and waits until it is gone.
     ///
     /// # Errors
     /// When it cannot be ended.

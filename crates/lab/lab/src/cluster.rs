@@ -59,16 +59,16 @@ struct Record {
 pub(crate) enum Event {
     /// Changes of the manifests.
     Manifests(Vec<ObjectEvent>),
-    /// A pod's state, as its runner reports it.
+    /// Pod state that its runner reports.
     Observed { uid: String, observed: Observed },
-    /// A pod that was to stop is gone.
+    /// A stopping pod has ended.
     Gone { uid: String },
 }
 
 /// An effect to carry out.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Effect {
-    /// Lay these fields over the object.
+    /// Merges these fields into the object.
     Write(ObjectKey, Value),
     /// Remove the lab's part of the object.
     Remove(ObjectKey),
@@ -76,7 +76,7 @@ pub(crate) enum Effect {
     Start(PodPlan),
     /// Stop a pod, with its grace period.
     Stop { uid: String },
-    /// Services, their addresses and endpoints are now these.
+    /// Current services with addresses and endpoints.
     Services(Vec<ServiceView>),
 }
 
@@ -84,7 +84,7 @@ pub(crate) enum Effect {
 const FIRST_SERVICE: u16 = 256;
 
 impl Cluster {
-    /// Without settings for waypoints, none is made.
+    /// Creates a cluster; without waypoint settings, no waypoints are deployed.
     pub(crate) fn new(
         addresses: AddressPlan,
         nodes: Vec<NodeInfo>,
@@ -107,7 +107,7 @@ impl Cluster {
         }
     }
 
-    /// Applies one event.
+    /// Applies an event and returns its effects.
     pub(crate) fn apply(&mut self, event: Event) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
@@ -154,7 +154,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The Gateways, with their status: of those that no waypoint is made for, what is written of it.
+    /// Returns the Gateways with their status, including those without a waypoint.
     pub(crate) fn gateways(&self) -> Vec<Value> {
         let all = self.objects.iter().filter_map(|(key, object)| {
             let Object::Gateway(gateway) = object else {
@@ -183,7 +183,7 @@ impl Cluster {
         all.into_values().collect()
     }
 
-    /// The objects of the manifests and those made for their Gateways.
+    /// Iterates over the objects of the manifests and those generated for their Gateways.
     fn all_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Object)> {
         let made = self.waypoints.made.iter();
         let made = made.map(|(key, made)| (key, &made.object));
@@ -273,11 +273,11 @@ impl Cluster {
         }
     }
 
-    /// Writes what is new or changed of the objects the lab adds, and removes what it no longer adds.
+    /// Writes new and changed objects that the lab generates, and removes obsolete ones.
     fn write_objects(&mut self, effects: &mut Vec<Effect>) {
-        let mut wanted = BTreeMap::new();
+        let mut desired = BTreeMap::new();
         for node in &self.nodes {
-            wanted.insert(
+            desired.insert(
                 ObjectKey::new(Kind::Node, "", node.name.as_str()),
                 overlay::node(node),
             );
@@ -291,22 +291,22 @@ impl Cluster {
         namespaces.insert(arcstr::literal!("default"));
         for namespace in namespaces {
             let key = ObjectKey::new(Kind::Namespace, "", namespace.clone());
-            wanted.insert(key, overlay::namespace(&namespace));
+            desired.insert(key, overlay::namespace(&namespace));
         }
         for (key, made) in &self.waypoints.made {
-            wanted.insert(key.clone(), made.manifest.clone());
+            desired.insert(key.clone(), made.manifest.clone());
         }
         for (key, ips) in &self.service_ips {
             if !ips.is_empty() {
                 let made = self.waypoints.made.get(key);
                 let whole = made.map(|made| made.manifest.clone());
-                wanted.insert(key.clone(), overlay::service(key, whole, ips));
+                desired.insert(key.clone(), overlay::service(key, whole, ips));
             }
         }
         let refused = self.waypoints.problems.keys();
         for key in self.waypoints.gateways.iter().chain(refused) {
             let gateway = self.gateway(key);
-            wanted.extend(gateway.map(|gateway| (key.clone(), gateway)));
+            desired.extend(gateway.map(|gateway| (key.clone(), gateway)));
         }
         for (key, record) in &self.pods {
             let Record {
@@ -314,24 +314,24 @@ impl Cluster {
                 observed,
                 terminating,
             } = record;
-            wanted.insert(key.clone(), overlay::pod(key, plan, observed, *terminating));
+            desired.insert(key.clone(), overlay::pod(key, plan, observed, *terminating));
         }
-        for key in self.added.keys().filter(|key| !wanted.contains_key(key)) {
+        for key in self.added.keys().filter(|key| !desired.contains_key(key)) {
             effects.push(Effect::Remove(key.clone()));
         }
-        for (key, value) in &wanted {
+        for (key, value) in &desired {
             if self.added.get(key) != Some(value) {
                 effects.push(Effect::Write(key.clone(), value.clone()));
             }
         }
-        self.added = wanted;
+        self.added = desired;
     }
 
-    /// A Gateway with the addresses of its waypoint, and whether there is one; nothing if none was to be made.
+    /// Returns a Gateway with the addresses and state of its waypoint; nothing if none is to be deployed.
     fn gateway(&self, key: &ObjectKey) -> Option<Value> {
         let problem = self.waypoints.problems.get(key);
-        let stands = self.waypoints.gateways.contains(key);
-        if !stands {
+        let is_gateway = self.waypoints.gateways.contains(key);
+        if !is_gateway {
             return problem.map(|problem| overlay::refused_gateway(key, problem));
         }
         let service = ObjectKey::new(Kind::Service, key.namespace.clone(), key.name.clone());

@@ -51,7 +51,7 @@ pub(crate) struct PluginList {
     path: OsString,
 }
 
-/// One attempt to give one pod a network.
+/// Attempt to set up the network of one pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
     /// Unique for every attempt.

@@ -33,7 +33,7 @@ struct Config {
     bridge: String,
     /// The node's address in each pod network, with the network's prefix length.
     gateways: Vec<IpNet>,
-    /// Where leases are kept.
+    /// Directory of address leases.
     data_dir: PathBuf,
 }
 
@@ -197,7 +197,7 @@ async fn delete(config: &Config) -> Result<(), PluginError> {
     Ok(())
 }
 
-/// At most 15 bytes, unique for each sandbox.
+/// Returns an interface name of at most 15 bytes, unique for each sandbox.
 fn veth_name(container: &str) -> String {
     format!(
         "veth{}",

@@ -36,7 +36,7 @@ const STABLE: Duration = Duration::from_secs(10);
 
 /// A pod's sandbox: the namespaces of its containers.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct PodContext {
     pub(crate) board: Arc<Board>,
     pub(crate) node: Arc<Node>,
     pub(crate) plan: PodPlan,
@@ -47,7 +47,7 @@ pub(crate) struct Place {
 /// Environment variable of every process of a pod: the agent finds pods' namespaces by it.
 pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
 
-impl Place {
+impl PodContext {
     /// Finds the pod that `name` means to [`Board::in_pod`], and the name of the container.
     pub(crate) fn find(
         board: &Arc<Board>,
@@ -61,14 +61,14 @@ impl Place {
             ips,
             container,
         } = board.in_pod(name, container)?;
-        let place = Self {
+        let context = Self {
             board: board.clone(),
             node,
             plan,
             netns,
             ips,
         };
-        Ok((place, container))
+        Ok((context, container))
     }
 
     /// The environment of a container's processes.
@@ -171,7 +171,7 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     out
 }
 
-/// When a container that ended is started again.
+/// Restart policy of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
     Always,
@@ -199,7 +199,7 @@ impl Restart {
 
 /// Runs a container until it has ended for good, or until `stop` is set and the grace period is over.
 pub(crate) async fn run(
-    place: Place,
+    context: PodContext,
     container: Container,
     restart: Restart,
     mut stop: watch::Receiver<bool>,
@@ -213,13 +213,13 @@ pub(crate) async fn run(
     };
     loop {
         let started = Instant::now();
-        let ended = match start(&place, &container) {
+        let ended = match start(&context, &container) {
             Ok(child) => {
                 seen.state = ContainerState::Running;
                 seen.ready =
                     container.readiness_probe.is_none() && container.startup_probe.is_none();
                 report(&seen).await;
-                attend(&place, &container, child, &mut seen, &mut stop, &reports).await
+                attend(&context, &container, child, &mut seen, &mut stop, &reports).await
             }
             Err(error) => {
                 seen.state = ContainerState::Waiting(error.to_string());
@@ -250,7 +250,7 @@ pub(crate) async fn run(
     }
 }
 
-fn start(place: &Place, container: &Container) -> io::Result<Child> {
+fn start(context: &PodContext, container: &Container) -> io::Result<Child> {
     let mut argv = container.command.clone().unwrap_or_default();
     argv.extend(container.args.clone().unwrap_or_default());
     if container.command.as_ref().is_none_or(Vec::is_empty) {
@@ -259,57 +259,57 @@ fn start(place: &Place, container: &Container) -> io::Result<Child> {
             container.name
         )));
     }
-    let log = place
+    let log = context
         .board
         .layout
-        .container_log(&place.plan.uid, &container.name);
+        .container_log(&context.plan.uid, &container.name);
     let log = File::options().create(true).append(true).open(log)?;
-    let env = place.environment(Some(container));
+    let env = context.environment(Some(container));
     let argv = argv.iter().map(|arg| expand(arg, &env)).collect();
-    let mut command = place.command(argv, container.working_dir.as_deref(), &env)?;
+    let mut command = context.command(argv, container.working_dir.as_deref(), &env)?;
     command
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
-    place.spawn(command)
+    context.spawn(command)
 }
 
 /// Supervises a running process: probes it, reports it, ends it on request.
 async fn attend(
-    place: &Place,
+    context: &PodContext,
     container: &Container,
     mut child: Child,
     seen: &mut ContainerObserved,
     stop: &mut watch::Receiver<bool>,
     reports: &mpsc::Sender<ContainerObserved>,
 ) -> io::Result<ExitStatus> {
-    let (verdicts, mut verdict) = mpsc::channel(4);
-    let probing = probe_all(place, container, &verdicts);
+    let (sender, mut results) = mpsc::channel(4);
+    let probing = probe_all(context, container, &sender);
     tokio::pin!(probing);
     let mut probes_done = false;
     loop {
         tokio::select! {
             status = child.wait() => return status,
             () = &mut probing, if !probes_done => probes_done = true,
-            Some(verdict) = verdict.recv() => match verdict {
-                Verdict::Ready(ready) => {
+            Some(result) = results.recv() => match result {
+                ProbeResult::Ready(ready) => {
                     if seen.ready != ready {
                         seen.ready = ready;
                         let _pod_is_gone = reports.send(seen.clone()).await;
                     }
                 }
-                Verdict::Unlive(why) => {
-                    tracing::warn!(pod = place.plan.full_name(), container = container.name, why,
+                ProbeResult::Unlive(why) => {
+                    tracing::warn!(pod = context.plan.full_name(), container = container.name, why,
                         "liveness probe failed, restarting the container");
                     signal(&child, Signal::TERM);
-                    let grace = tokio::time::timeout(grace(&place.plan), child.wait()).await;
+                    let grace = tokio::time::timeout(grace(&context.plan), child.wait()).await;
                     if let Ok(status) = grace { return status; }
                     signal(&child, Signal::KILL);
                 }
             },
             () = stopped(stop) => {
                 signal(&child, Signal::TERM);
-                if let Ok(status) = tokio::time::timeout(grace(&place.plan), child.wait()).await {
+                if let Ok(status) = tokio::time::timeout(grace(&context.plan), child.wait()).await {
                     return status;
                 }
                 signal(&child, Signal::KILL);
@@ -325,28 +325,32 @@ pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _told = stop.wait_for(|stop| *stop).await.is_ok();
 }
 
-enum Verdict {
+enum ProbeResult {
     Ready(bool),
     Unlive(String),
 }
 
-async fn probe_all(place: &Place, container: &Container, verdicts: &mpsc::Sender<Verdict>) {
+async fn probe_all(
+    context: &PodContext,
+    container: &Container,
+    results: &mpsc::Sender<ProbeResult>,
+) {
     if let Some(startup) = &container.startup_probe {
-        let started = probe_until_started(place, container, startup).await;
+        let started = probe_until_started(context, container, startup).await;
         if let Err(why) = started {
-            let _container_is_gone = verdicts.send(Verdict::Unlive(why.to_string())).await;
+            let _container_is_gone = results.send(ProbeResult::Unlive(why.to_string())).await;
             return;
         }
     }
     if container.readiness_probe.is_none() {
-        let _container_is_gone = verdicts.send(Verdict::Ready(true)).await;
+        let _container_is_gone = results.send(ProbeResult::Ready(true)).await;
     }
     let readiness = async {
         let Some(probe) = &container.readiness_probe else {
             return;
         };
-        probe_for_ever(place, container, probe, |ok, _| {
-            verdicts.try_send(Verdict::Ready(ok)).is_ok()
+        probe_for_ever(context, container, probe, |ok, _| {
+            results.try_send(ProbeResult::Ready(ok)).is_ok()
         })
         .await;
     };
@@ -354,8 +358,8 @@ async fn probe_all(place: &Place, container: &Container, verdicts: &mpsc::Sender
         let Some(probe) = &container.liveness_probe else {
             return;
         };
-        probe_for_ever(place, container, probe, |ok, why| {
-            ok || verdicts.try_send(Verdict::Unlive(why)).is_ok()
+        probe_for_ever(context, container, probe, |ok, why| {
+            ok || results.try_send(ProbeResult::Unlive(why)).is_ok()
         })
         .await;
     };
@@ -363,7 +367,7 @@ async fn probe_all(place: &Place, container: &Container, verdicts: &mpsc::Sender
 }
 
 async fn probe_until_started(
-    place: &Place,
+    context: &PodContext,
     container: &Container,
     probe: &Probe,
 ) -> io::Result<()> {
@@ -371,7 +375,7 @@ async fn probe_until_started(
     sleep(timing.initial_delay).await;
     let mut failures = 0;
     loop {
-        match once(place, container, probe).await {
+        match once(context, container, probe).await {
             Ok(()) => return Ok(()),
             Err(error) => {
                 failures += 1;
@@ -384,29 +388,29 @@ async fn probe_until_started(
     }
 }
 
-/// Calls `verdict` whenever the threshold of successes or failures is reached.
+/// Probes until cancelled, and calls `on_result` whenever the threshold of successes or failures is reached.
 async fn probe_for_ever(
-    place: &Place,
+    context: &PodContext,
     container: &Container,
     probe: &Probe,
-    mut verdict: impl FnMut(bool, String) -> bool,
+    mut on_result: impl FnMut(bool, String) -> bool,
 ) {
     let timing = Timing::of(probe);
     sleep(timing.initial_delay).await;
     let (mut successes, mut failures, mut ever) = (0, 0, false);
     loop {
-        match once(place, container, probe).await {
+        match once(context, container, probe).await {
             Ok(()) => {
                 (successes, failures) = (successes + 1, 0);
                 if successes >= timing.successes {
                     ever = true;
-                    verdict(true, String::new());
+                    on_result(true, String::new());
                 }
             }
             Err(error) => {
                 (successes, failures) = (0, failures + 1);
                 if failures >= timing.failures {
-                    verdict(false, error.to_string());
+                    on_result(false, error.to_string());
                 }
             }
         }
@@ -420,13 +424,13 @@ async fn probe_for_ever(
     }
 }
 
-async fn once(place: &Place, container: &Container, probe: &Probe) -> io::Result<()> {
-    let ip = place
+async fn once(context: &PodContext, container: &Container, probe: &Probe) -> io::Result<()> {
+    let ip = context
         .ips
         .first()
         .copied()
         .ok_or_else(|| io::Error::other("the pod has no address"))?;
-    if let Some(done) = probes::network(probe, &place.node, &place.plan, ip).await {
+    if let Some(done) = probes::network(probe, &context.node, &context.plan, ip).await {
         return done;
     }
     let argv = probe
@@ -434,13 +438,13 @@ async fn once(place: &Place, container: &Container, probe: &Probe) -> io::Result
         .as_ref()
         .and_then(|exec| exec.command.clone())
         .unwrap_or_default();
-    let env = place.environment(Some(container));
-    let mut command = place.command(argv, container.working_dir.as_deref(), &env)?;
+    let env = context.environment(Some(container));
+    let mut command = context.command(argv, container.working_dir.as_deref(), &env)?;
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let mut child = place.spawn(command)?;
+    let mut child = context.spawn(command)?;
     let status = tokio::time::timeout(Timing::of(probe).timeout, child.wait()).await;
     match status {
         Ok(Ok(status)) if status.success() => Ok(()),
@@ -458,7 +462,7 @@ pub(crate) fn exit_code(status: &ExitStatus) -> i32 {
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// To the whole group: a shell's children too.
+/// Signals the whole process group, including children of a shell.
 fn signal(child: &Child, signal: Signal) {
     let pid = child
         .id()

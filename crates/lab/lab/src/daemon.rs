@@ -29,7 +29,7 @@ const STABLE: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Command of a daemon, and the place where it runs.
+/// Command of a daemon, with its network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Daemon {
     pub(crate) name: String,
@@ -43,7 +43,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Keeps it running until the lab ends.
+    /// Runs the daemon until the lab ends.
     pub(crate) fn keep(self, board: Arc<Board>) {
         drop(ambit_rt::spawn("daemon", self.run(board)));
     }

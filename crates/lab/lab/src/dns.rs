@@ -35,9 +35,9 @@ use crate::{cluster::ServiceView, fabric::Node};
 pub(crate) const DOMAIN: &str = "cluster.local";
 /// Seconds that answers may be cached.
 const TTL: u32 = 5;
-/// How long a client may hold a TCP connection without a question.
+/// Idle timeout of a TCP connection without a query.
 const IDLE: Duration = Duration::from_secs(10);
-/// Answers that may wait to be sent over a TCP connection.
+/// Maximum queued answers of a TCP connection.
 const WAITING: usize = 16;
 
 /// Every name, lower case and without the final dot, with its addresses.
@@ -105,7 +105,7 @@ impl Zone {
     }
 }
 
-/// Answers from the zone as it is at the moment.
+/// Resolver of the current zone.
 struct Answers(watch::Receiver<Arc<Zone>>);
 
 #[async_trait]

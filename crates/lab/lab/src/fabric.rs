@@ -34,7 +34,7 @@ pub(crate) struct Fabric {
     pub(crate) nodes: Vec<Node>,
 }
 
-/// Makes and wires the namespaces.
+/// Creates and connects the namespaces.
 pub(crate) async fn build(
     plan: AddressPlan,
     options: &Options,

@@ -6,29 +6,29 @@ use std::net::IpAddr;
 /// The node proxy's log text for every connection that a policy denies.
 const REJECTED: &str = "connection closed due to policy rejection: ";
 
-/// How a `GET` ended.
+/// Outcome of a `GET`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// With a status below 400.
+    /// Response status below 400.
     Answered,
-    /// With a status from 400 on.
+    /// Response status of 400 or more.
     HttpError,
     /// The host has no address.
     UnknownHost,
-    /// Nothing listens there, or there is no route.
+    /// Connection refused, or no route.
     Refused,
-    /// The connection was closed before the end of the answer.
+    /// Connection closed before the end of the response.
     Closed,
     /// The connection was reset.
     Reset,
-    /// No answer in time.
+    /// Timeout without a response.
     TimedOut,
-    /// None of these; the program's exit code.
+    /// Another failure, by exit code.
     Other(i32),
 }
 
 impl Ending {
-    /// By the program's exit code.
+    /// Converts the program's exit code.
     pub fn of(code: i32) -> Self {
         match code {
             0 => Self::Answered,
@@ -42,7 +42,7 @@ impl Ending {
         }
     }
 
-    /// Whether the connection was established and then ended without an answer.
+    /// Whether the connection was established and then closed without a response.
     pub fn is_cut(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }
@@ -51,16 +51,16 @@ impl Ending {
 /// The result that a test waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected<'a> {
-    /// The server answers.
+    /// The server responds.
     Answer,
     /// The connection is cut, and an access log gives a policy as the reason, with this in its text: the
     /// name of the policy if it is a DENY.
     Denial(&'a str),
-    /// The request fails in this way.
+    /// Failure of this kind.
     Failure(Ending),
 }
 
-/// `true` for an answer, `false` for a denial by any policy.
+/// `true` expects a response, `false` a denial by any policy.
 impl From<bool> for Expected<'_> {
     fn from(success: bool) -> Self {
         if success {
@@ -91,7 +91,7 @@ impl Expected<'_> {
     }
 }
 
-/// How many connections of a client the access log reports as denied, with `policy` in the reason.
+/// Counts a client's connections that the access log reports as denied, with `policy` in the reason.
 pub fn denials(log: &str, client: &[IpAddr], policy: &str) -> usize {
     let sources: Vec<String> = client
         .iter()

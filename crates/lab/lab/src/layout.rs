@@ -29,7 +29,7 @@ impl Layout {
         lock = "lock";
         /// Process id of the lab's first process, as seen from outside.
         pid = "pid";
-        /// The options it was started with.
+        /// File with the lab's options.
         options = "options.json";
         /// The control socket.
         socket = "control.sock";
@@ -60,7 +60,7 @@ impl Layout {
         self.root.join("run/nodes").join(node)
     }
 
-    /// A directory of one pod: what is mounted over its `/etc`.
+    /// Returns the directory of a pod's `/etc` mounts.
     pub(crate) fn pod(&self, uid: &str) -> PathBuf {
         self.root.join("run/pods").join(uid)
     }

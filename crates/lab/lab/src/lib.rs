@@ -40,7 +40,7 @@ pub use get::{Ending, Expected, denials};
 pub use launch::{LaunchError, Stage, launch, run_stage};
 pub use options::{IpFamily, MAX_NODES, Options, PrimaryCni};
 pub use protocol::{
-    ContainerStatus, DaemonStatus, LogSource, NodeStatus, Place, PodStatus, Replacement, Status,
+    ContainerStatus, DaemonStatus, LabNetns, LogSource, NodeStatus, PodStatus, Replacement, Status,
 };
 pub use shim::run_shim;
 pub use state_dir::{StateDir, StateError, base_directory};

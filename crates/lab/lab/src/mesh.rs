@@ -28,7 +28,7 @@ use crate::{
 
 /// Port of the control plane's xDS and CA.
 const XDS_PORT: u16 = 15012;
-/// How long the control plane may take to write its root certificate.
+/// Timeout for the control plane to write its root certificate.
 const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
 
 /// Starts the mesh. Returns when the control plane has a root certificate.
@@ -164,7 +164,7 @@ fn address_of(control: &[IpAddr]) -> String {
     })
 }
 
-/// Writes what is mounted over `/etc`.
+/// Writes the files that are mounted over `/etc`.
 pub(crate) fn etc(
     dir: &std::path::Path,
     hostname: &str,

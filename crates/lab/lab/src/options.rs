@@ -13,17 +13,17 @@ pub enum IpFamily {
     Ipv4,
     /// Addresses of IPv6 only.
     Ipv6,
-    /// Both, IPv4 first.
+    /// Both families, IPv4 first.
     Dual,
 }
 
 impl IpFamily {
-    /// Whether there are IPv4 addresses.
+    /// Whether IPv4 is enabled.
     pub fn v4(self) -> bool {
         self != Self::Ipv6
     }
 
-    /// Whether there are IPv6 addresses.
+    /// Whether IPv6 is enabled.
     pub fn v6(self) -> bool {
         self != Self::Ipv4
     }
@@ -51,9 +51,9 @@ pub enum PrimaryCni {
     Lab,
     /// The `bridge` plugin of the containernetworking project.
     Bridge,
-    /// Its `ptp` plugin.
+    /// CNI plugin `ptp`.
     Ptp,
-    /// Its `macvlan` plugin.
+    /// CNI plugin `macvlan`.
     Macvlan,
 }
 
@@ -74,17 +74,17 @@ impl FromStr for PrimaryCni {
 /// The options of a lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// Its name; several labs run side by side under different names.
+    /// Name of the lab; labs of different names run side by side.
     pub name: String,
     /// The directory of manifests.
     pub manifests: PathBuf,
-    /// How many nodes, `node-1` and so on.
+    /// Number of nodes, named `node-1` and so on.
     pub nodes: u8,
     /// Address families of nodes and pods.
     pub ip_family: IpFamily,
     /// Node proxies other than ours, by node name.
     pub node_proxies: BTreeMap<String, PathBuf>,
-    /// Where `ambit-agent` and the other binaries are.
+    /// Directory of `ambit-agent` and the other binaries.
     pub bin_dir: PathBuf,
     /// The `ambit` binary itself: it also plays pod processes' shim, the CNI plugin and lab tools.
     pub ambit: PathBuf,
@@ -92,7 +92,7 @@ pub struct Options {
     pub mesh: bool,
     /// The plugin that wires pods.
     pub primary_cni: PrimaryCni,
-    /// Where the plugins other than ours are.
+    /// Directory of the CNI plugins other than Ambit's.
     pub cni_dir: PathBuf,
     /// A user namespace even where root would not need one.
     pub user_namespace: bool,

@@ -23,13 +23,13 @@ use crate::{
     board::Board,
     cluster::{ContainerObserved, ContainerState, Event, Observed, Phase, PodPlan},
     cni::{CniError, PluginList, Sandbox},
-    containers::{self, POD_UID, Place, Restart},
+    containers::{self, POD_UID, PodContext, Restart},
     dns::{own_resolv_conf, resolv_conf},
     fabric::Node,
     tokens::{self, Bound, TokenIssuer},
 };
 
-/// Waits between attempts to make a sandbox; a kubelet's are longer.
+/// First delay between attempts to create a sandbox, shorter than kubelet's.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
@@ -44,7 +44,7 @@ pub(crate) struct Runner {
     pub(crate) events: mpsc::Sender<Event>,
 }
 
-/// Why a sandbox could not be made.
+/// Error of creating a sandbox.
 #[derive(Debug, thiserror::Error)]
 enum SandboxError {
     #[error("cannot make the pod's network namespace")]
@@ -63,9 +63,9 @@ impl Runner {
             made = self.make_sandbox(&mut observed) => Some(made),
             () = containers::stopped(&mut stop) => None,
         };
-        if let Some((place, sandbox, _holder)) = made {
+        if let Some((context, sandbox, _holder)) = made {
             let run = async {
-                self.run_containers(&place, &mut observed, &stop).await;
+                self.run_containers(&context, &mut observed, &stop).await;
                 containers::stopped(&mut stop.clone()).await;
             };
             tokio::select! {
@@ -96,11 +96,11 @@ impl Runner {
         let _supervisor_is_gone = self.events.send(event).await;
     }
 
-    /// Retries until it works: the same pod, a new namespace each time.
+    /// Creates a sandbox, retrying with a new namespace each time.
     async fn make_sandbox(
         &self,
         observed: &mut Observed,
-    ) -> (Place, Option<Sandbox>, tokio::process::Child) {
+    ) -> (PodContext, Option<Sandbox>, tokio::process::Child) {
         let mut wait = FIRST_RETRY;
         loop {
             match self.try_sandbox().await {
@@ -129,7 +129,7 @@ impl Runner {
 
     async fn try_sandbox(
         &self,
-    ) -> Result<(Place, Option<Sandbox>, tokio::process::Child), SandboxError> {
+    ) -> Result<(PodContext, Option<Sandbox>, tokio::process::Child), SandboxError> {
         let (netns, ips, sandbox) = if self.plan.is_host_network() {
             (self.node.host.netns().clone(), self.node.ips.clone(), None)
         } else {
@@ -138,17 +138,17 @@ impl Runner {
         };
         self.write_etc(&ips).map_err(SandboxError::Files)?;
         self.write_token().map_err(SandboxError::Files)?;
-        let place = Place {
+        let context = PodContext {
             board: self.board.clone(),
             node: self.node.clone(),
             plan: self.plan.clone(),
             netns,
             ips,
         };
-        let holder = place.hold().map_err(SandboxError::Files)?;
+        let holder = context.hold().map_err(SandboxError::Files)?;
         self.board
-            .pod_network(&self.plan.uid, Some(place.netns.clone()));
-        Ok((place, sandbox, holder))
+            .pod_network(&self.plan.uid, Some(context.netns.clone()));
+        Ok((context, sandbox, holder))
     }
 
     async fn wire(&self) -> Result<(Netns, Vec<std::net::IpAddr>, Sandbox), SandboxError> {
@@ -234,7 +234,7 @@ impl Runner {
     /// were stopped.
     async fn run_containers(
         &self,
-        place: &Place,
+        context: &PodContext,
         observed: &mut Observed,
         stop: &watch::Receiver<bool>,
     ) {
@@ -260,7 +260,7 @@ impl Runner {
             };
             let name = container.name.clone();
             let run = containers::run(
-                place.clone(),
+                context.clone(),
                 container,
                 again,
                 stop.clone(),
@@ -290,7 +290,7 @@ impl Runner {
         observed.phase = Phase::Running;
         for container in self.plan.containers().iter().cloned() {
             let run = containers::run(
-                place.clone(),
+                context.clone(),
                 container,
                 restart,
                 stop.clone(),
@@ -322,7 +322,7 @@ impl Runner {
     }
 }
 
-/// Removes a half-made sandbox when its creation is cancelled.
+/// Guard that removes an incomplete sandbox when its creation is cancelled.
 struct UndoSandbox {
     runner: Runner,
     sandbox: Option<(Sandbox, Netns)>,
@@ -369,7 +369,7 @@ fn own_pid() -> String {
 
 /// Kills all remaining processes of a pod, including children that left their process group.
 fn kill_by_uid(uid: &str) {
-    let wanted = format!("{POD_UID}={uid}");
+    let expected = format!("{POD_UID}={uid}");
     let Ok(entries) = fs::read_dir("/proc") else {
         return;
     };
@@ -386,7 +386,7 @@ fn kill_by_uid(uid: &str) {
         };
         if environ
             .split(|byte| *byte == 0)
-            .any(|variable| variable == wanted.as_bytes())
+            .any(|variable| variable == expected.as_bytes())
         {
             let _it_is_gone = rustix::process::kill_process(pid, Signal::KILL);
         }

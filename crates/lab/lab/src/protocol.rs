@@ -17,7 +17,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The longest line; a command line that the kernel takes fits.
+/// Maximum length of a line, enough for any command line of the kernel.
 const MAX_LINE: usize = 1 << 20;
 /// Descriptors attached to a line at most: standard input, output and error.
 const MAX_FDS: usize = 3;
@@ -25,14 +25,14 @@ const MAX_FDS: usize = 3;
 /// A namespace of the lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Place {
+pub enum LabNetns {
     /// The network that joins the nodes.
     Fabric,
     /// The control plane's.
     Control,
     /// Namespace of a node.
     Node(String),
-    /// A pod's, by any form `exec` takes.
+    /// Namespace of a pod, in any form that `exec` accepts.
     Pod(String),
 }
 
@@ -42,7 +42,7 @@ pub enum Place {
 pub enum LogSource {
     /// A container's; the only one if unnamed.
     Pod {
-        /// Any form `exec` takes.
+        /// Pod in any form that `exec` accepts.
         pod: String,
         /// Name of the container.
         container: Option<String>,
@@ -62,9 +62,9 @@ pub enum LogSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Replacement {
-    /// As a rollout with a surge: the old one is stopped once the new one is ready.
+    /// Rollout with a surge: the old process stops once the new one is ready.
     NewFirst,
-    /// As a deletion: the new one starts after the old one has been stopped.
+    /// Recreation: the new process starts after the old one has stopped.
     OldFirst,
 }
 
@@ -72,7 +72,7 @@ pub enum Replacement {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Request {
-    /// The whole status.
+    /// Complete status of the lab.
     Status,
     /// The objects that policies hang on.
     Objects,
@@ -85,13 +85,22 @@ pub(crate) enum Request {
     /// Copy a log into the descriptor attached.
     Logs { source: LogSource, follow: bool },
     /// Connect from inside a namespace; the reply carries the connection.
-    Dial { place: Place, address: SocketAddr },
+    Dial {
+        place: LabNetns,
+        address: SocketAddr,
+    },
     /// Listen inside a namespace; the reply carries the listener.
-    Listen { place: Place, address: SocketAddr },
+    Listen {
+        place: LabNetns,
+        address: SocketAddr,
+    },
     /// Receive datagrams inside a namespace; the reply carries the socket.
-    Bind { place: Place, address: SocketAddr },
+    Bind {
+        place: LabNetns,
+        address: SocketAddr,
+    },
     /// A packet socket that sees the frames of a namespace; the reply carries it.
-    Capture { place: Place },
+    Capture { place: LabNetns },
     /// A daemon's process is to be killed (it is restarted): for tests of faults.
     Kill { name: String, node: Option<String> },
     /// Stop a daemon's processes, or continue them: for tests of faults.
@@ -110,7 +119,7 @@ pub(crate) enum Request {
     Down,
 }
 
-/// The supervisor's answer.
+/// Response of the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
@@ -129,7 +138,7 @@ pub struct Status {
     pub name: String,
     /// Directory of the manifests.
     pub manifests: String,
-    /// Whether it runs the mesh or bare pods.
+    /// Whether the lab runs the mesh, or only pods.
     pub mesh: bool,
     /// State of the nodes.
     pub nodes: Vec<NodeStatus>,
@@ -139,7 +148,7 @@ pub struct Status {
     pub daemons: Vec<DaemonStatus>,
     /// Manifests that cannot be used, and why.
     pub problems: Vec<String>,
-    /// The Gateways of waypoints, with what became of them.
+    /// Gateways of waypoints with their status.
     pub gateways: Vec<serde_json::Value>,
 }
 
@@ -163,21 +172,21 @@ pub struct PodStatus {
     pub name: String,
     /// UID of the pod.
     pub uid: String,
-    /// Node it runs on.
+    /// Node of the pod.
     pub node: String,
     /// Service account of the pod.
     pub service_account: String,
     /// Addresses of the pod.
     pub ips: Vec<std::net::IpAddr>,
-    /// As Kubernetes names it: Pending, Running, Succeeded, Failed; Terminating when it goes.
+    /// Kubernetes phase: Pending, Running, Succeeded, Failed; Terminating during deletion.
     pub phase: String,
-    /// All its containers are ready.
+    /// Whether all containers are ready.
     pub ready: bool,
     /// Whether the node agent reports it as captured.
     pub captured: bool,
     /// Containers of the pod.
     pub containers: Vec<ContainerStatus>,
-    /// Why it is not (yet) running.
+    /// Reason why the pod is not running.
     pub message: Option<String>,
 }
 
@@ -187,11 +196,11 @@ pub struct PodStatus {
 pub struct ContainerStatus {
     /// Name of the container.
     pub name: String,
-    /// `running`, or why it is not.
+    /// `running`, or the reason why the container is not.
     pub state: String,
-    /// Its probe passes.
+    /// Whether the readiness probe passes.
     pub ready: bool,
-    /// How often it was restarted.
+    /// Number of restarts.
     pub restarts: u32,
 }
 
@@ -201,13 +210,13 @@ pub struct ContainerStatus {
 pub struct DaemonStatus {
     /// `agent`, `proxy` or `control`.
     pub name: String,
-    /// The node it serves; none for the control plane.
+    /// Node of the daemon; none for the control plane.
     pub node: Option<String>,
-    /// Its process id inside the lab, while it runs.
+    /// Process id inside the lab while the container runs.
     pub pid: Option<u32>,
-    /// How often it was restarted.
+    /// Number of restarts.
     pub restarts: u32,
-    /// Why it does not run.
+    /// Reason why the daemon is not running.
     pub message: Option<String>,
 }
 

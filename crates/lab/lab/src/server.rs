@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 
 use crate::{
-    LogSource, Place,
+    LabNetns, LogSource,
     board::{Board, Replace},
     capture,
     containers::{self, exit_code},
@@ -29,12 +29,12 @@ use crate::{
 
 /// Suffix of a daemon's name: the process that it has started itself.
 const WORKER: &str = "-worker";
-/// How long a killed process may take to be gone.
+/// Timeout for a killed process to disappear.
 const GONE: Duration = Duration::from_secs(5);
 
-/// How long a connection made for a client may take.
+/// Timeout of a connection that is opened for a client.
 const DIAL: Duration = Duration::from_secs(10);
-/// How often a followed log is read.
+/// Interval at which a followed log is read.
 const FOLLOW: Duration = Duration::from_millis(100);
 
 /// Serves the socket until the lab ends; `down` gets a message when a client stops the lab.
@@ -126,10 +126,10 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
     }
 }
 
-/// Makes a socket in a namespace of the lab.
+/// Creates a socket in a namespace of the lab.
 fn inside<T>(
     board: &Board,
-    place: &Place,
+    place: &LabNetns,
     make: impl FnOnce() -> io::Result<T> + Send,
 ) -> Result<T, String>
 where
@@ -147,15 +147,15 @@ fn exec(
     argv: Vec<String>,
     fds: Vec<OwnedFd>,
 ) -> Result<Child, String> {
-    let (place, container) = containers::Place::find(board, pod, container)?;
-    let container = place
+    let (context, container) = containers::PodContext::find(board, pod, container)?;
+    let container = context
         .plan
         .containers()
         .iter()
         .find(|known| known.name == container);
-    let env = place.environment(container);
+    let env = context.environment(container);
     let working_dir = container.and_then(|container| container.working_dir.as_deref());
-    let mut command: Command = place
+    let mut command: Command = context
         .command(argv, working_dir, &env)
         .map_err(|error| error.to_string())?;
     let mut fds = fds.into_iter();
@@ -165,7 +165,7 @@ fn exec(
         .stdout(next())
         .stderr(next())
         .process_group(0);
-    let spawned = place
+    let spawned = context
         .netns
         .run(|| command.spawn())
         .and_then(|spawned| spawned);

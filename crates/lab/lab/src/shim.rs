@@ -17,14 +17,14 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The shim's steps before it executes `command`.
+/// Steps of the shim before it executes `command`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shim {
     pub(crate) hostname: String,
     /// Source and what it is mounted over; a target that does not exist is left out.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     pub(crate) working_dir: Option<PathBuf>,
-    /// Empty: wait for ever, holding the namespaces.
+    /// Command to run; if empty, waits forever to keep the namespaces alive.
     pub(crate) command: Vec<String>,
 }
 

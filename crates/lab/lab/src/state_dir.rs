@@ -18,7 +18,7 @@ pub enum StateError {
     /// A lab of that name is running.
     #[error("the lab {0:?} is up already; take it down first, or choose another --name")]
     Alive(String),
-    /// There is no lab of that name.
+    /// No lab of this name is running.
     #[error("there is no lab {0:?}; `ambit lab up DIR` makes one")]
     NotUp(String),
     /// The name is not a valid file name.
@@ -61,11 +61,11 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Makes the directory of a new lab, after removing what a dead one of that name left; and the lock by
-    /// which the lab counts as running, to be kept for its lifetime.
+    /// Creates the directory of a new lab, after removing that of a dead one of this name, and the lock that marks the
+    /// lab as running for its lifetime.
     ///
     /// # Errors
-    /// When such a lab runs, or directories cannot be made.
+    /// When such a lab is running, or directories cannot be created.
     pub(crate) fn create(base: &Path, name: &str) -> Result<(Self, File), StateError> {
         let path = path_of(base, name)?;
         let mut builder = fs::DirBuilder::new();
@@ -140,7 +140,7 @@ impl StateDir {
         &self.layout
     }
 
-    /// Whether its lab runs.
+    /// Whether the lab's process is running.
     pub fn is_alive(&self) -> bool {
         is_alive(self.layout.root())
     }

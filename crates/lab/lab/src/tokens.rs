@@ -9,9 +9,9 @@ use std::{
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::json;
 
-/// How long a token is valid; they are renewed long before.
+/// Lifetime of a token; renewal happens much earlier.
 const LIFETIME_SECONDS: u64 = 12 * 3600;
-/// How often tokens are renewed.
+/// Interval of token renewal.
 pub(crate) const RENEW: Duration = Duration::from_secs(3600);
 /// Whom tokens are for.
 pub(crate) const AUDIENCE: &str = "istio-ca";
@@ -41,7 +41,7 @@ pub(crate) struct Bound<'a> {
 }
 
 impl TokenIssuer {
-    /// Makes a key; it never leaves this process.
+    /// Generates a key that never leaves this process.
     pub(crate) fn new() -> io::Result<Self> {
         let pair = rcgen::KeyPair::generate().map_err(io::Error::other)?;
         let key = EncodingKey::from_ec_pem(pair.serialize_pem().as_bytes());

@@ -69,7 +69,7 @@ impl Drop for Connection {
 }
 
 impl Host {
-    /// Makes a new namespace and brings its loopback up.
+    /// Creates a network namespace with loopback up.
     ///
     /// # Errors
     /// When namespaces cannot be made.
@@ -124,7 +124,7 @@ impl Host {
         })
     }
 
-    /// The name given.
+    /// Returns the name of the host.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -212,7 +212,7 @@ impl Host {
         done.map_err(|error| self.error(format!("take {link} up"), error))
     }
 
-    /// Makes an interface a port of a bridge.
+    /// Attaches an interface to a bridge.
     ///
     /// # Errors
     /// Of the kernel, or when either does not exist.
@@ -373,7 +373,7 @@ fn random_hardware_address() -> io::Result<Vec<u8>> {
     Ok(address.into())
 }
 
-/// "No such device" (errno.h); netlink answers it negated.
+/// "No such device" (errno.h), which netlink returns negated.
 const ENODEV: i32 = 19;
 
 #[cfg(test)]

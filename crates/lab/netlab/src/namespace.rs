@@ -11,10 +11,10 @@ use std::{
 
 use ambit_sys::netns::Netns;
 
-/// Why a part of a network cannot be made.
+/// Error of building a part of a network.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A program that is needed cannot be started.
+    /// Required program that cannot be started.
     #[error("cannot start `{program}`; is it installed?")]
     Start {
         /// Name of the program.
@@ -30,10 +30,10 @@ pub enum LabError {
         program: String,
         /// Name of the namespace.
         namespace: String,
-        /// Its error output.
+        /// Error output of the program.
         stderr: String,
     },
-    /// A namespace cannot be made or entered.
+    /// Failure to create or enter a namespace.
     #[error("cannot make or enter the namespace {namespace}")]
     Namespace {
         /// Name of the namespace.
@@ -44,12 +44,12 @@ pub enum LabError {
     },
 }
 
-/// The process that keeps a namespace alive.
+/// Process that keeps a namespace alive.
 #[derive(Debug)]
 pub struct Holder(Child);
 
 impl Holder {
-    /// Its process id, as this process sees it.
+    /// Process id in the namespace of this process.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
@@ -72,7 +72,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace with its loopback up. `env` is given to the holder process.
+    /// Creates a namespace with loopback up. `env` is the environment of the holder process.
     ///
     /// # Errors
     /// When namespaces cannot be made here.
@@ -106,7 +106,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Its name in messages.
+    /// Name for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -121,7 +121,7 @@ impl Namespace {
         self.holder.pid()
     }
 
-    /// The path of the namespace, as CNI needs it.
+    /// Returns the path of the namespace for CNI.
     pub fn path(&self) -> String {
         format!("/proc/{}/ns/net", self.pid())
     }
@@ -201,7 +201,7 @@ impl Namespace {
     }
 }
 
-/// `unshare` makes its namespace a moment after it was started.
+/// Waits until `unshare` has created its namespace.
 fn wait_for_namespace(holder: &Holder, before: &Netns) -> io::Result<Netns> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

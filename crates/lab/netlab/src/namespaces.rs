@@ -5,11 +5,10 @@ use std::{fs, io, thread};
 use ambit_sys::netns::Netns;
 use rustix::thread::UnshareFlags;
 
-/// Makes a network namespace. Its loopback is down, nothing else is in it.
+/// Creates an empty network namespace, with loopback down.
 ///
 /// # Errors
-/// When the caller may not make one (`EPERM`: neither root nor inside a user namespace), or no thread
-/// can be started.
+/// When the caller may not create one (`EPERM`: neither root nor inside a user namespace), or no thread can be started.
 pub fn new_netns() -> io::Result<Netns> {
     // In a new thread, so that the caller's namespace does not change; the descriptor holds the namespace.
     let made = thread::Builder::new().name("new-netns".into()).spawn(|| {
@@ -32,9 +31,9 @@ pub enum Isolation {
 /// The outcome of [`isolate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unshared {
-    /// With the caller's own privileges.
+    /// Privileges of the caller.
     AsRoot,
-    /// As root of a new user namespace, where the caller's own user and group are the only ones.
+    /// Root of a new user namespace that maps only the caller's user and group.
     InUserNamespace,
 }
 

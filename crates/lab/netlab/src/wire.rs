@@ -7,9 +7,9 @@ use crate::{LabError, Namespace};
 pub struct Link<'a> {
     /// Namespace of the end.
     pub namespace: &'a Namespace,
-    /// Its interface name.
+    /// Name of the interface.
     pub interface: &'a str,
-    /// Its addresses with prefix length.
+    /// Addresses with prefix length.
     pub addresses: &'a [&'a str],
 }
 
@@ -44,7 +44,7 @@ pub fn connect(one: Link<'_>, other: Link<'_>) -> Result<(), LabError> {
     other.configure()
 }
 
-/// A bridge with addresses of its own.
+/// Creates a bridge with addresses.
 ///
 /// # Errors
 /// When the interface exists already or an address is malformed.

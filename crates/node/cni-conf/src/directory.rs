@@ -13,35 +13,35 @@ use std::{
 
 use crate::network::{Invalid, Network};
 
-/// How long an invalid file is taken for one that is still being written.
+/// Time for which an invalid file is assumed to be still being written.
 pub const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
-/// Most bytes read of a file.
+/// Maximum size of a file.
 const MAX_FILE: u64 = 4 * 1024 * 1024;
 
 /// A file of the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfFile {
-    /// Its name in the directory.
+    /// File name in the directory.
     pub name: String,
-    /// Its text, or why it cannot be read.
+    /// Content of the file, or the error of reading it.
     pub text: Result<String, String>,
     /// Time since it was last written.
     pub age: Duration,
 }
 
-/// The configuration of the node's network that is not ours.
+/// Primary CNI configuration of the node, which is not Ambit's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Primary<'a> {
-    /// The one in force.
+    /// Primary configuration in use.
     Found(&'a ConfFile, Network),
-    /// A file that comes before any usable one is being written.
+    /// Incomplete file that precedes every usable one.
     Settling(&'a ConfFile, Invalid),
-    /// There is none.
+    /// No primary configuration exists.
     None,
 }
 
-/// Whether a runtime looks at a file of this name.
+/// Whether runtimes read a file of this name.
 pub fn is_candidate(name: &str) -> bool {
     let extension = name.rsplit_once('.').map(|(_, extension)| extension);
     matches!(extension, Some("conf" | "conflist" | "json"))
@@ -69,7 +69,7 @@ fn stem(name: &str) -> &str {
 }
 
 impl ConfFile {
-    /// The configuration in it.
+    /// Parses the configuration.
     ///
     /// # Errors
     /// When a runtime could not use it.

@@ -31,7 +31,7 @@ pub fn chain(text: &str, entry: &str) -> Result<Option<String>, serde_json::Erro
     Ok(Some(format!("{before},{space}{entry}{after}")))
 }
 
-/// The list without our entries; `None` if it has none.
+/// Removes Ambit's entries from the list; `None` if it has none.
 ///
 /// # Errors
 /// When `text` is not a list of plugins.

@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
 
 impl<'a> Object<'a> {
-    /// Parses `text` and keeps where its members are.
+    /// Parses `text`, and records the positions of its members.
     ///
     /// # Errors
     /// When it is not one JSON object.
@@ -68,14 +68,14 @@ pub fn with_members(
     members: &[(&str, Box<RawValue>)],
 ) -> Result<String, serde_json::Error> {
     let old = Object::parse(object)?;
-    let kept = old
+    let retained = old
         .0
         .iter()
         .filter(|(name, _)| members.iter().all(|(set, _)| set != name))
         .map(|(name, value)| (name.as_str(), *value));
     let set = members.iter().map(|(name, value)| (*name, &**value));
     let mut text = String::with_capacity(object.len() + 256);
-    for (name, value) in kept.chain(set) {
+    for (name, value) in retained.chain(set) {
         text.push(if text.is_empty() { '{' } else { ',' });
         text.push_str(&serde_json::to_string(name)?);
         text.push(':');

@@ -13,13 +13,13 @@ use crate::{
 /// Why a file is no network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// For instance while it is being written.
+    /// Invalid JSON, for instance of a file that is still being written.
     #[error("it is not JSON of the right form: {0}")]
     Json(String),
-    /// Every plugin needs it.
+    /// Missing name, which every plugin needs.
     #[error("it has no network name")]
     NoName,
-    /// There is nothing to call.
+    /// Empty list of plugins.
     #[error("its list of plugins is missing or empty")]
     NoPlugins,
     /// A list in a `.conf` file, often.
@@ -27,7 +27,7 @@ pub enum Invalid {
     NoType,
 }
 
-/// A network configuration as a runtime reads it.
+/// Network configuration as a runtime parses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     /// The network's name; runtimes and plugins key their records by it.
@@ -42,9 +42,9 @@ pub struct Network {
     pub disable_gc: bool,
     /// The plugins in order.
     pub plugins: Vec<Plugin>,
-    /// Whether it is a list, and not a single plugin in the old form.
+    /// Whether the configuration is a list rather than a single plugin in the old form.
     pub is_list: bool,
-    /// Whether it carries our mark.
+    /// Whether the configuration has Ambit's mark.
     pub is_marked: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct Network {
 pub struct Plugin {
     /// The name of its executable.
     pub kind: String,
-    /// The runtime arguments it requests.
+    /// Capabilities for runtime arguments that the plugin declares.
     pub capabilities: BTreeSet<String>,
-    /// Its configuration as written.
+    /// Configuration of the plugin as written.
     pub text: String,
 }
 
@@ -98,24 +98,24 @@ impl Network {
         })
     }
 
-    /// Whether every plugin in it is ours.
+    /// Whether all plugins of the configuration are Ambit's.
     pub fn is_ours(&self) -> bool {
         self.is_marked || self.plugins.iter().all(Plugin::is_ours)
     }
 
-    /// The runtime arguments that its plugins ask for, together.
+    /// Returns the capabilities that the network's plugins declare.
     pub fn capabilities(&self) -> BTreeSet<String> {
         let all = self.plugins.iter().flat_map(|plugin| &plugin.capabilities);
         all.cloned().collect()
     }
 
-    /// The version to use with its plugins, `wanted` being our caller's: that one if the configuration
+    /// The version to use with its plugins, requested being our caller's: that one if the configuration
     /// offers it, else the newest offered that is among `known` (oldest first).
-    pub fn version<'a>(&'a self, wanted: &'a str, known: &[&str]) -> Option<&'a str> {
+    pub fn version<'a>(&'a self, requested: &'a str, known: &[&str]) -> Option<&'a str> {
         let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
         offered.extend(self.cni_version.as_deref());
-        if offered.contains(&wanted) {
-            return Some(wanted);
+        if offered.contains(&requested) {
+            return Some(requested);
         }
         let place = |version: &&str| known.iter().position(|known| known == version);
         let newest = offered.iter().copied().max_by_key(place);
@@ -127,9 +127,9 @@ impl Plugin {
     fn parse(text: &str) -> Result<Self, Invalid> {
         let object = Object::parse(text).map_err(invalid)?;
         let capabilities = object.get("capabilities").map(|raw| {
-            Object::parse(raw.get()).map(|wanted| {
-                let wanted = wanted.0.into_iter();
-                wanted
+            Object::parse(raw.get()).map(|capabilities| {
+                let capabilities = capabilities.0.into_iter();
+                capabilities
                     .filter(|(_, value)| value.get() == "true")
                     .map(|(name, _)| name)
                     .collect()
@@ -148,12 +148,12 @@ impl Plugin {
         })
     }
 
-    /// Whether it is this project's plugin.
+    /// Whether the plugin is Ambit's.
     pub fn is_ours(&self) -> bool {
         self.kind == PLUGIN
     }
 
-    /// Its configuration for one call, these members set.
+    /// Returns the plugin's configuration for one call, with these members set.
     ///
     /// # Errors
     /// Never for what was parsed.
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn the_version_is_the_callers_if_offered() {
-        for (members, wanted, expected) in [
+        for (members, requested, expected) in [
             (r#""cniVersion":"1.0.0""#, "1.0.0", Some("1.0.0")),
             (r#""cniVersion":"0.3.1""#, "1.0.0", Some("0.3.1")),
             (
@@ -293,7 +293,7 @@ mod tests {
         ] {
             let text = format!(r#"{{"name":"n","plugins":[{{"type":"x"}}],{members}}}"#);
             let network = Network::parse("a.conflist", &text).unwrap();
-            assert_eq!(network.version(wanted, &KNOWN), expected, "{members}");
+            assert_eq!(network.version(requested, &KNOWN), expected, "{members}");
         }
     }
 }

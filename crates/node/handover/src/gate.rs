@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::watch;
 
-/// Gate that accepting tasks pass through; clones share it.
+/// Gate of accepting tasks; clones share it.
 #[derive(Clone, Debug)]
 pub struct Gate(watch::Receiver<bool>);
 
@@ -17,7 +17,7 @@ pub struct Gate(watch::Receiver<bool>);
 pub struct GateControl(watch::Sender<bool>);
 
 impl Default for Gate {
-    /// A gate that is always open.
+    /// Creates a gate that is always open.
     fn default() -> Self {
         // Without its sender the value can only be read.
         Self(watch::channel(true).1)
@@ -25,13 +25,13 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A closed one.
+    /// Creates a closed gate.
     pub fn closed() -> (GateControl, Self) {
         let (sender, receiver) = watch::channel(false);
         (GateControl(sender), Self(receiver))
     }
 
-    /// Whether it is open.
+    /// Whether the gate is open.
     pub fn is_open(&self) -> bool {
         *self.0.borrow()
     }
@@ -64,7 +64,7 @@ impl Gate {
 }
 
 impl GateControl {
-    /// Opens or closes it.
+    /// Opens or closes the gate.
     pub fn set(&self, open: bool) {
         self.0
             .send_if_modified(|now| std::mem::replace(now, open) != open);

@@ -23,12 +23,12 @@ use crate::{
     refusal::refuse_waiting,
 };
 
-/// Supervisors connected at once: one serves, some drain.
+/// Maximum concurrent supervisors: one serves, some drain.
 const MAX_LINES: usize = 64;
 
-/// How long connections wait for a supervisor when there is none.
+/// Time for which connections queue while no supervisor runs.
 const QUEUED: Duration = Duration::from_secs(5);
-/// How often waiting connections are refused after that.
+/// Interval at which queued connections are rejected afterwards.
 const REFUSE: Duration = Duration::from_millis(100);
 
 /// Holder of items for supervisors of another container, as described for the module.
@@ -37,9 +37,9 @@ pub struct Holder {
     listener: plain::Listener,
     lines: Vec<Line>,
     handover: Handover<Descriptor>,
-    /// When connections are refused next. `None`: a supervisor is there, or nothing is held.
+    /// Time of the next rejection; `None` while a supervisor runs or nothing is held.
     refuse: Option<Instant>,
-    /// Whether they are being refused.
+    /// Whether connections are being rejected.
     is_refusing: bool,
 }
 
@@ -49,7 +49,7 @@ struct Line {
     /// Items that its supervisor has sent, until it has sent all of them.
     incoming: Handover<Descriptor>,
     owns: bool,
-    /// Another one owns what it did: it takes no more connections.
+    /// Whether the supervisor was superseded and accepts no more connections.
     drains: bool,
     gone: bool,
 }
@@ -74,12 +74,12 @@ impl Holder {
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
-    /// When to [`Self::look`] at the latest.
+    /// Returns the latest time of the next [`Self::look`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.refuse
     }
 
-    /// Takes whatever has come.
+    /// Processes everything that has arrived.
     pub(crate) fn look(&mut self, now: Instant) {
         while let Some(socket) = accepted(Some(&self.listener)) {
             self.connected(socket);
@@ -91,8 +91,7 @@ impl Holder {
         self.refuse(now);
     }
 
-    /// Refuses connections, if no supervisor has come for too long. One that is connected takes them, or is about to, unless
-    /// it drains.
+    /// Rejects connections if no supervisor has connected for too long. A connected one accepts them, unless it drains.
     fn refuse(&mut self, now: Instant) {
         let is_served = self.lines.iter().any(|line| !line.drains);
         if is_served || self.handover.is_empty() {
@@ -183,7 +182,7 @@ mod tests {
     struct Supervisor(Link);
 
     impl Supervisor {
-        /// Connects; gives the names of what it is sent.
+        /// Connects to a holder, and returns the names of the items that it sends.
         fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
             let mut link = Link::new(plain::connect_to(path).unwrap());
             holder.look(Instant::now());

@@ -22,7 +22,7 @@ use crate::Supervisor;
 
 /// Below this size nothing is copied.
 const SMALL: u64 = 4 << 20;
-/// Written at once.
+/// Size of one write.
 const CHUNK: usize = 64 << 10;
 /// A longer entry is none: the file is not what it should be.
 const LONGEST: u64 = 16 << 20;
@@ -34,11 +34,11 @@ pub struct Purpose {
     pub number: u8,
     /// Name in logs.
     pub name: &'static str,
-    /// Where its bytes are.
+    /// Storage of the journal.
     pub backing: Backing,
 }
 
-/// Where the bytes of a file without a name are.
+/// Storage of an unnamed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// The directory for temporary files.
@@ -54,7 +54,7 @@ pub struct Entry {
     pub tag: u8,
     /// Key of the entry.
     pub key: Vec<u8>,
-    /// Empty: it is gone.
+    /// Value; empty if the entry was removed.
     pub value: Zeroizing<Vec<u8>>,
 }
 
@@ -63,19 +63,19 @@ pub struct Entry {
 pub struct Journal {
     purpose: Purpose,
     supervisor: Supervisor,
-    /// `None` once it could not be written.
+    /// File of the journal; `None` after a failed write.
     file: Option<File>,
     pending: Zeroizing<Vec<u8>>,
     size: u64,
-    /// The size at which what counts is copied.
+    /// Size at which live entries are copied to a new file.
     limit: u64,
 }
 
 impl Journal {
-    /// Takes over the file that the supervisor held, or has it hold a new one.
+    /// Takes over the supervisor's file, or creates and stores a new one.
     ///
     /// # Errors
-    /// When there is no place for a file.
+    /// When no file can be created.
     pub fn open(
         purpose: Purpose,
         held: Option<OwnedFd>,
@@ -102,7 +102,7 @@ impl Journal {
         })
     }
 
-    /// All that was written, the oldest first.
+    /// Returns all entries, oldest first.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -111,7 +111,7 @@ impl Journal {
         Ok(entries.into_iter().flatten().map(|(_, _, entry)| entry))
     }
 
-    /// Adds one. It is kept at the latest after [`Self::flush`].
+    /// Adds an entry, durable after [`Self::flush`] at the latest.
     pub fn add(&mut self, tag: u8, key: &[u8], value: &[u8]) {
         if self.file.is_none() {
             return;
@@ -129,7 +129,7 @@ impl Journal {
         }
     }
 
-    /// Writes what was added.
+    /// Writes buffered entries.
     pub fn flush(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         let Some(file) = &self.file else { return };
@@ -257,7 +257,7 @@ impl Iterator for Entries {
     }
 }
 
-/// Reads a file whatever its position is, which all who hold it share.
+/// Reader from the start of a file, independent of the shared position.
 struct FromStart {
     file: File,
     at: u64,
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_not_kept_in_part() {
+    fn failed_writes_leave_no_partial_record() {
         let file = held();
         let mut journal = open(&file);
         journal.add(1, b"a", b"x");

@@ -27,9 +27,9 @@ pub(crate) struct Link {
 #[derive(Debug)]
 pub(crate) enum Received {
     Record(Record, Option<OwnedFd>),
-    /// Nothing, for now.
+    /// Nothing has arrived.
     Nothing,
-    /// The other side is gone.
+    /// The peer closed the link.
     End,
 }
 
@@ -47,7 +47,7 @@ impl Link {
         self.flush();
     }
 
-    /// Sends what can be sent now.
+    /// Sends what the socket accepts without blocking.
     pub(crate) fn flush(&mut self) {
         while let Some((record, fd)) = self.queue.front() {
             match plain::send(&self.socket, record, fd.as_ref().map(|fd| fd.as_fd())) {
@@ -93,7 +93,7 @@ impl Link {
         }
     }
 
-    /// Everything that has come; whether the other side is gone after it.
+    /// Receives all available records, and whether the peer closed the link after them.
     pub(crate) fn receive_all(&mut self) -> (Vec<(Record, Option<OwnedFd>)>, bool) {
         let mut received = Vec::new();
         loop {
@@ -105,7 +105,7 @@ impl Link {
         }
     }
 
-    /// Events to poll the socket for; none of a broken one, whose end would be reported again and again.
+    /// Returns the events to poll for; none for a broken socket, whose end would be reported repeatedly.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ambit_rt::Env;
 
-/// Where a supervisor meets others; each may be left out.
+/// Sockets by which supervisors, holders and standbys find each other; each is optional.
 #[derive(Clone, Debug, Default)]
 pub struct Meeting {
     /// A socket at which a successor finds its predecessor: in a directory that both see.

@@ -34,21 +34,21 @@ use crate::{
     state::{Effect, Ended, Event, State},
 };
 
-/// How often a holder that is away is looked for.
+/// Retry interval of connecting to a missing holder.
 const LOOK_FOR_HOLDER: Duration = Duration::from_millis(500);
 
 /// Program that is run as the worker: this very one, with other arguments.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its name, as process lists are to show it.
+    /// Process name in process lists.
     pub name: &'static str,
     /// The worker's arguments.
     pub arguments: Vec<OsString>,
-    /// Where it meets others.
+    /// Sockets by which the process finds its peers.
     pub meeting: Meeting,
 }
 
-/// Why a supervisor cannot go on.
+/// Error that ends a supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Signals cannot be followed.
@@ -114,7 +114,7 @@ impl Signals {
     }
 }
 
-/// Waits until one of them may have something to say, a signal came, or the time is over.
+/// Waits until a descriptor is readable, a signal arrives, or the timeout.
 pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io::Result<()> {
     match poll(fds, timeout) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -122,7 +122,7 @@ pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io
     }
 }
 
-/// How many bytes wait in a pipe.
+/// Drains a pipe and returns the number of bytes.
 pub(crate) fn drain(mut pipe: &UnixStream) -> usize {
     let mut buffer = [0; 64];
     pipe.read(&mut buffer).unwrap_or(0)
@@ -133,16 +133,16 @@ struct Process {
     state: State<Descriptor>,
     signals: Signals,
     program: Program,
-    /// Where successors come.
+    /// Listener for successors.
     listener: Option<plain::Listener>,
-    /// Where the standby comes, and what keeps it one.
+    /// Listener for the standby, and the lock that makes this process the active one.
     pair: Option<(plain::Listener, File)>,
     worker: Option<(Pid, Link)>,
     predecessor: Option<Link>,
     successor: Option<Link>,
     standby: Option<Link>,
     holder: Option<Link>,
-    /// When a holder that is away is looked for again.
+    /// Time of the next attempt to connect to a missing holder.
     look_for_holder: Option<Instant>,
     /// Holder of items for other containers' supervisors.
     for_others: Option<Holder>,
@@ -214,7 +214,7 @@ impl Process {
         }
     }
 
-    /// Whether there is a holder that was not there before.
+    /// Connects to a holder that has appeared. Returns whether there is one.
     fn find_holder(&mut self) -> bool {
         let Some(path) = &self.program.meeting.holder else {
             return false;
@@ -263,7 +263,7 @@ impl Process {
         wait_for(&mut fds, timeout.as_ref())
     }
 
-    /// Takes all events. What the worker sent before it died is read before its death is handled.
+    /// Handles all events. The worker's last messages are read before its death is handled.
     fn look(&mut self) {
         self.hear_worker();
         self.receive(
@@ -319,7 +319,7 @@ impl Process {
         }
     }
 
-    /// Takes what came over a line; whether its other end is gone.
+    /// Receives from a link, and returns whether the peer closed it.
     fn receive(
         &mut self,
         line: impl Fn(&mut Self) -> &mut Option<Link>,

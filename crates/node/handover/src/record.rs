@@ -8,9 +8,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// More items than any node has pods: what a broken peer may make us hold.
+/// Maximum stored items, more than any node has pods, to bound the effect of a broken peer.
 const MAX_ITEMS: usize = 8192;
-/// Descriptors of one item.
+/// Maximum descriptors of one item.
 const MAX_DESCRIPTORS: u16 = 4096;
 
 /// The longest record.
@@ -46,33 +46,33 @@ pub enum Record {
     Accept(Accept),
     /// The worker has read its configuration and runs.
     Started,
-    /// The sender takes the connections of all items it was sent.
+    /// The sender accepts the connections of all items that it was sent.
     Accepting,
     /// A file that a worker keeps for the next one, by a number, with its descriptor. Replaces an earlier one.
     File(u8),
 }
 
-/// Whether a worker takes connections.
+/// Whether a worker accepts connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
-    /// Takes connections at once.
+    /// Accepts connections at once.
     Now,
-    /// As soon as it can serve them: until then the predecessor does.
+    /// Accepts connections once ready; until then the predecessor accepts them.
     WhenReady,
-    /// Not: the successor does.
+    /// Does not accept connections, since the successor does.
     Paused,
 }
 
-/// A record that is none, or at the wrong place.
+/// Error of an invalid or misplaced record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// Its first bytes promise more.
+    /// Record shorter than its header announces.
     #[error("the record is cut short")]
     Short,
     /// The name of an item.
     #[error("the item's name is not text")]
     Name(#[from] std::str::Utf8Error),
-    /// A descriptor is missing, or came uncalled.
+    /// Missing or unexpected descriptor.
     #[error("a record came with a descriptor too many or too few")]
     Descriptor,
     /// A descriptor that belongs to no item.
@@ -159,12 +159,12 @@ impl Record {
     }
 }
 
-/// One item that is held.
+/// Stored item with its descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
     /// Description for the next worker.
     pub about: Arc<[u8]>,
-    /// Its descriptors, in the order in which they were sent.
+    /// Descriptors in the order of sending.
     pub descriptors: Vec<F>,
 }
 
@@ -176,7 +176,7 @@ pub struct Handover<F> {
     files: BTreeMap<u8, F>,
 }
 
-/// An item some of whose descriptors are still to come.
+/// Item with descriptors that are still missing.
 #[derive(Debug)]
 struct Coming<F> {
     key: Arc<str>,
@@ -195,11 +195,10 @@ impl<F> Default for Handover<F> {
 }
 
 impl<F> Handover<F> {
-    /// Takes a record and the descriptor that came with it. Records that are not about items or files
-    /// change nothing. Gives the item that is whole with it.
+    /// Applies a record with its descriptor. Other records change nothing. Returns the item that it completes.
     ///
     /// # Errors
-    /// When it does not fit; what was held before stays.
+    /// When it does not fit; stored items stay.
     pub fn apply(
         &mut self,
         record: &Record,
@@ -260,12 +259,12 @@ impl<F> Handover<F> {
         Some(key)
     }
 
-    /// The sender of items is gone: what it had not sent whole is dropped.
+    /// Handles the loss of the sender: incomplete items are dropped.
     pub fn interrupted(&mut self) {
         self.coming = None;
     }
 
-    /// Takes a file out.
+    /// Removes and returns a file.
     pub fn take_file(&mut self, number: u8) -> Option<F> {
         self.files.remove(&number)
     }
@@ -285,12 +284,12 @@ impl<F> Handover<F> {
         self.items.values().flat_map(|item| &item.descriptors)
     }
 
-    /// How many items are held.
+    /// Number of stored items.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether none is.
+    /// Whether no item is stored.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -302,24 +301,24 @@ impl<F> Handover<F> {
 }
 
 impl<F: Clone> Handover<F> {
-    /// The files, as records that make another hold the same.
+    /// Returns the files as records that reproduce them in another store.
     fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         let files = self.files.iter();
         files.map(|(number, file)| (Record::File(*number), Some(file.clone())))
     }
 
-    /// All items and the files, as such records.
+    /// Returns all items and files as records.
     pub fn everything(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         self.records().into_iter().chain(self.files())
     }
 
-    /// All items, as records that make another hold the same.
+    /// Returns all items as records that reproduce them in another store.
     pub fn records(&self) -> Vec<(Record, Option<F>)> {
         let items = self.items.iter();
         items.flat_map(|(key, item)| item.records(key)).collect()
     }
 
-    /// One item, as such records; none if it is not held.
+    /// Returns the records of one item; none if it is not stored.
     pub fn records_of(&self, key: &str) -> Vec<(Record, Option<F>)> {
         let item = self.items.get_key_value(key);
         item.into_iter()

@@ -4,7 +4,7 @@ use std::{os::fd::AsFd, time::Duration};
 
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
-/// Connections refused at one look, so that other work is not kept waiting.
+/// Maximum connections rejected in one pass, to limit its duration.
 const MAX_AT_ONCE: usize = 1024;
 
 /// Resets the connections that wait in a socket's queue; returns how many. Descriptors that are no listening sockets, and

@@ -20,11 +20,11 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Opens and closes the gate on the supervisor's command.
 #[derive(Debug)]
 pub struct Turn {
-    /// Says whose turn it is.
+    /// Link to the supervisor, which decides when to accept.
     pub supervisor: Supervisor,
     /// Gate of the accepting tasks.
     pub gate: GateControl,
-    /// Ready once connections are taken.
+    /// Readiness task that completes once connections are accepted.
     pub ready: ReadyTask,
 }
 
@@ -60,8 +60,8 @@ impl Turn {
     }
 }
 
-/// Waits until a successor takes the connections, nothing needs this worker any more, or `limit`, less what the
-/// drain needs, has passed. Does not wait without a supervisor: there is no successor then.
+/// Waits until a successor accepts the connections, no work is left, or `limit` minus the drain time has passed.
+/// Returns at once without a supervisor, since no successor can exist.
 pub async fn succeeded(supervisor: &Supervisor, limit: Duration, is_needed: impl Fn() -> bool) {
     if !supervisor.is_supervised() {
         return;

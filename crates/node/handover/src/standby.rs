@@ -21,20 +21,20 @@ use crate::{
     record::{Handover, Record},
 };
 
-/// How long to wait for one that has the lock, but does not listen yet, or no more.
+/// Interval of checks for a process that holds the lock but does not listen.
 const BETWEEN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
 };
 
-/// State with which a process begins when its turn to serve comes.
+/// State of a process when its turn to serve comes.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// Where the standby is to come, as long as this one serves.
+    /// Listener for the standby while this process serves.
     pub(crate) listener: plain::Listener,
     /// Items that the other process held when it died; `None` if there was none.
     pub(crate) held: Option<Handover<Descriptor>>,
-    /// For as long as this one lives.
+    /// Lock that is held for the life of the process.
     pub(crate) lock: File,
 }
 
@@ -90,7 +90,7 @@ fn pause(terminate: &UnixStream) -> io::Result<Followed> {
     })
 }
 
-/// Holds what the other one sends. What was held of one before it stays until this one has sent all.
+/// Receives the other supervisor's items. Items of an earlier one stay until all have arrived.
 fn follow(
     mut other: Link,
     held: &mut Option<Handover<Descriptor>>,

@@ -14,23 +14,24 @@ use std::time::{Duration, Instant};
 
 use crate::record::{Accept, Handover, Record};
 
-/// How long a predecessor, or a holder, may take to send what it holds.
+/// Timeout for a predecessor or holder to send its items.
 const SENT_WITHIN: Duration = Duration::from_secs(2);
 /// A worker that ran this long is replaced at once.
 const STABLE: Duration = Duration::from_millis(400);
 /// The second of several quick deaths waits this long, each further one twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
-/// From this wait on, which takes several quick deaths, a file that workers keep may be their cause.
+/// Restart delay, reached after several quick crashes, from which on the workers' stored files are suspected as the
+/// cause.
 const DISTRUST: Duration = Duration::from_millis(40);
-/// However often it dies, a new one comes after this.
+/// Maximum restart delay, however often a worker crashes.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
-/// How a worker ended.
+/// How a worker process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// Exited by itself, with this code.
     Code(u8),
-    /// By a signal.
+    /// Killed by a signal.
     Signal(u8),
 }
 
@@ -47,7 +48,7 @@ impl Ended {
 /// Input of the state machine.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
-    /// The process has begun; whether a predecessor answered, and a holder.
+    /// Start of the process; whether a predecessor and a holder responded.
     Begin {
         predecessor: bool,
         holder: bool,
@@ -55,14 +56,14 @@ pub(crate) enum Event<F> {
     FromWorker(Record, Option<F>),
     FromPredecessor(Record, Option<F>),
     PredecessorGone,
-    /// A successor has connected, instead of any before it.
+    /// A successor connected, replacing any earlier one.
     Successor,
     FromSuccessor(Record),
     SuccessorGone,
-    /// A standby has connected, instead of any before it.
+    /// A standby connected, replacing any earlier one.
     Standby,
     StandbyGone,
-    /// A holder answers that did not before.
+    /// A holder that was missing responds.
     Holder,
     FromHolder(Record, Option<F>),
     HolderGone,
@@ -75,14 +76,14 @@ pub(crate) enum Event<F> {
 /// Output of the state machine, to be carried out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Effect<F> {
-    /// Start a worker; what it is sent follows.
+    /// Starts a worker; its stored items follow.
     Start,
     ToWorker(Record, Option<F>),
     ToPredecessor(Record),
     ToSuccessor(Record, Option<F>),
     ToStandby(Record, Option<F>),
     ToHolder(Record, Option<F>),
-    /// Ask the worker to end.
+    /// Asks the worker to terminate.
     Terminate,
     /// A worker died; the next one starts after this.
     Report {
@@ -124,15 +125,15 @@ pub(crate) struct State<F> {
     ever_started: bool,
     /// The delay after the next death.
     wait: Duration,
-    /// There is an old proxy, and it takes the connections.
+    /// Whether an old proxy exists and accepts the connections.
     predecessor_accepts: bool,
     predecessor: bool,
-    /// A new proxy takes the connections.
+    /// Whether a new proxy has taken over the connections.
     superseded: bool,
     successor: bool,
     standby: bool,
     holder: Holder,
-    /// A worker has taken connections.
+    /// Whether a worker has accepted connections.
     accepting: bool,
     ending: bool,
 }
@@ -157,7 +158,7 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// When a tick is due.
+    /// Returns when the next tick is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.worker {
             Worker::Waiting(at) | Worker::Down(at) => Some(at),
@@ -165,7 +166,7 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// How many items are held.
+    /// Number of stored items.
     pub(crate) fn items(&self) -> usize {
         self.handover.len()
     }
@@ -310,7 +311,7 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Takes what was held elsewhere before the worker starts; whether that was all.
+    /// Receives items stored elsewhere before the worker starts. Returns whether all have arrived.
     fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
         // Later is too late: the worker has been sent other things.
         let waiting = matches!(self.worker, Worker::Waiting(_));
@@ -320,7 +321,7 @@ impl<F: Clone> State<F> {
         waiting && matches!(record, Record::Accept(_))
     }
 
-    /// The supervisor that takes the connections has the holder hold the same.
+    /// Makes the holder's copy current, if this supervisor accepts the connections.
     fn send_to_holder(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.holder == Holder::Silent && self.accepting && !self.superseded {
             self.holder = Holder::Following;
@@ -336,13 +337,13 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// From now on the standby holds what is held here, rather than what was before. Not until a worker
-    /// has started: what cannot start here, the standby should not try for ever.
+    /// Makes the standby's copy current. Sent only after a worker has started, so that the standby does not retry items
+    /// that crash workers.
     fn standby_complete() -> Effect<F> {
         Effect::ToStandby(Record::Accept(Accept::Paused), None)
     }
 
-    /// Others are sent an item once it is whole, and nothing that does not fit.
+    /// Stores a record; complete items that fit are forwarded to the others.
     fn hold(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         let whole = match self.handover.apply(record, fd.clone()) {
             Ok(whole) => whole,

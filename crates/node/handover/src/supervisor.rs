@@ -15,19 +15,19 @@ use tokio::sync::watch;
 
 use crate::record::{Accept, Handover, MAX_RECORD, Record, RecordError};
 
-/// How long the supervisor may take to send what it holds.
+/// Timeout for the supervisor to send its items.
 const SENT_WITHIN: Duration = Duration::from_secs(10);
 
-/// The supervisor does not answer.
+/// Error of connecting to the supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
-    /// Standard input is not what a supervisor gives its worker.
+    /// Standard input that is not a supervisor's link.
     #[error("standard input is no line to a supervisor: `worker` is not for calling by hand")]
     NoLine(#[source] io::Error),
-    /// Nothing, or not all, came.
+    /// The supervisor sent too little or nothing.
     #[error("the supervisor does not send its items")]
     Silent(#[source] io::Error),
-    /// The supervisor sends what is no record.
+    /// Invalid record from the supervisor.
     #[error("cannot understand the supervisor")]
     Record(#[from] RecordError),
 }
@@ -51,7 +51,7 @@ pub fn end_with_supervisor(name: &CStr) -> io::Result<()> {
 }
 
 impl Supervisor {
-    /// Without a supervisor.
+    /// Creates a handle without a supervisor.
     pub fn none() -> Self {
         Self {
             link: None,
@@ -59,7 +59,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes standard input as the line and hears what is held.
+    /// Uses standard input as the link, and receives the stored items.
     ///
     /// # Errors
     /// When it does not come.
@@ -95,7 +95,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether there is a supervisor, and so, perhaps one day, a successor.
+    /// Whether a supervisor exists, so that a successor may take over.
     pub fn is_supervised(&self) -> bool {
         self.link.is_some()
     }
@@ -105,7 +105,7 @@ impl Supervisor {
         self.accept.clone()
     }
 
-    /// Has an item's descriptors held.
+    /// Stores an item's descriptors at the supervisor.
     pub fn hold(&self, key: &str, about: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let Ok(count) = u16::try_from(descriptors.len()) else {
             tracing::error!(key, "too many descriptors to be held");
@@ -133,7 +133,7 @@ impl Supervisor {
         self.send(&Record::Release { key: key.into() }, None);
     }
 
-    /// Has a file held for the next worker.
+    /// Stores a file for the next worker.
     pub fn keep(&self, number: u8, file: impl AsFd) {
         self.send(&Record::File(number), Some(file.as_fd()));
     }
@@ -143,7 +143,7 @@ impl Supervisor {
         self.send(&Record::Started, None);
     }
 
-    /// Connections are taken now.
+    /// Reports that the process accepts connections.
     pub fn accepting(&self) {
         self.send(&Record::Accepting, None);
     }

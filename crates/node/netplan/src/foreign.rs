@@ -7,14 +7,14 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-/// Tables of family inet that are its own.
+/// Tables of Istio's agent in the family inet.
 pub const TABLES: [&str; 3] = [
     "istio-ambient-nat",
     "istio-ambient-mangle",
     "istio-ambient-raw",
 ];
 
-/// Its chains in the standard tables.
+/// Chains of the foreign agent in the standard tables.
 pub const CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
 /// The standard tables that it uses, the redirecting one first: as with our own removal.
@@ -35,8 +35,8 @@ pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> b
     marks
 }
 
-/// From the output of `iptables-save`, the input of `iptables-restore --noflush` that removes the
-/// agent's chains and every rule that jumps to them. `None` when there are none.
+/// Derives from `iptables-save` output the input for `iptables-restore --noflush` that removes the agent's chains and
+/// all jumps to them; `None` if there are none.
 pub fn removal_script(saved: &str) -> Option<String> {
     let tables = read(saved);
     let all = tables.iter().flat_map(|table| {
@@ -47,8 +47,8 @@ pub fn removal_script(saved: &str) -> Option<String> {
         return None;
     }
     let mut script = String::new();
-    for wanted in STANDARD_TABLES {
-        let Some(table) = tables.iter().find(|table| table.name == wanted) else {
+    for name in STANDARD_TABLES {
+        let Some(table) = tables.iter().find(|table| table.name == name) else {
             continue;
         };
         let theirs: Vec<_> = CHAINS
@@ -59,7 +59,7 @@ pub fn removal_script(saved: &str) -> Option<String> {
             continue;
         }
         // Writing to a String cannot fail. With --noflush a chain's line empties it.
-        let _ = writeln!(script, "*{wanted}");
+        let _ = writeln!(script, "*{name}");
         for chain in &theirs {
             let _ = writeln!(script, ":{chain} - [0:0]");
         }

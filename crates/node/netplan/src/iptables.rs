@@ -23,7 +23,7 @@ pub const PREFIX: &str = "AMBIT_";
 /// the redirecting `nat` after what it needs, the guards last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TableName {
-    /// Before connection tracking.
+    /// Table `raw`, before connection tracking.
     Raw,
     /// Marks and routing.
     Mangle,
@@ -34,10 +34,10 @@ pub enum TableName {
 }
 
 impl TableName {
-    /// All of them, in filling order.
+    /// All tables in filling order.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Mangle, Self::Nat, Self::Filter];
 
-    /// As iptables writes it.
+    /// Returns the name of iptables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -48,17 +48,17 @@ impl TableName {
     }
 }
 
-/// Our chains and jumps in one family of one namespace.
+/// Own chains and jumps of one address family in a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Our chains with their rules (without the leading `-A CHAIN `).
     pub chains: BTreeMap<(TableName, String), Vec<String>>,
-    /// How often each built-in chain jumps to a chain of ours: (table, built-in, ours).
+    /// Number of jumps from built-in chains to own chains, by table, built-in chain and own chain.
     pub jumps: BTreeMap<(TableName, String, String), usize>,
 }
 
 impl State {
-    /// Whether nothing of ours is there.
+    /// Whether the state contains nothing of Ambit's.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
@@ -98,11 +98,11 @@ pub fn inbound_guard(state: &State) -> InboundGuard {
 /// The desired state on the node: one rule a member, since sets would need another tool.
 pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> State {
     let mut state = State::default();
-    let (wanted, source) = match family {
+    let (is_enabled, source) = match family {
         Family::V4 => (spec.ipv4, IpAddr::V4(spec.probe_v4)),
         Family::V6 => (spec.ipv6, IpAddr::V6(spec.probe_v6)),
     };
-    if !wanted {
+    if !is_enabled {
         return state;
     }
     let owner = match spec.kubelet_uid {
@@ -224,7 +224,7 @@ struct Line {
     protocol: String,
     /// Options of the `tcp` or `udp` match: source port, destination port, flags.
     ports: [String; 3],
-    /// Position of the `tcp` or `udp` match among the others.
+    /// Match modules, in whose order `tcp` or `udp` matters.
     modules: Vec<String>,
 }
 
@@ -453,16 +453,16 @@ fn table_script(table: TableName, current: &State, desired: &State) -> String {
         .filter(|(t, _)| *t == table)
         .collect();
     for key @ (_, chain) in names {
-        let (found, wanted) = (current.chains.get(key), desired.chains.get(key));
-        if found == wanted {
+        let (found, target) = (current.chains.get(key), desired.chains.get(key));
+        if found == target {
             continue;
         }
         // With --noflush a chain line makes the chain, or empties it.
         let _ = writeln!(chains, ":{chain} - [0:0]");
-        for rule in wanted.into_iter().flatten() {
+        for rule in target.into_iter().flatten() {
             let _ = writeln!(steps, "-A {chain} {rule}");
         }
-        if wanted.is_none() {
+        if target.is_none() {
             let _ = writeln!(removals, "-X {chain}");
         }
     }
@@ -474,12 +474,12 @@ fn table_script(table: TableName, current: &State, desired: &State) -> String {
         .collect();
     for key @ (_, builtin, ours) in jumps {
         let found = current.jumps.get(key).copied().unwrap_or(0);
-        let wanted = desired.jumps.get(key).copied().unwrap_or(0);
+        let target = desired.jumps.get(key).copied().unwrap_or(0);
         // First in the chain: a rule of others that accepts would otherwise let connections escape.
-        if found < wanted {
+        if found < target {
             let _ = writeln!(steps, "-I {builtin} 1 -j {ours}");
         }
-        for _ in wanted..found {
+        for _ in target..found {
             let _ = writeln!(steps, "-D {builtin} -j {ours}");
         }
     }

@@ -19,9 +19,9 @@ use crate::ruleset::Family;
 /// One table, of family inet unless stated otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Its chains by name.
+    /// Chains of the table by name.
     pub chains: BTreeMap<String, TableChain>,
-    /// Its sets by name.
+    /// Sets of the table by name.
     pub sets: BTreeMap<String, Set>,
 }
 
@@ -34,7 +34,7 @@ pub struct TableChain {
     pub rules: Vec<Vec<Expr>>,
 }
 
-/// How a base chain is hooked.
+/// Netfilter hook of a base chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
     /// `filter`, `route` or `nat`.
@@ -61,7 +61,7 @@ pub struct Set {
 pub struct SetKey {
     /// The family of the addresses.
     pub family: Family,
-    /// Whether each address has a TCP port beside it.
+    /// Whether members have a TCP port besides the address.
     pub has_port: bool,
 }
 
@@ -70,12 +70,12 @@ pub struct SetKey {
 pub struct SetMember {
     /// Address of the member.
     pub ip: IpAddr,
-    /// The port, in sets that have ports.
+    /// Port, in sets with ports.
     pub port: Option<u16>,
 }
 
 impl SetMember {
-    /// The type of the sets that can hold it.
+    /// Returns the set type for the member.
     pub const fn key(self) -> SetKey {
         SetKey {
             family: match self.ip {
@@ -123,7 +123,7 @@ pub enum Expr {
     },
     /// `data & mask ^ xor`.
     Bitwise {
-        /// Bits that are kept.
+        /// Mask of preserved bits.
         mask: Vec<u8>,
         /// The bits then flipped.
         xor: Vec<u8>,
@@ -136,7 +136,7 @@ pub enum Expr {
     SetOriginalZone,
     /// Loads constant data.
     Data(Vec<u8>),
-    /// Ends the chain with acceptance.
+    /// Accepts the packet and ends the chain.
     Accept,
     /// Translates the destination to this namespace, port from the data.
     Redirect,
@@ -146,7 +146,7 @@ pub enum Expr {
     Lookup(String),
     /// Loads the number of the socket's cgroup at this level.
     SocketCgroup(u32),
-    /// Loads what kind of address the destination is (`RTN_*`).
+    /// Loads the destination's address type (`RTN_*`).
     DestinationType,
     /// Counts the packets that reach it. The counter's value is no difference.
     Counter,
@@ -154,11 +154,11 @@ pub enum Expr {
     Reset,
     /// Drops the packet.
     Drop,
-    /// An expression read back that is none of the above.
+    /// Decoded expression of another kind.
     Foreign {
         /// Name of the expression.
         name: String,
-        /// Its attributes, raw.
+        /// Raw attributes of the expression.
         data: Vec<u8>,
     },
 }
@@ -168,15 +168,15 @@ pub enum Expr {
 pub enum MetaKey {
     /// Mark of the packet.
     Mark,
-    /// Index of the interface it came from.
+    /// Index of the input interface.
     InIndex,
-    /// Index of the interface it leaves by.
+    /// Index of the output interface.
     OutIndex,
-    /// Name of the interface it came from.
+    /// Name of the input interface.
     InName,
-    /// User of its socket.
+    /// User that owns the packet's socket.
     SocketUser,
-    /// Family as netfilter numbers them.
+    /// Family in netfilter's numbering.
     Family,
     /// Transport protocol number.
     Protocol,
@@ -185,7 +185,7 @@ pub enum MetaKey {
 }
 
 impl MetaKey {
-    /// All of them.
+    /// All meta keys.
     pub const ALL: [Self; 8] = [
         Self::EtherType,
         Self::Mark,
@@ -234,7 +234,7 @@ impl PayloadBase {
 /// Property of a connection that can be loaded (`NFT_CT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtKey {
-    /// Bits of its state.
+    /// State of the connection.
     State,
     /// 0 original, 1 reply.
     Direction,
@@ -243,7 +243,7 @@ pub enum CtKey {
 }
 
 impl CtKey {
-    /// All of them.
+    /// All conntrack keys.
     pub const ALL: [Self; 3] = [Self::State, Self::Direction, Self::Mark];
 
     /// The kernel's number, `NFT_CT_*`.

@@ -52,7 +52,7 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 enum WithoutSyn {
     /// Packets of connections seen in both directions.
     Known,
-    /// All packets without SYN.
+    /// All packets without the SYN flag.
     All,
 }
 
@@ -168,13 +168,13 @@ pub fn host_ruleset(spec: &HostSpec, every_port: bool) -> Ruleset {
 }
 
 fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
-    let wanted = |family| match family {
+    let is_enabled = |family| match family {
         Family::V4 => ipv4,
         Family::V6 => ipv6,
     };
     let families: Vec<_> = [Family::V4, Family::V6]
         .into_iter()
-        .filter(|f| wanted(*f))
+        .filter(|f| is_enabled(*f))
         .collect();
     let chains = chains
         .into_iter()
@@ -191,7 +191,7 @@ fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
     }
 }
 
-/// With one family only, every rule is restricted to it.
+/// Restricts every rule to the address family, if only one is enabled.
 fn restrict(rules: Vec<Rule>, families: &[Family]) -> Vec<Rule> {
     let only = match families {
         [one] => Some(*one),
@@ -291,10 +291,9 @@ fn raw_output(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// The application's answers to a spoofed source are routed to loopback instead of the wire.
-///
-/// Only answers: the proxy's own packets are on the right way already. And only those whose socket did
-/// not inherit the mark: a changed mark costs a second route lookup for each packet.
+/// Routes the application's replies to a spoofed source to loopback instead of the wire. Only replies: the proxy's own
+/// packets are routed correctly already. And only of sockets that did not inherit the mark, since a changed mark costs
+/// a second route lookup for each packet.
 fn route_output() -> Chain {
     let answers = [
         Match::ConnectionMark(marks::SPOOFED),
@@ -307,8 +306,8 @@ fn route_output() -> Chain {
     }
 }
 
-/// The proxy calling the application, as marked in `raw_output`: its answers are identified by the
-/// connection's mark, on whatever socket they are sent.
+/// Marks connections of the proxy to the application, as in `raw_output`, so that replies are identified by the
+/// connection's mark on any socket.
 fn mark_spoofed() -> Rule {
     rule(
         [Match::OutLoopback, Match::Mark(marks::SPOOFED)],

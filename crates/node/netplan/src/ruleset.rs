@@ -22,14 +22,14 @@ impl std::fmt::Display for Family {
     }
 }
 
-/// Where in the packet's way a chain sits. The order is the order of traversal.
+/// Position of a chain in the packet's path, in order of traversal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainKind {
     /// Arriving packets, before connection tracking (the node's namespace only).
     RawPrerouting,
     /// Local packets, before connection tracking.
     RawOutput,
-    /// Local packets, where a changed mark makes the kernel route again.
+    /// Local output, where a changed mark triggers rerouting.
     RouteOutput,
     /// First packet of an arriving connection.
     NatPrerouting,
@@ -46,8 +46,8 @@ pub enum ChainKind {
 }
 
 impl ChainKind {
-    /// Whether the chain refuses what no redirect has taken. Such chains are added after the redirects
-    /// and removed before them, so that an opening never meets a guard whose redirect it has missed.
+    /// Whether the chain rejects packets that were not redirected. Such chains are added after the redirects and
+    /// removed before them, so that a SYN never meets a guard whose redirect it has missed.
     pub const fn is_guard(self) -> bool {
         matches!(
             self,
@@ -65,12 +65,12 @@ pub struct Chain {
     pub rules: Vec<Rule>,
 }
 
-/// If all matches hold, the actions are taken.
+/// Rule whose actions apply if all matches hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// `None`: both families.
     pub family: Option<Family>,
-    /// In the order in which they are cheapest to test.
+    /// Matches, cheapest first.
     pub matches: Vec<Match>,
     /// The actions in order; only the last may end the chain.
     pub actions: Vec<Action>,
@@ -92,9 +92,9 @@ pub enum Match {
     TcpNotOpening,
     /// The packet is TCP and accepts a connection (SYN with ACK).
     TcpSynAck,
-    /// The packet came over loopback.
+    /// Input interface is loopback.
     InLoopback,
-    /// The packet came over the named interface.
+    /// Input interface by name.
     InInterface(String),
     /// The packet leaves over loopback.
     OutLoopback,
@@ -129,7 +129,7 @@ pub enum Match {
     Established,
     /// The packet belongs to a socket of this namespace (not forwarded), of this user if one is given.
     LocalSocket(Option<u32>),
-    /// Its socket was made in this cgroup or in one below it (not after routing).
+    /// Socket created in this cgroup or below it (unavailable after routing).
     SocketCgroup(Cgroup),
 }
 
@@ -138,9 +138,9 @@ pub enum Match {
 pub enum Action {
     /// Our remaining rules at this hook are skipped. Rules of others go on.
     Exempt,
-    /// The connection goes to this port of the namespace itself.
+    /// Redirects the connection to this port of the namespace.
     Redirect(u16),
-    /// Counts the connection and gives it another source address.
+    /// Counts the connection and rewrites its source address.
     SourceNat(IpAddr),
     /// Sets the connection mark under [`marks::MASK`].
     SetConnectionMark(u32),
@@ -148,7 +148,7 @@ pub enum Action {
     SetMark(u32),
     /// Copies the connection mark to the packet.
     RestoreMark,
-    /// Looks the packet up in this zone, in its connection's original direction only.
+    /// Conntrack zone of the packet, in its connection's original direction only.
     OriginalZone(u16),
     /// Counts the packet, drops it, and resets its connection (TCP only, and not before routing).
     Refuse,
@@ -161,14 +161,14 @@ pub enum Action {
 pub struct Ruleset {
     /// Families the rules are for, in order.
     pub families: Vec<Family>,
-    /// At most one chain of a kind, none empty, in order of kind.
+    /// Chains in order of kind, at most one of each, none empty.
     pub chains: Vec<Chain>,
     /// Whether replies to spoofed sources need [`policy_routing`].
     pub policy_routing: bool,
 }
 
 impl Ruleset {
-    /// The same redirection without the chains that refuse what goes past it.
+    /// Returns the redirection without its guard chains, which reject connections that bypass it.
     #[must_use]
     pub fn without_guards(&self) -> Self {
         let is_guard = |kind| {
@@ -186,7 +186,7 @@ impl Ruleset {
 /// State of the inbound guard in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InboundGuard {
-    /// No guard is there.
+    /// Guard that is missing.
     Missing,
     /// The guard accepts packets of connections that connection tracking does not know: the guard of
     /// [`plan_capturing`](crate::plan_capturing), and of earlier agents.
@@ -198,13 +198,13 @@ pub enum InboundGuard {
 /// The policy rule and the local route that bring replies to spoofed sources back to the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyRouting {
-    /// Of which family.
+    /// Address family of the rule.
     pub family: Family,
     /// The rule's preference.
     pub preference: u32,
-    /// The mark it looks for.
+    /// Packet mark that the rule matches.
     pub mark: u32,
-    /// Under this mask.
+    /// Mask of the packet mark.
     pub mask: u32,
     /// The table it sends to, with its one route: everything is local, on loopback.
     pub table: u32,

@@ -7,15 +7,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub mod marks {
     /// The bits of the mark that are ours; the others belong to other programs.
     pub const MASK: u32 = 0xfff;
-    /// On connections the node proxy opened to the pod's application, and on the replies.
+    /// Connections from the node proxy to the pod's application, and their replies.
     pub const SPOOFED: u32 = 0x111;
     /// Preference of the policy rule that brings such replies back to the proxy.
     pub const RULE_PREFERENCE: u32 = 32764;
     /// Routing table that rule names; it has one local default route.
     pub const ROUTE_TABLE: u32 = 100;
-    /// In the node's namespace, on the opening of a connection by kubelet's cgroup until it leaves.
+    /// Connections of kubelet's cgroup in the node's namespace, until they leave it.
     pub const KUBELET: u32 = 0x17f;
-    /// Conntrack zone in which connections opened by the proxy are looked up.
+    /// Conntrack zone for lookups of connections that the proxy opened.
     pub const ZONE: u16 = 1;
 }
 
@@ -23,9 +23,9 @@ pub mod marks {
 pub mod probes {
     use super::{Ipv4Addr, Ipv6Addr};
 
-    /// For IPv4 pods.
+    /// Source address of probes to IPv4 pods.
     pub const V4: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
-    /// For IPv6 pods.
+    /// Source address of probes to IPv6 pods.
     pub const V6: Ipv6Addr = Ipv6Addr::new(
         0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff,
     );
@@ -39,9 +39,9 @@ pub enum Backend {
     Auto,
     /// Only nftables over netlink.
     Nftables,
-    /// Only `iptables-nft-restore` and its IPv6 twin.
+    /// Only `iptables-nft-restore` and its IPv6 counterpart.
     IptablesNft,
-    /// Only `iptables-legacy-restore` and its IPv6 twin.
+    /// Only `iptables-legacy-restore` and its IPv6 counterpart.
     IptablesLegacy,
 }
 
@@ -79,7 +79,7 @@ impl std::str::FromStr for Backend {
     }
 }
 
-/// The redirection wanted in one pod's namespace.
+/// Desired redirection in one pod's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionSpec {
     /// Whether IPv4 is captured.
@@ -158,7 +158,7 @@ impl Default for RedirectionSpec {
 }
 
 impl RedirectionSpec {
-    /// Checks the values that come from annotations and settings.
+    /// Validates values from annotations and settings.
     ///
     /// # Errors
     /// Names the offending value.
@@ -204,14 +204,14 @@ pub struct HostSpec {
     pub ipv4: bool,
     /// Handle IPv6 pods.
     pub ipv6: bool,
-    /// Only connections of this user (kubelet's) are probes; `None`: those of any local socket.
+    /// User whose connections count as probes (kubelet's); `None` exempts connections of any local socket.
     pub kubelet_uid: Option<u32>,
-    /// Only connections of processes in this cgroup, or one below it, are probes; `None`: of any. Rules of
-    /// iptables do not look at it, and exempt no connection where it is set.
+    /// Cgroup whose processes' connections count as probes; `None` exempts connections of any process. iptables cannot
+    /// match it, and exempts nothing if it is set.
     pub kubelet_cgroup: Option<Cgroup>,
-    /// Source address given to IPv4 probes.
+    /// Source address of IPv4 probes after rewriting.
     pub probe_v4: Ipv4Addr,
-    /// Source address given to IPv6 probes.
+    /// Source address of IPv6 probes after rewriting.
     pub probe_v6: Ipv6Addr,
     /// Which kernel interface to use.
     pub backend: Backend,
@@ -234,9 +234,9 @@ impl Default for HostSpec {
 /// A control group of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cgroup {
-    /// How far it is below the root of the hierarchy: 1 for `system.slice`.
+    /// Depth below the root of the hierarchy: 1 for `system.slice`.
     pub level: u32,
-    /// The kernel's number of it: the inode of its directory.
+    /// Kernel id of the cgroup: inode of its directory.
     pub id: u64,
 }
 
@@ -260,7 +260,7 @@ pub struct HostMember {
 /// A specification that cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Neither address family is wanted.
+    /// Both address families are disabled.
     #[error("redirection needs IPv4 or IPv6, and both are switched off")]
     NoFamily,
     /// The name cannot be that of a network interface.
@@ -269,7 +269,7 @@ pub enum SpecError {
     /// The list is longer than the limit.
     #[error("{0} virtual interfaces are named; at most {MAX_VIRTUAL_INTERFACES} are allowed")]
     TooManyInterfaces(usize),
-    /// Not one of the backends.
+    /// Name that is not a backend.
     #[error("unknown backend {0:?}; use auto, nftables, iptables-nft or iptables-legacy")]
     UnknownBackend(String),
 }

@@ -142,8 +142,8 @@ proptest! {
     #[test]
     fn changes_are_in_an_order_the_kernel_accepts(a in table(), b in table()) {
         let changes = nft::diff(a.as_ref(), b.as_ref());
-        let at = |wanted: &dyn Fn(&Change) -> bool| changes.iter().position(wanted);
-        let last_at = |wanted: &dyn Fn(&Change) -> bool| changes.iter().rposition(wanted);
+        let at = |matches: &dyn Fn(&Change) -> bool| changes.iter().position(matches);
+        let last_at = |matches: &dyn Fn(&Change) -> bool| changes.iter().rposition(matches);
         let first_rule = at(&|c| matches!(c, Change::AddRule(..)));
         let last_flush = last_at(&|c| matches!(c, Change::FlushChain(..)));
         let first_delete =
@@ -258,7 +258,7 @@ fn foreign() -> impl Strategy<Value = Vec<(TableName, String)>> {
     })
 }
 
-/// As much of iptables as our scripts use: chains as lists of lines.
+/// Model of iptables with the features that the scripts use: chains as lists of lines.
 #[derive(Debug, Default)]
 struct Kernel {
     chains: BTreeMap<(TableName, String), Vec<String>>,

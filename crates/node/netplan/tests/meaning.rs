@@ -24,7 +24,7 @@ enum Flags {
     Answer,
     /// Flags without SYN.
     Other,
-    /// The header is cut short.
+    /// Truncated TCP header.
     Unreadable,
 }
 
@@ -43,7 +43,7 @@ struct Packet {
     tcp: bool,
     flags: Flags,
     reply: bool,
-    /// Its connection has been seen in both directions.
+    /// Whether the connection has seen packets in both directions.
     known: bool,
     source: IpAddr,
     destination: Destination,
@@ -93,7 +93,7 @@ fn applies(rule: &Rule, p: &Packet) -> bool {
         && rule.matches.iter().all(|one| matches(one, p))
 }
 
-/// Where the packet's connection is redirected to.
+/// Port to which a packet's connection is redirected.
 fn redirected(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<u16> {
     let chain = ruleset.chains.iter().find(|chain| chain.kind == kind)?;
     for action in chain
@@ -111,7 +111,7 @@ fn redirected(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<u16> {
     None
 }
 
-/// The mark it has when the nat chain sees it.
+/// Returns the packet's mark before the nat chain.
 fn marked(ruleset: &Ruleset, p: &Packet) -> u32 {
     let chain = ruleset
         .chains
@@ -325,7 +325,7 @@ proptest! {
         prop_assert_eq!(through(&plan(&spec).unwrap(), &p), expected(&spec, &p));
     }
 
-    /// Also what connection tracking has let through untranslated, or translated to anything.
+    /// Checks that guards also reject connections that conntrack accepted untranslated or translated otherwise.
     #[test]
     fn guards_refuse_what_is_not_on_its_way_to_the_proxy(spec in spec(), p in packet()) {
         let kinds: &[_] = if p.output.is_some() {
@@ -342,7 +342,7 @@ proptest! {
         }
     }
 
-    /// Packets that are not the proxy's keep the mark they came with.
+    /// Checks that packets of others keep their mark.
     #[test]
     fn marks_of_others_are_left_alone(spec in spec(), mut p in packet()) {
         p.input = None;

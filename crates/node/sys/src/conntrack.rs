@@ -74,13 +74,10 @@ pub enum Sockets {
     All,
 }
 
-/// Ends the translation of datagrams that a pod's sockets had redirected to `listener`: later ones go where they are
-/// sent. `asked` are the ports from which datagrams came; open sockets count anyway. A pod that has ended has no addresses,
-/// so nothing is done for it.
-///
-/// Each entry is deleted by its own tuple: to list what is redirected, the kernel would go through the
-/// entries of all namespaces, which on a node with many connections takes a tenth of a second for each
-/// pod that leaves.
+/// Deletes the translations of datagrams that were redirected to `listener`, so that later datagrams go to their
+/// original destination. `asked` lists source ports in addition to those of open sockets. A pod that has ended has no
+/// addresses, so nothing is done for it. Each entry is deleted by its tuple: listing them would make the kernel scan
+/// the entries of all namespaces, a tenth of a second for each pod on a node with many connections.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel refuses.
@@ -160,7 +157,7 @@ const ESTABLISHED: u8 = 3;
 /// `IP_CT_TCP_FLAG_BE_LIBERAL`: the entry has not seen the connection from its beginning, or sees one
 /// direction alone, and must not judge sequence numbers.
 const LIBERAL: u8 = 0x08;
-/// As long as the kernel's own for a connection in use.
+/// Timeout of an established connection, the kernel's default of five days.
 const FIVE_DAYS: u32 = 5 * 24 * 3600;
 
 /// The attributes of an established connection, besides its addresses.
@@ -192,7 +189,7 @@ impl Tuple {
         family_of(self.source.ip())
     }
 
-    /// As attributes of a UDP flow.
+    /// Encodes the tuple as attributes of a UDP flow.
     fn attrs(&self, direction: u16) -> Attrs {
         self.attrs_of(UDP, direction)
     }
@@ -212,7 +209,7 @@ impl Tuple {
         Attrs::new().nest(direction, &tuple)
     }
 
-    /// `None` if it is not a UDP flow.
+    /// Decodes a tuple; `None` if it is not of a UDP flow.
     fn read(tuple: &[u8]) -> Option<Self> {
         let (addresses, ports) = (attr(tuple, 1)?, attr(tuple, 2)?);
         if attr(ports, 1)? != [UDP] {

@@ -20,7 +20,7 @@ pub enum IptablesError {
         #[source]
         source: io::Error,
     },
-    /// Concurrent changes of the same rules cannot be prevented.
+    /// The lock against concurrent changes is unavailable.
     #[error("cannot lock the network namespace")]
     Lock(#[source] io::Error),
     /// The program ran and failed.
@@ -28,7 +28,7 @@ pub enum IptablesError {
     Failed {
         /// Name of the program.
         program: String,
-        /// Its error output, shortened.
+        /// Truncated error output of the program.
         message: String,
     },
 }
@@ -40,8 +40,8 @@ impl IptablesError {
     }
 }
 
-/// Keeps other threads of this process, and other processes of ours, from changing the rules of the
-/// calling thread's namespace between reading and writing them, until the value is dropped.
+/// Locks the rules of the calling thread's namespace against other threads and processes of Ambit between reading and
+/// writing, until the value is dropped.
 pub(crate) fn lock() -> Result<File, IptablesError> {
     let locked = || {
         let namespace = File::open("/proc/thread-self/ns/net")?;
@@ -58,7 +58,7 @@ pub(crate) struct Iptables {
 }
 
 impl Iptables {
-    /// `None` for backends that are not iptables.
+    /// Returns the programs of a backend; `None` if it is not iptables.
     pub(crate) fn new(backend: Backend, family: Family) -> Option<Self> {
         let stem = match (backend, family) {
             (Backend::IptablesNft, Family::V4) => "iptables-nft",
@@ -70,17 +70,17 @@ impl Iptables {
         Some(Self { stem })
     }
 
-    /// Our chains and jumps, as the kernel has them.
+    /// Reads Ambit's chains and jumps from the kernel.
     pub(crate) fn read(self) -> Result<State, IptablesError> {
         Ok(ambit_netplan::iptables::parse_save(&self.save()?))
     }
 
-    /// All rules, as text.
+    /// Returns all rules as text.
     pub(crate) fn save(self) -> Result<String, IptablesError> {
         self.save_with(&[])
     }
 
-    /// All rules of the table nat with their counters, as text.
+    /// Returns the rules of the table `nat` with their counters as text.
     pub(crate) fn save_counters(self) -> Result<String, IptablesError> {
         self.save_with(&["-c", "-t", "nat"])
     }

@@ -35,7 +35,7 @@ const INFO: u16 = 18;
 const PEER_NETNS_ID: u16 = 37;
 /// Attribute of the kind of link, `IFLA_INFO_KIND`.
 const KIND: u16 = 1;
-/// Index of loopback: the same in every namespace.
+/// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
 
 /// The interfaces of a pod, loopback aside.

@@ -5,11 +5,11 @@ use std::io;
 use crate::{netlink::Socket, netns::Netns};
 
 const NEW_LINK: u16 = 16;
-/// Its index: the same in every namespace.
+/// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
 const UP: u32 = 1;
 
-/// Brings it up if it is down.
+/// Brings the loopback interface up.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel refuses.

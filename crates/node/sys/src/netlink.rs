@@ -12,15 +12,15 @@ use rustix::net::{
 
 /// The request is complete in itself.
 pub(crate) const REQUEST: u16 = 0x1;
-/// The kernel answers also on success.
+/// Flag that requests an acknowledgement of success.
 pub(crate) const ACK: u16 = 0x4;
-/// All objects, not one.
+/// Flag of a request for all objects.
 pub(crate) const DUMP: u16 = 0x300;
-/// Replace what exists.
+/// Flag that replaces an existing object.
 pub(crate) const REPLACE: u16 = 0x100;
-/// Fail if it exists.
+/// Flag that fails if the object exists.
 pub(crate) const EXCLUSIVE: u16 = 0x200;
-/// Make it if it does not exist.
+/// Flag that creates a missing object.
 pub(crate) const CREATE: u16 = 0x400;
 /// Add after existing objects.
 pub(crate) const APPEND: u16 = 0x800;
@@ -32,11 +32,11 @@ const DUMP_INTERRUPTED: u16 = 0x10;
 const NESTED: u16 = 0x8000;
 const TYPE_MASK: u16 = 0x3fff;
 const HEADER: usize = 16;
-/// The kernel answers at once; this only guards against waiting forever.
+/// Timeout of a response, which the kernel normally sends at once.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// More than any answer the kernel packs into one datagram.
+/// Receive buffer, larger than any datagram of the kernel.
 const BUFFER: usize = 256 * 1024;
-/// Attempts at a dump that another writer keeps disturbing.
+/// Maximum attempts at a dump that concurrent changes interrupt.
 const DUMP_ATTEMPTS: usize = 10;
 
 /// A growing list of attributes.
@@ -177,7 +177,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     })
 }
 
-/// An answer's error code, if it is one: zero is success.
+/// Returns the error code of an error message; zero is success.
 fn error_of(message: &Received<'_>) -> Option<io::Result<()>> {
     if message.kind != ERROR {
         return None;
@@ -206,7 +206,7 @@ impl Socket {
         Self::with_buffer(protocol, BUFFER)
     }
 
-    /// As [`Self::open`], for short answers.
+    /// Opens a socket like [`Self::open`] with a smaller buffer, for short responses.
     pub(crate) fn with_buffer(protocol: Option<Protocol>, buffer: usize) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -264,7 +264,7 @@ impl Socket {
         }
     }
 
-    /// One request, answered with success or an error.
+    /// Sends one request and waits for its acknowledgement or error.
     pub(crate) fn request(&mut self, kind: u16, flags: u16, body: &[&[u8]]) -> io::Result<()> {
         let mut out = Vec::new();
         message(&mut out, kind, REQUEST | ACK | flags, 1, body);
@@ -272,7 +272,7 @@ impl Socket {
         self.acknowledged(1).map_err(|(_, error)| error)
     }
 
-    /// One request for one object; `None` if there is none.
+    /// Requests one object; `None` if it does not exist.
     pub(crate) fn get(&mut self, kind: u16, body: &[&[u8]]) -> io::Result<Option<Vec<u8>>> {
         let mut out = Vec::new();
         message(&mut out, kind, REQUEST, 1, body);
@@ -286,7 +286,7 @@ impl Socket {
         }
     }
 
-    /// One request for all objects of a kind; each answer's payload is given to `each`.
+    /// Requests all objects of a kind, and passes each payload to `each`.
     pub(crate) fn dump(
         &mut self,
         kind: u16,

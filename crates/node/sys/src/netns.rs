@@ -15,8 +15,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const HERE: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// Namespace to return to, of [`Netns::stay_at_home`]. Taken while the thread is away, so that a nested
-    /// [`Netns::run`] returns the thread to the namespace it came from.
+    /// Namespace to return to, of [`Netns::stay_at_home`]. Taken while the thread is in another namespace, so that a
+    /// nested [`Netns::run`] returns to the enclosing one.
     static HOME: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
@@ -45,7 +45,7 @@ impl Netns {
         Self::from_fd(File::open(path)?.into())
     }
 
-    /// Takes a descriptor, for instance one received over a socket.
+    /// Converts a descriptor, for instance one received over a socket.
     ///
     /// # Errors
     /// When the descriptor cannot be examined, or is not a namespace at all.

@@ -41,18 +41,18 @@ pub enum NftError {
     Read {
         /// Name of the table.
         table: String,
-        /// The kernel's answer.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// A transaction was refused; nothing of it took effect.
+    /// Rejected transaction, which had no effect.
     #[error("the kernel refused the change of nftables table {table} at the step: {step}")]
     Refused {
         /// Name of the table.
         table: String,
-        /// The step, named by the difference it repairs.
+        /// Step that failed, named by the difference that it repairs.
         step: String,
-        /// The kernel's answer.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -113,7 +113,7 @@ impl Nft {
         Ok(Self { socket, family })
     }
 
-    /// The table as the kernel has it; `None` when there is none.
+    /// Reads the table from the kernel; `None` if it does not exist.
     pub(crate) fn read(&mut self, table: &str) -> Result<Option<Table>, NftError> {
         self.read_table(table).map_err(|source| NftError::Read {
             table: table.to_owned(),
@@ -169,7 +169,7 @@ impl Nft {
         Ok(sets)
     }
 
-    /// How many packets the counters of the chain's rules have counted.
+    /// Sums the packet counters of a chain's rules.
     pub(crate) fn counted(&mut self, table: &str, chain: &str) -> Result<u64, NftError> {
         let filter = Attrs::new().text(1, table).text(2, chain);
         let mut packets = 0_u64;

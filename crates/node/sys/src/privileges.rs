@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// A capability that may be kept.
+/// Capability that the process may retain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
     /// Capability to enter namespaces.
@@ -32,18 +32,18 @@ impl Capability {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn keep(wanted: &[Capability]) -> io::Result<()> {
-    let wanted = wanted
+pub fn keep(requested: &[Capability]) -> io::Result<()> {
+    let requested = requested
         .iter()
         .fold(CapabilitySet::empty(), |set, one| set | one.set());
     let now = capabilities(None)?;
-    let kept = now.permitted & wanted;
+    let retained = now.permitted & requested;
     Ok(set_capabilities(
         None,
         CapabilitySets {
-            effective: kept,
-            permitted: kept,
-            inheritable: now.inheritable & wanted,
+            effective: retained,
+            permitted: retained,
+            inheritable: now.inheritable & requested,
         },
     )?)
 }

@@ -21,26 +21,26 @@ mod cgroup;
 
 pub use cgroup::{CgroupError, pod_of_cgroups};
 
-/// Most bytes read of one file of a process.
+/// Maximum size of one file of a process.
 const MAX_FILE: u64 = 256 * 1024;
 
-/// How a process is attributed to a pod.
+/// Method of attributing a process to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribution {
-    /// By the pod's uid in its cgroup path, as kubelet and the container runtimes name them.
+    /// Pod UID in the cgroup path, as kubelet and container runtimes name it.
     Cgroup,
-    /// By an environment variable that holds the pod's uid. For pods that no kubelet started.
+    /// Pod UID in an environment variable, for pods that no kubelet started.
     Environ(String),
 }
 
-/// A pod to look for.
+/// Pod whose network namespace is searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantedPod {
+pub struct PodTarget {
     /// Uid of the pod.
     pub uid: String,
     /// Another name its cgroup may have: the configuration hash of a static pod.
     pub alias: Option<String>,
-    /// Its addresses. The namespace must have one of them; a pod without addresses is not found.
+    /// Addresses of the pod, one of which its namespace must have; a pod without addresses is not found.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -49,7 +49,7 @@ pub struct WantedPod {
 pub struct Discovered {
     /// Namespaces by pod uid.
     pub found: BTreeMap<String, Netns>,
-    /// Processes attributed to a wanted pod whose namespace was refused.
+    /// Processes of a searched pod whose namespace was rejected.
     pub rejected: Vec<Rejected>,
 }
 
@@ -70,7 +70,7 @@ pub enum RejectReason {
     /// The process is in the node's own namespace.
     #[error("the process is in the node's namespace")]
     NodeNamespace,
-    /// There is no address to check the namespace by.
+    /// Pod without an address to verify the namespace by.
     #[error("the pod has no addresses yet")]
     NoAddresses,
     /// The process is in another pod's namespace.
@@ -81,20 +81,19 @@ pub enum RejectReason {
     Examine(#[source] io::Error),
 }
 
-/// Looks for the namespaces of `wanted` among the processes under `proc`, normally `/proc`.
-///
-/// Blocks: thousands of small reads. Processes that end meanwhile are skipped.
+/// Searches the namespaces of `targets` among the processes under `proc`, normally `/proc`. Blocks for thousands of
+/// small reads. Processes that end meanwhile are skipped.
 ///
 /// # Errors
-/// When `proc` cannot be listed, or files or memory run out: then no pod may be taken for one that does
-/// not run. Nothing else about a single process is an error.
+/// When `proc` cannot be listed, or files or memory are exhausted: a pod must not be taken for one that is not running.
+/// Nothing else about a single process is an error.
 pub fn discover(
     proc: &Path,
     attribution: &Attribution,
-    wanted: &[WantedPod],
+    targets: &[PodTarget],
 ) -> io::Result<Discovered> {
     let mut names = HashMap::new();
-    for pod in wanted {
+    for pod in targets {
         names.insert(pod.uid.as_str(), pod);
         if let Some(alias) = &pod.alias {
             names.insert(alias.as_str(), pod);
@@ -167,7 +166,7 @@ impl<'a> Scan<'a> {
         &mut self,
         process: &Process,
         attribution: &Attribution,
-        names: &HashMap<&str, &'a WantedPod>,
+        names: &HashMap<&str, &'a PodTarget>,
     ) -> io::Result<()> {
         let uid = process.pod(attribution)?;
         let Some(pod) = uid.and_then(|uid| names.get(uid.as_str()).copied()) else {
@@ -209,17 +208,17 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Whether `netns` is that of a pod with these addresses.
+/// Whether `netns` belongs to a pod with these addresses.
 ///
 /// # Errors
-/// Why it is not, or why that cannot be determined.
+/// The reason why it does not, or why that is unknown.
 pub fn owns(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
     if addresses.is_empty() {
         return Err(RejectReason::NoAddresses);
     }
     let present = addresses_in(netns).map_err(RejectReason::Examine)?;
-    let wanted = |ip: &IpAddr| present.contains(&ip.to_canonical());
-    if addresses.iter().any(wanted) {
+    let is_present = |ip: &IpAddr| present.contains(&ip.to_canonical());
+    if addresses.iter().any(is_present) {
         Ok(())
     } else {
         Err(RejectReason::ForeignNamespace)

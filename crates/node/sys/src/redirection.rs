@@ -27,11 +27,11 @@ pub use crate::{iptables::IptablesError, nft::NftError};
 /// Result of [`apply`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// All was as desired; nothing was written.
+    /// The rules were as desired, so nothing was written.
     Unchanged,
-    /// Nothing of ours was there; now all of it is.
+    /// No own rules existed; all of them were installed.
     Installed,
-    /// Something of ours was there, but not as desired.
+    /// Existing rules differed and were repaired.
     Repaired {
         /// Part that differed.
         what: Drift,
@@ -43,7 +43,7 @@ pub enum Applied {
 pub struct Drift {
     /// One short phrase a difference, such as "the rules of chain nat-output differ".
     pub items: Vec<String>,
-    /// Nothing of ours was found at all.
+    /// Whether no own rules were found at all.
     pub nothing_found: bool,
 }
 
@@ -53,7 +53,7 @@ impl Drift {
         self.items.is_empty()
     }
 
-    /// Nothing found so far, and nothing missed.
+    /// Creates a report with nothing found and nothing missing.
     fn of_nothing() -> Self {
         Self {
             items: Vec::new(),
@@ -98,7 +98,7 @@ pub enum RedirectionError {
     Routing {
         /// Family of the addresses.
         family: Family,
-        /// The kernel's answer.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -108,7 +108,7 @@ pub enum RedirectionError {
          nf_conntrack_netlink, and room in its table of connections"
     )]
     Connections(#[source] io::Error),
-    /// No way of setting rules works on this node.
+    /// No rule backend works on this node.
     #[error(
         "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \
          reject in the kernel, or install iptables",
@@ -163,9 +163,9 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
     })
 }
 
-/// Where no guard with the connection check is in place yet: redirects new connections, and makes open ones known to
-/// connection tracking; the guards follow. Not again once that guard is in place: a connection it has accepted must not
-/// be taken for a pre-capture connection.
+/// Starts redirection where no guard with the connection check is in place: redirects new connections, and registers
+/// open ones with connection tracking before the guards follow. Not repeated once the guard is in place, since a
+/// connection that it accepted must not count as a pre-capture connection.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,
@@ -211,7 +211,7 @@ fn take_over(drift: &mut Drift) {
 
 const FOREIGN: &str = "rules of Istio's agent were still there";
 
-/// Reports what `apply` would have to change, and changes nothing.
+/// Reports the changes that `apply` would make, without making them.
 ///
 /// # Errors
 /// When the namespace cannot be read.
@@ -318,14 +318,14 @@ fn inside<T>(
 
 /// Tries one backend after the other; only a missing feature of kernel or node selects the next.
 fn first_working<T>(
-    wanted: Backend,
+    requested: Backend,
     mut attempt: impl FnMut(RedirectionBackend) -> Result<T, RedirectionError>,
 ) -> Result<(RedirectionBackend, T), RedirectionError> {
     let mut failures = Vec::new();
-    for backend in RedirectionBackend::candidates(wanted) {
+    for backend in RedirectionBackend::candidates(requested) {
         match attempt(backend) {
             Ok(done) => return Ok((backend, done)),
-            Err(error) if wanted == Backend::Auto && error.is_unsupported() => {
+            Err(error) if requested == Backend::Auto && error.is_unsupported() => {
                 tracing::debug!(backend = %backend.kind(), error = %ErrorChain(&error), "not usable");
                 failures.push((backend.kind(), error));
             }
@@ -343,8 +343,13 @@ fn open_routing() -> Result<Routing, RedirectionError> {
 }
 
 fn routed_families(ruleset: &Ruleset) -> Vec<Family> {
-    let wanted = |family: &Family| ruleset.policy_routing && family_enabled(*family);
-    ruleset.families.iter().copied().filter(wanted).collect()
+    let is_enabled = |family: &Family| ruleset.policy_routing && family_enabled(*family);
+    ruleset
+        .families
+        .iter()
+        .copied()
+        .filter(is_enabled)
+        .collect()
 }
 
 /// Whether the family is enabled in the calling thread's namespace. The kernel shows a thread the

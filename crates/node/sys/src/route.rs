@@ -13,7 +13,7 @@ const NEW_RULE: u16 = 32;
 const DELETE_RULE: u16 = 33;
 const GET_RULE: u16 = 34;
 
-/// Index of loopback: the same in every namespace.
+/// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
 const UNSPEC_TABLE: u8 = 0;
 const TO_TABLE: u8 = 1;
@@ -48,45 +48,45 @@ impl Routing {
         })
     }
 
-    pub(crate) fn observe(&mut self, wanted: &PolicyRouting) -> io::Result<Present> {
+    pub(crate) fn observe(&mut self, routing: &PolicyRouting) -> io::Result<Present> {
         let mut present = Present {
             rule: false,
             route: false,
         };
-        let family = number(wanted.family);
+        let family = number(routing.family);
         let mut header = [0; 12];
         header[0] = family;
         self.socket.dump(GET_RULE, &[&header], |found| {
-            present.rule |= found.first() == Some(&family) && is_rule(found, wanted);
+            present.rule |= found.first() == Some(&family) && is_rule(found, routing);
         })?;
         self.socket.dump(GET_ROUTE, &[&header], |found| {
-            present.route |= found.first() == Some(&family) && is_route(found, wanted);
+            present.route |= found.first() == Some(&family) && is_route(found, routing);
         })?;
         Ok(present)
     }
 
     /// Adds what is missing. Rule and route are each tried, even if the other fails.
-    pub(crate) fn ensure(&mut self, wanted: &PolicyRouting) -> io::Result<()> {
-        let rule = self.change_rule(NEW_RULE, CREATE | EXCLUSIVE, wanted);
-        let route = self.change_route(NEW_ROUTE, CREATE | REPLACE, wanted);
+    pub(crate) fn ensure(&mut self, routing: &PolicyRouting) -> io::Result<()> {
+        let rule = self.change_rule(NEW_RULE, CREATE | EXCLUSIVE, routing);
+        let route = self.change_route(NEW_ROUTE, CREATE | REPLACE, routing);
         ignore(rule, io::ErrorKind::AlreadyExists).and(route)
     }
 
     /// Removes rule and route; it is no error when they are absent.
-    pub(crate) fn remove(&mut self, wanted: &PolicyRouting) -> io::Result<()> {
+    pub(crate) fn remove(&mut self, routing: &PolicyRouting) -> io::Result<()> {
         const ESRCH: i32 = 3;
-        let rule = self.change_rule(DELETE_RULE, 0, wanted);
-        let route = match self.change_route(DELETE_ROUTE, 0, wanted) {
+        let rule = self.change_rule(DELETE_RULE, 0, routing);
+        let route = match self.change_route(DELETE_ROUTE, 0, routing) {
             Err(error) if error.raw_os_error() == Some(ESRCH) => Ok(()),
             other => other,
         };
         ignore(rule, io::ErrorKind::NotFound).and(route)
     }
 
-    fn change_rule(&mut self, kind: u16, flags: u16, wanted: &PolicyRouting) -> io::Result<()> {
+    fn change_rule(&mut self, kind: u16, flags: u16, routing: &PolicyRouting) -> io::Result<()> {
         // struct fib_rule_hdr: family, dst_len, src_len, tos, table, res1, res2, action, flags.
         let header = [
-            number(wanted.family),
+            number(routing.family),
             0,
             0,
             0,
@@ -100,18 +100,18 @@ impl Routing {
             0,
         ];
         let attrs = Attrs::new()
-            .u32(RULE_PRIORITY, wanted.preference)
-            .u32(RULE_MARK, wanted.mark)
-            .u32(RULE_MASK, wanted.mask)
-            .u32(RULE_TABLE, wanted.table)
+            .u32(RULE_PRIORITY, routing.preference)
+            .u32(RULE_MARK, routing.mark)
+            .u32(RULE_MASK, routing.mask)
+            .u32(RULE_TABLE, routing.table)
             .into_bytes();
         self.socket.request(kind, flags, &[&header, &attrs])
     }
 
-    fn change_route(&mut self, kind: u16, flags: u16, wanted: &PolicyRouting) -> io::Result<()> {
+    fn change_route(&mut self, kind: u16, flags: u16, routing: &PolicyRouting) -> io::Result<()> {
         // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
         let header = [
-            number(wanted.family),
+            number(routing.family),
             0,
             0,
             0,
@@ -125,7 +125,7 @@ impl Routing {
             0,
         ];
         let attrs = Attrs::new()
-            .u32(ROUTE_TABLE, wanted.table)
+            .u32(ROUTE_TABLE, routing.table)
             .u32(ROUTE_OUT, LOOPBACK)
             .into_bytes();
         self.socket.request(kind, flags, &[&header, &attrs])
@@ -139,22 +139,22 @@ fn ignore(result: io::Result<()>, kind: io::ErrorKind) -> io::Result<()> {
     }
 }
 
-fn is_rule(found: &[u8], wanted: &PolicyRouting) -> bool {
+fn is_rule(found: &[u8], routing: &PolicyRouting) -> bool {
     let attrs = found.get(12..).unwrap_or_default();
     let is = |kind, value| attr(attrs, kind).and_then(u32_ne) == Some(value);
     found.get(7) == Some(&TO_TABLE)
-        && is(RULE_PRIORITY, wanted.preference)
-        && is(RULE_MARK, wanted.mark)
-        && is(RULE_MASK, wanted.mask)
-        && is(RULE_TABLE, wanted.table)
+        && is(RULE_PRIORITY, routing.preference)
+        && is(RULE_MARK, routing.mark)
+        && is(RULE_MASK, routing.mask)
+        && is(RULE_TABLE, routing.table)
 }
 
-fn is_route(found: &[u8], wanted: &PolicyRouting) -> bool {
+fn is_route(found: &[u8], routing: &PolicyRouting) -> bool {
     let attrs = found.get(12..).unwrap_or_default();
     let is = |kind, value| attr(attrs, kind).and_then(u32_ne) == Some(value);
     found.get(1) == Some(&0)
         && found.get(7) == Some(&LOCAL)
-        && is(ROUTE_TABLE, wanted.table)
+        && is(ROUTE_TABLE, routing.table)
         && is(ROUTE_OUT, LOOPBACK)
 }
 

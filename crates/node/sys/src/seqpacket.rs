@@ -33,12 +33,12 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// Connections waiting to be accepted.
 const BACKLOG: i32 = 64;
 
-/// One record, as it arrived.
+/// Received SEQPACKET record.
 #[derive(Debug)]
 pub struct Received {
-    /// Its length in bytes. 0 is the end: the peer has closed.
+    /// Length in bytes; zero if the peer closed the socket.
     pub len: usize,
-    /// The descriptor that came with it.
+    /// Descriptor attached to the message.
     pub fd: Option<OwnedFd>,
 }
 
@@ -114,7 +114,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// A connection. Sending and receiving may happen at the same time.
+/// SEQPACKET connection, which can send and receive concurrently.
 #[derive(Debug)]
 pub struct SeqPacket {
     socket: AsyncFd<OwnedFd>,
@@ -140,7 +140,7 @@ impl SeqPacket {
         Self::new(plain::connect_to(path)?)
     }
 
-    /// Takes a connection that was made elsewhere, for instance inherited.
+    /// Converts a connected descriptor, for instance an inherited one.
     ///
     /// # Errors
     /// When the descriptor is not such a connection.
@@ -280,7 +280,7 @@ pub mod plain {
 
     use super::*;
 
-    /// How long [`SeqPacket::send_blocking`] waits for its peer.
+    /// Timeout of [`SeqPacket::send_blocking`].
     const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// A listening socket; see [`SeqPacketListener`].

@@ -24,19 +24,19 @@ pub use steering::{Worker, steer};
 /// pieces with a timer for each. Reno is in every kernel, and any user may choose it.
 const NEAR: &[u8] = b"reno";
 
-/// Whether sockets may bind addresses that are not the pod's.
+/// Whether sockets may bind foreign addresses (`IP_TRANSPARENT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transparent {
     /// No probes are sent.
     Off,
-    /// When the kernel and our capabilities allow it.
+    /// Transparent where the kernel and the capabilities allow it.
     #[default]
     BestEffort,
-    /// Always; otherwise it is an error.
+    /// Transparent; a failure is an error.
     Required,
 }
 
-/// When a silent peer counts as dead.
+/// TCP keepalive: when a silent peer counts as dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// Idle time before the first probe.
@@ -50,11 +50,11 @@ pub struct Keepalive {
 /// Options of established connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
-    /// Probes of idle connections; `None` leaves them off.
+    /// Keepalive probes; `None` disables them.
     pub keepalive: Option<Keepalive>,
-    /// How long sent bytes may stay unacknowledged; `None` is the kernel's own limit.
+    /// Timeout of unacknowledged data (`TCP_USER_TIMEOUT`); `None` is the kernel's default.
     pub user_timeout: Option<Duration>,
-    /// Both ends are on this machine: nothing is paced.
+    /// Whether both ends are on this machine, so that sending is not paced.
     pub near: bool,
     /// Closing resets the connection and drops unsent data, however it is closed, also by the kernel when
     /// the process is killed; unless [`end_in_order`] was called.
@@ -68,11 +68,11 @@ pub struct ListenSpec {
     pub port: u16,
     /// One dual-stack `[::]` socket, falling back to `0.0.0.0` where there is no IPv6.
     pub ipv6: bool,
-    /// Only the loopback address.
+    /// Whether to bind the loopback address only.
     pub loopback: bool,
     /// Several sockets (workers, an old and a new proxy) share the port.
     pub reuse_port: bool,
-    /// Whether to ask for transparency.
+    /// Whether the socket may use foreign addresses (`IP_TRANSPARENT`).
     pub transparent: Transparent,
     /// Mark of its packets, `SO_MARK`.
     pub mark: Option<u32>,
@@ -109,10 +109,10 @@ pub struct Listening {
     pub transparent: bool,
 }
 
-/// A socket that could not be made or prepared.
+/// Error of creating or configuring a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The namespace is gone, or the capability is missing.
+    /// Missing namespace or capability.
     #[error("cannot enter the network namespace")]
     EnterNetns(#[source] io::Error),
     /// The call `socket()` failed.
@@ -265,8 +265,8 @@ pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listeni
 pub struct OutboundSpec {
     /// Mark of its packets, `SO_MARK`.
     pub mark: Option<u32>,
-    /// Bind this address although it is not the pod's (its answers come back by the pod's rules for
-    /// marked connections). Must be of the destination's family.
+    /// Foreign source address to bind; replies return by the pod's rules for marked connections. Must be of the
+    /// destination's family.
     pub source: Option<IpAddr>,
     /// Options of the connection.
     pub tuning: Tuning,
@@ -274,9 +274,8 @@ pub struct OutboundSpec {
     pub worker: Option<Worker>,
 }
 
-/// Makes a socket inside `netns` that is ready to connect to an address of `destination`'s family.
-///
-/// A source that cannot be bound is ignored: the connection then comes from the pod's own address.
+/// Creates a socket inside `netns` for connecting to an address of `destination`'s family. If the source cannot be
+/// bound, the connection comes from the pod's own address.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the mark, by which the pod's own rules exempt the
@@ -312,14 +311,14 @@ pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
     tune_ref(SockRef::from(stream), tuning)
 }
 
-/// Makes closing a connection with [`Tuning::resets`] an orderly end from now on: unsent data is still
-/// sent. To be called when the peer has got an end of data, or is to get one.
+/// Makes closing a connection with [`Tuning::resets`] orderly: unsent data is still sent. Called when the peer has
+/// received an end of data, or is to receive one.
 pub fn end_in_order(stream: &TcpStream) {
     // Fails only for what is not a socket.
     let _never = SockRef::from(stream).set_linger(None);
 }
 
-/// Has a connection probed when it is silent; what is `None` stays as it is.
+/// Enables keepalive probes on a connection; `None` leaves a value unchanged.
 ///
 /// # Errors
 /// When the kernel refuses it.

@@ -22,7 +22,7 @@ const DESTROY: u16 = 21;
 const TCP: u8 = 6;
 const INET: u8 = 2;
 const INET6: u8 = 10;
-/// Both ports, both addresses, interface, cookie.
+/// Offset after ports, addresses, interface and cookie.
 const ID: usize = 48;
 /// Family, state, timer, retransmissions; the identity; five numbers.
 const HEAD: usize = 4 + ID + 20;
@@ -57,16 +57,16 @@ impl State {
     }
 }
 
-/// One TCP socket.
+/// TCP socket of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpSocket {
-    /// Its own end, canonical.
+    /// Canonical local address.
     pub local: SocketAddr,
-    /// The other end, canonical.
+    /// Canonical remote address.
     pub remote: SocketAddr,
     /// `SO_MARK`; 0 if it has none, or if we lack the capability to read it.
     pub mark: u32,
-    /// Its inode number, by which its owner is found.
+    /// Inode number, which identifies the owning process.
     pub inode: u64,
     family: u8,
     id: [u8; ID],

@@ -17,13 +17,13 @@ use ambit_sys::{
     links::{self, Links},
     loopback,
     netns::Netns,
-    procfs::{self, Attribution, WantedPod},
+    procfs::{self, Attribution, PodTarget},
     redirection::{self, Applied, RedirectionError},
     tcp_sockets::{self, State, Unproxied, Way},
 };
 use ambit_zds::PodUid;
 
-use crate::enrolment::Wanted;
+use crate::enrolment::ScanTarget;
 
 /// The agent's actions on the node and its pods. Tests have an implementation of their own.
 pub trait Actions: Send + Sync + 'static {
@@ -31,14 +31,13 @@ pub trait Actions: Send + Sync + 'static {
     ///
     /// # Errors
     /// When the processes of the node cannot be listed.
-    fn scan(&self, wanted: &[Wanted]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
+    fn scan(&self, targets: &[ScanTarget]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
     /// Opens the namespace at a path the plugin gave, and sees to its loopback.
     ///
     /// # Errors
     /// When there is none, or it is the node's own, or its loopback stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Makes redirection stand. Where kubelet's probes are exempt is decided here, by the pod's
-    /// interfaces as they are; `spec` does not say.
+    /// Applies redirection. The exemption of kubelet's probes depends on the pod's current interfaces, not on `spec`.
     ///
     /// # Errors
     /// When it does not.
@@ -54,12 +53,12 @@ pub trait Actions: Send + Sync + 'static {
         netns: &Netns,
         probe_ports: &ProbePorts,
     ) -> Result<Closed, ActionError>;
-    /// Takes redirection away, if there is any.
+    /// Removes redirection, if there is any.
     ///
     /// # Errors
     /// When something is left.
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError>;
-    /// Makes the node's probe rule stand, without touching its members.
+    /// Installs the node's probe rule, without changing its members.
     ///
     /// # Errors
     /// When it does not.
@@ -74,12 +73,12 @@ pub trait Actions: Send + Sync + 'static {
         addresses: &[IpAddr],
         ports: &ProbePorts,
     ) -> Result<(), ActionError>;
-    /// Ends the exemption of a pod's probes.
+    /// Removes the exemption of a pod's probes.
     ///
     /// # Errors
     /// When it has not ended.
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError>;
-    /// Makes exactly these exempt.
+    /// Replaces the members of the probe exemption.
     ///
     /// # Errors
     /// When they are not.
@@ -89,7 +88,7 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When the rule cannot be read.
     fn exempted_connections(&self) -> Result<u64, ActionError>;
-    /// Takes the node's probe rule away.
+    /// Removes the node's probe rule.
     ///
     /// # Errors
     /// When it is left.
@@ -108,30 +107,30 @@ pub struct Redirected {
 /// State of a pod's redirection when it was inspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PriorRedirection {
-    /// All of it.
+    /// Redirection is completely in place.
     All,
-    /// Nothing, neither ours nor another agent's.
+    /// No redirection exists, neither of this nor of another agent.
     Nothing,
-    /// Not all; what was missing or wrong.
+    /// Redirection is incomplete; the text lists what is missing or wrong.
     InPart(String),
 }
 
-/// Connections that were to be closed, for people.
+/// Connections that were to be closed, formatted for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Closed {
-    /// Both ends see them reset.
+    /// Connections that were closed; both peers see a reset.
     pub closed: Vec<String>,
-    /// With the reason that they could not be.
+    /// Connections that could not be closed, with the reason.
     pub failed: Vec<(String, String)>,
 }
 
-/// Why something was not done.
+/// Error of an action.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
     /// The list of processes.
     #[error("cannot list the processes under {path}")]
     Scan {
-        /// Where they are expected.
+        /// Expected path of the programs.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -140,7 +139,7 @@ pub enum ActionError {
     /// The namespace the plugin named.
     #[error("cannot open the network namespace {path}")]
     OpenNetns {
-        /// Its path on this side.
+        /// Path as seen by the agent.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -149,13 +148,13 @@ pub enum ActionError {
     /// A link that captured pods need.
     #[error("cannot bring up loopback in the network namespace {path}")]
     Loopback {
-        /// Its path on this side.
+        /// Path as seen by the agent.
         path: PathBuf,
         /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// Capturing the node itself would cut it off.
+    /// Refusal to capture the node itself, which would disconnect it.
     #[error("{path} is the node's own network namespace, which is never captured")]
     NodeNetns {
         /// Path of the file.
@@ -164,7 +163,7 @@ pub enum ActionError {
     /// Redirection in a pod.
     #[error("cannot {what} its redirection")]
     Redirection {
-        /// Put or take away.
+        /// Operation, for the message: put or take away.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -179,7 +178,7 @@ pub enum ActionError {
     /// The node's probe rule.
     #[error("cannot {what} the exemption of probes on the node")]
     Probes {
-        /// Put or take away.
+        /// Operation, for the message: put or take away.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -190,9 +189,9 @@ pub enum ActionError {
 /// The kernel itself.
 #[derive(Debug)]
 pub struct KernelActions {
-    /// Where the node's processes are seen.
+    /// Path of the node's procfs.
     pub proc: PathBuf,
-    /// How a process is recognised as a pod's.
+    /// Method of attributing a process to a pod.
     pub attribution: Attribution,
     /// Put before the paths of namespaces that the plugin names.
     pub netns_prefix: PathBuf,
@@ -234,17 +233,17 @@ impl KernelActions {
 }
 
 impl Actions for KernelActions {
-    fn scan(&self, wanted: &[Wanted]) -> Result<BTreeMap<PodUid, Netns>, ActionError> {
-        let wanted: Vec<_> = wanted
+    fn scan(&self, targets: &[ScanTarget]) -> Result<BTreeMap<PodUid, Netns>, ActionError> {
+        let targets: Vec<_> = targets
             .iter()
-            .map(|pod| WantedPod {
+            .map(|pod| PodTarget {
                 uid: pod.uid.to_string(),
                 alias: pod.cgroup_alias.clone(),
                 addresses: pod.addresses.clone(),
             })
             .collect();
         let discovered =
-            procfs::discover(&self.proc, &self.attribution, &wanted).map_err(|source| {
+            procfs::discover(&self.proc, &self.attribution, &targets).map_err(|source| {
                 ActionError::Scan {
                     path: self.proc.clone(),
                     source,

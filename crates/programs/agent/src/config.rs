@@ -144,7 +144,7 @@ pub enum ConfigError {
     /// The enablement selector is invalid.
     #[error(transparent)]
     Selector(#[from] SelectorError),
-    /// Not an address.
+    /// Text that is not an address.
     #[error("{value:?} is not an address to serve {purpose} at, such as 0.0.0.0:15014")]
     Address {
         /// Purpose of the address.
@@ -155,7 +155,7 @@ pub enum ConfigError {
     /// The node's namespace.
     #[error("cannot open the node's network namespace {path}")]
     HostNetns {
-        /// Where it is expected.
+        /// Expected path of the file.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -222,7 +222,7 @@ impl Args {
         })
     }
 
-    /// Where the node's processes are seen, and what comes before its paths.
+    /// Returns the node's procfs and the prefix of the node's file system.
     fn node_paths(&self) -> (PathBuf, PathBuf) {
         let mounted = PathBuf::from("/host/proc");
         let proc = self.host_proc.clone().unwrap_or_else(|| {
@@ -239,17 +239,17 @@ impl Args {
         (proc, prefix)
     }
 
-    /// Where container runtimes bind pods' network namespaces, on this side.
+    /// Returns the directory in which container runtimes bind pods' network namespaces, as seen by the agent.
     pub fn netns_dir(&self) -> PathBuf {
         self.node_paths().1.join("var/run/netns")
     }
 
-    /// How often everything is compared with the kernel; at least once a second.
+    /// Returns the interval of comparing all redirection with the kernel; at least once a second.
     pub fn reconcile_every(&self) -> Duration {
         Duration::from_secs(self.reconcile_seconds.max(1))
     }
 
-    /// Where metrics, and where health is served.
+    /// Returns the addresses of the metrics and health servers; `:8000` means every address.
     ///
     /// # Errors
     /// When one is neither empty nor an address. `:8000` means every address.

@@ -23,13 +23,13 @@ type Pods = Arc<BTreeMap<PodUid, Pod>>;
 #[derive(Clone, Debug)]
 enum Pod {
     Known(WorkloadInfo, NetnsId),
-    /// As the agent before this one recorded it: its namespace is still to be found.
+    /// Pod from the previous agent's record, whose namespace has yet to be found.
     Before(EnrolledPod),
 }
 
 /// Desired content of the file.
 #[derive(Clone, Debug, Default)]
-struct Wanted {
+struct Desired {
     /// Every pod is known.
     complete: bool,
     pods: Pods,
@@ -38,7 +38,7 @@ struct Wanted {
 /// File with the enrolled pods of the node.
 #[derive(Debug)]
 pub(crate) struct EnrolledFile {
-    wanted: watch::Sender<Wanted>,
+    desired: watch::Sender<Desired>,
     before: Vec<EnrolledPod>,
 }
 
@@ -48,11 +48,11 @@ impl EnrolledFile {
         let path = zds_socket.with_file_name(ENROLLED_FILE);
         let before = fs::read(&path).ok();
         let before = before.and_then(|bytes| Enrolled::decode(&bytes).ok());
-        let (sender, mut wanted) = watch::channel(Wanted::default());
+        let (sender, mut desired) = watch::channel(Desired::default());
         spawn("record of enrolled pods", async move {
             // What changes while the file is written is written together.
-            while wanted.changed().await.is_ok() {
-                let now = wanted.borrow_and_update().clone();
+            while desired.changed().await.is_ok() {
+                let now = desired.borrow_and_update().clone();
                 if !now.complete {
                     continue;
                 }
@@ -80,15 +80,15 @@ impl EnrolledFile {
             }
         });
         Self {
-            wanted: sender,
+            desired: sender,
             before: before.unwrap_or_default().pods,
         }
     }
 
     /// A pod is enrolled.
     pub(crate) fn add(&self, uid: PodUid, info: WorkloadInfo, netns: NetnsId) {
-        self.wanted.send_modify(|wanted| {
-            Arc::make_mut(&mut wanted.pods).insert(uid, Pod::Known(info, netns));
+        self.desired.send_modify(|desired| {
+            Arc::make_mut(&mut desired.pods).insert(uid, Pod::Known(info, netns));
         });
     }
 
@@ -98,8 +98,8 @@ impl EnrolledFile {
         let Some(pod) = before.find(|pod| *pod.uid == **uid) else {
             return;
         };
-        self.wanted.send_modify(|wanted| {
-            let pods = Arc::make_mut(&mut wanted.pods);
+        self.desired.send_modify(|desired| {
+            let pods = Arc::make_mut(&mut desired.pods);
             pods.entry(uid.clone())
                 .or_insert_with(|| Pod::Before(pod.clone()));
         });
@@ -107,14 +107,14 @@ impl EnrolledFile {
 
     /// A pod is unenrolled.
     pub(crate) fn remove(&self, uid: &PodUid) {
-        self.wanted.send_if_modified(|wanted| {
-            wanted.pods.contains_key(uid) && Arc::make_mut(&mut wanted.pods).remove(uid).is_some()
+        self.desired.send_if_modified(|desired| {
+            desired.pods.contains_key(uid) && Arc::make_mut(&mut desired.pods).remove(uid).is_some()
         });
     }
 
     /// Every pod is known.
     pub(crate) fn complete(&self) {
-        self.wanted.send_modify(|wanted| wanted.complete = true);
+        self.desired.send_modify(|desired| desired.complete = true);
     }
 }
 

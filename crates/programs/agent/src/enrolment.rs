@@ -36,11 +36,11 @@ pub use annotations::AnnotationError;
 pub use requests::{CniAdd, Reply, WhichPod};
 pub use step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, WriteStatus};
 
-/// A call of the plugin that is to be answered.
+/// Id of a plugin call that expects a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Distinguishes an outcome's step from others of the same pod.
+/// Id that matches an outcome to its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(u64);
 
@@ -51,19 +51,19 @@ pub enum Event<N> {
     Source(SourceEvent),
     /// The plugin requests the enrolment of a pod.
     CniAdd(RequestId, CniAdd<N>),
-    /// The plugin asks whether a pod belongs to the mesh.
+    /// Query by the plugin whether a pod belongs to the mesh.
     IsMember(RequestId, WhichPod),
-    /// A scan has ended, with what it found.
+    /// Namespaces that a finished scan found.
     Scanned(BTreeMap<PodUid, N>),
     /// A scan has ended with an error, so that no pod is known to run or not to.
     ScanFailed,
-    /// A step has ended; the error is for people.
+    /// End of a step; the error is a text for operators.
     StepDone {
         /// UID of the pod.
         uid: PodUid,
         /// Number of the step.
         id: StepId,
-        /// How it ended.
+        /// Outcome of the step.
         result: Result<(), String>,
     },
     /// Redirection of a pod did not stand as it should, and now does.
@@ -80,7 +80,7 @@ pub enum Event<N> {
         /// Texts for operators.
         warnings: Vec<String>,
     },
-    /// A proxy has connected and knows of every pod: what failed for want of one is tried again.
+    /// A synced proxy connected, so steps that failed for lack of one are retried.
     ProxySynced,
     /// Compare everything with the kernel again. Sent regularly.
     Reconcile,
@@ -95,18 +95,18 @@ pub enum Effect<N> {
     Step {
         /// UID of the pod.
         uid: PodUid,
-        /// Comes back with the outcome.
+        /// Id that the outcome repeats.
         id: StepId,
         /// Step to run.
         step: Step<N>,
     },
-    /// Look for these pods' namespaces, then report [`Event::Scanned`] or [`Event::ScanFailed`].
-    Scan(Vec<Wanted>),
-    /// Answer a call of the plugin.
+    /// Searches for these pods' namespaces, and reports [`Event::Scanned`] or [`Event::ScanFailed`].
+    Scan(Vec<ScanTarget>),
+    /// Responds to a call of the plugin.
     Answer(RequestId, Reply),
     /// The pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
     Hold(PodUid),
-    /// All pods from before the start are known: proxies may connect.
+    /// All existing pods are known, so proxies may connect.
     OpenZds,
     /// Which namespaces may have mesh pods has changed.
     WriteMembership(BTreeMap<ArcStr, bool>),
@@ -125,9 +125,9 @@ pub enum Effect<N> {
     },
 }
 
-/// A pod whose namespace is looked for.
+/// Pod whose network namespace is searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ScanTarget {
     /// UID of the pod.
     pub uid: PodUid,
     /// Name of the pod's cgroup, if not its UID.
@@ -151,7 +151,7 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pods that belong to the mesh.
-    pub wanted: usize,
+    pub desired: usize,
     /// Number of captured pods.
     pub captured: usize,
     /// Pods whose last step failed.
@@ -160,7 +160,7 @@ pub struct Counts {
     pub warned: usize,
 }
 
-/// The pods of this node.
+/// Enrolment state of the pods of this node.
 #[derive(Debug)]
 pub struct Enrolment<N> {
     settings: Settings,
@@ -191,21 +191,21 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// Whether everything that was there at the start is known.
+    /// Whether all initial objects were processed.
     pub fn is_ready(&self) -> bool {
         self.scanning.initial_done()
     }
 
-    /// How pods stand.
+    /// Counts the pods by state.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for pod in self.pods.values() {
             let Ok(goal) = self.goal(pod) else {
-                counts.wanted += 1;
+                counts.desired += 1;
                 counts.failing += 1;
                 continue;
             };
-            counts.wanted += usize::from(matches!(goal, Goal::In(_)));
+            counts.desired += usize::from(matches!(goal, Goal::In(_)));
             counts.captured += usize::from(pod.is_captured(&goal));
             counts.failing += usize::from(pod.failure.is_some());
             counts.warned += usize::from(!pod.warnings.is_empty());
@@ -222,7 +222,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         leaving.any(|pod| pod.maybe_served || pod.probes.is_some() || pod.busy.is_some())
     }
 
-    /// When [`Event::Tick`] is wanted.
+    /// Returns when the next [`Event::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let pods = self.pods.values().filter_map(Pod::deadline);
         pods.chain(self.requests.deadline())
@@ -230,7 +230,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .min()
     }
 
-    /// Takes one event.
+    /// Handles an event and returns its effects.
     pub fn on_event(&mut self, event: Event<N>, now: Instant) -> Vec<Effect<N>> {
         let mut effects = Vec::new();
         match event {
@@ -246,7 +246,11 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             }
             Event::Repaired { uid, what } => {
                 // Elsewhere it has just been put in place, or replaced what an unenrolment left.
-                if let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.should_stand) {
+                if let Some(pod) = self
+                    .pods
+                    .get_mut(&uid)
+                    .filter(|pod| pod.expects_redirection)
+                {
                     tracing::warn!(pod = %pod.view.name, what, "redirection had drifted and is repaired");
                     pod.drifts = pod.drifts.saturating_add(1);
                 }
@@ -328,8 +332,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
         let uid = view.uid.clone();
         pod.view = view;
-        let wanted = |pod: &Pod<N>| matches!(self.goal(pod), Ok(Goal::In(_)));
-        if unexpected && self.pods.get(&uid).is_some_and(wanted) {
+        let belongs = |pod: &Pod<N>| matches!(self.goal(pod), Ok(Goal::In(_)));
+        if unexpected && self.pods.get(&uid).is_some_and(belongs) {
             self.scanning.hasten(now);
         }
     }
@@ -539,7 +543,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let unsettled = |pod: &Pod<N>| {
             let step = pod.busy.as_ref().map(|busy| &busy.step);
             // Until this agent has written the pod's probes, those that an earlier one wrote stay.
-            let is_earlier = pod.should_stand && pod.probes.is_none();
+            let is_earlier = pod.expects_redirection && pod.probes.is_none();
             pod.addresses.is_empty() || is_earlier || matches!(step, Some(Step::Probes(_)))
         };
         if captured.iter().any(|(_, pod)| unsettled(pod)) {

@@ -41,29 +41,29 @@ use self::{
     files::FileError,
     metrics::InstallMetrics,
     options::InstallArgs,
-    plan::{Plan, State, Wanted, plan},
+    plan::{DesiredConfig, Plan, State, plan},
     throttle::Throttle,
     watch::Watch,
 };
 use crate::membership;
 
-/// How often to look without any event.
+/// Interval of checks without events.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// How long to wait for further events after one.
+/// Time for which further events are awaited after one.
 const DEBOUNCE: Duration = Duration::from_millis(5);
-/// Before another try when something could not be written.
+/// Retry delay after a failed write.
 const RETRY: Duration = Duration::from_secs(2);
-/// Until a runtime has read a changed directory, and calls the plugin no more.
+/// Time for a runtime to read a changed directory and stop calling the plugin.
 const RUNTIME_NOTICES: Duration = Duration::from_secs(1);
 
-/// Where things are, as seen from here.
+/// Paths of the installation, as seen by the agent.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// The directory of network configurations.
     pub net_dir: PathBuf,
     /// The directory of plugins.
     pub bin_dir: PathBuf,
-    /// Where the plugin is copied from.
+    /// Directory that the plugin is copied from.
     pub source_dir: PathBuf,
     /// The agent's run directory.
     pub run_dir: PathBuf,
@@ -73,13 +73,13 @@ pub struct Places {
 #[derive(Debug)]
 pub struct Installation {
     places: Places,
-    wanted: Wanted,
+    desired: DesiredConfig,
     keeper: JoinHandle<()>,
     stop: oneshot::Sender<()>,
 }
 
 impl Installation {
-    /// Installs, and keeps it so.
+    /// Installs the plugin and keeps the installation up to date.
     pub fn start(
         args: &InstallArgs,
         run_dir: PathBuf,
@@ -87,7 +87,7 @@ impl Installation {
         metrics: InstallMetrics,
         ready: ReadyTask,
     ) -> Self {
-        let wanted = args.wanted(&run_dir, exclude_namespaces);
+        let desired = args.desired(&run_dir, exclude_namespaces);
         let places = Places {
             net_dir: args.cni_net_dir.clone(),
             bin_dir: args.cni_bin_dir.clone(),
@@ -96,7 +96,7 @@ impl Installation {
         };
         let keeper = Keeper {
             places: places.clone(),
-            wanted: wanted.clone(),
+            desired: desired.clone(),
             throttle: Throttle::default(),
             absent_since: None,
             held: None,
@@ -106,18 +106,18 @@ impl Installation {
         let (stop, stopped) = oneshot::channel();
         Self {
             places,
-            wanted,
+            desired,
             keeper: spawn("plugin installation", keeper.run(stopped)),
             stop,
         }
     }
 
-    /// Takes the plugin out of force, and removes its file too if it may go.
+    /// Uninstalls the plugin, and removes its file, too, if permitted.
     pub async fn remove(self, file_may_go: bool) {
         // A pass that is at work ends first: it must not put back what is taken away.
         drop(self.stop);
         self.keeper.await.ok();
-        let (places, mode) = (self.places, self.wanted.file_mode);
+        let (places, mode) = (self.places, self.desired.file_mode);
         let plugin = places.bin_dir.join(PLUGIN);
         let removed = spawn_blocking("uninstall", move || remove(&places, mode)).await;
         match removed {
@@ -141,7 +141,7 @@ impl Installation {
     }
 }
 
-/// One pass: what was found, and whether anything was changed.
+/// Result of one pass, and whether anything was changed.
 struct Pass {
     plan: Plan,
     changed: bool,
@@ -166,7 +166,7 @@ enum PassError {
 /// Loop that keeps the plugin installed.
 struct Keeper {
     places: Places,
-    wanted: Wanted,
+    desired: DesiredConfig,
     throttle: Throttle,
     absent_since: Option<Instant>,
     held: Option<State>,
@@ -206,13 +206,13 @@ impl Keeper {
         }
     }
 
-    /// Returns when to make the next one.
+    /// Compares and repairs the installation once. Returns the time of the next pass.
     async fn pass(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let held_back = self.throttle.not_before().filter(|until| *until > now);
-        let (places, wanted) = (self.places.clone(), self.wanted.clone());
+        let (places, desired) = (self.places.clone(), self.desired.clone());
         let absent = self.absent_since;
-        let work = move || look_and_change(&places, &wanted, absent, held_back.is_none());
+        let work = move || look_and_change(&places, &desired, absent, held_back.is_none());
         let outcome = spawn_blocking("install", work).await;
         let pass = match outcome {
             Ok(Ok((pass, absent))) => {
@@ -250,7 +250,7 @@ impl Keeper {
         [again, held_back].into_iter().flatten().min()
     }
 
-    /// Tells of a new state, once.
+    /// Reports a new state once.
     fn hold(&mut self, state: State) {
         if state == State::Settling || self.held.as_ref() == Some(&state) {
             return;
@@ -279,10 +279,10 @@ fn hint(is_cilium: bool) -> &'static str {
     }
 }
 
-/// One pass. The plugin comes before the configuration that needs it.
+/// Runs one pass: the plugin is installed before the configuration that references it.
 fn look_and_change(
     places: &Places,
-    wanted: &Wanted,
+    desired: &DesiredConfig,
     absent: Option<Instant>,
     may_change: bool,
 ) -> Result<(Pass, Option<Instant>), PassError> {
@@ -298,13 +298,13 @@ fn look_and_change(
         path: net_dir.clone(),
         source,
     })?;
-    let is_absent = directory::primary(&files, wanted.primary.as_deref()) == Primary::None;
+    let is_absent = directory::primary(&files, desired.primary.as_deref()) == Primary::None;
     let absent = is_absent.then(|| absent.unwrap_or_else(Instant::now));
     let absent_for = absent.map_or(Duration::ZERO, |since| since.elapsed());
-    let mut plan = plan(&files, wanted, absent_for);
+    let mut plan = plan(&files, desired, absent_for);
     if may_change {
         for action in &plan.actions {
-            let done = files::carry_out(net_dir, action, wanted.file_mode)
+            let done = files::carry_out(net_dir, action, desired.file_mode)
                 .map_err(PassError::Configuration)?;
             if done {
                 tracing::debug!(?action, "changed the network configuration");
@@ -323,7 +323,7 @@ fn look_and_change(
     Ok((pass, absent))
 }
 
-/// Takes everything of ours out of force; blocks.
+/// Uninstalls the plugin's configuration; blocks.
 fn remove(places: &Places, mode: u32) -> Result<(), PassError> {
     let net_dir = &places.net_dir;
     // Twice where another process writes at the same time.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use ambit_agent::config::Args;
 use clap::Parser as _;
 
-/// Gives back what many pods at once have taken: the C library's keeps it, in an arena for each thread.
+/// Allocator that returns the memory of bursts; the C library's keeps it in an arena for each thread.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -50,20 +50,20 @@ pub struct Metrics {
     pub proxies: Gauge,
     /// Steps carried out.
     pub steps: Family<StepOutcome, Counter>,
-    /// How long calls of the plugin took that ended with the pod captured, in seconds.
+    /// Duration of plugin calls that ended with the pod captured, in seconds.
     pub enrolment_seconds: Histogram,
     /// Connections from before the capture of pods that should have waited for it.
     pub earlier_connections: Family<PreCaptureOutcome, Counter>,
     /// Connections of the node's processes that were exempt as kubelet's probes.
     pub probe_connections: Counter,
-    wanted: Gauge,
+    desired: Gauge,
     captured: Gauge,
     failing: Gauge,
     warned: Gauge,
 }
 
 impl Metrics {
-    /// Registers all of them.
+    /// Registers all metrics.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self {
             plugin_requests: Family::default(),
@@ -75,7 +75,7 @@ impl Metrics {
             ]),
             earlier_connections: Family::default(),
             probe_connections: Counter::default(),
-            wanted: Gauge::default(),
+            desired: Gauge::default(),
             captured: Gauge::default(),
             failing: Gauge::default(),
             warned: Gauge::default(),
@@ -111,7 +111,7 @@ impl Metrics {
         registry.register(
             "ambit_agent_pods_wanted",
             "Pods of the mesh on this node",
-            m.wanted,
+            m.desired,
         );
         registry.register("ambit_agent_pods_captured", "Pods captured", m.captured);
         registry.register(
@@ -130,7 +130,7 @@ impl Metrics {
     /// Sets the gauges of pods.
     pub fn set_counts(&self, counts: Counts) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        self.wanted.set(number(counts.wanted));
+        self.desired.set(number(counts.desired));
         self.captured.set(number(counts.captured));
         self.failing.set(number(counts.failing));
         self.warned.set(number(counts.warned));

@@ -42,20 +42,20 @@ pub enum Call {
     CniAdd(CniAdd<Netns>),
     /// Does a pod belong to the mesh?
     IsMember(WhichPod),
-    /// How does everything stand?
+    /// Request for a report of all pods.
     Report,
 }
 
-/// The answer to a call.
+/// Response to a call.
 #[derive(Debug)]
 pub enum Answer {
-    /// To the plugin.
+    /// Response to the plugin.
     Reply(Reply),
     /// A report for operators.
     Report(Box<AgentReport>),
 }
 
-/// Calls and where their answers go.
+/// Channel of calls with the senders of their responses.
 pub type Calls = mpsc::Sender<(Call, oneshot::Sender<Answer>)>;
 
 /// The body of `/cmdadd`. Field names are the contract's.
@@ -261,7 +261,7 @@ async fn ask(calls: &Calls, call: Call) -> Reply {
     }
 }
 
-/// Answers `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
+/// Serves `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
 pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
     let pod = match request.uri().path() {
         "/v1/status" => None,

@@ -51,11 +51,11 @@ use executor::Executor;
 /// Tries to put the node's probe rule in place at the start, and the pause between them.
 const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
 
-/// How long an agent that is ending goes on for pods that have just left the mesh: there may be none after
-/// it to withdraw them from the proxies.
+/// Time for which a terminating agent continues to withdraw pods that have just left the mesh, since no agent may
+/// follow.
 const UNENROLLING: Duration = Duration::from_secs(5);
 
-/// How long an ending agent waits for its last metrics and logs to be exported.
+/// Timeout of the last export of metrics and logs.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
 
 /// Why the agent does not run (any longer).
@@ -156,8 +156,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
     })
 }
 
-/// Runs the agent with a given source, given actions, and the pods' status given a place. `started` is called
-/// when it has got so far that its end would be a crash.
+/// Runs the agent with the given source, actions and status sink. `started` is called once the agent has started.
 ///
 /// # Errors
 /// As [`run`].
@@ -299,7 +298,7 @@ struct Identity {
     redirection_backend: String,
 }
 
-/// The loop and what it needs.
+/// Event loop of the agent.
 struct Agent<A> {
     enrolment: Enrolment<Netns>,
     waiting: HashMap<RequestId, oneshot::Sender<Answer>>,
@@ -392,7 +391,7 @@ impl<A: Actions> Agent<A> {
             source_trouble: trouble.map(str::to_owned),
             proxies: self.executor.metrics.proxies.get(),
             redirection_backend: self.identity.redirection_backend.clone(),
-            wanted: counts.wanted,
+            desired: counts.desired,
             captured: counts.captured,
             failing: counts.failing,
             pods: self.enrolment.reports(|netns| netns.id().ino),
@@ -409,7 +408,7 @@ impl<A: Actions> Agent<A> {
                     }
                 }
                 Effect::Step { uid, id, step } => self.executor.step(uid, id, step),
-                Effect::Scan(wanted) => self.executor.scan(wanted),
+                Effect::Scan(targets) => self.executor.scan(targets),
                 Effect::Hold(uid) => self.executor.proxies.hold(uid),
                 Effect::OpenZds => self.executor.proxies.open(),
                 Effect::WriteMembership(namespaces) => self.executor.write_membership(namespaces),

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::source::Status;
 
-/// The answer to `/v1/status`.
+/// Response of `/v1/status`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
@@ -18,26 +18,27 @@ pub struct AgentReport {
     pub version: &'static str,
     /// Name of the node.
     pub node: String,
-    /// All pods from before the start are known, and proxies may connect.
+    /// Whether all existing pods are known, so that proxies may connect.
     pub ready: bool,
     /// Why what is known of pods may be out of date: the API server is away. Absent if it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_trouble: Option<String>,
     /// Node proxies connected.
     pub proxies: i64,
-    /// The setting of what carries redirection: `auto` takes nftables where the kernel has it.
+    /// Configured redirection backend; `auto` selects nftables where the kernel supports it.
     pub redirection_backend: String,
     /// Pods that belong to the mesh.
-    pub wanted: usize,
+    #[serde(rename = "wanted")]
+    pub desired: usize,
     /// Number of captured pods.
     pub captured: usize,
     /// Number of pods whose last step failed.
     pub failing: usize,
-    /// Every pod of the node, also those outside the mesh.
+    /// Reports on all pods of the node, including those outside the mesh.
     pub pods: Vec<PodReport>,
 }
 
-/// One pod; the answer to `/v1/pods/NAMESPACE/NAME`.
+/// Report on one pod; the response of `/v1/pods/NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodReport {
@@ -47,12 +48,13 @@ pub struct PodReport {
     pub name: ArcStr,
     /// UID of the pod.
     pub uid: PodUid,
-    /// Its service account.
+    /// Service account of the pod.
     pub service_account: ArcStr,
     /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
     /// Whether the pod belongs to the mesh, captured yet or not.
-    pub wanted: bool,
+    #[serde(rename = "wanted")]
+    pub belongs: bool,
     /// State of the enrolment.
     pub state: PodState,
     /// Reason of the state, in words.
@@ -60,14 +62,14 @@ pub struct PodReport {
     /// The last failure, if the last step failed. Absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The inode of its network namespace, if that is known.
+    /// Inode of the pod's network namespace, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub netns_inode: Option<u64>,
     /// A node proxy has acknowledged that it listens in the namespace.
     pub listeners: bool,
     /// Redirection was seen in the kernel to be as it should, within the last comparison.
     pub redirected: bool,
-    /// How often redirection was found changed and repaired.
+    /// Number of drifts: changed redirection that was repaired.
     pub drifts: u32,
     /// Unexpected conditions that do not impair the redirection. Absent without any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -82,7 +84,7 @@ pub struct PodReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodState {
-    /// In the mesh: listeners and redirection stand.
+    /// In the mesh, with listeners and redirection in place.
     Captured,
     /// The pod belongs to the mesh, and steps are in flight.
     Enrolling,
@@ -92,7 +94,7 @@ pub enum PodState {
     NoNamespace,
     /// The pod leaves the mesh.
     Leaving,
-    /// Not in the mesh.
+    /// Outside the mesh.
     Outside,
     /// The pod has ended.
     Ended,

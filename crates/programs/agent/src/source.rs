@@ -21,7 +21,7 @@ mod probe_ports;
 
 pub use ambit_k8s_api::enablement::Labels;
 
-/// A pod of this node, as far as enrolment depends on it.
+/// Pod of this node, with the attributes that enrolment depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodView {
     /// UID of the pod.
@@ -51,8 +51,7 @@ pub struct PodView {
     /// State of its capture by its annotation. Only whether the pod was captured once is read from it; it is there to
     /// be corrected.
     pub reported: Status,
-    /// Whether its labels and annotations are those that it was created with, as far as the source can
-    /// tell: `false` is also "not known".
+    /// Whether labels and annotations are certainly those that the pod was created with.
     #[serde(default)]
     pub unchanged: bool,
 }
@@ -71,7 +70,7 @@ impl<'a> From<&'a PodView> for PodFacts<'a> {
 /// State of the previous agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Namespaces and their labels.
+    /// Labels by namespace.
     pub namespaces: BTreeMap<ArcStr, Labels>,
     /// The pods of this node.
     pub pods: BTreeSet<PodUid>,
@@ -81,7 +80,7 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// There is no annotation.
+    /// Pod without the annotation.
     #[default]
     None,
     /// Being captured, or its capture is in doubt.
@@ -100,7 +99,7 @@ impl Status {
         }
     }
 
-    /// Of a value; one that is neither claims something that has to be corrected.
+    /// Parses the annotation's value. An unknown value is treated as one that must be corrected.
     pub fn of(value: Option<&str>) -> Self {
         match value {
             None => Self::None,
@@ -115,15 +114,15 @@ impl Status {
 pub enum SourceEvent {
     /// A pod of this node is new or has changed.
     Pod(PodView),
-    /// A pod is gone, or no longer of this node.
+    /// Removal of a pod, or its move to another node.
     PodGone(PodUid),
     /// A namespace is new or has other labels.
     Namespace(ArcStr, Labels),
-    /// A namespace is gone.
+    /// Deletion of a namespace.
     NamespaceGone(ArcStr),
-    /// Sent first, if there is one.
+    /// State recorded by an earlier agent; sent first, if there is any.
     Recorded(Record),
-    /// Everything that existed at the start has been sent.
+    /// All initial objects have been sent.
     Synced,
 }
 

@@ -5,15 +5,15 @@ use std::{collections::BTreeSet, sync::Arc};
 use ambit_model::PodName;
 use ambit_zds::PodUid;
 
+mod annotations;
 pub mod api;
-mod book;
 pub mod dir;
 
 use crate::source::{PodView, Status};
 use api::ApiStatus;
 use dir::{StatusDir, StatusError};
 
-/// Where the pods' status goes.
+/// Destination of the pods' status.
 #[derive(Clone, Debug)]
 pub enum StatusSink {
     /// Annotations are not written.
@@ -25,8 +25,8 @@ pub enum StatusSink {
 }
 
 impl StatusSink {
-    /// Writes the status of a pod, or removes it. Blocks for a directory; for the API server it is
-    /// only taken down, and written as soon as that answers: enrolment never waits for it.
+    /// Writes the status of a pod, or removes it. Blocks for a directory; for the API server the write is queued, and
+    /// enrolment never waits for it.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -48,21 +48,21 @@ impl StatusSink {
         }
     }
 
-    /// A pod's object is gone.
+    /// Handles the deletion of a pod's object.
     pub fn gone(&self, uid: &PodUid) {
         if let Self::Api(api) = self {
             api.gone(uid.clone());
         }
     }
 
-    /// The API server answers again.
+    /// Retries writes at once, since the API server responds again.
     pub fn hasten(&self) {
         if let Self::Api(api) = self {
             api.hasten();
         }
     }
 
-    /// No pod of this node but these has a status.
+    /// Removes the statuses of all pods of the node but these.
     ///
     /// # Errors
     /// When a directory cannot be read or written.

@@ -8,10 +8,10 @@ use ambit_rt::{Env, logging::LoggingError};
 
 use crate::config::Args;
 
-/// Where, beside the ZDS socket, node proxies find what is held for them.
+/// Socket, next to the ZDS socket, by which node proxies reach the holder of their descriptors.
 const HOLDER_SOCKET: &str = "ambit-holder.sock";
 
-/// Why there is no agent.
+/// Reason why no agent can be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SuperviseError {
     /// Logging could not be set up.

@@ -22,11 +22,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use std::os::fd::AsFd as _;
 use tokio::sync::{mpsc, oneshot};
 
-/// A proxy that does not take a record for this long is given up.
+/// Timeout of sending a record to a proxy.
 const WRITE_WITHIN: Duration = Duration::from_secs(5);
 /// Pause after each accept, so that a proxy that reconnects in a loop costs little.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Proxies connected at once. An old and a new one are usual.
+/// Maximum concurrent proxies. An old and a new one are usual.
 const MAX_CONNECTIONS: usize = 16;
 
 enum Command {
@@ -46,13 +46,12 @@ enum Command {
 
 type Done = oneshot::Sender<Result<(), DeliverError>>;
 
-/// Gives orders to the server. Orders are taken in their order, also those whose outcome is not
-/// awaited yet.
+/// Handle that sends orders to the server, processed in order.
 #[derive(Clone, Debug)]
 pub struct Zds(mpsc::UnboundedSender<Command>);
 
 impl Zds {
-    /// Has the newest proxy serve the pod.
+    /// Orders the newest proxy to serve the pod.
     pub fn add(
         &self,
         uid: PodUid,
@@ -71,13 +70,13 @@ impl Zds {
         )
     }
 
-    /// Has every proxy stop serving the pod.
+    /// Orders every proxy to stop serving the pod.
     pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         let (done, outcome) = oneshot::channel();
         self.order(Command::Del { uid, done }, outcome)
     }
 
-    /// A proxy that serves this pod is to go on.
+    /// Keeps serving a pod through a proxy that already serves it.
     pub fn hold(&self, uid: PodUid) {
         // The server ends only with the process.
         self.0.send(Command::Hold(uid)).ok();

@@ -31,7 +31,7 @@ const NAMESPACES: &str = "/api/v1/namespaces";
 const EVENTS: &str = "/apis/events.k8s.io/v1/events";
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 
-/// A node whose agent follows a server of its own.
+/// Node with an agent that watches its own API server.
 struct Cluster {
     node: Node,
     server: ApiServer,

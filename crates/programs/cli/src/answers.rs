@@ -13,12 +13,13 @@ use serde_json::{Map, Value};
 pub(crate) struct AgentStatus {
     pub(crate) version: String,
     /// Pods that belong to the mesh.
-    pub(crate) wanted: Option<i64>,
+    #[serde(rename = "wanted")]
+    pub(crate) desired: Option<i64>,
     /// Number of them that are captured.
     pub(crate) captured: Option<i64>,
     /// Node proxies that are connected to the agent.
     pub(crate) proxies: Option<i64>,
-    /// Why what the agent knows of pods may be out of date.
+    /// Reason why the agent's state of pods may be outdated.
     pub(crate) source_trouble: Option<String>,
     pub(crate) pods: Vec<AgentPod>,
 }
@@ -29,21 +30,23 @@ pub(crate) struct AgentStatus {
 pub(crate) struct AgentPod {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) wanted: bool,
+    /// Whether the pod belongs to the mesh.
+    #[serde(rename = "wanted")]
+    pub(crate) belongs: bool,
     /// `captured`, `failing`, `no-namespace`, `ended` and others.
     pub(crate) state: String,
     pub(crate) why: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
-    /// A node proxy has acknowledged that it listens.
+    /// Whether a node proxy has acknowledged that it listens.
     pub(crate) listeners: bool,
     /// Redirection was seen in the kernel.
     pub(crate) redirected: bool,
-    /// How often redirection was found changed by others, and repaired.
+    /// Number of drifts: redirection changed by others and repaired.
     pub(crate) drifts: i64,
     /// Annotation that the pod should have.
     pub(crate) annotation: String,
-    /// Annotation that it was last seen with.
+    /// Last observed annotation.
     pub(crate) annotation_seen: String,
     #[serde(flatten)]
     pub(crate) more: Map<String, Value>,
@@ -56,7 +59,7 @@ pub(crate) struct XdsClient {
     /// Pod of the client, `name.namespace`; older control planes have its node id here,
     /// `type~address~pod.namespace~domain`.
     pub(crate) proxy: String,
-    /// By type of resources.
+    /// Subscriptions by resource type.
     pub(crate) subscriptions: BTreeMap<String, Subscription>,
 }
 
@@ -69,7 +72,7 @@ pub(crate) struct Subscription {
 }
 
 impl XdsClient {
-    /// Pod of the client, `name.namespace`.
+    /// Returns the pod, `name.namespace`.
     pub(crate) fn pod(&self) -> &str {
         self.proxy.split('~').nth(2).unwrap_or(&self.proxy)
     }

@@ -24,7 +24,7 @@ use crate::{
 
 mod redact;
 
-/// Kinds of which every object is taken.
+/// Kinds that are collected cluster-wide.
 const KINDS: &[(&str, &str)] = &[
     ("v1", "Node"),
     ("v1", "Namespace"),
@@ -46,7 +46,7 @@ const KINDS: &[(&str, &str)] = &[
     ("ambit.io/v1alpha1", "HTTPFault"),
     ("ambit.io/v1alpha1", "RateLimit"),
 ];
-/// Kinds of which the objects in the mesh's own namespace are taken.
+/// Kinds that are collected in the mesh's own namespace.
 const OWN_KINDS: &[(&str, &str)] = &[
     ("v1", "Pod"),
     ("v1", "ConfigMap"),
@@ -177,7 +177,7 @@ impl Report {
         }
     }
 
-    /// Answers of a pod to questions.
+    /// Queries a pod and returns its responses.
     async fn answers(&mut self, cluster: &Cluster, pod: &Pod, port: u16, paths: &[&str]) {
         let (namespace, name) = (namespace_of(pod), name(pod));
         for path in paths {

@@ -21,7 +21,7 @@ use guard::Guard;
 
 /// Largest request: policies to rehearse.
 const MAX_BODY: usize = 1 << 20;
-/// Connections served at once.
+/// Maximum concurrent connections.
 const MAX_CONNECTIONS: usize = 64;
 
 /// Flags of `ambit dashboard`.
@@ -116,8 +116,8 @@ fn refuse(refused: guard::Refused) -> Response {
     rt_http::text(status, text)
 }
 
-/// Opens a browser, if there is a program for it. The address goes there in a file that only this user reads: arguments
-/// of programs are visible to all users of the machine.
+/// Opens a browser, if one is installed. The address is passed in a file that only this user can read, since program
+/// arguments are visible to all users of the machine.
 fn open(guard: &Guard) -> Option<tempfile::NamedTempFile> {
     let program = if cfg!(target_os = "macos") {
         "open"

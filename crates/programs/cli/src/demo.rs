@@ -17,7 +17,7 @@ use std::{
 };
 
 use ambit_lab::{
-    Client, ExecOutput, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus,
+    Client, ExecOutput, FlowKind, FlowReport, IpFamily, LabNetns, LogSource, Options, PodStatus,
     PrimaryCni, Status,
 };
 
@@ -35,9 +35,9 @@ use crate::{
 const MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
 /// The port of every server of the example.
 const PORT: u16 = 8080;
-/// How long pods may take to be ready, or captured.
+/// Timeout for pods to be ready or captured.
 const READY: Duration = Duration::from_secs(60);
-/// How long the access log may lag behind.
+/// Tolerated delay of the access log.
 const LOG_LAG: Duration = Duration::from_secs(3);
 
 /// Names of the nodes.
@@ -63,7 +63,7 @@ const EXAMPLE: [(&str, &str); 4] = [
     ),
 ];
 
-/// A call, and what the manifests promise about it.
+/// Call with the result that the manifests promise.
 struct Call {
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
@@ -71,14 +71,14 @@ struct Call {
     allowed: bool,
 }
 
-/// How a connection travels.
+/// Transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// mTLS tunnel between node proxies.
     Hbone,
-    /// In the clear, through a node proxy at one end.
+    /// Plaintext, through a node proxy on one side.
     Plaintext,
-    /// In the clear, neither end in the mesh.
+    /// Plaintext, with both peers outside the mesh.
     Outside,
 }
 
@@ -304,7 +304,7 @@ impl Demo {
         Source::node(&self.name, node).dump()
     }
 
-    /// Makes the calls; prints what happened; gives the number of faults.
+    /// Makes the calls, prints their results, and returns the number of failures.
     fn calls(&self, status: &Status, calls: &[Call]) -> Result<usize, CliError> {
         let header = [
             "CALLER",
@@ -321,8 +321,7 @@ impl Demo {
         })
     }
 
-    /// Does each thing, which gives a row and maybe faults, under a capture; prints the rows and what was on the wire;
-    /// gives the number of faults.
+    /// Runs each step under a capture, prints its row and the traffic on the wire, and returns the number of failures.
     fn under_capture<T>(
         &self,
         status: &Status,
@@ -332,7 +331,7 @@ impl Demo {
     ) -> Result<usize, CliError> {
         let capture = self
             .client
-            .capture(Place::Fabric, vec![MARKER.into()])
+            .capture(LabNetns::Fabric, vec![MARKER.into()])
             .map_err(labs::client_error)?;
         let mut faults = Vec::new();
         let rows: Result<Vec<_>, _> = things
@@ -352,7 +351,7 @@ impl Demo {
         Ok(faults.len())
     }
 
-    /// Asks for a page from a pod.
+    /// Fetches a page from a pod.
     fn get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
         let command = ["ambit", "lab-tool", "get", "--timeout", "5000", url];
         self.client

@@ -15,7 +15,7 @@ use crate::{CliError, ErrorKind};
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Dump {
-    /// Pods and other endpoints.
+    /// Workloads: pods and other endpoints.
     pub(crate) workloads: Entries<WorkloadEntry>,
     pub(crate) services: Entries<ServiceEntry>,
     pub(crate) policies: Entries<PolicyEntry>,
@@ -77,9 +77,9 @@ pub(crate) struct WorkloadEntry {
 #[serde(default)]
 pub(crate) struct EndpointWaypoint {
     pub(crate) waypoint: Waypoint,
-    /// The identities that it proves.
+    /// Identities of the waypoint's pods.
     pub(crate) identities: Vec<String>,
-    /// Everything has to come through it.
+    /// Whether the destination accepts connections only through the waypoint.
     pub(crate) enforce: bool,
     /// Whether connections that do not come from it are refused instead of sent there.
     pub(crate) refuse: bool,
@@ -95,7 +95,7 @@ pub(crate) struct ServiceEntry {
     /// Virtual addresses, `network/address`.
     pub(crate) vips: Vec<String>,
     pub(crate) ports: Ports,
-    /// None in the control plane's dump.
+    /// Endpoints; absent from the control plane's dump.
     pub(crate) endpoints: Option<Entries<EndpointEntry>>,
     pub(crate) waypoint: Option<Waypoint>,
 }
@@ -112,7 +112,7 @@ pub(crate) struct EndpointEntry {
     pub(crate) status: String,
 }
 
-/// Where a waypoint is.
+/// Address of a waypoint.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Waypoint {
@@ -131,7 +131,7 @@ impl Waypoint {
     }
 }
 
-/// A policy, for lists; [`Dump::policies`] reads all of it.
+/// Policy in short form for lists; [`Dump::policies`] reads it completely.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct PolicyEntry {
@@ -175,7 +175,7 @@ pub(crate) struct PodEntry {
 }
 
 impl PodEntry {
-    /// Connections open, both ways.
+    /// Number of open connections in both directions.
     pub(crate) fn open(&self) -> usize {
         self.connections.values().map(Vec::len).sum()
     }
@@ -233,7 +233,7 @@ impl Dump {
         }
     }
 
-    /// The workloads as far as authorization needs them.
+    /// Returns the workloads with the fields that authorization needs.
     pub(crate) fn authz_workloads(&self) -> Vec<Workload> {
         self.workloads.known().map(workload).collect()
     }
@@ -293,7 +293,7 @@ impl<T> Entries<T> {
         self.0.iter().map(|entry| &entry.known)
     }
 
-    /// How many there are.
+    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -331,7 +331,7 @@ impl<T> Serialize for Entry<T> {
     }
 }
 
-/// `text`, or what its absence means.
+/// Returns `text`, or the default that its absence means.
 pub(crate) fn or<'a>(text: &'a str, default: &'a str) -> &'a str {
     if text.is_empty() { default } else { text }
 }

@@ -14,11 +14,11 @@ use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
     install::{duration, failed, progress},
-    membership::{Captured, Rules, Wanted, captured, has_ended},
+    membership::{Captured, Membership, Rules, captured, has_ended},
     output::say,
 };
 
-/// Time between two looks at the pods.
+/// Interval of checking the pods.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Flags of `ambit enrol`.
@@ -37,7 +37,7 @@ pub(crate) struct EnrolArgs {
     timeout: Duration,
 }
 
-/// Puts namespaces into the mesh, or takes them out.
+/// Enrols or unenrols namespaces.
 pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
@@ -77,7 +77,7 @@ pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rul
     Ok(Rules::of(config.as_ref(), mesh_namespace))
 }
 
-/// A namespace that must be there.
+/// Returns a namespace, which must exist.
 pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace, CliError> {
     let found = cluster.read(None, name).await;
     found
@@ -85,14 +85,14 @@ pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace
         .ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
 }
 
-/// Where the pods of a namespace stand.
+/// Progress of enrolling the pods of a namespace.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Progress {
-    /// Where they should be.
+    /// Number of pods in the desired state.
     done: usize,
-    /// Not yet: pod, node.
+    /// Pods that are not yet in the desired state: pod, node.
     late: Vec<(String, String)>,
-    /// In the mesh or outside against the namespace's label, and why.
+    /// Pods whose membership differs from the namespace's label, with the reason.
     exceptions: Vec<(String, String)>,
 }
 
@@ -107,8 +107,8 @@ impl Progress {
                 continue;
             }
             let is = captured(pod);
-            match (rules.wanted(pod, namespace), enrol) {
-                (Wanted::Out(why), true) | (Wanted::In(why), false) => {
+            match (rules.membership(pod, namespace), enrol) {
+                (Membership::Out(why), true) | (Membership::In(why), false) => {
                     state.exceptions.push((name, why))
                 }
                 _ if is == (if enrol { Captured::Yes } else { Captured::No }) => state.done += 1,

@@ -7,7 +7,7 @@ use ambit_rt::ErrorChain;
 /// Which exit code an error has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The command makes no sense as given.
+    /// Invalid usage of the command.
     Usage,
     /// Object that does not exist.
     NotFound,
@@ -49,7 +49,7 @@ impl CliError {
         }
     }
 
-    /// Keeps what caused it.
+    /// Adds the cause of the error.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
@@ -68,7 +68,7 @@ impl CliError {
         self.kind
     }
 
-    /// Its text with all causes and hints, a line each.
+    /// Formats the error with all causes and hints, one on each line.
     pub fn text(&self) -> String {
         let mut text = format!("error: {}", ErrorChain(self));
         for hint in &self.hints {

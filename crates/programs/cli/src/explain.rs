@@ -52,7 +52,7 @@ pub(crate) struct ExplainArgs {
 pub(crate) struct Report {
     /// The client's pod or address.
     pub(crate) from: String,
-    /// Its identity as the server will have proved it; none for plaintext.
+    /// Client identity that the server will have verified; none for plaintext.
     pub(crate) identity: Option<String>,
     /// The server's pod.
     pub(crate) to: String,
@@ -60,13 +60,13 @@ pub(crate) struct Report {
     pub(crate) destination: SocketAddr,
     /// Whether the server's node proxy enforces policies for it.
     pub(crate) enforced: bool,
-    /// The waypoint that it goes through, whose policies are not evaluated here.
+    /// Waypoint on the connection's path, whose policies are not evaluated here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
     /// Decision on the waypoint's own connection to the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delivery: Option<Delivery>,
-    /// Whether it is allowed; as far as node proxies decide, on each leg, if it goes through a waypoint.
+    /// Whether the connection is allowed; with a waypoint, whether node proxies allow each leg.
     pub(crate) allowed: bool,
     /// The policy that decides.
     pub(crate) decided_by: Option<String>,
@@ -79,7 +79,7 @@ pub(crate) struct Report {
     pub(crate) missing: Vec<String>,
 }
 
-/// One policy's part.
+/// Evaluation of one policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyReport {
@@ -198,7 +198,7 @@ fn refused(report: Report, waypoint: &str) -> Report {
 
 struct Client {
     name: String,
-    /// Where names without a dot are looked for.
+    /// Namespace in which short names are resolved.
     namespace: Option<String>,
     identity: Option<Identity>,
     ips: Vec<IpAddr>,
@@ -243,7 +243,7 @@ impl Client {
         Err(not_found("--from", from))
     }
 
-    /// Its address of the family of `other`.
+    /// Returns the address of the same family as `other`.
     fn address(&self, other: IpAddr) -> IpAddr {
         let same = self.ips.iter().find(|ip| ip.is_ipv4() == other.is_ipv4());
         same.copied().unwrap_or(match other {
@@ -293,8 +293,8 @@ fn servers<'a>(
     }
 }
 
-/// The waypoint through which what `source` sends to `to` comes to the endpoint `server`: a node proxy sends it
-/// there, if the client has one; else that of the server, if everything has to come through it.
+/// Returns the waypoint between `source` and the endpoint `server` for a connection to `to`: the client's node proxy
+/// uses one, or the server enforces its own.
 fn waypoint(dump: &Dump, to: &str, server: &Workload, source: Option<&Identity>) -> Option<String> {
     let mut entries = dump.workloads.known();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str());
@@ -326,19 +326,19 @@ fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a ServiceEntry> {
     })
 }
 
-/// By address, by full or bare name, or by the beginning of a name (a Deployment's).
+/// Finds a workload by address, full name, short name, or the prefix of a name (a Deployment's).
 pub(crate) fn find<'a>(
     workloads: &'a [Workload],
-    wanted: &str,
+    query: &str,
 ) -> Result<Option<&'a Workload>, CliError> {
-    if let Ok(ip) = wanted.parse::<IpAddr>() {
+    if let Ok(ip) = query.parse::<IpAddr>() {
         return Ok(workloads
             .iter()
             .find(|workload| workload.workload_ips.contains(&ip)));
     }
-    let (namespace, name) = match wanted.split_once('/') {
+    let (namespace, name) = match query.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
-        None => (None, wanted),
+        None => (None, query),
     };
     let here: Vec<_> = workloads
         .iter()
@@ -368,7 +368,7 @@ pub(crate) fn find<'a>(
         }
         several => {
             let names: Vec<_> = several.iter().map(|workload| full_name(workload)).collect();
-            let what = format!("{wanted:?} could be any of {}", names.join(", "));
+            let what = format!("{query:?} could be any of {}", names.join(", "));
             Err(CliError::new(ErrorKind::Usage, what))
         }
     }
@@ -423,12 +423,12 @@ fn report(
 
 fn policy_reports(explanation: &Explanation) -> Vec<PolicyReport> {
     let all = explanation.policies.iter();
-    all.map(|verdict| PolicyReport {
-        policy: verdict.policy.to_string(),
-        action: Json(verdict.action),
-        scope: Json(verdict.scope),
-        dry_run: verdict.dry_run,
-        matching_rule: match verdict.outcome {
+    all.map(|evaluation| PolicyReport {
+        policy: evaluation.policy.to_string(),
+        action: Json(evaluation.action),
+        scope: Json(evaluation.scope),
+        dry_run: evaluation.dry_run,
+        matching_rule: match evaluation.outcome {
             Outcome::Matches { rule } => Some(rule + 1),
             Outcome::NoMatch => None,
         },
@@ -448,7 +448,7 @@ fn reason(why: &Why) -> &'static str {
     }
 }
 
-/// The report for people.
+/// Formats the report for display.
 pub(crate) fn words(report: &Report) -> String {
     let who = match &report.identity {
         Some(identity) if *identity == report.from => identity.clone(),
@@ -462,7 +462,7 @@ pub(crate) fn words(report: &Report) -> String {
         "{who}\n  -> {} ({})\n{}{}{}: {}",
         report.to,
         report.destination,
-        verdict(is_allowed),
+        decision_text(is_allowed),
         at.unwrap_or_default(),
         by(report.decided_by.as_deref()),
         report.why
@@ -484,7 +484,7 @@ pub(crate) fn words(report: &Report) -> String {
             delivery.identity,
             report.to,
             report.destination,
-            verdict(delivery.allowed),
+            decision_text(delivery.allowed),
             by(delivery.decided_by.as_deref()),
             delivery.why
         ));
@@ -501,7 +501,7 @@ pub(crate) fn words(report: &Report) -> String {
     text
 }
 
-fn verdict(is_allowed: bool) -> &'static str {
+fn decision_text(is_allowed: bool) -> &'static str {
     if is_allowed { "ALLOWED" } else { "DENIED" }
 }
 

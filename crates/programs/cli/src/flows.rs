@@ -22,7 +22,7 @@ use crate::{
 use proxies::Proxies;
 pub(crate) use read::Received;
 
-/// Most that waits to be shown.
+/// Maximum queued events.
 const WAITING: usize = 4096;
 
 /// Flags of `ambit flows`.
@@ -134,7 +134,7 @@ pub(crate) async fn subscribe(
     Ok(received)
 }
 
-/// Prints events as they come.
+/// Prints events as they arrive.
 async fn print(
     mut received: mpsc::Receiver<Received>,
     end: Option<Instant>,

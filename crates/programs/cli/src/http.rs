@@ -16,19 +16,19 @@ use tokio::{
     time::timeout,
 };
 
-/// The largest answer: the dump of a very large mesh fits.
+/// Maximum size of a response, enough for the dump of a very large mesh.
 const MAX_ANSWER: usize = 1 << 30;
-/// How long the other side may be silent.
+/// Idle timeout of the connection.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Answer of a server.
+/// Response of a server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// Reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("the request cannot be sent")]
@@ -41,7 +41,7 @@ pub(crate) enum RequestError {
     TooLarge,
 }
 
-/// Sends one request without a body and reads the answer to its end. An answer that is cut off is an error.
+/// Sends a request without a body, and reads the complete response. A truncated response is an error.
 pub(crate) async fn request(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     method: Method,
@@ -67,11 +67,11 @@ pub(crate) async fn send(
         .header(CONNECTION, "close")
         .body(Full::new(body))?;
     let exchange = async move {
-        let response = heard(sender.send_request(request)).await??;
+        let response = within_timeout(sender.send_request(request)).await??;
         let status = response.status().as_u16();
         let mut rest = response.into_body();
         let mut body = Vec::new();
-        while let Some(frame) = heard(rest.frame()).await? {
+        while let Some(frame) = within_timeout(rest.frame()).await? {
             if let Ok(data) = frame?.into_data() {
                 if body.len() + data.len() > MAX_ANSWER {
                     return Err(RequestError::TooLarge);
@@ -88,7 +88,7 @@ pub(crate) async fn send(
     }
 }
 
-async fn heard<T>(answer: impl Future<Output = T>) -> Result<T, RequestError> {
+async fn within_timeout<T>(answer: impl Future<Output = T>) -> Result<T, RequestError> {
     timeout(SILENCE, answer)
         .await
         .map_err(|_elapsed| RequestError::Silent)

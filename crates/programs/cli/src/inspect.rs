@@ -40,9 +40,9 @@ impl Inspect {
     }
 }
 
-/// Record of a namespace that has a name there.
+/// Record with a namespace and a name.
 trait Named {
-    /// Its namespace and name.
+    /// Returns the namespace and name.
     fn name(&self) -> (&str, &str);
 }
 
@@ -66,8 +66,8 @@ impl Named for PolicyEntry {
 
 /// The entries of a namespace, or all, by name.
 fn chosen<'a, T: Named>(entries: &'a Entries<T>, namespace: Option<&str>) -> Vec<&'a Entry<T>> {
-    let wanted = |entry: &&Entry<T>| namespace.is_none_or(|name| entry.known.name().0 == name);
-    let mut entries: Vec<_> = entries.iter().filter(wanted).collect();
+    let is_selected = |entry: &&Entry<T>| namespace.is_none_or(|name| entry.known.name().0 == name);
+    let mut entries: Vec<_> = entries.iter().filter(is_selected).collect();
     entries.sort_by(|a, b| a.known.name().cmp(&b.known.name()));
     entries
 }
@@ -191,7 +191,7 @@ pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
     output::print(args.output, &entries, || certificate_rows(&known(&entries)))
 }
 
-/// The state of each node proxy that is meant.
+/// Fetches the state of each selected node proxy.
 fn dumps(source: &Source) -> Result<Vec<Dump>, CliError> {
     source.all()?.iter().map(Source::dump).collect()
 }

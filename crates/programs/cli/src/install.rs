@@ -247,7 +247,7 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
     })
 }
 
-/// Removes the labels from the namespaces of the mesh, or makes sure that there are none.
+/// Removes the labels from the mesh's namespaces, or asserts that none are left.
 async fn leave(cluster: &Cluster, args: &UninstallArgs) -> Result<(), CliError> {
     let enrolled = remove::enrolled_namespaces(cluster).await;
     let enrolled = enrolled.map_err(failed)?;
@@ -302,7 +302,7 @@ impl Values {
         Ok(platform::detect(&nodes).to_owned())
     }
 
-    /// Sets the platform: `--set global.platform` comes before what was found, and a flag before both.
+    /// Sets the platform: `--set global.platform` overrides detection, and a flag overrides both.
     fn choose_platform(&self, overrides: &mut Overrides, platform: &str) -> Result<(), CliError> {
         let set = overrides.text(&["global", "platform"]).is_some();
         if set && self.platform == "auto" {
@@ -343,7 +343,7 @@ const IMAGE_HINTS: &[&str] = &[
     "the same command goes on from here",
 ];
 
-/// Progress is for people: it goes beside the output.
+/// Prints progress to standard error, beside the output.
 #[expect(clippy::print_stderr, reason = "the command line speaks there")]
 pub(crate) fn progress(text: &str) {
     eprintln!("{text}");

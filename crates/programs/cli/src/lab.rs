@@ -104,7 +104,7 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
     }
 }
 
-/// How long node proxies may take to hear what the lab knows.
+/// Timeout for node proxies to receive the lab's state.
 const PROXIES: Duration = Duration::from_secs(10);
 
 fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
@@ -149,7 +149,7 @@ fn show(status: &Status, format: Format) -> Result<(), CliError> {
     output::print(format, status, || words(status))
 }
 
-/// The status with what the control plane finds wrong.
+/// Prints the status with the control plane's problems.
 fn show_with_problems(name: &str, status: &Status, format: Format) -> Result<(), CliError> {
     let problems = match status.mesh {
         // A control plane that does not answer is shown among the processes.
@@ -171,7 +171,7 @@ fn show_with_problems(name: &str, status: &Status, format: Format) -> Result<(),
     })
 }
 
-/// A lab's status, beside what the control plane finds wrong.
+/// Status of a lab, with the control plane's problems.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StatusWithProblems<'a> {

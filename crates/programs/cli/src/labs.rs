@@ -25,7 +25,7 @@ pub(crate) fn client_error(error: ClientError) -> CliError {
     }
 }
 
-/// How to ask a lab instead of a cluster; `None` where no lab runs.
+/// Returns a hint how to query a lab instead of a cluster; `None` if no lab is running.
 pub(crate) fn hint() -> Option<String> {
     let labs = StateDir::list(&base_directory());
     let first = labs.first()?;

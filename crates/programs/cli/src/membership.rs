@@ -8,7 +8,7 @@ use ambit_k8s_api::{
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde::Serialize;
 
-/// The agents' settings, as far as they decide who belongs.
+/// Settings of the agents that decide about membership.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     enablement: Enablement,
@@ -19,12 +19,12 @@ pub(crate) struct Rules {
 /// Whether a pod should be in the mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Wanted {
+pub(crate) enum Membership {
     /// Pod that belongs to the mesh, and the reason.
     In(String),
     /// Pod that does not belong to the mesh, and the reason.
     Out(String),
-    /// Only the agents know.
+    /// Unknown without the agents.
     Unknown,
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum Captured {
 }
 
 impl Rules {
-    /// From the ConfigMap of the agents, which run in the namespace `mesh`.
+    /// Reads the rules from the ConfigMap of the agents, which run in the namespace `mesh`.
     pub(crate) fn of(agent_config: Option<&ConfigMap>, mesh: &str) -> Self {
         let data = agent_config.and_then(|map| map.data.as_ref());
         let setting = |key: &str| {
@@ -60,15 +60,15 @@ impl Rules {
         }
     }
 
-    /// Whether the namespace is excluded whatever its labels.
+    /// Whether the settings exclude the namespace regardless of its labels.
     pub(crate) fn excludes(&self, namespace: &str) -> bool {
         self.enablement.excludes(namespace)
     }
 
     /// Whether a pod should be in the mesh.
-    pub(crate) fn wanted(&self, pod: &Pod, namespace: &Namespace) -> Wanted {
+    pub(crate) fn membership(&self, pod: &Pod, namespace: &Namespace) -> Membership {
         if has_ended(pod) {
-            return Wanted::Out("it has ended".to_owned());
+            return Membership::Out("it has ended".to_owned());
         }
         let none = Labels::new();
         let labels = namespace.metadata.labels.as_ref().unwrap_or(&none);
@@ -86,11 +86,11 @@ impl Rules {
             | Verdict::NodeProxy => false,
         };
         if self.unreadable && by_selector {
-            Wanted::Unknown
+            Membership::Unknown
         } else if verdict.is_included() {
-            Wanted::In(verdict.to_string())
+            Membership::In(verdict.to_string())
         } else {
-            Wanted::Out(verdict.to_string())
+            Membership::Out(verdict.to_string())
         }
     }
 }
@@ -156,9 +156,9 @@ mod tests {
             (Some("ambient"), Some("none"), true),
             (None, Some("none"), false),
         ] {
-            let wanted = rules.wanted(&pod(own, &none), &namespace(of_namespace));
+            let membership = rules.membership(&pod(own, &none), &namespace(of_namespace));
             assert_eq!(
-                matches!(wanted, Wanted::In(_)),
+                matches!(membership, Membership::In(_)),
                 expected,
                 "{own:?} {of_namespace:?}"
             );
@@ -170,8 +170,11 @@ mod tests {
             json!({"/metadata/namespace": "istio-system", "/metadata/labels/app": "ztunnel"}),
         ] {
             let never = pod(Some("ambient"), &never);
-            let wanted = rules.wanted(&never, &namespace(Some("ambient")));
-            assert!(matches!(wanted, Wanted::Out(_)), "{never:?} {wanted:?}");
+            let membership = rules.membership(&never, &namespace(Some("ambient")));
+            assert!(
+                matches!(membership, Membership::Out(_)),
+                "{never:?} {membership:?}"
+            );
         }
     }
 
@@ -180,11 +183,11 @@ mod tests {
         let excluding = rules(json!({"EXCLUDE_NAMESPACES": "kube-system, shop"}));
         let pod = pod(None, &json!({}));
         let ambient = namespace(Some("ambient"));
-        let wanted = excluding.wanted(&pod, &ambient);
-        assert!(matches!(wanted, Wanted::Out(why) if why.contains("excludeNamespaces")));
+        let membership = excluding.membership(&pod, &ambient);
+        assert!(matches!(membership, Membership::Out(why) if why.contains("excludeNamespaces")));
         let everybody = rules(json!({"AMBIENT_ENABLEMENT_SELECTOR": "[{}]"}));
-        let wanted = everybody.wanted(&pod, &namespace(None));
-        assert!(matches!(wanted, Wanted::In(why) if why.contains("enablementSelectors")));
+        let membership = everybody.membership(&pod, &namespace(None));
+        assert!(matches!(membership, Membership::In(why) if why.contains("enablementSelectors")));
     }
 
     #[test]
@@ -197,12 +200,15 @@ mod tests {
                 "AMBIENT_ENABLEMENT_SELECTOR": selectors, "EXCLUDE_NAMESPACES": "kept"}));
             let ambient = namespace(Some("ambient"));
             assert_eq!(
-                newer.wanted(&pod(None, &json!({})), &ambient),
-                Wanted::Unknown
+                newer.membership(&pod(None, &json!({})), &ambient),
+                Membership::Unknown
             );
             assert!(newer.excludes("kept"));
             let host = pod(None, &json!({"/spec/hostNetwork": true}));
-            assert!(matches!(newer.wanted(&host, &ambient), Wanted::Out(_)));
+            assert!(matches!(
+                newer.membership(&host, &ambient),
+                Membership::Out(_)
+            ));
         }
     }
 

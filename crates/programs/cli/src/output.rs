@@ -20,7 +20,7 @@ pub(crate) enum Format {
     Yaml,
 }
 
-/// Prints `value`, or `table` of it.
+/// Prints `value` as JSON or YAML, or its `table`.
 pub(crate) fn print<T: Serialize>(
     format: Format,
     value: &T,
@@ -49,7 +49,7 @@ pub(crate) fn say(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Longest text of others that is shown on one line, in characters.
+/// Maximum length of foreign text on one line, in characters.
 const MAX_SHOWN: usize = 512;
 
 /// A text of others, fit for a terminal: control characters, those that turn the direction of text, and invisible ones

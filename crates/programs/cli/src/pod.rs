@@ -19,7 +19,7 @@ use crate::{
     dump::{Dump, PodEntry, or},
     enrol,
     install::failed,
-    membership::{Captured, Rules, Wanted, captured},
+    membership::{Captured, Membership, Rules, captured},
     output::{self, Format},
     reach::{self, AGENT, PROXY, best},
     status,
@@ -51,47 +51,50 @@ pub(crate) struct Report {
     /// Name of the pod, `namespace/name`.
     pod: String,
     node: String,
-    verdict: Verdict,
+    /// Mesh membership by all sources.
+    #[serde(rename = "verdict")]
+    mesh_state: MeshState,
     /// Membership by labels and settings.
-    wanted: Wanted,
+    #[serde(rename = "wanted")]
+    membership: Membership,
     /// Annotation that the agent wrote on the pod.
     annotation: Captured,
-    /// Answer of the node's agent.
+    /// Response of the node's agent.
     agent: Result<AgentPod, String>,
-    /// Answer of the node's proxy.
+    /// Response of the node's proxy.
     proxy: Result<Proxy, String>,
     /// The waypoint of requests to the pod itself.
     waypoint: Binding,
 }
 
-/// The pod as its node's proxy has it.
+/// State of the pod in its node's proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Proxy {
     /// Whether the proxy listens in the pod.
     serves: bool,
-    /// Connections it carries for the pod.
+    /// Connections that the proxy carries for the pod.
     connections: usize,
-    /// State of the certificate of the pod's identity, if there is one.
+    /// State of the pod identity's certificate, if there is one.
     certificate: Option<String>,
-    /// How others reach the pod, as the control plane has published it: `HBONE` or `TCP`; none if it
-    /// has not.
+    /// Protocol in which others reach the pod, as published by the control plane: `HBONE` or `TCP`; none if
+    /// unpublished.
     protocol: Option<String>,
-    /// Its waypoint, as the control plane has published it.
+    /// Waypoint of the pod, as published by the control plane.
     waypoint: Option<String>,
 }
 
 /// Mesh membership of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Verdict {
-    /// In the mesh, by all sources.
+pub(crate) enum MeshState {
+    /// In the mesh, according to all sources.
     In,
     /// Pod that should be in the mesh, and is not.
     NotYet,
-    /// In the mesh, but it should not be any longer.
+    /// Still in the mesh, but should no longer be.
     Leaving,
-    /// Outside, as it should be.
+    /// Outside the mesh, as desired.
     Out,
     /// Sources disagree, or one does not respond.
     Unclear,
@@ -99,24 +102,24 @@ pub(crate) enum Verdict {
 
 /// Shows the report.
 pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
-    let (namespace, wanted) = match args.name.split_once('/') {
-        Some((namespace, wanted)) => (namespace, wanted),
+    let (namespace, name) = match args.name.split_once('/') {
+        Some((namespace, name)) => (namespace, name),
         None => (args.namespace.as_str(), args.name.as_str()),
     };
     let report = match args.target.lab(args.lab.as_deref()) {
-        Some(lab) => in_lab::report(&lab, &args.target.mesh_namespace, namespace, wanted)?,
-        None => of_cluster(&args.target, namespace, wanted)?,
+        Some(lab) => in_lab::report(&lab, &args.target.mesh_namespace, namespace, name)?,
+        None => of_cluster(&args.target, namespace, name)?,
     };
     output::print(args.output, &report, || words(&report))
 }
 
-fn of_cluster(target: &Target, namespace: &str, wanted: &str) -> Result<Report, CliError> {
+fn of_cluster(target: &Target, namespace: &str, pod_name: &str) -> Result<Report, CliError> {
     wait(async {
         let cluster = target.cluster().await?;
         let mesh = &target.mesh_namespace;
         let rules = enrol::rules(&cluster, mesh).await?;
         let namespace = enrol::namespace(&cluster, namespace).await?;
-        let pod = reach::pod(&cluster, name(&namespace), wanted).await?;
+        let pod = reach::pod(&cluster, name(&namespace), pod_name).await?;
         let node = node_of(&pod).unwrap_or_default().to_owned();
         let full = format!("{}/{}", namespace_of(&pod), name(&pod));
         let agents = reach::pods(&cluster, mesh, AGENT.0).await?;
@@ -154,7 +157,7 @@ fn of_cluster(target: &Target, namespace: &str, wanted: &str) -> Result<Report, 
     })
 }
 
-/// Answers of all parts on a pod.
+/// Responses of all components about a pod.
 struct Answers {
     node: String,
     annotation: Captured,
@@ -165,7 +168,7 @@ struct Answers {
 
 impl Report {
     fn new(pod: &Pod, namespace: &Namespace, rules: &Rules, answers: Answers) -> Self {
-        let wanted = rules.wanted(pod, namespace);
+        let membership = rules.membership(pod, namespace);
         let Answers {
             node,
             annotation,
@@ -176,9 +179,9 @@ impl Report {
         Self {
             pod: format!("{}/{}", namespace_of(pod), name(pod)),
             node,
-            verdict: verdict(&wanted, annotation, &agent, &proxy),
+            mesh_state: mesh_state(&membership, annotation, &agent, &proxy),
             waypoint: waypoint::binding(pod, namespace, &gateways),
-            wanted,
+            membership,
             annotation,
             agent,
             proxy,
@@ -213,47 +216,48 @@ fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {
     }
 }
 
-fn verdict(
-    wanted: &Wanted,
+/// Derives the mesh membership from the reports of all sources.
+fn mesh_state(
+    membership: &Membership,
     annotation: Captured,
     agent: &Result<AgentPod, String>,
     proxy: &Result<Proxy, String>,
-) -> Verdict {
+) -> MeshState {
     let (Ok(agent), Ok(proxy)) = (agent, proxy) else {
-        return match wanted {
-            Wanted::Out(_) if annotation == Captured::No => Verdict::Out,
-            _ => Verdict::Unclear,
+        return match membership {
+            Membership::Out(_) if annotation == Captured::No => MeshState::Out,
+            _ => MeshState::Unclear,
         };
     };
-    let belongs = match wanted {
-        Wanted::In(_) => true,
-        Wanted::Out(_) => false,
-        Wanted::Unknown => agent.wanted,
+    let belongs = match membership {
+        Membership::In(_) => true,
+        Membership::Out(_) => false,
+        Membership::Unknown => agent.belongs,
     };
     let is = agent.state == "captured";
     match (belongs, is) {
-        (true, true) if proxy.serves && annotation == Captured::Yes => Verdict::In,
-        (true, true) => Verdict::Unclear,
-        (true, false) => Verdict::NotYet,
-        (false, true) => Verdict::Leaving,
-        (false, false) if proxy.serves || annotation != Captured::No => Verdict::Leaving,
-        (false, false) => Verdict::Out,
+        (true, true) if proxy.serves && annotation == Captured::Yes => MeshState::In,
+        (true, true) => MeshState::Unclear,
+        (true, false) => MeshState::NotYet,
+        (false, true) => MeshState::Leaving,
+        (false, false) if proxy.serves || annotation != Captured::No => MeshState::Leaving,
+        (false, false) => MeshState::Out,
     }
 }
 
 fn words(report: &Report) -> String {
-    let verdict = match report.verdict {
-        Verdict::In => "is in the mesh",
-        Verdict::NotYet => "should be in the mesh and is NOT (yet)",
-        Verdict::Leaving => "is leaving the mesh",
-        Verdict::Out => "is outside the mesh",
-        Verdict::Unclear => "is in doubt: agent, proxy and labels disagree",
+    let mesh_state = match report.mesh_state {
+        MeshState::In => "is in the mesh",
+        MeshState::NotYet => "should be in the mesh and is NOT (yet)",
+        MeshState::Leaving => "is leaving the mesh",
+        MeshState::Out => "is outside the mesh",
+        MeshState::Unclear => "is in doubt: agent, proxy and labels disagree",
     };
-    let mut lines = vec![format!("{} on {} {verdict}", report.pod, report.node)];
-    lines.push(match &report.wanted {
-        Wanted::In(why) => format!("  by its labels: in, because {why}"),
-        Wanted::Out(why) => format!("  by its labels: out, because {why}"),
-        Wanted::Unknown => {
+    let mut lines = vec![format!("{} on {} {mesh_state}", report.pod, report.node)];
+    lines.push(match &report.membership {
+        Membership::In(why) => format!("  by its labels: in, because {why}"),
+        Membership::Out(why) => format!("  by its labels: out, because {why}"),
+        Membership::Unknown => {
             "  by its labels: decided by cni.ambient.enablementSelectors, see the agent".to_owned()
         }
     });
@@ -326,84 +330,84 @@ mod tests {
 
     #[test]
     fn a_pod_is_in_the_mesh_only_if_all_agree() {
-        let wanted = || Wanted::In(String::new());
-        let out = || Wanted::Out(String::new());
+        let membership = || Membership::In(String::new());
+        let out = || Membership::Out(String::new());
         let agent = |state: &str| {
             Ok(AgentPod {
                 state: state.to_owned(),
-                wanted: true,
+                belongs: true,
                 ..AgentPod::default()
             })
         };
-        for (wanted, annotation, agent, proxy, expected) in [
+        for (membership, annotation, agent, proxy, expected) in [
             (
-                wanted(),
+                membership(),
                 Captured::Yes,
                 agent("captured"),
                 proxy(true),
-                Verdict::In,
+                MeshState::In,
             ),
             (
-                wanted(),
+                membership(),
                 Captured::No,
                 agent("captured"),
                 proxy(true),
-                Verdict::Unclear,
+                MeshState::Unclear,
             ),
             (
-                wanted(),
+                membership(),
                 Captured::Yes,
                 agent("captured"),
                 proxy(false),
-                Verdict::Unclear,
+                MeshState::Unclear,
             ),
             (
-                wanted(),
+                membership(),
                 Captured::Pending,
                 agent("failing"),
                 proxy(false),
-                Verdict::NotYet,
+                MeshState::NotYet,
             ),
             (
-                wanted(),
+                membership(),
                 Captured::Yes,
                 Err("away".into()),
                 proxy(true),
-                Verdict::Unclear,
+                MeshState::Unclear,
             ),
             (
                 out(),
                 Captured::No,
                 agent("outside"),
                 proxy(false),
-                Verdict::Out,
+                MeshState::Out,
             ),
             (
                 out(),
                 Captured::Yes,
                 agent("leaving"),
                 proxy(true),
-                Verdict::Leaving,
+                MeshState::Leaving,
             ),
             (
                 out(),
                 Captured::No,
                 Err("away".into()),
                 proxy(false),
-                Verdict::Out,
+                MeshState::Out,
             ),
             (
-                Wanted::Unknown,
+                Membership::Unknown,
                 Captured::Yes,
                 agent("captured"),
                 proxy(true),
-                Verdict::In,
+                MeshState::In,
             ),
         ] {
             assert_eq!(
-                verdict(&wanted, annotation, &agent, &proxy),
+                mesh_state(&membership, annotation, &agent, &proxy),
                 expected,
-                "{wanted:?} {agent:?}"
+                "{membership:?} {agent:?}"
             );
         }
     }
@@ -435,8 +439,8 @@ mod tests {
         let report = Report {
             pod: "a/b".into(),
             node: "n1".into(),
-            verdict: Verdict::NotYet,
-            wanted: Wanted::In("its namespace has istio.io/dataplane-mode=ambient".into()),
+            mesh_state: MeshState::NotYet,
+            membership: Membership::In("its namespace has istio.io/dataplane-mode=ambient".into()),
             annotation: Captured::Pending,
             agent: Ok(serde_json::from_value(
                 json!({"state": "failing", "why": "a step failed", "error": "no nft",

@@ -27,7 +27,7 @@ pub(crate) struct ProblemsArgs {
     output: Format,
 }
 
-/// The control plane's answer.
+/// Response of the control plane.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Page {
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ProblemsArgs) -> Result<(), CliError> {
     output::print(args.output, &problems, || rows(&problems))
 }
 
-/// All problems that a control plane knows.
+/// Fetches the problems that a control plane reports.
 pub(crate) fn ask(source: &Source) -> Result<Vec<Problem>, CliError> {
     let page = source.succeed(Method::GET, PAGE)?;
     let page = serde_json::from_slice::<Page>(&page);
@@ -76,7 +76,7 @@ pub(crate) fn ask(source: &Source) -> Result<Vec<Problem>, CliError> {
 }
 
 impl Page {
-    /// All problems of the page.
+    /// Returns the problems of the page.
     pub(crate) fn into_problems(self) -> Vec<Problem> {
         let whole = self.manifests.into_iter().chain(self.definitions);
         let whole = whole.map(|message| Problem {

@@ -139,26 +139,30 @@ pub(crate) async fn find(
     Ok((name(found).to_owned(), port))
 }
 
-/// A pod that must be there, by its whole name or, failing that, by the beginning of one.
-pub(crate) async fn pod(cluster: &Cluster, namespace: &str, wanted: &str) -> Result<Pod, CliError> {
-    let exact = cluster.read(Some(namespace), wanted).await;
+/// Returns a pod by its full name, or else the first one whose name has the prefix, for instance of a Deployment.
+pub(crate) async fn pod(
+    cluster: &Cluster,
+    namespace: &str,
+    pod_name: &str,
+) -> Result<Pod, CliError> {
+    let exact = cluster.read(Some(namespace), pod_name).await;
     if let Some(pod) = exact.map_err(|error| failed(error.into()))? {
         return Ok(pod);
     }
-    let beginning = format!("{wanted}-");
+    let beginning = format!("{pod_name}-");
     let begins = |pod: &Pod| name(pod).starts_with(&beginning);
     let all: Vec<Pod> = cluster
         .all(Some(namespace), None)
         .await
         .map_err(|error| failed(error.into()))?;
     all.into_iter().find(begins).ok_or_else(|| {
-        let what = format!("there is no pod {wanted} in the namespace {namespace}");
+        let what = format!("there is no pod {pod_name} in the namespace {namespace}");
         CliError::new(ErrorKind::NotFound, what)
     })
 }
 
-/// Of the pods on a node the one to ask: ready before not ready, staying before leaving, young before
-/// old. During a rollout there are two.
+/// Picks the pod to query on a node: ready pods first, then those that are not terminating, then the newest. During a
+/// rollout a node has two.
 pub(crate) fn best<'a>(pods: &'a [Pod], node: Option<&str>) -> Option<&'a Pod> {
     pods.iter()
         .filter(|pod| node.is_none_or(|node| node_of(pod) == Some(node)))

@@ -4,12 +4,12 @@
 
 mod at_waypoint;
 mod counted;
+mod decision;
 mod judge;
 mod observed;
 mod proxies;
 mod readings;
 mod report;
-mod verdict;
 mod world;
 
 use std::{
@@ -77,7 +77,7 @@ pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliErro
     Ok(index_of(world.config, &world.objects))
 }
 
-/// The mesh of these objects.
+/// Builds the index of a mesh with these objects.
 pub(crate) fn index_of(config: MeshConfig, objects: &[ObjectEvent]) -> Index {
     let mut index = Index::new(config);
     let mut pods = PodDirectory::default();

@@ -23,7 +23,7 @@ use crate::{
     reach::{self, PROXY},
 };
 
-/// Time between two looks.
+/// Interval of checking the rollout.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Flags of `ambit rollout`.
@@ -39,15 +39,15 @@ pub(crate) struct RolloutArgs {
     output: Format,
 }
 
-/// A node proxy that was replaced and still serves what it had.
+/// Replaced node proxy that still serves its connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Draining {
     node: String,
     pod: String,
-    /// When it is ended at the latest.
+    /// Deadline of the drain.
     until: String,
-    /// `None` if it does not answer.
+    /// Number of open connections; `None` if the proxy does not respond.
     connections: Option<usize>,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct View {
     draining: Vec<Draining>,
 }
 
-/// Looks once at the rollout.
+/// Checks the rollout once.
 pub(crate) async fn look(cluster: &Cluster, mesh: &str) -> Result<View, CliError> {
     let (set, pods, rollout) = state(cluster, mesh).await?;
     Ok(View {
@@ -149,7 +149,7 @@ async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliErro
     Ok(left)
 }
 
-/// Connections of all pods, both ways.
+/// Counts the connections of all pods in both directions.
 fn connections(dump: &Dump) -> usize {
     dump.workload_state.values().map(PodEntry::open).sum()
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_install::rollout::node_of;
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use bytes::Bytes;
 use hyper::Method;
 
@@ -28,7 +28,7 @@ use crate::{
 pub(crate) const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
 /// Path of a dump there.
 pub(crate) const DUMP: &str = "/config_dump";
-/// Where a control plane of ours serves its debug interface.
+/// Address of the control plane's debug interface.
 const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
 
 /// Whom to ask.
@@ -59,12 +59,12 @@ pub(crate) struct Source {
     is_quiet: bool,
 }
 
-/// A place that answers HTTP.
+/// HTTP endpoint of a mesh component.
 enum Endpoint {
     Url(String),
     Lab {
         lab: String,
-        place: Place,
+        place: LabNetns,
         address: SocketAddr,
     },
     Cluster(Part),
@@ -94,7 +94,7 @@ impl Source {
         }
     }
 
-    /// The control plane, of the same lab or cluster.
+    /// Returns the control plane of the same lab or cluster.
     pub(crate) fn of_control(&self) -> Self {
         Self {
             control: true,
@@ -117,7 +117,7 @@ impl Source {
         matches!(place, (None, None, None, None)) && !self.control
     }
 
-    /// The same, of the node proxy of a node.
+    /// Returns the source for the node proxy of a node.
     pub(crate) fn at(&self, node: &str) -> Self {
         Self {
             node: Some(node.to_owned()),
@@ -163,7 +163,7 @@ impl Source {
         Dump::parse(&checked(answer, DUMP)?)
     }
 
-    /// Sends a request that must succeed; gives the body.
+    /// Sends a request that must succeed, and returns the body.
     pub(crate) fn succeed(&self, method: Method, path: &str) -> Result<Vec<u8>, CliError> {
         checked(self.ask(method, path)?, path)
     }
@@ -195,7 +195,7 @@ impl Source {
                 address,
             } => {
                 self.tell(&match &place {
-                    Place::Node(node) => format!("lab {lab}, node {node}"),
+                    LabNetns::Node(node) => format!("lab {lab}, node {node}"),
                     _ => format!("lab {lab}, control plane"),
                 });
                 let stream = labs::find(&lab)?.dial(place, address);
@@ -238,15 +238,17 @@ impl Source {
             return Ok(Endpoint::Cluster(self.part()));
         };
         let place = match (&self.node, &self.pod) {
-            (Some(node), _) => Place::Node(node.clone()),
-            (None, Some(pod)) => Place::Node(node_of_pod(&lab, pod)?),
-            (None, None) if self.control => Place::Control,
-            (None, None) => Place::Node(nodes_of(&lab)?.into_iter().next().ok_or_else(|| {
-                CliError::new(ErrorKind::NotFound, format!("the lab {lab} has no node"))
-            })?),
+            (Some(node), _) => LabNetns::Node(node.clone()),
+            (None, Some(pod)) => LabNetns::Node(node_of_pod(&lab, pod)?),
+            (None, None) if self.control => LabNetns::Control,
+            (None, None) => {
+                LabNetns::Node(nodes_of(&lab)?.into_iter().next().ok_or_else(|| {
+                    CliError::new(ErrorKind::NotFound, format!("the lab {lab} has no node"))
+                })?)
+            }
         };
         let address = match place {
-            Place::Control => DEBUG.into(),
+            LabNetns::Control => DEBUG.into(),
             _ => ADMIN.into(),
         };
         Ok(Endpoint::Lab {
@@ -263,7 +265,7 @@ impl Source {
         is_known.then(|| (self.lab(), &self.target))
     }
 
-    /// The lab that is meant, if one is.
+    /// Returns the selected lab, if any.
     pub(crate) fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }

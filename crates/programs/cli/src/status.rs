@@ -29,9 +29,9 @@ mod report;
 pub(crate) use in_lab::answer_of;
 use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
 
-/// Pods that are queried at the same time.
+/// Maximum pods that are queried concurrently.
 const AT_ONCE: usize = 8;
-/// How long a pod may take to answer.
+/// Timeout for a pod to respond.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Flags of `ambit status`.
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
     output::print(args.output, &report, || words(&report))
 }
 
-/// The report, and the same for people.
+/// Returns the report, and its form for display.
 pub(crate) async fn gather_report(
     cluster: &Cluster,
     namespace: &str,
@@ -74,7 +74,7 @@ pub(crate) async fn gather_report(
     Ok((report, words))
 }
 
-/// Asks all parts of the mesh.
+/// Queries all components of the mesh.
 async fn gather(
     cluster: &Cluster,
     namespace: &str,
@@ -154,7 +154,7 @@ async fn ask_all<T: DeserializeOwned>(
         .await
 }
 
-/// Asks a pod for JSON.
+/// Queries a pod for JSON.
 pub(crate) async fn ask<T: DeserializeOwned>(
     cluster: &Cluster,
     pod: Pod,
@@ -180,7 +180,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     Answered { pod, answer }
 }
 
-/// The JSON of an answer, or why there is none.
+/// Parses JSON of a response, or returns the reason why there is none.
 fn read<T: DeserializeOwned>(path: &str, answer: Result<Answer, CliError>) -> Result<T, String> {
     match answer {
         Ok(Answer { status: 200, body }) => serde_json::from_slice(&body)

@@ -50,7 +50,7 @@ pub(crate) struct SuggestArgs {
     dry_run: bool,
 }
 
-/// Prints the policies, and what to know of them as comments.
+/// Prints the policies with notes as comments.
 pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     let mut seen = match &args.file {
         Some(file) => read(file)?,
@@ -127,7 +127,7 @@ fn watch(args: &SuggestArgs) -> Result<Seen, CliError> {
     })
 }
 
-/// Reads what was written before.
+/// Reads earlier observations from a file.
 fn read(file: &PathBuf) -> Result<Seen, CliError> {
     let unreadable = |error: io::Error| {
         let what = format!("cannot read {}", file.display());

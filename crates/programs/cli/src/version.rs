@@ -40,9 +40,9 @@ struct Versions {
 #[derive(Debug, Serialize)]
 struct Server {
     kubernetes: String,
-    /// Version that was installed last.
+    /// Installed version.
     installed: Option<String>,
-    /// By part: how many pods have which version.
+    /// Number of pods by component and version.
     parts: BTreeMap<&'static str, BTreeMap<String, usize>>,
 }
 

@@ -22,7 +22,7 @@ use crate::{
 use mesh::Mesh;
 pub(crate) use report::{Answer, AnswerKind, Part, Report};
 
-/// Most proxies on a request's way.
+/// Maximum proxies on a request's path.
 const MAX_PARTS: usize = 8;
 
 /// Flags of `ambit explain`.
@@ -93,7 +93,7 @@ pub(crate) fn explain(args: &WalkArgs) -> Result<Report, CliError> {
     ))
 }
 
-/// A request on its way.
+/// Request that is followed through the proxies.
 struct Walk {
     mesh: Mesh,
     request: HttpQuery,
@@ -127,7 +127,7 @@ impl Walk {
         }
     }
 
-    /// The next proxy's prediction, or what is known without one.
+    /// Adds the prediction of the next proxy, or the facts known without one.
     fn step(
         &self,
         hop: &Hop,
@@ -167,7 +167,7 @@ impl Walk {
         })
     }
 
-    /// Answer to the client when a proxy refuses the connection: a waypoint before it responds for it.
+    /// Response to the client when a proxy rejects the connection; for a waypoint the client's, before it responds.
     fn refused(&self, by: String, why: String) -> Answer {
         let before = self.parts.iter().rev().skip(1);
         let waypoint = before.take_while(|part| part.is_waypoint).last();

@@ -164,7 +164,7 @@ pub(crate) struct DeleteArgs {
     place: Where,
 }
 
-/// `none` is what pods and services say that use no waypoint.
+/// Validates a name; `none` is reserved for pods and services without a waypoint.
 fn usable_name(name: &str) -> Result<String, String> {
     match name {
         "none" => Err("a waypoint cannot be called none: that means to use none".to_owned()),
@@ -200,7 +200,7 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
     }
 }
 
-/// Waypoints of a cluster that this mesh takes care of.
+/// Returns a cluster's waypoints that this mesh manages.
 pub(crate) async fn of_cluster(cluster: &Cluster) -> Result<Vec<Seen>, CliError> {
     let all = in_cluster::of(cluster).await?;
     Ok(sorted(all, Seen::is_waypoint))
@@ -212,15 +212,15 @@ pub(crate) async fn pods(cluster: &Cluster, gateway: &Seen) -> Vec<Pod> {
 }
 
 /// Gateways to keep, by namespace and name.
-fn sorted(all: Vec<Value>, is_kept: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+fn sorted(all: Vec<Value>, is_listed: impl Fn(&Seen) -> bool) -> Vec<Seen> {
     let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
-    found.retain(is_kept);
+    found.retain(is_listed);
     found.sort_by_key(|gateway| (gateway.namespace().to_owned(), gateway.name().to_owned()));
     found
 }
 
 impl Where {
-    /// All namespaces of the lab or cluster of a source.
+    /// Returns the scope of all namespaces of a source's lab or cluster.
     pub(crate) fn of(source: &Source) -> Self {
         Self {
             namespace: None,
@@ -233,7 +233,7 @@ impl Where {
         self.namespace.as_deref().unwrap_or("default")
     }
 
-    /// The lab that is meant, if one is.
+    /// Returns the selected lab, if any.
     fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }
@@ -285,7 +285,7 @@ impl Made {
 }
 
 impl ApplyArgs {
-    /// The policies to migrate before the waypoint is made; an error if there are some that it makes moot and no flag
+    /// Returns the policies to migrate before the waypoint is created; an error if some become ineffective and no flag
     /// decides about them.
     fn migrations(
         &self,
@@ -378,7 +378,7 @@ fn conditions(found: &[Seen], everywhere: bool) -> String {
     table(header_of(&header, everywhere), rows)
 }
 
-/// The namespace is a column only where there are several.
+/// Returns the header, whose namespace column appears only with several namespaces.
 fn header_of<'a>(header: &'a [&'a str], everywhere: bool) -> &'a [&'a str] {
     header.get(usize::from(!everywhere)..).unwrap_or_default()
 }

@@ -18,7 +18,7 @@ const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
 /// While the agent is available, it is queried about them as about any other pod.
 const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 
-/// Returns what to print.
+/// Adds a pod and returns the result to print.
 pub(crate) fn add(
     environment: &Environment,
     config: &Config,

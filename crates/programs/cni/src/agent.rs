@@ -21,23 +21,23 @@ use crate::{
 /// The agent's socket in its run directory.
 const SOCKET: &str = "pluginevent.sock";
 
-/// Longest wait for one answer: enrolment takes milliseconds, but a proxy may be starting.
+/// Maximum wait for one response: enrolment takes milliseconds, but a proxy may be starting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 
 /// The same where the agent's record has the pod outside the mesh: no state of the agent may delay such pods. A healthy
 /// agent answers in a millisecond.
 const OUTSIDE_ANSWER_WITHIN: Duration = Duration::from_millis(400);
 
-/// First and longest pause between two tries.
+/// First and longest delay between two attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// The pod that is being started.
+/// Pod that is being started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
-    /// Whether it is a component of the mesh itself, by its name.
+    /// Whether the pod's name marks it as a component of the mesh.
     pub(crate) is_of_mesh: bool,
 }
 
@@ -140,9 +140,9 @@ pub(crate) struct Agent<'a> {
     until: Instant,
 }
 
-/// One failed try.
+/// One failed attempt.
 enum Failed {
-    /// Worth another try.
+    /// Failure that permits a retry.
     ForNow(String),
     ForGood(CniError),
 }
@@ -232,7 +232,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Has the pod enrolled; returns once its redirection is in place and its proxy listens.
+    /// Enrols the pod; returns once its redirection is in place and its proxy listens.
     pub(crate) fn enrol(&self, pod: Pod<'_>, event: &AddEvent<'_>) -> Result<(), CniError> {
         let body = serde_json::to_string(event).map_err(|error| {
             CniError::new(
@@ -264,7 +264,7 @@ impl<'a> Agent<'a> {
         http::request(&self.socket, path, body, left.clamp(PAUSE.0, within))
     }
 
-    /// Retries until there is a final answer or the time is up.
+    /// Retries until a final response or the timeout.
     fn insist<T>(
         &self,
         pod: Pod<'_>,
@@ -306,7 +306,7 @@ impl<'a> Agent<'a> {
     }
 }
 
-/// Percent-encodes what a query may not contain.
+/// Percent-encodes characters that a query must not contain.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -12,7 +12,7 @@ use std::{
 use ambit_cni_conf::{Network, network::Invalid};
 use serde::{Deserialize, Serialize};
 
-/// The configuration that was in force.
+/// Configuration that was used to attach the pod.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Attachment {
     /// The file's name: its ending selects the format (list or single plugin).
@@ -25,7 +25,7 @@ pub(crate) struct Attachment {
 pub(crate) struct Store(PathBuf);
 
 impl Store {
-    /// Both names are well formed: neither has a slash, and the second has no colon.
+    /// Returns the record of an attachment. Names are validated: neither has a slash, and the interface has no colon.
     pub(crate) fn new(state_dir: &Path, container: &str, interface: &str) -> Self {
         Self(state_dir.join(name(container, interface)))
     }

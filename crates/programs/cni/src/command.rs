@@ -13,7 +13,7 @@ use crate::{
     log, result,
 };
 
-/// Most bytes read from stdin.
+/// Maximum bytes that are read from stdin.
 const MAX_STDIN: u64 = 4 * 1024 * 1024;
 
 /// Set for the plugins we call, so that we know when we are called by ourselves.
@@ -138,8 +138,8 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
     Ok(String::new())
 }
 
-/// There is nothing of our own to undo (the control plane unenrols the pod, and the rules go with its
-/// namespace), so only undoing the pod's network can fail.
+/// Removes the pod's network. Ambit itself has nothing to undo: the control plane unenrols the pod, and the rules
+/// vanish with its namespace.
 fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
     let well_formed = is_container_id(&environment.container_id)
         && is_interface(&environment.interface)
@@ -235,7 +235,7 @@ mod tests {
 
     use super::*;
 
-    /// Text that is nearly a configuration.
+    /// Generates texts similar to a configuration.
     fn nearly() -> impl Strategy<Value = String> {
         let word = prop_oneof![
             Just(r#""cniVersion":"1.0.0""#.to_owned()),

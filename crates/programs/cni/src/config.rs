@@ -57,7 +57,7 @@ pub(crate) struct Config {
     pub(crate) cni_version: Option<String>,
     #[serde(default = "default_run_dir")]
     pub(crate) cni_agent_run_dir: PathBuf,
-    /// Absent means enabled: who chains this plugin wants the mesh.
+    /// Whether the mesh is enabled; absent means enabled.
     #[serde(default = "enabled")]
     pub(crate) ambient_enabled: bool,
     #[serde(default)]
@@ -71,7 +71,7 @@ pub(crate) struct Config {
     pub(crate) membership: Option<PathBuf>,
     #[serde(default)]
     pub(crate) plugin_log_level: Level,
-    /// Given where the configuration is the agent's own: the primary CNI to call for the pod's network.
+    /// Primary CNI to call for the pod's network, if this configuration replaces it.
     #[serde(default)]
     pub(crate) delegate: Option<Delegate>,
     #[serde(default, rename = "runtimeConfig")]
@@ -82,7 +82,7 @@ pub(crate) struct Config {
     pub(crate) valid_attachments: Option<Box<RawValue>>,
 }
 
-/// Where to find the configuration of the primary CNI.
+/// Location of the primary CNI's configuration.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Delegate {
@@ -143,7 +143,7 @@ impl Config {
         })
     }
 
-    /// How long to wait for an agent that is away; a day at most, so that adding to the clock cannot
+    /// Returns the time to wait for an unavailable agent, limited to a day so that adding it to the clock cannot
     /// overflow.
     pub(crate) fn agent_wait(&self) -> Duration {
         Duration::from_secs(self.agent_wait_seconds.min(86_400))
@@ -157,7 +157,7 @@ impl Config {
     }
 }
 
-/// Only the version of a configuration that may be otherwise unreadable, for error reports.
+/// Reads only the version of a possibly invalid configuration, for error reports.
 pub(crate) fn version_for_errors(stdin: &[u8]) -> &'static str {
     #[derive(Deserialize)]
     struct Versioned {

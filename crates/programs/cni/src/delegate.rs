@@ -23,7 +23,7 @@ use crate::{
     exec, result,
 };
 
-/// Pause between two looks for a configuration that is missing.
+/// Interval of checks for a missing configuration.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A call of the primary's plugins.
@@ -270,16 +270,16 @@ impl<'a> Call<'a> {
             return Ok(None);
         };
         let arguments = Object::parse(arguments.get()).map_err(unwritable)?;
-        let wanted: Vec<_> = arguments
+        let overrides: Vec<_> = arguments
             .0
             .iter()
             .filter(|(name, _)| plugin.capabilities.contains(name))
             .map(|(name, value)| (name.as_str(), (*value).to_owned()))
             .collect();
-        if wanted.is_empty() {
+        if overrides.is_empty() {
             return Ok(None);
         }
-        let text = json::with_members("{}", &wanted).map_err(unwritable)?;
+        let text = json::with_members("{}", &overrides).map_err(unwritable)?;
         RawValue::from_string(text).map(Some).map_err(unwritable)
     }
 

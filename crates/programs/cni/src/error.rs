@@ -32,7 +32,7 @@ pub struct CniError {
     pub code: u32,
     /// Description of the failure, with the pod.
     pub message: String,
-    /// The cause, and what to do.
+    /// Cause and remedy.
     pub details: String,
 }
 

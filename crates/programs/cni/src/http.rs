@@ -10,22 +10,20 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Most bytes read of an answer.
+/// Maximum bytes of a response.
 const MAX_ANSWER: u64 = 1024 * 1024;
-/// Most headers of an answer; the agent sends a handful.
+/// Maximum headers of a response; the agent sends a few.
 const MAX_HEADERS: usize = 64;
 
-/// An answer: its status and body.
+/// Response with status and body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: String,
 }
 
-/// Sends one request and reads the whole answer, all of it within `limit`, even when the agent sends
-/// nothing, or one byte now and then.
-///
-/// `body` makes it a POST of JSON.
+/// Sends one request and reads the complete response within `limit`, even if the agent stalls. `body` makes it a POST
+/// of JSON.
 pub(crate) fn request(
     socket: &Path,
     path: &str,

@@ -25,7 +25,7 @@ const MAX_FILE: u64 = 10 * 1024 * 1024;
 /// The agent's socket for log lines.
 const SOCKET: &str = "log.sock";
 
-/// Longest wait for the delivery of a line.
+/// Timeout of delivering a line.
 const DELIVERED_WITHIN: Duration = Duration::from_millis(300);
 
 #[derive(Serialize)]

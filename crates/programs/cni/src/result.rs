@@ -36,7 +36,7 @@ struct ListedAddress {
     interface: Option<i64>,
 }
 
-/// Before 0.3.0: one address of each family.
+/// Addresses before version 0.3.0: one of each family.
 #[derive(Deserialize)]
 struct OldAddress {
     ip: String,
@@ -122,7 +122,7 @@ pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result
     serde_json::to_string(&value).map_err(invalid)
 }
 
-/// Before 1.0.0 each address names its family.
+/// Translates addresses for versions before 1.0.0, in which each names its family.
 fn translate_addresses(result: &mut Map<String, Value>, version: Version) {
     let Some(ips) = result.get_mut("ips").and_then(Value::as_array_mut) else {
         return;

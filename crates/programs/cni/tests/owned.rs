@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use common::wait_until_asleep;
 
-/// Records its input, and answers what the test has prepared: `RESULT.KIND` and `FAIL.KIND`.
+/// Script that records its input, and prints the prepared `RESULT.KIND` or `FAIL.KIND`.
 const SCRIPT: &str = r#"#!/bin/sh
 kind=$(basename "$0")
 dir=$(dirname "$0")/..
@@ -374,7 +374,7 @@ fn calling_ourselves_is_an_error_and_not_a_loop() {
 }
 
 #[test]
-fn pods_wait_for_the_agent_after_their_network_stands() {
+fn pods_wait_for_the_agent_after_network_setup() {
     let node = Node::new();
     node.usual();
     let mut config = node.config("1.0.0");

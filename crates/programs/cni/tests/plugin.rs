@@ -27,7 +27,7 @@ const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// A request as the agent received it.
+/// Request that the agent received.
 #[derive(Clone, Debug)]
 struct Seen {
     line: String,
@@ -38,7 +38,7 @@ struct Seen {
 #[derive(Clone, Debug)]
 enum Does {
     Answer(u16, &'static str),
-    /// Closes without an answer, as when killed.
+    /// Closes without a response, like a killed agent.
     HangUp,
     /// Sends a byte now and then, for ever.
     Dribble,
@@ -327,7 +327,7 @@ fn a_failure_of_the_agent_fails_the_pod_and_names_the_cause() {
 }
 
 #[test]
-fn an_agent_that_asks_for_patience_gets_it() {
+fn retry_after_of_the_agent_is_honoured() {
     let agent = Agent::with([
         Does::Answer(503, "starting"),
         member(),
@@ -423,8 +423,8 @@ fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
     assert_eq!(fails(command("ADD", &config))["code"], 11);
 }
 
-/// How long the plugin takes for a pod recorded as outside: half a second where the agent does not answer,
-/// twenty (`agent_wait_seconds`) if it waited as for others.
+/// Checks that a pod recorded as outside waits half a second for an unavailable agent, and not `agent_wait_seconds`
+/// like others.
 fn passes_as_outside(agent: &Agent) {
     let text = r#"{"version":1,"namespaces":{"shop":false}}"#;
     fs::write(agent.dir.path().join("membership.json"), text).unwrap();

@@ -20,7 +20,7 @@ const WARNINGS: (u32, u32) = (1, 10);
 /// `namespace/name` of service accounts.
 pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
 
-/// Callers and what they may do.
+/// Callers with their permissions.
 #[derive(Debug)]
 pub struct Access {
     authenticator: Arc<dyn Authenticator>,
@@ -28,7 +28,7 @@ pub struct Access {
     pub(crate) trusted_nodes: Accounts,
     /// Whether any service account may read the whole mesh, rather than node proxies only.
     any_reader: bool,
-    /// The namespace whose accounts may ask who is connected.
+    /// Namespace whose service accounts may query connected clients.
     mesh_namespace: ArcStr,
     waypoints: Arc<Waypoints>,
     metrics: Arc<Metrics>,
@@ -56,7 +56,7 @@ impl Access {
         }
     }
 
-    /// The caller of a call, by its token. What is wrong with a token is logged, not answered.
+    /// Authenticates the caller by its token. Problems of a token are logged, and not revealed.
     pub async fn caller(
         &self,
         metadata: &MetadataMap,
@@ -94,7 +94,7 @@ impl Access {
         }
     }
 
-    /// Nobody fills the log with refusals.
+    /// Logs a refusal, limited in rate so that callers cannot flood the log.
     fn warn(&self, source: IpAddr, error: &TokenError) {
         if self.warnings.take(source, Instant::now()) {
             tracing::warn!(%source, %error, "a caller is not authenticated");
@@ -126,7 +126,7 @@ impl Access {
         ))
     }
 
-    /// Whether a caller may ask who is connected.
+    /// Checks whether a caller may query connected clients.
     pub fn check_debug(
         &self,
         caller: &Caller,

@@ -18,9 +18,9 @@ use serde::Deserialize;
 
 pub use review::Reviewer;
 
-/// How far clocks may be apart, in seconds.
+/// Tolerated clock skew in seconds.
 const LEEWAY: u64 = 10;
-/// Longest token read, in bytes.
+/// Maximum length of a token, in bytes.
 const MAX_TOKEN: usize = 16 * 1024;
 
 /// A caller whose token was verified.
@@ -56,16 +56,16 @@ impl fmt::Display for Caller {
 /// Why a token is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// No `authorization: Bearer`.
+    /// Missing `authorization: Bearer` header.
     #[error("the call carries no bearer token")]
     Missing,
-    /// Not a token at all.
+    /// Text that is not a token.
     #[error("the token is not a JWT")]
     Malformed,
     /// An algorithm that is not accepted.
     #[error("the token is signed with an algorithm that is not accepted")]
     Algorithm,
-    /// By none of the keys.
+    /// Signature by none of the keys.
     #[error("the token is signed by none of the configured keys")]
     Signature,
     /// Token that has expired.
@@ -74,22 +74,22 @@ pub enum TokenError {
     /// Token that is not valid yet.
     #[error("the token is not valid yet")]
     Immature,
-    /// For another audience.
+    /// Token for another audience.
     #[error("the token is not meant for audience {0}")]
     Audience(String),
     /// A claim is missing.
     #[error("the token has no {0}")]
     Claim(String),
-    /// Not a service account.
+    /// Subject that is not a service account.
     #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
     Subject,
-    /// The claims contradict each other.
+    /// Contradictory claims.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
     Contradiction,
-    /// The Kubernetes API does not accept it.
+    /// Token that the Kubernetes API rejects.
     #[error("the Kubernetes API does not accept the token: {0}")]
     Rejected(String),
-    /// Nobody can say whether it is good.
+    /// Token that cannot be verified at present.
     #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
     Unavailable(String),
     /// Too many reviews are in flight.
@@ -99,12 +99,12 @@ pub enum TokenError {
     TooMany,
 }
 
-/// A pending answer.
+/// Future of an authentication result.
 pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
 
 /// Verifier of tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
-    /// Caller who presents this token, from this address.
+    /// Authenticates a token presented from an address.
     fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
 }
 
@@ -120,7 +120,7 @@ pub enum KeysError {
         #[source]
         source: std::io::Error,
     },
-    /// Neither PEM nor JWKS, or no usable key in it.
+    /// Text that is neither PEM nor JWKS, or has no usable key.
     #[error(
         "{path} holds no usable public key: give PEM public keys (EC P-256, P-384, RSA or Ed25519) or a JWKS"
     )]
@@ -128,7 +128,7 @@ pub enum KeysError {
         /// Path of the file.
         path: String,
     },
-    /// A key of it cannot be used.
+    /// Unusable key of the set.
     #[error("key {number} of {path} cannot be used")]
     Key {
         /// Path of the file.
@@ -236,8 +236,8 @@ impl KeyFile {
             .filter(|key| key.algorithms.contains(&header.alg))
         {
             // A key id only selects the key to try; one that does not match skips a key that has one.
-            if let (Some(wanted), Some(id)) = (&header.kid, &key.id)
-                && wanted != id
+            if let (Some(key_id), Some(id)) = (&header.kid, &key.id)
+                && key_id != id
             {
                 result = Err(TokenError::Signature);
                 continue;

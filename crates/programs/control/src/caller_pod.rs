@@ -12,16 +12,16 @@ use tokio::{
 
 use crate::auth::Caller;
 
-/// How long a refusal waits for an object that would lift it.
+/// Maximum time for which a refusal waits for an object that would lift it.
 const MAX_WAIT: Duration = Duration::from_millis(1500);
 
 /// Why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// Not a node proxy.
+    /// Caller that is not a node proxy.
     #[error("{0} is not a trusted node account")]
     NotTrusted(String),
-    /// Not an identity.
+    /// Text that is not an identity.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     BadIdentity(String),
     /// Trust domain of another mesh.
@@ -30,10 +30,10 @@ pub enum Denied {
     /// A token that is bound to no pod names no node.
     #[error("the caller's token is not bound to a pod")]
     NotBound,
-    /// The pod is not there.
+    /// Unknown pod.
     #[error("the caller's pod {0} does not exist")]
     UnknownPod(String),
-    /// The pod is another of the same name.
+    /// Another pod of the same name.
     #[error("the caller's token is of an earlier pod {0}")]
     OtherUid(String),
     /// The pod ended.
@@ -50,13 +50,13 @@ pub enum Denied {
     NotOnNode {
         /// The identity requested.
         identity: Identity,
-        /// Where the caller runs.
+        /// Node of the caller.
         node: ArcStr,
     },
     /// The identity is a name that no pod has.
     #[error("{0} is reserved for the calls that waypoints make for objects")]
     Reserved(Identity),
-    /// The waypoint makes no calls for the namespace.
+    /// The waypoint makes no calls on behalf of the namespace.
     #[error(
         "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
     )]
@@ -66,7 +66,7 @@ pub enum Denied {
         /// The caller's Gateway.
         waypoint: GatewayName,
     },
-    /// The identity is a waypoint's, whose pods ask themselves.
+    /// Identity of a waypoint, whose pods request it themselves.
     #[error("{0} is a waypoint's identity, which node proxies do not get")]
     OfWaypoint(Identity),
     /// The pod runs under a waypoint's account, and is none of the waypoint's.
@@ -105,15 +105,15 @@ pub trait Roles {
     /// Whether the caller is a node proxy.
     fn is_trusted_node(&self, caller: &Caller) -> bool;
 
-    /// Whether an account is a waypoint's, whose identity only the waypoint's own pods get; `None` until it is known
-    /// which waypoints there are. A node proxy's is none, whatever Gateways are called.
+    /// Whether a service account is a waypoint's, whose identity only its own pods get; `None` until the waypoints are
+    /// known. A node proxy's account never is, whatever Gateways are called.
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool>;
 
     /// Whether objects of a namespace for which waypoints make calls are attached to a waypoint's Gateway.
     fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
 }
 
-/// The pods, as they become known.
+/// Pods, updated as they become known.
 #[derive(Clone, Debug)]
 pub struct Pods {
     /// Which pods run where.

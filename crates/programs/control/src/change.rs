@@ -5,7 +5,7 @@ use ambit_k8s_api::ObjectEvent;
 /// Events since the last change.
 #[derive(Debug, Default)]
 pub struct Change {
-    /// Events in their order.
+    /// Events in order.
     pub events: Vec<ObjectEvent>,
     /// Every manifest that cannot be read now, as text; `None` if that is as before.
     pub manifests: Option<Vec<String>>,

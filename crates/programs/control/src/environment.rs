@@ -23,25 +23,25 @@ const LEASE: &str = "ambit-control-leader";
 /// First and longest pause while the Kubernetes API cannot be reached at the start.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Environment that everything else is built on.
+/// Shared environment of the control plane's parts.
 #[derive(Debug)]
 pub struct Environment {
-    /// Where objects come from.
+    /// Source of objects.
     pub source: Source,
     /// Publisher of the authority that signs.
     pub publisher: TrustPublisher,
     /// Verifier of tokens.
     pub authenticator: Arc<dyn Authenticator>,
-    /// The cluster, if there is one.
+    /// Kubernetes cluster, if there is one.
     pub cluster: Option<Cluster>,
 }
 
-/// A cluster that this replica works in.
+/// Cluster that this replica works in.
 #[derive(Clone)]
 pub struct Cluster {
     /// Client of the cluster's API.
     pub client: Client,
-    /// Whether this replica writes for all.
+    /// Whether this replica is the leader.
     pub leads: watch::Receiver<bool>,
     /// Name of this replica.
     pub name: String,
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Environment {
-    /// Opens what the arguments say. Its tasks end with the drain.
+    /// Opens the environment of the arguments. Its tasks end with the drain.
     pub async fn open(
         args: &Args,
         metrics: &Arc<Metrics>,
@@ -107,7 +107,7 @@ impl Environment {
                 let secret = CaSecret::new(client.clone(), namespace, &args.trust_domain);
                 let material = patiently(&secret).await;
                 let publisher =
-                    TrustPublisher::new(material, &secret.place(), Arc::clone(metrics))?;
+                    TrustPublisher::new(material, &secret.location(), Arc::clone(metrics))?;
                 let follow = secret.follow(publisher.clone(), leads.clone(), drain.clone());
                 ambit_rt::spawn("ca secret", follow);
                 publisher
@@ -149,8 +149,8 @@ fn plugged_in(
     metrics: &Arc<Metrics>,
     drain: &DrainWatcher,
 ) -> anyhow::Result<TrustPublisher> {
-    let place = dir.map_or_else(|| "memory".to_owned(), |dir| dir.display().to_string());
-    let publisher = TrustPublisher::new(material.clone(), &place, Arc::clone(metrics))
+    let location = dir.map_or_else(|| "memory".to_owned(), |dir| dir.display().to_string());
+    let publisher = TrustPublisher::new(material.clone(), &location, Arc::clone(metrics))
         .context("the certificate authority")?;
     if let Some(dir) = dir {
         let follow = ca::follow_directory(dir.to_owned(), publisher.clone(), drain.clone());

@@ -34,14 +34,14 @@ use tokio::{
 use bandwidth::Bandwidth;
 pub use identity::{IdentityError, OwnIdentity};
 pub use proxies::{MeshProxies, MeshProxy};
-use readers::{Place, Readers};
+use readers::{ReaderPermit, Readers};
 pub use users::{Refused, Rights, Users};
 
 /// Requests of one address: in a second, and in a burst after a pause. The API server passes on those of all users.
 const REQUESTS: (u32, u32) = (10, 100);
-/// How long a reader may take for a chunk.
+/// Timeout for a reader to accept a chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Chunks on their way to the reader.
+/// Maximum chunks in flight to the reader.
 const CHUNKS: usize = 2;
 /// News of proxies that wait for a reader; then the proxies wait, and sample.
 const WAITING: usize = 64;
@@ -105,8 +105,8 @@ impl Flows {
         let token = token.ok_or(Refused::NoToken)?.to_owned();
         let rights = self.users.rights(&token, &filter.namespaces).await?;
         filter.confined = rights.are_confined;
-        let place = self.readers.clone().enter(&rights.user);
-        let place = place.ok_or(Refused::Busy(
+        let permit = self.readers.clone().enter(&rights.user);
+        let permit = permit.ok_or(Refused::Busy(
             "too many readers of flow events: end another one",
         ))?;
         tracing::info!(user = %rights.user, namespaces = ?filter.namespaces, confined = filter.confined, "a user reads flow events");
@@ -116,7 +116,7 @@ impl Flows {
             filter,
             token,
             user: rights.user,
-            _place: place,
+            _permit: permit,
         };
         ambit_rt::spawn("reader of flow events", reading.run(sender));
         Ok(stream(200, "application/x-ndjson", chunks))
@@ -147,13 +147,13 @@ fn refuse(refused: &Refused) -> Response {
     text(status, format!("{refused}\n"))
 }
 
-/// One user's stream.
+/// Event stream of one user.
 struct Reading {
     flows: Arc<Flows>,
     filter: Filter,
     token: String,
     user: String,
-    _place: Place,
+    _permit: ReaderPermit,
 }
 
 impl Reading {
@@ -195,7 +195,7 @@ impl Reading {
         }
     }
 
-    /// The proxies as this user may know them.
+    /// Returns the proxies that the user may know.
     fn proxies(&self) -> MeshProxies {
         match self.filter.confined {
             true => self.flows.proxies.named_for(&self.filter.namespaces),
@@ -226,7 +226,7 @@ impl Reading {
     }
 }
 
-/// The lines of what was received.
+/// Formats received events as lines.
 fn line(received: Received) -> Bytes {
     let state = match received {
         Received::Lines(lines) => return lines,

@@ -22,7 +22,7 @@ use tower_service::Service;
 use crate::metrics::Metrics;
 pub use caller_state::CallerState;
 
-/// Streams of one connection at once.
+/// Maximum concurrent streams of one connection.
 const MAX_STREAMS: u32 = 128;
 /// Bytes that a client may send on one stream, and on one connection, before they are read: any client may send that
 /// much.
@@ -31,7 +31,7 @@ const WINDOWS: (u32, u32) = (128 << 10, 512 << 10);
 const MAX_LASTING: usize = 16_384;
 /// Interval of keepalive pings to a silent peer, and their timeout.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// How long streams may take to end during the drain.
+/// Timeout for streams to end during the drain.
 const LAST: Duration = Duration::from_secs(5);
 
 /// Among a request's extensions: becomes true when its connection is to end.
@@ -51,7 +51,7 @@ impl ConnectionEnd {
 pub struct Serving {
     /// Routes to the services.
     pub routes: Routes,
-    /// How long a connection lasts, spread by a tenth.
+    /// Maximum connection age, with 10 % jitter.
     pub age: Duration,
     /// Counters of connections.
     pub metrics: Arc<Metrics>,

@@ -1,10 +1,10 @@
 //! Key sets of token issuers: fetched here, so that waypoints need no way out and all of them have the same keys at the
-//! same time. What is wanted is what objects name (`ambit_derive`); what is due when is [`book`], the way to an issuer is
+//! same time. What is wanted is what objects name (`ambit_derive`); what is due when is [`schedule`], the way to an issuer is
 //! [`fetch`].
 
-mod book;
 mod callees;
 mod fetch;
+mod schedule;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
@@ -17,17 +17,17 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use book::Book;
 use callees::{Callees, Inquiry};
 use fetch::Fetcher;
+use schedule::FetchSchedule;
 
-/// Answers that wait for the index.
+/// Maximum responses that wait for the index.
 const QUEUE: usize = 64;
 
-/// The end that follows what is wanted.
+/// Handle that sets the desired key sets.
 #[derive(Debug)]
 pub(crate) struct KeySets {
-    wanted: watch::Sender<BTreeSet<KeySource>>,
+    desired: watch::Sender<BTreeSet<KeySource>>,
     answers: mpsc::Receiver<(KeySource, KeyState)>,
     inquiries: mpsc::Receiver<Inquiry>,
     guard: Guard,
@@ -43,15 +43,15 @@ pub(crate) enum Event {
 }
 
 impl KeySets {
-    /// Begins; ends with the drain. Sets are fetched again after `refresh`, from where the guard lets it.
+    /// Starts fetching until the drain. Sets are fetched again after `refresh`, from addresses that the guard allows.
     pub(crate) fn start(refresh: Duration, guard: Guard, drain: DrainWatcher) -> Self {
-        let (wanted, wants) = watch::channel(BTreeSet::new());
+        let (desired, wants) = watch::channel(BTreeSet::new());
         let (answer, answers) = mpsc::channel(QUEUE);
         let (callees, inquiries) = Callees::new();
         let fetcher = Arc::new(Fetcher::with_system_roots(guard.clone(), callees));
         ambit_rt::spawn("key sets", run(refresh, fetcher, wants, answer, drain));
         Self {
-            wanted,
+            desired,
             answers,
             inquiries,
             guard,
@@ -63,9 +63,9 @@ impl KeySets {
         self.guard.update(Vec::new(), cluster);
     }
 
-    /// Sets the key sets that are wanted from now on.
+    /// Sets the desired key sets.
     pub(crate) fn want(&self, sources: BTreeSet<KeySource>) {
-        self.wanted.send_if_modified(|known| {
+        self.desired.send_if_modified(|known| {
             let differs = *known != sources;
             *known = sources;
             differs
@@ -86,15 +86,15 @@ impl KeySets {
 async fn run(
     refresh: Duration,
     fetcher: Arc<Fetcher>,
-    mut wanted: watch::Receiver<BTreeSet<KeySource>>,
+    mut desired: watch::Receiver<BTreeSet<KeySource>>,
     answer: mpsc::Sender<(KeySource, KeyState)>,
     mut drain: DrainWatcher,
 ) {
-    let mut book = Book::new(refresh);
+    let mut schedule = FetchSchedule::new(refresh);
     let (done, mut fetched) = mpsc::unbounded_channel();
     loop {
-        book.want(&wanted.borrow_and_update(), Instant::now());
-        for source in book.due(Instant::now()) {
+        schedule.want(&desired.borrow_and_update(), Instant::now());
+        for source in schedule.due(Instant::now()) {
             let (fetcher, done) = (Arc::clone(&fetcher), done.clone());
             ambit_rt::spawn("key set", async move {
                 let outcome = fetcher.key_set(&source).await;
@@ -102,15 +102,15 @@ async fn run(
                 done.send((source, outcome)).ok();
             });
         }
-        let next = book.next();
+        let next = schedule.next();
         tokio::select! {
-            changed = wanted.changed() => if changed.is_err() { return },
+            changed = desired.changed() => if changed.is_err() { return },
             Some((source, outcome)) = fetched.recv() => {
                 if let Err(error) = &outcome {
                     tracing::warn!(url = %source.url, %error, "a key set cannot be had");
                 }
                 let spread = rand::rng().random_range(0.9..1.1);
-                let state = book.fetched(&source, outcome, Instant::now(), spread);
+                let state = schedule.fetched(&source, outcome, Instant::now(), spread);
                 if let Some(state) = state
                     && answer.send((source, state)).await.is_err()
                 {

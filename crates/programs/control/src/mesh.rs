@@ -24,14 +24,14 @@ use crate::{
     xds::{ResourceType, Store},
 };
 
-/// How long no object may have changed before records are published.
+/// Time without changes after which records are published.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// How long publication may be put off.
+/// Maximum delay of a publication.
 const MAX_DELAY: Duration = Duration::from_millis(100);
 /// Inquiries that wait for the index.
 const INQUIRIES: usize = 4;
 
-/// Mesh as other parts of the process see it.
+/// Handle of the mesh for other parts of the process.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     /// Records that are published.
@@ -43,8 +43,7 @@ pub struct Mesh {
     inquiries: mpsc::Sender<Inquiry>,
     /// Grows with every publication; 0 until the first.
     pub published: watch::Receiver<u64>,
-    /// Grows when objects were taken into `pods`, or waypoints came or went; 0 until the objects at the start were
-    /// taken.
+    /// Counter of changes of `pods` and waypoints; 0 until the initial objects were processed.
     pub followed: watch::Receiver<u64>,
 }
 
@@ -57,7 +56,7 @@ enum Inquiry {
     Registry(oneshot::Sender<Vec<RegisteredService>>),
 }
 
-/// Everything wrong at the moment.
+/// Current problems of all objects.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Problems {
     /// Documents that cannot be read, as text with file and line.
@@ -69,7 +68,7 @@ pub struct Problems {
 }
 
 impl Mesh {
-    /// Everything that is wrong, with objects by themselves and because of others.
+    /// Returns the problems of all objects, by themselves and in combination.
     pub async fn survey(&self) -> Problems {
         let mut problems = self.problems.read().clone();
         // Where objects are no longer followed, those that were last found remain.
@@ -255,7 +254,7 @@ impl Follower {
         );
     }
 
-    /// Reports objects of which parts lose their effect through others.
+    /// Reports objects whose parts lose their effect because of others.
     fn report_conflicts(&mut self) {
         for key in self.index.take_changed_conflicts() {
             if let Some(reports) = &self.reports {
@@ -274,10 +273,10 @@ impl Follower {
     }
 
     fn flush(&mut self, since: Duration) {
-        let wanted = self.index.key_sources();
-        self.index.forget_keys(&wanted);
+        let desired = self.index.key_sources();
+        self.index.forget_keys(&desired);
         self.key_sets.protect(self.index.cluster_addresses());
-        self.key_sets.want(wanted);
+        self.key_sets.want(desired);
         let delta = self.index.flush();
         self.report_conflicts();
         if self.waypoints.update(&delta) {
@@ -302,7 +301,7 @@ impl Follower {
     }
 }
 
-/// Report on an object, if it has a reader.
+/// Returns the report on an object of a kind with status.
 fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {

@@ -71,7 +71,7 @@ const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unau
 /// Outcomes of tokens.
 const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
 
-/// All metrics and their registry.
+/// Metrics of the control plane with their registry.
 pub struct Metrics {
     registry: Mutex<Registry>,
     pushes: Family<Type, Counter>,
@@ -224,7 +224,7 @@ impl Metrics {
         ambit_rt::metrics::exposition(&self.registry.lock())
     }
 
-    /// Answers a scrape.
+    /// Serves a scrape.
     pub fn respond(&self, request: &ambit_rt::http::Request) -> ambit_rt::http::Response {
         ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)
     }

@@ -32,7 +32,7 @@ const KILLED: i32 = 137;
 #[derive(Clone, Debug, PartialEq)]
 struct HeldBack {
     node: String,
-    /// Its `resourceVersion`: a pod that has changed since is not deleted.
+    /// `resourceVersion` of the pod; a pod that has changed since is not deleted.
     version: String,
 }
 
@@ -60,8 +60,7 @@ impl Replacements {
         }
     }
 
-    /// Takes the pods that are to be replaced now. Each is taken once: if its deletion fails, the next event about it
-    /// brings it back.
+    /// Returns the pods to replace now. Each is returned once; after a failed deletion, its next event adds it again.
     fn due(&mut self, now: Instant) -> Vec<(ObjectId, HeldBack)> {
         let pace = &mut self.pace;
         pace.retain(|_, pace| now < pace.last + CALM || now < pace.next);
@@ -85,7 +84,7 @@ impl Replacements {
         due
     }
 
-    /// When a pod that is held back now may be replaced.
+    /// Returns when the next pod that is held back may be replaced.
     fn next(&self) -> Option<Instant> {
         let pods = self.held_back.values();
         pods.filter_map(|pod| Some(self.pace.get(&pod.node)?.next))

@@ -16,21 +16,21 @@ use crate::ca::Trust;
 
 /// Life of a serving certificate.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// How soon to try again after a failure.
+/// Retry delay after a failure.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// A serving certificate that cannot be made.
+/// Error of creating a serving certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
-    /// The authority does not issue it.
+    /// Refusal by the certificate authority.
     #[error("cannot issue the serving certificate")]
     Issue(#[from] IssueError),
-    /// TLS does not take it.
+    /// Certificate that TLS rejects.
     #[error("cannot use the serving certificate")]
     Tls(#[from] rustls::Error),
 }
 
-/// The present TLS configuration.
+/// Current TLS configuration of the server.
 #[derive(Clone, Debug)]
 pub struct Serving(Arc<RwLock<Arc<ServerConfig>>>);
 

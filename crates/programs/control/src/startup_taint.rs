@@ -34,7 +34,7 @@ struct Tainted {
 #[derive(Debug, Default)]
 struct Board {
     tainted: BTreeMap<Box<str>, Tainted>,
-    /// Of each of [`NEEDED`]: the ready pods and their nodes.
+    /// Ready pods and their nodes, for each of [`NEEDED`].
     ready: [BTreeMap<ObjectId, String>; 2],
 }
 
@@ -72,7 +72,7 @@ impl Board {
     }
 }
 
-/// The node of a pod that is ready and stays.
+/// Returns the node of a pod that is ready and not terminating.
 fn ready_on(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let mut conditions = status.conditions.iter().flatten();
@@ -82,7 +82,7 @@ fn ready_on(pod: &Pod) -> Option<String> {
     (is_ready && stays).then_some(node)
 }
 
-/// A node that has a taint of that key.
+/// Returns a node's taint of that key.
 fn tainted(node: &Node, key: &str) -> Option<Tainted> {
     let taints = node.spec.as_ref()?.taints.as_deref()?;
     let others: Vec<_> = taints
@@ -96,7 +96,7 @@ fn tainted(node: &Node, key: &str) -> Option<Tainted> {
     })
 }
 
-/// Takes the taint `key` off nodes whose agent and proxy, in `namespace`, are ready.
+/// Removes the taint `key` from nodes whose agent and proxy, in `namespace`, are ready.
 pub(crate) async fn lift(client: Client, namespace: String, key: String) {
     let nodes = Api::<Node>::all(client.clone());
     let pods = |labels: &str| {
@@ -104,9 +104,9 @@ pub(crate) async fn lift(client: Client, namespace: String, key: String) {
         Watch::new("Pod", api, objects::config().labels(labels), ready_on)
     };
     let [mut agents, mut proxies] = NEEDED.map(pods);
-    let wanted = key.clone();
+    let taint = key.clone();
     let mut followed = Watch::new("Node", nodes.clone(), objects::config(), move |node| {
-        tainted(node, &wanted)
+        tainted(node, &taint)
     });
     let mut board = Board::default();
     let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);

@@ -27,10 +27,10 @@ use crate::{
     xds::entry::Collection,
 };
 
-/// A record that differs: its name, what ours has instead, why.
+/// Permitted difference of a record: name, Ambit's replacement, and reason.
 type Difference = (&'static str, fn(&mut Parts), &'static str);
 
-/// Only the named parts may differ.
+/// Permitted differences, limited to the named parts.
 const RECORDS: &[Difference] = &[
     (
         "Kubernetes/networking.istio.io/ServiceEntry/vec/ext/192.0.2.7",
@@ -89,7 +89,7 @@ const CONDITIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// A record, decoded.
+/// Decoded record for comparison.
 #[derive(Clone, Debug, PartialEq)]
 enum Parts {
     Address(Box<workload::Address>),
@@ -130,7 +130,7 @@ fn file(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Name, version and bytes of what Istio's control plane sent.
+/// Returns name, version and bytes of what Istio's control plane sent.
 fn recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
     let hex = |text: &str| -> Vec<u8> {
         let digits: Vec<u8> = text
@@ -188,7 +188,7 @@ fn cluster() -> ApiServer {
     server
 }
 
-/// Our control plane's view of the cluster, and what it has to say of the objects.
+/// Starts the control plane's view of the cluster, with its status reports.
 async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>, drain::Drain) {
     let config = kube::Config::new(server.url().parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();

@@ -19,12 +19,12 @@ pub struct Waypoints(RwLock<Option<Known>>);
 #[derive(Debug, Default)]
 struct Known {
     gateways: BTreeSet<GatewayName>,
-    /// Objects for which the waypoints of a Gateway make calls.
+    /// Objects on whose behalf a Gateway's waypoints make calls.
     callers: BTreeMap<GatewayName, BTreeSet<(Kind, PolicyKey)>>,
 }
 
 impl Waypoints {
-    /// Takes over what changed. Returns whether there was anything to learn.
+    /// Applies changes. Returns whether any was relevant.
     pub fn update(&self, delta: &Delta) -> bool {
         let mut known = self.0.write();
         let mut is_news = known.is_none();
@@ -58,7 +58,7 @@ impl Waypoints {
         self.of_account(&caller.namespace, &caller.service_account)
     }
 
-    /// The waypoint whose account this is.
+    /// Returns the waypoint that runs under this service account.
     pub fn of_account(&self, namespace: &str, account: &str) -> Option<GatewayName> {
         let name = GatewayName::new(namespace, account);
         let known = self.0.read();
@@ -74,7 +74,7 @@ impl Waypoints {
 }
 
 impl Known {
-    /// Sets whether a waypoint makes calls for the object of a record.
+    /// Sets whether a waypoint makes calls on behalf of a record's object.
     fn set(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
         let (gateway, object) = (&key.gateway, (kind, PolicyKey::of_record(&key.name)));
         if calls {

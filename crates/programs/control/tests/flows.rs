@@ -161,7 +161,7 @@ impl Mesh {
     }
 }
 
-/// Tokens are the users' names; those of nobody are not accepted.
+/// Reviews tokens, which are the users' names; others are rejected.
 fn review(server: &ApiServer, rights: &Rights) {
     server.answer_posts(TOKEN_REVIEWS, |review| {
         let token = review["spec"]["token"].as_str().unwrap();
@@ -233,7 +233,7 @@ async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
     receiver
 }
 
-/// The lines of a stream until one has this text.
+/// Reads a stream's lines until one contains this text.
 async fn lines_until(response: Response<Incoming>, text: &str) -> String {
     assert_eq!(response.status(), 200);
     let mut body = response.into_body();

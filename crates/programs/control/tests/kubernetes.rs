@@ -46,7 +46,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// With the namespaces `istio-system` and `shop`.
+    /// Starts a cluster with the namespaces `istio-system` and `shop`.
     fn start() -> Self {
         let cluster = Self {
             server: ApiServer::start(),
@@ -220,7 +220,7 @@ impl Replica {
     }
 }
 
-/// Waits until a look at the cluster shows something.
+/// Waits until reading the cluster returns a result.
 async fn shown<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = std::time::Instant::now();
     loop {
@@ -354,8 +354,7 @@ async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_corrected(
     replica.running.stop().await;
 }
 
-/// A token as Kubernetes makes them, for the node proxy's account; its signature says what the API server in
-/// memory thinks of it.
+/// Returns a token of the node proxy's account in Kubernetes' format; the signature selects the simulated review.
 fn token(signature: &str) -> String {
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
     let part = |value: Value| BASE64.encode(value.to_string());
@@ -531,7 +530,7 @@ async fn a_policy_that_never_could_be_used_refuses_everything_in_every_replica()
     second.running.stop().await;
 }
 
-/// How often the definition of policies was requested.
+/// Counts the requests for the definition of policies.
 fn looks(cluster: &Cluster) -> usize {
     let place = format!("{DEFINITIONS}/{DEFINITION}");
     let requests = cluster.server.requests().into_iter();
@@ -641,7 +640,7 @@ async fn entries_get_addresses_that_stay_and_lose_those_of_others() {
     second.running.stop().await;
 }
 
-/// A pod of the mesh on a node, as DaemonSets make them.
+/// Returns a mesh pod on a node, as a DaemonSet creates it.
 fn mesh_pod(cluster: &Cluster, name: &str, label: (&str, &str), node: &str, ready: bool) {
     let ready = if ready { "True" } else { "False" };
     cluster.server.put(
@@ -744,7 +743,7 @@ async fn killed_agents_and_proxies_that_kubelet_holds_back_are_replaced() {
     replica.running.stop().await;
 }
 
-/// Objects that the control plane has something to say of.
+/// Creates one object of each kind that gets a status.
 fn put_one_of_each_kind(cluster: &Cluster) {
     for (collection, kind) in [
         (ROUTES, "HTTPRoute"),
@@ -958,9 +957,9 @@ async fn the_roles_are_what_is_used() {
     assert_eq!((difference.refused, surplus), Default::default());
 }
 
-/// Only labelled Secrets are read, and only where that is enabled.
+/// Checks that only labelled Secrets are read, and only if enabled.
 #[tokio::test]
-async fn secrets_are_followed_by_their_label_where_that_is_wanted() {
+async fn secrets_are_watched_by_label_if_configured() {
     let cluster = Cluster::with_gateways();
     let plugins = ("extensions.istio.io", "wasmplugins", "WasmPlugin");
     cluster.define_as(plugins.0, plugins.1, plugins.2, "v1alpha1");
@@ -1027,9 +1026,8 @@ async fn followed(cluster: &Cluster, collection: &str) {
     .await;
 }
 
-/// Used where this scenario may not come: when a revocation list is taken away, when a kind seems to be gone,
-/// when the root is renewed, when an event is written again, when a Gateway gets another class, when a user reads flow
-/// events (`flows.rs`).
+/// Permissions that this scenario may not use: removal of a revocation list or a kind, renewal of the root, repeated
+/// events, a Gateway's change of class, flow events (`flows.rs`).
 const ELSEWHERE: [&str; 10] = [
     "create authorization.k8s.io/subjectaccessreviews",
     "delete core/configmaps istio-ca-root-cert,istio-ca-crl",
@@ -1086,7 +1084,7 @@ const ACCOUNTS: &str = "/api/v1/serviceaccounts";
 const BUDGETS: &str = "/apis/policy/v1/poddisruptionbudgets";
 
 impl Cluster {
-    /// With the Gateway API.
+    /// Starts a cluster with the Gateway API.
     fn with_gateways() -> Self {
         let cluster = Self::start();
         for plural in [
@@ -1112,7 +1110,7 @@ impl Cluster {
         cluster
     }
 
-    /// Defines a kind; gives the path of its objects.
+    /// Defines a kind, and returns the path of its objects.
     fn define(&self, group: &str, plural: &str, kind: &str) -> String {
         self.define_as(group, plural, kind, "v1")
     }

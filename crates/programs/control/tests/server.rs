@@ -108,7 +108,7 @@ impl Plane {
         Self { dir, key, running }
     }
 
-    /// Stops and starts again with the same files.
+    /// Restarts the server with the same files.
     async fn restart(self) -> Self {
         let Self { dir, key, running } = self;
         running.stop().await;

@@ -35,10 +35,10 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// Asks the policies about a connection that is on the pod's list. The pod's record, which names policies and a
-    /// waypoint too, is the one of now: a change before is seen here, and one after by the list. A connection that must
-    /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the real peer is known.
-    /// Returns the record, and the path of the connection.
+    /// Evaluates the policies for a connection in the pod's table, with the pod's current record: an earlier change is
+    /// seen here, and a later one by the recheck. A connection that must pass the waypoint first is authorized there;
+    /// only PeerAuthentication applies here, where the real peer is known. Returns the record, and the path of the
+    /// connection.
     pub(crate) fn check(
         pod: &Pod,
         peer: &Peer,
@@ -118,10 +118,10 @@ impl Denied {
     }
 }
 
-/// The pod's record of now, and the way that a connection to it has to take.
+/// Returns the pod's current record, and the required path of a connection to it.
 ///
 /// # Errors
-/// When the pod has no record any more.
+/// When the pod has no record.
 pub(crate) fn course(pod: &Pod, peer: &Peer) -> Result<(Arc<Local>, Course), Denied> {
     let local = pod.local.now(None);
     if !local.is_known {
@@ -158,7 +158,7 @@ pub(crate) fn counted_slot(pod: &Pod, peer: SocketAddr) -> Result<Slot, Full> {
         .inspect_err(|full| pod.metrics.setup_refused(full.limit()))
 }
 
-/// Looks the caller up by its address.
+/// Resolves the caller by its address.
 pub(crate) fn note_source(
     report: &mut Report,
     pod: &Pod,

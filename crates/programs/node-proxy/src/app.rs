@@ -42,7 +42,7 @@ use crate::{
     termination::Termination,
 };
 
-/// How long an ending process waits for its last metrics and logs to be exported.
+/// Timeout of the last export of metrics and logs.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
 
 /// Starter of the process.
@@ -50,7 +50,7 @@ const LAST_EXPORT: Duration = Duration::from_secs(2);
 pub enum StartedBy {
     /// A user, or a test.
     Anyone,
-    /// A supervisor: standard input is the line to it.
+    /// Supervisor, whose link is standard input.
     Supervisor,
 }
 
@@ -93,8 +93,8 @@ fn check_privileges(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps what entering pods and opening their sockets takes. Before any thread is made: each has its
-/// own.
+/// Drops all privileges but those for entering pods and opening their sockets. Called before threads start, since each
+/// has its own.
 fn drop_privileges() {
     if let Err(error) = privileges::keep(&[Capability::SysAdmin, Capability::NetAdmin]) {
         tracing::warn!(%error, "cannot drop the capabilities that are not needed");
@@ -228,18 +228,18 @@ async fn run_with(
     Ok(())
 }
 
-/// State of the mesh, kept up to date.
+/// State of the mesh, continuously updated.
 #[derive(Clone, Debug)]
 struct Mesh {
     state: SharedState,
     certificates: Certificates,
-    /// Content of the local file, if the mesh comes from one.
+    /// Content of the local file that is the source of the mesh state.
     static_config: Value,
-    /// Turns true with the first full answer of the control plane.
+    /// Becomes true with the control plane's first complete state.
     known: watch::Receiver<bool>,
 }
 
-/// Begins to follow the mesh, from the warm-start cache where there is one.
+/// Starts following the mesh, from the warm-start cache if there is one.
 fn follow_mesh(
     env: &Env,
     config: &Config,
@@ -280,8 +280,7 @@ fn follow_mesh(
 }
 
 impl Mesh {
-    /// Until connections to pods of these identities can be served: the mesh is known, and their
-    /// certificates are at hand.
+    /// Waits until connections to pods of these identities can be served: mesh state and certificates are available.
     async fn prepared(mut self, identities: Vec<Identity>) {
         if self.known.wait_for(|known| *known).await.is_err() {
             // Nobody will ever say so: the mesh is a file's, and known.
@@ -375,7 +374,7 @@ fn shared_state(
     (state, demands)
 }
 
-/// The mesh from a file or variable, if it comes from one.
+/// Loads the mesh from a file or variable, if configured.
 fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
     match &config.local_xds {
         None => Ok(Value::Null),

@@ -55,12 +55,12 @@ pub enum ConfigError {
          `ambit lab` to try things out"
     )]
     FakeCa,
-    /// Nothing to do.
+    /// No role is enabled.
     #[error("ENABLE_PROXY=false leaves nothing to run")]
     NothingToRun,
 }
 
-/// Where the mesh comes from when not from a control plane.
+/// Source of mesh state without a control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum LocalXds {
     /// Path of a local file (`LOCAL_XDS_PATH`).
@@ -69,7 +69,7 @@ pub enum LocalXds {
     Text(String),
 }
 
-/// All of it.
+/// Configuration of the node proxy.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
@@ -112,8 +112,8 @@ pub struct Config {
     pub auth_token: Option<String>,
     /// Whether records are requested one by one (`XDS_ON_DEMAND`).
     pub xds_on_demand: bool,
-    /// `ISTIO_META_DNS_CAPTURE`: answer the DNS queries of captured pods from the mesh, instead of forwarding all of
-    /// them. On unless set to a value other than `true`.
+    /// `ISTIO_META_DNS_CAPTURE`: resolve captured pods' DNS queries in the mesh, instead of forwarding all of them.
+    /// Enabled unless set to a value other than `true`.
     pub dns_proxy: bool,
     /// `LOCAL_XDS_PATH` or `LOCAL_XDS`.
     pub local_xds: Option<LocalXds>,
@@ -183,10 +183,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the environment, and the mesh configuration file if there is one.
+    /// Reads the environment and the optional mesh configuration file.
     ///
     /// # Errors
-    /// When a value cannot be used; the error names it.
+    /// Invalid values, which the error names.
     pub fn from_env(env: &Env) -> Result<Self, ConfigError> {
         let mesh = mesh::read(env)?;
         check_mode(env)?;
@@ -283,7 +283,7 @@ impl Config {
     }
 }
 
-/// Where the node agent listens.
+/// Returns the socket path of the node agent.
 pub(crate) fn inpod_uds(env: &Env) -> PathBuf {
     env.text("INPOD_UDS", "/var/run/ztunnel/ztunnel.sock")
         .into()

@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl DnsSockets {
-    /// Answers datagrams on the current worker until the pod's drain. Gives what the questions of
-    /// connections are answered with, and where those come in.
+    /// Serves datagrams on the current worker until the pod's drain. Returns the resolver and the listener of TCP
+    /// connections.
     pub(crate) fn serve(
         self,
         pod: &Arc<Pod>,
@@ -49,7 +49,7 @@ impl DnsSockets {
 /// A pod's DNS server.
 pub(crate) type PodDns = Server<Questions>;
 
-/// Answers one connection's questions, until the pod's connections are cut.
+/// Serves DNS queries on one connection until the pod's connections are closed.
 pub(crate) async fn connection(shard: Arc<Shard>, accepted: Accepted, server: Arc<PodDns>) {
     let mut drain = shard.pod.drain_watcher();
     tokio::select! {

@@ -18,9 +18,9 @@ use tokio::sync::watch;
 
 use crate::pod_handover::RestoredPod;
 
-/// How often a proxy that drains looks at the record.
+/// Interval at which a draining proxy reads the record.
 const LOOK: Duration = Duration::from_secs(1);
-/// A longer file is none of ours.
+/// Maximum size of the record; a larger file is foreign.
 const LONGEST: u64 = 16 << 20;
 
 /// Why a pod was not found again.
@@ -38,7 +38,7 @@ enum RegainError {
     NotOwned(#[source] RejectReason),
 }
 
-/// Where the record is: beside the agent's socket.
+/// Returns the path of the record, next to the agent's socket.
 pub(crate) fn path(agent: &Path) -> PathBuf {
     agent.with_file_name(ENROLLED_FILE)
 }

@@ -31,7 +31,7 @@ use crate::{
     redirection,
 };
 
-/// Predicts what becomes of connections.
+/// Predictor of the handling of connections.
 #[derive(Debug)]
 struct Explainer {
     served: Served,
@@ -39,7 +39,7 @@ struct Explainer {
     config: Arc<Config>,
 }
 
-/// Answers to queries about connections of, and to, the pods that are served.
+/// Starts serving queries about connections of, and to, the served pods.
 pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Explain {
     let explainer = Arc::new(Explainer {
         served,
@@ -52,7 +52,7 @@ pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Exp
     })
 }
 
-/// A query that cannot be answered.
+/// Invalid query of a prediction.
 #[derive(Debug, thiserror::Error)]
 enum QueryError {
     #[error("{0:?} is no namespace/name of a pod")]
@@ -87,7 +87,7 @@ impl Walk {
         Explanation { steps: self.0, end }
     }
 
-    /// Ends with a step that refuses the connection.
+    /// Ends the explanation with a step that rejects the connection.
     fn refused(mut self, step: StepKind, why: &str) -> Explanation {
         self.push(step, StepResult::Refused, why);
         let why = why.to_owned();
@@ -96,7 +96,7 @@ impl Walk {
 }
 
 impl Explainer {
-    /// Answers `POST /explain` with this body.
+    /// Serves `POST /explain` with this body.
     async fn answer(&self, body: &[u8]) -> Response {
         let query = match shared::query(body) {
             Ok(query) => query,
@@ -318,7 +318,7 @@ async fn captured(mut walk: Walk, pod: &Pod, ip: IpAddr, dst: SocketAddr) -> Exp
     walk.ends(End::Forwarded(hop))
 }
 
-/// The waypoint of a route, and which object has it.
+/// Describes the waypoint of a route, and the object that names it.
 fn waypoint(route: &Route) -> String {
     let of_service = route.service().and_then(|one| {
         let waypoint = shared::waypoint_of(one)?;
@@ -371,7 +371,7 @@ async fn route(
     Ok((route.authorize, route.addr))
 }
 
-/// Policies of a pod on a connection, and where it goes then.
+/// Explains the policies of a pod for a connection, and its route.
 async fn judged(mut walk: Walk, pod: &Pod, peer: &Connecting, app: SocketAddr) -> Explanation {
     let (local, course) = match admission::course(pod, peer) {
         Ok(found) => found,

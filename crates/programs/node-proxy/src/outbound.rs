@@ -49,7 +49,7 @@ pub(crate) enum OutboundError {
 }
 
 impl OutboundError {
-    /// Whether it may end by itself within seconds, so that the connection waits.
+    /// Whether the condition may end within seconds, so that the connection waits.
     fn is_passing(&self) -> bool {
         match self {
             Self::Route(error) => error.is_passing(),
@@ -136,7 +136,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     }
 }
 
-/// Connects to where a connection goes, or to another replica of that.
+/// Connects to the routed destination, or to another replica.
 async fn connect(
     shard: &Shard,
     local: &Local,
@@ -157,7 +157,7 @@ async fn connect(
     }
 }
 
-/// Where a captured connection was going. One that was made to our own port was not captured.
+/// Returns the original destination of a captured connection. A connection to the proxy's own port was not captured.
 fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     let dst = socket::original_dst(stream).map_err(OutboundError::OriginalDst)?;
     let local = stream.local_addr().map_err(OutboundError::OriginalDst)?;
@@ -168,7 +168,7 @@ fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     Ok(dst)
 }
 
-/// Where it goes instead, addresses of names looked up. Another replica is chosen than those that have `failed`.
+/// Routes the connection, resolving hostnames, to a replica other than those that `failed`.
 async fn decide(
     pod: &Pod,
     local: &Local,
@@ -181,7 +181,7 @@ async fn decide(
     Ok(route)
 }
 
-/// The route of a connection, before names are looked up.
+/// Routes a connection before hostnames are resolved.
 pub(crate) async fn choose(
     pod: &Pod,
     local: &Local,
@@ -198,7 +198,7 @@ pub(crate) async fn choose(
     Ok(route)
 }
 
-/// The route, with the address of a name looked up.
+/// Routes a connection, with its hostname resolved.
 pub(crate) async fn resolved(
     pod: &Pod,
     local: &Local,
@@ -214,7 +214,7 @@ pub(crate) async fn resolved(
     }
 }
 
-/// Says of a connection where it goes.
+/// Records the route in the connection's report.
 fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
     if let Some(service) = route.service() {
         report.service(service);
@@ -242,7 +242,7 @@ fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
     }
 }
 
-/// Connects to where it goes.
+/// Connects to the routed destination.
 async fn dial(
     shard: &Shard,
     local: &Local,

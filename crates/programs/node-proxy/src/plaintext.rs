@@ -114,7 +114,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     }
 }
 
-/// Where a captured connection was going; nowhere, if that is our own port.
+/// Returns the original destination of a captured connection; an error if it is the proxy's own port.
 fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
     let denied = |dst, error: &str| {
         let local = pod.local.now(None);

@@ -47,7 +47,7 @@ pub struct Proxy {
     pub certificates: Certificates,
     /// Metrics of connections.
     pub metrics: Arc<Metrics>,
-    /// Whether connections are taken now.
+    /// Gate that opens when connections are accepted.
     pub gate: Gate,
 }
 
@@ -56,9 +56,9 @@ pub struct Proxy {
 pub struct Pod {
     /// UID of the pod in Kubernetes.
     pub uid: ArcStr,
-    /// Where its sockets live.
+    /// Network namespace of the pod's sockets.
     pub netns: Netns,
-    /// Whether connections to the application may come from the client's address.
+    /// Whether connections to the application may use the client's address.
     pub(crate) spoofs: bool,
     pub(crate) config: Arc<Config>,
     pub(crate) state: SharedState,
@@ -68,11 +68,11 @@ pub struct Pod {
     pub(crate) local: LocalWorkload,
     /// Decides to which addresses its connections may be redirected.
     pub(crate) guard: Guard,
-    /// Makes its connections to others.
+    /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
     /// Connections that are being set up.
     pub(crate) in_flight: InFlight,
-    /// Its listeners' numbers, whichever process has them.
+    /// Inode numbers of the pod's listeners in any process.
     listeners: HashSet<u64>,
     /// Another proxy's listeners take the connections from now on: ours are emptied and closed.
     surrendered: AtomicBool,
@@ -100,8 +100,8 @@ impl Pod {
         Ok((pod, listeners))
     }
 
-    /// The proxy's own pod, in whose namespace this process lives: not captured, but what it serves, its
-    /// metrics for one, can be had through a tunnel (Istio's contract). One listener a worker.
+    /// Opens the proxy's own pod, in whose namespace this process lives: not captured, but reachable through tunnels
+    /// (Istio's contract). One listener for each worker.
     ///
     /// # Errors
     /// When a listener cannot be opened.
@@ -179,7 +179,7 @@ impl Pod {
         self.local.name()
     }
 
-    /// Whose certificate it has.
+    /// Returns the identity of the pod's certificate.
     pub fn identity(&self) -> &Identity {
         &self.dialer.identity
     }
@@ -189,7 +189,7 @@ impl Pod {
         self.lifecycle.connections()
     }
 
-    /// Ends when nothing has the pod's proxy any more.
+    /// Completes when the pod's proxy has no owners any more.
     pub(crate) fn gone(&self) -> impl Future<Output = ()> + use<> {
         self.lifecycle.gone()
     }
@@ -217,8 +217,8 @@ impl Pod {
         self.lifecycle.drain_watcher()
     }
 
-    /// Whether other sockets than those this proxy has ever had take the pod's connections too: those
-    /// of a proxy that did not take ours over.
+    /// Whether sockets other than this proxy's accept the pod's connections, too: those of a proxy that did not take
+    /// over the listeners.
     pub(crate) fn others_listen(&self) -> io::Result<bool> {
         let listening = tcp_sockets(&self.netns, State::Listening)?;
         let others: HashSet<u16> = listening
@@ -230,7 +230,8 @@ impl Pod {
         Ok(ports.iter().all(|port| others.contains(port)))
     }
 
-    /// To be called before [`Self::finish`] when other sockets take the pod's connections.
+    /// Marks the listeners as handed over. Called before [`Self::finish`] when other sockets accept the pod's
+    /// connections.
     pub(crate) fn surrender(&self) {
         self.surrendered.store(true, Ordering::Relaxed);
     }
@@ -246,7 +247,7 @@ impl Pod {
         self.lifecycle.finish(limit).await;
     }
 
-    /// Ends the pod's connections: see [`Lifecycle::stop_now`].
+    /// Closes the pod's connections, see [`Lifecycle::stop_now`].
     pub fn stop_now(&self) {
         self.lifecycle.stop_now();
     }

@@ -8,29 +8,29 @@ use ambit_sys::netns::Netns;
 use ambit_wire::zds_codec::{ZdsDecodeError, decode_request, encode_request};
 use ambit_zds::{PodUid, Request, WorkloadInfo};
 
-/// A pod that was served before this process.
+/// Pod that the previous process served.
 #[derive(Debug)]
 pub(crate) struct RestoredPod {
     /// UID of the pod in Kubernetes.
     pub(crate) uid: PodUid,
     /// Workload of the pod.
     pub(crate) info: WorkloadInfo,
-    /// Its network namespace.
+    /// Network namespace of the pod.
     pub(crate) netns: Netns,
-    /// Its sockets, of whatever kind; none where they are to be opened anew.
+    /// Listening sockets of any kind; empty if they are to be opened again.
     pub(crate) sockets: Vec<OwnedFd>,
 }
 
-/// An item that is no pod.
+/// Error of an item that is not a pod.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The description cannot be read.
     #[error("cannot decode its description")]
     About(#[from] ZdsDecodeError),
-    /// The description is of another pod, or of none.
+    /// Description of another pod, or of none.
     #[error("its description is of another pod")]
     Another,
-    /// Its namespace is missing.
+    /// Missing network namespace.
     #[error("it came without a network namespace")]
     Netns(#[source] std::io::Error),
 }

@@ -33,14 +33,14 @@ use crate::{
     pre_capture,
 };
 
-/// How often a proxy that was followed looks for listeners of its successor's own.
+/// Interval at which a succeeded proxy checks for listeners that its successor opened itself.
 const LOOK_FOR_OTHERS: Duration = Duration::from_millis(200);
 
 /// Pods that are served now, for dumps and for the end of the process.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
     inner: Arc<Mutex<Inner>>,
-    /// Pods that have left and still have connections.
+    /// Unenrolled pods with open connections.
     leaving: TaskTracker,
 }
 
@@ -51,7 +51,7 @@ struct Inner {
 }
 
 impl Served {
-    /// The pods whose listeners stand.
+    /// Returns the pods with active listeners.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
         self.inner
             .lock()
@@ -83,14 +83,14 @@ impl Served {
         });
     }
 
-    /// Whether any pod would be left without a proxy. A successor of another make, or one that could not
-    /// take the sockets over, has opened its own beside ours.
+    /// Whether any pod would be left without a proxy. A successor that cannot take over sockets opens its own beside
+    /// them.
     pub(crate) fn is_needed(&self) -> bool {
         let others_listen = |pod: &Arc<Pod>| pod.others_listen().is_ok_and(|others| others);
         !self.pods().iter().all(others_listen)
     }
 
-    /// Whether there are none.
+    /// Whether no pods are served.
     pub fn is_empty(&self) -> bool {
         self.inner.lock().up.is_empty()
     }
@@ -115,7 +115,7 @@ impl Served {
     }
 }
 
-/// Dials the agent, and serves the pods it names.
+/// Client of the agent that serves the pods it enrols.
 #[derive(Debug)]
 pub struct Enrolment {
     proxy: Proxy,
@@ -127,7 +127,7 @@ pub struct Enrolment {
     path: PathBuf,
 }
 
-/// A connection to the agent that ended, or could not be made.
+/// Failed or ended connection to the agent.
 #[derive(Debug, thiserror::Error)]
 enum LinkError {
     #[error("cannot connect to {path}")]
@@ -253,7 +253,7 @@ impl Enrolment {
         }
     }
 
-    /// Waits; pods that could not be started are tried again meanwhile.
+    /// Waits, while retrying pods that could not be started.
     async fn wait_ticking(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
         loop {

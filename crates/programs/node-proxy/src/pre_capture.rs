@@ -27,23 +27,22 @@ use tokio::time::Instant;
 
 use crate::pod::Pod;
 
-/// After which times the plaintext connections of a new pod are closed. The agent redirects as soon as
-/// the pod is served; a connection opened just before may still be in its handshake the first time.
+/// Delays after which the plaintext connections of a new pod are closed. The agent redirects as soon as the pod is
+/// served; a connection opened just before may still be in its handshake at the first attempt.
 const CLOSE_AFTER: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(2),
     Duration::from_secs(10),
 ];
 
-/// Between looks at what a new pod brings along, for the same reason; the last when no probe from before the
-/// capture goes on any more.
+/// Delays of checks for a new pod's earlier connections; the last is after probes from before the capture have ended.
 const LOOK_AFTER: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_millis(1500),
     PROBES_END_AFTER,
 ];
 
-/// How long after a pod's capture a connection from the node may be a probe that began before it.
+/// Time after a pod's capture in which a connection from the node may be a probe that began earlier.
 const PROBES_END_AFTER: Duration = Duration::from_secs(60);
 
 /// The plaintext connections of the pod now.
@@ -63,7 +62,7 @@ pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
         .collect()
 }
 
-/// Closes what a pod brings along, for as long as something may come.
+/// Closes connections from before the capture, while some may appear.
 pub(crate) async fn close(pod: Arc<Pod>) {
     let pod = weak(pod);
     for pause in CLOSE_AFTER {
@@ -88,10 +87,10 @@ pub(crate) async fn close(pod: Arc<Pod>) {
     }
 }
 
-/// Closes a pod's inbound connections from before its capture when a policy begins to refuse them:
-/// STRICT, or any other; and when everything begins to have to come through a waypoint, as [`WaypointGrace`] has it. Those
-/// that were refused when capture began go on: that is for the setting to decide; those within the pod always
-/// do, and those that may be kubelet's for a while. Ends when there are none left.
+/// Closes a pod's inbound connections from before its capture when a policy starts to deny them (STRICT or any other),
+/// and when a waypoint becomes required, see [`WaypointGrace`]. Connections that were already denied at capture
+/// continue, since a setting decides about them; so do connections within the pod, and for a while those that may be
+/// kubelet's. Completes when none are left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.gone());
@@ -135,13 +134,13 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
         let sockets: Vec<_> = inbound.map(|found| found.socket).collect();
         let refused = {
             let mut look = grace.look(Instant::now());
-            let judge = |socket: &TcpSocket| judge(&pod, &workload, socket);
-            earlier.refused_now(sockets, &mut look, may_be_probe, judge)
+            let evaluate = |socket: &TcpSocket| evaluate(&pod, &workload, socket);
+            earlier.refused_now(sockets, &mut look, may_be_probe, evaluate)
         };
-        for (socket, verdict) in refused {
+        for (socket, evaluation) in refused {
             if destroy(&pod, &socket, EarlierCause::Policy) {
                 let TcpSocket { local, remote, .. } = socket;
-                let Verdict { decision, .. } = verdict;
+                let Evaluation { decision, .. } = evaluation;
                 let policy = decision.decided_by.as_ref().map(ToString::to_string);
                 let reason = match decision.allowed {
                     true => "everything has to come through the workload's waypoint".to_owned(),
@@ -160,12 +159,12 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
     }
 }
 
-/// For a task that waits: a pod that goes must not stay, its namespace with it, until that has ended.
+/// Downgrades the reference for a waiting task, which must not keep a removed pod and its namespace alive.
 fn weak(pod: Arc<Pod>) -> Weak<Pod> {
     Arc::downgrade(&pod)
 }
 
-/// From where kubelet may have called the pod before its capture.
+/// Returns the source addresses of kubelet's connections before capture.
 fn kubelet_addresses(pod: &Pod) -> Vec<IpAddr> {
     let mut addresses = gateways_of(&pod.netns).unwrap_or_default();
     addresses.extend(pod.config.node_ip);
@@ -180,19 +179,19 @@ async fn sleep(pause: Option<Duration>) {
 }
 
 /// Decision on a connection.
-struct Verdict {
+struct Evaluation {
     decision: Decision,
     bypass: Option<Bypass>,
 }
 
-/// As if the proxy had just taken the connection in: without an identity.
-fn judge(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Verdict {
+/// Evaluates a connection as if the proxy had just accepted it, without an identity.
+fn evaluate(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Evaluation {
     let peer = Peer {
         source: None,
         source_ip: socket.remote.ip(),
         destination: socket.local,
     };
-    Verdict {
+    Evaluation {
         decision: pod.state.authorize(workload, &peer),
         bypass: pod.state.bypass(workload, &peer),
     }
@@ -207,27 +206,27 @@ impl Earlier {
         self.0.is_empty()
     }
 
-    /// Of the connections there are, those that were allowed and are not any more. A spared one is returned
-    /// when it is spared no longer.
+    /// Returns open connections that were allowed before and no longer are, including spared ones whose exemption
+    /// ended.
     fn refused_now(
         &mut self,
         found: Vec<TcpSocket>,
         waypoint: &mut WaypointLook<'_>,
         is_spared: impl Fn(&TcpSocket) -> bool,
-        judge: impl Fn(&TcpSocket) -> Verdict,
-    ) -> Vec<(TcpSocket, Verdict)> {
+        evaluate: impl Fn(&TcpSocket) -> Evaluation,
+    ) -> Vec<(TcpSocket, Evaluation)> {
         let before = std::mem::take(&mut self.0);
         let mut refused = Vec::new();
         for socket in found {
             let was_allowed = before.get(&socket.cookie()).copied();
-            let verdict = judge(&socket);
-            let by_policy = match verdict.decision.why {
+            let evaluation = evaluate(&socket);
+            let by_policy = match evaluation.decision.why {
                 // Not known yet is no change.
                 Why::MissingPolicy(_) => was_allowed.unwrap_or(true),
-                _ => verdict.decision.allowed,
+                _ => evaluation.decision.allowed,
             };
             let allowed = by_policy
-                && verdict.bypass.is_none_or(|bypass| match was_allowed {
+                && evaluation.bypass.is_none_or(|bypass| match was_allowed {
                     Some(true) => waypoint.spares(bypass),
                     _ => waypoint.exempts(bypass),
                 });
@@ -235,7 +234,7 @@ impl Earlier {
                 if is_spared(&socket) {
                     self.0.insert(socket.cookie(), true);
                 } else {
-                    refused.push((socket, verdict));
+                    refused.push((socket, evaluation));
                 }
             } else {
                 self.0.insert(socket.cookie(), allowed);
@@ -245,7 +244,7 @@ impl Earlier {
     }
 }
 
-/// Whether it was closed by this.
+/// Closes a socket. Returns whether it was open.
 fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
     let metrics = &pod.metrics;
     match tcp_sockets::destroy(&pod.netns, socket) {
@@ -292,28 +291,28 @@ mod tests {
         }
     }
 
-    fn verdict(allowed: bool, why: Why) -> Verdict {
-        Verdict {
+    fn evaluation(allowed: bool, why: Why) -> Evaluation {
+        Evaluation {
             decision: decision(allowed, why),
             bypass: None,
         }
     }
 
     fn refused(earlier: &mut Earlier, allowed: bool, why: Why) -> usize {
-        let judge = |_: &TcpSocket| verdict(allowed, why.clone());
+        let evaluate = |_: &TcpSocket| evaluation(allowed, why.clone());
         let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut look = grace.look(Instant::now());
         earlier
-            .refused_now(vec![socket()], &mut look, |_| false, judge)
+            .refused_now(vec![socket()], &mut look, |_| false, evaluate)
             .len()
     }
 
     #[test]
     fn a_new_waypoint_closes_what_does_not_come_through_it_after_a_while() {
-        let judge = |passes_by: bool| {
-            move |_: &TcpSocket| Verdict {
+        let evaluate = |passes_by: bool| {
+            move |_: &TcpSocket| Evaluation {
                 bypass: passes_by.then_some(Bypass::Unknown),
-                ..verdict(true, Why::NoPolicies)
+                ..evaluation(true, Why::NoPolicies)
             }
         };
         let length = Duration::from_secs(30);
@@ -323,7 +322,7 @@ mod tests {
         let mut refused = |earlier: &mut Earlier, now, passes_by| {
             let mut look = grace.look(now);
             earlier
-                .refused_now(vec![socket()], &mut look, |_| false, judge(passes_by))
+                .refused_now(vec![socket()], &mut look, |_| false, evaluate(passes_by))
                 .len()
         };
         assert_eq!(refused(&mut earlier, begin, false), 0);
@@ -345,12 +344,12 @@ mod tests {
         let begin = Instant::now();
         let mut refused = |after: u64, bypass| {
             let mut look = grace.look(begin + Duration::from_secs(after));
-            let judge = |_: &TcpSocket| Verdict {
+            let evaluate = |_: &TcpSocket| Evaluation {
                 bypass: Some(bypass),
-                ..verdict(true, Why::NoPolicies)
+                ..evaluation(true, Why::NoPolicies)
             };
             earlier
-                .refused_now(vec![socket()], &mut look, |_| false, judge)
+                .refused_now(vec![socket()], &mut look, |_| false, evaluate)
                 .len()
         };
         assert_eq!(refused(0, Bypass::Unruled), 0);
@@ -376,9 +375,9 @@ mod tests {
         let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut refused = |allowed, is_spared| {
             let mut look = grace.look(Instant::now());
-            let judge = |_: &TcpSocket| verdict(allowed, Why::Denied);
+            let evaluate = |_: &TcpSocket| evaluation(allowed, Why::Denied);
             earlier
-                .refused_now(vec![socket()], &mut look, |_| is_spared, judge)
+                .refused_now(vec![socket()], &mut look, |_| is_spared, evaluate)
                 .len()
         };
         assert_eq!(refused(true, true), 0);
@@ -402,8 +401,8 @@ mod tests {
         assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
         let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut look = grace.look(Instant::now());
-        let judge = |_: &TcpSocket| verdict(true, Why::NoPolicies);
-        let none = earlier.refused_now(Vec::new(), &mut look, |_| false, judge);
+        let evaluate = |_: &TcpSocket| evaluation(true, Why::NoPolicies);
+        let none = earlier.refused_now(Vec::new(), &mut look, |_| false, evaluate);
         assert!(none.is_empty() && earlier.is_empty());
     }
 }

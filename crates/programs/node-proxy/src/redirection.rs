@@ -12,10 +12,10 @@ use std::net::IpAddr;
 use ambit_egress::{Forbidden, Guard};
 use ambit_route::Route;
 
-/// Checks where a connection to `dialled` goes.
+/// Checks the destination of a connection to `dialled`.
 ///
 /// # Errors
-/// With the reason, if it goes to a forbidden address that was not dialled.
+/// The reason, if it is a forbidden address that was not dialed.
 pub(crate) fn check(guard: &Guard, dialled: IpAddr, route: &Route) -> Result<(), Forbidden> {
     let redirected = match route {
         Route::Plain(plain) => plain.addr.ip(),

@@ -60,7 +60,7 @@ impl Pod {
     }
 }
 
-/// Takes connections of a pod while the gate is open, until its drain begins. To be run on a worker.
+/// Accepts connections of a pod while the gate is open, until its drain. Runs on a worker.
 fn serve(pod: Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
     let PodListeners {
         captured,

@@ -16,9 +16,9 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::{config::Config, enrolment_record, pod::Pod, pods::Served};
 
-/// How long connections may go on when the mesh is being uninstalled.
+/// Drain time of connections when the mesh is being uninstalled.
 const REMOVED_DRAIN: Duration = Duration::from_secs(30);
-/// For resets of what was cut to be sent.
+/// Time for sending the resets of closed connections.
 const CUT: Duration = Duration::from_secs(1);
 
 type Record = watch::Receiver<Option<Enrolled>>;
@@ -36,7 +36,7 @@ pub(crate) struct Termination {
 }
 
 impl Termination {
-    /// Ends when nothing is open any more, or the time is over.
+    /// Drains: completes when no connections are open, or at the deadline.
     pub(crate) async fn run(self, cause: &str) {
         let Self {
             config,
@@ -78,7 +78,7 @@ impl Termination {
     }
 }
 
-/// Until the mesh is being uninstalled.
+/// Waits until the mesh is being uninstalled.
 async fn removed(mut record: Record) {
     let is_removed = |record: &Option<Enrolled>| record.as_ref().is_some_and(|now| now.removed);
     if record.wait_for(is_removed).await.is_err() {
@@ -116,7 +116,7 @@ async fn leave_with(mut record: Record, mut pods: Vec<Arc<Pod>>, unenrolled: Opt
     }
 }
 
-/// Lets all pods' connections finish, each until the deadline.
+/// Drains the connections of all pods, each until the deadline.
 async fn drain(pods: Vec<Arc<Pod>>, deadline: Duration) {
     let draining: Vec<_> = pods
         .into_iter()

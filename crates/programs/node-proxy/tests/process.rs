@@ -20,12 +20,12 @@ fn program() -> Command {
 }
 
 /// A pod: a network, and a directory that its containers share.
-struct Place {
+struct Testbed {
     host: Host,
     directory: tempfile::TempDir,
 }
 
-impl Place {
+impl Testbed {
     async fn new() -> Self {
         Self {
             host: Host::new("proxy").await.unwrap(),
@@ -33,7 +33,7 @@ impl Place {
         }
     }
 
-    /// One of a pair.
+    /// Starts one process of a pair.
     fn start(&self) -> Running {
         self.start_with(&[])
     }
@@ -133,17 +133,17 @@ fn wrong_configuration_ends_the_process_once_with_its_reason() {
 
 #[tokio::test]
 async fn metrics_and_logs_reach_an_opentelemetry_collector() {
-    let place = Place::new().await;
-    let collector = place.host.run(OtlpCollector::start).unwrap().unwrap();
-    let running = place.start_with(&OTLP_VARIABLES);
+    let testbed = Testbed::new().await;
+    let collector = testbed.host.run(OtlpCollector::start).unwrap().unwrap();
+    let running = testbed.start_with(&OTLP_VARIABLES);
     collector.until_exported("ambit-node-proxy", "tokio_num_workers", "serving");
     drop(running);
 }
 
 #[tokio::test]
 async fn killed_worker_is_replaced_and_the_supervisor_ends_as_it_does() {
-    let place = Place::new().await;
-    let mut running = place.serving().await;
+    let testbed = Testbed::new().await;
+    let mut running = testbed.serving().await;
     let first = running.worker().unwrap();
     kill_process(first, Signal::KILL).unwrap();
     let another = || running.worker().filter(|worker| *worker != first);
@@ -158,8 +158,8 @@ async fn killed_worker_is_replaced_and_the_supervisor_ends_as_it_does() {
 
 #[tokio::test]
 async fn termination_is_passed_on_and_ends_with_the_workers_code() {
-    let place = Place::new().await;
-    let mut running = place.serving().await;
+    let testbed = Testbed::new().await;
+    let mut running = testbed.serving().await;
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::TERM).unwrap();
     assert_eq!(running.supervisor.wait().unwrap().code(), Some(0));
@@ -168,11 +168,11 @@ async fn termination_is_passed_on_and_ends_with_the_workers_code() {
 
 #[tokio::test]
 async fn the_standby_of_a_supervisor_that_is_killed_serves_however_often() {
-    let place = Place::new().await;
-    let mut serving = place.serving().await;
+    let testbed = Testbed::new().await;
+    let mut serving = testbed.serving().await;
     for _ in 0..3 {
-        let standby = place.start();
-        until("it stands by", || place.has_standby()).await;
+        let standby = testbed.start();
+        until("it stands by", || testbed.has_standby()).await;
         assert_eq!(standby.worker(), None);
         kill_process(serving.pid(), Signal::KILL).unwrap();
         standby.until_it_serves().await;
@@ -182,10 +182,10 @@ async fn the_standby_of_a_supervisor_that_is_killed_serves_however_often() {
 
 #[tokio::test]
 async fn standby_ends_when_terminated() {
-    let place = Place::new().await;
-    let _serving = place.serving().await;
-    let mut standby = place.start();
-    until("it stands by", || place.has_standby()).await;
+    let testbed = Testbed::new().await;
+    let _serving = testbed.serving().await;
+    let mut standby = testbed.start();
+    until("it stands by", || testbed.has_standby()).await;
     kill_process(standby.pid(), Signal::TERM).unwrap();
     assert_eq!(standby.supervisor.wait().unwrap().code(), Some(0));
 }

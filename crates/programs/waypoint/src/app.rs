@@ -43,8 +43,8 @@ use crate::{
 
 /// Timeout for a needed record before the next is requested.
 const LEARN: Duration = Duration::from_secs(5);
-/// How long connections wait in the sockets' queues for [`prepare`]. Then they are accepted and refused with the
-/// missing part.
+/// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted and rejected with
+/// the missing prerequisite.
 const QUEUED: Duration = Duration::from_secs(5);
 
 /// Grace for requests in flight after the last connections were accepted, when no other pod took them over.
@@ -53,15 +53,15 @@ const LAST_REQUESTS: Duration = Duration::from_secs(5);
 /// Multiple of the linger for which a terminating pod serves in place of the waypoint's others, even without callers.
 const STANDS_IN: u32 = 15;
 
-/// How long an ending process waits for its last metrics and logs to be exported.
+/// Timeout of the last export of metrics and logs.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
 
 /// Starter of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// A user, or a test.
+    /// No supervisor: a user or a test.
     Anyone,
-    /// A supervisor: standard input is the line to it.
+    /// Supervisor, whose link is standard input.
     Supervisor,
 }
 
@@ -235,10 +235,9 @@ fn admin(
     })
 }
 
-/// Takes connections until none come any more: clients go on choosing this pod until they have learnt that it ends, or as
-/// long as no other pod of the waypoint serves. Returns what is left of the time until the process has to end.
-///
-/// Calls `ending` when clients should turn to other pods: the waypoint says that it is not ready only then.
+/// Accepts connections until no more arrive: clients choose this pod until they learn of its termination, or while no
+/// other pod serves. Returns the remaining time. Calls `ending` when clients should switch to other pods, and readiness
+/// fails.
 async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let linger = waypoint.config.linger;
     let end = Instant::now() + linger + waypoint.config.termination_deadline;
@@ -432,7 +431,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     }
 }
 
-/// Applies what the control plane publishes.
+/// Applies published records.
 struct Follower {
     state: SharedState,
     published: Published,

@@ -18,7 +18,7 @@ const MAX_SERVICES: usize = 2;
 pub(crate) struct AppliedServices(Vec<NamespacedHostname>);
 
 impl AppliedServices {
-    /// Names these services.
+    /// Returns the set of these services.
     pub(crate) fn naming(services: impl IntoIterator<Item = NamespacedHostname>) -> Self {
         let mut services: Vec<_> = services.into_iter().collect();
         services.sort_unstable();
@@ -52,7 +52,7 @@ impl AppliedServices {
         }
     }
 
-    /// Whether a service is among them, by namespace and host.
+    /// Whether the set contains a service.
     pub(crate) fn contains(&self, service: &NamespacedHostname) -> bool {
         self.0.contains(service)
     }

@@ -17,7 +17,7 @@ use crate::{
     waypoint::Waypoint,
 };
 
-/// Finds what applies now to requests of a caller to a target.
+/// Finds the policies and routes that apply to a caller's requests to a target.
 pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Attachments {
     match target {
         Target::Service {
@@ -134,11 +134,9 @@ fn of_workload(
     ports.collect()
 }
 
-/// Declared protocol of a tunnel's target: by the service; of a pod, by all services that forward to the called port,
-/// if these agree that it is no HTTP.
-///
-/// Besides the services whose attachments apply, those that select the pod in its own namespace count, whichever waypoint
-/// they have. Nobody else can declare what a pod speaks.
+/// Returns the declared protocol of a tunnel's target: by the service; for a pod, by all services that forward to the
+/// port, if they agree that it is not HTTP. Besides services with applicable attachments, all services of the pod's own
+/// namespace that select it count. No other namespace can declare a pod's protocol.
 pub(crate) fn declared_protocol(
     waypoint: &Waypoint,
     target: &Target,
@@ -165,7 +163,7 @@ pub(crate) fn declared_protocol(
     }
 }
 
-/// Asks the control plane for the services whose declaration counts for a pod.
+/// Subscribes to the services whose protocol declaration applies to a pod.
 pub(crate) async fn learn_declarations(waypoint: &Waypoint, target: &Target) {
     let Target::Pod { workload, address } = target else {
         return;

@@ -20,14 +20,14 @@ pub(crate) enum Attachments {
     Service {
         /// The called service.
         service: NamespacedHostname,
-        /// Its port that is called.
+        /// Port of the service that is called.
         port: u16,
     },
     /// Attachments of the services that forward to a pod.
     Pod {
-        /// The pod's port that is called.
+        /// Port of the pod that is called.
         port: u16,
-        /// The ports of services that lead there.
+        /// Service ports that map to the target port.
         ports: Vec<ServicePort>,
         /// The services of `ports`, each once.
         services: Vec<NamespacedHostname>,

@@ -23,7 +23,7 @@ pub(crate) struct Caller {
     pub(crate) applied: AppliedServices,
 }
 
-/// A claim that is not believed.
+/// Error of an untrusted identity claim.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallerError {
     #[error("{ORIGINAL_PEER_HEADER} is duplicated or malformed")]
@@ -37,7 +37,7 @@ pub(crate) enum CallerError {
 }
 
 impl Caller {
-    /// The namespace that it has proven to be of.
+    /// Returns the verified namespace of the caller.
     pub(crate) fn namespace(&self) -> Option<&str> {
         let identity = self.identity.as_ref();
         identity.map(|identity| identity.namespace.as_str())

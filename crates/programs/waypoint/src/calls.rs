@@ -41,7 +41,7 @@ use crate::{
 pub(crate) use charge::{CallCharge, CollectError};
 pub(crate) use identities::follow as follow_identities;
 
-/// A call that came to nothing.
+/// Error of a call without a response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("the control plane does not name the waypoint's own pod")]
@@ -60,24 +60,24 @@ pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
     pub(crate) caller: CallFor<'a>,
-    /// How many waypoints have been passed by what the call is about.
+    /// Waypoints that the cause of the call has passed.
     pub(crate) hops: Hops,
-    /// Whose request makes the waypoint call, if it is one caller's: connections whose windows streams share are that
-    /// caller's alone, and what a tunnel holds is charged to it.
+    /// Caller on whose behalf the waypoint calls: connections with shared windows are exclusive to the caller, and
+    /// memory is charged to it.
     pub(crate) on_behalf: Option<&'a OnBehalf>,
 }
 
 /// Owner of a call, which decides the identity that it is made under.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallFor<'a> {
-    /// The mesh's settings: the waypoint's own.
+    /// Settings of the mesh, for the waypoint's own calls.
     Mesh,
     /// An object of a namespace: the one that is reserved for the namespace.
     Namespace(&'a str),
 }
 
 impl CallFor<'_> {
-    /// The identity, unless it is the waypoint's own.
+    /// Returns the identity, unless it is the waypoint's own.
     fn identity(self, trust_domain: &ArcStr) -> Option<Identity> {
         match self {
             Self::Mesh => None,
@@ -88,11 +88,10 @@ impl CallFor<'_> {
     }
 }
 
-/// The answer to a request, on a connection that is kept or a new one. The caller bounds its time, and reads the body
-/// with a bound.
+/// Sends a request on a pooled or new connection, and returns the response. The caller limits its time and the body.
 ///
 /// # Errors
-/// When no endpoint can be reached, of which two are tried, or the one that was reached does not answer.
+/// When neither of two endpoints is reachable, or the endpoint does not respond.
 pub(crate) async fn request(
     shard: &Shard,
     callee: Callee<'_>,
@@ -186,7 +185,7 @@ fn ruled(
     Ok(port)
 }
 
-/// TLS with the endpoint, where it is to begin.
+/// Returns the TLS origination for the endpoint, if configured.
 fn tls_upstream<'a>(
     shard: &'a Shard,
     callee: Callee<'a>,

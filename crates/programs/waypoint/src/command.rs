@@ -18,19 +18,19 @@ Configured by environment variables: those that node proxies read, and GATEWAY_N
                    replaces a proxy that died (also AMBIT_SUPERVISOR=false)
 ";
 
-/// The argument that makes a process the worker.
+/// Argument that starts the worker process.
 const WORKER: &str = "worker";
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With this exit code.
+    /// Exit with this code.
     Exit(u8),
-    /// With something to print.
+    /// Text to print.
     Say(String),
 }
 
-/// Does what the arguments say, the program's own name left out.
+/// Runs the command of the arguments, without the program's name.
 ///
 /// # Errors
 /// When they make no sense, or the process cannot start.

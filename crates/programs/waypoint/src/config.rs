@@ -26,7 +26,7 @@ const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 /// The upgrade that is allowed by default, and the one that HTTP/2 has a form of.
 pub(crate) const WEBSOCKET: &str = "websocket";
 
-/// All of it.
+/// Configuration of the waypoint.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
@@ -65,7 +65,7 @@ pub struct Config {
     /// HTTP/2 settings of HBONE (`HTTP2_*`, `POOL_*`).
     #[serde(skip)]
     pub http2: Arc<Settings>,
-    /// Connection setups at once (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
+    /// Maximum concurrent connection setups (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
     pub setup_limits: SetupLimits,
     /// Number of worker threads.
     pub workers: usize,
@@ -80,26 +80,27 @@ pub struct Config {
     pub headers_timeout: Duration,
     /// `AMBIT_MAX_HEADERS`, `AMBIT_MAX_HEADER_BYTES`: limits of header sections.
     pub headers: HeaderLimits,
-    /// `AMBIT_MEMORY_LIMIT`: bytes of memory that the process may have; that of its cgroup by default, or a gibibyte if
-    /// that has none. Half of it is the budget for what callers make it hold.
+    /// `AMBIT_MEMORY_LIMIT`: memory limit of the process in bytes; by default that of its cgroup, or a gibibyte without
+    /// one. Half of it is the budget for callers.
     pub memory_limit: usize,
-    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are given up.
+    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are
+    /// cancelled.
     pub streams: Streams,
     /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 may be upgraded to, with commas between them, or `none`; in lower case.
     pub upgrades: Vec<ArcStr>,
     /// `AMBIT_ACCESS_LOG`: `text` (Istio's default line), `json`, or `off`.
     #[serde(skip)]
     pub access_log: Option<AccessLogFormat>,
-    /// `AMBIT_WASM_CACHE`: the directory in which modules of plugins are kept.
+    /// `AMBIT_WASM_CACHE`: cache directory of plugin modules.
     pub modules: PathBuf,
     /// `WASM_INSECURE_REGISTRIES`: registries of plugins' images without TLS, with commas between them; `*` is all.
     pub insecure_registries: Vec<String>,
-    /// `AMBIT_WASM_*_TIMEOUT`: what plugins may take.
+    /// `AMBIT_WASM_*_TIMEOUT`: timeouts of plugins.
     pub plugins: PluginTimes,
     /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, with commas between them, that hosts below wildcards may
     /// have although they are the mesh's or the node's own.
     pub allowed_hosts: Vec<IpNet>,
-    /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: what TLS that begins here goes by, as far as it concerns others.
+    /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: settings of originated TLS, as far as they concern third parties.
     #[serde(skip)]
     pub tls: TlsSettings,
     /// `AMBIT_TLS_FILES`: where the certificates and keys are that rules name, of each namespace in a directory of its
@@ -146,8 +147,8 @@ pub struct Streams {
     /// `AMBIT_STREAM_STALL_TIMEOUT`: how long a client or an application may read nothing of a body that has more for
     /// it; zero is for ever. Streams that are quiet never stall.
     pub stall_timeout: Duration,
-    /// `AMBIT_STREAM_IDLE_TIMEOUT`: how long nothing may come of an upload before its response begins, or of a response of
-    /// a declared length; zero is for ever.
+    /// `AMBIT_STREAM_IDLE_TIMEOUT`: idle timeout of an upload before its response, and of a response of declared
+    /// length; zero disables it.
     pub idle_timeout: Duration,
     /// `AMBIT_CANCEL_ON_HALF_CLOSE`: a request of HTTP/1 ends when its client closes its sending side before it has the
     /// response.
@@ -164,27 +165,27 @@ impl Default for Streams {
     }
 }
 
-/// How long plugins may take.
+/// Timeouts of plugins.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginTimes {
     /// `AMBIT_WASM_FETCH_TIMEOUT`: to fetch a module.
     pub fetch: Duration,
-    /// `AMBIT_WASM_START_TIMEOUT`: for an instance to start and take its configuration.
+    /// `AMBIT_WASM_START_TIMEOUT`: timeout of starting and configuring an instance.
     pub start: Duration,
-    /// `AMBIT_WASM_CALLBACK_TIMEOUT`: for one callback.
+    /// `AMBIT_WASM_CALLBACK_TIMEOUT`: timeout of one callback.
     pub callback: Duration,
-    /// `AMBIT_WASM_HOLD_TIMEOUT`: to hold a request or an answer before its body.
+    /// `AMBIT_WASM_HOLD_TIMEOUT`: timeout of holding headers of a request or response.
     pub hold: Duration,
 }
 
-/// The configuration cannot be used.
+/// Error of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A setting that all proxies have.
     #[error(transparent)]
     Setting(#[from] SettingError),
-    /// A variable's text.
+    /// Invalid environment variable.
     #[error(transparent)]
     Variable(#[from] EnvError),
     /// A variable that cannot be missing.
@@ -279,7 +280,7 @@ impl Config {
         )
     }
 
-    /// How records name this waypoint.
+    /// Returns the address by which records refer to this waypoint.
     pub fn address(&self) -> GatewayAddress {
         let GatewayName { namespace, name } = &self.gateway;
         let hostname = arcstr::format!("{name}.{namespace}.svc.{}", self.cluster_domain);

@@ -13,8 +13,8 @@ use ambit_model::{
 };
 use ambit_proxy::state::SharedState;
 use ambit_resilience::{
-    Candidate, Chosen, Destination, EndpointState, Fault, NoEndpoint, Outcome, Overflow, Place,
-    Slot, Wish, hash,
+    Candidate, Chosen, Destination, EndpointState, Fault, NoEndpoint, Outcome, Overflow, Slot,
+    Topology, Wish, hash,
 };
 use ambit_route::{BackendEndpoint, BackendRequest, Route, RouteError};
 use ambit_telemetry::http::HttpMetrics;
@@ -35,14 +35,14 @@ pub(crate) struct RuleContext<'a> {
 /// The subset that it is of, if it is of one, and its number.
 type PortKey = (Option<ArcStr>, u16);
 
-/// A service with a rule.
+/// Service with a traffic policy.
 #[derive(Debug)]
 pub(crate) struct Ruled {
     record: WaypointDestination,
     ports: Mutex<HashMap<PortKey, Arc<Port>>>,
 }
 
-/// One of its ports.
+/// State of one service port.
 #[derive(Debug)]
 pub(crate) struct Port {
     service: NamespacedHostname,
@@ -50,9 +50,9 @@ pub(crate) struct Port {
     /// The endpoints that may be chosen; all of them if `None`.
     members: Option<Arc<Members>>,
     destination: Destination<BackendEndpoint>,
-    /// Connections in use, if there is a limit.
+    /// Limiter of connections, if a limit is set.
     connections: Option<Connections>,
-    /// TLS with endpoints, if it begins here.
+    /// TLS origination to endpoints, if configured.
     tls: Option<Arc<Origination>>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Port {
 #[derive(Debug)]
 struct Members {
     uids: BTreeSet<ArcStr>,
-    /// Tells one set from another.
+    /// Mark that distinguishes sets of endpoints.
     mark: u64,
 }
 
@@ -85,7 +85,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// The same as before if the limit is.
+    /// Returns `before` if the limit is unchanged, else a new limiter.
     fn of(limits: &DestinationLimits, before: Option<&Self>) -> Option<Self> {
         let most = limits.connections;
         if most == 0 {
@@ -103,7 +103,7 @@ impl Connections {
 }
 
 impl Ruled {
-    /// Applies a new record and keeps the endpoints' state of `before`.
+    /// Applies a new record and preserves the endpoints' state of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
         let ports = known.iter().flat_map(|ports| ports.iter());
@@ -124,7 +124,7 @@ impl Ruled {
         }
     }
 
-    /// One of its ports, as the service declares them.
+    /// Returns the state of a declared port.
     pub(crate) fn port(&self, number: u16) -> Arc<Port> {
         let mut ports = self.ports.lock();
         let port = ports.entry((None, number));
@@ -132,7 +132,7 @@ impl Ruled {
         port.clone()
     }
 
-    /// The same of a subset, if there is one of the name.
+    /// Returns the state of a subset, if it exists.
     pub(crate) fn subset(&self, name: &ArcStr, number: u16) -> Option<Arc<Port>> {
         let subset = self.record.subsets.get(name)?;
         let mut ports = self.ports.lock();
@@ -249,12 +249,12 @@ impl Port {
         &self.policy().limits
     }
 
-    /// TLS with endpoints, if it begins here.
+    /// Returns the TLS origination to endpoints, if configured.
     pub(crate) fn tls(&self) -> Option<&Origination> {
         self.tls.as_deref()
     }
 
-    /// Nothing is sent where what was wished is not supported.
+    /// Returns an error if the policy has an unsupported setting, since nothing may be sent then.
     pub(crate) fn supported(&self) -> Result<(), NoUpstream> {
         let why = self.policy().unsupported.clone();
         why.map_or(Ok(()), |why| Err(NoUpstream::Unsupported(why)))
@@ -266,7 +266,7 @@ impl Port {
         NoUpstream::Overflow(limit)
     }
 
-    /// A request begins.
+    /// Counts a new request against the limits.
     pub(crate) fn request(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
         let slot = self.destination.limits().request(self.limits());
         slot.map_err(|limit| self.overflow(rule_context, limit))
@@ -278,7 +278,7 @@ impl Port {
         slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
-    /// The right to use a connection at once.
+    /// Takes a connection permit without waiting.
     pub(crate) fn connection(
         &self,
         rule_context: RuleContext<'_>,
@@ -308,7 +308,8 @@ impl Port {
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
 
-    /// The way to an endpoint, and what is held there. The first is `None` where the service's own waypoint chooses.
+    /// Returns the route to an endpoint, with its permits. The endpoint is `None` where the service's own waypoint
+    /// chooses.
     pub(crate) fn route(
         self: &Arc<Self>,
         rule_context: RuleContext<'_>,
@@ -327,7 +328,7 @@ impl Port {
             uid: endpoint.workload.uid().clone(),
             weight: endpoint.weight,
             rank: endpoint.rank,
-            place: Place {
+            topology: Topology {
                 locality: endpoint.workload.locality().clone(),
                 node: endpoint.workload.node().clone(),
                 network: endpoint.workload.network().clone(),
@@ -341,7 +342,7 @@ impl Port {
             members.is_none_or(|members| members.uids.contains(endpoint.workload.uid()))
         };
         if !self.destination.is_at(revision) {
-            let here = Place {
+            let here = Topology {
                 locality: own.locality.clone(),
                 node: own.node.clone(),
                 network: own.network.clone(),
@@ -369,7 +370,7 @@ impl Port {
 }
 
 impl EndpointLease {
-    /// Says what came of it.
+    /// Reports the outcome of a request.
     pub(crate) fn report(&self, rule_context: RuleContext<'_>, outcome: Outcome) {
         let Some(ejection) = self.chosen.report(outcome, Instant::now()) else {
             return;

@@ -32,7 +32,7 @@ use dump::{ClusterStatuses, ConfigDump, Source};
 use selection::{Section, Selection};
 use snapshot::Snapshot;
 
-/// Dumps that are written at once.
+/// Maximum concurrent dumps.
 const MAX_DUMPS: usize = 4;
 
 /// The admin interface of one waypoint.

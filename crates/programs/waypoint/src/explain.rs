@@ -27,7 +27,7 @@ use crate::{
 /// Port of clients whose port is unknown.
 const UNKNOWN_PORT: u16 = 1024;
 
-/// Predicts what becomes of requests.
+/// Predictor of the handling of requests.
 #[derive(Debug)]
 pub struct Explainer {
     /// Carries nothing: requests need its place only.
@@ -62,7 +62,7 @@ impl Explainer {
         }
     }
 
-    /// Answers `POST /explain` with this body.
+    /// Serves `POST /explain` with this body.
     pub async fn answer(&self, body: &[u8]) -> Response {
         let query: WaypointQuery = match shared::query(body) {
             Ok(query) => query,
@@ -74,7 +74,7 @@ impl Explainer {
         }
     }
 
-    /// Predicts what becomes of a request.
+    /// Predicts the handling of a request.
     ///
     /// # Errors
     /// With what of the query cannot be used.

@@ -29,7 +29,7 @@ pub(crate) use slot::{CallCause, Instance, OpenStream, PluginContext, Signal, Sl
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
-    /// Tells it from other versions and other plugins.
+    /// Number that distinguishes versions and plugins.
     pub(crate) number: u64,
     pub(crate) config: WaypointExtension,
     /// Key of the object, `namespace/name`.
@@ -46,9 +46,9 @@ pub(crate) struct Plugin {
 pub(crate) struct Counts {
     /// Instances that failed.
     pub(crate) failures: AtomicU64,
-    /// Requests that were refused because it failed.
+    /// Number of requests rejected because the plugin failed.
     pub(crate) refused: AtomicU64,
-    /// Requests that went on without it because it failed.
+    /// Number of requests that bypassed the plugin because it failed.
     pub(crate) passed: AtomicU64,
 }
 
@@ -58,7 +58,7 @@ impl Counts {
     }
 }
 
-/// Where a plugin's module is.
+/// Loading state of a plugin's module.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     /// The module is being fetched or compiled.
@@ -123,7 +123,7 @@ impl Plugin {
         self.state.send_replace(state);
     }
 
-    /// Whether it is called for requests that concern these ports.
+    /// Whether the plugin applies to requests to these ports.
     fn is_for(&self, attachments: &Attachments) -> bool {
         let config = &self.config;
         attachments.ports().any(|(service, port)| {
@@ -178,13 +178,13 @@ impl Chain {
             .collect()
     }
 
-    /// The first plugin of such requests, if there is any.
+    /// Returns the first plugin of such requests, if there is one.
     pub(crate) fn first(&self, attachments: &Attachments) -> Option<&Arc<Plugin>> {
         self.0.iter().find(|plugin| plugin.is_for(attachments))
     }
 }
 
-/// Plugins as the control plane configures them.
+/// Configured plugins of the waypoint.
 #[derive(Debug, Default)]
 pub(crate) struct Extensions {
     entries: BTreeMap<ArcStr, Entry>,
@@ -196,8 +196,8 @@ pub(crate) struct Extensions {
 
 #[derive(Debug)]
 struct Entry {
-    wanted: Arc<Plugin>,
-    /// The last version whose module could be had.
+    desired: Arc<Plugin>,
+    /// Last version whose module could be loaded.
     good: Option<Arc<Plugin>>,
 }
 
@@ -211,22 +211,22 @@ impl RecordStore for Extensions {
         let before = self.entries.remove(&record);
         let same = before
             .as_ref()
-            .is_some_and(|before| before.wanted.config == config);
+            .is_some_and(|before| before.desired.config == config);
         if let (true, Some(before)) = (same, before.as_ref()) {
             let entry = Entry {
-                wanted: before.wanted.clone(),
+                desired: before.desired.clone(),
                 good: before.good.clone(),
             };
             self.entries.insert(record, entry);
             return;
         }
         self.last += 1;
-        let good = before.and_then(|before| match before.wanted.state() {
-            State::Ready(_) => Some(before.wanted),
+        let good = before.and_then(|before| match before.desired.state() {
+            State::Ready(_) => Some(before.desired),
             _ => before.good,
         });
-        let wanted = Arc::new(Plugin::new(self.last, config, self.limits, good.as_deref()));
-        self.entries.insert(record, Entry { wanted, good });
+        let desired = Arc::new(Plugin::new(self.last, config, self.limits, good.as_deref()));
+        self.entries.insert(record, Entry { desired, good });
         self.renew();
     }
 
@@ -239,7 +239,7 @@ impl RecordStore for Extensions {
 
     fn dump(&self) -> Value {
         let all = self.entries.values().map(|entry| {
-            let mut one = entry.wanted.dump();
+            let mut one = entry.desired.dump();
             let runs_older = entry.good.is_some();
             if let (true, Some(fields)) = (runs_older, one.as_object_mut()) {
                 fields.insert(
@@ -266,21 +266,21 @@ impl Extensions {
         &self.chain
     }
 
-    /// The newest versions, whether they can be run or not.
-    pub(crate) fn wanted(&self) -> Vec<Arc<Plugin>> {
-        let wanted = self.entries.values().map(|entry| entry.wanted.clone());
-        wanted.collect()
+    /// Returns the newest versions, whether they can run or not.
+    pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
+        let desired = self.entries.values().map(|entry| entry.desired.clone());
+        desired.collect()
     }
 }
 
 impl Entry {
-    /// A version that can be run goes before one that cannot.
+    /// Returns the version in use: one that can run, if there is any.
     fn effective(&mut self) -> Arc<Plugin> {
         // What is to be failed is not kept alive by what was there before.
-        let is_final = self.wanted.config.unsupported.is_some();
-        if is_final || matches!(self.wanted.state(), State::Ready(_)) {
+        let is_final = self.desired.config.unsupported.is_some();
+        if is_final || matches!(self.desired.state(), State::Ready(_)) {
             self.good = None;
         }
-        self.good.as_ref().unwrap_or(&self.wanted).clone()
+        self.good.as_ref().unwrap_or(&self.desired).clone()
     }
 }

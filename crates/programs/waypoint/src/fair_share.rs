@@ -34,7 +34,7 @@ type Table = HashMap<Caller, Weak<Owned>>;
 #[derive(Debug, Default)]
 pub(crate) struct FairShares(Arc<Mutex<Table>>);
 
-/// One caller's share. Clones are the same share.
+/// CPU share of one caller. Clones are the same share.
 #[derive(Clone, Debug)]
 pub(crate) struct FairShare(Arc<Owned>);
 
@@ -52,7 +52,7 @@ struct Usage {
     used: Duration,
     /// Tasks in the order in which they began to wait, each once.
     waiting: VecDeque<Arc<Waiter>>,
-    /// Whether a task passes the worker's queue to begin the next quantum.
+    /// Whether a task will start the next quantum after passing the worker's queue.
     is_renewed: bool,
 }
 
@@ -71,7 +71,7 @@ impl Waiter {
         })
     }
 
-    /// Whether the task is gone: the queue alone has its waiter.
+    /// Whether the task was dropped, so that only the queue holds its waiter.
     fn is_gone(waiter: &Arc<Self>) -> bool {
         Arc::strong_count(waiter) == 1
     }
@@ -87,7 +87,7 @@ impl Usage {
         self.used < QUANTUM
     }
 
-    /// Has a task wait. Returns whether the next quantum is to be begun after a pass of the queue.
+    /// Enqueues a waiting task. Returns whether the next quantum starts after a pass of the queue.
     fn wait(&mut self, waiter: &Arc<Waiter>) -> bool {
         if !waiter.is_queued.swap(true, Relaxed) {
             self.waiting.push_back(waiter.clone());
@@ -95,7 +95,7 @@ impl Usage {
         !std::mem::replace(&mut self.is_renewed, true)
     }
 
-    /// Begins a quantum, and takes its tasks; `None`: no task waits.
+    /// Starts a quantum and returns its tasks; `None` if no task waits.
     fn renew(&mut self) -> Option<Vec<Arc<Waiter>>> {
         self.used = Duration::ZERO;
         let mut woken = Vec::new();
@@ -151,7 +151,7 @@ impl FairShare {
         TaskShare::Fixed(self.clone()).run(task)
     }
 
-    /// Begins quanta as long as tasks wait for them.
+    /// Starts quanta while tasks wait for them.
     async fn renew(self) {
         loop {
             // Behind all ready tasks, and those that the next look at sockets and timers makes ready.
@@ -169,7 +169,7 @@ impl FairShare {
 pub(crate) struct CurrentShare(Arc<Mutex<Option<FairShare>>>);
 
 impl CurrentShare {
-    /// Has the connection's tasks run within another share; without any if `None`.
+    /// Runs the connection's tasks within another share; without any if `None`.
     pub(crate) fn set(&self, share: Option<&FairShare>) {
         *self.0.lock() = share.cloned();
     }
@@ -178,7 +178,7 @@ impl CurrentShare {
 /// Share of a task.
 #[derive(Clone, Debug)]
 pub(crate) enum TaskShare {
-    /// The same caller's all the time.
+    /// Share of one fixed caller.
     Fixed(FairShare),
     /// The share of a connection's present caller.
     Current(CurrentShare),

@@ -9,7 +9,7 @@ use ambit_route::WorkloadRef;
 
 use crate::{session::Session, target::Target};
 
-/// Server of a request or connection, as far as it was found.
+/// Server of a request or connection, as far as it was resolved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Server<'a> {
     pub(crate) endpoint: Option<SocketAddr>,
@@ -25,7 +25,7 @@ pub(crate) fn report(
     complete: impl FnOnce(&mut Flow),
 ) {
     let flows = session.shard.waypoint.metrics.flows();
-    if !flows.is_heard() {
+    if !flows.has_readers() {
         return;
     }
     let reporter = flow::reporter(flows.origin(), ReporterKind::Waypoint);
@@ -51,7 +51,7 @@ pub(crate) fn report(
     flows.report(event);
 }
 
-/// Fills in what was sent, and for how long.
+/// Sets the byte counts and duration of an event.
 pub(crate) fn measure(event: &mut Flow, (received, sent): (u64, u64), duration: Duration) {
     event.bytes_to_server = received;
     event.bytes_to_client = sent;

@@ -14,10 +14,10 @@ use http::{
 };
 use rand::Rng as _;
 
-/// Bytes that one field takes in a map of headers besides its name and value, with what the map has in reserve.
+/// Bytes of one field in a header map besides name and value, including spare capacity.
 const FIELD_BYTES: usize = 128;
-/// How many maps of a request's headers there are at once: the one that is sent, the one that policies judge again, the
-/// one that is kept for a retry. Names and values are shared by them.
+/// Concurrent copies of a request's header map: forwarded, evaluated by policies again, and buffered for a retry. They
+/// share names and values.
 const COPIES: usize = 3;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -26,7 +26,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with the client's certificate identity: set by the waypoint, or absent.
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
 
-/// In responses: a rate limit refused the request.
+/// Response header of requests that a rate limit rejected.
 pub(crate) const RATE_LIMITED: HeaderName = HeaderName::from_static("x-envoy-ratelimited");
 /// The address of the original client, where proxies in front of the mesh are trusted.
 const EXTERNAL_ADDRESS: HeaderName = HeaderName::from_static("x-envoy-external-address");
@@ -59,18 +59,18 @@ const FORWARDING: [&str; 9] = [
     "x-request-id",
 ];
 
-/// Headers of [`FORWARDING`] that say which address a client has: what changes requests leaves them as they came.
+/// Headers of [`FORWARDING`] with the client's address, which modifications of requests leave unchanged.
 const ADDRESSES: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
 
-/// Whether a header claims, in whatever spelling, what only proxies of the mesh know; or whether it is, to applications that
-/// get headers as variables, a second one of those that say where a request comes from or how it is framed.
+/// Whether a header claims, in any spelling, what only proxies of the mesh know, or duplicates origin or framing
+/// headers for CGI-style applications.
 pub(crate) fn is_claim(name: &HeaderName) -> bool {
     is_mesh_header(name.as_str())
         || hyphenated(name)
             .is_some_and(|name| is_framing(&name) || FORWARDING.contains(&name.as_str()))
 }
 
-/// A name with hyphens for underscores, if it has any.
+/// Returns the name with hyphens for underscores, if it has any.
 fn hyphenated(name: &HeaderName) -> Option<HeaderName> {
     let text = name.as_str();
     let folded = text.contains('_').then(|| text.replace('_', "-"))?;
@@ -88,7 +88,8 @@ fn is_framing(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name) || framing.contains(name)
 }
 
-/// Fields that are no trailers (RFC 9110, section 6.5.1), since they say how to read what came before them.
+/// Fields that are forbidden in trailers (RFC 9110, section 6.5.1), since they affect the interpretation of earlier
+/// parts.
 const NO_TRAILERS: [HeaderName; 11] = [
     header::AUTHORIZATION,
     header::CACHE_CONTROL,
@@ -135,10 +136,10 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 #[error("the connection header names a header that belongs to the whole request")]
 pub(crate) struct EndToEnd;
 
-/// Removes the headers of one hop; with `upgrade`, the header of that name and what goes with it are put back.
+/// Removes hop-by-hop headers; with `upgrade`, the header of that name and its related ones are restored.
 ///
 /// # Errors
-/// When `Connection` names what must not be removed.
+/// When `Connection` names a header that must not be removed.
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEnd> {
     let mut named = Vec::new();
     for value in headers.get_all(CONNECTION) {
@@ -199,7 +200,7 @@ pub(crate) fn remove_claims_of_response(headers: &mut HeaderMap) {
     }
 }
 
-/// Puts the headers of the client's address back as they came, whatever a plugin has made of them.
+/// Restores the headers of the client's address after a plugin.
 pub(crate) fn restore_addresses(headers: &mut HeaderMap, came: &HeaderMap) {
     for name in ADDRESSES {
         headers.remove(&name);
@@ -256,7 +257,7 @@ pub(crate) fn add_client_identity(
     }
 }
 
-/// Bytes that a header section takes while its request is under way.
+/// Returns the memory of a header section for the duration of its request, in bytes.
 pub(crate) fn cost(headers: &HeaderMap) -> usize {
     let texts = headers
         .iter()

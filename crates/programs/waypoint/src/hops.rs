@@ -16,7 +16,7 @@ const MIRROR_HOPS: u8 = 3;
 pub(crate) struct Hops(u8);
 
 impl Hops {
-    /// Hops of a request that starts here.
+    /// Zero hops, for a request that starts here.
     pub(crate) const NONE: Self = Self(0);
 
     /// Reads the header; `None` if a loop is suspected.
@@ -39,7 +39,7 @@ impl Hops {
         Self(self.0.saturating_add(MIRROR_HOPS))
     }
 
-    /// Writes the header for a next waypoint, or removes it.
+    /// Writes the header for the next waypoint, or removes it.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_next_waypoint: bool) {
         if is_next_waypoint {
             headers.insert(PASSED, HeaderValue::from(u16::from(self.0) + 1));

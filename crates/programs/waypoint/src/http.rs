@@ -77,10 +77,10 @@ use header_timeout::{Answered, Paced, RequestPacing};
 use interim::Interim;
 use linger::Linger;
 
-/// How long a connection may be without a request.
+/// Idle timeout of a connection.
 const IDLE: Duration = Duration::from_secs(3600);
-/// How long a connection of HTTP/1 that carries no request is left open when the process ends: a client that has just
-/// sent one cannot know that it is not read, and a response can close the connection.
+/// Time for which idle HTTP/1.1 connections stay open during shutdown: a client that has just sent a request cannot
+/// know that it is not read, while a response can close the connection.
 const IDLE_AT_THE_END: Duration = Duration::from_secs(10);
 /// Header fields of HTTP/1 above the limit that are still answered by name.
 const NAMED_HEADERS: usize = 100;

@@ -15,12 +15,12 @@ const MAX_CHECKS_PER_SERVICE: usize = MAX_CHECKS / 8;
 /// Checks in flight for one caller: less than a service's share, so that no caller uses that up alone.
 const MAX_CHECKS_PER_CALLER: usize = MAX_CHECKS / 16;
 
-/// Account that a check is counted in besides its caller's.
+/// Account of a check besides its caller's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CheckService {
     /// An authorization provider of the mesh's administrator, by name.
     Provider(ArcStr),
-    /// All rate-limit services that the RateLimits of one namespace name.
+    /// Rate-limit services of the RateLimits of one namespace.
     RateLimits(ArcStr),
     /// Calls of one plugin because of requests.
     Plugin(ArcStr),
@@ -40,7 +40,7 @@ struct Counts {
     by_service: HashMap<CheckService, usize>,
 }
 
-/// One check in flight, counted until it is dropped.
+/// Permit of one check in flight, released on drop.
 #[derive(Debug)]
 pub(crate) struct CheckPermit {
     counts: Arc<Mutex<Counts>>,

@@ -12,14 +12,14 @@ use ambit_sys::socket::{self, ListenSpec, Listening, SocketError, Transparent};
 
 use crate::config::Config;
 
-/// Under which name the supervisor holds them.
+/// Name under which the supervisor stores the listeners.
 const HELD: &str = "tunnels";
 
-/// Takes over what the process before this one listened with, all of it since connections may wait in any, or opens
-/// the port; and has them held.
+/// Takes over the previous process's listeners, all of them since connections may queue at any, or binds the port; and
+/// stores them at the supervisor.
 ///
 /// # Errors
-/// When the port cannot be had.
+/// When the port cannot be bound.
 pub(crate) fn open(
     config: &Config,
     supervisor: &Supervisor,
@@ -48,7 +48,7 @@ pub(crate) fn open(
     Ok(listeners)
 }
 
-/// Nobody will accept from them any more: without this, clients would wait in vain rather than be refused.
+/// Releases the listeners that no process will accept from, so that clients are rejected instead of waiting.
 pub(crate) fn release(supervisor: &Supervisor) {
     supervisor.release(HELD);
 }

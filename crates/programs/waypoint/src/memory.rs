@@ -8,21 +8,21 @@ mod callers;
 pub(crate) use account::{Exhausted, Permit, Scope};
 pub(crate) use callers::{ConnectionMemory, Memory, Use};
 
-/// How many bytes are held at most.
+/// Memory limits in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimits {
-    /// For all callers.
+    /// Limit of all callers together.
     pub(crate) process: usize,
-    /// For one caller: a quarter, so that no caller can use up the process's budget.
+    /// Limit of one caller: a quarter, so that no caller exhausts the process's budget.
     pub(crate) caller: usize,
-    /// For the connections of one caller, whatever they carry: their buffers and windows.
+    /// Limit of one caller's connections: their buffers and windows.
     pub(crate) connections: usize,
-    /// For the requests on one connection.
+    /// Limit of the requests on one connection.
     pub(crate) requests: usize,
 }
 
 impl MemoryLimits {
-    /// The shares of a process that may hold so many bytes.
+    /// Returns the limits for a process limit in bytes.
     pub(crate) fn of(process: usize) -> Self {
         let caller = process / 4;
         Self {

@@ -7,28 +7,28 @@ use hyper::rt::Executor;
 
 use crate::fair_share::TaskShare;
 
-/// A version of HTTP, as far as connections differ.
+/// HTTP version, as far as connections differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Version {
     /// 1.0 or 1.1.
     Http1,
-    /// 2, without TLS of its own.
+    /// HTTP/2 without its own TLS.
     Http2,
 }
 
-/// A body of either direction.
+/// Body of a request or response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
 
 /// Why a body ends before its end.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A text of our own.
+/// Returns a body with a fixed text.
 pub(crate) fn text(text: impl Into<Bytes>) -> Body {
     let full = Full::new(text.into());
     full.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Says of a request of HTTP/2 that it goes over TLS.
+/// Marks an HTTP/2 request as sent over TLS.
 pub(crate) fn secure(request: &mut Request<Body>) {
     let mut parts = request.uri().clone().into_parts();
     if parts.authority.is_some() {

@@ -12,10 +12,10 @@ use std::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How long bytes that a client sent before it reset its connection may still take to be delivered.
+/// Timeout for delivering bytes that a client sent before it reset its connection.
 const LAST_BYTES: Duration = Duration::from_secs(5);
 
-/// One end of a connection that is copied, which [`reset_by_client`] watches meanwhile.
+/// One end of a relayed connection, which [`reset_by_client`] watches.
 #[derive(Debug)]
 pub(crate) struct Metered<'a, IO, F> {
     io: &'a Mutex<IO>,

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Most requests at once that a worker has mirrors answer.
+/// Maximum concurrent mirrored requests of a worker.
 const MOST: usize = 256;
 /// Mirrored requests of a worker.
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub(crate) struct Mirrors {
     pub(crate) behind: Behind,
 }
 
-/// One request under way to a mirror.
+/// Permit of one active mirrored request.
 #[derive(Debug)]
 pub(crate) struct Slot(Arc<AtomicUsize>);
 

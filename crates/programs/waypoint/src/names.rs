@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 pub(crate) use lookups::{Caller, Known, TooManyLookups};
 use lookups::{LONGEST, Lookups};
 
-/// Most addresses that are known not to be the mesh's.
+/// Maximum addresses that are cached as outside the mesh.
 const MAX_GOOD: usize = 4096;
 
 /// Resolver of hosts outside the mesh.
@@ -42,16 +42,16 @@ impl Names {
         }
     }
 
-    /// The addresses of a host that an object names; never none.
+    /// Resolves a host that an object names to at least one address.
     pub(crate) async fn of(&self, host: &str) -> Result<Known, TooManyLookups> {
         let look_up = || ambit_rt::lookup_name(host);
         self.of_objects.get(host, None, look_up).await
     }
 
-    /// The addresses of a host that a client names; never none.
+    /// Resolves a host that a client names to at least one address.
     ///
     /// # Errors
-    /// When the client waits for as many names as it may.
+    /// When the client is at its limit of lookups.
     pub(crate) async fn of_client(
         &self,
         host: &str,

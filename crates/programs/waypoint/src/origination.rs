@@ -21,14 +21,14 @@ use crate::{config::Config, message::Version};
 
 /// Directory of TLS files in the control plane's records.
 const FILES: &str = "/etc/certs";
-/// How long files are believed to be as they were.
+/// Time for which cached files are used without checking for changes.
 const FRESH: Duration = Duration::from_secs(30);
 /// Longest certificate or key file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 /// Handshake timeout, unless a rule has a connect timeout.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// TLS that cannot begin.
+/// Error of originating TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginationError {
     #[error("{0} is not below {FILES}")]
@@ -55,12 +55,12 @@ pub(crate) struct Origination {
     made: Mutex<Option<(Instant, Outward)>>,
 }
 
-/// TLS for one connection.
+/// TLS origination for one connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TlsUpstream<'a> {
     pub(crate) origination: &'a Origination,
     pub(crate) config: &'a Config,
-    /// The endpoint's host, as it is known.
+    /// Hostname of the endpoint, as far as known.
     pub(crate) host: &'a str,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct TlsKey {
 }
 
 impl Origination {
-    /// The previous configuration, if it is unchanged.
+    /// Builds the configuration, or returns the previous one if it is unchanged.
     pub(crate) fn of(
         tls: Option<&Arc<DestinationTls>>,
         before: Option<&Arc<Self>>,
@@ -89,7 +89,7 @@ impl Origination {
         }))
     }
 
-    /// Whether anything of it may change by itself.
+    /// Whether the configuration refers to files that may change.
     fn has_files(&self) -> bool {
         self.of.client.is_some() || matches!(self.of.roots, TlsRoots::File(_))
     }
@@ -150,7 +150,7 @@ impl TlsUpstream<'_> {
         }
     }
 
-    /// Begins TLS, to speak a version of HTTP or whatever the client speaks.
+    /// Starts TLS for an HTTP version, or for the client's protocol.
     pub(crate) async fn begin<S>(
         &self,
         stream: S,
@@ -181,7 +181,7 @@ fn of_system() -> Result<Authorities, OutwardError> {
     Ok(KNOWN.get_or_init(|| found).clone())
 }
 
-/// A file, below where this waypoint has them.
+/// Reads a file below the waypoint's directory.
 fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
     let below = Path::new(path.as_str()).strip_prefix(FILES).ok();
     let is_plain = |below: &&Path| {

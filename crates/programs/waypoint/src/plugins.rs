@@ -34,7 +34,7 @@ pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result
         .await
 }
 
-/// Has the plugins of a worker at hand before requests need them.
+/// Keeps the plugins of a worker running, so that requests need not wait.
 pub(crate) async fn follow(shard: Arc<Shard>) {
     let plugin_context = plugin_context(&shard);
     let mut changes = shard.waypoint.published.watch();

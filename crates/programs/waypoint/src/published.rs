@@ -50,16 +50,16 @@ pub struct Published(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     known: RwLock<Known>,
-    /// Whether there is any telemetry configuration: requests without one take no lock for it.
+    /// Whether telemetry is configured, so that requests without it take no lock.
     has_telemetry: AtomicBool,
     exporters: Arc<Exporters>,
     /// Which addresses are called.
     guard: Guard,
     /// Number of changes so far.
     changes: watch::Sender<u64>,
-    /// Whether there is any plugin: requests without one take no lock for it.
+    /// Whether plugins exist, so that requests without them take no lock.
     is_extended: AtomicBool,
-    /// Whether there is any rate limit: likewise.
+    /// Whether rate limits exist.
     is_limited: AtomicBool,
 }
 
@@ -100,11 +100,11 @@ struct Known {
     complete: Vec<WaypointRecordType>,
 }
 
-/// Assigns each type of record to the store that keeps it.
+/// Assigns each record type to its store.
 macro_rules! stores {
     ($($variant:ident: $field:ident,)*) => {
         impl Known {
-            /// Applies a change, and gives what is no longer counted.
+            /// Applies a change, and returns the metrics that it removes.
             fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
                 match update {
                     $(
@@ -155,7 +155,7 @@ fn is_needed<S: RecordStore>(_store: &S) -> bool {
 }
 
 impl Published {
-    /// Applies changes; gives what is no more.
+    /// Applies changes, and returns the removed targets.
     pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<Gone> {
         let removed = {
             let mut known = self.0.known.write();
@@ -174,7 +174,7 @@ impl Published {
         removed
     }
 
-    /// All records of a type have been received.
+    /// Marks the initial records of a type as received.
     pub fn complete(&self, of: WaypointRecordType) {
         let mut known = self.0.known.write();
         if !known.complete.contains(&of) {
@@ -205,19 +205,19 @@ impl Published {
         self.0.known.read().settings.gateway.clone()
     }
 
-    /// A service, if the waypoint serves it.
+    /// Returns a service, if the waypoint serves it.
     pub fn service(&self, name: &NamespacedHostname) -> Option<Arc<Served>> {
         self.0.known.read().services.get(name).cloned()
     }
 
-    /// All services that the waypoint serves, in the order of their names.
+    /// Returns the services that the waypoint serves, by name.
     pub(crate) fn services(&self) -> Vec<Arc<Served>> {
         let mut all: Vec<_> = self.0.known.read().services.values().cloned().collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
-    /// Destination rule of a service, if there is one.
+    /// Returns the destination policy of a service, if there is one.
     pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<Ruled>> {
         self.0.known.read().destinations.get(name).cloned()
     }
@@ -260,12 +260,12 @@ impl Published {
         Some(format!("rate limit {}", first.config.key))
     }
 
-    /// Whether there is an object for [`Self::http_object`].
+    /// Whether an object requires HTTP, as for [`Self::http_object`].
     pub(crate) fn need_http(&self, attachments: &Attachments) -> bool {
         self.http_object(attachments).is_some()
     }
 
-    /// Which addresses are called for what objects name.
+    /// Returns the egress guard for calls on behalf of objects.
     pub(crate) fn guard(&self) -> &Guard {
         &self.0.guard
     }
@@ -275,7 +275,7 @@ impl Published {
         &self.0.exporters
     }
 
-    /// The plugins that requests are given to; `None` if there are none.
+    /// Returns the plugins; `None` if there are none.
     pub(crate) fn extensions(&self) -> Option<Arc<Chain>> {
         if !self.0.is_extended.load(Ordering::Acquire) {
             return None;
@@ -297,8 +297,8 @@ impl Published {
     }
 
     /// The newest versions of all plugins.
-    pub(crate) fn wanted_extensions(&self) -> Vec<Arc<Plugin>> {
-        self.0.known.read().extensions.wanted()
+    pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
+        self.0.known.read().extensions.desired_plugins()
     }
 
     /// The state of a plugin's module has changed.
@@ -317,7 +317,7 @@ impl Published {
         self.0.known.read().policies.all.clone()
     }
 
-    /// Whose tokens are taken.
+    /// Returns the JWT rules.
     pub fn authentications(&self) -> Arc<Authentications> {
         self.0.known.read().authentications.all.clone()
     }
@@ -343,10 +343,10 @@ impl Published {
         names
     }
 
-    /// The namespaces of the objects for which calls are made.
+    /// Returns the namespaces of objects on whose behalf the waypoint makes calls.
     pub(crate) fn calling_namespaces(&self) -> BTreeSet<ArcStr> {
         let known = self.0.known.read();
-        let plugins = known.extensions.wanted().into_iter();
+        let plugins = known.extensions.desired_plugins().into_iter();
         let plugins = plugins.map(|plugin| plugin.config.namespace.clone());
         plugins.chain(known.limits.calling_namespaces()).collect()
     }
@@ -361,7 +361,7 @@ impl Published {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Changes of any of it.
+    /// Returns a receiver that is notified of every change.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }

@@ -11,19 +11,19 @@ use std::{
 
 use ambit_l7::{limits::LimitMatches, route::RouteRequest};
 use ambit_model::{ArcStr, GlobalLimit, LocalLimit, NamespacedHostname, RateLimit};
-use ambit_resilience::{Buckets, Rate, Verdict};
+use ambit_resilience::{Buckets, Rate, RateLimitDecision};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::record_store::{Gone, RecordStore, shown};
 
-/// An object, ready for requests.
+/// Compiled RateLimit object.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) config: RateLimit,
-    /// In the order of `config.local`.
+    /// Limits in the order of `config.local`.
     local: Vec<Local>,
-    /// Of each descriptor of `config.global`.
+    /// Matches of each descriptor of `config.global`.
     descriptors: Vec<LimitMatches>,
 }
 
@@ -54,7 +54,7 @@ impl Counted {
         }
     }
 
-    fn take(&self, key: impl Hash, now: Instant) -> Verdict {
+    fn take(&self, key: impl Hash, now: Instant) -> RateLimitDecision {
         let (high, low) = &self.hashers;
         let key = u128::from(high.hash_one(&key)) << 64 | u128::from(low.hash_one(&key));
         self.buckets.lock().take(key, now)
@@ -86,15 +86,14 @@ impl Limiter {
         }
     }
 
-    /// Takes a request from each of the local limits that it matches, until one is used up. `key` is what the request has
-    /// in common with others. A limit that has counted the request by the same key in the form of `before` counts it no
-    /// second time.
+    /// Counts a request against each matching local limit, until one rejects it. `key` holds the request's limit keys.
+    /// A limit that counted it under the same key as `before` does not count it again.
     pub(crate) fn take<K: Hash + Eq>(
         &self,
         (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
         key: impl Fn(&LocalLimit, &RouteRequest<'_>) -> K,
         now: Instant,
-    ) -> Vec<(&LocalLimit, Verdict)> {
+    ) -> Vec<(&LocalLimit, RateLimitDecision)> {
         let mut met = Vec::new();
         for (of, local) in self.config.local.iter().zip(&self.local) {
             if !local.matches.include(request) {
@@ -104,16 +103,16 @@ impl Limiter {
             if before.is_some_and(|one| local.matches.include(one) && key(of, one) == own) {
                 continue;
             }
-            let verdict = local.counted.take(own, now);
-            met.push((of, verdict));
-            if verdict.refused.is_some() {
+            let decision = local.counted.take(own, now);
+            met.push((of, decision));
+            if decision.retry_after.is_some() {
                 break;
             }
         }
         met
     }
 
-    /// The descriptors that are of a request.
+    /// Returns the descriptors of a request.
     pub(crate) fn descriptors<'a>(
         &'a self,
         global: &'a GlobalLimit,
@@ -125,7 +124,7 @@ impl Limiter {
     }
 }
 
-/// All rate limits of the waypoint.
+/// Rate limiters of the waypoint.
 #[derive(Debug, Default)]
 pub(crate) struct Limiters {
     by_record: BTreeMap<ArcStr, Arc<Limiter>>,
@@ -270,7 +269,8 @@ mod tests {
         let all = limiters.of_requests().of(std::slice::from_ref(&name));
         all.iter().all(|one| {
             let met = one.take((&request, None), |_, _| key.to_owned(), Instant::now());
-            met.iter().all(|(_, verdict)| verdict.refused.is_none())
+            met.iter()
+                .all(|(_, decision)| decision.retry_after.is_none())
         })
     }
 

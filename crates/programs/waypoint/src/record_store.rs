@@ -7,13 +7,13 @@ use serde_json::Value;
 /// Withdrawn object, which is counted no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gone {
-    /// A withdrawn policy.
+    /// Removed policy with its metrics.
     Policy(PolicyKey),
     /// A withdrawn destination rule of a service.
     Destination(NamespacedHostname),
 }
 
-/// Records of one type.
+/// Store of the records of one type.
 pub(crate) trait RecordStore {
     /// Type of the records.
     type Record;
@@ -25,7 +25,7 @@ pub(crate) trait RecordStore {
     /// before it stays.
     fn put(&mut self, resource: ArcStr, record: Self::Record);
 
-    /// Removes the record of a resource, and gives what is no longer counted.
+    /// Removes the record of a resource, and returns the metrics that it removes.
     fn remove(&mut self, resource: &ArcStr) -> Option<Gone>;
 
     /// Records with their state for `/config_dump`, without secrets.

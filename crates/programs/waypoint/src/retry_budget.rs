@@ -12,14 +12,14 @@ use std::{
 use ambit_model::NamespacedHostname;
 use parking_lot::Mutex;
 
-/// Retries, of a hundred requests under way.
+/// Retry budget in percent of active requests.
 pub(crate) const PERCENT: usize = 20;
-/// So many always may be.
+/// Minimum number of concurrent retries that is always allowed.
 pub(crate) const LEAST: usize = 3;
-/// How many destinations without requests are remembered.
+/// Maximum number of destinations without requests that are remembered.
 const MOST_IDLE: usize = 1024;
 
-/// Destination with a retry budget of its own.
+/// Destination with its own retry budget.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Account {
     /// Target address of a tunnel.
@@ -38,11 +38,11 @@ struct Counts {
     retries: AtomicUsize,
 }
 
-/// A request under way.
+/// Guard that counts an active request.
 #[derive(Debug)]
 pub(crate) struct Active(Arc<Counts>);
 
-/// A request that is sent again.
+/// Permit of one retry.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<Counts>);
 
@@ -60,7 +60,7 @@ impl Budgets {
 }
 
 impl Active {
-    /// Leave to send it again.
+    /// Takes a retry permit, if the budget allows it.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let Counts { active, retries } = &*self.0;
         let most = LEAST.max(active.load(Relaxed) * PERCENT / 100);

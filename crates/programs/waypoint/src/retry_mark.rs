@@ -14,10 +14,10 @@ const HEADER: HeaderName = HeaderName::from_static("x-ambit-retry");
 pub(crate) struct RetryMark(bool);
 
 impl RetryMark {
-    /// Of what a mirror gets, which no waypoint behind this one is to send again either.
+    /// Mark of mirrored requests, which no waypoint behind this one retries.
     pub(crate) const MIRROR: Self = Self(true);
 
-    /// Reads and removes the mark of a request as it came.
+    /// Reads and removes the mark of a received request.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         Self(headers.remove(HEADER).is_some())
     }
@@ -32,7 +32,7 @@ impl RetryMark {
         Self(self.0 || is_retry)
     }
 
-    /// Marks what is sent to the next waypoint, if there is one.
+    /// Marks the request for the next waypoint, if there is one.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_waypoint: bool) {
         if self.0 && is_waypoint {
             headers.insert(HEADER, HeaderValue::from_static("1"));

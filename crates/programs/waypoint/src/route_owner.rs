@@ -15,7 +15,7 @@ use crate::published::Published;
 pub(crate) enum RouteOwner {
     /// The service's or the waypoint's namespace (producer route).
     Service,
-    /// The client's namespace (consumer route).
+    /// Owner of a consumer route: the client's namespace.
     Clients,
 }
 

@@ -34,7 +34,7 @@ use crate::{
 /// Bytes of a TLS handshake at most: its messages may have 64 kB, and are kept twice.
 const HANDSHAKE_BYTES: usize = 128 << 10;
 
-/// A tunnel that is refused.
+/// Reason why a tunnel is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
     #[error(transparent)]
@@ -72,7 +72,7 @@ struct Client {
     memory: ConnectionMemory,
 }
 
-/// Serves the tunnels that come to the listeners, while the gate is open, until the drain begins.
+/// Serves tunnels from the listeners while the gate is open, until the drain begins.
 pub fn serve(
     waypoint: &Arc<Waypoint>,
     workers: &Workers,
@@ -265,9 +265,9 @@ pub(crate) enum Kind {
     Http,
     /// Undeclared HTTP, since there are routes or policies for requests; other protocols are refused.
     HttpOnly,
-    /// A connection that is passed through, whatever it carries.
+    /// Any TCP connection, forwarded unchanged.
     Tcp,
-    /// A connection that is passed through to where its first bytes say.
+    /// TLS connection, routed by its SNI.
     Tls,
     /// HTTP or a connection that is passed through, as the first bytes show.
     Unknown,

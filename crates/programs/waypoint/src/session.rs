@@ -44,19 +44,19 @@ pub(crate) struct Session {
     pub(crate) shard: Arc<Shard>,
     pub(crate) caller: Caller,
     pub(crate) target: Target,
-    /// How many waypoints the tunnel has passed.
+    /// Waypoints that the tunnel has passed.
     pub(crate) hops: Hops,
     /// Memory budget of the tunnel's requests.
     pub(crate) memory: ConnectionMemory,
-    /// Time of its tasks.
+    /// CPU share of the connection's tasks.
     pub(crate) share: FairShare,
     /// Attachments that apply, and the revision of the configuration that they are of.
     attachments: Mutex<(u64, Arc<Attachments>)>,
     /// The caller in metrics, once its record is known.
     source: OnceLock<Arc<Party>>,
-    /// Its number in flow events, once it has been in one.
+    /// Number in flow events, assigned by the first event.
     number: OnceLock<u64>,
-    /// Shutdown waits for it.
+    /// Guard that shutdown waits for.
     open: Arc<OpenWork>,
 }
 
@@ -116,7 +116,7 @@ impl Session {
         }))
     }
 
-    /// Its number in flow events.
+    /// Returns the number in flow events.
     pub(crate) fn number(&self) -> u64 {
         let flows = self.shard.waypoint.metrics.flows();
         *self.number.get_or_init(|| flows.number())
@@ -174,7 +174,7 @@ impl Session {
         published.http_object(&self.attachments())
     }
 
-    /// Whether what applies to requests depends on the services of pods.
+    /// Whether the applicable objects depend on the services of pods.
     fn follows_pods(&self) -> bool {
         match &self.target {
             Target::Pod { .. } => true,
@@ -263,7 +263,7 @@ impl Session {
         }
     }
 
-    /// A connection that goes to a service, in metrics.
+    /// Returns the metric labels of a connection to a service.
     pub(crate) fn traffic_labels_of(&self, service: Option<Arc<Service>>) -> TrafficLabels {
         TrafficLabels {
             service: service.map(|service| ServiceName::from(&*service)),

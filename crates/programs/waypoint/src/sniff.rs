@@ -21,12 +21,12 @@ use crate::message::Version;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// End of a request line but for the minor version's digit.
 const VERSION: &[u8] = b"HTTP/1.";
-/// Longest method that is recognised.
+/// Maximum length of a recognized HTTP method.
 const MAX_METHOD_BYTES: usize = 32;
 /// Longest request line that is recognised, with the empty lines before it (RFC 9112, section 3, recommends 8000).
 const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 
-/// A stream whose first bytes are kept for its reader.
+/// Stream with a buffered prefix for its reader.
 #[derive(Debug)]
 pub(crate) struct Sniffed<IO> {
     io: IO,
@@ -35,7 +35,7 @@ pub(crate) struct Sniffed<IO> {
     ended: bool,
 }
 
-/// Protocol that a stream begins with.
+/// Protocol at the start of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     /// A request or the preface of a version of HTTP.
@@ -44,11 +44,11 @@ pub(crate) enum Opening {
     LongLine,
     /// Any other protocol.
     Other,
-    /// Nothing: it ended before its first byte.
+    /// End of the connection before its first byte.
     Nothing,
 }
 
-/// Protocol as far as the first bytes show it.
+/// Protocol that the first bytes suggest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guess {
     Is(Opening),
@@ -66,7 +66,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// Waits until the first bytes show what the stream begins with. May be dropped and called again.
+    /// Waits until the first bytes identify the protocol. Cancel-safe.
     pub(crate) async fn opening(&mut self) -> Opening {
         loop {
             match guess(&self.seen) {

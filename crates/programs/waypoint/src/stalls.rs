@@ -44,13 +44,13 @@ struct Flow {
 
 #[derive(Debug)]
 struct State {
-    /// None: it has stalled for too long.
+    /// Body; `None` after a stall.
     body: Option<Body>,
-    /// When its reader got a frame without polling the next one since.
+    /// Time since which the reader has not polled for the next frame.
     unread_since: Option<Instant>,
 }
 
-/// Nothing of the body was read for too long.
+/// Body that was not read for too long.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body was read for {0:?} (AMBIT_STREAM_STALL_TIMEOUT)")]
 struct Stalled(Duration);
@@ -64,7 +64,7 @@ struct Watched {
 }
 
 impl Stalls {
-    /// Bodies may stall for so long; zero is for ever.
+    /// Creates the timeout of stalled bodies; zero disables it.
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit: (!limit.is_zero()).then_some(limit),
@@ -96,7 +96,7 @@ impl Stalls {
 }
 
 impl Watched {
-    /// Has the sweep look at the body from now on.
+    /// Registers the body for the sweep.
     fn register(&mut self) {
         let mut flows = self.flows.lock();
         let id = flows.next;
@@ -111,7 +111,7 @@ impl Watched {
     }
 }
 
-/// Looks for bodies that have stalled, until there are none.
+/// Checks for stalled bodies while there are any.
 async fn sweep(flows: Arc<Mutex<Flows>>, limit: Duration) {
     let interval = (limit / 8).clamp(Duration::from_millis(100), Duration::from_secs(5));
     loop {

@@ -21,11 +21,11 @@ use crate::{
     waypoint::{NotKnown, Waypoint},
 };
 
-/// The address of a service that has none.
+/// Placeholder address of a service without one.
 pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// How long a target that is not served is waited for. Records reach the clients and the waypoint within milliseconds of
-/// each other, on a busy machine within tenths of a second.
+/// Time to wait for an unknown target. Records reach clients and the waypoint within milliseconds of each other, or
+/// tenths of a second on a busy machine.
 const LATE_RECORDS: Duration = Duration::from_secs(1);
 
 /// Target of a tunnel.
@@ -61,7 +61,7 @@ pub(crate) enum TargetError {
 }
 
 impl TargetError {
-    /// Whether a record that is still on its way could lift it.
+    /// Whether a pending record could lift the refusal.
     fn may_pass(&self) -> bool {
         match self {
             Self::NotServed(_) | Self::NoPort { .. } => true,
@@ -168,7 +168,7 @@ impl Target {
         }))
     }
 
-    /// Another service in place of the requested one, at the same port.
+    /// Returns the target with another service at the same port.
     pub(crate) fn as_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
         let requested = self.address();
@@ -184,13 +184,13 @@ impl Target {
         })
     }
 
-    /// Whether it is a service whose name is a wildcard.
+    /// Whether the target is a service with a wildcard hostname.
     pub(crate) fn is_wildcard(&self) -> bool {
         self.named()
             .is_some_and(|one| one.hostname.starts_with('*'))
     }
 
-    /// Whether each call names the host that is meant.
+    /// Whether each request selects the host of a wildcard.
     pub(crate) fn resolves_hosts(&self) -> bool {
         matches!(self, Self::Service { served, .. } if served.resolves_hosts)
     }
@@ -201,7 +201,7 @@ impl Target {
         Some(names::under(&name.hostname, text)?.into())
     }
 
-    /// The port of hosts that are named.
+    /// Returns the port for hosts of the wildcard.
     pub(crate) fn host_port(&self) -> u16 {
         let port = self.address().port();
         let service = self.named();
@@ -246,7 +246,7 @@ impl Target {
         }
     }
 
-    /// The service, if it is one.
+    /// Returns the service, if the target is one.
     pub(crate) fn named(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Service { service, .. } => Some(service),
@@ -254,12 +254,12 @@ impl Target {
         }
     }
 
-    /// Whether it is a port of a service.
+    /// Whether the target is a port of the service.
     pub(crate) fn is_port(&self, service: &NamespacedHostname, port: u16) -> bool {
         self.service_name() == Some(service) && self.address().port() == port
     }
 
-    /// The name of a service.
+    /// Returns the name of the target service.
     pub(crate) fn service_name(&self) -> Option<&NamespacedHostname> {
         match self {
             Self::Service { served, .. } => Some(&served.name),
@@ -289,7 +289,7 @@ impl Target {
         table.has_routes().then_some(table)
     }
 
-    /// Whether it has routes of requests for a client of a namespace: then it must be HTTP.
+    /// Whether the target has HTTP routes for clients of a namespace, and must thus be HTTP.
     pub(crate) fn has_http_routes(&self, client: Option<&str>) -> bool {
         match self {
             Self::Service {

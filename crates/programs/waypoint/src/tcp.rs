@@ -37,10 +37,10 @@ use silence::Silence;
 /// Timeout for the client's first bytes on undeclared ports, before the endpoint is connected: its protocol may be
 /// server-first.
 const CLIENT_FIRST: Duration = Duration::from_millis(20);
-/// How long the first bytes of a connection may be the beginning of a request line that does not go on.
+/// Timeout of an incomplete request line at the start of a connection.
 const UNDECIDED: Duration = Duration::from_secs(1);
 
-/// A connection that is not passed through.
+/// Reason why a connection is not relayed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TcpError {
     #[error("{0}")]
@@ -111,7 +111,7 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     }
 }
 
-/// Serves a tunnel whose content goes where its first bytes say.
+/// Serves a tunnel whose TLS stream is routed by SNI.
 pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     match of_server_name(&session, &mut io).await {
         Ok(Some(specific)) => session = specific,
@@ -209,7 +209,7 @@ async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     opening.unwrap_or(Opening::Other)
 }
 
-/// For the target, and, where a route forwards to another service, for that one. The first that denies counts.
+/// Evaluates the policies of the target and of the service that a route forwards to. The first denial applies.
 fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
@@ -280,7 +280,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
     l7::is_still_admitted(&required, by)
 }
 
-/// Counts what a policy on trial would have done, and logs what is audited: once a connection.
+/// Counts the effect of dry-run policies, and logs audited connections, once a connection.
 fn note(session: &Session, decision: &HttpDecision) {
     for dry_run in &decision.dry_run {
         let metrics = &session.shard.waypoint.http_metrics;
@@ -292,7 +292,7 @@ fn note(session: &Session, decision: &HttpDecision) {
     }
 }
 
-/// Ends when policies, which change, do not allow the connection any more.
+/// Completes when changed policies no longer allow the connection.
 async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
     while judge(session, routed).is_allowed()
@@ -324,7 +324,7 @@ impl Opened {
 struct ConnectionContext {
     endpoint: SocketAddr,
     held: Option<ConnectionLease>,
-    /// The provider that has admitted it.
+    /// External authorizer that allowed the connection.
     provider: Option<ArcStr>,
 }
 
@@ -338,7 +338,7 @@ struct ConnectionLease {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Judges a connection, and connects it to an endpoint.
+/// Authorizes a connection, and connects it to an endpoint.
 async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let decision = judge(session, routed);
     if !decision.is_allowed() {
@@ -399,11 +399,11 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     }
 }
 
-/// A connection that is not there.
+/// Reason why no upstream connection exists.
 enum Failed {
-    /// At an endpoint, if it is known which.
+    /// Failure at an endpoint, if known.
     At(UpstreamError, Option<ArcStr>),
-    /// A rule without a backend.
+    /// Route rule without a usable backend.
     Nowhere(NoUpstream),
 }
 
@@ -506,7 +506,7 @@ async fn connect(
     Ok((stream, upstream.endpoint(), held))
 }
 
-/// Ends when a rule does not allow the connection any longer.
+/// Completes when the maximum lifetime of the connection ends.
 async fn outlived(limits: &DestinationLimits) {
     match limits.max_connection_duration {
         Some(most) => tokio::time::sleep(most).await,
@@ -514,7 +514,7 @@ async fn outlived(limits: &DestinationLimits) {
     }
 }
 
-/// Copies both ways until both directions have ended, or the process ends.
+/// Relays both directions until both have ended, or the process ends.
 async fn relay<A, B>(
     (session, report, routed): (&Session, &ConnectionReport, &Routed),
     context: &ConnectionContext,

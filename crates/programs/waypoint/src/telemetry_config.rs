@@ -44,7 +44,7 @@ pub(crate) struct Tracing {
     pub(crate) queue: Queue,
 }
 
-/// One access log.
+/// Configured access log.
 #[derive(Debug)]
 pub(crate) struct Log {
     filter: Option<Expression>,
@@ -89,7 +89,7 @@ fn expression(text: &ArcStr) -> Result<Expression, TelemetryConfigError> {
 }
 
 impl TelemetryConfig {
-    /// Reads what was sent.
+    /// Builds the settings from a record.
     pub(crate) fn new(
         sent: WaypointTelemetry,
         to: &Exporters,
@@ -224,7 +224,7 @@ pub(crate) struct TelemetryConfigs {
 impl RecordStore for TelemetryConfigs {
     type Record = WaypointTelemetry;
 
-    /// Requests are served without it.
+    /// Whether requests need the store to be complete.
     const IS_NEEDED: bool = false;
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {

@@ -29,19 +29,19 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Most items of one batch.
+/// Maximum items of one batch.
 const MAX_BATCH: usize = 1024;
-/// How long they are gathered. Short, so that neither this waypoint nor a collector beside it has so much to do at once
-/// that requests wait for it.
+/// Maximum batching time. It is short to avoid bursts of work, which would delay requests at this waypoint or a
+/// collector next to it.
 const GATHER: Duration = Duration::from_millis(20);
-/// How long a call may take, unless it is configured.
+/// Default timeout of an export.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long nothing is sent after a call that failed, at first and at most.
+/// Initial and maximum pause after a failed export.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Most bytes of an answer.
+/// Maximum size of a response.
 const MAX_ANSWER: usize = 64 << 10;
 
-/// Empties queues as they come to be.
+/// Exports queues as they are created.
 pub async fn run(waypoint: Arc<Waypoint>) {
     let waiting = waypoint.published.exporters().begun();
     let Some(mut waiting) = waiting else {
@@ -167,7 +167,7 @@ enum ExportError {
     Form,
 }
 
-/// Tells; gives how many were not taken.
+/// Exports a batch, and returns the number of rejected records.
 async fn call(
     shard: &Shard,
     collector: &OtlpCollector,

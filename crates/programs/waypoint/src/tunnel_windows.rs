@@ -31,7 +31,7 @@ pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Sett
     within(configured, memory.share_of_windows(OF_CONNECTIONS))
 }
 
-/// The limits of a connection whose tunnels share so many bytes.
+/// Returns the HTTP/2 settings of a connection whose tunnels share this many bytes.
 fn within(configured: &Settings, shared: usize) -> Settings {
     let shared = u32::try_from(shared.max(MIN_SHARED)).unwrap_or(u32::MAX);
     let shared = configured.connection_window.min(shared);
@@ -45,13 +45,13 @@ fn within(configured: &Settings, shared: usize) -> Settings {
     }
 }
 
-/// Receive windows of a caller's connection, whomever it calls for.
+/// Receive windows of a caller's connection to this waypoint or of calls on its behalf.
 #[derive(Debug)]
 pub(crate) struct ReceiveWindows {
     permit: Permit,
     /// Window bytes that each tunnel adds.
     of_tunnel: usize,
-    /// Most tunnels that were open at once.
+    /// Maximum number of concurrent tunnels so far.
     peak: usize,
 }
 
@@ -88,16 +88,16 @@ impl ReceiveWindows {
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
-    /// For the smallest connection, if a new one is needed.
+    /// Permit for a connection of the smallest size, in case a new one is needed.
     connection: Mutex<Option<Permit>>,
     tunnel: Option<Permit>,
 }
 
 impl<'a> UpstreamWindows<'a> {
-    /// Charges a tunnel, and the smallest connection for it.
+    /// Charges a tunnel, and a connection of the smallest size.
     ///
     /// # Errors
-    /// When there is no room.
+    /// When the budget has no room.
     pub(crate) fn open(
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
@@ -113,13 +113,13 @@ impl<'a> UpstreamWindows<'a> {
         })
     }
 
-    /// Permit of one tunnel, held as long as it lasts.
+    /// Returns the permit of one tunnel, held for its lifetime.
     pub(crate) fn tunnel(&mut self) -> Option<Permit> {
         self.tunnel.take()
     }
 
-    /// The limits of a new connection, and what is to be held as long as it lasts. The first one is the smallest where
-    /// there is no room: others who wait for it do not fail.
+    /// Returns the limits of a new connection with its permits. Without room, the first connection gets the smallest
+    /// limits, so that its waiters do not fail.
     pub(crate) fn connection(&self) -> Result<Option<Reserved>, DialError> {
         let charged = self.connection.lock().take();
         let smallest = within(self.configured, MIN_SHARED);

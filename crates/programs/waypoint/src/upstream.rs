@@ -76,7 +76,7 @@ pub(crate) enum UpstreamError {
     Preamble(#[source] std::io::Error),
 }
 
-/// How a connection to an endpoint is opened, as its destination's rule has it.
+/// Options of opening a connection to an endpoint, from the destination's policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectOptions<'a> {
     pub(crate) limits: &'a DestinationLimits,
@@ -91,7 +91,7 @@ pub(crate) struct ConnectOptions<'a> {
 pub(crate) enum Upstream {
     /// Plaintext TCP; the workload, if the address is one of the mesh's records.
     Plain(SocketAddr, Option<WorkloadRef>),
-    /// HBONE, to the endpoint or to a waypoint of its own.
+    /// HBONE tunnel to the endpoint or to its waypoint.
     Tunnel(Box<HboneRoute>),
 }
 
@@ -128,7 +128,7 @@ impl Upstream {
         }
     }
 
-    /// The endpoint itself: what is to be avoided when it fails, and what is reported.
+    /// Returns the endpoint's address, for reports and for avoiding it after a failure.
     pub(crate) fn endpoint(&self) -> SocketAddr {
         match self {
             Self::Plain(address, _) => *address,

@@ -42,7 +42,7 @@ pub struct Waypoint {
     /// Workloads and services.
     pub(crate) state: SharedState,
     pub(crate) published: Published,
-    /// Its own record.
+    /// Workload record of the waypoint itself.
     pub(crate) local: LocalWorkload,
     pub(crate) dialer: Dialer,
     pub(crate) setups: InFlight,
@@ -51,15 +51,15 @@ pub struct Waypoint {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) http_metrics: Arc<HttpMetrics>,
-    /// How records name it.
+    /// Address by which records refer to the waypoint.
     pub(crate) address: GatewayAddress,
     /// Shared data of plugins.
     pub(crate) shared_data: ambit_wasm::Shared,
-    /// Tells plugins that there is something in a queue.
+    /// Notifies plugins of messages in a queue.
     pub(crate) queues: tokio::sync::watch::Sender<()>,
     /// Addresses of hosts outside of the mesh.
     pub(crate) names: Names,
-    /// When this was made, and milliseconds from then to the latest tunnel.
+    /// Creation time, and milliseconds from then to the latest tunnel.
     tunnels: (Instant, AtomicU64),
 }
 
@@ -70,7 +70,7 @@ pub struct Surroundings {
     pub state: SharedState,
     /// Configuration from the control plane.
     pub published: Published,
-    /// Where certificates come from.
+    /// Source of certificates.
     pub certificates: Certificates,
     /// Metrics of connections.
     pub metrics: Arc<Metrics>,
@@ -84,19 +84,19 @@ pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: UpstreamPools,
     pub(crate) mirrors: Mirrors,
-    /// Bodies that have more to pass on than their readers take.
+    /// Bodies with more data than their readers accept.
     pub(crate) stalls: Stalls,
     /// Calls to authorization providers and rate-limit services that have not been answered yet.
     pub(crate) checks: InFlightChecks,
     /// Time of callers' tasks.
     pub(crate) shares: FairShares,
-    /// How many requests may be sent again.
+    /// Retry budgets of destinations.
     pub(crate) retries: Budgets,
     pub(crate) extensions: Slots,
 }
 
 impl Shard {
-    /// One that carries nothing yet.
+    /// Creates a session without tunnels.
     pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
             upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
@@ -123,7 +123,7 @@ pub(crate) enum NotKnown {
 }
 
 impl Waypoint {
-    /// One that serves nothing yet.
+    /// Creates a waypoint without published records.
     pub fn new(config: Arc<Config>, surroundings: Surroundings) -> Self {
         let Surroundings {
             state,
@@ -177,7 +177,7 @@ impl Waypoint {
         latest.store(now, Relaxed);
     }
 
-    /// When a client has last opened a tunnel.
+    /// Returns when a client last opened a tunnel.
     pub(crate) fn last_tunnel(&self) -> Instant {
         let (made, latest) = &self.tunnels;
         *made + Duration::from_millis(latest.load(Relaxed))
@@ -209,7 +209,7 @@ impl Waypoint {
         (self.memory.held(), self.memory.limit())
     }
 
-    /// For rules of destinations.
+    /// Returns the context for destination policies.
     pub(crate) fn rule_context(&self) -> RuleContext<'_> {
         RuleContext {
             state: &self.state,
@@ -217,7 +217,7 @@ impl Waypoint {
         }
     }
 
-    /// A port of a service, as policies see what goes there: at its first address, if it has one.
+    /// Returns the address of a service port for policies: the service's first address, if it has one.
     pub(crate) fn address_of(&self, service: &NamespacedHostname, port: u16) -> SocketAddr {
         let table = self.state.table();
         let service = table.service(service);
@@ -226,7 +226,7 @@ impl Waypoint {
         SocketAddr::new(first.map_or(unknown, |vip| vip.address), port)
     }
 
-    /// Its own workload.
+    /// Returns the waypoint's own workload.
     pub(crate) async fn own(&self) -> Result<Arc<Workload>, NotKnown> {
         if !self.published.is_known() {
             return Err(NotKnown::Published);
@@ -244,8 +244,7 @@ impl Waypoint {
         self.state.completed(deadline, look).await
     }
 
-    /// Asks the control plane what is at an address, unless it is known. What it does not answer in time is
-    /// as unknown as what does not exist.
+    /// Subscribes to an unknown address at the control plane. Without an answer in time, the address stays unknown.
     pub(crate) async fn learn(&self, address: &NetworkAddress) {
         if self.state.table().knows_address(address) {
             return;
@@ -256,7 +255,7 @@ impl Waypoint {
         }
     }
 
-    /// Asks the control plane for a service, unless it is known; its changes follow from then on.
+    /// Subscribes to a service, unless it is known.
     pub(crate) async fn learn_service(&self, service: &NamespacedHostname) {
         if self.state.table().service(service).is_some() {
             return;

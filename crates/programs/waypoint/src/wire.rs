@@ -29,7 +29,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const END: &[u8] = b"0\r\n\r\n";
 /// Bytes of interim responses to one request.
 const MAX_INTERIM_BYTES: usize = 16 << 10;
-/// Bytes that are copied at once while trailers wait.
+/// Maximum bytes that are copied at once while trailers wait.
 const COPIED_BYTES: usize = 16 << 10;
 
 /// Bytes to write on a connection besides those of hyper. Clones share them.
@@ -95,7 +95,7 @@ impl Additions {
         }
     }
 
-    /// Ends the present body, in chunks, with trailers.
+    /// Ends the current chunked body with trailers.
     fn end_with(&self, trailers: &HeaderMap) {
         let mut bytes = BytesMut::new();
         encode(trailers, &mut bytes);
@@ -117,7 +117,7 @@ fn encode(headers: &HeaderMap, bytes: &mut BytesMut) {
 #[derive(Debug)]
 pub(crate) struct WithTrailers<B> {
     body: B,
-    /// None: its length is known, and it has no trailers.
+    /// Additions to the body; `None` if its length is known and it has no trailers.
     additions: Option<Additions>,
     has_ended: bool,
 }
@@ -173,7 +173,7 @@ impl<B: HttpBody + Unpin> HttpBody for WithTrailers<B> {
 pub(crate) struct Wire<IO> {
     io: IO,
     additions: Additions,
-    /// Bytes to be written before any others.
+    /// Bytes to write before any others.
     out: BytesMut,
     /// Last bytes of a body whose trailers wait, no more than the length of [`END`].
     held: BytesMut,
@@ -189,7 +189,7 @@ impl<IO> Wire<IO> {
         }
     }
 
-    /// Puts interim responses in front of what hyper writes next.
+    /// Inserts interim responses before hyper's next output.
     fn take_interim(&mut self) {
         let mut state = self.additions.0.state.lock();
         for response in state.interim.drain(..) {
@@ -197,7 +197,7 @@ impl<IO> Wire<IO> {
         }
     }
 
-    /// All that hyper has is written: what is held is the end of a body.
+    /// Handles the end of hyper's output: held bytes are the end of a body.
     fn end_body(&mut self) {
         let Some(trailers) = self.additions.0.state.lock().trailers.take() else {
             return;
@@ -239,7 +239,7 @@ impl<IO: AsyncWrite + Unpin> Wire<IO> {
         Poll::Ready(Ok(self.held.is_empty() && !has_trailers()))
     }
 
-    /// Takes bytes of a body whose trailers wait.
+    /// Holds bytes of a body whose trailers are pending.
     fn hold(&mut self, bytes: &[u8]) -> usize {
         let taken = bytes.get(..COPIED_BYTES).unwrap_or(bytes);
         self.held.extend_from_slice(taken);

@@ -159,7 +159,7 @@ async fn metrics_and_logs_reach_an_opentelemetry_collector() {
     drop(running);
 }
 
-/// Asks a server of the process for a page, under a name; its status.
+/// Requests a page of the process under a host name, and returns the status.
 fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) -> u16 {
     let mut stream = running.knock(port).unwrap();
     let request = format!(

@@ -95,7 +95,7 @@ impl Baggage {
         Ok(baggage)
     }
 
-    /// Reads a further header of the same request.
+    /// Parses a further header of the same request.
     ///
     /// # Errors
     /// As [`Baggage::parse`].

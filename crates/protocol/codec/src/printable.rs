@@ -9,8 +9,8 @@ const MAX_BYTES: usize = 1024;
 /// Appends a text for a line of text: `"`, `\`, control characters and what is not ASCII as `\xNN`.
 /// Spaces too if `is_bare`: the field has no quotes around it.
 pub fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
-    let (kept, is_cut) = cut(value);
-    for &byte in kept {
+    let (prefix, is_cut) = cut(value);
+    for &byte in prefix {
         match byte {
             b'"' | b'\\' => escape(line, byte),
             b' ' if is_bare => escape(line, byte),
@@ -30,9 +30,9 @@ fn escape(line: &mut String, byte: u8) {
 
 /// Appends a text as a JSON string. What is not UTF-8 is replaced.
 pub fn push_json(line: &mut String, value: &[u8]) {
-    let (kept, is_cut) = cut(value);
+    let (prefix, is_cut) = cut(value);
     line.push('"');
-    for c in String::from_utf8_lossy(kept).chars() {
+    for c in String::from_utf8_lossy(prefix).chars() {
         match c {
             '"' | '\\' => {
                 line.push('\\');
@@ -54,7 +54,7 @@ pub fn push_json(line: &mut String, value: &[u8]) {
 
 fn cut(value: &[u8]) -> (&[u8], bool) {
     match value.get(..MAX_BYTES) {
-        Some(kept) if kept.len() < value.len() => (kept, true),
+        Some(prefix) if prefix.len() < value.len() => (prefix, true),
         _ => (value, false),
     }
 }

@@ -31,13 +31,13 @@ pub struct ProxyHeader {
 /// Why bytes are not an acceptable PROXY v2 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseProxyError {
-    /// The bytes end before the header does; more may come.
+    /// Truncated header; more bytes may follow.
     #[error("the PROXY header is not complete")]
     Incomplete,
-    /// Not the signature, or not version 2 with command PROXY.
+    /// Missing signature, or not version 2 with the command PROXY.
     #[error("the bytes do not begin with a PROXY v2 header")]
     NotProxy,
-    /// Not TCP over IPv4 or IPv6.
+    /// Address family other than TCP over IPv4 or IPv6.
     #[error("the PROXY header's family {0:#04x} is not TCP over IPv4 or IPv6")]
     Family(u8),
     /// Declares more than 4 KiB.

@@ -23,9 +23,9 @@ impl Flow {
         }
     }
 
-    /// The event as readers of `namespaces` alone get it, of those that [are theirs](Self::is_of). A peer of another
-    /// namespace is known by what the traffic presents: a client by its namespace, identity and address, a server by
-    /// its namespace, and by its address if that is what the client called.
+    /// Returns the event as seen by readers of `namespaces` only, for events that [concern them](Self::is_of). Peers of
+    /// other namespaces are reduced to what the traffic reveals: a client's namespace, identity and address; a server's
+    /// namespace, and its address if the client called it.
     #[must_use]
     pub fn confined(&self, namespaces: &[String]) -> Self {
         let is_foreign = |peer: &Peer| {

@@ -27,7 +27,7 @@ pub enum ProxyState {
         /// Name of the proxy.
         proxy: String,
     },
-    /// The proxy's stream has ended or could not begin. It is tried again.
+    /// Failed or ended stream of a proxy. It is retried.
     Ended {
         /// Name of the proxy.
         proxy: String,
@@ -53,7 +53,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether it is never sampled away.
+    /// Whether the event is a refusal, which is never sampled away.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Refused | Self::Failed)
     }
@@ -70,7 +70,7 @@ impl Event {
     }
 }
 
-/// How bytes travel between the reporter and its peer.
+/// Protection and transport of the bytes between the reporter and its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Transport {
@@ -88,7 +88,7 @@ pub enum ReporterKind {
     Source,
     /// The server's node proxy.
     Destination,
-    /// Waypoint on the way.
+    /// Waypoint between client and server.
     Waypoint,
 }
 
@@ -96,17 +96,17 @@ pub enum ReporterKind {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reporter {
-    /// Its role for the connection.
+    /// Role of the reporter in the connection.
     pub kind: ReporterKind,
-    /// Name of its pod.
+    /// Name of the reporter's pod.
     pub pod: String,
-    /// Namespace of its pod.
+    /// Namespace of the reporter's pod.
     pub namespace: String,
     /// Node of the pod.
     pub node: String,
 }
 
-/// One end of a connection. What is not known is left out.
+/// Client or server of a connection. Unknown attributes are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Peer {
@@ -151,7 +151,7 @@ pub struct Refusal {
     pub reason: String,
 }
 
-/// One HTTP request.
+/// Summary of one HTTP request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RequestSummary {
@@ -168,10 +168,10 @@ pub struct RequestSummary {
     /// Route that was followed, if one was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
-    /// Envoy's details of the response: `via_upstream`, or why the waypoint answered.
+    /// Envoy's response-code details: `via_upstream`, or the reason of a local response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<String>,
-    /// Envoy's response flags, `-` if there are none.
+    /// Envoy's response flags; `-` if there are none.
     pub flags: String,
 }
 
@@ -198,12 +198,12 @@ pub struct Flow {
     /// Service that was addressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceName>,
-    /// How bytes travel between the two proxies, or from a client outside of the mesh.
+    /// Transport between the two proxies, or from a client outside the mesh.
     pub transport: Transport,
-    /// Waypoint (`namespace/name`) that the connection goes through.
+    /// Waypoint (`namespace/name`) on the connection's path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waypoint: Option<String>,
-    /// Why it was refused.
+    /// Reason of the refusal, if the connection or request was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
     /// Why it could not be established, or broke.
@@ -257,7 +257,7 @@ impl Flow {
         }
     }
 
-    /// Whether two refusals are alike, so that one can stand for both.
+    /// Whether two refusals are equivalent, so that one can represent both.
     pub fn is_alike(&self, other: &Self) -> bool {
         let peer = |one: &Peer, other: &Peer| {
             (&one.workload, &one.namespace, &one.identity)

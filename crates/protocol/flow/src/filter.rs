@@ -10,15 +10,15 @@ const MAX_NAMESPACES: usize = 1024;
 /// Which events a reader wants. The default wants all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Only refusals and failures.
+    /// Whether only refusals and failures match.
     pub refused: bool,
-    /// Only what is not encrypted.
+    /// Whether only unencrypted traffic matches.
     pub plaintext: bool,
-    /// Only from this client.
+    /// Client to match.
     pub from: Option<Party>,
-    /// Only to this server, or service.
+    /// Server or service to match.
     pub to: Option<Party>,
-    /// Only where the client, the server or the service is in one of these namespaces. Empty: in any.
+    /// Namespaces, one of which the client, server or service must be in; any if empty.
     pub namespaces: Vec<String>,
     /// The reader may read `namespaces` alone: see [`Flow::confined`]. Without namespaces, nothing.
     pub confined: bool,
@@ -27,7 +27,7 @@ pub struct Filter {
 /// Client or server that a filter names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// All of a namespace: `shop/`.
+    /// All parties of a namespace: `shop/`.
     Namespace(String),
     /// A workload, the owner of workloads (a Deployment), or a service: `shop/orders`, or `orders` of any namespace.
     Name(Option<String>, String),
@@ -101,9 +101,9 @@ impl fmt::Display for Party {
 impl Party {
     fn is(&self, peer: &Peer, service: Option<&ServiceName>) -> bool {
         match self {
-            Self::Namespace(wanted) => {
-                peer.namespace.as_ref() == Some(wanted)
-                    || service.is_some_and(|service| service.namespace == *wanted)
+            Self::Namespace(value) => {
+                peer.namespace.as_ref() == Some(value)
+                    || service.is_some_and(|service| service.namespace == *value)
             }
             Self::Name(namespace, name) => {
                 let is_within =
@@ -118,12 +118,12 @@ impl Party {
                             && is_within(Some(&service.namespace))
                     })
             }
-            Self::Identity(wanted) => peer.identity.as_ref() == Some(wanted),
-            Self::Address(wanted) => {
+            Self::Identity(value) => peer.identity.as_ref() == Some(value),
+            Self::Address(value) => {
                 let address = peer.address.as_deref();
                 address
                     .and_then(|address| address.parse::<std::net::SocketAddr>().ok())
-                    .is_some_and(|address| address.ip() == *wanted)
+                    .is_some_and(|address| address.ip() == *value)
             }
         }
     }
@@ -176,15 +176,15 @@ impl Filter {
     /// Whether the reader wants an event.
     pub fn wants(&self, flow: &Flow) -> bool {
         match self.confined {
-            false => self.is_wanted(flow),
+            false => self.matches_all(flow),
             // By what the reader is shown: otherwise a filter could find out what is left out.
             true => {
-                flow.is_of(&self.namespaces) && self.is_wanted(&flow.confined(&self.namespaces))
+                flow.is_of(&self.namespaces) && self.matches_all(&flow.confined(&self.namespaces))
             }
         }
     }
 
-    fn is_wanted(&self, flow: &Flow) -> bool {
+    fn matches_all(&self, flow: &Flow) -> bool {
         let is_named = |namespace: Option<&String>| {
             namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
         };
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn parties_are_found_by_what_users_call_them() {
-        for (name, value, wanted) in [
+        for (name, value, expected) in [
             ("from", "web", true),
             ("from", "shop/web", true),
             ("from", "shop/web-5f-x", true),
@@ -273,7 +273,7 @@ mod tests {
             ("plaintext", "", false),
         ] {
             let filter = Filter::from_parameters([(name, value)]).unwrap();
-            assert_eq!(filter.wants(&flow()), wanted, "{name}={value}");
+            assert_eq!(filter.wants(&flow()), expected, "{name}={value}");
         }
     }
 

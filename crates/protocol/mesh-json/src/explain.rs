@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Path of the admin servers that takes queries.
+/// Path of predictions on the admin servers.
 pub const EXPLAIN_PATH: &str = "/explain";
 
 /// Question to a node proxy about a connection of a pod, or to one.
@@ -17,7 +17,7 @@ pub const EXPLAIN_PATH: &str = "/explain";
 pub enum NodeProxyQuery {
     /// A connection that a pod opens.
     Outbound(OutboundQuery),
-    /// A connection that comes to a pod.
+    /// Inbound connection to a pod.
     Inbound(InboundQuery),
 }
 
@@ -33,7 +33,7 @@ pub struct OutboundQuery {
     pub port: u16,
 }
 
-/// A connection that comes to a pod.
+/// Inbound connection to a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct InboundQuery {
@@ -45,7 +45,7 @@ pub struct InboundQuery {
     pub address: IpAddr,
     /// Authority of the CONNECT; of plaintext, the called address and port.
     pub authority: String,
-    /// Whether the connection comes without a tunnel.
+    /// Whether the connection is plaintext, without a tunnel.
     pub plaintext: bool,
 }
 
@@ -98,17 +98,17 @@ impl fmt::Debug for HttpQuery {
     }
 }
 
-/// Prediction of one proxy.
+/// Predicted handling of a connection by one proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// Decisions in their order.
+    /// Decisions in order of evaluation.
     pub steps: Vec<Step>,
     /// End of the connection or request at this proxy.
     pub end: End,
 }
 
-/// One decision on a request's way.
+/// Decision on the path of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
@@ -119,9 +119,9 @@ pub struct Step {
     /// Object that decides, as `Kind namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// Reason, for people.
+    /// Reason in words.
     pub why: String,
-    /// Objects and rules that were looked at for the decision.
+    /// Objects and rules that were evaluated for the decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub considered: Vec<Considered>,
 }
@@ -138,7 +138,7 @@ impl Step {
         }
     }
 
-    /// The same step, decided by an object.
+    /// Sets the object that decided.
     #[must_use]
     pub fn by(self, object: impl Into<String>) -> Self {
         Self {
@@ -147,7 +147,7 @@ impl Step {
         }
     }
 
-    /// The same step, with what was looked at.
+    /// Sets the objects that were evaluated.
     #[must_use]
     pub fn considering(self, considered: Vec<Considered>) -> Self {
         Self { considered, ..self }
@@ -194,17 +194,17 @@ pub enum StepKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StepResult {
-    /// The connection or request goes on.
+    /// The connection or request continues.
     Passed,
     /// The connection or request ends here.
     Refused,
-    /// The proxy answers in the application's place: a redirect, a fault.
+    /// The proxy responds itself: a redirect or a fault.
     Answered,
-    /// Not evaluated: the result may be another.
+    /// Not evaluated; the result may differ.
     Open,
 }
 
-/// Object or rule that was looked at for a decision.
+/// Object or rule that was evaluated for a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Considered {
@@ -213,7 +213,7 @@ pub struct Considered {
     /// Effect of a match: the action of a policy, `dry run` beside it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub effect: String,
-    /// Whether it matches, and by which rule or why not.
+    /// Whether the object matches, and by which rule or why not.
     pub result: String,
 }
 
@@ -232,16 +232,16 @@ pub enum End {
         /// Address of the application.
         address: String,
     },
-    /// The proxy answers with an HTTP status.
+    /// The proxy responds with an HTTP status.
     Answered {
         /// Status of the response.
         status: u16,
-        /// Reason, for people.
+        /// Reason in words.
         why: String,
     },
     /// The connection is not opened, or reset.
     Refused {
-        /// Reason, for people.
+        /// Reason in words.
         why: String,
     },
 }

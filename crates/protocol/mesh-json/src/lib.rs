@@ -32,7 +32,7 @@ where
     Ok(elements.into_iter().map(|Json(element)| element).collect())
 }
 
-/// Makes forms usable inside of other forms' lists and options, and as [`Json`].
+/// Makes serialization forms usable inside other forms' lists and options, and as [`Json`].
 macro_rules! forms {
     ($($form:ident of $model:ty),* $(,)?) => {$(
         impl SerializeAs<$model> for $form {

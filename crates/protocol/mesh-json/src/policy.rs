@@ -110,7 +110,7 @@ pub(crate) enum StringMatchForm {
     Presence,
 }
 
-/// Empty list, which Istio's node proxy prints where there is nothing.
+/// Empty list that Istio's node proxy prints for missing values.
 mod empty_list {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -222,7 +222,7 @@ impl<'de> DeserializeAs<'de, Services> for ServicesForm {
     }
 }
 
-/// Not an untagged enum: that would read YAML's numeric keys as something else.
+/// Visitor instead of an untagged enum, which would misread YAML's numeric keys.
 struct ServicesVisitor;
 
 impl<'de> Visitor<'de> for ServicesVisitor {

@@ -1,6 +1,7 @@
-//! Treatment of the endpoints of a service at a waypoint, from `DestinationRule`s.
+//! Traffic policies of services at a waypoint, derived from `DestinationRule`s: load balancing, connection pools,
+//! outlier detection and TLS.
 //!
-//! Zero is "no limit" wherever a limit is a number.
+//! A limit of zero means no limit, unless the field is an `Option`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,30 +18,30 @@ use crate::{NamespacedHostname, json};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointDestination {
-    /// Its name in WDS.
+    /// Name of the service in WDS.
     pub service: NamespacedHostname,
-    /// For ports without a policy of their own.
+    /// Default policy for ports that have no entry in `ports`.
     pub policy: DestinationPolicy,
-    /// By service port; such a policy inherits nothing.
+    /// Policies by service port. A port's policy replaces the default policy as a whole.
     pub ports: BTreeMap<u16, DestinationPolicy>,
-    /// Some of the endpoints, for backends that name them.
+    /// Subsets of the endpoints by name, for route backends that reference one.
     pub subsets: BTreeMap<ArcStr, DestinationSubset>,
 }
 
-/// Some of the endpoints of a service, and how they are treated in place of the others.
+/// Subset of a service's endpoints, with the traffic policy that replaces the service's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationSubset {
-    /// For ports without a policy of their own.
+    /// Default policy for ports that have no entry in `ports`.
     pub policy: DestinationPolicy,
-    /// By service port.
+    /// Policies by service port, in place of the default policy.
     pub ports: BTreeMap<u16, DestinationPolicy>,
-    /// The uids of the workloads in it. Not all of them need be endpoints of the service.
+    /// UIDs of the workloads in the subset. A workload in the list need not be an endpoint of the service.
     pub workloads: BTreeSet<ArcStr>,
 }
 
 impl WaypointDestination {
-    /// A service without a policy.
+    /// Returns a destination that applies no traffic policy to the service.
     pub fn unruled(service: NamespacedHostname) -> Self {
         Self {
             service,
@@ -50,40 +51,41 @@ impl WaypointDestination {
         }
     }
 
-    /// The policy of a port.
+    /// Returns the policy for a service port: the port's own, else the default.
     pub fn policy(&self, port: u16) -> &DestinationPolicy {
         self.ports.get(&port).unwrap_or(&self.policy)
     }
 }
 
 impl DestinationSubset {
-    /// The policy of a port.
+    /// Returns the policy for a service port: the port's own, else the default.
     pub fn policy(&self, port: u16) -> &DestinationPolicy {
         self.ports.get(&port).unwrap_or(&self.policy)
     }
 }
 
-/// How endpoints are chosen, how many requests they get, and when they are left alone.
+/// Traffic policy for one port: load balancing, connection limits, outlier detection, and the protocol to endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationPolicy {
-    /// Why nothing may be sent at all: what was wished cannot be done, and doing less would be worse.
+    /// Reason why the policy cannot be applied. The waypoint then rejects requests to the service rather than ignore a
+    /// part of the policy.
     pub unsupported: Option<ArcStr>,
-    /// Which of the endpoints.
+    /// Load-balancing algorithm among the endpoints.
     pub balancing: Balancing,
-    /// Endpoints that are new get less at first.
+    /// Slow start for new endpoints.
     pub warmup: Option<Warmup>,
-    /// Where endpoints are.
+    /// Load balancing by locality of the waypoint and the endpoints.
     pub locality: LocalityPolicy,
-    /// How much at the same time, and for how long.
+    /// Connection-pool limits and timeouts (circuit breaking).
     pub limits: DestinationLimits,
-    /// When an endpoint gets nothing for a while.
+    /// Outlier detection, which ejects failing endpoints for a while.
     pub outliers: Option<OutlierPolicy>,
-    /// Version of HTTP that endpoints are spoken to in.
+    /// HTTP version of requests to endpoints.
     pub http_version: DestinationHttpVersion,
-    /// Given: the waypoint begins TLS with endpoints, and sends them nothing without.
+    /// TLS origination to the endpoints. If set, the waypoint sends them nothing in plaintext.
     pub tls: Option<Arc<DestinationTls>>,
-    /// Given: connections to endpoints begin with the client's address.
+    /// PROXY protocol header with the client's address at the start of connections to endpoints.
     pub proxy_protocol: Option<ProxyProtocol>,
 }
 
@@ -91,77 +93,78 @@ pub struct DestinationPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ProxyProtocol {
-    /// A line of text.
+    /// Version 1, a line of text.
     V1,
-    /// Binary header (version 2).
+    /// Version 2, a binary header.
     V2,
 }
 
-/// Choice of the version of HTTP that endpoints are spoken to in.
+/// HTTP version selection for requests to endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum DestinationHttpVersion {
-    /// The one that the port declares, the client's without a declaration.
+    /// Version that the service's port declares; without a declaration, the client's version.
     #[default]
     AsDeclared,
-    /// Protocol that the client speaks.
+    /// Version of the client's request (`useClientProtocol`).
     AsClient,
-    /// HTTP/2, whatever the client speaks.
+    /// HTTP/2 for every request, regardless of the client's version.
     AlwaysHttp2,
 }
 
-/// TLS that a waypoint begins with the endpoints of a service.
+/// Settings of TLS that a waypoint originates to the endpoints of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationTls {
-    /// The server name (SNI) to send; `None` is the service's host, or of a wildcard the host that is called.
+    /// Server name (SNI) to send. `None` sends the service's hostname; for a wildcard host, the hostname of the
+    /// request.
     pub server_name: Option<ArcStr>,
-    /// Subject alternative names, of which the endpoint's certificate must have one: host names, addresses and URIs.
-    /// Empty is the server name that is sent.
+    /// Accepted subject alternative names (hostnames, addresses and URIs); the endpoint's certificate must contain one
+    /// of them. If empty, the certificate must match the SNI that is sent.
     pub names: Vec<ArcStr>,
-    /// Authorities that the certificate must be signed by.
+    /// Root certificates that verify the endpoint's certificate.
     pub roots: TlsRoots,
-    /// Client certificate of the waypoint.
+    /// Client certificate that the waypoint presents (mutual TLS).
     pub client: Option<TlsClientFiles>,
 }
 
-/// The authorities that are believed.
+/// Trusted root certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TlsRoots {
-    /// Roots of the waypoint's system.
+    /// Root store of the waypoint's system.
     #[default]
     System,
-    /// Roots in PEM.
+    /// Root certificates in PEM.
     Pem(ArcStr),
-    /// Roots in a file at the waypoint.
+    /// Path of a PEM file in the waypoint's container.
     File(ArcStr),
-    /// Anybody: certificates are not verified.
+    /// No verification of certificates (`insecureSkipVerify`).
     Unverified,
 }
 
-/// Files at the waypoint.
+/// Paths of the client certificate and key in the waypoint's container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TlsClientFiles {
-    /// A certificate and those that sign it.
+    /// Path of the PEM certificate chain, leaf first.
     pub certificate: ArcStr,
-    /// Its private key.
+    /// Path of the certificate's private key.
     pub key: ArcStr,
 }
 
-/// Which of several endpoints a request goes to.
+/// Load-balancing algorithm that picks the endpoint for a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Balancing {
-    /// Of two that are drawn the one with fewer requests under way.
+    /// Endpoint with fewer active requests, of two random choices.
     #[default]
     LeastRequest,
-    /// One after the other.
+    /// Endpoints in turn.
     RoundRobin,
     /// Endpoint chosen at random.
     Random,
-    /// The same for requests that have something in common.
+    /// Consistent hashing: requests with equal hash keys go to the same endpoint.
     Hash(HashPolicy),
 }
 
@@ -169,26 +172,26 @@ pub enum Balancing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HashPolicy {
-    /// Part of requests that is hashed.
+    /// Request attribute that is hashed.
     pub source: HashSource,
-    /// How a hash becomes an endpoint.
+    /// Consistent-hash table that maps a hash to an endpoint.
     pub table: HashTable,
-    /// In percent: an endpoint that has more than this share of the mean of requests under way is passed over. Zero
-    /// is without such a bound, less than 100 cannot be.
+    /// Hash balance factor in percent: an endpoint whose active requests exceed this percentage of the mean is skipped.
+    /// Zero disables the bound; values from 1 to 99 are invalid.
     pub balance_factor: u32,
 }
 
-/// Part of a request that is hashed.
+/// Request attribute that is hashed for consistent hashing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HashSource {
-    /// All values of a header; the name is in lower case.
+    /// Values of a header, by lower-case name.
     Header(ArcStr),
-    /// A cookie's value.
+    /// Value of a cookie.
     Cookie(HashCookie),
-    /// The client's address.
+    /// IP address of the client.
     SourceIp,
-    /// The first value of a query parameter.
+    /// First value of a query parameter.
     Query(ArcStr),
 }
 
@@ -198,22 +201,23 @@ pub enum HashSource {
 pub struct HashCookie {
     /// Name of the cookie.
     pub name: ArcStr,
-    /// Of the cookie that is set.
+    /// Path attribute of the cookie that the waypoint sets.
     pub path: Option<ArcStr>,
-    /// Given: clients without the cookie get one, for this time, or for their session if it is zero.
+    /// Lifetime of the cookie that the waypoint sets for clients without one; zero sets a session cookie. If `None`,
+    /// the waypoint sets no cookie.
     #[serde(serialize_with = "json::optional_duration")]
     pub ttl: Option<Duration>,
-    /// Further attributes of the cookie that is set, with their values.
+    /// Further attributes of the cookie that the waypoint sets: name, value.
     pub attributes: Vec<(ArcStr, ArcStr)>,
 }
 
-/// Table of [`HashPolicy::table`].
+/// Consistent-hash table of [`HashPolicy::table`], with its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HashTable {
-    /// A ring with at least this many points.
+    /// Ring hash (ketama) with at least this many points.
     Ring(u32),
-    /// Maglev, with a table of this size, a prime.
+    /// Maglev hash with a table of this size, which must be prime.
     Maglev(u32),
 }
 
@@ -223,34 +227,34 @@ impl Default for HashTable {
     }
 }
 
-/// An endpoint that is new gets a growing share of what the others get.
+/// Slow start: a new endpoint receives a growing share of the requests that other endpoints receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Warmup {
-    /// Until it gets as much as the others.
+    /// Slow-start window, after which the endpoint receives its full share.
     #[serde(serialize_with = "json::duration")]
     pub duration: Duration,
-    /// Least share of its requests that an endpoint gets at the start of its warm-up, in percent.
+    /// Initial share of requests in percent of the full share.
     pub minimum_percent: u32,
-    /// In thousandths: 1000 is growth with time, more is faster growth at first.
+    /// Growth rate in thousandths: 1000 grows linearly; larger values grow faster at the start.
     pub aggression: u32,
 }
 
-/// Where requests go, by where the waypoint and the endpoints are.
+/// Locality load balancing: distribution of requests by the localities of the waypoint and the endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LocalityPolicy {
-    /// As the service itself has it (`trafficDistribution`).
+    /// Preference of the service itself (`trafficDistribution`).
     #[default]
     OfService,
-    /// Endpoints at any place are equal.
+    /// Endpoints of all localities, without preference.
     Anywhere,
-    /// Shares of what comes from places; the first whose `from` the waypoint is in counts.
+    /// Weighted distribution among localities. The first entry whose `from` matches the waypoint's locality applies.
     Distribute(Vec<LocalityShares>),
-    /// To the nearest, and further as far as these are ejected: same subzone, zone, region, then the rest. The regions
-    /// of the pairs follow each other's.
+    /// Failover to the next locality when endpoints are ejected, in the order: same subzone, zone, region, then all
+    /// others. The pairs give the failover region of a region.
     Failover(Vec<(ArcStr, ArcStr)>),
-    /// To those of which most in a row agree with the waypoint.
+    /// Failover by priority: endpoints that match the most leading labels of the waypoint come first.
     Priority(Vec<LocalityLabel>),
 }
 
@@ -258,35 +262,35 @@ pub enum LocalityPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalityShares {
-    /// The waypoint's place.
+    /// Locality of the waypoint to which the distribution applies.
     pub from: LocalityPattern,
-    /// Endpoints' places, with their shares; together 100.
+    /// Localities of endpoints with their percentages, which add up to 100.
     pub to: Vec<(LocalityPattern, u32)>,
 }
 
-/// A place, as far as it is given: `region/zone/subzone`, each of which may be left out or `*`.
+/// Locality pattern `region/zone/subzone`. Each part may be left out or `*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalityPattern {
-    /// Any if `None`.
+    /// Part to match; `None` matches any.
     pub region: Option<ArcStr>,
-    /// Any if `None`.
+    /// Part to match; `None` matches any.
     pub zone: Option<ArcStr>,
-    /// Any if `None`.
+    /// Part to match; `None` matches any.
     pub subzone: Option<ArcStr>,
 }
 
-/// Label of an endpoint's place that is compared with the waypoint's, or with a value.
+/// Topology label of an endpoint that is compared with the waypoint's label or with a fixed value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalityLabel {
-    /// Key of the label.
+    /// Key of the topology label.
     pub key: LocalityKey,
-    /// With what, if not with the waypoint's own.
+    /// Value to compare with; `None` compares with the waypoint's own label.
     pub value: Option<ArcStr>,
 }
 
-/// The labels of places, as WDS has them.
+/// Topology labels that WDS carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LocalityKey {
@@ -304,47 +308,48 @@ pub enum LocalityKey {
     Cluster,
 }
 
-/// How much a destination gets at the same time.
+/// Connection-pool limits and timeouts of one destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationLimits {
-    /// Connections in use: of TCP, and of HTTP/1, where each carries one request at a time.
+    /// Maximum connections in use, over TCP and HTTP/1.1 (one request at a time on each).
     pub connections: u32,
-    /// Requests that wait for such a connection; `None` is no limit, zero is that none waits.
+    /// Maximum requests that wait for an HTTP/1.1 connection. `None` means no limit; zero rejects instead of waiting.
     pub pending: Option<u32>,
-    /// Requests under way, whatever version of HTTP carries them.
+    /// Maximum active requests over any HTTP version.
     pub requests: u32,
-    /// Requests that one connection carries in its life.
+    /// Maximum requests over the lifetime of one connection.
     pub requests_per_connection: u32,
-    /// Retries under way.
+    /// Maximum active retries.
     pub retries: u32,
-    /// In place of [`Self::retries`].
+    /// Retry budget, which replaces [`Self::retries`].
     pub retry_budget: Option<RetryBudget>,
-    /// How long connecting may take.
+    /// Timeout for establishing a connection.
     #[serde(serialize_with = "json::optional_duration")]
     pub connect_timeout: Option<Duration>,
-    /// How long a connection of HTTP without requests is kept.
+    /// Idle timeout of an HTTP connection without requests.
     #[serde(serialize_with = "json::optional_duration")]
     pub idle_timeout: Option<Duration>,
-    /// How long a connection may last; one of HTTP takes no further requests then, one of TCP ends.
+    /// Maximum lifetime of a connection. An HTTP connection then accepts no further requests and drains; a TCP
+    /// connection is closed.
     #[serde(serialize_with = "json::optional_duration")]
     pub max_connection_duration: Option<Duration>,
-    /// Of TCP: how long one may be without a byte of either side.
+    /// Idle timeout of a TCP connection without bytes in either direction.
     #[serde(serialize_with = "json::optional_duration")]
     pub tcp_idle_timeout: Option<Duration>,
-    /// Requests under way on one connection of HTTP/2.
+    /// Maximum concurrent streams on one HTTP/2 connection.
     pub streams_per_connection: u32,
-    /// Probes of connections in plaintext.
+    /// TCP keepalive of plaintext connections to endpoints.
     pub keepalive: Option<TcpKeepalive>,
 }
 
-/// Probes of connections on which nothing passes; what is `None` is left to the system.
+/// TCP keepalive probes of idle connections. `None` leaves a value to the operating system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TcpKeepalive {
-    /// Unanswered ones until a connection is given up.
+    /// Number of unanswered probes after which the connection is closed.
     pub probes: Option<u32>,
-    /// Silence before the first.
+    /// Idle time before the first probe.
     #[serde(serialize_with = "json::optional_duration")]
     pub time: Option<Duration>,
     /// Time between two probes.
@@ -352,40 +357,42 @@ pub struct TcpKeepalive {
     pub interval: Option<Duration>,
 }
 
-/// Retries in proportion to requests.
+/// Retry budget: limit of active retries in proportion to active requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RetryBudget {
-    /// Of the requests under way, in thousandths of a percent.
+    /// Share of active requests that may be retries, in thousandths of a percent.
     pub share: u32,
-    /// Number of retries that is allowed in any case.
+    /// Minimum number of active retries that the budget always permits.
     pub minimum: u32,
 }
 
-/// When an endpoint is ejected, and for how long. Zero errors never eject.
+/// Outlier detection: when an endpoint is ejected, and for how long. A threshold of zero disables its check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OutlierPolicy {
-    /// Answers of 5xx in a row.
+    /// Consecutive 5xx responses before ejection.
     pub server_errors: u32,
-    /// Answers of 502, 503 and 504 in a row.
+    /// Consecutive responses 502, 503 or 504 before ejection.
     pub gateway_errors: u32,
-    /// Given: connections that fail count by themselves, this many in a row. Else they count as 503.
+    /// Consecutive connection failures before ejection. If `None`, a connection failure counts as a 503 response.
     pub local_failures: Option<u32>,
-    /// How long an endpoint is left in before its next ejection is shorter by one [`Self::base_ejection`].
+    /// Analysis interval: an endpoint that stays in for this long has its next ejection shortened by one
+    /// [`Self::base_ejection`].
     #[serde(serialize_with = "json::duration")]
     pub interval: Duration,
-    /// The first ejection; each further one is longer by this.
+    /// Duration of the first ejection; each further ejection is longer by this amount.
     #[serde(serialize_with = "json::duration")]
     pub base_ejection: Duration,
-    /// Of all endpoints, at most this many percent are ejected; but one of several may always be.
+    /// Maximum percentage of endpoints that are ejected at once. One endpoint may always be ejected if there are
+    /// several.
     pub max_ejection_percent: u32,
-    /// With fewer left in than this, ejections do not count.
+    /// Minimum percentage of endpoints that must remain; below it, ejections are ignored (panic mode).
     pub min_health_percent: u32,
 }
 
 impl Default for OutlierPolicy {
-    /// As Istio has it.
+    /// Returns Istio's defaults.
     fn default() -> Self {
         Self {
             server_errors: 5,

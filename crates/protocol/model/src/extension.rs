@@ -1,4 +1,4 @@
-//! Plugins that run in a waypoint.
+//! Wasm plugins of waypoints.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, json};
 
-/// Plugin of a waypoint.
+/// WasmPlugin at a waypoint.
 #[derive(Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointExtension {
@@ -15,53 +15,53 @@ pub struct WaypointExtension {
     pub namespace: ArcStr,
     /// Name of the WasmPlugin.
     pub name: ArcStr,
-    /// For all that goes through the waypoint.
+    /// Whether the plugin applies to all traffic of the waypoint.
     pub for_gateway: bool,
-    /// For requests to these.
+    /// Services to which the plugin is attached.
     pub services: Vec<NamespacedHostname>,
-    /// When in a request's way it is called.
+    /// Phase of the filter chain in which the plugin runs.
     pub phase: ExtensionPhase,
-    /// Of one phase, higher ones first.
+    /// Priority within the phase; higher values run first.
     pub priority: i32,
-    /// When the object was made: of one priority, older ones first.
+    /// Creation time of the object; of equal priorities, older plugins run first.
     pub created: ArcStr,
-    /// `oci://`, `http://`, `https://` or `file://`.
+    /// URL of the module: `oci://`, `http://`, `https://` or `file://`.
     pub url: ArcStr,
-    /// Of the module or of its image's manifest, in hex; empty if it is not known.
+    /// SHA-256 digest of the module or of its image's manifest in hex; empty if unknown.
     pub sha256: ArcStr,
-    /// Whether it is fetched anew though it is at hand.
+    /// Whether the module is fetched again although it is cached.
     pub always_pull: bool,
-    /// The registry credentials (`.dockerconfigjson`); empty if there are none.
+    /// Registry credentials (`.dockerconfigjson`); empty without a pull secret.
     #[serde(serialize_with = "json::secret")]
     pub pull_secret: Vec<u8>,
-    /// Requests pass without it where it fails.
+    /// Whether requests bypass the plugin when it fails.
     pub fail_open: bool,
-    /// Which of the module's plugins.
+    /// Name of the plugin in a module with several (root ID).
     pub plugin_name: ArcStr,
-    /// Configuration that the module reads at its start.
+    /// Configuration that the module reads at start.
     #[serde(serialize_with = "json::secret")]
     pub configuration: ArcStr,
-    /// The environment of the module.
+    /// Environment variables of the module.
     #[serde(serialize_with = "json::secret_map")]
     pub environment: BTreeMap<ArcStr, ArcStr>,
-    /// Only for requests to these ports; for all if empty.
+    /// Ports of requests to which the plugin applies; all ports if empty.
     pub ports: Vec<u16>,
-    /// Services of other namespaces that it may call, because ReferenceGrants there allow it. A hostname that begins
-    /// with `*.` means all Services of its namespace.
+    /// Services of other namespaces that the plugin may call, granted by ReferenceGrants. A hostname that begins with
+    /// `*.` means all Services of its namespace.
     pub callees: Vec<NamespacedHostname>,
-    /// Setting that is not supported: the plugin is not run, and requests are decided as if it had failed.
+    /// Unsupported setting. The plugin does not run, and requests are handled as if it had failed.
     pub unsupported: Option<ArcStr>,
 }
 
-/// When in a request's way a plugin is called.
+/// Phase of the filter chain in which a plugin runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ExtensionPhase {
-    /// Before tokens are looked at.
+    /// Before JWT authentication.
     Authn,
-    /// Before policies are evaluated.
+    /// Before authorization policies.
     Authz,
-    /// After policies, before statistics.
+    /// After authorization policies, before telemetry.
     Stats,
     /// Last in the chain.
     #[default]
@@ -69,12 +69,12 @@ pub enum ExtensionPhase {
 }
 
 impl WaypointExtension {
-    /// Key of the object, `namespace/name`.
+    /// Returns the key of the object, `namespace/name`.
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Whether it may call a service: one of its own namespace, or one that a ReferenceGrant allows.
+    /// Whether the plugin may call a service: one of its own namespace, or one that a ReferenceGrant allows.
     pub fn may_call(&self, service: &NamespacedHostname) -> bool {
         let is_granted = |callee: &NamespacedHostname| {
             callee.namespace == service.namespace
@@ -89,7 +89,7 @@ impl WaypointExtension {
         service.namespace == self.namespace || self.callees.iter().any(is_granted)
     }
 
-    /// Plugins are called in this order.
+    /// Returns the sort key by which plugins run.
     pub fn order(&self) -> impl Ord + '_ {
         (
             self.phase,
@@ -101,7 +101,7 @@ impl WaypointExtension {
     }
 }
 
-/// Without the credentials.
+/// Omits the pull secret and the environment.
 impl fmt::Debug for WaypointExtension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaypointExtension")

@@ -1,9 +1,8 @@
-//! Layer 7 authorization policies, as a waypoint evaluates them (Istio's AuthorizationPolicy with
-//! `targetRefs`).
+//! L7 authorization policies that waypoints evaluate (Istio's AuthorizationPolicy with `targetRefs`).
 //!
-//! A rule matches if one of its sources (or none is given), one of its operations (or none is given) and all
-//! of its conditions match. In a source or operation all fields that are given must match; the values of a
-//! field are alternatives; a `not_` field matches when none of its values does.
+//! A rule matches if one of its sources, one of its operations and all of its conditions match; an empty list of
+//! sources or operations matches anything. In a source or operation, all fields that are set must match; the values of
+//! a field are alternatives; a `not_` field matches when none of its values does.
 
 use std::sync::Arc;
 
@@ -13,18 +12,18 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, PolicyKey, Provider, ServiceAccountMatch, StringMatch};
 
-/// The effect of a match.
+/// Action on requests that match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpAction {
-    /// Allows. Where there is such a policy, what none of them allows is denied.
+    /// Requests that match are allowed. If a target has such policies, requests that match none of them are denied.
     #[default]
     Allow,
     /// Requests that match are denied.
     Deny,
-    /// Is noted in the access log.
+    /// Requests that match are marked in the access log.
     Audit,
-    /// A provider checks the request and decides: [`HttpPolicy::provider`].
+    /// The external authorizer [`HttpPolicy::provider`] decides about requests that match.
     Custom,
 }
 
@@ -34,23 +33,23 @@ pub enum HttpAction {
 pub struct HttpPolicy {
     /// Key of the AuthorizationPolicy.
     pub key: PolicyKey,
-    /// Whether it concerns all that goes through the waypoint, rather than [`Self::services`].
+    /// Whether the policy applies to all traffic of the waypoint rather than to [`Self::services`].
     pub for_gateway: bool,
-    /// The services it is attached to.
+    /// Services to which the policy is attached.
     pub services: Vec<NamespacedHostname>,
-    /// The effect of a match.
+    /// Action on requests that match.
     pub action: HttpAction,
-    /// Only counted and logged.
+    /// Whether decisions are counted and logged, but not enforced.
     pub dry_run: bool,
-    /// Any one suffices; none at all never matches.
+    /// Rules, of which one must match; a policy without rules never matches.
     pub rules: Vec<HttpRule>,
-    /// Set on a fail-closed substitute: why the original is not understood in full.
+    /// Reason why the original policy could not be decoded in full, set on its fail-closed substitute.
     pub not_understood: Option<ArcStr>,
-    /// Provider that decides, of [`HttpAction::Custom`].
+    /// External authorizer of [`HttpAction::Custom`].
     pub provider: Option<Arc<Provider>>,
 }
 
-/// Rule of a policy, as described for the module.
+/// Rule of a policy; the module describes how its fields combine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRule {
@@ -58,16 +57,16 @@ pub struct HttpRule {
     pub sources: Vec<HttpSource>,
     /// Operations, of which one must match; any request if empty.
     pub operations: Vec<HttpOperation>,
-    /// All must match.
+    /// Conditions that must all match.
     pub conditions: Vec<HttpCondition>,
 }
 
-/// Caller of a request. All fields that are given must match.
+/// Source of a request. All fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpSource {
-    /// Without `spiffe://`; `Presence` matches any identity.
+    /// Identities without `spiffe://`; `Presence` matches any identity.
     pub principals: Vec<StringMatch>,
     pub not_principals: Vec<StringMatch>,
     pub namespaces: Vec<StringMatch>,
@@ -76,50 +75,50 @@ pub struct HttpSource {
     pub not_service_accounts: Vec<ServiceAccountMatch>,
     pub trust_domains: Vec<StringMatch>,
     pub not_trust_domains: Vec<StringMatch>,
-    /// The address of the caller.
+    /// Address of the connection's peer.
     pub ip_blocks: Vec<IpNet>,
     pub not_ip_blocks: Vec<IpNet>,
-    /// The address of the original client, behind trusted proxies.
+    /// Address of the original client behind trusted proxies.
     pub remote_ip_blocks: Vec<IpNet>,
     pub not_remote_ip_blocks: Vec<IpNet>,
-    /// `issuer/subject` of a valid token.
+    /// Principals `issuer/subject` of a valid JWT.
     pub request_principals: Vec<StringMatch>,
     pub not_request_principals: Vec<StringMatch>,
 }
 
-/// Operation of a request. All fields that are given must match.
+/// Operation of a request. All fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpOperation {
-    /// Compared without regard to case, and with any port unless the pattern has one.
+    /// Hosts, compared case-insensitively and with any port unless the pattern has one.
     pub hosts: Vec<StringMatch>,
     pub not_hosts: Vec<StringMatch>,
-    /// The service's port; the pod's for requests to a pod.
+    /// Port of the service, or of the pod for requests to a pod.
     pub ports: Vec<u16>,
     pub not_ports: Vec<u16>,
     pub methods: Vec<StringMatch>,
     pub not_methods: Vec<StringMatch>,
-    /// Compared with the normalized path, without the query.
+    /// Normalized paths without the query.
     pub paths: Vec<PathPattern>,
     pub not_paths: Vec<PathPattern>,
 }
 
-/// How a path is compared.
+/// Path match of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathPattern {
-    /// As other texts.
+    /// String match of the path.
     Text(StringMatch),
-    /// Segments, of which `{*}` is any one and `{**}` any number of them: a [`crate::PathTemplate`].
+    /// Path template with `{*}` and `{**}`, see [`crate::PathTemplate`].
     Template(ArcStr),
 }
 
-/// Attribute of a request that a condition compares.
+/// Request attribute of a condition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpAttribute {
-    /// `request.headers[X]`, by lower-case name.
+    /// Header `request.headers[X]` by lower-case name.
     Header(ArcStr),
     /// Value of the attribute `source.ip`.
     SourceIp,
@@ -127,7 +126,7 @@ pub enum HttpAttribute {
     RemoteIp,
     /// Value of the attribute `source.namespace`.
     SourceNamespace,
-    /// `source.serviceAccount`, as `namespace/name`.
+    /// Value of `source.serviceAccount` as `namespace/name`.
     SourceServiceAccount,
     /// Value of the attribute `source.trustDomain`.
     SourceTrustDomain,
@@ -139,35 +138,35 @@ pub enum HttpAttribute {
     DestinationPort,
     /// Value of the attribute `connection.sni`.
     ConnectionSni,
-    /// `request.auth.principal`, as `issuer/subject`.
+    /// Value of `request.auth.principal` as `issuer/subject`.
     RequestPrincipal,
     /// Value of the attribute `request.auth.audiences`.
     RequestAudiences,
     /// Value of the attribute `request.auth.presenter`.
     RequestPresenter,
-    /// `request.auth.claims[a][b]`, by the names.
+    /// Claim `request.auth.claims[a][b]` by its path of names.
     RequestClaim(Vec<ArcStr>),
 }
 
-/// Condition of a rule.
+/// Condition of a rule on one attribute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpCondition {
-    /// Attribute that is compared.
+    /// Attribute to match.
     pub attribute: HttpAttribute,
-    /// One of them must match, unless there are none.
+    /// Values, of which one must match; any value if empty.
     pub values: Vec<HttpValue>,
-    /// None of them may match.
+    /// Values that must not match.
     pub not_values: Vec<HttpValue>,
 }
 
-/// Value that an attribute is compared with.
+/// Value of a condition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpValue {
-    /// Pattern of a text.
+    /// String match of the attribute.
     Text(StringMatch),
-    /// Prefix of addresses.
+    /// CIDR range that contains the address.
     Net(IpNet),
     /// Number of a port.
     Port(u16),

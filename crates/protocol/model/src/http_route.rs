@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, json};
 
-/// Memory that one regular expression of a route may take, in bytes.
+/// Maximum memory of one compiled regular expression of a route, in bytes.
 pub const MAX_EXPRESSION: usize = 1 << 18;
 
-/// Headers that no route may change: hop-by-hop headers, those that frame a message, and those that identify a caller.
-/// The host is changed by [`HttpRewrite`].
+/// Headers that no route may change: hop-by-hop headers, message framing, and client identity. [`HttpRewrite`] changes
+/// the host.
 const RESERVED_HEADERS: &[&str] = &[
     "connection",
     "content-length",
@@ -28,17 +28,17 @@ const RESERVED_HEADERS: &[&str] = &[
     "x-forwarded-for",
 ];
 
-/// Beginnings of names of headers that only proxies of the mesh set: who calls, and how requests are handled.
+/// Prefixes of header names that only proxies of the mesh set: client identity and routing controls.
 const MESH_HEADERS: &[&str] = &["x-ambit-", "x-envoy-", "x-forwarded-client-cert"];
 
-/// Names of headers by which proxies that terminate TLS say who calls (RFC 9440).
+/// Headers in which TLS-terminating proxies forward the client certificate (RFC 9440).
 const CLIENT_CERT_HEADERS: &[&str] = &["client-cert", "client-cert-chain"];
 
-/// Beginning of the names of headers in which clients keep their sessions.
+/// Prefix of session-persistence headers, which clients send.
 const SESSION_HEADERS: &str = "x-ambit-session-";
 
-/// Whether only proxies of the mesh may set a header of this name. To applications that get headers as variables an
-/// underscore is a hyphen.
+/// Whether only proxies of the mesh may set this header. Underscores count as hyphens, since CGI-style applications
+/// cannot tell them apart.
 pub fn is_mesh_header(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     let folded = lower.replace('_', "-");
@@ -47,17 +47,17 @@ pub fn is_mesh_header(name: &str) -> bool {
         || !lower.starts_with(SESSION_HEADERS) && beginnings.any(|begin| folded.starts_with(begin))
 }
 
-/// Whether no route may change a header of this name, or one that is the same to some applications.
+/// Whether routes must not change this header, or a header that CGI-style applications cannot tell from it.
 pub fn is_reserved_header(name: &str) -> bool {
     let folded = name.replace('_', "-");
     let mut reserved = RESERVED_HEADERS.iter();
     is_mesh_header(name) || reserved.any(|one| one.eq_ignore_ascii_case(&folded))
 }
 
-/// The name of a route object. Written `Kind/namespace/name`.
+/// Name of a route object, formatted as `Kind/namespace/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteName {
-    /// For instance `HTTPRoute`.
+    /// Kind of the object, for instance `HTTPRoute`.
     pub kind: ArcStr,
     /// Namespace of the route.
     pub namespace: ArcStr,
@@ -71,130 +71,130 @@ impl fmt::Display for RouteName {
     }
 }
 
-/// A route as it concerns one service.
+/// HTTPRoute or GRPCRoute for one parent service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRoute {
     /// Name of the HTTPRoute or GRPCRoute.
     pub name: RouteName,
-    /// The service's ports that it concerns; all of them if empty.
+    /// Ports of the service to which the route applies; all of them if empty.
     pub ports: Vec<u16>,
-    /// Its rules, in their order.
+    /// Rules in the order of the object.
     pub rules: Vec<HttpRouteRule>,
-    /// Of a consumer's route: the namespace of the clients that it is for. For them it takes the place of routes for
-    /// all clients.
+    /// Consumer namespace: if set, the route applies only to clients of this namespace, for which it replaces the
+    /// routes for all clients.
     pub clients: Option<ArcStr>,
 }
 
-/// One rule of a route.
+/// Rule of an HTTP route.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRouteRule {
-    /// Name of the rule, which logs give beside the route's.
+    /// Name of the rule, for access logs.
     pub name: Option<ArcStr>,
-    /// Any one suffices; none at all matches every request.
+    /// Matches, of which one must apply; every request matches if empty.
     pub matches: Vec<HttpRouteMatch>,
-    /// Filters of requests and responses.
+    /// Filters for requests and responses.
     pub filters: Vec<HttpFilter>,
-    /// Where the requests go, by weight. None, or a total weight of zero: requests are answered with 500.
+    /// Weighted backends. Without a backend, or with a total weight of zero, the response is 500.
     pub backends: Vec<HttpBackend>,
-    /// How long things may take.
+    /// Request and backend-request timeouts.
     pub timeouts: HttpTimeouts,
-    /// When and how often requests are sent again; as without routes if `None`.
+    /// Retry policy; `None` applies the mesh's default.
     pub retry: Option<HttpRetry>,
-    /// Session persistence: requests of a client that go to one endpoint.
+    /// Session persistence, which sends a client's requests to one endpoint.
     pub session: Option<HttpSession>,
-    /// A part of the rule that is not supported: requests that match are answered with 500 and this reason.
+    /// Unsupported part of the rule. Matching requests get a 500 response with this reason.
     pub unsupported: Option<ArcStr>,
 }
 
-/// Session identification: the marker that the response to a client's first request set.
+/// Session persistence: where the session token is stored, and for how long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpSession {
-    /// The name of the cookie or header, the latter in lower case.
+    /// Name of the cookie or header; header names are in lower case.
     pub name: ArcStr,
-    /// A header and not a cookie.
+    /// Whether the token is in a header instead of a cookie.
     pub is_header: bool,
-    /// Whether the client keeps the cookie when it ends.
+    /// Whether the cookie outlives the client's session (`Permanent`).
     pub is_permanent: bool,
-    /// How long it lasts at most.
+    /// Maximum lifetime of the session.
     #[serde(serialize_with = "json::optional_duration")]
     pub absolute_timeout: Option<Duration>,
-    /// How long it lasts without a request.
+    /// Lifetime of the session without requests.
     #[serde(serialize_with = "json::optional_duration")]
     pub idle_timeout: Option<Duration>,
 }
 
-/// All parts that are given must match.
+/// Match on attributes of a request. All attributes that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRouteMatch {
-    /// The normalized path, without the query.
+    /// Match on the normalized path without the query.
     pub path: Option<HttpPathMatch>,
     /// Method of the request.
     pub method: Option<ArcStr>,
-    /// Headers, by lower-case name; the first of several with one name counts.
+    /// Matches on headers by lower-case name. Of several entries with one name, the first applies.
     pub headers: Vec<(ArcStr, HttpValueMatch)>,
-    /// Parameters of the query; the first of several with one name counts.
+    /// Matches on query parameters. Of several entries with one name, the first applies.
     pub query_params: Vec<(ArcStr, HttpValueMatch)>,
 }
 
-/// How a path is compared.
+/// Path match of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpPathMatch {
-    /// Path that is equal.
+    /// Equality with the path.
     Exact(ArcStr),
-    /// Equal, or below it segment by segment; never ends with a slash but as `/` itself.
+    /// Prefix of whole path segments. Has no trailing slash, except `/` itself.
     Prefix(ArcStr),
-    /// As a whole, by a regular expression in RE2's syntax.
+    /// RE2 regular expression that must match the whole value.
     Regex(ArcStr),
 }
 
-/// How a header or a parameter is compared.
+/// Match on the value of a header or query parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpValueMatch {
-    /// Value that is equal.
+    /// Equality with the value.
     Exact(ArcStr),
-    /// As a whole, by a regular expression in RE2's syntax.
+    /// RE2 regular expression that must match the whole value.
     Regex(ArcStr),
 }
 
-/// One destination of a rule.
+/// Backend of a route rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpBackend {
-    /// The service; an error if it cannot be used: its share of requests is answered with 500.
+    /// Service of the backend. An error is the reason why it cannot be used; its share of requests gets a 500 response.
     pub service: Result<NamespacedHostname, ArcStr>,
-    /// A port of the service.
+    /// Port of the service.
     pub port: u16,
-    /// The subset of its endpoints that it is; all of them if `None`.
+    /// Subset of the service's endpoints; all of them if `None`.
     pub subset: Option<ArcStr>,
-    /// Its share relative to the others.
+    /// Weight relative to the other backends.
     pub weight: u32,
-    /// Filters of the backend's requests and responses, after those of the rule.
+    /// Filters for this backend's requests and responses, applied after the rule's filters.
     pub filters: Vec<HttpFilter>,
 }
 
-/// Something that is done with requests or answers.
+/// Filter of requests or responses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpFilter {
-    /// Headers of requests.
+    /// Changes of request headers.
     RequestHeaders(HeaderChanges),
-    /// Headers of answers.
+    /// Changes of response headers.
     ResponseHeaders(HeaderChanges),
-    /// The request is answered with another address.
+    /// Redirect response to the client.
     Redirect(HttpRedirect),
-    /// The request is sent with another host or path.
+    /// Rewrite of the request's host or path.
     Rewrite(HttpRewrite),
-    /// The request is mirrored to another service, whose response is dropped. There may be several.
+    /// Request mirroring to a service whose responses are discarded. A rule may have several mirrors.
     Mirror(HttpMirror),
-    /// Which scripts of other origins may read the answer.
+    /// CORS policy of the response.
     Cors(HttpCors),
-    /// Faults injected on purpose.
+    /// Fault injection: delays and aborts.
     Fault(HttpFault),
 }
 
@@ -202,10 +202,10 @@ pub enum HttpFilter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpFault {
-    /// Delay of requests, and the share of them that is delayed.
+    /// Delay, and the fraction of requests that is delayed.
     #[serde(serialize_with = "json::delay")]
     pub delay: Option<(Duration, Share)>,
-    /// Status that requests are answered with, and the share of them; after the delay.
+    /// Response status of aborted requests, and the fraction of requests that is aborted, after any delay.
     pub abort: Option<(FaultStatus, Share)>,
 }
 
@@ -213,31 +213,31 @@ pub struct HttpFault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum FaultStatus {
-    /// A status of HTTP, 200 to 599.
+    /// HTTP status, 200 to 599.
     Http(u16),
-    /// A status of gRPC, 0 to 16.
+    /// gRPC status, 0 to 16.
     Grpc(u8),
 }
 
-/// So many of so many.
+/// Fraction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// So many ...
+    /// Numerator of the fraction.
     pub numerator: u32,
-    /// ... of so many; not zero.
+    /// Denominator of the fraction, not zero.
     pub denominator: u32,
 }
 
-/// Changes of headers, by lower-case name; none of them [reserved](is_reserved_header).
+/// Changes of headers by lower-case name. [Reserved](is_reserved_header) headers are never among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeaderChanges {
-    /// In place of all lines of the name.
+    /// Headers to set, replacing existing values.
     pub set: Vec<(ArcStr, ArcStr)>,
-    /// A line more.
+    /// Headers to append to existing values.
     pub add: Vec<(ArcStr, ArcStr)>,
-    /// All lines of the name.
+    /// Headers to remove.
     pub remove: Vec<ArcStr>,
 }
 
@@ -245,29 +245,29 @@ pub struct HeaderChanges {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathChange {
-    /// In place of all of it.
+    /// Replacement of the full path.
     Full(ArcStr),
-    /// In place of the prefix that the rule matched.
+    /// Replacement of the prefix that the rule matched.
     Prefix(ArcStr),
 }
 
-/// Redirect of [`HttpFilter::Redirect`]. Parts that are not given stay.
+/// Redirect of [`HttpFilter::Redirect`]. Parts that are `None` stay as in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRedirect {
-    /// `http` or `https`.
+    /// Scheme of the new location, `http` or `https`.
     pub scheme: Option<ArcStr>,
     /// Host of the new location.
     pub hostname: Option<ArcStr>,
-    /// The port; that of the scheme if one is given, else that of the service.
+    /// Port of the new location; `None` is the scheme's default port if `scheme` is set, else the service's port.
     pub port: Option<u16>,
     /// Path of the new location.
     pub path: Option<PathChange>,
-    /// 301, 302, 303, 307 or 308.
+    /// Response status: 301, 302, 303, 307 or 308.
     pub status: u16,
 }
 
-/// Rewrite of [`HttpFilter::Rewrite`]. Parts that are not given stay.
+/// Rewrite of [`HttpFilter::Rewrite`]. Parts that are `None` stay as in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRewrite {
@@ -277,14 +277,14 @@ pub struct HttpRewrite {
     pub path: Option<PathChange>,
 }
 
-/// How long requests may take; for ever if `None`.
+/// Timeouts of a route rule; `None` means no timeout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpTimeouts {
-    /// All of it, until the last byte of the answer.
+    /// Timeout for the whole request, up to the last byte of the response.
     #[serde(serialize_with = "json::optional_duration")]
     pub request: Option<Duration>,
-    /// One try, until the head of the answer.
+    /// Timeout for one attempt, up to the response headers.
     #[serde(serialize_with = "json::optional_duration")]
     pub backend_request: Option<Duration>,
 }
@@ -293,44 +293,45 @@ pub struct HttpTimeouts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpMirror {
-    /// Service that gets the copies.
+    /// Service that receives mirrored requests.
     pub service: NamespacedHostname,
-    /// A port of the service.
+    /// Port of the service.
     pub port: u16,
-    /// Its share: so many requests ...
+    /// Numerator of the mirrored fraction of requests.
     pub numerator: u32,
-    /// ... of so many; not zero.
+    /// Denominator of the fraction, not zero.
     pub denominator: u32,
 }
 
-/// Settings of [`HttpFilter::Cors`]. Lists hold `*` alone, or none.
+/// Settings of [`HttpFilter::Cors`]. A list that contains `*` contains nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpCors {
-    /// `scheme://host` with or without a port; the host may begin with `*`, which matches one or more labels.
+    /// Allowed origins, `scheme://host` with an optional port. A host may begin with `*`, which matches one or more
+    /// labels.
     pub allow_origins: Vec<ArcStr>,
     /// Whether requests may carry credentials.
     pub allow_credentials: bool,
-    /// Methods besides those that are always allowed.
+    /// Allowed methods besides the CORS-safelisted ones.
     pub allow_methods: Vec<ArcStr>,
-    /// Headers of requests besides those that are always allowed.
+    /// Allowed request headers besides the CORS-safelisted ones.
     pub allow_headers: Vec<ArcStr>,
-    /// Headers of answers that scripts may read besides those that they always may.
+    /// Exposed response headers besides the CORS-safelisted ones.
     pub expose_headers: Vec<ArcStr>,
-    /// How many seconds a client may keep the answer of a preflight.
+    /// Maximum age of a cached preflight response, in seconds.
     pub max_age: u32,
 }
 
-/// When a request is sent again, whatever its method: when no answer came, and when one came with one of these
-/// statuses. What was sent of its body has to be sent again too, so that requests with large ones are not.
+/// Retry policy for all methods: a request is retried if no response came, or one with a status in `codes`. Requests
+/// whose bodies exceed the replay buffer are not retried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRetry {
-    /// Statuses, 400 to 599.
+    /// Retriable response statuses, 400 to 599.
     pub codes: Vec<u16>,
-    /// How often at most.
+    /// Maximum number of retries.
     pub attempts: u32,
-    /// Least delay before each retry; short and random if `None`.
+    /// Minimum delay before each retry; a short random delay if `None`.
     #[serde(serialize_with = "json::optional_duration")]
     pub backoff: Option<Duration>,
 }

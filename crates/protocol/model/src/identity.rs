@@ -1,13 +1,13 @@
-//! A workload identity: a SPIFFE id of the form `spiffe://<trust domain>/ns/<namespace>/sa/<account>`.
+//! Workload identities: SPIFFE IDs of the form `spiffe://<trust domain>/ns/<namespace>/sa/<account>`.
 
 use std::{fmt, str::FromStr};
 
 use arcstr::ArcStr;
 
-/// A workload's identity. The only SPIFFE form Istio issues; every other form is not an identity.
+/// Identity of a workload, in the only form of SPIFFE ID that Istio issues.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
-    /// For instance `cluster.local`.
+    /// Trust domain, for instance `cluster.local`.
     pub trust_domain: ArcStr,
     /// Namespace of the service account.
     pub namespace: ArcStr,
@@ -15,17 +15,17 @@ pub struct Identity {
     pub service_account: ArcStr,
 }
 
-/// The text is not a SPIFFE id of the Kubernetes form.
+/// Error of parsing a text that is not a SPIFFE ID of the Kubernetes form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>")]
 pub struct ParseIdentityError(String);
 
-/// Account of the identity under which waypoints make calls for the objects of a namespace. No ServiceAccount can have
-/// the name: an underscore is in no name of Kubernetes.
+/// Service account in the identity of waypoints' own calls on behalf of a namespace's objects. No ServiceAccount can
+/// have this name, since Kubernetes names contain no underscore.
 pub const WAYPOINT_CALLS_ACCOUNT: &str = "waypoint_calls";
 
 impl Identity {
-    /// Identity of the calls that waypoints make for the objects of a namespace.
+    /// Returns the identity of waypoints' own calls on behalf of a namespace's objects.
     pub fn of_waypoint_calls(
         trust_domain: impl Into<ArcStr>,
         namespace: impl Into<ArcStr>,
@@ -33,7 +33,7 @@ impl Identity {
         Self::new(trust_domain, namespace, WAYPOINT_CALLS_ACCOUNT)
     }
 
-    /// Whether calls that waypoints make for objects have the identity. Pods never do.
+    /// Whether this is the identity of waypoints' own calls. No pod has it.
     pub fn is_of_waypoint_calls(&self) -> bool {
         self.service_account == WAYPOINT_CALLS_ACCOUNT
     }
@@ -51,7 +51,7 @@ impl Identity {
         }
     }
 
-    /// The form policies compare with: the SPIFFE id without its scheme.
+    /// Returns the principal that policies match: the SPIFFE ID without its scheme.
     pub fn principal(&self) -> String {
         format!(
             "{}/ns/{}/sa/{}",
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identity_reads_back_what_it_prints() {
+    fn identities_parse_their_display_form() {
         let id = Identity::new("td", "default", "client");
         assert_eq!(id.to_string(), "spiffe://td/ns/default/sa/client");
         assert_eq!(id.to_string().parse(), Ok(id.clone()));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_refused() {
+    fn other_forms_are_rejected() {
         for text in [
             "",
             "td/ns/a/sa/b",

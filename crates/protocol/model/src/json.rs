@@ -1,5 +1,4 @@
-//! JSON of waypoints' records, for people and tools that look at what a waypoint holds: names are texts, durations have
-//! units, and secrets are left out.
+//! JSON of waypoint records for config dumps: names as strings, durations with units, secrets redacted.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,7 +9,7 @@ use crate::{
     GatewayName, NamespacedHostname, PolicyKey, RouteName, ServiceAccountMatch, Share, StringMatch,
 };
 
-/// Text in the place of a secret.
+/// Placeholder for a redacted secret.
 const SECRET: &str = "(secret)";
 
 macro_rules! as_text {
@@ -58,7 +57,7 @@ pub(crate) fn optional_duration<S: Serializer>(
     }
 }
 
-/// Delay of a share of requests.
+/// Serializes a fault delay and its fraction of requests.
 pub(crate) fn delay<S: Serializer>(
     of: &Option<(Duration, Share)>,
     serializer: S,
@@ -67,7 +66,7 @@ pub(crate) fn delay<S: Serializer>(
     of.serialize(serializer)
 }
 
-/// Secret bytes or text, of which only shows whether there are any.
+/// Serializes a secret as a placeholder, or as null if it is empty.
 pub(crate) fn secret<T: AsRef<[u8]>, S: Serializer>(
     of: &T,
     serializer: S,
@@ -78,7 +77,7 @@ pub(crate) fn secret<T: AsRef<[u8]>, S: Serializer>(
     }
 }
 
-/// Names with values that may be secrets.
+/// Serializes names with redacted values.
 pub(crate) fn secret_values<S: Serializer>(
     of: &[(ArcStr, ArcStr)],
     serializer: S,
@@ -86,7 +85,7 @@ pub(crate) fn secret_values<S: Serializer>(
     serializer.collect_map(of.iter().map(|(name, _)| (name, SECRET)))
 }
 
-/// As [`secret_values`], of a map.
+/// Serializes a map with redacted values, like [`secret_values`].
 pub(crate) fn secret_map<S: Serializer>(
     of: &BTreeMap<ArcStr, ArcStr>,
     serializer: S,
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_left_out() {
+    fn secrets_are_redacted() {
         const PASSWORD: &str = "hunter2";
         let pair = || ("name".into(), PASSWORD.into());
         let extension = WaypointExtension {
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_durations_are_texts() {
+    fn names_and_durations_are_strings() {
         let limit = RateLimit {
             key: PolicyKey::of_record("ns/l"),
             services: vec![NamespacedHostname::new("ns", "host")],

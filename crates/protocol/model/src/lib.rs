@@ -80,5 +80,5 @@ pub use workload::{
     Workload, WorkloadKind, WorkloadStatus,
 };
 
-/// The trust domain a workload has when none is named (Istio's default).
+/// Trust domain of a workload whose record names none (Istio's default).
 pub const DEFAULT_TRUST_DOMAIN: &str = "cluster.local";

@@ -1,4 +1,4 @@
-//! Names of the mesh's objects and their forms in WDS (`network/ip`, `namespace/hostname`).
+//! Names and addresses of the mesh's objects, and their text forms in WDS (`network/ip`, `namespace/hostname`).
 
 use std::{
     fmt,
@@ -8,20 +8,20 @@ use std::{
 
 use arcstr::ArcStr;
 
-/// The xDS name of a workload, for instance `Kubernetes//Pod/default/client-1`.
+/// xDS name of a workload, for instance `Kubernetes//Pod/default/client-1`.
 pub type WorkloadUid = ArcStr;
 
-/// An IPv4-mapped IPv6 address as its IPv4 address; others unchanged.
+/// Converts an IPv4-mapped IPv6 address to IPv4 and returns others unchanged.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// [`canonical_ip`] for a socket address.
+/// Converts the IP address of a socket address like [`canonical_ip`].
 pub fn canonical_socket(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// The text does not have the form of such a name.
+/// Error of parsing a text that is not a name of the expected form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct ParseNameError {
@@ -38,17 +38,17 @@ impl ParseNameError {
     }
 }
 
-/// An address in a network. Written `network/ip`; the default network is empty (`/10.0.0.1`).
+/// Address in a network, formatted as `network/ip`; the default network is empty (`/10.0.0.1`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkAddress {
-    /// Network name; empty for the cluster's default network.
+    /// Name of the network; empty for the cluster's default network.
     pub network: ArcStr,
-    /// Canonical (never IPv4-mapped).
+    /// Canonical IP address (never IPv4-mapped).
     pub address: IpAddr,
 }
 
 impl NetworkAddress {
-    /// An address of `network`; IPv4-mapped addresses become IPv4.
+    /// Builds an address and converts IPv4-mapped addresses to IPv4.
     pub fn new(network: impl Into<ArcStr>, address: IpAddr) -> Self {
         Self {
             network: network.into(),
@@ -73,12 +73,12 @@ impl FromStr for NetworkAddress {
     }
 }
 
-/// A service's name: the hostname and the namespace that declares it. Written `namespace/hostname`.
+/// Name of a service: its hostname and the namespace that declares it, formatted as `namespace/hostname`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedHostname {
     /// Namespace of the declaring object.
     pub namespace: ArcStr,
-    /// For instance `echo.default.svc.cluster.local`.
+    /// Hostname, for instance `echo.default.svc.cluster.local`.
     pub hostname: ArcStr,
 }
 
@@ -114,9 +114,9 @@ impl FromStr for NamespacedHostname {
 /// Destination of a [`GatewayAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Destination {
-    /// A VIP or workload address.
+    /// Address of a service (VIP) or workload.
     Address(NetworkAddress),
-    /// A service by name.
+    /// Name of a service.
     Hostname(NamespacedHostname),
 }
 
@@ -140,12 +140,12 @@ impl FromStr for Destination {
     }
 }
 
-/// A waypoint or network gateway.
+/// Address of a waypoint or network gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayAddress {
-    /// Its address or name.
+    /// Address or service name of the gateway.
     pub destination: Destination,
-    /// Its HBONE port, normally 15008.
+    /// HBONE port of the gateway, normally 15008.
     pub hbone_mtls_port: u16,
 }
 
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn destinations_read_back_what_they_print() {
+    fn destinations_parse_their_display_form() {
         for text in [
             "/10.0.0.1",
             "net/fd00::1",

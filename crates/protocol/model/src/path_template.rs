@@ -1,16 +1,16 @@
-//! Templates of paths in policies: `{*}` is one segment, `{**}` any number of them.
+//! Path templates of policies: `{*}` matches one segment, `{**}` any number of them.
 
 use std::str::FromStr;
 
 use arcstr::ArcStr;
 
-/// A template. `{*}` and `{**}` are whole segments; nothing but text may follow `{**}`, and no other asterisk
-/// or brace may occur (Istio's rules). `{**}` matches what is between its neighbours, nothing included.
+/// Path template. `{*}` and `{**}` are whole segments; only text may follow `{**}`, and no other asterisk or brace is
+/// allowed (Istio's rules). `{**}` matches any text between its neighbours, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTemplate {
-    /// The segments before `{**}`, or all of them.
+    /// Segments before `{**}`, or all segments without it.
     segments: Vec<Segment>,
-    /// The text that follows `{**}`, if there is one.
+    /// Text that follows `{**}`, if the template has one.
     rest: Option<ArcStr>,
 }
 
@@ -20,7 +20,7 @@ enum Segment {
     Text(ArcStr),
 }
 
-/// Why a text is no template.
+/// Error of parsing a path template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathTemplateError {
     /// Text that does not begin with a slash.
@@ -29,18 +29,19 @@ pub enum PathTemplateError {
     /// Segments that are neither text nor an operator.
     #[error("{0:?}: a segment is {{*}}, {{**}} or has neither braces nor asterisks")]
     Segment(String),
-    /// `{**}` is not last.
+    /// An operator that follows `{**}`.
     #[error("{{**}} is the last operator of a path template")]
     NotLast,
 }
 
 impl PathTemplate {
-    /// Whether a path of a policy is meant as a template.
+    /// Whether a policy's path contains a template operator.
     pub fn is_template(text: &str) -> bool {
         text.contains("{*}") || text.contains("{**}")
     }
 
-    /// The template with its texts rewritten, for instance in the form that paths are compared in.
+    /// Returns the template with its literal segments mapped, for instance to the normalized form in which paths are
+    /// compared.
     #[must_use]
     pub fn map_text(self, map: impl Fn(&str) -> ArcStr) -> Self {
         let segments = self.segments.into_iter().map(|segment| match segment {
@@ -53,7 +54,7 @@ impl PathTemplate {
         }
     }
 
-    /// Whether it matches a path.
+    /// Whether the template matches a path.
     pub fn matches(&self, path: &str) -> bool {
         let mut path = path;
         for segment in &self.segments {
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_istio_refuses_is_refused() {
+    fn templates_that_istio_rejects_are_rejected() {
         for text in [
             "",
             "a/{*}",
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_can_be_rewritten() {
+    fn literal_segments_can_be_mapped() {
         let template: PathTemplate = "/a/{*}/b/{**}/c".parse().unwrap();
         let upper = template.map_text(|text| text.to_uppercase().into());
         assert!(upper.matches("/A/x/B/y/C") && !upper.matches("/a/x/b/y/c"));

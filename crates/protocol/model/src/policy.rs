@@ -1,4 +1,4 @@
-//! L4 authorization policies in the shape the control plane sends them (`istio.security`).
+//! L4 authorization policies as the control plane sends them (`istio.security`).
 //!
 //! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field
 //! OR; a `not_` field matches when none of its values does.
@@ -18,7 +18,7 @@ pub struct PolicyKey {
 }
 
 impl PolicyKey {
-    /// Parses the name of a policy's record. A name without a slash is in no namespace.
+    /// Parses the resource name of a policy. A name without a slash has an empty namespace.
     pub fn of_record(name: &str) -> Self {
         let (namespace, name) = name.split_once('/').unwrap_or(("", name));
         Self {
@@ -34,19 +34,19 @@ impl fmt::Display for PolicyKey {
     }
 }
 
-/// The workloads a policy applies to.
+/// Workloads to which a policy applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// All of the mesh.
+    /// All workloads of the mesh.
     #[default]
     Global,
     /// Workloads of the policy's namespace.
     Namespace,
-    /// Workloads that list the policy.
+    /// Workloads that list the policy in `authorization_policies`.
     WorkloadSelector,
 }
 
-/// The effect of a match.
+/// Action on connections that match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Connections that match are allowed.
@@ -56,29 +56,29 @@ pub enum Action {
     Deny,
 }
 
-/// AuthorizationPolicy of layer 4.
+/// Layer 4 AuthorizationPolicy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorization {
     /// Name of the policy.
     pub name: ArcStr,
     /// Namespace of the policy.
     pub namespace: ArcStr,
-    /// The workloads it applies to.
+    /// Workloads to which the policy applies.
     pub scope: Scope,
-    /// The effect of a match.
+    /// Action on connections that match.
     pub action: Action,
-    /// Any one suffices; none at all never matches.
+    /// Rules, of which one must match; a policy without rules never matches.
     pub rules: Vec<Rule>,
-    /// Decisions are logged and not enforced.
+    /// Whether decisions are logged and not enforced.
     pub dry_run: bool,
-    /// Set on a fail-closed substitute policy: why the original is not understood in full. A substitute
-    /// refuses every connection in its scope.
+    /// Reason why the original policy could not be decoded in full, set on its fail-closed substitute, which denies
+    /// every connection in its scope.
     pub not_understood: Option<ArcStr>,
 }
 
 impl Authorization {
-    /// The fail-closed substitute of a policy that is not understood in full: it refuses every connection
-    /// in its scope, unless the original was a dry run.
+    /// Returns the fail-closed substitute of a policy that could not be decoded in full. It denies every connection in
+    /// its scope, unless the original is a dry run.
     pub fn substitute(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Self {
         Self {
             name: key.name,
@@ -91,13 +91,12 @@ impl Authorization {
         }
     }
 
-    /// Whether a clause has no match at all: the contract never has that, and does not define its
-    /// meaning.
+    /// Whether a clause has no matches. The API never sends such a clause and does not define its meaning.
     pub fn has_empty_clause(&self) -> bool {
         self.rules.iter().flatten().any(Vec::is_empty)
     }
 
-    /// Its name on the wire.
+    /// Returns the key of the policy.
     pub fn key(&self) -> PolicyKey {
         PolicyKey {
             namespace: self.namespace.clone(),
@@ -106,13 +105,14 @@ impl Authorization {
     }
 }
 
-/// All clauses must match; none at all matches everything.
+/// Clauses that must all match; a rule without clauses matches everything.
 pub type Rule = Vec<Clause>;
 
-/// One match suffices. The contract has none without matches, see [`Authorization::has_empty_clause`].
+/// Matches, of which one must apply. The API defines no clause without matches, see
+/// [`Authorization::has_empty_clause`].
 pub type Clause = Vec<Match>;
 
-/// All fields that are set must match; a match without any is skipped.
+/// Match on attributes of a connection. All fields that are set must match; a match without fields is skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(
     missing_docs,
@@ -134,13 +134,13 @@ pub struct Match {
 }
 
 impl Match {
-    /// True when no field is set.
+    /// Whether no field is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A service account, trust domain ignored.
+/// Service account of any trust domain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceAccountMatch {
     /// Namespace of the service account.
@@ -149,21 +149,21 @@ pub struct ServiceAccountMatch {
     pub service_account: ArcStr,
 }
 
-/// How a text is compared.
+/// String match of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StringMatch {
-    /// Text that is equal.
+    /// Equality with the text.
     Exact(ArcStr),
     /// Beginning of the text.
     Prefix(ArcStr),
     /// Ending of the text.
     Suffix(ArcStr),
-    /// Any text but the empty one.
+    /// Any text that is not empty.
     Presence,
 }
 
 impl StringMatch {
-    /// The form of a policy's text: `*`, `*suffix`, `prefix*` or the exact text.
+    /// Parses a pattern: `*`, `*suffix`, `prefix*` or an exact text.
     pub fn from_pattern(pattern: &str) -> Self {
         if pattern == "*" {
             Self::Presence
@@ -176,7 +176,7 @@ impl StringMatch {
         }
     }
 
-    /// Whether `text` matches.
+    /// Whether the pattern matches `text`.
     pub fn matches(&self, text: &str) -> bool {
         match self {
             Self::Exact(exact) => text == exact,

@@ -1,20 +1,20 @@
-//! Service port to target port.
+//! Mapping of service ports to target ports.
 
 use std::{collections::BTreeMap, ops::Index};
 
-/// Service port to target port of a service or of one of its endpoints, in the order in which they are
-/// sent (`istio.workload.PortList`): any encoder gives a record the same bytes, and so the same version.
-/// A number may occur twice, for TCP and UDP; the last one counts, as in a map.
+/// Target ports of a service or of one of its endpoints by service port, in the order of the message
+/// (`istio.workload.PortList`), so that every encoder produces the same bytes and thus the same version. A number may
+/// occur twice, for TCP and UDP; lookups return the last entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PortMap(Vec<(u16, u16)>);
 
 impl PortMap {
-    /// A map without ports.
+    /// Returns a map without ports.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// The target port of a service port.
+    /// Returns the target port of a service port.
     pub fn get(&self, port: &u16) -> Option<&u16> {
         let mut latest_first = self.0.iter().rev();
         latest_first
@@ -22,17 +22,17 @@ impl PortMap {
             .map(|(_, target)| target)
     }
 
-    /// Service ports and target ports as they are sent.
+    /// Iterates over service ports and target ports in the order of the message.
     pub fn iter(&self) -> impl Iterator<Item = (&u16, &u16)> {
         self.0.iter().map(|(service, target)| (service, target))
     }
 
-    /// Every service port once, by number.
+    /// Returns each service port once, sorted by number.
     pub fn sorted(&self) -> BTreeMap<u16, u16> {
         self.0.iter().copied().collect()
     }
 
-    /// Whether there are none.
+    /// Whether the map has no ports.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_stays_and_the_last_of_a_number_counts() {
+    fn order_is_preserved_and_the_last_duplicate_applies() {
         let ports = PortMap::from([(443, 8443), (53, 5353), (53, 53)]);
         assert_eq!(ports.iter().next(), Some((&443, &8443)));
         assert_eq!((ports[&53], ports.get(&80)), (53, None));

@@ -1,4 +1,4 @@
-//! Providers that decide about requests instead of a waypoint (Istio's `envoyExtAuthzGrpc` and `envoyExtAuthzHttp`).
+//! External authorization providers (Istio's `envoyExtAuthzGrpc` and `envoyExtAuthzHttp`).
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, StringMatch, json};
 
-/// External authorizer of CUSTOM policies.
+/// External authorization provider of CUSTOM policies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Provider {
-    /// Its name in MeshConfig.
+    /// Name of the provider in MeshConfig.
     pub name: ArcStr,
-    /// Destination of the provider; an error gives the reason why it cannot be called: then the policy denies every
+    /// Service and port of the provider. An error is the reason why it cannot be called; the policy then denies every
     /// request to its targets.
     pub place: Result<(NamespacedHostname, u16), ArcStr>,
-    /// How long it may take.
+    /// Timeout of a check.
     #[serde(serialize_with = "json::duration")]
     pub timeout: Duration,
-    /// The status of requests about which it does not answer.
+    /// Response status for requests whose check fails.
     pub status_on_error: u16,
-    /// Whether they pass instead.
+    /// Whether requests are allowed when their check fails.
     pub fail_open: bool,
-    /// Part of requests' bodies that the provider receives, if any.
+    /// Request bodies in checks; `None` sends no body.
     pub body: Option<ProviderBody>,
-    /// Protocol of its checks.
+    /// Protocol of the provider's checks.
     pub protocol: ProviderProtocol,
 }
 
-/// How much of a request's body a provider gets.
+/// Limits of request bodies in checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderBody {
-    /// Largest part of a body, in bytes.
+    /// Maximum bytes of a body in a check.
     pub max_bytes: u32,
-    /// Of a larger one its beginning; otherwise the request is refused.
+    /// Whether a larger body is truncated to the limit; if not, the request is rejected with 413.
     pub allow_partial: bool,
-    /// Of gRPC: as bytes and not as text.
+    /// Whether gRPC checks carry the body as bytes instead of text (`raw_body`).
     pub as_bytes: bool,
 }
 
@@ -47,26 +47,27 @@ pub struct ProviderBody {
 pub enum ProviderProtocol {
     /// gRPC service `envoy.service.auth.v3.Authorization`.
     Grpc,
-    /// By a request like the one that it is about.
+    /// HTTP request with the path and selected headers of the original request.
     Http(HttpProvider),
 }
 
-/// Headers that a provider over HTTP receives, and those that are taken over from its answers. Names of headers are in
-/// lower case.
+/// Settings of an HTTP provider: headers that it receives, and response headers that are copied from it. Header names
+/// are in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpProvider {
-    /// Before the path.
+    /// Prefix of the original path.
     pub path_prefix: ArcStr,
-    /// Which of the request's headers it gets, besides those that it always gets.
+    /// Request headers that checks carry besides the ones that every check carries.
     pub headers: Vec<StringMatch>,
-    /// Headers that it gets besides.
+    /// Fixed headers that are added to checks.
     #[serde(serialize_with = "json::secret_values")]
     pub added: Vec<(ArcStr, ArcStr)>,
-    /// Which of its headers the application gets.
+    /// Response headers of the provider that are copied to the request for the application.
     pub to_application: Vec<StringMatch>,
-    /// Which of its headers the client gets with the application's answer.
+    /// Response headers of the provider that are copied to the client's response when the request is allowed.
     pub to_client_allowed: Vec<StringMatch>,
-    /// Which it gets with a denial, besides those that it always gets; all if there are none.
+    /// Response headers of the provider that are copied to the client's response on a denial, besides the ones that
+    /// always are; all headers if empty.
     pub to_client_denied: Vec<StringMatch>,
 }

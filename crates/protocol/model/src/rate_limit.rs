@@ -1,4 +1,4 @@
-//! How many requests a waypoint lets pass.
+//! Local and global rate limits at waypoints.
 
 use std::time::Duration;
 
@@ -7,100 +7,100 @@ use serde::Serialize;
 
 use crate::{HttpRouteMatch, NamespacedHostname, PolicyKey, json};
 
-/// RateLimit at a waypoint. A request passes if each of its limits lets it.
+/// RateLimit object at a waypoint. A request passes if all of its limits allow it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RateLimit {
     /// Key of the RateLimit.
     pub key: PolicyKey,
-    /// For all that goes through the waypoint.
+    /// Whether the object applies to all traffic of the waypoint.
     pub for_gateway: bool,
-    /// For requests to these.
+    /// Services to which the object is attached.
     pub services: Vec<NamespacedHostname>,
-    /// Limits that each process of the waypoint counts by itself.
+    /// Local rate limits, counted by each waypoint process.
     pub local: Vec<LocalLimit>,
-    /// Limits that a rate-limit service counts.
+    /// Global rate limits, counted by a rate-limit service.
     pub global: Option<GlobalLimit>,
-    /// Whether requests over a limit are only counted.
+    /// Whether requests over the limit are counted but not rejected.
     pub dry_run: bool,
-    /// Requests pass where the limit cannot be decided.
+    /// Whether requests pass when a limit cannot be evaluated.
     pub fail_open: bool,
-    /// Whether responses have headers with how much is left, and when to come again.
+    /// Whether responses carry rate-limit headers (remaining quota and time until reset).
     pub tells: bool,
-    /// Of a substitute: why the original is not understood. Nothing is decided then.
+    /// Reason why the original could not be decoded in full, set on its substitute, which evaluates no limit.
     pub not_understood: Option<ArcStr>,
 }
 
-/// So many requests, in each process of a waypoint, of those that have something in common.
+/// Local rate limit (token bucket) of each waypoint process, with a bucket for each combination of keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalLimit {
-    /// Which requests are counted: those that any of these matches, all if there are none.
+    /// Matches of counted requests, of which one must apply; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
-    /// Attributes by which requests are counted apart; all of them together if empty.
+    /// Attributes with a bucket for each combination of values; one bucket for all requests if empty.
     pub by: Vec<LimitKey>,
-    /// So many ...
+    /// Requests in each interval.
     pub requests: u32,
-    /// ... in this time.
+    /// Interval of the limit.
     #[serde(serialize_with = "json::duration")]
     pub per: Duration,
-    /// At once, after a while without any.
+    /// Capacity of a bucket: requests that may pass at once after an idle period.
     pub burst: u32,
-    /// How many different ones are counted apart; all further ones are counted together.
+    /// Maximum number of separate buckets; requests beyond it share one bucket.
     pub buckets: u32,
 }
 
-/// Attribute of a request by which it is counted.
+/// Request attribute that selects a rate-limit bucket or descriptor value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LimitKey {
-    /// The identity of its caller; those without one are one.
+    /// Identity of the caller; callers without an identity share a value.
     Principal,
-    /// The namespace of its caller's identity.
+    /// Namespace of the caller's identity.
     Namespace,
-    /// The address of its client, as far as proxies on the way are trusted.
+    /// Address of the original client behind trusted proxies.
     Address,
-    /// A header, by lower-case name; requests without it are one.
+    /// Header by lower-case name; requests without the header share a value.
     Header(ArcStr),
     /// Method of the request.
     Method,
-    /// Its normalized path, without the query.
+    /// Normalized path without the query.
     Path,
 }
 
-/// Call of a rate-limit service.
+/// Global rate limit: checks at a rate-limit service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GlobalLimit {
-    /// The service and its port; an error if there is none: nothing is decided then.
+    /// Rate-limit service and its port. An error is the reason why it cannot be called; no limit is evaluated then.
     pub place: Result<(NamespacedHostname, u16), ArcStr>,
-    /// Whose limits are meant, in the service's own configuration.
+    /// Domain in the rate-limit service's configuration.
     pub domain: ArcStr,
-    /// How long is waited for an answer.
+    /// Timeout of a check.
     #[serde(serialize_with = "json::duration")]
     pub timeout: Duration,
-    /// As how many a request counts.
+    /// Hits that one request counts as (`hits_addend`).
     pub hits: u32,
-    /// Descriptors of a request; those that have no value for an entry are left out.
+    /// Descriptors of a request. A descriptor with an entry that has no value is left out.
     pub descriptors: Vec<LimitDescriptor>,
 }
 
-/// One entry of a rate-limit descriptor.
+/// Rate-limit descriptor and the requests to which it applies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitDescriptor {
-    /// Of which requests; of all if empty.
+    /// Matches of requests, of which one must apply; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
-    /// Keys with their values, in the order that the service has them in.
+    /// Entries (key, value) in the order that the rate-limit service's configuration has.
     pub entries: Vec<(ArcStr, LimitValue)>,
 }
 
-/// The value of an entry.
+/// Value of a descriptor entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LimitValue {
-    /// Always the same.
+    /// Fixed text value.
     Text(ArcStr),
-    /// Of the request.
+    /// Attribute of the request.
     Of(LimitKey),
 }

@@ -1,31 +1,31 @@
-//! Why a connection ended: a small set of values, for metrics, the access log and callers.
+//! Reasons why a connection ended: a small set of values for metrics, access logs and callers.
 
 use std::fmt;
 
-/// The `response_flags` of a connection (Istio's node proxy contract).
+/// Response flags of a connection (Istio's node proxy contract).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// No failure happened.
     #[default]
     None,
-    /// Denied by authorization, at its start or later.
+    /// Authorization denied the connection, at its start or after a policy changed.
     Deny,
-    /// The TLS handshake failed.
+    /// Failed TLS handshake.
     TlsFailure,
-    /// HTTP/2 failed on the tunnel.
+    /// HTTP/2 error of the tunnel's connection.
     H2Failure,
-    /// The HBONE port did not answer: a NetworkPolicy may block it.
+    /// Timeout of connecting to the HBONE port, which a NetworkPolicy may block.
     NetworkPolicy,
-    /// No certificate for an identity.
+    /// No certificate available for the workload's identity.
     IdentityError,
-    /// The peer's certificate is revoked.
+    /// Revoked certificate of the peer.
     CertRevoked,
-    /// Connecting failed for another reason.
+    /// Connection failure for another reason.
     Connect,
 }
 
 impl Reason {
-    /// The text in metrics and logs.
+    /// Returns the text for metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "-",

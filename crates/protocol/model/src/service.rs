@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::{GatewayAddress, NamespacedHostname, NetworkAddress, PortMap};
 
-/// The address families that clients may use.
+/// Address families of a service that clients may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpFamilies {
     /// Addresses of IPv4 only.
@@ -19,7 +19,7 @@ pub enum IpFamilies {
 }
 
 impl IpFamilies {
-    /// Whether an address may be used.
+    /// Whether an address is of a permitted family.
     pub fn accepts(self, ip: IpAddr) -> bool {
         match self {
             Self::Ipv4 => ip.is_ipv4(),
@@ -29,7 +29,7 @@ impl IpFamilies {
     }
 }
 
-/// The clients that see the service.
+/// Clients to which the service is visible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Visibility {
     /// Clients of all namespaces.
@@ -39,7 +39,7 @@ pub enum Visibility {
     Namespace,
 }
 
-/// A property that a client and an endpoint may share.
+/// Topology scope that a client and an endpoint may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LbScope {
     /// Endpoints in the same region.
@@ -56,38 +56,38 @@ pub enum LbScope {
     Network,
 }
 
-/// How scopes select endpoints.
+/// Load-balancing mode: how scopes restrict the candidate endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LbMode {
-    /// Endpoints at any place.
+    /// Endpoints of any topology scope.
     #[default]
     Standard,
     /// Only endpoints that match every scope.
     Strict,
-    /// The endpoints that match most leading scopes.
+    /// Endpoints that match the most leading scopes, then others.
     Failover,
-    /// Do not balance: the address that was dialled.
+    /// No load balancing: the original destination address.
     Passthrough,
 }
 
-/// The endpoints that may be chosen.
+/// Health requirement for candidate endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HealthPolicy {
-    /// Healthy endpoints alone.
+    /// Only healthy endpoints.
     #[default]
     OnlyHealthy,
     /// All endpoints, healthy or not.
     AllowAll,
 }
 
-/// How an endpoint is chosen.
+/// Load balancing among the service's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancing {
-    /// Scopes, most important first.
+    /// Topology scopes, most important first.
     pub routing_preferences: Vec<LbScope>,
-    /// How they select endpoints.
+    /// How the scopes restrict the candidate endpoints.
     pub mode: LbMode,
-    /// The endpoints that may be chosen.
+    /// Health requirement for candidate endpoints.
     pub health_policy: HealthPolicy,
 }
 
@@ -103,32 +103,31 @@ pub enum AppProtocol {
     Http2,
     /// gRPC over HTTP/2.
     Grpc,
-    /// TLS of the application's own.
+    /// TLS that the application terminates itself.
     Tls,
-    /// Anything over TCP.
+    /// Opaque TCP stream.
     Tcp,
 }
 
-/// A virtual prefix: every address in it belongs to the service.
+/// Virtual CIDR range, all of whose addresses belong to the service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CidrVip {
     /// Name of the network.
     pub network: ArcStr,
-    /// Prefix of virtual addresses.
+    /// CIDR range of virtual addresses.
     pub cidr: IpNet,
 }
 
-/// One of several waypoints with its share of connections.
+/// Waypoint of a service with several, and its share of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightedWaypoint {
     /// Address of the waypoint.
     pub destination: GatewayAddress,
-    /// Its share relative to the others.
+    /// Weight relative to the other waypoints.
     pub weight: u32,
 }
 
-/// A service of the mesh. Fields as WDS defines them (`istio.workload.Service`); endpoints are kept
-/// with the workloads.
+/// Service of the mesh. Fields follow WDS (`istio.workload.Service`); endpoints are stored with the workloads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     /// Name of the object.
@@ -139,43 +138,42 @@ pub struct Service {
     pub hostname: ArcStr,
     /// Virtual addresses of the service.
     pub vips: Vec<NetworkAddress>,
-    /// Virtual prefixes of the service.
+    /// Virtual CIDR ranges of the service.
     pub cidr_vips: Vec<CidrVip>,
     /// Service port to target port; target 0 is a named port that each endpoint maps itself.
     pub ports: PortMap,
     /// Application protocols of the ports that declare one.
     pub app_protocols: BTreeMap<u16, AppProtocol>,
-    /// SPIFFE ids that endpoints may also present.
+    /// SPIFFE IDs that endpoints may present besides their own.
     pub subject_alt_names: Vec<ArcStr>,
-    /// Waypoint for traffic addressed to the service.
+    /// Waypoint for traffic that is addressed to the service.
     pub waypoint: Option<GatewayAddress>,
-    /// Several waypoints by weight (canary).
+    /// Waypoints by weight (canary).
     pub weighted_waypoints: Vec<WeightedWaypoint>,
-    /// How an endpoint is chosen.
+    /// Load balancing among the service's endpoints.
     pub load_balancing: Option<LoadBalancing>,
-    /// Whether a client, known by its address, gets the same endpoint each time: Kubernetes'
-    /// `sessionAffinity: ClientIP`.
+    /// Whether connections from one client address go to the same endpoint (Kubernetes' `sessionAffinity: ClientIP`).
     pub session_affinity: bool,
-    /// The address families clients may use; `None`: that of the dialled destination.
+    /// Address families that clients may use; `None` means the family of the original destination.
     pub ip_families: Option<IpFamilies>,
-    /// The record that clients of other namespaces use when several share a name or address.
+    /// Whether clients of other namespaces use this record when several share a hostname or address.
     pub canonical: bool,
-    /// The clients that see it.
+    /// Clients to which the service is visible.
     pub visibility: Visibility,
 }
 
 impl Service {
-    /// The service's name.
+    /// Returns the namespace and hostname of the service.
     pub fn namespaced_hostname(&self) -> NamespacedHostname {
         NamespacedHostname::new(self.namespace.clone(), self.hostname.clone())
     }
 
-    /// Application protocol of a port.
+    /// Returns the application protocol of a port.
     pub fn app_protocol(&self, port: u16) -> AppProtocol {
         self.app_protocols.get(&port).copied().unwrap_or_default()
     }
 
-    /// Its load balancing mode.
+    /// Returns the load-balancing mode; standard if the service sets none.
     pub fn lb_mode(&self) -> LbMode {
         self.load_balancing
             .as_ref()

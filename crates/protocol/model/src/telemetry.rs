@@ -11,7 +11,7 @@ use crate::{NamespacedHostname, json};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryScope {
-    /// All that goes through the waypoint, but what other records are for.
+    /// All traffic of the waypoint to which no more specific record applies.
     #[default]
     Waypoint,
     /// Services and pods of a namespace.
@@ -20,21 +20,21 @@ pub enum TelemetryScope {
     Service(NamespacedHostname),
 }
 
-/// Telemetry of the requests to a target: all that applies to it, merged.
+/// Merged telemetry settings for the traffic to a target.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointTelemetry {
-    /// Of which requests.
+    /// Traffic to which the settings apply.
     pub scope: TelemetryScope,
-    /// Spans; without, headers of traces pass as they are.
+    /// Tracing settings; `None` creates no spans and forwards trace headers unchanged.
     pub tracing: Option<TelemetryTracing>,
-    /// Access logs, in place of the waypoint's own setting; `None` leaves that in force.
+    /// Access logs, replacing the waypoint's default; `None` keeps the default.
     pub logs: Option<Vec<TelemetryLog>>,
-    /// Changes of metrics.
+    /// Overrides of metrics.
     pub metrics: Vec<TelemetryMetric>,
 }
 
-/// A collector of OpenTelemetry's.
+/// OpenTelemetry collector of a provider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OtlpCollector {
@@ -42,88 +42,88 @@ pub struct OtlpCollector {
     pub service: NamespacedHostname,
     /// Port of the service.
     pub port: u16,
-    /// The path of OTLP over HTTP; over gRPC without.
+    /// Path of OTLP over HTTP; `None` selects OTLP over gRPC.
     pub http_path: Option<ArcStr>,
-    /// How long a call may take; `None` leaves it to the waypoint.
+    /// Timeout of an export; `None` applies the waypoint's default.
     #[serde(serialize_with = "json::optional_duration")]
     pub timeout: Option<Duration>,
-    /// Headers of calls, names in lower case.
+    /// Headers of exports by lower-case name.
     #[serde(serialize_with = "json::secret_values")]
     pub headers: Vec<(ArcStr, ArcStr)>,
 }
 
-/// How requests are traced.
+/// Tracing settings of requests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TelemetryTracing {
     /// Collector that receives spans.
     pub collector: OtlpCollector,
-    /// Sampled requests of ten thousand, where the sender has made no sampling decision.
+    /// Sampled requests in ten thousand, where the client made no sampling decision.
     pub sampling: u32,
-    /// Whether the name of a request decides, if it can.
+    /// Whether a UUID in `x-request-id` decides about sampling.
     pub by_request_id: bool,
-    /// Whether spans have Istio's tags of both ends.
+    /// Whether spans carry Istio's tags of source and destination.
     pub istio_tags: bool,
-    /// Whether forwarded requests carry the trace context; else headers of traces pass unchanged.
+    /// Whether forwarded requests carry the waypoint's trace context; if not, trace headers are forwarded unchanged.
     pub propagates: bool,
-    /// Further tags of spans.
+    /// Custom tags of spans.
     pub tags: Vec<TelemetryTag>,
-    /// Most bytes of a tag that a peer chose.
+    /// Maximum length of a tag whose value comes from a peer, in bytes.
     pub max_tag: u32,
 }
 
-/// A tag of spans.
+/// Custom tag of spans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TelemetryTag {
     /// Name of the tag.
     pub name: ArcStr,
-    /// Where its value comes from.
+    /// Source of the tag's value.
     pub value: TelemetryTagValue,
 }
 
-/// Where the value of a tag comes from.
+/// Source of a tag's value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryTagValue {
-    /// Text that is always the same.
+    /// Fixed text value.
     Literal(ArcStr),
-    /// A variable of the waypoint's environment, and its default.
+    /// Environment variable of the waypoint, and the default value.
     Environment(ArcStr, ArcStr),
-    /// A header of the request, and its default.
+    /// Request header, and the default value.
     Header(ArcStr, ArcStr),
-    /// A format of access logs.
+    /// Access-log format string.
     Formatter(ArcStr),
 }
 
-/// One access log.
+/// Access log settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TelemetryLog {
-    /// Collector that receives the log; standard output without.
+    /// Collector that receives the log; `None` writes to standard output.
     pub collector: Option<OtlpCollector>,
-    /// A name for it at the collector.
+    /// Name of the log at the collector.
     pub name: ArcStr,
-    /// How lines look.
+    /// Format of log lines.
     pub format: TelemetryFormat,
-    /// A condition in CEL.
+    /// CEL expression that selects the requests to log.
     pub filter: Option<ArcStr>,
 }
 
-/// How lines of an access log look.
+/// Format of access-log lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryFormat {
-    /// As the waypoint has them by itself: Istio's line.
+    /// Istio's default text format.
     #[default]
     Default,
-    /// A text with Envoy's operators.
+    /// Text with Envoy's command operators.
     Text(ArcStr),
-    /// The text of a JSON object whose texts have such.
+    /// JSON object, as text, whose strings contain Envoy's command operators.
     Json(ArcStr),
 }
 
-/// A metric of requests, or of connections that are not HTTP.
+/// Metric family of HTTP requests or TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[expect(missing_docs, reason = "the names are Istio's")]
@@ -141,7 +141,7 @@ pub enum TelemetryFamily {
 }
 
 impl TelemetryFamily {
-    /// All of them.
+    /// All metric families.
     pub const ALL: [Self; 10] = [
         Self::RequestCount,
         Self::RequestDuration,
@@ -156,14 +156,14 @@ impl TelemetryFamily {
     ];
 }
 
-/// Changes of a metric.
+/// Override of a metric family.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TelemetryMetric {
-    /// Family of the metric.
+    /// Metric family to override.
     pub family: TelemetryFamily,
-    /// There is none.
+    /// Whether the metric is disabled.
     pub disabled: bool,
-    /// Labels with an expression in CEL for the value; without one the label is left out.
+    /// Labels with a CEL expression for the value; `None` removes the label.
     pub labels: Vec<(ArcStr, Option<ArcStr>)>,
 }

@@ -1,5 +1,5 @@
-//! Settings of a waypoint, and the services that it serves, which it receives besides the records of workloads and
-//! services. Their routes are in [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
+//! Settings of a waypoint and the services that it serves, sent besides workloads and services. Routes are in
+//! [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{HttpRoute, NamespacedHostname, ParseNameError, StreamRoute};
 
-/// The name of the `Gateway` object that a waypoint is made from. Written `namespace/name`.
+/// Name of a waypoint's `Gateway` object, formatted as `namespace/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GatewayName {
     /// Namespace of the Gateway.
@@ -49,69 +49,72 @@ impl FromStr for GatewayName {
     }
 }
 
-/// The settings of one waypoint.
+/// Settings of one waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointGateway {
-    /// Whose settings these are.
+    /// Gateway to which the settings belong.
     pub gateway: GatewayName,
-    /// The form of paths that policies and routes see, and that is forwarded.
+    /// Path normalization before routing, authorization and forwarding.
     pub path_normalization: PathNormalization,
-    /// How many addresses at the end of `x-forwarded-for` were added by proxies in front of the mesh that
-    /// are trusted (`numTrustedProxies`); the remote address is the one before them.
+    /// Number of trusted addresses at the end of `x-forwarded-for`, added by proxies in front of the mesh
+    /// (`numTrustedProxies`). The remote address is the one before them.
     pub trusted_proxies: u32,
-    /// Whether applications receive the caller in `x-forwarded-client-cert`
+    /// Whether applications receive the client's identity in `x-forwarded-client-cert`
     /// (`ambient.istio.io/xfcc-include-client-identity`).
     pub client_identity_header: bool,
-    /// Addresses of the API server and of nodes, which are not called for what objects name.
+    /// Addresses of the API server and the nodes, which the waypoint never calls on behalf of an object (SSRF
+    /// protection).
     pub cluster_addresses: BTreeSet<IpAddr>,
-    /// Addresses that are called although they are of a kind that is not, by the administrator's settings.
+    /// Addresses that the administrator allows waypoints to call on behalf of objects, although their range is blocked
+    /// by default.
     pub allowed_addresses: Vec<IpNet>,
-    /// Whether attachments of services apply to requests to the services alone, and not to those to their pods.
+    /// Whether service-attached policies and routes apply only to requests to the services, and not to requests to
+    /// their pods.
     pub services_alone: bool,
 }
 
-/// How paths are normalized before anything looks at them (Istio's `pathNormalization`).
+/// Path normalization (Istio's `pathNormalization`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathNormalization {
-    /// Not at all.
+    /// No path normalization.
     None,
-    /// RFC 3986: dot segments are resolved, percent-encoded unreserved characters are decoded, backslashes
-    /// are slashes.
+    /// RFC 3986: resolves dot segments, decodes percent-encoded unreserved characters, and turns backslashes into
+    /// slashes.
     #[default]
     Base,
-    /// As `Base`, and adjacent slashes are merged.
+    /// `Base`, then merges adjacent slashes.
     MergeSlashes,
-    /// As `MergeSlashes`, with percent-encoded slashes and backslashes decoded first.
+    /// `MergeSlashes` after decoding percent-encoded slashes and backslashes.
     DecodeAndMergeSlashes,
 }
 
-/// A service that a waypoint serves: bound to it, or with an endpoint that is.
+/// Service that a waypoint serves, bound to it by itself or by one of its endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointService {
-    /// Its name in WDS.
+    /// Name of the service in WDS.
     pub service: NamespacedHostname,
-    /// The routes of its ports, oldest first and then by name. Without any, requests go to the service itself.
+    /// HTTP routes, oldest first and then by name. Without any, requests go to the service itself.
     pub routes: Vec<HttpRoute>,
-    /// Where connections go on ports without routes of requests, oldest first and then by name.
+    /// TCP routes for ports without HTTP routes, oldest first and then by name.
     pub tcp_routes: Vec<StreamRoute>,
-    /// The same by server names, before `tcp_routes`.
+    /// TLS routes by server name, which precede `tcp_routes`.
     pub tls_routes: Vec<StreamRoute>,
-    /// Its name is a wildcard, of which each call names the host: the waypoint resolves that one.
+    /// Whether the hostname is a wildcard, so that the waypoint resolves the hostname of each request.
     pub resolves_hosts: bool,
-    /// Pods of other namespaces to which the attachments of the service apply, where they are its endpoints: their
-    /// namespaces let it.
+    /// Grants of other namespaces that let policies and routes of this service apply to their pods, where these are its
+    /// endpoints.
     pub grantors: Vec<PodGrant>,
 }
 
-/// Lets attachments of a service of another namespace apply to requests to pods.
+/// Grant that lets policies and routes attached to a service of another namespace apply to requests to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodGrant {
-    /// The namespace of the pods.
+    /// Namespace of the pods, which gives the grant.
     pub namespace: ArcStr,
-    /// The pod; all of the namespace if empty.
+    /// Name of the pod; all pods of the namespace if empty.
     pub pod: ArcStr,
 }

@@ -1,4 +1,4 @@
-//! Records that the control plane sends to waypoints: one table of their types, and one value for a record of any.
+//! Records that the control plane sends to waypoints: a table of their types, and an enum over them.
 
 use std::fmt;
 
@@ -10,8 +10,8 @@ use crate::{
     WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry,
 };
 
-/// Invokes the macro `$then` with every type of record, in the order of pushes: `Variant(Type),` for each, where `Type`
-/// is a type of this crate. A policy comes before the services that it restricts.
+/// Invokes the macro `$then` with every record type in push order: `Variant(Type),` for each, where `Type` is a type of
+/// this crate. Policies are pushed before the services that they protect.
 #[macro_export]
 macro_rules! for_each_waypoint_record {
     ($then:ident) => {
@@ -30,7 +30,7 @@ macro_rules! for_each_waypoint_record {
 
 macro_rules! define {
     ($($variant:ident($record:ident),)*) => {
-        /// Type of a record. Ordered as pushes go out.
+        /// Type of a waypoint record, ordered as records are pushed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum WaypointRecordType {
             $(
@@ -40,11 +40,11 @@ macro_rules! define {
         }
 
         impl WaypointRecordType {
-            /// Every type, in the order of pushes.
+            /// All record types in push order.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
         }
 
-        /// Record of a waypoint.
+        /// Record of any type that the control plane sends to a waypoint.
         #[derive(Clone, Debug, PartialEq, Serialize)]
         #[serde(untagged)]
         pub enum WaypointRecord {
@@ -55,7 +55,7 @@ macro_rules! define {
         }
 
         impl WaypointRecord {
-            /// Type of the record.
+            /// Returns the type of the record.
             pub fn record_type(&self) -> WaypointRecordType {
                 match self {
                     $(Self::$variant(_) => WaypointRecordType::$variant,)*
@@ -87,7 +87,7 @@ macro_rules! define {
 for_each_waypoint_record!(define);
 
 impl WaypointRecordType {
-    /// Name of the records of the type in dumps.
+    /// Returns the key of the type's records in config dumps.
     pub fn section(self) -> &'static str {
         match self {
             Self::Policy => "policies",
@@ -102,17 +102,17 @@ impl WaypointRecordType {
     }
 }
 
-/// Types of this crate that are records of waypoints.
+/// Type that is a waypoint record.
 pub trait IsWaypointRecord: Sized + 'static {
-    /// Type of the record.
+    /// Returns the type of the record.
     const TYPE: WaypointRecordType;
 
-    /// Reference to the contents of a record; `None` if it is of another type.
+    /// Returns the contents of a record; `None` if the record is of another type.
     fn of(record: &WaypointRecord) -> Option<&Self>;
 }
 
 impl WaypointRecord {
-    /// Name of the record among those of its type and waypoint; empty for a record that is there once.
+    /// Returns the name of the record, unique for its type and waypoint; empty for a record that exists once.
     pub fn name(&self) -> ArcStr {
         match self {
             Self::Gateway(_) => ArcStr::new(),
@@ -131,20 +131,20 @@ impl WaypointRecord {
     }
 }
 
-/// Identity of a record: its waypoint, its type, and its name among those. Printed as the name of the xDS resource,
-/// `namespace/gateway` or `namespace/gateway/NAME`.
+/// Key of a record: waypoint, type and name. Displayed as the xDS resource name, `namespace/gateway` or
+/// `namespace/gateway/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaypointRecordKey {
     /// Gateway of the waypoint.
     pub gateway: GatewayName,
-    /// Type of the record.
+    /// Returns the type of the record.
     pub record_type: WaypointRecordType,
     /// Name of the record, see [`WaypointRecord::name`].
     pub name: ArcStr,
 }
 
 impl WaypointRecordKey {
-    /// Identity of a record of a waypoint.
+    /// Returns the key of a record of a waypoint.
     pub fn new(gateway: GatewayName, record: &WaypointRecord) -> Self {
         Self {
             gateway,

@@ -1,16 +1,16 @@
-//! Callers and ports that the layer 7 rules of a waypoint could concern.
+//! Over-approximation of a waypoint's L7 rules by callers and ports, for node proxies.
 
 use crate::{Identity, StringMatch};
 
 /// Connections to a workload that a layer 7 rule of its waypoint could concern.
 ///
-/// Node proxies cannot evaluate such a rule, so that this covers more than the rule itself rather than less. The
+/// Node proxies cannot evaluate L7 rules, so this covers at least every connection that the rule could match. The
 /// default covers every connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WaypointRule {
     /// Ports of the workload; all of them if empty.
     pub ports: Vec<u16>,
-    /// Callers by principal, without `spiffe://`. Everybody if [`Self::namespaces`] is empty, too.
+    /// Callers by principal, without `spiffe://`. If [`Self::namespaces`] is empty, too, every caller.
     pub principals: Vec<StringMatch>,
     /// Callers by namespace, besides those of [`Self::principals`].
     pub namespaces: Vec<StringMatch>,
@@ -19,7 +19,7 @@ pub struct WaypointRule {
 impl WaypointRule {
     /// Whether the rule could apply to a connection to `port`. An unknown caller may be any.
     pub fn covers(&self, caller: Option<&Identity>, port: u16) -> bool {
-        let names_nobody = self.principals.is_empty() && self.namespaces.is_empty();
+        let covers_every_caller = self.principals.is_empty() && self.namespaces.is_empty();
         let covers_caller = |caller: &Identity| {
             let principal = caller.principal();
             let mut principals = self.principals.iter();
@@ -28,7 +28,7 @@ impl WaypointRule {
                 || namespaces.any(|one| one.matches(&caller.namespace))
         };
         let covers_port = self.ports.is_empty() || self.ports.contains(&port);
-        covers_port && (names_nobody || caller.is_none_or(covers_caller))
+        covers_port && (covers_every_caller || caller.is_none_or(covers_caller))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A workload: one endpoint that can be a source or a destination, usually a pod.
+//! Workloads: sources and destinations of connections, usually pods.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
@@ -9,7 +9,7 @@ use crate::{
     WorkloadUid,
 };
 
-/// How a workload takes connections.
+/// Protocol in which a workload accepts connections from the mesh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// Plain TCP, without a tunnel.
@@ -19,27 +19,27 @@ pub enum Protocol {
     Hbone,
 }
 
-/// Whether the workload's addresses are its own.
+/// Whether the workload has its own network namespace and addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NetworkMode {
-    /// Its own addresses.
+    /// Addresses of the workload alone.
     #[default]
     Standard,
-    /// Addresses of its node, shared with others: never looked up by address.
+    /// Addresses of the node, shared with other workloads, so that lookups by address skip the workload.
     HostNetwork,
 }
 
-/// Health as the control plane reports it.
+/// Health of a workload as the control plane reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WorkloadStatus {
     /// Workload that receives traffic.
     #[default]
     Healthy,
-    /// Not ready, or going away.
+    /// Workload that is not ready or is terminating.
     Unhealthy,
 }
 
-/// The kind of a workload's owner; for telemetry only.
+/// Kind of the workload's owner, for telemetry only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WorkloadKind {
     /// Pods of a Deployment.
@@ -47,14 +47,14 @@ pub enum WorkloadKind {
     Deployment,
     /// Pods of a CronJob.
     Cronjob,
-    /// A bare pod (what Istio's control plane always sends).
+    /// Bare pod (the only value that Istio's control plane sends).
     Pod,
     /// Pods of a Job.
     Job,
 }
 
 impl WorkloadKind {
-    /// The lower-case word that baggage uses.
+    /// Returns the lower-case name for the baggage header.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Deployment => "deployment",
@@ -65,26 +65,26 @@ impl WorkloadKind {
     }
 }
 
-/// How the proxy passes a tunnelled connection to the application itself (sandwiched waypoints).
+/// Delivery of tunnelled connections to an application that is itself a proxy (sandwiched waypoints).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AppTunnel {
-    /// The header before the connection's bytes.
+    /// Header that precedes the connection's bytes.
     pub protocol: AppTunnelProtocol,
-    /// Overrides the target port.
+    /// Port that overrides the target port.
     pub port: Option<u16>,
 }
 
 /// Protocol of an [`AppTunnel`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AppTunnelProtocol {
-    /// No protocol before the application's.
+    /// No header; the application's bytes only.
     #[default]
     None,
-    /// A PROXY protocol v2 header with the client's identity in TLV 0xD0.
+    /// PROXY protocol v2 header with the client's identity in TLV 0xD0.
     Proxy,
 }
 
-/// The location of a workload; empty parts are unknown.
+/// Topology location of a workload; empty parts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Locality {
     /// Region of the cloud.
@@ -96,13 +96,13 @@ pub struct Locality {
 }
 
 impl Locality {
-    /// True when nothing is known.
+    /// Whether no part of the locality is known.
     pub fn is_empty(&self) -> bool {
         self.region.is_empty() && self.zone.is_empty() && self.subzone.is_empty()
     }
 }
 
-/// A pod as the enrolment contract (ZDS) names it.
+/// Pod identification in the enrolment protocol (ZDS).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodName {
     /// Name of the pod.
@@ -119,32 +119,32 @@ impl fmt::Display for PodName {
     }
 }
 
-/// One endpoint of the mesh. Fields as WDS defines them (`istio.workload.Workload`).
+/// Workload of the mesh. Fields follow WDS (`istio.workload.Workload`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// The xDS resource name.
+    /// xDS resource name of the workload.
     pub uid: WorkloadUid,
-    /// Pod (or entry) name.
+    /// Name of the pod or WorkloadEntry.
     pub name: ArcStr,
     /// Namespace of the workload.
     pub namespace: ArcStr,
-    /// Its addresses, canonical; may be empty (see `hostname` and `network_gateway`).
+    /// Canonical addresses; empty for workloads that have a `hostname` or `network_gateway` instead.
     pub workload_ips: Vec<IpAddr>,
     /// Network of the addresses.
     pub network: ArcStr,
-    /// How it takes connections.
+    /// Protocol in which the workload accepts connections.
     pub protocol: Protocol,
-    /// Whether the addresses are its own.
+    /// Whether the workload has its own network namespace and addresses.
     pub network_mode: NetworkMode,
-    /// The application terminates HBONE by itself.
+    /// Whether the application terminates HBONE itself.
     pub native_tunnel: bool,
-    /// Trust domain of its identity.
+    /// Trust domain of the workload's identity.
     pub trust_domain: ArcStr,
-    /// Service account of its identity.
+    /// Service account of the workload's identity.
     pub service_account: ArcStr,
-    /// Waypoint for traffic addressed to the workload itself.
+    /// Waypoint for traffic that is addressed to the workload rather than to a service.
     pub waypoint: Option<GatewayAddress>,
-    /// Gateway through which another network reaches it.
+    /// Gateway through which other networks reach the workload.
     pub network_gateway: Option<GatewayAddress>,
     /// Name of the owning Deployment or the like.
     pub workload_name: ArcStr,
@@ -154,45 +154,45 @@ pub struct Workload {
     pub canonical_name: ArcStr,
     /// Canonical revision, for telemetry.
     pub canonical_revision: ArcStr,
-    /// A DNS name to resolve when there are no addresses.
+    /// DNS name to resolve if the workload has no addresses.
     pub hostname: ArcStr,
-    /// Node it runs on.
+    /// Node of the workload.
     pub node: ArcStr,
-    /// Names (`namespace/name`) of the selector policies that apply to it.
+    /// Names (`namespace/name`) of the policies whose selectors match the workload.
     pub authorization_policies: Vec<ArcStr>,
     /// Health of the workload.
     pub status: WorkloadStatus,
-    /// Cluster it belongs to.
+    /// Cluster of the workload.
     pub cluster_id: ArcStr,
-    /// Where it runs.
+    /// Topology location of the workload.
     pub locality: Locality,
-    /// The services it is an endpoint of, with its own target ports.
+    /// Services of which the workload is an endpoint, with its target ports.
     pub services: BTreeMap<NamespacedHostname, PortMap>,
-    /// Weight in load balancing; 0 is never picked.
+    /// Load-balancing weight; zero excludes the workload.
     pub capacity: u32,
-    /// How tunnelled connections reach the application.
+    /// Delivery of tunnelled connections to a sandwiched waypoint.
     pub application_tunnel: Option<AppTunnel>,
-    /// The waypoint that serves only this endpoint (Ambit's own extension).
+    /// Waypoint that serves only this endpoint (an extension of Ambit).
     pub endpoint_waypoint: Option<EndpointWaypoint>,
 }
 
-/// The waypoint of one endpoint, attached by namespace or service account rather than by label.
+/// Waypoint of one endpoint, attached by namespace or service account rather than by a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointWaypoint {
     /// Address of the waypoint.
     pub waypoint: GatewayAddress,
-    /// The identities its pods run under.
+    /// Identities of the waypoint's pods.
     pub identities: Vec<Identity>,
-    /// The destination sends all traffic that did not come from the waypoint through it.
+    /// Whether the destination redirects connections that bypass the waypoint to it.
     pub enforce: bool,
-    /// Whether the destination refuses connections that did not come from the waypoint, instead of sending them through
-    /// it: a waypoint that does not learn whose connection that is would take it for one of the destination's own.
+    /// Whether the destination rejects connections that bypass the waypoint instead of redirecting them. For waypoints
+    /// that do not read the original peer's identity and would attribute such connections to the destination.
     pub refuse: bool,
-    /// The waypoint serves services too: what was addressed to a service is sent to it with the service as
-    /// target, rather than the endpoint.
+    /// Whether the waypoint serves services, too: connections to a service are then sent to it with the service as
+    /// target instead of the endpoint.
     pub for_services: bool,
-    /// Rules of layer 7 at the waypoint, and for the services of the workload, that could concern a connection. `None`:
-    /// the control plane does not send them.
+    /// L7 rules at the waypoint and for the workload's services that could apply to a connection. `None` if the control
+    /// plane does not send them.
     pub rules: Option<Vec<WaypointRule>>,
 }
 
@@ -231,7 +231,7 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// The identity in its certificate.
+    /// Returns the identity in the workload's certificate.
     pub fn identity(&self) -> Identity {
         Identity {
             trust_domain: self.trust_domain.clone(),
@@ -240,7 +240,7 @@ impl Workload {
         }
     }
 
-    /// Whether the trust domain is the default, which is left out on the wire.
+    /// Whether the trust domain is the default, which the wire format omits.
     pub fn has_default_trust_domain(&self) -> bool {
         self.trust_domain == DEFAULT_TRUST_DOMAIN
     }

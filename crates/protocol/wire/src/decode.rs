@@ -111,7 +111,7 @@ impl AddressRecord {
             .try_into()
     }
 
-    /// How many fields an `istio.workload.Address` has that this build does not know. They are ignored.
+    /// Counts the fields of an `istio.workload.Address` that this build does not know and ignores.
     pub fn unknown_fields(bytes: &[u8]) -> u64 {
         let mut count = 0;
         let walked = ISTIO_WORKLOAD_ADDRESS.unknown_fields(bytes, &mut |_| count += 1);
@@ -184,7 +184,7 @@ pub(crate) fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<
     T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
 }
 
-/// The contents of the extension of that name, if there is one.
+/// Decodes the extension of that name, if there is one.
 fn extension<M: Message + Default>(
     field: &'static str,
     extensions: &[wire::Extension],

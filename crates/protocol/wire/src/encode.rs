@@ -15,7 +15,7 @@ use crate::{ambit, security, workload};
 
 /// Type URL of WDS records (both kinds).
 pub const ADDRESS_TYPE_URL: &str = "type.googleapis.com/istio.workload.Address";
-/// Type URL of workloads alone, as old clients ask for them.
+/// Type URL of workloads only, which old clients subscribe to.
 pub const WORKLOAD_TYPE_URL: &str = "type.googleapis.com/istio.workload.Workload";
 /// Type URL of authorization policies.
 pub const AUTHORIZATION_TYPE_URL: &str = "type.googleapis.com/istio.security.Authorization";

@@ -32,11 +32,11 @@ pub struct EnrolledPod {
     pub name: String,
     /// Namespace of the pod.
     pub namespace: String,
-    /// Its service account.
+    /// Service account of the pod.
     pub service_account: String,
     /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
-    /// Its network namespace, if the container runtime has bound that to a name.
+    /// Network namespace of the pod, if the container runtime has bound it to a path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<NamedNetns>,
 }
@@ -64,7 +64,7 @@ impl EnrolledPod {
         }
     }
 
-    /// Its description, as over ZDS.
+    /// Returns the pod's description in ZDS form.
     pub fn info(&self) -> WorkloadInfo {
         WorkloadInfo {
             pod: PodName {

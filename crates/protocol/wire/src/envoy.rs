@@ -14,7 +14,7 @@ pub(crate) struct HeaderValue {
 }
 
 impl HeaderValue {
-    /// The name, and the value, which is in one of two fields.
+    /// Returns the name, and the value from one of its two fields.
     pub(crate) fn into_parts(self) -> (String, Vec<u8>) {
         let value = match self.raw_value.is_empty() {
             true => self.value.into_bytes(),

@@ -23,7 +23,7 @@ pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
 pub struct Peer<'a> {
     /// Address of the peer.
     pub address: SocketAddr,
-    /// Its identity, if it has proven one.
+    /// Verified identity of the peer.
     pub principal: Option<&'a str>,
 }
 
@@ -36,17 +36,17 @@ pub struct HttpCheck {
     pub method: String,
     /// Names in lower case, each once.
     pub headers: HashMap<String, String>,
-    /// With the query.
+    /// Path with the query.
     pub path: String,
     /// Authority of the request.
     pub host: String,
-    /// Of its content; `None` if that is not known.
+    /// Size of the body, if known.
     pub size: Option<u64>,
-    /// As Envoy writes it: `HTTP/1.1`.
+    /// HTTP version in Envoy's form: `HTTP/1.1`.
     pub protocol: &'static str,
-    /// As much of its content as the provider gets.
+    /// Part of the body that the provider receives.
     pub body: Vec<u8>,
-    /// Whether that goes as bytes, and not as text.
+    /// Whether the body is sent as bytes instead of text.
     pub body_as_bytes: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Check<'a> {
     pub source: Peer<'a>,
     /// Destination of the request.
     pub destination: Peer<'a>,
-    /// When it came.
+    /// Time at which the request arrived.
     pub time: SystemTime,
     /// `None` for a connection that is not HTTP.
     pub http: Option<HttpCheck>,
@@ -65,31 +65,31 @@ pub struct Check<'a> {
     pub sni: Option<&'a str>,
 }
 
-/// A header that an answer sets.
+/// Header operation of a check's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderOption {
-    /// As it was sent.
+    /// Name as sent.
     pub name: String,
     /// Value of the header.
     pub value: Vec<u8>,
-    /// In which way.
+    /// Operation on the header.
     pub how: HeaderChange,
 }
 
-/// How a header is set.
+/// Operation on a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderChange {
-    /// In place of those that are there.
+    /// Replaces existing values.
     Set,
-    /// Beside values that are there.
+    /// Appends to existing values.
     Append,
-    /// If there is none.
+    /// Adds the header if it is absent.
     AddIfAbsent,
-    /// If there is one, in its place.
+    /// Replaces the header if it is present.
     SetIfPresent,
 }
 
-/// Answer of an authorizer, `envoy.service.auth.v3.CheckResponse`.
+/// Response of an authorizer, `envoy.service.auth.v3.CheckResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The request may pass.
@@ -101,13 +101,13 @@ pub enum Answer {
 /// Changes of a request that may pass, and of its response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Of the request.
+    /// Changes of request headers.
     pub headers: Vec<HeaderOption>,
     /// Headers that go.
     pub remove: Vec<String>,
-    /// Of the answer to it.
+    /// Changes of response headers.
     pub answer_headers: Vec<HeaderOption>,
-    /// Of its query.
+    /// Query parameters to set.
     pub query_set: Vec<(String, String)>,
     /// Parameters that go.
     pub query_remove: Vec<String>,
@@ -124,13 +124,13 @@ pub struct Denied {
     pub body: Vec<u8>,
 }
 
-/// An answer that cannot be believed.
+/// Error of an invalid response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// Bytes that are not protobuf.
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
-    /// Nothing is in it.
+    /// Response without content.
     #[error("the response neither allows nor denies")]
     Empty,
     /// Status that allows with a response that denies, or the reverse.
@@ -198,7 +198,7 @@ fn peer(of: Peer<'_>) -> proto::Peer {
 }
 
 impl Answer {
-    /// Reads an answer.
+    /// Decodes a response.
     ///
     /// # Errors
     /// When it is no CheckResponse, or contradicts itself.
@@ -248,7 +248,7 @@ fn refused(from: proto::DeniedHttpResponse) -> Denied {
     }
 }
 
-/// `unsaid` is what is meant where nothing says it.
+/// Converts a header operation; `unsaid` is the default action.
 fn header(from: proto::HeaderValueOption, unsaid: HeaderChange) -> Option<HeaderOption> {
     let how = match (from.append, from.append_action) {
         (Some(true), _) => HeaderChange::Append,

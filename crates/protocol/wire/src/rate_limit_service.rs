@@ -22,20 +22,20 @@ pub struct Question {
     pub domain: String,
     /// Descriptors of the request: keys with their values.
     pub descriptors: Vec<Vec<(String, String)>>,
-    /// As how many it counts.
+    /// Hits that the request counts as.
     pub hits: u32,
 }
 
-/// Answer of the service, `envoy.service.ratelimit.v3.RateLimitResponse`.
+/// Response of the service, `envoy.service.ratelimit.v3.RateLimitResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether it is over a limit.
+    /// Whether a limit is exceeded.
     pub is_over: bool,
-    /// Of the limits that were met, the one that leaves least.
+    /// Evaluated limit with the least remaining quota.
     pub tightest: Option<Met>,
-    /// For the answer to the request.
+    /// Headers to add to the response.
     pub answer_headers: Vec<(String, Vec<u8>)>,
-    /// For the request.
+    /// Headers to add to the request.
     pub request_headers: Vec<(String, Vec<u8>)>,
     /// Body of the response to a request over a limit.
     pub body: Vec<u8>,
@@ -44,17 +44,17 @@ pub struct Answer {
 /// A limit that was met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Met {
-    /// So many requests ...
+    /// Requests in each interval.
     pub requests: u32,
     /// ... in this time.
     pub per: Duration,
-    /// So many more.
+    /// Remaining requests in the interval.
     pub remaining: u32,
-    /// Until it begins anew.
+    /// Time until the interval ends.
     pub reset: Duration,
 }
 
-/// An answer that cannot be believed.
+/// Error of an invalid response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// Bytes that are not protobuf.
@@ -83,7 +83,7 @@ impl Question {
 }
 
 impl Answer {
-    /// Reads an answer.
+    /// Decodes a response.
     ///
     /// # Errors
     /// When it is none, or decides nothing.

@@ -156,7 +156,7 @@ fn encode_info(info: &WorkloadInfo) -> zds::WorkloadInfo {
     }
 }
 
-/// Reads a proxy's answer.
+/// Decodes a proxy's acknowledgement.
 ///
 /// # Errors
 /// When the record is no answer.

@@ -91,8 +91,8 @@ fn in_order(mut services: Services) -> Services {
     services
 }
 
-/// Nothing is lost: prost drops unknown fields, so the lengths would differ. Only the order of a map's
-/// entries is not part of the contract.
+/// Checks that decoding loses nothing: prost drops unknown fields, so the lengths would differ. The order of map
+/// entries may differ.
 fn assert_same(record: &impl Message, bytes: &[u8], name: &str) {
     let again = record.encode_to_vec();
     assert_eq!(again.len(), bytes.len(), "{name}");

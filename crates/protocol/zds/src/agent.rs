@@ -26,18 +26,18 @@ const MAX_QUEUE: usize = 4096;
 pub enum Expect {
     /// The proxy's hello.
     Hello,
-    /// The answer to a request.
+    /// Acknowledgement of a request.
     Ack,
-    /// Nothing: any record breaks the contract.
+    /// No record expected; any record is a protocol violation.
     Nothing,
 }
 
-/// An effect to carry out, in the order given.
+/// Effect to perform, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AgentEffect<N> {
     /// Send this, the namespace's descriptor with it.
     Send(Request, Option<N>),
-    /// A request has been answered.
+    /// Request that was acknowledged.
     Answered(Request, Option<N>, Ack),
     /// Close the connection. This state machine has no further effects.
     Close(CloseReason),
@@ -49,7 +49,7 @@ pub enum CloseReason {
     /// Connected, but sent no hello.
     #[error("no hello within {HELLO_WITHIN:?}")]
     NoHello,
-    /// A request was not answered.
+    /// Request without an acknowledgement in time.
     #[error("no answer within {ANSWER_WITHIN:?}")]
     NoAnswer,
     /// A record arrived that the contract does not allow at this point.
@@ -82,7 +82,7 @@ pub struct AgentSide<N> {
 }
 
 impl<N: Clone> AgentSide<N> {
-    /// For a connection accepted now.
+    /// Creates the session of a connection that was accepted now.
     pub fn new(now: Instant) -> Self {
         Self {
             phase: Phase::AwaitHello {
@@ -106,7 +106,7 @@ impl<N: Clone> AgentSide<N> {
         matches!(self.phase, Phase::Idle | Phase::AwaitAck { .. })
     }
 
-    /// When [`Self::on_tick`] is due.
+    /// Returns when [`Self::on_tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::AwaitHello { until } | Phase::AwaitAck { until, .. } => Some(until),
@@ -129,7 +129,7 @@ impl<N: Clone> AgentSide<N> {
         self.send_next(now)
     }
 
-    /// The proxy answered.
+    /// Handles an acknowledgement of the proxy.
     pub fn on_ack(&mut self, ack: Ack, now: Instant) -> Vec<AgentEffect<N>> {
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::AwaitAck { request, netns, .. } => {

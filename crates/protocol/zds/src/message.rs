@@ -7,14 +7,14 @@ use ambit_model::{ArcStr, PodName};
 /// Kubernetes UID of a pod, in lower case: the key of everything in ZDS.
 pub type PodUid = ArcStr;
 
-/// Largest record either side may send, in bytes. A longer one arrives truncated and ends the
-/// connection, so what goes into a record is clipped to fit.
+/// Maximum size of a record in bytes. A longer one arrives truncated and ends the connection, so contents are truncated
+/// to fit.
 pub const MAX_RECORD: usize = 1024;
 
 /// Longest error text in an [`Ack`], in bytes: leaves room for the protobuf framing in a record.
 pub const MAX_ACK_TEXT: usize = 900;
 
-/// The answer to one [`Request`]; the error is text for operators.
+/// Acknowledgement of a [`Request`]; the error is a text for operators.
 pub type Ack = Result<(), String>;
 
 /// The description of a pod.
@@ -26,7 +26,7 @@ pub struct WorkloadInfo {
     pub addresses: Vec<IpAddr>,
 }
 
-/// From the agent to the proxy.
+/// Message from the agent to the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Serve this pod. The one request that carries a network namespace.

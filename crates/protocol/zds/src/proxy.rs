@@ -11,7 +11,7 @@ use std::{
 
 use crate::message::{Ack, MAX_ACK_TEXT, PodUid, Request, WorkloadInfo, clipped};
 
-/// How long after a failed start a pod is retried.
+/// Retry delay of a pod whose start failed.
 pub const RETRY_PENDING: Duration = Duration::from_secs(5);
 
 /// Distinguishes the instances of one pod's proxy: each [`ProxyEffect::Start`] has a new one.
@@ -23,9 +23,9 @@ pub struct Generation(u64);
 pub enum ProxyEvent<N> {
     /// A connection to the agent is established and hello has been sent on it.
     Connected,
-    /// The connection is gone. Pods continue to be served.
+    /// The connection closed. Pods continue to be served.
     Disconnected,
-    /// A record arrived, with the namespace that came with it.
+    /// Received record, with its attached namespace.
     Request(Request, Option<N>),
     /// An invalid record arrived: undecodable, truncated, empty, or with several descriptors.
     Malformed(String),
@@ -49,7 +49,7 @@ pub enum ProxyEvent<N> {
     Tick,
 }
 
-/// An effect to carry out, in the order given.
+/// Effect to perform, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ProxyEffect<N> {
     /// Open the pod's listeners, then report [`ProxyEvent::Started`] or
@@ -57,7 +57,7 @@ pub enum ProxyEffect<N> {
     Start {
         /// UID of the pod.
         uid: PodUid,
-        /// To be reported with the outcome.
+        /// Generation to report with the outcome.
         generation: Generation,
         /// The pod's description.
         info: WorkloadInfo,
@@ -82,7 +82,7 @@ pub enum ProxyEffect<N> {
         /// Reason of the stop.
         reason: StopReason,
     },
-    /// Answer the last request.
+    /// Acknowledges the last request.
     Reply(Ack),
     /// Drop the connection, and dial again.
     Disconnect,
@@ -98,7 +98,7 @@ pub enum StopReason {
     NotInSnapshot,
     /// The pod has a new network namespace; nothing runs in the old one.
     Replaced,
-    /// Another proxy has listeners of its own for the pod.
+    /// Another proxy has its own listeners for the pod.
     Surrendered,
 }
 
@@ -137,7 +137,7 @@ enum Link {
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, Served<N>>,
     link: Link,
-    /// The start whose outcome is the answer the agent waits for.
+    /// Generation of the start whose outcome the agent waits for.
     answering: Option<Generation>,
     next_generation: u64,
 }
@@ -207,7 +207,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             .map(|(uid, pod)| (uid, &pod.info, pod.generation))
     }
 
-    /// When [`ProxyEvent::Tick`] is due next.
+    /// Returns when the next [`ProxyEvent::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         self.pods
             .values()
@@ -218,7 +218,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             .min()
     }
 
-    /// Handles one event.
+    /// Handles an event and returns its effects.
     pub fn on_event(&mut self, event: ProxyEvent<N>, now: Instant) -> Vec<ProxyEffect<N>> {
         match event {
             ProxyEvent::Connected => {

@@ -14,7 +14,7 @@ use crate::{
     message::{Ack, PodUid, Request, WorkloadInfo},
 };
 
-/// How long an order waits for a proxy to connect and to answer.
+/// Timeout of an order, including the wait for a proxy to connect.
 const DELIVER_WITHIN: Duration = Duration::from_secs(10);
 
 /// An accepted connection; larger is newer.
@@ -36,7 +36,7 @@ pub enum RegistryEvent<N> {
     Ack(ConnectionId, Ack),
     /// Record other than [`Registry::expects`] names.
     Unexpected(ConnectionId, String),
-    /// Its connection is gone.
+    /// The connection closed.
     Closed(ConnectionId),
     /// A pod is to be served, in this namespace.
     Add {
@@ -62,7 +62,7 @@ pub enum RegistryEvent<N> {
     Tick,
 }
 
-/// An effect to carry out, in the order given.
+/// Effect to perform, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RegistryEffect<N> {
     /// Send this on that connection.
@@ -83,10 +83,10 @@ pub enum DeliverError {
     /// No proxy is connected.
     #[error("no node proxy is connected; is it running and ready on this node?")]
     NoProxy,
-    /// The proxy answered with an error.
+    /// The proxy responded with an error.
     #[error("the node proxy refused it: {0}")]
     Refused(String),
-    /// The proxy is connected but does not answer.
+    /// The connected proxy does not respond.
     #[error("the node proxy did not answer within {DELIVER_WITHIN:?}")]
     NoAnswer,
     /// The pod was deleted meanwhile, or has a newer namespace.
@@ -95,7 +95,7 @@ pub enum DeliverError {
 }
 
 impl DeliverError {
-    /// Whether a retry of the same order may succeed.
+    /// Whether retrying the order may succeed.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Withdrawn)
     }
@@ -117,7 +117,7 @@ struct Link<N> {
 #[derive(Debug)]
 enum Order {
     Add,
-    /// Connections whose answer is still missing.
+    /// Connections whose acknowledgement is pending.
     Del(BTreeSet<ConnectionId>),
 }
 
@@ -167,13 +167,13 @@ impl<N: Clone + PartialEq> Registry<N> {
             .map_or(Expect::Nothing, |link| link.side.expects())
     }
 
-    /// When [`RegistryEvent::Tick`] is due.
+    /// Returns when the next [`RegistryEvent::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let links = self.links.values().filter_map(|link| link.side.deadline());
         links.chain(self.open.values().map(|open| open.until)).min()
     }
 
-    /// Handles one event.
+    /// Handles an event and returns its effects.
     pub fn on_event(&mut self, event: RegistryEvent<N>, now: Instant) -> Vec<RegistryEffect<N>> {
         let mut effects = Vec::new();
         match event {
@@ -340,7 +340,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Ends the open adds of a pod that is no longer wanted in that form.
+    /// Cancels the open adds of a pod whose desired state has changed.
     fn withdraw(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
         self.finish(effects, |open| {
             (open.uid == *uid && matches!(open.order, Order::Add))
@@ -413,7 +413,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// One connection has answered the deletes of `uid`, or (`None`) will answer none.
+    /// Records one connection's acknowledgement of the deletes of `uid`; `None` if there will be none.
     fn delete(
         &mut self,
         connection: ConnectionId,

@@ -6,13 +6,13 @@ use tokio::net::{TcpStream, lookup_host};
 
 use crate::{Forbidden, Guard};
 
-/// A connection that was not made.
+/// Error of connecting.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The host has no address.
     #[error("{host} cannot be resolved")]
     Resolve {
-        /// As it was named.
+        /// Host as configured.
         host: String,
         /// Cause of the error.
         #[source]
@@ -21,16 +21,16 @@ pub enum ConnectError {
     /// All addresses of the host are forbidden.
     #[error("{host} has no address that may be called: {forbidden}")]
     Forbidden {
-        /// As it was named.
+        /// Host as configured.
         host: String,
         /// The last address, and why.
         #[source]
         forbidden: Forbidden,
     },
-    /// Host whose addresses do not answer.
+    /// Host whose addresses do not respond.
     #[error("cannot connect to {host}")]
     Connect {
-        /// As it was named.
+        /// Host as configured.
         host: String,
         /// Cause of the error.
         #[source]

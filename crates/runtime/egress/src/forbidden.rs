@@ -14,7 +14,7 @@ pub enum Forbidden {
     /// A metadata service.
     #[error("{0} is an address of a cloud's metadata service")]
     Metadata(IpAddr),
-    /// Assigned by the mesh to hosts that have no address.
+    /// Address that the mesh assigns to hosts without one.
     #[error("{0} is an address that the mesh gives to hosts")]
     Assigned(IpAddr),
     /// The API server or a node.
@@ -22,7 +22,7 @@ pub enum Forbidden {
     Cluster(IpAddr),
 }
 
-/// Metadata services of clouds that are not link-local.
+/// Cloud metadata services outside link-local ranges.
 const METADATA: [IpAddr; 7] = [
     // Alibaba Cloud.
     v4(100, 100, 100, 200),
@@ -48,7 +48,7 @@ const fn v6(segments: [u16; 8]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h))
 }
 
-/// Why an address is not called, wherever that is.
+/// Returns the reason why an address is forbidden for everyone.
 pub(crate) fn kind(ip: IpAddr) -> Option<Forbidden> {
     spellings(ip)
         .into_iter()

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 
 use crate::forbidden::{Forbidden, kind, spellings};
 
-/// Decides which addresses are called. Clones share what is known.
+/// Egress guard that decides which addresses may be called. Clones share state.
 #[derive(Clone, Debug, Default)]
 pub struct Guard(Arc<RwLock<Known>>);
 
@@ -48,7 +48,7 @@ pub fn parse_nets(text: &str) -> Result<Vec<IpNet>, ParseNetsError> {
 }
 
 impl Guard {
-    /// With the administrator's exceptions for this process.
+    /// Creates a guard with the administrator's exceptions.
     pub fn new(allowed: Vec<IpNet>) -> Self {
         let guard = Self::default();
         guard.except(allowed);

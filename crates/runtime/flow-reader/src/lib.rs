@@ -21,9 +21,9 @@ use tokio::{
 
 use lines::Lines;
 
-/// Time between two looks at which proxies there are.
+/// Interval of listing the proxies.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// How long a proxy may be silent: it writes an empty line every ten seconds.
+/// Read timeout: a proxy writes an empty line every ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Longest line of a stream, in bytes.
 const MAX_LINE: usize = 64 << 10;
@@ -33,14 +33,14 @@ const MAX_REASON: usize = 1024;
 /// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// News of the proxies that are read.
+/// Event of the proxies that are being read.
 #[derive(Clone, Debug)]
 pub enum Received {
     /// A proxy's stream has begun.
     Began(String),
     /// Whole lines of a stream, each with its end; never none.
     Lines(Bytes),
-    /// A proxy's stream has ended, or could not begin: its name, and why. It is tried again.
+    /// Failed or ended stream of a proxy: name and reason. It is retried.
     Ended(String, String),
 }
 
@@ -62,7 +62,7 @@ impl fmt::Debug for Opened {
 
 /// The proxies of a mesh.
 pub trait Proxies: Send + Sync + 'static {
-    /// A proxy, displayed as users know it.
+    /// Proxy, displayed by its name for users.
     type Proxy: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static;
 
     /// The proxies that run now.
@@ -124,7 +124,7 @@ where
     })
 }
 
-/// Reads all proxies until there is no receiver.
+/// Reads all proxies until the receiver is dropped.
 pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sender<Received>) {
     let (proxies, path) = (Arc::new(proxies), Arc::<str>::from(path(filter)));
     let mut reading: HashMap<P::Proxy, AbortOnDrop<()>> = HashMap::new();
@@ -222,10 +222,10 @@ async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>
 }
 
 impl Opened {
-    /// The response, if it is a stream.
+    /// Returns the response, if it is a stream.
     ///
     /// # Errors
-    /// If it is none, with its explanation.
+    /// The explanation of a response that is not a stream.
     pub async fn accepted(mut self) -> Result<Self, ReadError> {
         match self.response.status().as_u16() {
             200 => Ok(self),
@@ -234,7 +234,7 @@ impl Opened {
     }
 }
 
-/// The explanation of a response that is no stream.
+/// Returns the explanation of a response that is not a stream.
 async fn refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> ReadError {
     let mut text = Vec::new();
     while text.len() < MAX_REASON {
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(path(&Filter::default()), "/flows");
     }
 
-    /// A proxy whose stream is the given bytes.
+    /// Proxy whose stream consists of fixed bytes.
     struct One(&'static [u8]);
 
     impl Proxies for One {

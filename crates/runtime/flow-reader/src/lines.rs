@@ -4,17 +4,17 @@ use bytes::{Bytes, BytesMut};
 
 use crate::{MAX_LINE, ReadError};
 
-/// The bytes of a line that is not complete.
+/// Buffer of an incomplete line.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     begun: BytesMut,
 }
 
 impl Lines {
-    /// The lines that are complete with a chunk, if any.
+    /// Adds a chunk, and returns the lines that it completes.
     ///
     /// # Errors
-    /// If a line is too long.
+    /// When a line is too long.
     pub(crate) fn add(&mut self, chunk: &[u8]) -> Result<Option<Bytes>, ReadError> {
         self.begun.extend_from_slice(chunk);
         let end = self.begun.iter().rposition(|byte| *byte == b'\n');

@@ -37,7 +37,7 @@ use crate::{
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// Largest response head.
 const MAX_HEAD_BYTES: u16 = 16 * 1024;
-/// Addresses of a collector that are tried for one connection.
+/// Maximum addresses of a collector that are tried for one connection.
 const MAX_ADDRESSES: usize = 4;
 
 /// An export failed.
@@ -236,7 +236,7 @@ impl Client {
         }
     }
 
-    /// Reads a response, and keeps its connection.
+    /// Reads a response and returns its connection to the pool.
     async fn respond(
         &mut self,
         sender: Sender,

@@ -27,7 +27,7 @@ use crate::{
     settings::{Settings, SettingsError, Signal},
 };
 
-/// How long records are gathered before they are sent, unless they fill a batch.
+/// Maximum time for which records are batched before they are sent.
 const GATHER: Duration = Duration::from_secs(1);
 
 /// Exports of a program's metrics and logs, not yet begun; possibly none.
@@ -73,7 +73,7 @@ impl Exporter {
         })
     }
 
-    /// Receiver of the program's log records, if they are exported.
+    /// Returns the receiver of the program's log records, if they are exported.
     pub fn record_sink(&self) -> Option<Arc<dyn RecordSink>> {
         let queue = self.own.logs.clone()?;
         Some(Arc::new(queue))
@@ -86,7 +86,7 @@ impl Exporter {
         }
     }
 
-    /// Begins to export a registry, to which the exporter's own metrics are added. Call within a runtime.
+    /// Starts exporting a registry, to which the exporter's own metrics are added. Call within a runtime.
     pub fn start_with(self, mut registry: Registry) -> (Arc<Registry>, Exporting) {
         self.register(&mut registry);
         let registry = Arc::new(registry);
@@ -95,7 +95,7 @@ impl Exporter {
         (registry, exporting)
     }
 
-    /// Begins to export. `exposition` writes the metrics as a scrape gets them. Call within a runtime.
+    /// Starts exporting. `exposition` writes the metrics in scrape format. Call within a runtime.
     pub fn start<M>(self, exposition: M) -> Exporting
     where
         M: Fn() -> Result<String, fmt::Error> + Send + Sync + 'static,
@@ -141,7 +141,7 @@ impl Exporter {
     }
 }
 
-/// Exports at work; they end with this.
+/// Running exports, which end on drop.
 #[derive(Debug)]
 pub struct Exporting {
     tasks: Vec<AbortOnDrop<()>>,
@@ -150,7 +150,7 @@ pub struct Exporting {
 }
 
 impl Exporting {
-    /// Exports what there is, once, for at most `timeout`, and ends.
+    /// Exports the remaining records once, for at most `timeout`, and ends.
     pub async fn finish(self, timeout: Duration) {
         self.ending.send_replace(true);
         let ended = tokio::time::timeout(timeout, self.ending.closed()).await;
@@ -255,11 +255,11 @@ impl LogsExport {
 /// Result of the attempts to send one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
-    /// The collector took it.
+    /// The collector accepted the batch.
     Done,
-    /// The collector will not take it; it may take others.
+    /// The collector rejected the batch, but may accept others.
     Refused,
-    /// The collector does not take any message at present.
+    /// Collector that is unreachable.
     Unreachable,
 }
 
@@ -322,7 +322,7 @@ impl Sending {
         }
     }
 
-    /// Waits, unless the program ends. Whether it goes on.
+    /// Sleeps, and returns false if the program ends.
     async fn pause(&mut self, pause: Duration) -> bool {
         tokio::select! {
             () = tokio::time::sleep(pause) => true,

@@ -11,14 +11,14 @@ pub(crate) enum Kind {
     Gauge,
     Histogram,
     Info,
-    /// A type without a meaning of its own, as OpenMetrics' `unknown`.
+    /// Type without semantics, as OpenMetrics' `unknown`.
     Unknown,
 }
 
-/// Metrics of one name.
+/// Family of metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Family {
-    /// Name of the family, which the names of its samples begin with.
+    /// Name of the family, a prefix of its samples' names.
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) help: String,

@@ -166,7 +166,7 @@ pub(crate) struct Resource {
     pub(crate) attributes: Vec<KeyValue>,
 }
 
-/// Program that made the telemetry: `InstrumentationScope`.
+/// Source of the telemetry: `InstrumentationScope`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Scope {
     #[prost(string, tag = "1")]
@@ -201,7 +201,7 @@ pub(crate) enum Value {
     Double(f64),
 }
 
-/// `ExportMetricsServiceResponse` and `ExportLogsServiceResponse`, which have the same fields.
+/// Response of metric and log exports, whose messages have the same fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ExportResponse {
     #[prost(message, optional, tag = "1")]
@@ -217,7 +217,7 @@ pub(crate) struct PartialSuccess {
     pub(crate) error_message: String,
 }
 
-/// Makes an attribute.
+/// Builds an attribute.
 pub(crate) fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue {
         key: key.to_owned(),
@@ -229,7 +229,7 @@ pub(crate) fn any(value: Value) -> AnyValue {
     AnyValue { value: Some(value) }
 }
 
-/// A time as OTLP has it.
+/// Converts a time to OTLP's nanoseconds.
 pub(crate) fn nanoseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -138,7 +138,7 @@ fn split<P: prost::Message>(points: &mut Vec<P>, bytes: &mut usize) -> Option<Ve
     end.map(|end| points.split_off(end))
 }
 
-/// A unit of OpenMetrics as UCUM has it.
+/// Converts a unit of OpenMetrics to UCUM.
 fn unit(unit: &str) -> &str {
     match unit {
         "seconds" => "s",

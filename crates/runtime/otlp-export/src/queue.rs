@@ -67,7 +67,7 @@ impl LogQueue {
         self.0.dropped.load(Relaxed)
     }
 
-    /// Counts records that were taken and not exported.
+    /// Counts records that were dropped after they had been queued.
     pub(crate) fn add_dropped(&self, many: usize) {
         let many = u64::try_from(many).unwrap_or(u64::MAX);
         self.0.dropped.fetch_add(many, Relaxed);
@@ -80,7 +80,7 @@ impl LogQueue {
         }
     }
 
-    /// Removes and returns the oldest records, as many as one export takes.
+    /// Removes and returns the oldest records, up to the batch size.
     pub(crate) fn take_batch(&self) -> Vec<LogRecord> {
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -148,11 +148,14 @@ mod tests {
         for _ in 0..1000 {
             queue.record(record(large.clone()));
         }
-        let kept = 1000 - usize::try_from(queue.dropped()).unwrap();
-        assert!(kept * large.len() <= MAX_BYTES && kept > 70, "{kept}");
+        let retained = 1000 - usize::try_from(queue.dropped()).unwrap();
+        assert!(
+            retained * large.len() <= MAX_BYTES && retained > 70,
+            "{retained}"
+        );
         let batch = queue.take_batch();
         assert!(batch.len() * large.len() < MAX_BATCH_BYTES + large.len());
-        for _ in 0..kept {
+        for _ in 0..retained {
             queue.take_batch();
         }
         queue.record(record(large));

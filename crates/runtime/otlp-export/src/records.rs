@@ -54,7 +54,7 @@ fn log(record: &LogRecord) -> Log {
     }
 }
 
-/// Approximate memory that a record takes while it waits.
+/// Returns the approximate memory of a queued record.
 pub(crate) fn size(record: &LogRecord) -> usize {
     let fields = record.fields.iter().map(|(_, value)| match value {
         FieldValue::Text(text) => text.len(),

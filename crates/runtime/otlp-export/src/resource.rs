@@ -5,7 +5,7 @@ use ambit_rt::Env;
 
 use crate::message::{Resource, Value, attribute};
 
-/// Where Linux gives random identifiers.
+/// Kernel source of random UUIDs.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 
 /// Attributes by name, in the order of precedence: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, and what the program

@@ -9,9 +9,9 @@ use ambit_rt::Backoff;
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Spread of pauses, so that programs do not return to a collector at once.
 const JITTER: f64 = 0.3;
-/// Longest pause that a collector may ask for.
+/// Maximum of a collector's `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// Attempts of one export.
+/// Maximum attempts of one export.
 const MAX_ATTEMPTS: u32 = 6;
 
 /// Result of an attempt.
@@ -19,15 +19,15 @@ const MAX_ATTEMPTS: u32 = 6;
 pub(crate) enum Attempt {
     /// The collector took the message, but for this number of data points or log records.
     Taken {
-        /// Number of rejected ones.
+        /// Number of rejected records.
         rejected: u64,
     },
-    /// The collector may take the message later.
+    /// Failure that permits a retry.
     Retryable {
-        /// Pause that the collector asks for (`Retry-After`).
+        /// Delay from the collector's `Retry-After`.
         after: Option<Duration>,
     },
-    /// The collector will never take the message.
+    /// Permanent rejection by the collector.
     Refused,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum Attempt {
 pub(crate) enum Next {
     /// The collector has the message, but for this number of its contents.
     Done {
-        /// Number of rejected ones.
+        /// Number of rejected records.
         rejected: u64,
     },
     /// Another attempt, after a pause.
@@ -93,7 +93,7 @@ impl Retries {
     }
 }
 
-/// Whether a collector that answers with this status over HTTP may take the message later.
+/// Whether an HTTP status of a collector permits a retry.
 pub(crate) fn is_retryable_http(status: u16) -> bool {
     matches!(status, 429 | 502 | 503 | 504)
 }

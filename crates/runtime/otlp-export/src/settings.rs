@@ -17,7 +17,7 @@ use crate::tls::{Roots, TlsError};
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two exports of metrics, unless it is set.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
-/// Endpoints unless they are set.
+/// Default endpoint of OTLP over HTTP.
 const DEFAULT_HTTP_ENDPOINT: &str = "http://localhost:4318";
 const DEFAULT_GRPC_ENDPOINT: &str = "http://localhost:4317";
 
@@ -44,7 +44,7 @@ pub enum SettingsError {
     },
 }
 
-/// Kind of telemetry that is exported.
+/// Exported kind of telemetry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Signal {
     Metrics,
@@ -94,7 +94,7 @@ pub(crate) enum Protocol {
     Grpc,
 }
 
-/// Collector of one signal, and how it is called.
+/// Collector of one signal with its client settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collector {
     pub(crate) protocol: Protocol,
@@ -103,7 +103,7 @@ pub(crate) struct Collector {
     pub(crate) port: u16,
     /// Full address of the method.
     pub(crate) uri: Uri,
-    /// Certificate authorities that are trusted, over TLS.
+    /// Trusted roots, if TLS is used.
     pub(crate) tls: Option<Roots>,
     /// Headers of each request, marked as sensitive.
     pub(crate) headers: HeaderMap,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
 use rustls_pki_types::{CertificateDer, pem, pem::PemObject as _};
 
-/// Source of the certificate authorities that are trusted.
+/// Source of trusted roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Roots {
-    /// The system's, where OpenSSL would look for them.
+    /// System trust store, at OpenSSL's locations.
     System,
     /// A file in PEM form.
     File { variable: String, path: String },

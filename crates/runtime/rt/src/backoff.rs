@@ -13,7 +13,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// From `initial`, doubling, at most `cap`; `jitter` 0.2 spreads each delay by ±20 %.
+    /// Creates an exponential backoff from `initial` up to `cap`; `jitter` 0.2 spreads each delay by ±20 %.
     pub fn new(initial: Duration, cap: Duration, jitter: f64) -> Self {
         Self {
             initial,

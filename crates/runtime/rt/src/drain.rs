@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// How work is to end.
+/// Mode of ending open work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainMode {
-    /// Take nothing new, let what is open finish until `deadline`, then cut it.
+    /// Rejects new work, lets open work finish until `deadline`, and then terminates it.
     Graceful {
-        /// When what is left is cut.
+        /// Time at which remaining work is terminated.
         deadline: Instant,
     },
     /// Cut everything now.
@@ -28,7 +28,7 @@ impl DrainMode {
         }
     }
 
-    /// When open work must have ended.
+    /// Returns the time at which open work must have ended.
     pub fn deadline(self) -> Instant {
         match self {
             Self::Graceful { deadline } => deadline,
@@ -78,10 +78,8 @@ impl Drain {
         self.open.close();
     }
 
-    /// Announces, waits for all open work until the deadline, and cuts what is left. Returns the
-    /// number of pieces of work that were cut.
-    ///
-    /// Cut work is given one further second to end.
+    /// Announces the drain, waits for all open work until the deadline, and terminates the rest. Returns the number of
+    /// terminated items, which get one further second to end.
     pub async fn finish(&self, mode: DrainMode) -> usize {
         self.start(mode);
         if let DrainMode::Graceful { deadline } = mode
@@ -105,7 +103,7 @@ impl Drain {
         cut
     }
 
-    /// Watcher of the same drain.
+    /// Returns another watcher of the drain.
     pub fn watcher(&self) -> DrainWatcher {
         DrainWatcher {
             receiver: self.sender.subscribe(),
@@ -113,7 +111,7 @@ impl Drain {
         }
     }
 
-    /// How many pieces of work are open.
+    /// Number of open work items.
     pub fn open_work(&self) -> usize {
         self.open.len()
     }
@@ -127,7 +125,7 @@ pub struct DrainWatcher {
 }
 
 impl DrainWatcher {
-    /// Waits for the announcement (forever, if the announcing side is gone).
+    /// Waits for the start of the drain; forever if its owner is dropped.
     pub async fn started(&mut self) -> DrainMode {
         match self
             .receiver
@@ -178,8 +176,8 @@ pub struct OpenWork {
     _token: TaskTrackerToken,
 }
 
-/// How long connections may go on after SIGTERM: `explicit`, else a little less than the grace
-/// period Kubernetes gives the pod (5 s less above 10 s, else 1 s less, at least 1 s), else 5 s.
+/// Returns the drain time after SIGTERM: `explicit` if set; else slightly less than the pod's grace period (5 s less
+/// above 10 s, else 1 s less, at least 1 s); else 5 s.
 pub fn termination_deadline(
     explicit: Option<Duration>,
     grace_period_seconds: Option<u64>,

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 #[derive(Clone, Debug, Default)]
 pub struct Env(BTreeMap<String, String>);
 
-/// A variable whose text is not what it should be.
+/// Invalid environment variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?} is not {expected}")]
 pub struct EnvError {
@@ -14,7 +14,7 @@ pub struct EnvError {
     pub variable: String,
     /// Text of the variable.
     pub value: String,
-    /// Expected form, for instance "a duration such as 5s or 1h30m".
+    /// Expected format, for instance "a duration such as 5s or 1h30m".
     pub expected: &'static str,
 }
 
@@ -30,7 +30,7 @@ impl Env {
         )
     }
 
-    /// A given environment.
+    /// Creates an environment from pairs.
     pub fn from_pairs<K: Into<String>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
@@ -47,7 +47,7 @@ impl Env {
         self.0.get(variable).map(String::as_str)
     }
 
-    /// The text, or `default` when it is not set.
+    /// Returns the value, or `default` if the variable is unset.
     pub fn text(&self, variable: &str, default: &str) -> String {
         self.get(variable).unwrap_or(default).to_owned()
     }
@@ -72,7 +72,7 @@ impl Env {
         })
     }
 
-    /// A duration as [`parse_duration`] reads it.
+    /// Returns a duration parsed by [`parse_duration`].
     pub fn duration(&self, variable: &str) -> Result<Option<Duration>, EnvError> {
         self.convert(
             variable,

@@ -28,20 +28,20 @@ pub struct HandshakeLimits {
     pub per_second: u32,
     /// New connections of one address at once after a pause.
     pub burst: u32,
-    /// How long a handshake may take.
+    /// Timeout of a handshake.
     pub timeout: Duration,
     /// Admitted connections that wait for the server.
     pub queue: usize,
 }
 
-/// Why a connection was closed before it was admitted.
+/// Reason why a connection was closed before admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// Its address opens too many a second.
+    /// The source address exceeds its rate of new connections.
     Rate,
     /// A later connection took its slot.
     Displaced,
-    /// Its handshake failed or took too long.
+    /// The handshake failed or timed out.
     Handshake,
 }
 
@@ -129,7 +129,7 @@ where
     receiver
 }
 
-/// A handshake about to begin.
+/// Handshake in progress.
 struct Handshake {
     server: &'static str,
     peer: SocketAddr,

@@ -32,31 +32,31 @@ pub use answer::{
 
 use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
-/// Connections that an address keeps even if all are in use.
+/// Connections of an address that are never displaced by others.
 const FEW: usize = 4;
 
-/// How long sockets of a killed predecessor may be in use.
+/// Time for which sockets of a killed predecessor may still be in use.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time between two attempts to take an address over.
+/// Interval of attempts to bind an address in use.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A request with its whole body.
 pub type Request = ::http::Request<Bytes>;
 
-/// Limits of one server.
+/// Limits of an HTTP server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
     /// Serve only peers on this machine, and only names of this machine in `Host`, so that a web
     /// page cannot reach the server through a name that resolves to 127.0.0.1.
     pub loopback_only: bool,
-    /// Largest body, in bytes; larger ones get 413.
+    /// Maximum body size in bytes; larger bodies get 413.
     pub max_body: usize,
     /// Connections served at once; further ones wait in the kernel's queue.
     pub max_connections: usize,
-    /// Connections of one address; a further one takes the slot of its oldest (see [`Slots`]), so that no
-    /// slow or greedy peer keeps a probe or a scrape of another from being answered.
+    /// Maximum connections of one address; a further one displaces its oldest (see [`Slots`]), so that no slow or
+    /// greedy peer blocks others' probes or scrapes.
     pub max_per_address: usize,
-    /// How long a peer may take to send its headers, or its body.
+    /// Timeout for a peer to send its headers, and its body.
     pub read_timeout: Duration,
 }
 
@@ -73,7 +73,7 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// For admin servers.
+    /// Returns the options of admin servers on loopback.
     pub fn loopback() -> Self {
         let options = Self::default();
         Self {
@@ -196,7 +196,7 @@ pub async fn serve<L, H, F>(
 
 /// Slot that a connection holds while it is served.
 enum Admitted {
-    /// One among those of all addresses.
+    /// Slot shared by all addresses.
     Slot(Slot),
     /// One of a Unix socket's; none is left when the semaphore is closed, which it never is.
     Permit(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),

@@ -31,7 +31,7 @@ use writer::LineQueue;
 
 pub use records::{FieldValue, LogRecord, RecordSink, unrecorded};
 
-/// How lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// Tab-separated text (`LOG_FORMAT` unset or `plain`).
@@ -62,7 +62,7 @@ pub enum LoggingError {
 }
 
 const DEFAULT_FILTER: &str = "info";
-/// Parts whose own logs say nothing to an operator, or say at each attempt what we say once.
+/// Log levels of dependencies whose logs do not help operators, or repeat this program's own.
 const DEPENDENCY_LEVELS: &str = "hickory_server::server=off,hyper=info,h2=info,kube_client::client::builder=off,\
      rustls=info,tonic=info,tower=info";
 
@@ -224,7 +224,7 @@ impl LogHandle {
         Ok(())
     }
 
-    /// Back to what the process started with.
+    /// Restores the initial filter.
     pub fn reset(&self) -> Result<(), LoggingError> {
         self.set(parse_filter(&self.initial)?);
         Ok(())
@@ -236,7 +236,7 @@ impl LogHandle {
         }
     }
 
-    /// Answers `POST /logging`: `?level=info,scope=debug`, `?reset`, or nothing to see the filter.
+    /// Serves `POST /logging`: `?level=info,scope=debug`, `?reset`, or without a query to show the filter.
     pub fn respond(&self, request: &Request) -> Response {
         if request.method() != http::Method::POST {
             return method_not_allowed("POST");

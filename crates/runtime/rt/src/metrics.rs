@@ -31,7 +31,7 @@ pub fn exposition(registry: &Registry) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// Answers a scrape on one of [`METRICS_PATHS`]; other paths are not found.
+/// Serves a scrape on one of [`METRICS_PATHS`]; other paths are not found.
 pub fn serve_metrics(registry: &Registry, request: &Request) -> Response {
     if !METRICS_PATHS.contains(&request.uri().path()) {
         return not_found();
@@ -74,7 +74,7 @@ pub fn register_process(registry: &mut Registry) {
     registry.register_collector(Box::new(Process));
 }
 
-/// Adds tokio's own metrics, summed over the given runtimes; `worker` counts through all of them.
+/// Registers tokio's metrics, summed over the given runtimes; `worker` counts through all of them.
 pub fn register_runtimes(registry: &mut Registry, runtimes: Vec<Handle>) {
     registry.register_collector(Box::new(Runtimes(runtimes.into())));
 }

@@ -20,13 +20,13 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Scope that a panic ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// Its task, or the process if that is essential.
+    /// Handles a panic by ending its task, or the process if the task is essential.
     Task,
-    /// The process, whichever task it is.
+    /// Ends the process, whichever task panicked.
     Process,
 }
 
-/// Has panics counted and logged from now on.
+/// Installs the hook that counts and logs panics.
 pub fn follow(ends: Ends) {
     std::panic::set_hook(Box::new(move |info| {
         note(info);
@@ -36,7 +36,7 @@ pub fn follow(ends: Ends) {
     }));
 }
 
-/// How many there were.
+/// Number of panics so far.
 pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
@@ -52,7 +52,7 @@ fn note(info: &PanicHookInfo<'_>) {
     );
 }
 
-/// Ends the process because of a panic, which is logged.
+/// Ends the process because of a logged panic.
 pub(crate) fn end_process() -> ! {
     crate::logging::flush(Duration::from_secs(1));
     std::process::abort()

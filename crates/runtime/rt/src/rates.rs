@@ -11,17 +11,17 @@ use parking_lot::Mutex;
 /// Peers remembered at most. While more are busy than that, those beyond are not limited one by one.
 const MOST: usize = 16_384;
 
-/// So many in a second from each peer, and so many at once after a quiet time.
+/// Rate limits for each peer: events per second, and a burst after an idle period.
 #[derive(Debug)]
 pub struct Rates<Peer> {
     interval: Duration,
     burst: u32,
-    /// When each peer will have had a quiet time (generic cell rate algorithm).
+    /// Theoretical arrival time of each peer (generic cell rate algorithm).
     quiet_at: Mutex<HashMap<Peer, Instant>>,
 }
 
 impl<Peer: Eq + Hash> Rates<Peer> {
-    /// With these limits.
+    /// Creates the limits.
     pub fn new(per_second: u32, burst: u32) -> Self {
         Self {
             interval: Duration::from_secs(1) / per_second.max(1),
@@ -30,7 +30,7 @@ impl<Peer: Eq + Hash> Rates<Peer> {
         }
     }
 
-    /// Whether `peer` may, at this time; if so, it counts.
+    /// Counts an event of `peer`, and returns whether it is allowed.
     pub fn take(&self, peer: Peer, now: Instant) -> bool {
         let mut quiet_at = self.quiet_at.lock();
         if quiet_at.len() >= MOST {

@@ -10,7 +10,7 @@ use crate::http::{Request, Response, method_not_allowed, not_found, text};
 /// The path kubelets and load balancers probe.
 pub const READY_PATH: &str = "/healthz/ready";
 
-/// The set of things still pending. Clones share it.
+/// Set of pending readiness tasks. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<Vec<Task>>>);
 
@@ -20,8 +20,8 @@ struct Task {
     pending: bool,
 }
 
-/// One thing that must be ready. Forgetting it leaves it as it is: what never became ready stays
-/// pending, so a part that failed does not look ready.
+/// Readiness of one part. Dropping it leaves the state as it is: a part that failed stays pending, and does not look
+/// ready.
 #[derive(Debug)]
 pub struct ReadyTask {
     tasks: Readiness,
@@ -52,7 +52,7 @@ impl Readiness {
         self.lock().iter().all(|task| !task.pending)
     }
 
-    /// Names of what is pending.
+    /// Returns the names of pending tasks.
     pub fn pending_names(&self) -> Vec<String> {
         self.lock()
             .iter()
@@ -61,7 +61,7 @@ impl Readiness {
             .collect()
     }
 
-    /// Answers a probe: 200 `ready`, or 500 naming what is pending. Other paths are not found.
+    /// Serves a probe: 200 `ready`, or 500 naming pending tasks. Other paths are not found.
     pub fn respond(&self, request: &Request) -> Response {
         if request.uri().path() != READY_PATH {
             return not_found();

@@ -9,7 +9,7 @@ use tokio::{
 
 use crate::spawn_essential;
 
-/// Waits for the end. Clones see the same event.
+/// Signal that the process should end. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     cause: watch::Receiver<Option<&'static str>>,
@@ -44,7 +44,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Without signals: only a trigger ends it (tests; parts inside another process).
+    /// Creates a shutdown without signals, ended only by its trigger (for tests and embedded parts).
     pub fn manual() -> Self {
         let (sender, cause) = watch::channel(None);
         Self {
@@ -74,7 +74,7 @@ impl Shutdown {
 }
 
 impl ShutdownTrigger {
-    /// Requests the shutdown. False if it was requested before.
+    /// Requests the shutdown. Returns false if it was requested before.
     pub fn shut_down(&self, cause: &'static str) -> bool {
         self.0.send_if_modified(|current| {
             let first = current.is_none();

@@ -15,14 +15,14 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-/// How many slots there are.
+/// Numbers of connection slots.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotLimits {
-    /// Of all peers together.
+    /// Maximum slots of all peers together.
     pub total: usize,
-    /// Of one address.
+    /// Maximum slots of one address.
     pub each: usize,
-    /// So many an address holds undisturbed by others, even if all slots are taken.
+    /// Slots of an address that are never taken over by others, even if all slots are in use.
     pub few: usize,
 }
 
@@ -36,7 +36,7 @@ struct Shared {
     freed: Notify,
 }
 
-/// A slot, held until this is dropped or another connection takes it.
+/// Connection slot, held until it is dropped or displaced by another connection.
 #[derive(Debug)]
 pub struct Slot {
     source: IpAddr,
@@ -46,7 +46,7 @@ pub struct Slot {
 }
 
 impl Slots {
-    /// Slots that are all free.
+    /// Creates free slots.
     pub fn new(limits: SlotLimits) -> Self {
         Self(Arc::new(Shared {
             table: Mutex::new(Table::new(limits)),
@@ -74,7 +74,7 @@ impl Slots {
 }
 
 impl Slot {
-    /// The address that the connection comes from.
+    /// Returns the source address of the connection.
     pub fn source(&self) -> IpAddr {
         self.source
     }
@@ -112,7 +112,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes a slot, if need be from the holder of the most; returns the entry if none holds more than others.
+    /// Takes a slot, if necessary from the address with the most; returns the entry if none has more than others.
     fn enter(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
         let own = self.held.get(&source).map_or(0, VecDeque::len);
         if own >= self.limits.each.max(1) {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn leaving_twice_frees_one_place() {
+    fn leaving_twice_frees_one_slot() {
         let mut table = table(3, 1, 1);
         let first = table.enter(ip(1), ()).unwrap();
         table.enter(ip(1), ()).unwrap();

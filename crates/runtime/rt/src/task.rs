@@ -25,7 +25,7 @@ where
     tokio::spawn(watched(name, future))
 }
 
-/// As [`spawn`], for a task that the process cannot do without: a panic in it ends the process.
+/// Spawns an essential task like [`spawn`]; a panic in it ends the process.
 pub fn spawn_essential<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
@@ -43,7 +43,7 @@ pub fn essential<F: Future>(name: &'static str, future: F) -> impl Future<Output
     }
 }
 
-/// As [`spawn`], on the current `LocalSet` (or local runtime), for futures that stay on one thread.
+/// Spawns a task like [`spawn`] on the current `LocalSet` or local runtime.
 pub fn spawn_local<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future + 'static,
@@ -67,7 +67,7 @@ where
     })
 }
 
-/// As [`spawn`], for a task that must not outlive the value returned.
+/// Spawns a task like [`spawn`] that is aborted when the returned value is dropped.
 pub fn spawn_abortable<F>(name: &'static str, future: F) -> AbortOnDrop<F::Output>
 where
     F: Future + Send + 'static,
@@ -76,7 +76,7 @@ where
     AbortOnDrop(spawn(name, future))
 }
 
-/// A task that is aborted when this is dropped.
+/// Task that is aborted on drop.
 #[derive(Debug)]
 pub struct AbortOnDrop<T>(JoinHandle<T>);
 
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn panic_in_an_essential_task_ends_the_process_with_its_place() {
+    async fn panics_in_essential_tasks_exit_with_their_location() {
         const CHILD: &str = "AMBIT_TEST_PANICS";
         if std::env::var_os(CHILD).is_some() {
             let _logs = crate::logging::init(&crate::Env::from_process()).unwrap();

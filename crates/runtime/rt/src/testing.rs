@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-/// Far longer than any test takes, even on a busy machine.
+/// Timeout of tests, much longer than usual even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the body of a test, which fails if it has not ended within a minute: of real time, also where
@@ -24,7 +24,7 @@ pub fn within<T>(body: impl Future<Output = T>) -> impl Future<Output = T> {
 
 #[track_caller]
 fn within_limit<T>(limit: Duration, body: impl Future<Output = T>) -> impl Future<Output = T> {
-    let place = Location::caller();
+    let location = Location::caller();
     async move {
         let (expired, expiry) = oneshot::channel();
         let (_running, ended) = mpsc::channel::<()>();
@@ -36,7 +36,7 @@ fn within_limit<T>(limit: Duration, body: impl Future<Output = T>) -> impl Futur
         });
         tokio::select! {
             value = body => value,
-            Ok(()) = expiry => panic!("not done within {limit:?} (at {place})"),
+            Ok(()) = expiry => panic!("not done within {limit:?} (at {location})"),
         }
     }
 }

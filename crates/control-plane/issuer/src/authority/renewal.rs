@@ -15,10 +15,9 @@ use x509_parser::{
 use super::{Authority, AuthorityError, BACKDATE, serial};
 
 impl Authority {
-    /// A new certificate of the signing root, with a lifetime of `ttl` from now on. Name and key stay, so
-    /// that what it signed stays valid, and what it will sign is accepted by peers that only have the old one.
-    ///
-    /// `None` unless the root itself signs and is in the last fifth of its lifetime.
+    /// Returns a new certificate of the signing root with a lifetime of `ttl`. Name and key stay, so that earlier
+    /// certificates remain valid and peers with only the old root accept new ones. `None` unless the root itself signs
+    /// and is in the last fifth of its lifetime.
     pub fn renewed_root(
         &self,
         ttl: Duration,
@@ -44,8 +43,8 @@ impl Authority {
             return Err(AuthorityError::Name);
         }
         let mut roots = self.roots.clone();
-        if let Some(place) = roots.get_mut(index) {
-            *place = root.der().clone();
+        if let Some(slot) = roots.get_mut(index) {
+            *slot = root.der().clone();
         }
         Ok(Some(Self {
             issuer: Issuer::new(params, key),

@@ -50,7 +50,7 @@ pub struct TlsTargetReference {
 pub struct BackendTlsValidation {
     /// Objects with certificates of authorities.
     pub ca_certificate_refs: Vec<LocalObjectReference>,
-    /// `System`: those of the proxy's system.
+    /// `System`: trust store of the proxy's system.
     #[serde(rename = "wellKnownCACertificates")]
     pub well_known_ca_certificates: Option<String>,
     /// The server name (SNI) to send.
@@ -62,15 +62,15 @@ pub struct BackendTlsValidation {
     pub other: BTreeMap<String, Value>,
 }
 
-/// One of several names.
+/// Subject alternative name: hostname or URI.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SubjectAltName {
     /// `Hostname` or `URI`.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Of the former.
+    /// Hostname of a `Hostname` name.
     pub hostname: String,
-    /// Of the latter.
+    /// URI of a `URI` name.
     pub uri: String,
 }

@@ -42,7 +42,7 @@ pub struct GrpcRouteRule {
     pub matches: Vec<GrpcRouteMatch>,
     /// Filters of requests and responses.
     pub filters: Vec<HttpRouteFilter>,
-    /// Where requests go.
+    /// Backends of the rule.
     pub backend_refs: Vec<HttpBackendRef>,
     /// Session persistence: requests of a client that go to one endpoint.
     pub session_persistence: Option<SessionPersistence>,
@@ -51,7 +51,7 @@ pub struct GrpcRouteRule {
     pub other: BTreeMap<String, Value>,
 }
 
-/// One match; all that is given must match.
+/// Match on attributes of a gRPC request, all of which must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcRouteMatch {

@@ -27,7 +27,7 @@ custom_resource! {
 pub struct TcpRouteSpec {
     /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
-    /// Its rules, of which the first alone has an effect.
+    /// Rules of the route, of which only the first applies.
     pub rules: Vec<StreamRouteRule>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -42,7 +42,7 @@ pub struct TlsRouteSpec {
     pub parent_refs: Vec<ParentReference>,
     /// The server names that it is for: exact ones, and those that begin with `*.`; all if empty.
     pub hostnames: Vec<String>,
-    /// Its rules, of which the first alone has an effect.
+    /// Rules of the route, of which only the first applies.
     pub rules: Vec<StreamRouteRule>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -55,14 +55,14 @@ pub struct TlsRouteSpec {
 pub struct StreamRouteRule {
     /// Name of the rule.
     pub name: Option<String>,
-    /// Where connections go.
+    /// Backends of the rule.
     pub backend_refs: Vec<BackendRef>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// One destination of connections.
+/// Backend of connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendRef {
@@ -76,7 +76,7 @@ pub struct BackendRef {
     pub name: String,
     /// Port; needed for services.
     pub port: Option<i32>,
-    /// Its share; 1 if left out.
+    /// Weight of the backend; 1 if absent.
     pub weight: Option<i32>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

@@ -10,7 +10,7 @@ use crate::ObjectEvent;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The objects, as a reader of the changes knows them.
+/// Replica of the objects, built from the changes.
 struct Reader {
     dirs: ManifestDirs,
     nodes: std::collections::BTreeMap<String, String>,

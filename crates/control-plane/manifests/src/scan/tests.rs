@@ -6,7 +6,7 @@ use super::*;
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: one}\n";
 
-/// Looks at a directory in which a file was written this moment; whether its object was found.
+/// Scans a directory with a file that was just written, and returns whether its object was found.
 fn finds(text: &str, held: bool, written: impl Fn(SystemTime) -> SystemTime) -> bool {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("one.yaml");

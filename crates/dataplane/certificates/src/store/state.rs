@@ -34,7 +34,7 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Refuses an expired one.
+    /// Returns the validity of a certificate, or an error if it has expired.
     pub(super) fn of(cert: &WorkloadCert, now: SystemTime) -> Result<Self, FetchError> {
         if cert.is_expired(now) {
             return Err(FetchError::Expired);
@@ -87,31 +87,30 @@ pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
 
 struct Entry {
     phase: Phase,
-    /// When the current certificate expires.
+    /// Expiry of the current certificate.
     expires: Option<Instant>,
     backoff: Backoff,
     /// The last attempt failed.
     is_failing: bool,
 }
 
-/// The CA cannot be reached. Identities retry with their own, growing delays meanwhile; in addition one of them is
-/// tried every [`CertificatesOptions::probe_cap`] as long as any has no certificate, and all of them at once when the CA
-/// answers one.
+/// Outage of the CA. Identities retry with growing delays; in addition, one of them is tried every
+/// [`CertificatesOptions::probe_cap`] while any lacks a certificate, and all of them at once when the CA responds.
 struct Outage {
     backoff: Backoff,
     next_probe: Instant,
-    /// When it is reported again.
+    /// Time of the next report while the failure lasts.
     next_report: Instant,
 }
 
-/// How often an outage of the CA is reported.
+/// Interval between reports of a CA outage.
 const REPORT_OUTAGE: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// In `ready`, under this key.
+    /// Queued in `ready` under this key.
     Ready(Priority, Instant),
-    /// In `timers`, due then.
+    /// Queued in `timers` until this time.
     Waiting(Instant),
     Fetching(u64),
 }
@@ -142,7 +141,7 @@ impl State {
         }
     }
 
-    /// When a tick is due.
+    /// Returns when the next tick is due.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let probe = self.outage.as_ref().map(|outage| outage.next_probe);
@@ -334,7 +333,7 @@ impl State {
         entries.any(|entry| entry.is_failing && entry.expires.is_none())
     }
 
-    /// Ends an outage: every identity that failed is tried again at once, with its delays from the beginning.
+    /// Ends an outage: retries every failed identity at once, with initial delays.
     fn ca_answered(&mut self, now: Instant) {
         if self.outage.take().is_none() {
             return;
@@ -353,8 +352,7 @@ impl State {
         }
     }
 
-    /// Makes one identity that waits for its retry due, if the CA is to be probed now. Ends the outage when no identity
-    /// waits for the CA any more.
+    /// Makes one waiting identity due, if the CA must be probed now. Ends the outage when no identity waits for the CA.
     fn probe(&mut self, now: Instant) {
         let Some(outage) = &mut self.outage else {
             return;

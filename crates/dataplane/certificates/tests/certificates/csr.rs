@@ -73,7 +73,7 @@ async fn certificate_request_follows_the_contract() {
     );
 }
 
-/// Returns once what was stored last.
+/// Cache that returns the last stored certificate once.
 #[derive(Default)]
 struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
 
@@ -99,8 +99,8 @@ async fn cached_certificates_are_used_before_the_ca_is_called() {
     assert_eq!(server.seen().len(), 1);
     assert_ne!(client.fetch(&id()).await.unwrap().chain(), first.chain());
     // Not usable for the requested identity.
-    let kept = cache.0.lock().unwrap().take().unwrap();
-    *cache.0.lock().unwrap() = Some((kept.0, kept.1[1..].to_vec()));
+    let cached = cache.0.lock().unwrap().take().unwrap();
+    *cache.0.lock().unwrap() = Some((cached.0, cached.1[1..].to_vec()));
     client.fetch(&id()).await.unwrap();
     assert_eq!(server.seen().len(), 3);
 }

@@ -137,7 +137,7 @@ fn addresses_come_in_any_order() {
 }
 
 proptest! {
-    /// For any parameters of the client, its answer is readable and within its limits.
+    /// Checks that every answer is readable and within the client's limits.
     #[test]
     fn an_answer_is_always_readable(
         labels in prop::collection::vec("[a-z0-9_-]{1,20}", 1..8),

@@ -13,7 +13,7 @@ fn question() -> Question {
     Question::parse(&message.to_vec().unwrap()).unwrap()
 }
 
-/// The answer of a server to what it was sent.
+/// Builds a server's answer to the forwarded query, with a change.
 fn answer(relay: &Relay, change: impl FnOnce(&mut Message)) -> Vec<u8> {
     let mut message = Message::from_vec(relay.message()).unwrap();
     message.metadata.message_type = MessageType::Response;
@@ -44,7 +44,7 @@ fn an_answer_comes_back_under_the_client_s_own_id_and_otherwise_unchanged() {
 }
 
 #[test]
-fn the_code_of_the_server_is_kept() {
+fn the_response_code_of_the_server_is_preserved() {
     let relay = Relay::new(&question(), 1);
     let bytes = answer(&relay, |message| {
         message.metadata.response_code = ResponseCode::NXDomain;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
-/// Has the name `web`; can be made not to know the mesh yet.
+/// Fake host that resolves the name `web`, optionally without knowledge of the mesh.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) blind: AtomicBool,

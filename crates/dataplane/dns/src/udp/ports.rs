@@ -4,7 +4,7 @@
 /// Words of a bitmap with a bit for each port.
 const WORDS: usize = (u16::MAX as usize + 1) / 64;
 
-/// A set of ports. Pods that never ask have none.
+/// Set of ports; without memory for pods that never send queries.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ports(Option<Box<[u64; WORDS]>>);
 
@@ -16,7 +16,7 @@ impl Ports {
         }
     }
 
-    /// All of them, in order.
+    /// Returns the ports in ascending order.
     pub(super) fn list(&self) -> Vec<u16> {
         let Some(words) = &self.0 else {
             return Vec::new();

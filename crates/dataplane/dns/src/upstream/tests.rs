@@ -41,9 +41,9 @@ async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
     let address = socket.local_addr().unwrap();
     ambit_rt::spawn("server", async move {
         let mut buffer = [0; 512];
-        for heard in 0.. {
+        for received in 0.. {
             let (len, client) = socket.recv_from(&mut buffer).await.unwrap();
-            if heard >= deaf {
+            if received >= deaf {
                 let answer = answer(&buffer[..len], code);
                 socket.send_to(&answer, client).await.unwrap();
             }

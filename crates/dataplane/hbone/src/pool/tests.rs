@@ -166,7 +166,7 @@ async fn a_failed_dial_fails_all_who_wait_for_it() {
 }
 
 #[tokio::test]
-async fn a_dialler_that_goes_away_leaves_its_place_to_a_waiter() {
+async fn a_cancelled_dialer_hands_its_slot_to_a_waiter() {
     let pool = pool(Settings::default());
     let first = {
         let pool = pool.clone();
@@ -283,7 +283,7 @@ async fn a_refused_stream_on_a_used_connection_is_tried_again_once() {
 }
 
 #[tokio::test]
-async fn a_peer_s_own_limit_of_streams_is_kept() {
+async fn the_peers_stream_limit_is_respected() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());
     let opening = open(&pool, &key(1), &dialer);
@@ -356,7 +356,7 @@ async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel
     (pool, dialer, near, peer, far)
 }
 
-/// How long the relay of a tunnel goes on.
+/// Measures how long the relay of a tunnel lasts.
 async fn lasts(mut near: Tunnel) -> Duration {
     let began = tokio::time::Instant::now();
     let (_app, mut proxy) = tokio::io::duplex(64);

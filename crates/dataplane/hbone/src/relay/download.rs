@@ -14,7 +14,7 @@ use super::{
     received::{Last, Received},
 };
 
-/// Frames in one write.
+/// Maximum frames in one vectored write.
 const GATHER: usize = 4;
 
 /// Copies from a stream to a socket, several frames a write.

@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{Tunnel, piece::Piece};
 
-/// One direction between tunnels. Credit is returned to who sent a frame when the other tunnel has taken it.
+/// One direction between tunnels. Window credit is returned when the other tunnel has accepted a frame.
 #[derive(Debug, Default)]
 pub(super) struct Forward {
     received: Received,
-    /// Bytes that the other tunnel is taking.
+    /// Bytes that wait for the other tunnel.
     pending: Bytes,
 }
 

@@ -7,15 +7,15 @@ use bytes::{Buf, Bytes, BytesMut};
 
 /// Smaller frames are merged.
 const SMALL: usize = 512;
-/// Up to this many frames, nothing is copied.
+/// Maximum frames that are written without copying them together.
 const FEW: usize = 4;
-/// Largest merged piece.
+/// Maximum size of a merged piece.
 const TOGETHER: usize = 16 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     whole: VecDeque<Bytes>,
-    /// Small ones, behind all whole ones.
+    /// Small frames, copied together behind the whole ones.
     small: BytesMut,
 }
 
@@ -39,7 +39,7 @@ impl Frames {
         }
     }
 
-    /// The first ones, as many as fit into `slices`.
+    /// Returns the first frames, as many as fit into `slices`.
     pub(super) fn slices<'a, 's>(&'a self, slices: &'s mut [IoSlice<'a>]) -> &'s [IoSlice<'a>] {
         let small = (!self.small.is_empty()).then_some(self.small.as_ref());
         let all = self.whole.iter().map(Bytes::as_ref).chain(small);
@@ -51,7 +51,7 @@ impl Frames {
         slices.get(..count).unwrap_or_default()
     }
 
-    /// Takes the first one.
+    /// Removes and returns the first frame.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         let first = self.whole.pop_front();
         let first = first.or_else(|| {

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{Ends, Over, RelayError};
 use crate::scratch;
 
-/// One direction between sockets.
+/// Relay of one direction between two sockets.
 #[derive(Debug, Default)]
 pub(super) struct OneWay {
     /// Read but not written yet.

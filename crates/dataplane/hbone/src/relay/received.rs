@@ -23,12 +23,12 @@ pub(super) enum Last {
     Nothing,
     /// The end of data.
     End,
-    /// Nothing: the stream broke.
+    /// The stream broke.
     Break,
 }
 
 impl Received {
-    /// Takes the available frames.
+    /// Collects the frames that are available.
     pub(super) fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream, ends: &mut Ends) {
         while self.last == Last::Nothing {
             match recv.poll_data(cx) {

@@ -84,7 +84,7 @@ async fn small_windows_only_slow_things_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_stands_still_stops_the_writer_at_the_window() {
+async fn stalled_readers_stop_the_writer_at_the_window() {
     let settings = Settings {
         stream_window: 128 << 10,
         send_buffer: 64 << 10,

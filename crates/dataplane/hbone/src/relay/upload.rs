@@ -19,7 +19,7 @@ const SMALL: usize = 16 << 10;
 /// Copies from a socket to a stream, one piece at a time.
 #[derive(Debug)]
 pub(super) struct Upload {
-    /// Read but not taken by HTTP/2 yet.
+    /// Bytes that were read, but not yet accepted by HTTP/2.
     pending: Bytes,
     /// The limit of the next read.
     chunk: usize,
@@ -37,7 +37,7 @@ impl Default for Upload {
 }
 
 impl Upload {
-    /// Whether bytes of the socket wait for the tunnel to take them.
+    /// Whether bytes of the socket wait for the tunnel's window.
     pub(super) fn bytes_wait(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -115,10 +115,10 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
     }
 }
 
-/// The stream takes no more bytes.
+/// Error of a stream that accepts no more bytes.
 pub(super) struct Closed;
 
-/// Meaning of a closed stream for the direction. `answered`: whether everything that its peer had to send has come.
+/// Interprets a closed stream for the direction. `answered`: whether everything that the peer had to send has arrived.
 pub(super) fn closed(
     cx: &mut Context<'_>,
     send: &mut SendStream<Piece>,

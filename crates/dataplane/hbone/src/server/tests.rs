@@ -147,7 +147,7 @@ async fn floods_are_held_up_or_end_their_own_connection() {
 }
 
 #[tokio::test]
-async fn many_small_frames_to_a_reader_that_stands_still_harm_no_sibling() {
+async fn small_frames_to_a_stalled_reader_do_not_affect_siblings() {
     let (near, mut opened, _served) = serving();
     let (mut send, connection) = h2::client::handshake(near).await.unwrap();
     ambit_rt::spawn("driver", connection);

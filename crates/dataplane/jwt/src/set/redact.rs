@@ -9,7 +9,7 @@ use http::{
 };
 
 use super::{Authentications, without_tokens};
-use crate::place::{Place, keep_lines};
+use crate::token_source::{TokenSource, keep_lines};
 
 impl Authentications {
     /// A target (path and query) without the parameters in which tokens for these services may be. Without any if the
@@ -22,10 +22,10 @@ impl Authentications {
         let Some((path, query)) = target.split_once('?') else {
             return Cow::Borrowed(target);
         };
-        let Some(places) = self.places(services) else {
+        let Some(sources) = self.sources(services) else {
             return Cow::Borrowed(path);
         };
-        match without_tokens(query, &places) {
+        match without_tokens(query, &sources) {
             None => Cow::Borrowed(target),
             Some(None) => Cow::Borrowed(path),
             Some(Some(query)) => Cow::Owned(format!("{path}?{query}")),
@@ -35,16 +35,16 @@ impl Authentications {
     /// Removes the tokens for these services from the headers of a request or a response that are kept for reports.
     /// Removes all headers if the sources of tokens are unknown.
     pub fn redact_headers(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
-        let Some(places) = self.places(services) else {
+        let Some(sources) = self.sources(services) else {
             return headers.clear();
         };
-        places.iter().for_each(|place| place.clear(headers));
+        sources.iter().for_each(|source| source.clear(headers));
         keep_lines(headers, &SET_COOKIE, |line| {
             let name = line.as_bytes().split(|byte| *byte == b'=').next();
             let name = name.unwrap_or_default().trim_ascii();
-            let is_token = places
+            let is_token = sources
                 .iter()
-                .any(|place| matches!(place, Place::Cookie(of) if of.as_bytes() == name));
+                .any(|source| matches!(source, TokenSource::Cookie(of) if of.as_bytes() == name));
             (!is_token).then(|| line.clone())
         });
         // Where a browser comes from was its target before, and where it is sent may have the same query.
@@ -57,9 +57,9 @@ impl Authentications {
     }
 
     /// Possible sources of tokens; `None` if they are unknown.
-    fn places(&self, services: &[NamespacedHostname]) -> Option<Vec<&Place>> {
+    fn sources(&self, services: &[NamespacedHostname]) -> Option<Vec<&TokenSource>> {
         self.understood(services).ok()?;
         let rules = self.compiled(services).flat_map(|one| &one.rules);
-        Some(rules.flat_map(|rule| &rule.places).collect())
+        Some(rules.flat_map(|rule| &rule.sources).collect())
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn verdict(token: &str, keys: &KeySet) -> Result<(), TokenError> {
+fn verify(token: &str, keys: &KeySet) -> Result<(), TokenError> {
     Unverified::read(token).and_then(|read| read.verify(keys, now()).map(drop))
 }
 
@@ -16,14 +16,14 @@ fn no_algorithm_and_shared_secrets_are_refused() {
     ] {
         let header = json!({ "alg": alg, "kid": "a" }).to_string();
         let token = issuer.sign(&header, &claims);
-        assert_eq!(verdict(&token, &keys), Err(TokenError::Algorithm), "{alg}");
+        assert_eq!(verify(&token, &keys), Err(TokenError::Algorithm), "{alg}");
         let unsigned = format!(
             "{}.{}.",
             encode(header.as_bytes()),
             encode(claims.as_bytes())
         );
         assert_eq!(
-            verdict(&unsigned, &keys),
+            verify(&unsigned, &keys),
             Err(TokenError::Algorithm),
             "{alg}"
         );
@@ -43,13 +43,13 @@ fn no_algorithm_and_shared_secrets_are_refused() {
                 signed.as_bytes(),
             );
             let token = format!("{signed}.{}", encode(tag.as_ref()));
-            assert!(verdict(&token, &keys).is_err(), "{alg}");
+            assert!(verify(&token, &keys).is_err(), "{alg}");
         }
     }
     // A secret in a key set is no key, and the others still are.
     let mixed = set(&[json!({ "kty": "oct", "k": "c2VjcmV0" }), issuer.key()]);
     assert_eq!(mixed.unusable().len(), 1);
-    assert!(verdict(&issuer.token(&json!({})), &mixed).is_ok());
+    assert!(verify(&issuer.token(&json!({})), &mixed).is_ok());
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_key_verifies_only_what_it_is_for() {
     let with = |name: &str, value: Value| {
         let mut key = issuer.key();
         key[name] = value;
-        verdict(&token, &set(&[key]))
+        verify(&token, &set(&[key]))
     };
     assert_eq!(with("use", json!("sig")), Ok(()));
     assert_eq!(with("alg", json!("ES256")), Ok(()));
@@ -101,7 +101,7 @@ fn ambiguous_input_is_refused() {
     let keys = set(&[issuer.key()]);
     let header = r#"{"alg":"ES256","kid":"a"}"#;
     let good = issuer.sign(header, r#"{"sub":"alice"}"#);
-    assert_eq!(verdict(&good, &keys), Ok(()));
+    assert_eq!(verify(&good, &keys), Ok(()));
     for payload in [
         r#"{"sub":"alice","sub":"admin"}"#,
         r#"{"sub":"alice","s\u0075b":"admin"}"#,
@@ -113,7 +113,7 @@ fn ambiguous_input_is_refused() {
     ] {
         let token = issuer.sign(header, payload);
         assert_eq!(
-            verdict(&token, &keys),
+            verify(&token, &keys),
             Err(TokenError::Payload),
             "{payload:.40}"
         );
@@ -128,13 +128,13 @@ fn ambiguous_input_is_refused() {
         "ES256",
     ] {
         let token = issuer.sign(header, r#"{"sub":"alice"}"#);
-        assert_eq!(verdict(&token, &keys), Err(TokenError::Header), "{header}");
+        assert_eq!(verify(&token, &keys), Err(TokenError::Header), "{header}");
     }
     // A key in the token itself is not trusted.
     let other = Issuer::new("a");
     let header = json!({ "alg": "ES256", "kid": "a", "jwk": other.key(), "jku": "http://x/" });
     let token = other.sign(&header.to_string(), r#"{"sub":"alice"}"#);
-    assert_eq!(verdict(&token, &keys), Err(TokenError::Signature));
+    assert_eq!(verify(&token, &keys), Err(TokenError::Signature));
     let dots = |count: usize| {
         good.split('.')
             .chain(["a", "b"])
@@ -155,14 +155,14 @@ fn ambiguous_input_is_refused() {
         good.replace(signature, ""),
         good.replace('.', ","),
     ] {
-        assert!(verdict(&token, &keys).is_err(), "{token}");
+        assert!(verify(&token, &keys).is_err(), "{token}");
     }
     // The last character of a signature has bits that say nothing: they have to be zero.
     let last = signature.chars().last().unwrap();
     let twin = char::from(last as u8 + 1);
-    assert!(verdict(&format!("{}{twin}", &good[..good.len() - 1]), &keys).is_err());
+    assert!(verify(&format!("{}{twin}", &good[..good.len() - 1]), &keys).is_err());
     let huge = issuer.token(&json!({ "a": "a".repeat(crate::MAX_TOKEN) }));
-    assert_eq!(verdict(&huge, &keys), Err(TokenError::TooLong));
+    assert_eq!(verify(&huge, &keys), Err(TokenError::TooLong));
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn signatures_in_another_form_are_refused() {
     let issuer = Issuer::new("a");
     let keys = set(&[issuer.key()]);
     let good = issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }));
-    assert_eq!(verdict(&good, &keys), Ok(()));
+    assert_eq!(verify(&good, &keys), Ok(()));
     let (signed, signature) = good.rsplit_once('.').unwrap();
     let signature = base64url(signature.as_bytes()).unwrap();
     let halves = |r: &[u8], s: &[u8]| [r, s].concat();
@@ -217,7 +217,7 @@ fn signatures_in_another_form_are_refused() {
         Vec::new(),
     ] {
         let token = format!("{signed}.{}", encode(&forged));
-        assert!(verdict(&token, &keys).is_err(), "{forged:02x?}");
+        assert!(verify(&token, &keys).is_err(), "{forged:02x?}");
     }
 }
 
@@ -227,7 +227,7 @@ fn tokens_in_another_encoding_are_refused() {
     let keys = set(&[issuer.key()]);
     // Long enough that the two alphabets differ somewhere.
     let good = issuer.token(&json!({ "iss": ISSUER, "sub": "???>>>~~~\u{7ff}" }));
-    assert_eq!(verdict(&good, &keys), Ok(()));
+    assert_eq!(verify(&good, &keys), Ok(()));
     let [header, payload, signature] = crate::token::sections(&good).unwrap();
     let forms = [
         format!("{header}=.{payload}.{signature}"),
@@ -250,7 +250,7 @@ fn tokens_in_another_encoding_are_refused() {
         format!("\u{feff}{good}"),
     ];
     for token in forms {
-        assert!(token == good || verdict(&token, &keys).is_err(), "{token}");
+        assert!(token == good || verify(&token, &keys).is_err(), "{token}");
     }
 }
 
@@ -280,7 +280,7 @@ fn headers_and_claims_of_odd_types_are_refused() {
         "",
     ] {
         let token = issuer.sign(header, r#"{"sub":"alice"}"#);
-        assert!(verdict(&token, &keys).is_err(), "{header}");
+        assert!(verify(&token, &keys).is_err(), "{header}");
     }
     for payload in [
         r#"{"sub":"alice","exp":1e999}"#,
@@ -303,6 +303,6 @@ fn headers_and_claims_of_odd_types_are_refused() {
         "7",
     ] {
         let token = issuer.sign(plain, payload);
-        assert!(verdict(&token, &keys).is_err(), "{payload}");
+        assert!(verify(&token, &keys).is_err(), "{payload}");
     }
 }

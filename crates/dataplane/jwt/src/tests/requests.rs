@@ -118,7 +118,7 @@ fn audiences_have_to_be_the_rules_own() {
         audiences: audiences.iter().map(|one| ArcStr::from(*one)).collect(),
         ..issuer.rule()
     };
-    for (aud, wanted, allowed) in [
+    for (aud, audiences, allowed) in [
         (json!("shop"), &["shop"][..], true),
         (json!(["bank", "shop"]), &["x", "shop"], true),
         (json!("shop"), &[], true),
@@ -128,8 +128,8 @@ fn audiences_have_to_be_the_rules_own() {
         (json!(null), &["shop"], false),
     ] {
         let token = issuer.token(&json!({ "iss": ISSUER, "sub": "a", "aud": aud }));
-        let judged = judged(&all(vec![rule(wanted)]), &mut bearer(&token));
-        assert_eq!(judged.is_ok(), allowed, "{aud} {wanted:?}");
+        let judged = judged(&all(vec![rule(audiences)]), &mut bearer(&token));
+        assert_eq!(judged.is_ok(), allowed, "{aud} {audiences:?}");
     }
 }
 

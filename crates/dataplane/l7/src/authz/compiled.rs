@@ -10,12 +10,12 @@ use http::HeaderName;
 use super::{facts::Facts, matcher::Matcher};
 use crate::readings::{PathMatcher, Reading, is_same_name};
 
-/// A policy, ready for evaluation.
+/// Compiled authorization policy.
 #[derive(Debug)]
 pub(super) struct Compiled {
     policy: HttpPolicy,
     rules: Vec<Rule>,
-    /// Why it denies everything.
+    /// Reason why the policy denies everything, if it could not be decoded.
     not_understood: Option<ArcStr>,
 }
 
@@ -124,7 +124,7 @@ impl Rule {
 }
 
 impl Test {
-    /// `None` for a field that is not given.
+    /// Builds the test of a field; `None` for an unset one.
     fn new<T>(any: &[T], none: &[T], matcher: impl Fn(&T) -> Matcher) -> Option<Self> {
         let test = Self {
             any: any.iter().map(&matcher).collect(),
@@ -156,7 +156,7 @@ impl Test {
 fn source(source: &HttpSource) -> Vec<Test> {
     let s = source;
     let text = |any: &[StringMatch], none: &[StringMatch], matcher: fn(StringMatch) -> Matcher| {
-        Test::new(any, none, |wanted| matcher(wanted.clone()))
+        Test::new(any, none, |pattern| matcher(pattern.clone()))
     };
     [
         text(&s.principals, &s.not_principals, Matcher::Principal),
@@ -241,14 +241,14 @@ fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr
 }
 
 /// The host and the method are headers to HTTP/2, and so to Envoy.
-fn header(name: &str, wanted: &StringMatch) -> Result<Matcher, ArcStr> {
+fn header(name: &str, pattern: &StringMatch) -> Result<Matcher, ArcStr> {
     match name {
-        ":authority" | "host" => Ok(Matcher::Host(wanted.clone())),
-        ":method" => Ok(Matcher::Method(wanted.clone())),
+        ":authority" | "host" => Ok(Matcher::Host(pattern.clone())),
+        ":method" => Ok(Matcher::Method(pattern.clone())),
         _ => {
             let name = HeaderName::from_bytes(name.as_bytes())
                 .map_err(|_| arcstr(&format!("{name:?} is no header's name")))?;
-            Ok(Matcher::Header(name, wanted.clone()))
+            Ok(Matcher::Header(name, pattern.clone()))
         }
     }
 }

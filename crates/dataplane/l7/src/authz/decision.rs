@@ -7,7 +7,7 @@ use ambit_model::{ArcStr, PolicyKey};
 /// The outcome for a request or a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpDecision {
-    /// How it was reached.
+    /// Reason for the decision.
     pub why: Why,
     /// The dry-run policies that would have denied.
     pub dry_run: Vec<DryRun>,
@@ -15,7 +15,7 @@ pub struct HttpDecision {
     pub audits: Vec<RuleId>,
 }
 
-/// How a decision was reached.
+/// Reason for an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// Allowed: no ALLOW policy applies, and none denies.
@@ -26,11 +26,11 @@ pub enum Why {
     Denied(RuleId),
     /// ALLOW policies apply, and none of them matches.
     NoneAllows,
-    /// A policy applies that is not understood in full.
+    /// A policy that could not be decoded in full applies.
     NotUnderstood {
         /// Key of the policy.
         policy: PolicyKey,
-        /// Why it is not understood.
+        /// Reason why the policy could not be decoded.
         why: ArcStr,
     },
 }
@@ -40,7 +40,7 @@ pub enum Why {
 pub struct RuleId {
     /// Key of the policy.
     pub policy: PolicyKey,
-    /// The rule's place.
+    /// Index of the rule in its policy.
     pub rule: usize,
 }
 
@@ -72,7 +72,7 @@ impl DryRun {
 }
 
 impl HttpDecision {
-    /// Whether it is allowed.
+    /// Whether the request is allowed.
     pub fn is_allowed(&self) -> bool {
         matches!(self.why, Why::NoAllowPolicies | Why::Allowed(_))
     }
@@ -95,7 +95,7 @@ impl HttpDecision {
         }
     }
 
-    /// The policy that denies, if one does.
+    /// Returns the policy that denies, if there is one.
     pub fn denied_by(&self) -> Option<&PolicyKey> {
         match &self.why {
             Why::Denied(RuleId { policy, .. }) | Why::NotUnderstood { policy, .. } => Some(policy),

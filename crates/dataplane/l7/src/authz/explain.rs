@@ -20,7 +20,7 @@ pub struct PolicyOutcome {
     pub policy: PolicyKey,
     /// The effect of a match; DENY for a policy that is not understood.
     pub action: HttpAction,
-    /// Whether it is a dry run.
+    /// Whether the policy is a dry run.
     pub dry_run: bool,
     /// The first rule that matches, counted from 0.
     pub matching_rule: Option<usize>,

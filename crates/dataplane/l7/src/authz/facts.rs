@@ -26,11 +26,11 @@ pub struct Connection<'a> {
 /// Attributes of a request for policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The connection it came on.
+    /// Connection that carries the request.
     pub connection: Connection<'a>,
     /// Method of the request.
     pub method: &'a str,
-    /// The authority: `:authority` or `Host`. Empty if there is none.
+    /// Authority from `:authority` or `Host`; empty if missing.
     pub host: &'a str,
     /// The normalized path, without the query.
     pub path: &'a str,
@@ -40,7 +40,7 @@ pub struct Request<'a> {
     pub claims: Option<&'a Claims>,
 }
 
-/// Attributes in the form in which they are compared.
+/// Attributes in normalized form for comparison.
 pub(super) struct Facts<'a> {
     pub(super) source: Option<&'a Identity>,
     pub(super) source_ip: IpAddr,
@@ -52,7 +52,7 @@ pub(super) struct Facts<'a> {
     pub(super) http: Option<Http<'a>>,
 }
 
-/// The parts of a request.
+/// HTTP attributes of a request.
 pub(super) struct Http<'a> {
     pub(super) texts: Readings<'a>,
     pub(super) claims: Option<&'a Claims>,

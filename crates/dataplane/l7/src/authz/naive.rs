@@ -15,7 +15,7 @@ use cases::{Bytes, Call, Called};
 use super::{Connection, Policies, Request, Scope, ServicePort, Why};
 use crate::path;
 
-/// Makes policies and requests from bytes, and panics where evaluation and the naive reading differ.
+/// Generates policies and requests from bytes, and panics if evaluation and the naive one differ.
 pub fn compare(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let mut known: Vec<HttpPolicy> = Vec::new();
@@ -177,13 +177,13 @@ fn rule_matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
 fn source(s: &HttpSource, call: &Call) -> bool {
     let id = call.source.as_ref();
     let text = |any: &[StringMatch], none: &[StringMatch], actual: Option<String>| {
-        one_of(any, none, |wanted| {
-            actual.as_ref().is_some_and(|a| text(wanted, a))
+        one_of(any, none, |pattern| {
+            actual.as_ref().is_some_and(|a| text(pattern, a))
         })
     };
-    let account = |wanted: &ServiceAccountMatch| {
+    let account = |pattern: &ServiceAccountMatch| {
         id.is_some_and(|id| {
-            wanted.namespace == id.namespace && wanted.service_account == id.service_account
+            pattern.namespace == id.namespace && pattern.service_account == id.service_account
         })
     };
     let within = |ip: [u8; 4]| move |net: &IpNet| net.contains(&std::net::IpAddr::from(ip));
@@ -215,7 +215,7 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
     }
     // Patterns and paths here are such that a pattern's lower-case form is what it means to every server.
     let as_path = |pattern: &PathPattern, path: &str, is_lower: bool| match pattern {
-        PathPattern::Text(wanted) => text(&lowered(wanted, is_lower), path),
+        PathPattern::Text(pattern) => text(&lowered(pattern, is_lower), path),
         PathPattern::Template(template) => {
             let template = template.parse::<PathTemplate>();
             template.is_ok_and(|template| template.matches(path))
@@ -253,34 +253,34 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
                     && (is_exact || readings(path).all(|path| read(pattern, &path)))
             })
     };
-    let any_method = |wanted: &StringMatch| {
+    let any_method = |pattern: &StringMatch| {
         let replaced = call.headers.get("x-http-method-override");
         let replaced = replaced.map(|method| method.to_str().unwrap_or_default());
         [Some(call.method), replaced]
             .into_iter()
             .flatten()
-            .any(|method| text(&lowered(wanted, true), &method.to_lowercase()))
+            .any(|method| text(&lowered(pattern, true), &method.to_lowercase()))
     };
-    let plain_method = |wanted: &StringMatch| text(wanted, call.method);
-    let except_method = |wanted: &StringMatch| {
+    let plain_method = |pattern: &StringMatch| text(pattern, call.method);
+    let except_method = |pattern: &StringMatch| {
         let replaced = call.headers.get("x-http-method-override");
         let replaced = replaced.map(|method| method.to_str().unwrap_or_default());
-        text(wanted, call.method) && replaced.is_none_or(|method| text(wanted, method))
+        text(pattern, call.method) && replaced.is_none_or(|method| text(pattern, method))
     };
     let forwarded = call.headers.get("x-forwarded-host");
     let forwarded = forwarded.map(|host| host.to_str().unwrap_or_default());
     let hosts = [Some(call.host), forwarded];
-    let any_host = |wanted: &StringMatch| {
+    let any_host = |pattern: &StringMatch| {
         hosts.into_iter().flatten().any(|one| {
             let name = host_name(one);
             let dialled = format!("{name}:{}", call.port);
-            host(wanted, one) || !name.is_empty() && has_port(wanted) && text(wanted, &dialled)
+            host(pattern, one) || !name.is_empty() && has_port(pattern) && text(pattern, &dialled)
         })
     };
-    let plain_host = |wanted: &StringMatch| host(wanted, call.host);
-    let except_host = |wanted: &StringMatch| {
+    let plain_host = |pattern: &StringMatch| host(pattern, call.host);
+    let except_host = |pattern: &StringMatch| {
         let mut all = hosts.into_iter().flatten();
-        all.all(|one| host(wanted, one))
+        all.all(|one| host(pattern, one))
     };
     let denies = action != HttpAction::Allow;
     ports
@@ -299,8 +299,8 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
         )
 }
 
-/// Reads values with all of their readings where the policy denies, and exceptions with their own; the other way round
-/// where it allows, but for headers that take the place of the request's own.
+/// Evaluates values in all interpretations where the policy denies, and exceptions literally; the reverse where it
+/// allows, except for headers that override the request's attributes.
 fn read_as<T>(
     denies: bool,
     (values, exceptions): (&[T], &[T]),
@@ -314,12 +314,12 @@ fn read_as<T>(
     }
 }
 
-fn lowered(wanted: &StringMatch, is_lower: bool) -> StringMatch {
+fn lowered(pattern: &StringMatch, is_lower: bool) -> StringMatch {
     let lower = |text: &ambit_model::ArcStr| match is_lower {
         true => text.to_lowercase().into(),
         false => text.clone(),
     };
-    match wanted {
+    match pattern {
         StringMatch::Exact(text) => StringMatch::Exact(lower(text)),
         StringMatch::Prefix(text) => StringMatch::Prefix(lower(text)),
         StringMatch::Suffix(text) => StringMatch::Suffix(lower(text)),
@@ -349,29 +349,29 @@ fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
             .collect();
         let joined = [&lines, &swapped].map(|lines| [lines.join(","), lines.join(", ")]);
         let joined = joined.concat();
-        let wanted = |value: &HttpValue| match value {
-            HttpValue::Text(wanted) => wanted.clone(),
+        let pattern = |value: &HttpValue| match value {
+            HttpValue::Text(pattern) => pattern.clone(),
             _ => StringMatch::Exact("never".into()),
         };
-        let any = |value: &HttpValue| match wanted(value) {
+        let any = |value: &HttpValue| match pattern(value) {
             StringMatch::Presence => !lines.is_empty(),
-            wanted => {
+            pattern => {
                 let joined = joined
                     .iter()
                     .map(String::as_str)
                     .filter(|_| !lines.is_empty());
                 let all = lines.iter().chain(&elements).copied();
-                all.chain(joined).any(|reading| text(&wanted, reading))
+                all.chain(joined).any(|reading| text(&pattern, reading))
             }
         };
-        let all = |value: &HttpValue| match wanted(value) {
+        let all = |value: &HttpValue| match pattern(value) {
             StringMatch::Presence => !own.is_empty(),
-            wanted => {
-                let is_exact = matches!(wanted, StringMatch::Exact(_));
+            pattern => {
+                let is_exact = matches!(pattern, StringMatch::Exact(_));
                 !own.is_empty()
-                    && text(&wanted, &own.join(","))
-                    && lines.iter().all(|line| text(&wanted, line))
-                    && (is_exact || elements.iter().all(|element| text(&wanted, element)))
+                    && text(&pattern, &own.join(","))
+                    && lines.iter().all(|line| text(&pattern, line))
+                    && (is_exact || elements.iter().all(|element| text(&pattern, element)))
             }
         };
         let denies = action != HttpAction::Allow;
@@ -384,12 +384,12 @@ fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
                 net.contains(&std::net::IpAddr::from(call.source_ip))
             }
             (A::DestinationPort, HttpValue::Port(port)) => *port == call.port,
-            (A::SourceServiceAccount, HttpValue::Text(wanted)) => id.is_some_and(|id| {
-                text(wanted, &format!("{}/{}", id.namespace, id.service_account))
+            (A::SourceServiceAccount, HttpValue::Text(pattern)) => id.is_some_and(|id| {
+                text(pattern, &format!("{}/{}", id.namespace, id.service_account))
             }),
-            (A::ConnectionSni, HttpValue::Text(wanted)) => call
+            (A::ConnectionSni, HttpValue::Text(pattern)) => call
                 .sni
-                .is_some_and(|sni| text(wanted, &sni.to_lowercase())),
+                .is_some_and(|sni| text(pattern, &sni.to_lowercase())),
             _ => false,
         }
     })
@@ -399,8 +399,8 @@ fn one_of<T>(any: &[T], none: &[T], matches: impl Fn(&T) -> bool) -> bool {
     (any.is_empty() || any.iter().any(&matches)) && !none.iter().any(&matches)
 }
 
-fn text(wanted: &StringMatch, actual: &str) -> bool {
-    match wanted {
+fn text(pattern: &StringMatch, actual: &str) -> bool {
+    match pattern {
         StringMatch::Exact(text) => actual == text.as_str(),
         StringMatch::Prefix(text) => actual.find(text.as_str()) == Some(0),
         StringMatch::Suffix(text) => {
@@ -416,8 +416,8 @@ fn host_name(host: &str) -> String {
     name.to_lowercase().trim_end_matches('.').to_owned()
 }
 
-fn has_port(wanted: &StringMatch) -> bool {
-    match wanted {
+fn has_port(pattern: &StringMatch) -> bool {
+    match pattern {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => {
             text.contains(':')
         }
@@ -426,14 +426,14 @@ fn has_port(wanted: &StringMatch) -> bool {
 }
 
 /// Hosts and patterns are made below, in lower case but for the hosts.
-fn host(wanted: &StringMatch, host: &str) -> bool {
+fn host(pattern: &StringMatch, host: &str) -> bool {
     let lower = host.to_lowercase();
     let name = host_name(host);
     let port = lower
         .split_once(':')
         .map_or(String::new(), |(_, port)| format!(":{port}"));
-    match has_port(wanted) {
-        true => text(wanted, &lower) || text(wanted, &format!("{name}{port}")),
-        false => text(wanted, &name),
+    match has_port(pattern) {
+        true => text(pattern, &lower) || text(pattern, &format!("{name}{port}")),
+        false => text(pattern, &name),
     }
 }

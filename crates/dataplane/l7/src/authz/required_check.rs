@@ -11,14 +11,14 @@ use super::{
     Compiled, Connection, Policies, Request, RuleId, Scope, ServicePort, facts::Facts, first_match,
 };
 
-/// Result of the look-up of a provider, as described for the module.
+/// External check that CUSTOM policies require; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequiredCheck {
     /// No CUSTOM policy applies.
     NotRequired,
     /// A provider checks the request, because of a rule.
     Provider(Arc<Provider>, RuleId),
-    /// Denial, and its reason.
+    /// Denial with its reason.
     Denied(String),
 }
 

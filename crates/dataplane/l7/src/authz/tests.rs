@@ -155,7 +155,7 @@ fn matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
     decision.is_allowed() == (action == HttpAction::Allow)
 }
 
-/// The same, where readings do not matter.
+/// Whether the rule matches without considering other interpretations.
 fn plainly_matches(rule: &HttpRule, call: &Call) -> bool {
     let allowed = matches(rule, HttpAction::Allow, call);
     assert_eq!(allowed, matches(rule, HttpAction::Deny, call), "{rule:?}");

@@ -32,7 +32,7 @@ fn is_overlong(first: u8, escapes: &[u8]) -> bool {
     }
 }
 
-/// The byte that is escaped at the beginning of `text`.
+/// Decodes the percent-escape at the beginning of `text`.
 fn escaped(text: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = *text else {
         return None;
@@ -69,7 +69,7 @@ enum Written {
 }
 
 impl Written {
-    /// Its text, in a buffer of the caller's.
+    /// Writes the escape's text to the caller's buffer.
     fn text(self, buffer: &mut [u8; 3]) -> &str {
         let digit = |value: u8| b"0123456789ABCDEF".get(usize::from(value)).copied();
         let length = match self {
@@ -106,8 +106,8 @@ fn canonical(byte: Byte) -> Option<Written> {
     }
 }
 
-/// Replaces bytes and escapes by `replacement`; borrowed if that changes nothing. What is put in for a byte beyond
-/// ASCII is an escape, so that the result is text whenever all of a character's bytes are replaced.
+/// Replaces bytes and escapes by `replacement`; borrowed if nothing changes. Non-ASCII bytes are replaced by escapes,
+/// so that the result is text whenever all bytes of a character are replaced.
 fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<Written>) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut out = String::new();
@@ -134,7 +134,7 @@ fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<Written>) -> Cow<'_,
     Cow::Owned(out)
 }
 
-/// All escapes decoded, once; what is not UTF-8 then is replaced.
+/// Decodes all percent-escapes once, and replaces invalid UTF-8.
 pub fn decoded_escapes(path: &str) -> String {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();

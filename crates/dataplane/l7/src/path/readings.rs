@@ -10,10 +10,10 @@ const MAX_DECODINGS: usize = 3;
 /// Characters at which some servers end a path, once they have decoded it.
 const ENDS: [char; 4] = [';', '?', '#', '\0'];
 
-/// Returns what lenient servers may take a normalized path for, in lower case; nothing if all of them take it for what
-/// it is. Such servers decode escapes (more than once, too), strip parameters (`;x`) or all that follows one, take
-/// backslashes for slashes, merge slashes, resolve dots, and ignore case, spaces around segments and dots behind them.
-/// `*` is the whole server, and so its root as well.
+/// Returns the lower-case paths that lenient servers may take a normalized path for; empty if all servers agree. Such
+/// servers decode escapes (more than once), strip parameters (`;x`) or everything after one, treat backslashes as
+/// slashes, merge slashes, resolve dots, and ignore case, spaces around segments and dots behind them. `*` means the
+/// whole server, and thus its root as well.
 pub fn readings(path: &str) -> Vec<String> {
     if path == "*" {
         return vec!["/".to_owned()];
@@ -64,7 +64,7 @@ fn decodings(path: &str) -> Vec<String> {
     all
 }
 
-/// Whether every server reads a path in the same way.
+/// Whether all servers interpret the path equally.
 fn is_plain(path: &str) -> bool {
     let is_odd = |byte: u8| {
         !byte.is_ascii_graphic() || byte.is_ascii_uppercase() || b"%;\\?#*".contains(&byte)

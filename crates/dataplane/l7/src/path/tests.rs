@@ -242,8 +242,7 @@ proptest! {
         }
     }
 
-    /// A forwarded path means to the most lenient application what was sent, where dots cannot resolve what only such
-    /// an application takes for segments.
+    /// Checks that the most lenient application interprets a forwarded path as the client's path.
     #[test]
     fn normalization_keeps_the_meaning(target in target()) {
         let Ok(normal) = normalize(&target, Base) else { return Ok(()) };

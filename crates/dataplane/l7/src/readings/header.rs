@@ -40,22 +40,22 @@ pub(crate) fn is_same_name(one: &HeaderName, other: &HeaderName) -> bool {
 /// Most spellings of one header's name in a request whose orders are all read.
 const MAX_SPELLINGS: usize = 3;
 
-/// Whether any text that an application may take for the header's value is as wanted. True for a request that spells
-/// the name in more than [`MAX_SPELLINGS`] different ways.
+/// Whether any text that an application may take for the header's value matches. True for a request with more than
+/// [`MAX_SPELLINGS`] spellings of the name.
 pub(crate) fn any_text(
     headers: &HeaderMap,
     name: &HeaderName,
-    wanted: impl Fn(&[u8]) -> bool,
+    matches: impl Fn(&[u8]) -> bool,
 ) -> bool {
     let lines = || lines(headers, name);
-    lines().any(&wanted)
-        || lines().flat_map(|line| elements(name, line)).any(&wanted)
-        || lines().nth(1).is_some() && any_joined(headers, name, wanted)
+    lines().any(&matches)
+        || lines().flat_map(|line| elements(name, line)).any(&matches)
+        || lines().nth(1).is_some() && any_joined(headers, name, matches)
 }
 
-/// Whether the header's lines, joined in any order of their names' spellings, are as wanted: a filter that removes a
+/// Whether the header's lines, joined in any order of their names' spellings, are as matches: a filter that removes a
 /// header changes the order in which the others are sent.
-fn any_joined(headers: &HeaderMap, name: &HeaderName, wanted: impl Fn(&[u8]) -> bool) -> bool {
+fn any_joined(headers: &HeaderMap, name: &HeaderName, matches: impl Fn(&[u8]) -> bool) -> bool {
     let spellings = headers.keys().filter(|other| is_same_name(other, name));
     let mut lines: Vec<Vec<&[u8]>> = spellings
         .map(|spelling| {
@@ -66,56 +66,56 @@ fn any_joined(headers: &HeaderMap, name: &HeaderName, wanted: impl Fn(&[u8]) -> 
     if lines.len() > MAX_SPELLINGS {
         return true;
     }
-    let is_wanted = |lines: &[Vec<&[u8]>]| {
+    let any_separator_matches = |lines: &[Vec<&[u8]>]| {
         let mut separators = separators(name).iter();
-        separators.any(|separator| wanted(&lines.concat().join(*separator)))
+        separators.any(|separator| matches(&lines.concat().join(*separator)))
     };
     // The rotations of up to three, forwards and backwards, are all their orders.
     (0..lines.len()).any(|_| {
         lines.rotate_left(1);
         let backwards: Vec<_> = lines.iter().rev().cloned().collect();
-        is_wanted(&lines) || is_wanted(&backwards)
+        any_separator_matches(&lines) || any_separator_matches(&backwards)
     })
 }
 
 pub(super) fn matches(
     headers: &HeaderMap,
     name: &HeaderName,
-    wanted: &StringMatch,
+    pattern: &StringMatch,
     reading: Reading,
 ) -> bool {
-    if *wanted == StringMatch::Presence {
+    if *pattern == StringMatch::Presence {
         return match reading {
             Reading::Any => lines(headers, name).next().is_some(),
             Reading::All | Reading::Exception => headers.contains_key(name),
         };
     }
     match reading {
-        Reading::Any => any_text(headers, name, |text| matches_bytes(wanted, text)),
-        Reading::All | Reading::Exception => matches_wholly(headers, name, wanted),
+        Reading::Any => any_text(headers, name, |text| matches_bytes(pattern, text)),
+        Reading::All | Reading::Exception => matches_wholly(headers, name, pattern),
     }
 }
 
 /// Whether all lines joined match, each line, and where a wildcard might stand for other elements, each element.
-fn matches_wholly(headers: &HeaderMap, name: &HeaderName, wanted: &StringMatch) -> bool {
+fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch) -> bool {
     let own: Vec<_> = headers
         .get_all(name)
         .iter()
         .map(HeaderValue::as_bytes)
         .collect();
     let separator = separators(name).first().copied().unwrap_or_default();
-    if own.is_empty() || !matches_bytes(wanted, &own.join(separator)) {
+    if own.is_empty() || !matches_bytes(pattern, &own.join(separator)) {
         return false;
     }
     if *name == header::COOKIE {
         return true;
     }
-    let has_wildcard = matches!(wanted, StringMatch::Prefix(_) | StringMatch::Suffix(_));
+    let has_wildcard = matches!(pattern, StringMatch::Prefix(_) | StringMatch::Suffix(_));
     let is_list = has_wildcard && !NO_LISTS.contains(name);
     lines(headers, name).all(|line| {
         let mut elements = elements(name, line);
-        matches_bytes(wanted, line)
-            && (!is_list || elements.all(|element| matches_bytes(wanted, element)))
+        matches_bytes(pattern, line)
+            && (!is_list || elements.all(|element| matches_bytes(pattern, element)))
     })
 }
 

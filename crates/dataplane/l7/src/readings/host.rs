@@ -7,13 +7,13 @@ use super::{Reading, text::matches_caseless};
 /// The authority of a request in its parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Host<'a> {
-    /// As it came.
+    /// Host as received.
     whole: &'a str,
-    /// Without user, port, and the dots that end an absolute name.
+    /// Host without user, port and trailing dots.
     name: &'a str,
-    /// Its port with the colon; empty if it has none.
+    /// Port with the colon; empty without a port.
     port: &'a str,
-    /// The port that was dialled.
+    /// Port that the client dialed.
     dialled: Option<u16>,
 }
 
@@ -35,34 +35,34 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Another host, dialled at the same port.
+    /// Returns another host that was dialed at the same port.
     pub(super) fn named<'b>(&self, whole: &'b str) -> Host<'b> {
         Host::new(whole, self.dialled)
     }
 
-    /// Replaces the port that was dialled.
+    /// Sets the port that the client dialed.
     pub(super) fn dial(&mut self, port: u16) {
         self.dialled = Some(port);
     }
 
-    /// Whether it matches. A server may take no notice of the port that a client writes: what denies a host at the port
-    /// that was dialled denies it whatever is written.
-    pub(super) fn matches(&self, wanted: &StringMatch, reading: Reading) -> bool {
+    /// Whether a pattern matches the host. Since a server may ignore the client's port, a denial at the dialed port
+    /// applies to any written port.
+    pub(super) fn matches(&self, pattern: &StringMatch, reading: Reading) -> bool {
         let Self {
             whole,
             name,
             port,
             dialled,
         } = *self;
-        if !has_port(wanted) {
-            return matches_caseless(wanted, [name]);
+        if !has_port(pattern) {
+            return matches_caseless(pattern, [name]);
         }
         let written = port.get(1..).and_then(|port| port.parse::<u16>().ok());
         let is_at = |port: u16| {
-            !name.is_empty() && matches_caseless(wanted, [name, ":", &port.to_string()])
+            !name.is_empty() && matches_caseless(pattern, [name, ":", &port.to_string()])
         };
-        matches_caseless(wanted, [whole])
-            || matches_caseless(wanted, [name, port])
+        matches_caseless(pattern, [whole])
+            || matches_caseless(pattern, [name, port])
             || reading == Reading::Any && [written, dialled].into_iter().flatten().any(is_at)
     }
 }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn hosts_are_denied_at_the_port_that_was_dialled_whatever_is_written() {
-        let wanted = StringMatch::Exact("a.com:8080".into());
+        let pattern = StringMatch::Exact("a.com:8080".into());
         for (whole, dialled, denied, allowed) in [
             ("a.com:8080", 80, true, true),
             ("A.com.:8080", 80, true, true),
@@ -113,7 +113,7 @@ mod tests {
         ] {
             let host = Host::new(whole, Some(dialled));
             let matches =
-                [Reading::Any, Reading::All].map(|reading| host.matches(&wanted, reading));
+                [Reading::Any, Reading::All].map(|reading| host.matches(&pattern, reading));
             assert_eq!(matches, [denied, allowed], "{whole} at {dialled}");
         }
     }

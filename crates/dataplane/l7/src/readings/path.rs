@@ -11,7 +11,7 @@ use crate::{
     route::regex,
 };
 
-/// A path as it is forwarded, and what lenient servers may take it for.
+/// Forwarded path with its interpretations by lenient servers.
 #[derive(Debug)]
 pub(crate) struct PathReadings<'a> {
     forwarded: Cow<'a, str>,
@@ -22,10 +22,10 @@ pub(crate) struct PathReadings<'a> {
 #[derive(Debug)]
 pub(crate) struct PathMatcher {
     forwarded: Shape,
-    /// In lower case, its escapes decoded.
+    /// Path in lower case with decoded escapes.
     lenient: Shape,
-    /// Of a pattern that is itself odd (`/a;v=1/*`): what servers may take it for. [`Reading::Any`] does not count them,
-    /// where the path as it is forwarded matches as well.
+    /// Readings by servers of a pattern that is itself unusual (`/a;v=1/*`). [`Reading::Any`] ignores them where the
+    /// forwarded path matches, too.
     own_readings: Vec<Shape>,
 }
 
@@ -36,7 +36,7 @@ enum Shape {
     /// Equal, or below it segment by segment; without a slash at the end.
     Below(ArcStr),
     Regex(Regex),
-    /// A broken pattern: whatever it might be meant for.
+    /// Invalid pattern, which matches everything.
     Everything,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn of_target(target: &str) -> Option<&str> {
 }
 
 impl PathMatcher {
-    /// A pattern of a policy.
+    /// Compiles a path pattern of a policy.
     ///
     /// # Errors
     /// When a template is none.
@@ -137,7 +137,7 @@ impl PathMatcher {
 }
 
 impl Shape {
-    /// Whether it matches a path with a slash at its end, or without it.
+    /// Whether the pattern matches the path with or without a trailing slash.
     fn reads(&self, path: &str) -> bool {
         let without = path.strip_suffix('/').filter(|rest| !rest.is_empty());
         self.matches(path) || without.is_some_and(|path| self.matches(path))

@@ -2,23 +2,23 @@
 
 use ambit_model::StringMatch;
 
-/// Whether the text that the pieces make together matches.
-pub(crate) fn matches_pieces<const N: usize>(wanted: &StringMatch, pieces: [&str; N]) -> bool {
-    compare(wanted, &pieces, u8::eq)
+/// Whether the concatenated pieces match.
+pub(crate) fn matches_pieces<const N: usize>(pattern: &StringMatch, pieces: [&str; N]) -> bool {
+    compare(pattern, &pieces, u8::eq)
 }
 
-/// As [`matches_pieces`], without regard to ASCII case.
-pub(crate) fn matches_caseless<const N: usize>(wanted: &StringMatch, pieces: [&str; N]) -> bool {
-    compare(wanted, &pieces, u8::eq_ignore_ascii_case)
+/// Whether the concatenated pieces match, ignoring ASCII case.
+pub(crate) fn matches_caseless<const N: usize>(pattern: &StringMatch, pieces: [&str; N]) -> bool {
+    compare(pattern, &pieces, u8::eq_ignore_ascii_case)
 }
 
-fn compare(wanted: &StringMatch, pieces: &[&str], same: impl Fn(&u8, &u8) -> bool) -> bool {
+fn compare(pattern: &StringMatch, pieces: &[&str], same: impl Fn(&u8, &u8) -> bool) -> bool {
     let length: usize = pieces.iter().map(|piece| piece.len()).sum();
     let text = || pieces.iter().flat_map(|piece| piece.as_bytes());
     let begins = |with: &str| {
         with.len() <= length && with.as_bytes().iter().zip(text()).all(|(a, b)| same(a, b))
     };
-    match wanted {
+    match pattern {
         StringMatch::Exact(exact) => exact.len() == length && begins(exact),
         StringMatch::Prefix(prefix) => begins(prefix),
         StringMatch::Suffix(suffix) => {
@@ -29,9 +29,9 @@ fn compare(wanted: &StringMatch, pieces: &[&str], same: impl Fn(&u8, &u8) -> boo
     }
 }
 
-/// Whether bytes match that need not be text.
-pub(super) fn matches_bytes(wanted: &StringMatch, bytes: &[u8]) -> bool {
-    match wanted {
+/// Whether bytes, which may be invalid UTF-8, match the pattern.
+pub(super) fn matches_bytes(pattern: &StringMatch, bytes: &[u8]) -> bool {
+    match pattern {
         StringMatch::Exact(exact) => bytes == exact.as_bytes(),
         StringMatch::Prefix(prefix) => bytes.starts_with(prefix.as_bytes()),
         StringMatch::Suffix(suffix) => bytes.ends_with(suffix.as_bytes()),

@@ -30,7 +30,7 @@ pub struct Filters {
     fault: Option<HttpFault>,
 }
 
-/// Another address that a request is answered with.
+/// Redirect response with its location.
 #[derive(Debug)]
 pub struct Redirect {
     to: HttpRedirect,
@@ -62,13 +62,13 @@ pub enum RedirectError {
     /// Request without a host, for a filter without one.
     #[error("there is no host that the request could be redirected to")]
     NoHost,
-    /// Of the changed path.
+    /// The rewritten path is invalid.
     #[error(transparent)]
     Path(#[from] PathError),
 }
 
 impl Filters {
-    /// Makes them ready.
+    /// Compiles filters.
     ///
     /// # Errors
     /// With what is wrong with them.
@@ -156,14 +156,14 @@ impl Redirect {
         })
     }
 
-    /// The host that it sets, if any.
+    /// Returns the host that the filter sets, if any.
     #[cfg(test)]
     fn host(&self) -> Option<&ArcStr> {
         self.to.hostname.as_ref()
     }
 
-    /// Where a request is sent that came for a host, and for a port of a service. Always absolute: nothing in the
-    /// path can be taken for a host.
+    /// Returns the location of a redirect for a request to a host and service port. The location is always absolute, so
+    /// that no part of the path can be taken for a host.
     ///
     /// # Errors
     /// When there is no such place.

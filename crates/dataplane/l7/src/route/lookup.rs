@@ -13,16 +13,16 @@ use regex::{Regex, RegexBuilder};
 use super::RouteRequest;
 use crate::path::canonical_escapes;
 
-/// Matches, ready for look-up.
+/// Compiled matches in lookup order.
 #[derive(Debug, Default)]
 pub(super) struct Lookup {
-    /// The most specific first.
+    /// Entries, most specific first.
     entries: Vec<Entry>,
     exact: HashMap<ArcStr, Range<usize>>,
     prefixes: HashMap<ArcStr, Range<usize>>,
-    /// Of `prefixes`, in bytes: each once, the longest first.
+    /// Lengths in bytes of `prefixes`, without duplicates, longest first.
     lengths: Vec<usize>,
-    /// Where those for every path begin, and behind them regular expressions.
+    /// Offset of the entries that match every path, followed by regular expressions.
     rest: usize,
 }
 
@@ -36,8 +36,8 @@ pub(super) struct Entry {
     /// The place of its rule in the table.
     pub(super) rule: usize,
     /// The place of the match in its rule.
-    pub(super) place: usize,
-    /// Of a match that cannot be understood: what it might match is not served.
+    pub(super) index: usize,
+    /// Whether the match is invalid; requests that it could match are rejected.
     pub(super) broken: bool,
 }
 
@@ -53,7 +53,7 @@ enum Path {
 enum Value {
     Exact(ArcStr),
     Regex(Regex),
-    /// A broken one.
+    /// Any path, for an invalid match.
     Any,
 }
 
@@ -71,8 +71,8 @@ pub enum Mismatch {
 }
 
 impl Lookup {
-    /// All matches up to the one that a request takes, the most specific first, with why it does not have the others:
-    /// the order in which [`Self::find`] decides, without its shortcuts.
+    /// Returns the matches up to the one that a request takes, most specific first, with the reason why each does not
+    /// apply. The order is that of [`Self::find`].
     pub(super) fn considered<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
@@ -85,12 +85,12 @@ impl Lookup {
         })
     }
 
-    /// All matches, the most specific first.
+    /// Returns all matches, most specific first.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Of matches in the order of the age, names and places of their rules.
+    /// Builds the table from matches in the order of their rules' age and name.
     pub(super) fn new(mut entries: Vec<Entry>) -> Self {
         // Stable: what is equally specific stays in the order of age, name and place.
         entries.sort_by(|a, b| a.specificity().cmp(&b.specificity()));
@@ -134,7 +134,7 @@ impl Lookup {
 }
 
 impl Entry {
-    pub(super) fn new(of: &HttpRouteMatch, rule: usize, place: usize) -> Self {
+    pub(super) fn new(of: &HttpRouteMatch, rule: usize, index: usize) -> Self {
         let mut broken = false;
         let path = match &of.path {
             None => Path::Any,
@@ -169,12 +169,12 @@ impl Entry {
             headers,
             query,
             rule,
-            place,
+            index,
             broken: broken || unknown,
         }
     }
 
-    /// How many bytes of a path it takes as prefix.
+    /// Returns how many bytes of the path the match consumes as prefix.
     pub(super) fn prefix(&self) -> usize {
         match &self.path {
             Path::Prefix(prefix) => prefix.len(),
@@ -268,7 +268,7 @@ fn compiled(pattern: &str, broken: &mut bool) -> Option<Regex> {
     built
 }
 
-/// A pattern that matches whole texts, in linear time whatever the text; `None` if it is none, or takes too much memory.
+/// Compiles a pattern that matches whole texts in linear time; `None` if it is invalid or needs too much memory.
 pub(crate) fn regex(pattern: &str) -> Option<Regex> {
     let build = |pattern: &str| {
         RegexBuilder::new(pattern)

@@ -6,7 +6,7 @@ use ambit_model::HttpRetry;
 use http::{HeaderMap, StatusCode};
 use rand::{Rng as _, RngCore};
 
-/// Longest wait before the first retry of a rule without one.
+/// Upper bound of the first retry delay of a rule without one.
 pub const DEFAULT_BACKOFF: Duration = Duration::from_millis(25);
 /// The longest wait, in multiples of the first.
 pub const MAX_BACKOFF_MULTIPLE: u32 = 10;
@@ -14,15 +14,15 @@ pub const MAX_BACKOFF_MULTIPLE: u32 = 10;
 /// The statuses of gRPC that mean that a request was not done: cancelled and unavailable.
 const GRPC: [&[u8]; 2] = [b"1", b"14"];
 
-/// Whether an answer is a reason to ask again.
+/// Whether a response status is retriable.
 pub fn is_retriable(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
     let grpc = headers.get("grpc-status");
     retry.codes.contains(&status.as_u16())
         || grpc.is_some_and(|status| GRPC.contains(&status.as_bytes()))
 }
 
-/// Wait before the `nth` retry, counted from 0: by chance, so that those who fail together do not come back together,
-/// and each time longer. Never less than the rule's own.
+/// Returns the delay of the `nth` retry, counted from 0: random to spread simultaneous failures, growing, and never
+/// less than the rule's own.
 pub fn wait(retry: &HttpRetry, nth: u32, rng: &mut dyn RngCore) -> Duration {
     let least = retry.backoff.unwrap_or_default();
     let first = retry.backoff.unwrap_or(DEFAULT_BACKOFF);

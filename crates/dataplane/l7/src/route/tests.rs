@@ -49,7 +49,7 @@ fn route(name: &str, ports: &[u16], rules: Vec<HttpRouteRule>) -> HttpRoute {
     }
 }
 
-/// `route/rule` that a GET takes, or what else becomes of it.
+/// Returns `route/rule` of a GET request, or the outcome without a rule.
 fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) -> String {
     let (path, query) = target
         .split_once('?')
@@ -156,7 +156,7 @@ fn service_without_routes_is_its_own_destination() {
 }
 
 #[test]
-fn the_most_specific_match_wins_wherever_it_stands() {
+fn the_most_specific_match_wins_in_any_order() {
     let with = |headers: usize, params: usize, method: bool| HttpRouteMatch {
         path: Some(HttpPathMatch::Prefix("/p".into())),
         method: method.then(|| "GET".into()),

@@ -11,7 +11,7 @@ use crate::{Observation, Wants};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Operator {
     what: What,
-    /// Most bytes of it.
+    /// Maximum length of the value in bytes.
     most: Option<usize>,
 }
 
@@ -20,9 +20,9 @@ pub(super) struct Operator {
 pub(super) enum Datum<'a> {
     Nothing,
     Number(u64),
-    /// Made here: it needs no escapes.
+    /// Text of the proxy itself, which needs no escaping.
     Ours(Cow<'a, str>),
-    /// From a peer.
+    /// Text from a peer, which is escaped.
     Peers(Cow<'a, [u8]>),
 }
 
@@ -31,7 +31,7 @@ enum What {
     Simple(&'static str),
     /// A time, in seconds or a form.
     StartTime(TimeForm),
-    /// The first of these that is there.
+    /// First present header of the list.
     Request(Vec<Name>),
     Response(Vec<Name>),
     Environment(String),
@@ -88,7 +88,7 @@ const SIMPLE: &[&str] = &[
 const UNKNOWN: &str = "is no operator that is known here";
 
 impl Operator {
-    /// Reads what is between two `%`.
+    /// Parses an operator between two `%`.
     pub(super) fn read(text: &str) -> Result<Self, &'static str> {
         let (name, rest) = match text.split_once('(') {
             Some((name, rest)) => {
@@ -125,7 +125,7 @@ impl Operator {
         Ok(Self { what, most })
     }
 
-    /// The headers that it needs.
+    /// Adds the headers that the operator reads.
     pub(super) fn wants(&self, wants: &mut Wants) {
         let (names, is_request) = match &self.what {
             What::Request(names) => (names, true),
@@ -279,7 +279,7 @@ fn simple<'a>(name: &str, of: &Observation<'a>) -> Datum<'a> {
     }
 }
 
-/// The names that Envoy gives to statuses of gRPC.
+/// Returns Envoy's name of the gRPC status.
 fn grpc_status(of: &Observation<'_>) -> Option<String> {
     const NAMES: [&str; 17] = [
         "OK",

@@ -10,14 +10,14 @@ fn span(change: impl FnOnce(&mut Observation<'_>), tags: &[Tag]) -> Span {
     request.insert("user-agent", "curl/7".parse().unwrap());
     let mut observation = answered(&request, &response);
     change(&mut observation);
-    let place = Place {
+    let span_context = SpanContext {
         trace: TraceId::new(1),
         id: SpanId::new(2),
         parent: Some(SpanId::new(3)),
         state: String::new(),
     };
     of(
-        place,
+        span_context,
         &observation,
         vec![("istio.mesh_id", "m".to_owned())],
         tags,

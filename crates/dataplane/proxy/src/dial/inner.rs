@@ -25,13 +25,13 @@ pub enum InnerError {
     /// No connection to the far end.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// The far end refused.
+    /// Refusal by the peer.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
 }
 
 impl InnerError {
-    /// The low-cardinality cause.
+    /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Authority(_) => Reason::Connect,

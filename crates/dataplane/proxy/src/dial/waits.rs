@@ -11,13 +11,13 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// How long a connection waits.
+/// Maximum time for which a connection waits.
 const WAIT: Duration = Duration::from_secs(5);
-/// Connections of one instance that may wait at once.
+/// Maximum waiting connections of one instance.
 const MAX_WAITING: usize = 1024;
 /// Delay before the waypoint is tried again, doubled each time up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(50);
-/// Longest such delay: what a connection loses after the waypoint's return.
+/// Maximum delay that a connection experiences after the waypoint's return.
 const LONGEST: Duration = Duration::from_millis(400);
 
 /// Counts the connections of one instance that wait. Clones share it.
@@ -31,7 +31,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// For one connection, which does not wait yet.
+    /// Creates the wait of one connection, which has not started.
     pub fn connection(&self) -> Wait {
         Wait {
             waits: self.clone(),
@@ -41,11 +41,11 @@ impl Waits {
     }
 }
 
-/// One connection's wait.
+/// Wait of one connection.
 #[derive(Debug)]
 pub struct Wait {
     waits: Waits,
-    /// When it ends, and the right to wait.
+    /// Deadline and permit of a wait that has started.
     begun: Option<(Instant, OwnedSemaphorePermit)>,
     next: Duration,
 }

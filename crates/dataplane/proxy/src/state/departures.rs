@@ -14,11 +14,11 @@ use tokio::sync::watch;
 
 use super::SharedState;
 
-/// The pools of this process, and when to look at them.
+/// Pools of the process, with a signal to check them.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
     pools: Mutex<Vec<WeakPool>>,
-    /// Counts batches with workloads that are gone.
+    /// Counter of batches that removed workloads.
     gone: watch::Sender<u64>,
 }
 
@@ -55,7 +55,7 @@ impl Departed {
 }
 
 impl Departures {
-    /// Tells the pools what has become of the workloads of a batch, which has been applied.
+    /// Notifies the pools of a batch's workloads after it was applied.
     pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &Departed) {
         if departed.0.is_empty() {
             return;
@@ -96,7 +96,7 @@ fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
 }
 
 impl SharedState {
-    /// Ends connections of `pool` to workloads that are gone, for as long as there is the pool.
+    /// Closes connections of `pool` to removed workloads while the pool exists.
     pub fn follow_pool(&self, pool: &Pool) {
         let mut pools = self.0.departures.pools.lock();
         pools.retain(|pool| pool.upgrade().is_some());

@@ -6,12 +6,12 @@ use ambit_model::Identity;
 
 use super::SharedState;
 
-/// A change of the identities that certificates are wanted for.
+/// Change of the identities that need certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityEvent {
     /// The first captured local workload of an identity appeared: fetch its certificate ahead of use.
     Appeared(Identity),
-    /// The last one is gone: forget it.
+    /// The last user is gone, so the certificate can be dropped.
     Gone(Identity),
 }
 

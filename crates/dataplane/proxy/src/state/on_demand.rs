@@ -14,13 +14,13 @@ use tokio::{
 
 use super::{AddressDemand, LOCAL_WORKLOAD_DEADLINE, SharedState};
 
-/// Demands that may wait to be sent.
+/// Maximum demands that wait to be sent.
 pub const DEMANDS_WAITING: usize = 100;
 
-/// At most the service, its waypoint, the waypoint's gateway and some slack.
+/// Maximum on-demand requests for one connection: the service, its waypoint, the waypoint's gateway, and some slack.
 const ROUNDS: usize = 6;
 
-/// There was no answer before the deadline.
+/// No answer arrived before the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotAnswered;
 
@@ -77,11 +77,11 @@ impl SharedState {
         look()
     }
 
-    /// Asks the control plane for a record by its name, one of its addresses (`network/ip`) or, of a service,
-    /// `namespace/hostname`; its changes follow from then on. Does nothing where everything is sent anyway.
+    /// Subscribes to a record by its name, one of its addresses (`network/ip`) or, for a service, `namespace/hostname`.
+    /// Does nothing with wildcard subscriptions.
     ///
     /// # Errors
-    /// When there is no answer before the deadline.
+    /// When no answer arrives in time.
     pub async fn learn(&self, name: String, deadline: Instant) -> Result<(), RouteError> {
         self.ask(name, deadline).await
     }
@@ -92,8 +92,8 @@ impl SharedState {
             .map_err(|NotAnswered| RouteError::NotAnswered { key })
     }
 
-    /// Where an inbound tunnel goes, before authorization; in on-demand mode a foreign address is requested from the
-    /// control plane before it is refused, as it may have this pod as its waypoint.
+    /// Routes an inbound tunnel before authorization. In on-demand mode, a foreign address is requested from the
+    /// control plane before it is rejected, since its waypoint may be this pod.
     pub async fn inbound(
         &self,
         request: &InboundRequest<'_>,

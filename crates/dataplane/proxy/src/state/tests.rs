@@ -302,7 +302,7 @@ async fn certificates_follow_the_local_identities() {
 
 // === on demand ===
 
-/// Answers demands with what `answer` says, `None` standing for "there is none".
+/// Serves on-demand requests with `answer`; `None` means that the resource does not exist.
 fn serve(
     state: &SharedState,
     mut demands: mpsc::Receiver<AddressDemand>,

@@ -15,7 +15,7 @@ fn policy(outliers: OutlierPolicy) -> DestinationPolicy {
 }
 
 impl Scene {
-    /// Each request to this endpoint comes to this; gives the last ejection's duration in seconds.
+    /// Reports these outcomes of requests to an endpoint, and returns the last ejection's duration in seconds.
     fn outcomes(&mut self, number: u32, outcomes: &[Outcome]) -> Option<u64> {
         let mut ejected = None;
         for outcome in outcomes {

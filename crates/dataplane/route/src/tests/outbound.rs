@@ -188,7 +188,7 @@ fn pods_on_the_nodes_address_are_reached_through_services_only() {
 }
 
 #[test]
-fn the_address_family_dialled_is_kept_where_possible() {
+fn the_dialed_address_family_is_preferred() {
     let dual = in_service(pod("a", &["10.0.0.2", "fd00::2"]), "web", &[(80, 80)]);
     let both = service("web", &["/10.96.0.9", "/fd00:96::9"], &[(80, 80)]);
     let routes = table(vec![dual.clone()], vec![both.clone()]);
@@ -678,7 +678,7 @@ fn picked(workloads: Vec<Workload>, scopes: &[LbScope], mode: LbMode) -> BTreeSe
 }
 
 #[test]
-fn balancing_modes_select_by_place() {
+fn balancing_modes_select_by_locality() {
     use LbScope::{Network, Node, Region, Zone};
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let all: BTreeSet<String> = names(&["same-node", "same-zone", "same-region", "elsewhere"]);

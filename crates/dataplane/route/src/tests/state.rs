@@ -394,7 +394,7 @@ fn workload_of(step: &Step) -> Option<Workload> {
 }
 
 proptest! {
-    /// After any history the indices agree with the remaining records.
+    /// Checks that after any sequence of updates the indices agree with the records.
     #[test]
     fn the_indices_follow_the_records(steps in vec(step(), 0..60)) {
         let mut table = table(vec![], vec![]);

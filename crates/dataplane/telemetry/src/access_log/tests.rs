@@ -10,7 +10,7 @@ use ambit_rt::logging::{LogFormat, capture};
 
 use super::*;
 
-/// Collects what is logged.
+/// Captured log output.
 #[derive(Clone, Default)]
 struct Output(Arc<Mutex<Vec<u8>>>);
 

@@ -8,18 +8,18 @@ use std::{
 
 use ambit_flow::{Flow, StreamItem};
 
-/// Most events that wait, of the data path and of refusals each.
+/// Maximum queued events, separately for traffic and refusals.
 const MAX_WAITING: usize = 1024;
 /// Waiting refusals from which on alike ones are counted instead of queued.
 const ALIKE_FROM: usize = 64;
-/// How many of the latest refusals a new one is compared with.
+/// Number of recent refusals that a new one is compared with, to suppress duplicates.
 const COMPARED: usize = 64;
 /// Events of the data path that a reader is sent a second. More are sampled, evenly over the second.
 const EVENTS_PER_SECOND: f64 = 4_000.0;
-/// How long a reader with a full queue may read nothing.
+/// Maximum time for which a reader with a full queue may stall.
 const STALL: Duration = Duration::from_secs(15);
 
-/// Events for one reader.
+/// Event queue of one reader.
 #[derive(Debug)]
 pub(super) struct Queue {
     waiting: VecDeque<(Arc<Flow>, u64)>,
@@ -97,7 +97,7 @@ impl Queue {
         is_in_budget
     }
 
-    /// Takes at most `most` events, and the numbers of those that were lost.
+    /// Removes and returns at most `most` events, with the numbers of lost ones.
     pub(super) fn take(&mut self, most: usize, now: Instant) -> Vec<StreamItem> {
         self.taken = now;
         let taken = self.waiting.drain(..most.min(self.waiting.len()));

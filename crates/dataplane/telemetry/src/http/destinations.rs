@@ -49,7 +49,7 @@ impl DestinationMetrics {
         self.ejections.get_or_create(&labels).inc();
     }
 
-    /// A limit was reached.
+    /// Counts a request that exceeded a limit.
     pub fn overflowed(&self, service: &str, limit: &'static str) {
         let labels = OverflowLabels {
             destination_service: service.to_owned(),
@@ -58,7 +58,7 @@ impl DestinationMetrics {
         self.overflows.get_or_create(&labels).inc();
     }
 
-    /// There is no rule for a service any more; these are all causes and limits there may be.
+    /// Removes the series of a service without a rule, for all possible causes and limits.
     pub fn removed(&self, service: &str, causes: &[&'static str], limits: &[&'static str]) {
         let destination_service = service.to_owned();
         for cause in causes {

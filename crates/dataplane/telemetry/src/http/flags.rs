@@ -21,7 +21,7 @@ pub enum ResponseFlag {
     DownstreamConnectionTermination,
     /// `UT`: the upstream took too long.
     UpstreamRequestTimeout,
-    /// `LR`: reset here.
+    /// `LR`: local reset.
     LocalReset,
     /// `UR`: reset by the upstream.
     UpstreamRemoteReset,
@@ -35,7 +35,7 @@ pub enum ResponseFlag {
     DownstreamProtocolError,
     /// `UPE`: the upstream violates HTTP.
     UpstreamProtocolError,
-    /// `DT`: it took too long altogether.
+    /// `DT`: request timeout exceeded.
     DurationTimeout,
     /// `DR`: reset by the caller.
     DownstreamRemoteReset,
@@ -43,7 +43,7 @@ pub enum ResponseFlag {
     OverloadManager,
     /// `DI`: delayed on purpose.
     DelayInjected,
-    /// `FI`: answered with a fault on purpose.
+    /// `FI`: injected fault.
     FaultInjected,
     /// `RL`: over a rate limit.
     RateLimited,
@@ -53,7 +53,7 @@ pub enum ResponseFlag {
 
 use ResponseFlag as F;
 
-/// In the order in which Envoy writes them.
+/// Response flags in the order in which Envoy writes them.
 const CODES: [(ResponseFlag, &str); 22] = [
     (F::NoHealthyUpstream, "UH"),
     (F::UpstreamConnectionFailure, "UF"),
@@ -79,7 +79,7 @@ const CODES: [(ResponseFlag, &str); 22] = [
     (F::OverloadManager, "OM"),
 ];
 
-/// All that happened: `-` if nothing did.
+/// Set of response flags; printed as `-` if empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ResponseFlags(u32);
 
@@ -89,7 +89,7 @@ impl ResponseFlags {
         *self = *self | flag;
     }
 
-    /// Envoy's number of them: `response.flags` of its expressions.
+    /// Returns Envoy's bit mask, `response.flags` in its expressions.
     pub fn envoy_bits(self) -> u64 {
         let bit = |flag: ResponseFlag| match flag {
             F::NoHealthyUpstream => 1,
@@ -119,7 +119,7 @@ impl ResponseFlags {
         among.fold(0, |bits, (flag, _)| bits | 1 << bit(*flag))
     }
 
-    /// Whether it is among them.
+    /// Whether the set contains the flag.
     pub fn contains(self, flag: ResponseFlag) -> bool {
         self.0 & bit(flag) != 0
     }

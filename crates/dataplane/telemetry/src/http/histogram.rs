@@ -27,11 +27,11 @@ const BOUNDS: [f64; 19] = [
     3_600_000.0,
 ];
 
-/// Adding to it is a few atomic additions.
+/// Histogram whose updates are a few atomic additions.
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     sum: AtomicU64,
-    /// The last one for what is beyond all bounds.
+    /// Counts by bucket; the last bucket is beyond all bounds.
     buckets: [AtomicU64; BOUNDS.len() + 1],
 }
 
@@ -45,7 +45,7 @@ impl Histogram {
         }
     }
 
-    /// Adds what another one has counted.
+    /// Adds the counts of another histogram.
     pub(super) fn add(&self, other: &Self) {
         self.sum.fetch_add(other.sum.load(Relaxed), Relaxed);
         for (own, other) in self.buckets.iter().zip(&other.buckets) {

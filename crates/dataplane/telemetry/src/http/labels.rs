@@ -31,7 +31,7 @@ impl RequestProtocol {
         }
     }
 
-    /// With what is no status of gRPC left out: the upstream chooses it freely.
+    /// Removes values that are not gRPC statuses, since the upstream chooses them freely.
     fn bounded(self) -> Self {
         match self {
             Self::Grpc(status) => Self::Grpc(status.filter(|status| *status <= 16)),
@@ -45,7 +45,7 @@ impl RequestProtocol {
 pub struct ResponseCode(u16);
 
 impl ResponseCode {
-    /// A code. What is none counts as zero.
+    /// Converts a code; invalid ones become zero.
     pub fn new(code: u16) -> Self {
         Self(if (100..600).contains(&code) { code } else { 0 })
     }
@@ -64,12 +64,12 @@ pub struct HttpLabels {
     protocol: RequestProtocol,
     code: ResponseCode,
     flags: ResponseFlags,
-    /// Labels that are configured to be different.
+    /// Configured label overrides.
     changed: Option<Changed>,
 }
 
 impl HttpLabels {
-    /// Between these parties, with this outcome.
+    /// Creates the labels of a request between these parties, with this outcome.
     pub fn new(
         traffic: TrafficLabels,
         protocol: RequestProtocol,
@@ -85,7 +85,7 @@ impl HttpLabels {
         }
     }
 
-    /// With labels as they are configured.
+    /// Applies configured label overrides.
     #[must_use]
     pub fn changed(self, changed: Option<Changed>) -> Self {
         Self { changed, ..self }
@@ -102,7 +102,7 @@ impl HttpLabels {
         self.changed.is_some()
     }
 
-    /// The labels in a family; `None` if it has no such sample.
+    /// Returns the labels in a family; `None` if it has no such sample.
     pub(super) fn of_family(&self, family: TelemetryFamily) -> Option<Vec<(String, String)>> {
         let mut labels = Vec::with_capacity(32);
         // Writing to a list cannot fail.

@@ -52,17 +52,17 @@ struct PolicyLabels {
 /// Outcome of a request that was sent to a mirror as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MirrorOutcome {
-    /// The mirror answered.
+    /// The mirror responded.
     Answered,
     /// Mirror that could not be reached, or broke off.
     Failed,
-    /// Mirror that did not take the body as fast as the original.
+    /// Mirror that received the body too slowly.
     TooSlow,
-    /// Mirror that did not answer in time.
+    /// Mirror without a response in time.
     Late,
-    /// There were too many already: nothing was sent.
+    /// Limit of mirrored requests reached; nothing was sent.
     Busy,
-    /// A policy of the mirror's service denies it.
+    /// Denied by a policy of the mirror's service.
     Denied,
 }
 
@@ -101,7 +101,7 @@ pub enum ExportOutcome {
     Sent,
     /// The export queue was full.
     Dropped,
-    /// The collector could not be reached, or did not take it.
+    /// Unreachable collector, or rejected export.
     Failed,
 }
 
@@ -116,7 +116,7 @@ struct OutcomeLabels {
     outcome: &'static str,
 }
 
-/// The request metrics of a waypoint, to be made once and shared.
+/// Request metrics of a waypoint, created once and shared.
 #[derive(Debug, Default)]
 pub struct HttpMetrics {
     series: Arc<AllSeries>,
@@ -137,7 +137,7 @@ pub struct HttpMetrics {
 struct AllSeries {
     /// Read by each request that ends; written for new labels, and to drop unused ones.
     table: RwLock<Table>,
-    /// Of those that may be written with others as one.
+    /// Series that may be aggregated with others, after they were unused for a while.
     retired: Retired<HttpLabels, Series>,
     dropped: Counter,
 }
@@ -316,7 +316,7 @@ impl HttpMetrics {
         self.rate_limited.get_or_create(&labels).inc();
     }
 
-    /// A provider wanted to change headers that it may not.
+    /// Counts provider responses with header changes that are not allowed.
     pub fn provider_headers_refused(&self, provider: &str, count: u64) {
         if count > 0 {
             let provider = provider.to_owned();
@@ -324,7 +324,7 @@ impl HttpMetrics {
             self.headers_refused.get_or_create(&labels).inc_by(count);
         }
     }
-    /// So many spans or lines were for a collector.
+    /// Counts spans or log records that were exported or dropped.
     pub fn exported(&self, signal: Signal, outcome: ExportOutcome, many: u64) {
         let labels = ExportLabels {
             signal: match signal {
@@ -403,7 +403,7 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     dropped.collect()
 }
 
-/// The families of a series, as they are written.
+/// Families of a series, as they are written on removal.
 const FAMILIES: [Inherited<HttpLabels, Series>; 6] = [
     Inherited {
         written: |labels| labels.of_family(TelemetryFamily::RequestCount),

@@ -5,14 +5,14 @@ use ambit_model::{ArcStr, TelemetryFamily};
 /// Changes of the metrics of some requests or connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Relabel {
-    /// By their place in [`TelemetryFamily::ALL`].
+    /// Rules by index in [`TelemetryFamily::ALL`].
     families: [FamilyRule; TelemetryFamily::ALL.len()],
 }
 
-/// Changes of one family.
+/// Overrides of one metric family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FamilyRule {
-    /// Whether the family has no such samples.
+    /// Whether the family is disabled.
     pub disabled: bool,
     /// Labels, with the place of their value among those of a request; without one the label is left out.
     pub labels: Vec<(ArcStr, Option<usize>)>,
@@ -23,19 +23,19 @@ pub struct FamilyRule {
 pub struct Changed {
     /// Changes of labels.
     pub relabel: std::sync::Arc<Relabel>,
-    /// Values, by their places.
+    /// Label values by index.
     pub values: Vec<String>,
 }
 
-fn place(of: TelemetryFamily) -> usize {
+fn index(of: TelemetryFamily) -> usize {
     let all = TelemetryFamily::ALL.iter();
     all.take_while(|family| **family != of).count()
 }
 
 impl Relabel {
-    /// Sets what is changed of a family.
+    /// Sets the overrides of a family.
     pub fn set(&mut self, of: TelemetryFamily, rule: FamilyRule) {
-        if let Some(family) = self.families.get_mut(place(of)) {
+        if let Some(family) = self.families.get_mut(index(of)) {
             *family = rule;
         }
     }
@@ -48,13 +48,13 @@ impl Changed {
         of: TelemetryFamily,
         mut labels: Vec<(String, String)>,
     ) -> Option<Vec<(String, String)>> {
-        let rule = self.relabel.families.get(place(of))?;
+        let rule = self.relabel.families.get(index(of))?;
         if rule.disabled {
             return None;
         }
         for (name, value) in &rule.labels {
             labels.retain(|(other, _)| *other != name.as_str());
-            if let Some(value) = value.and_then(|place| self.values.get(place)) {
+            if let Some(value) = value.and_then(|index| self.values.get(index)) {
                 labels.push((name.to_string(), value.clone()));
             }
         }

@@ -14,11 +14,11 @@ use super::{ResponseCode, ResponseFlags};
 #[cfg(test)]
 mod tests;
 
-/// How lines look. In both, texts of requests are cut to 1 KiB, and whatever is not printable ASCII is
-/// escaped.
+/// Format of access-log lines. Both formats truncate texts of requests to 1 KiB, and escape everything but printable
+/// ASCII.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessLogFormat {
-    /// Istio's default line, which begins with the time in brackets.
+    /// Istio's default line, starting with the time in brackets.
     #[default]
     Text,
     /// Istio's default JSON object.
@@ -28,25 +28,25 @@ pub enum AccessLogFormat {
 /// A request that is over, or a connection that is not HTTP: then the fields of requests are `None`.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpRequestReport<'a> {
-    /// When it began.
+    /// Start time of the request.
     pub started: SystemTime,
-    /// Until its last byte.
+    /// Duration up to the last byte of the response.
     pub duration: Duration,
     /// Method of the request.
     pub method: Option<&'a [u8]>,
     /// Path and query, as forwarded.
     pub path: Option<&'a [u8]>,
-    /// For instance `HTTP/1.1`.
+    /// HTTP version, for instance `HTTP/1.1`.
     pub protocol: Option<&'a str>,
     /// The status that the caller got.
     pub response_code: ResponseCode,
     /// Flags of Envoy's for its outcome.
     pub flags: ResponseFlags,
-    /// Why the code is what it is, for instance `via_upstream`.
+    /// Response-code details, for instance `via_upstream`.
     pub code_details: Option<&'a str>,
-    /// Why the caller's connection was ended, if it was.
+    /// Reason why the waypoint closed the caller's connection, if it did.
     pub termination_details: Option<&'a str>,
-    /// Why there was no connection to the upstream.
+    /// Reason why no connection to the upstream could be opened.
     pub upstream_failure: Option<&'a str>,
     /// Bytes of the request's body.
     pub request_bytes: u64,
@@ -56,7 +56,7 @@ pub struct HttpRequestReport<'a> {
     pub request_messages: u64,
     /// gRPC messages of the response.
     pub response_messages: u64,
-    /// Until the upstream's response began.
+    /// Duration up to the upstream's response headers.
     pub upstream_time: Option<Duration>,
     /// The header `x-forwarded-for`.
     pub forwarded_for: Option<&'a [u8]>,
@@ -68,7 +68,7 @@ pub struct HttpRequestReport<'a> {
     pub authority: Option<&'a [u8]>,
     /// The endpoint's address.
     pub upstream_host: Option<SocketAddr>,
-    /// The name of what it was forwarded to.
+    /// Name of the upstream cluster.
     pub upstream_cluster: Option<&'a str>,
     /// Our address towards the endpoint.
     pub upstream_local: Option<SocketAddr>,
@@ -76,7 +76,7 @@ pub struct HttpRequestReport<'a> {
     pub downstream_local: SocketAddr,
     /// The caller's address.
     pub downstream_remote: SocketAddr,
-    /// The server name of TLS that is passed through.
+    /// Server name of TLS passthrough.
     pub server_name: Option<&'a [u8]>,
     /// The route's name.
     pub route: Option<&'a str>,
@@ -89,7 +89,7 @@ pub struct HttpRequestReport<'a> {
 }
 
 impl HttpRequestReport<'_> {
-    /// With only the times and the caller's side.
+    /// Creates a record with the times and the client side only.
     pub fn new(
         started: SystemTime,
         duration: Duration,
@@ -129,7 +129,7 @@ impl HttpRequestReport<'_> {
         }
     }
 
-    /// Its line, with the line feed that ends it.
+    /// Formats the record as a line with a line feed.
     pub fn line(&self, format: AccessLogFormat) -> String {
         let mut line = String::with_capacity(512);
         match format {
@@ -287,7 +287,7 @@ fn present(value: Option<&[u8]>) -> &[u8] {
     value.filter(|value| !value.is_empty()).unwrap_or(b"-")
 }
 
-/// Writes members of an object; what is missing is `null`.
+/// Writer of JSON members; missing values are `null`.
 struct Json<'a> {
     line: &'a mut String,
     has_any: bool,

@@ -277,7 +277,7 @@ fn a_hostile_name_stays_one_label() {
 }
 
 #[test]
-fn unused_series_are_dropped_after_a_while_and_open_ones_kept() {
+fn unused_series_expire_and_those_in_use_stay() {
     let traffic = Arc::new(Traffic::default());
     let _open = traffic.open(&labels());
     let mut other = labels();
@@ -289,7 +289,8 @@ fn unused_series_are_dropped_after_a_while_and_open_ones_kept() {
     assert_eq!(traffic.len(), 1);
 }
 
-/// Else who reads it would take a counter that falls for a restart, and what is left of it for an increase.
+/// Checks that sums never decrease: readers would take a decreasing counter for a restart, and its rest for an
+/// increase.
 #[test]
 fn a_sum_of_several_series_does_not_fall_when_one_of_them_is_dropped() {
     let mut relabel = Relabel::default();

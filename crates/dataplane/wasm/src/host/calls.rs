@@ -16,7 +16,7 @@ use crate::{
     stream::Head,
 };
 
-/// Longest wait for an answer.
+/// Maximum timeout of a call.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
@@ -160,7 +160,7 @@ fn cancel(host: &mut Host, token: u32) -> Status {
     Status::Ok
 }
 
-/// Ends the module's side of a stream; of a call, as Envoy has it, all of it.
+/// Closes the module's side of a stream; for a call closes both sides, as Envoy does.
 fn close(host: &mut Host, token: u32) -> Status {
     let pending = host.calls.get_mut(&token);
     let Some(sending) = pending.and_then(|pending| pending.sending.as_mut()) else {

@@ -13,7 +13,7 @@ use crate::{
     stream::Head,
 };
 
-/// Most headers of one map.
+/// Maximum headers of one map.
 const MAX_HEADERS: usize = 512;
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
@@ -92,7 +92,7 @@ enum How {
     Replace,
 }
 
-/// A map, as it is at hand.
+/// Header map in its current representation.
 enum Map<'a> {
     Head(&'a mut Head),
     Trailers(&'a mut HeaderMap),
@@ -133,7 +133,7 @@ impl Map<'_> {
         pseudo.chain(headers).collect()
     }
 
-    /// Values of one name are one, as Envoy has it.
+    /// Returns all values of a name joined, as Envoy does.
     fn value(&self, name: &[u8]) -> Option<Vec<u8>> {
         let headers = match self {
             Self::Head(head) => {

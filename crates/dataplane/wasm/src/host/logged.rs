@@ -15,7 +15,7 @@ pub(crate) struct Logged {
 /// Decision on a line of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// The line is written, after so many were dropped.
+    /// Log line that is written, with the number of dropped ones before it.
     Written(u64),
     Dropped,
 }

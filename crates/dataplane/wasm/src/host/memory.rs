@@ -8,9 +8,9 @@ use crate::{abi::Status, limits::MAX_PIECE};
 
 /// Why a function does not succeed.
 pub(crate) enum Refused {
-    /// The module gets the error.
+    /// Status that the module receives.
     Status(Status),
-    /// The module is ended.
+    /// Trap that ends the module.
     Trap(wasmtime::Error),
 }
 
@@ -20,7 +20,7 @@ impl From<Status> for Refused {
     }
 }
 
-/// Result of a function as the module gets it.
+/// Converts a result to the status that the module receives.
 pub(crate) fn answer(result: Result<(), Refused>) -> wasmtime::Result<u32> {
     match result {
         Ok(()) => Ok(Status::Ok as u32),
@@ -29,7 +29,7 @@ pub(crate) fn answer(result: Result<(), Refused>) -> wasmtime::Result<u32> {
     }
 }
 
-/// A module that calls.
+/// Calling module with its memory.
 pub(crate) struct Guest<'a> {
     caller: Caller<'a, Host>,
 }
@@ -51,14 +51,14 @@ impl<'a> Guest<'a> {
         memory.ok_or(Refused::Status(Status::InvalidMemoryAccess))
     }
 
-    /// Bytes of the module, with what it works on.
+    /// Borrows the module's memory together with the host state.
     pub(crate) fn both(&mut self, at: u32, length: u32) -> Result<(&[u8], &mut Host), Refused> {
         let memory = self.memory()?;
         let (all, host) = memory.data_and_store_mut(&mut self.caller);
         Ok((piece(all, at, length)?, host))
     }
 
-    /// Two pieces, with what it works on.
+    /// Returns two buffers of the guest's memory.
     pub(crate) fn pair(
         &mut self,
         (at, length): (u32, u32),
@@ -80,7 +80,7 @@ impl<'a> Guest<'a> {
         Ok(piece(memory.data(self.caller.as_context()), at, length)?.to_vec())
     }
 
-    /// A text of the module.
+    /// Reads a text of the module.
     pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, Refused> {
         let bytes = self.copy(at, length)?;
         String::from_utf8(bytes).map_err(|_| Refused::Status(Status::BadArgument))
@@ -91,9 +91,9 @@ impl<'a> Guest<'a> {
         let memory = self.memory()?;
         let all = memory.data_mut(self.caller.as_context_mut());
         let end = (at as usize).checked_add(bytes.len());
-        let place = end.and_then(|end| all.get_mut(at as usize..end));
-        let place = place.ok_or(Status::InvalidMemoryAccess)?;
-        place.copy_from_slice(bytes);
+        let target = end.and_then(|end| all.get_mut(at as usize..end));
+        let target = target.ok_or(Status::InvalidMemoryAccess)?;
+        target.copy_from_slice(bytes);
         Ok(())
     }
 
@@ -101,18 +101,18 @@ impl<'a> Guest<'a> {
         self.put(at, &number.to_le_bytes())
     }
 
-    /// Gives the module bytes, in memory that it allocates for them.
+    /// Copies bytes to memory that the module allocates.
     pub(crate) fn give(&mut self, bytes: &[u8], at: u32, length_at: u32) -> Result<(), Refused> {
         // Before memory is allocated in the module.
         let length = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         self.put_number(length_at, 0)?;
         self.put_number(at, 0)?;
-        let mut place = 0;
+        let mut address = 0;
         if length > 0 {
-            place = self.allocate(length)?;
-            self.put(place, bytes)?;
+            address = self.allocate(length)?;
+            self.put(address, bytes)?;
         }
-        self.put_number(at, place)?;
+        self.put_number(at, address)?;
         self.put_number(length_at, length)
     }
 
@@ -122,12 +122,12 @@ impl<'a> Guest<'a> {
         let function = found.next().ok_or(Status::InternalFailure)?;
         let function = function.typed::<u32, u32>(self.caller.as_context());
         let function = function.map_err(Refused::Trap)?;
-        let place = function.call(self.caller.as_context_mut(), length);
-        let place = place.map_err(Refused::Trap)?;
-        if place == 0 {
+        let address = function.call(self.caller.as_context_mut(), length);
+        let address = address.map_err(Refused::Trap)?;
+        if address == 0 {
             return Err(Status::InvalidMemoryAccess.into());
         }
-        Ok(place)
+        Ok(address)
     }
 }
 

@@ -60,13 +60,13 @@ pub(super) fn nanoseconds() -> u64 {
     })
 }
 
-/// Since some moment.
+/// Returns monotonic time since an arbitrary moment.
 pub(super) fn monotonic() -> u64 {
     static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
     u64::try_from(BEGAN.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The level that is logged, as the ABI counts them.
+/// Returns the enabled log level in the ABI's numbering.
 fn log_level() -> u32 {
     if tracing::enabled!(target: "wasm", tracing::Level::TRACE) {
         0

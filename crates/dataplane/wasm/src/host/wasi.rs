@@ -18,7 +18,7 @@ use crate::{
 pub(super) const NOT_SUPPORTED: i32 = 58;
 /// WASI's `EBADF` error.
 const BAD_DESCRIPTOR: u32 = 8;
-/// The clock that never goes back.
+/// Monotonic clock id.
 const MONOTONIC: u32 = 1;
 /// Size of a subscription of `poll_oneoff`, and the most subscriptions.
 const SUBSCRIPTION: u32 = 48;
@@ -123,8 +123,8 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
         WASI,
         "poll_oneoff",
-        |caller: Caller<'_, Host>, wanted: u32, events: u32, count: u32, at: u32| {
-            errno(poll(Guest::new(caller), (wanted, count), events, at))
+        |caller: Caller<'_, Host>, subscriptions: u32, events: u32, count: u32, at: u32| {
+            errno(poll(Guest::new(caller), (subscriptions, count), events, at))
         },
     )?;
     linker.func_wrap(
@@ -195,15 +195,15 @@ fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), Refused> {
     guest.put(at, &bytes)
 }
 
-/// Nothing waits here: a clock is reported as expired, so that a sleeping module reads the clock again, until the
-/// timeout of its callback. There are no files.
+/// Implements `poll_oneoff` without blocking: reports clocks as expired, so that a sleeping module polls again until
+/// the timeout of its callback. Files are unsupported.
 fn poll(
     mut guest: Guest<'_>,
-    (wanted, count): (u32, u32),
+    (subscriptions, count): (u32, u32),
     events: u32,
     at: u32,
 ) -> Result<(), Refused> {
-    let (mut from, mut to, mut ready) = (wanted, events, 0u32);
+    let (mut from, mut to, mut ready) = (subscriptions, events, 0u32);
     for _ in 0..count.min(MAX_POLLED) {
         let subscription = guest.copy(from, SUBSCRIPTION)?;
         let (userdata, rest) = subscription
@@ -255,7 +255,7 @@ fn write(
     Ok(0)
 }
 
-/// Logs the lines that are complete.
+/// Logs complete lines.
 fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), Refused> {
     let Some(open) = host.lines.get_mut(place) else {
         return Ok(());

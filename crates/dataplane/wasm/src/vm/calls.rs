@@ -8,7 +8,7 @@ use crate::{
     stream::ROOT,
 };
 
-/// As a module gets it.
+/// Converts a size to the module's 32-bit representation.
 fn size(of: usize) -> u32 {
     u32::try_from(of).unwrap_or(u32::MAX)
 }

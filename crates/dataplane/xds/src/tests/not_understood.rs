@@ -11,7 +11,7 @@ fn with_unknown(mut resource: Resource) -> Resource {
     resource
 }
 
-/// A session whose addresses are published and answered.
+/// Starts a session with published addresses.
 async fn begun(control_plane: &mut ControlPlane) -> Session {
     let mut session = control_plane.session().await;
     session.request().await;
@@ -87,7 +87,7 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
 }
 
 #[tokio::test]
-async fn a_later_good_version_takes_the_place_back_and_a_removal_ends_it() {
+async fn a_later_valid_version_replaces_the_substitute() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
     let mut session = begun(&mut control_plane).await;

@@ -66,7 +66,7 @@ pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "node boots, primary CNI rewrote its configuration",
         existing: "plaintext for good (1,041-1,333 openings a pod)",
-        wanted: "0 packets in plaintext, pods start within 5 s of the agent",
+        target: "0 packets in plaintext, pods start within 5 s of the agent",
         measured: format!(
             "{clear} packets in plaintext; agent {:.1} s after the boot, pods {:.1} s after the agent, worst {:.1}",
             agent - booted,

@@ -53,7 +53,7 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "label, then unlabel, a running namespace under load",
         existing: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in plaintext",
-        wanted: "0 failures, 0 broken; every connection opened after enrolment is mTLS",
+        target: "0 failures, 0 broken; every connection opened after enrolment is mTLS",
         measured: format!(
             "label: {}; unlabel: {}; {broken} broken, {opened_in_plaintext} opened in plaintext; enrolled {:.2} s after the label",
             report.summary(labelled, unlabelled),
@@ -92,7 +92,7 @@ pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "first connection of a new mesh pod",
         existing: "held 0.9 s",
-        wanted: "under 50 ms",
+        target: "under 50 ms",
         measured: format!(
             "median {:.1} ms, worst {:.1} of {PODS}; {AT_ONCE} at once {:.1}, worst {:.1}; {retries} tries failed",
             alone.median(),
@@ -106,7 +106,7 @@ pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Milliseconds to the first answer, and how many tries failed before.
+/// Returns the milliseconds to the first response, and the number of failed attempts before.
 async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)> {
     let plan = PodPlan {
         namespace: "bench-first",
@@ -155,7 +155,7 @@ pub(super) async fn enrolment(rig: &Rig) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Makes idle pods, alternating between the nodes, and waits until they run.
+/// Creates idle pods, alternating between the nodes, and waits until they run.
 async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
     for number in numbers.clone() {
         let plan = PodPlan {

@@ -35,7 +35,7 @@ pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "node proxy killed, and killed again",
         existing: "0.3-1.2 s away, then 18-20 s",
-        wanted: "no opening refused, under 0.2 s, however often",
+        target: "no opening refused, under 0.2 s, however often",
         measured: format!(
             "{KILLS} x client's node: {}; {KILLS} x server's: {}; {refused} refused, longest silence {:.2} s",
             report.summary(first, second),
@@ -69,7 +69,7 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "the node proxy's whole container killed",
         existing: "0.3-1.2 s away, then 18-20 s",
-        wanted: "no opening refused, under 0.2 s",
+        target: "no opening refused, under 0.2 s",
         measured: format!(
             "{KILLS} x each node: {}; {refused} refused, longest silence {:.2} s",
             report.summary(first, f64::MAX),
@@ -97,7 +97,7 @@ pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "node proxy DaemonSet rollout",
         existing: "0 new ones fail; 4 keep-alive and 10 long connections cut after 26.7 s",
-        wanted: "none cut within the drain, no opening refused",
+        target: "none cut within the drain, no opening refused",
         measured: format!(
             "{}, done after {took:.0} s; longest silence {:.2} s",
             report.summary(began, f64::MAX),
@@ -125,7 +125,7 @@ pub(super) async fn others_replaced(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "agent and control plane replaced under load",
         existing: "(not measured)",
-        wanted: "no effect on traffic",
+        target: "no effect on traffic",
         measured: report.summary(began, f64::MAX),
         times_better: None,
         reached: report.failed(began, f64::MAX) == 0,
@@ -175,7 +175,7 @@ pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "agent crash-looping for 20 s",
         existing: "mesh pods wait 50 s, others 1.6 s",
-        wanted: "they start within 2 s of its return",
+        target: "they start within 2 s of its return",
         measured: format!(
             "mesh pods after {:.1} s, worst {:.1}, which is {:.1} s after the agent's return ({:.1} s after the loop); others {:.1} s",
             mesh.median(),
@@ -215,7 +215,7 @@ pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
     }
 }
 
-/// When a starter's process began.
+/// Returns when the process of a starter began.
 pub(super) async fn process_start(rig: &Rig, namespace: &str, name: &str) -> Result<f64> {
     let line = rig.line(namespace, name, "first-connect").await?;
     let reported: serde_json::Value = serde_json::from_str(&line)?;

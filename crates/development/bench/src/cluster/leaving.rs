@@ -12,7 +12,7 @@ use super::{
 };
 use crate::report::Line;
 
-/// As many as fit on a node beside its own.
+/// Number of pods that fit on a node besides its own.
 const CROWD: usize = 80;
 const NAMESPACE: &str = "bench-leave";
 
@@ -49,7 +49,7 @@ pub(super) fn compare(without: f64, with: f64) -> (Row, Line) {
     let row = Row {
         scenario: "80 pods of a node deleted at once: others' longest silence",
         existing: "(not measured)",
-        wanted: "at most twice what it is without the mesh",
+        target: "at most twice what it is without the mesh",
         measured: format!("{with:.2} s, without the mesh {without:.2} s"),
         times_better: None,
         reached: with <= 2.0 * without,

@@ -15,13 +15,13 @@ pub(super) struct Load<'a> {
     name: &'a str,
 }
 
-/// One failed request.
+/// Failed request of the load.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct Failure {
     /// `keep-alive`, `new` or `long`.
     pub(super) mode: String,
     pub(super) kind: String,
-    /// Whether it failed before a connection was open.
+    /// Whether the request failed before a connection was open.
     pub(super) opening: bool,
     pub(super) unix: f64,
 }
@@ -152,7 +152,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Waits for its end.
+    /// Waits for the load to end.
     pub(super) async fn end(self) -> Result<Report> {
         let Self {
             rig,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{process::Memory, report::Line};
 
-/// With about ten idle pods.
+/// Measures about ten idle pods.
 pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
     // Freed pages are returned a little later.
     pause(15.0).await;
@@ -18,7 +18,7 @@ pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
     let row = Row {
         scenario: "memory: agent, node proxy, control plane idle",
         existing: "78 / 19-24 / 135 MB",
-        wanted: "15 / 10 / 30 MB",
+        target: "15 / 10 / 30 MB",
         measured: format!(
             "{:.1} / {:.1} / {:.1} MB",
             agent.proportional, proxy.proportional, control.proportional
@@ -64,7 +64,7 @@ pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
     Ok((row, lines.collect()))
 }
 
-/// With 50 pods of the mesh on each node.
+/// Measures 50 mesh pods on each node.
 pub(super) fn of_hundred(rig: &Rig) -> Result<Vec<Line>> {
     let agent = larger(rig, Program::Agent)?;
     let proxy = larger(rig, Program::NodeProxy)?;

@@ -30,7 +30,7 @@ spec:
   action: DENY
   rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
 ";
-/// For the servers of all nodes, and all clients.
+/// Policy that denies all clients on the servers of all nodes.
 const DENY_ALL: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -78,7 +78,7 @@ pub(super) async fn deny(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "DENY with a selector",
         existing: "new connections in 0.20 s, existing ones never; lifted in 0.18 s",
-        wanted: "both, within 0.2 s",
+        target: "both, within 0.2 s",
         measured: format!(
             "new {:.3} s, worst {:.3}; existing {:.3}, worst {:.3}, never {never}; lifted {:.3}, worst {:.3} (of {ROUNDS})",
             new.median(),
@@ -94,7 +94,7 @@ pub(super) async fn deny(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// From a policy's creation until both nodes enforce it, and from its deletion until neither does.
+/// Measures from a policy's creation until both nodes enforce it, and from its deletion until neither does.
 pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     const ROUNDS: usize = 100;
     rig.namespace("bench-nodes", true).await?;
@@ -134,14 +134,14 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     ])
 }
 
-/// When the last of the servers changed to that answer.
+/// Returns when the last server changed to that state.
 fn last(watchers: &[Watched], answers: bool) -> Result<f64> {
     let mut turns = watchers.iter().map(|watched| watched.turned(answers));
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
 }
 
-/// Repeatedly calls a server from outside the mesh, each time on a new connection, and records when it begins or ceases
-/// to answer.
+/// Watcher that repeatedly calls a server from outside the mesh on new connections, and records when it starts or stops
+/// responding.
 struct Watched {
     turns: mpsc::Receiver<(bool, f64)>,
     ended: Arc<AtomicBool>,

@@ -34,7 +34,7 @@ pub(super) struct Rig {
     cluster: Cluster,
     places: Places,
     slot: Slot,
-    /// Whether it was up before, and stays.
+    /// Whether the cluster was running before, and stays.
     keep: bool,
     ambit: PathBuf,
 }
@@ -43,7 +43,7 @@ pub(super) struct Rig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
     Agent,
-    /// Both of its processes.
+    /// Both processes of a node proxy.
     NodeProxy,
     /// The process that carries the connections.
     NodeProxyWorker,
@@ -61,7 +61,7 @@ impl Program {
     }
 }
 
-/// A pod to be made.
+/// Pod to create.
 #[derive(Clone, Debug)]
 pub(super) struct PodPlan<'a> {
     pub(super) namespace: &'a str,
@@ -163,7 +163,7 @@ impl Rig {
 
     // === namespaces ===
 
-    /// Makes a namespace, in the mesh or not; removes an old one of that name first.
+    /// Creates a namespace inside or outside the mesh, replacing an old one of that name.
     pub(super) async fn namespace(&self, name: &str, in_mesh: bool) -> Result<()> {
         self.remove_namespace(name).await?;
         let mode = if in_mesh { "ambient" } else { "none" };
@@ -214,12 +214,12 @@ impl Rig {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Makes a pod; returns the time before.
+    /// Creates a pod, and returns the time before.
     pub(super) async fn create(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Never").await
     }
 
-    /// Makes a pod whose container restarts whenever it ends; returns the time before.
+    /// Creates a pod whose container restarts whenever it ends, and returns the time before.
     pub(super) async fn create_restarting(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Always").await
     }
@@ -277,7 +277,7 @@ impl Rig {
         .await
     }
 
-    /// Removes a pod and waits until it is gone.
+    /// Deletes a pod, and waits until it is gone.
     pub(super) async fn remove(&self, namespace: &str, name: &str) -> Result<()> {
         let api = self.pods(namespace);
         api.delete(name, &DeleteParams::default().grace_period(0))

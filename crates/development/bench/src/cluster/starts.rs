@@ -53,13 +53,13 @@ async fn one(rig: &Rig, name: &str) -> Result<f64> {
     Ok(process_start(rig, "bench-start", name).await? - before)
 }
 
-/// Both costs compared with a cluster without the mesh.
+/// Compares both costs with a cluster without the mesh.
 pub(super) fn compare(none: &Starts, outside: &Starts, inside: &Starts) -> (Row, Vec<Line>) {
     let cost = |starts: &Starts| starts.alone.median() - none.alone.median();
     let row = Row {
         scenario: "pod start: cost to pods outside / inside the mesh",
         existing: "+0.10 s / +0.15 s",
-        wanted: "+0.01 s / +0.05 s",
+        target: "+0.01 s / +0.05 s",
         measured: format!(
             "{:+.3} s / {:+.3} s (median start without the mesh {:.3} s)",
             cost(outside),

@@ -11,7 +11,7 @@ use comfy_table::{ContentArrangement, Table};
 pub(crate) struct Row {
     pub(super) scenario: &'static str,
     pub(super) existing: &'static str,
-    pub(super) wanted: &'static str,
+    pub(super) target: &'static str,
     pub(super) measured: String,
     /// Existing divided by measured, where both are one figure.
     pub(super) times_better: Option<f64>,
@@ -59,7 +59,7 @@ pub(crate) fn print(rows: &[Row]) {
         table.add_row([
             row.scenario,
             row.existing,
-            row.wanted,
+            row.target,
             &row.measured,
             &ratio,
             reached,

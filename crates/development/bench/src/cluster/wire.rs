@@ -15,7 +15,7 @@ pub(super) struct Wire {
     packets: Arc<Mutex<Vec<Packet>>>,
 }
 
-/// One TCP packet.
+/// Captured TCP packet.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Packet {
     pub(super) unix: f64,

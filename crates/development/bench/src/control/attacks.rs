@@ -24,7 +24,7 @@ const SOURCE: [u8; 4] = [127, 200, 0, 1];
 const AT_ONCE: usize = 32;
 /// Idle connections that it opens at most.
 const IDLE: usize = 17_000;
-/// Longest time of preparation.
+/// Timeout of the preparation.
 const PREPARATION: Duration = Duration::from_secs(60);
 
 /// The kind of attack.

@@ -13,12 +13,12 @@ pub(super) const MARK: &str = "churn-";
 #[derive(Debug)]
 pub(super) struct Board {
     start: Instant,
-    there: Vec<Heard>,
-    gone: Vec<Heard>,
+    there: Vec<Delivery>,
+    gone: Vec<Delivery>,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+struct Delivery {
     /// Nanoseconds after the start; 0 if it has not happened.
     made: AtomicU64,
     by: AtomicU32,
@@ -26,13 +26,13 @@ struct Heard {
 }
 
 impl Board {
-    /// For so many changes of each kind.
+    /// Creates a board for this many changes of each kind.
     pub(super) fn new(changes: usize) -> Self {
-        let heard = || (0..changes).map(|_| Heard::default()).collect();
+        let delivery = || (0..changes).map(|_| Delivery::default()).collect();
         Self {
             start: Instant::now(),
-            there: heard(),
-            gone: heard(),
+            there: delivery(),
+            gone: delivery(),
         }
     }
 
@@ -40,38 +40,38 @@ impl Board {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn heard(&self, is_there: bool) -> &[Heard] {
+    fn delivery(&self, is_there: bool) -> &[Delivery] {
         if is_there { &self.there } else { &self.gone }
     }
 
-    /// Change `number` is being made.
+    /// Records the start of change `number`.
     pub(super) fn made(&self, is_there: bool, number: usize) {
-        if let Some(heard) = self.heard(is_there).get(number) {
-            heard.made.store(self.now().max(1), Ordering::Relaxed);
+        if let Some(delivery) = self.delivery(is_there).get(number) {
+            delivery.made.store(self.now().max(1), Ordering::Relaxed);
         }
     }
 
     /// A proxy received a record.
     pub(super) fn seen(&self, is_there: bool, name: &[u8]) {
         let Some(number) = number(name) else { return };
-        let Some(heard) = self.heard(is_there).get(number) else {
+        let Some(delivery) = self.delivery(is_there).get(number) else {
             return;
         };
-        heard.by.fetch_add(1, Ordering::Relaxed);
-        heard.last.fetch_max(self.now(), Ordering::Relaxed);
+        delivery.by.fetch_add(1, Ordering::Relaxed);
+        delivery.last.fetch_max(self.now(), Ordering::Relaxed);
     }
 
-    /// For every change made, from that number on: the time until `proxies` proxies had received it; `None`
-    /// where some have not.
+    /// Returns for every change from that number on the time until `proxies` proxies received it; `None` if some have
+    /// not.
     pub(super) fn latencies(&self, from: usize, proxies: u32) -> Vec<Option<Duration>> {
         let there = self.there.iter().skip(from);
         there
             .chain(self.gone.iter().skip(from))
-            .filter(|heard| heard.made.load(Ordering::Relaxed) > 0)
-            .map(|heard| {
-                let made = heard.made.load(Ordering::Relaxed);
-                let last = heard.last.load(Ordering::Relaxed);
-                (heard.by.load(Ordering::Relaxed) >= proxies)
+            .filter(|delivery| delivery.made.load(Ordering::Relaxed) > 0)
+            .map(|delivery| {
+                let made = delivery.made.load(Ordering::Relaxed);
+                let last = delivery.last.load(Ordering::Relaxed);
+                (delivery.by.load(Ordering::Relaxed) >= proxies)
                     .then(|| Duration::from_nanos(last.saturating_sub(made)))
             })
             .collect()
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_counts_when_the_last_proxy_has_heard_of_it() {
+    fn a_change_counts_once_the_last_proxy_received_it() {
         let board = Board::new(2);
         board.made(true, 1);
         board.seen(true, b"Kubernetes//Pod/ns/churn-1");

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_state_is_counted_without_being_kept() {
+    fn initial_state_is_counted_without_being_stored() {
         let names: Vec<_> = (0..2000).map(|n| n.to_string()).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let bytes = response(&names, &[], "big");

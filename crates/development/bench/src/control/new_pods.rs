@@ -20,14 +20,14 @@ use super::{
     proxies::{self, Target},
 };
 
-/// Longest wait for a pod's certificate.
+/// Timeout for a pod's certificate.
 const WITHIN: Duration = Duration::from_secs(300);
 /// Timeout of an attempt, and the pause before the next, like those of node proxies.
 const ATTEMPT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Makes these pods at a steady rate by `bring`; returns the time until each one's certificate arrived.
+/// Creates pods at a steady rate by `bring`, and returns the time until each one's certificate.
 pub(super) fn certificates(
     target: &Target,
     size: Size,
@@ -59,15 +59,15 @@ pub(super) fn certificates(
                 }
             }));
         }
-        let wanted = asking.len();
+        let expected = asking.len();
         for asked in asking {
             asked.await?;
         }
         let found = std::mem::take(&mut *found.lock());
         ensure!(
-            found.len() == wanted,
-            "{} of {wanted} new pods have no certificate after {WITHIN:?}",
-            wanted - found.len()
+            found.len() == expected,
+            "{} of {expected} new pods have no certificate after {WITHIN:?}",
+            expected - found.len()
         );
         Ok(found)
     })

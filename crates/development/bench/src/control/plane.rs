@@ -51,7 +51,7 @@ impl Usage {
 }
 
 impl Plane {
-    /// Starts it; its output goes to a log in `directory`.
+    /// Starts the control plane with a log in `directory`.
     pub(super) fn start(kubeconfig: &str, directory: &Path) -> Result<Self> {
         let program = std::env::current_exe()?.with_file_name("ambit-control");
         let config = directory.join("kubeconfig");

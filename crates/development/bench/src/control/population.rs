@@ -47,7 +47,7 @@ impl Size {
         format!("team-{}", service % self.namespaces)
     }
 
-    /// All initial objects, by collection.
+    /// Returns the initial objects by collection.
     pub(super) fn objects(self) -> impl Iterator<Item = (&'static str, Value)> {
         let nodes = (0..self.nodes).map(|n| (NODES, node(n)));
         let namespaces = (0..self.namespaces)
@@ -117,7 +117,7 @@ impl Size {
         })
     }
 
-    /// The slice that Kubernetes keeps for a service; `version` changes it.
+    /// Returns the EndpointSlice of a service; `version` changes it.
     pub(super) fn slice(self, service: u32, version: u32) -> Value {
         let endpoints: Vec<_> = (0..self.pods_each)
             .map(|n| {
@@ -161,7 +161,7 @@ impl Size {
         self.any_pod(service, &churning_name(number), address, has_address)
     }
 
-    /// The node of such a pod, and its identity.
+    /// Returns the node and identity of a pod of the churn.
     pub(super) fn churning_identity(self, number: u32) -> (u32, Identity) {
         let node = (self.pods() + number % 60_000) % self.nodes;
         let service = number % self.services;

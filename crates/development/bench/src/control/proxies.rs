@@ -33,7 +33,7 @@ use tokio::{
 
 use super::{board::Board, frames::Reader};
 
-/// Proxies that receive their first state at the same time.
+/// Maximum proxies that receive their initial state concurrently.
 const AT_ONCE: usize = 32;
 /// The HTTP/2 window of a proxy.
 const WINDOW: u32 = 1 << 20;

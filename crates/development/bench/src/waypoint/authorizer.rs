@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{OURS, Step, manifests::provider, table::Row, with_step};
 
-/// Its namespace, and its name.
+/// Namespace and name of the authorizer.
 pub(super) const PLACE: (&str, &str) = ("authorizers", "authorizer");
 pub(super) const PORT: u16 = 9000;
 /// A CheckResponse whose status is 0, OK, as a message of gRPC.
@@ -49,7 +49,7 @@ pub(super) fn question() -> Value {
     })
 }
 
-/// Answers every question with yes, until the process ends.
+/// Serves an authorizer that allows everything, until the process ends.
 pub(crate) fn serve() -> Result<()> {
     ambit_rt::current_thread()?.block_on(async {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await?;

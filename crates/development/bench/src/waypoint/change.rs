@@ -10,13 +10,13 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Bench, ENVOY, OURS, Side, manifests, table::Row};
 
-/// So many changes each, of which the median counts.
+/// Number of changes of each, whose median is reported.
 const CHANGES: usize = 20;
-/// Longest time that a change may take.
+/// Timeout of a change.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Both, alternately. Ours begins with a manifest that changes and goes through the control plane; Envoy reads
-/// its routes from the file that changes.
+/// Compares both in turn. For Ambit, a change starts with a manifest and passes through the control plane; Envoy reads
+/// its routes from the changed file.
 pub(super) fn compare(bench: &Bench) -> Result<Row> {
     let (mut ours, mut envoy) = (
         PollingClient::begin(bench, OURS)?,
@@ -51,11 +51,11 @@ impl PollingClient {
         })
     }
 
-    /// Milliseconds from the beginning to an answer with the mark.
+    /// Returns the milliseconds until a response with the mark.
     fn until(&mut self, mark: usize, began: Instant) -> Result<f64> {
-        let wanted = mark.to_string();
+        let expected = mark.to_string();
         loop {
-            if self.ask()?.as_deref() == Some(wanted.as_str()) {
+            if self.ask()?.as_deref() == Some(expected.as_str()) {
                 return Ok(began.elapsed().as_secs_f64() * 1e3);
             }
             ensure!(
@@ -65,7 +65,7 @@ impl PollingClient {
         }
     }
 
-    /// The mark of one answer.
+    /// Sends a request and returns the mark in the response.
     fn ask(&mut self) -> Result<Option<String>> {
         let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
         self.stream.get_mut().write_all(request)?;

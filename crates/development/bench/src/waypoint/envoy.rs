@@ -76,7 +76,7 @@ impl Files {
     }
 }
 
-/// Gets the pod's certificate, waits for the configuration, and runs `envoy` until it or the pod ends.
+/// Fetches the pod's certificate, waits for the configuration, and runs `envoy` until it or the pod ends.
 pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
     let files = Files::new(directory);
     ambit_rt::current_thread()?.block_on(async {
@@ -106,7 +106,7 @@ pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
     })
 }
 
-/// Tells Envoy to let go of its connections.
+/// Makes Envoy drain its connections.
 async fn drain() -> Result<()> {
     let mut admin = TcpStream::connect((Ipv4Addr::LOCALHOST, ADMIN)).await?;
     let request = "POST /drain_listeners?graceful HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\
@@ -138,10 +138,10 @@ async fn certify(env: &Env, files: &Files) -> Result<()> {
     let headers = CallHeaders::from_env(env, "CA_HEADER_", Some(token), "Kubernetes")?;
     // The control plane may not know of this pod yet.
     let chain = loop {
-        let wanted = CertificateRequest::new(&identity)?;
-        let key = BASE64_STANDARD.encode(wanted.key.secret_der());
+        let csr = CertificateRequest::new(&identity)?;
+        let key = BASE64_STANDARD.encode(csr.key.secret_der());
         let mut request = Request::new(IstioCertificateRequest {
-            csr: wanted.pem,
+            csr: csr.pem,
             validity_duration: 24 * 3600,
             metadata: None,
         });

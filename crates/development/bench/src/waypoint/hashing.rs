@@ -23,9 +23,9 @@ const ROUTER: &str = "router";
 /// The host of the ServiceEntry, and its address.
 const HOST: &str = "many.example";
 const ADDRESS: &str = "10.97.1.1";
-/// By which endpoints are chosen.
+/// Header by which endpoints are chosen.
 const HEADER: &str = "x-user";
-/// Where the endpoints' addresses begin (RFC 2544), in a network that has more.
+/// First address of the endpoints (RFC 2544), in a large enough network.
 const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const NETWORK: &str = "198.18.0.0/22";
 const ENDPOINTS: u32 = 1000;

@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work};
 
-/// HTTPRoute allows so many.
+/// Maximum rules of an HTTPRoute.
 const RULES_PER_ROUTE: usize = 16;
 
-/// All but the Gateways, as one file.
+/// Returns all manifests but the Gateways as one file.
 pub(super) fn of(scratch: &Path, programs: &Path, work: Work) -> Result<String> {
     fs::write(scratch.join("large"), vec![b'x'; 1 << 20])?;
     // The name selects the program's role.
@@ -150,7 +150,7 @@ spec:
     )
 }
 
-/// A route that adds a header to all answers.
+/// Returns a route that adds a header to responses.
 pub(super) fn marking(side: Side, mark: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{OURS, Step, table::Row, with_step};
 
-/// Sets a header of each request, and adds one to each answer.
+/// Module that sets a header of each request, and adds one to each response.
 const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 const FILE: &str = "headers.wasm";
 

@@ -10,14 +10,14 @@ use super::{
 };
 use crate::load::HttpLoad;
 
-/// Before the new template of pods, so that the load is there.
+/// Time before the rollout, so that the load has started.
 const LEAD: Duration = Duration::from_secs(2);
-/// Of the load; a rollout takes about half of it.
+/// Duration of the load; a rollout takes about half of it.
 const SECONDS: u32 = 20;
 /// Rollouts of each.
 const ROUNDS: usize = 3;
 
-/// Both, alternately: requests that failed in all rollouts, and the 99th percentile of one.
+/// Compares both in turn: failed requests in all rollouts, and the 99th percentile of one.
 pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
     let bench = Bench::up(envoy, Work::default())?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());

@@ -6,17 +6,17 @@ use comfy_table::{ContentArrangement, Table};
 
 use super::Figures;
 
-/// One figure of both.
+/// Measurement of both systems.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     what: String,
     unit: &'static str,
     ours: f64,
     envoy: f64,
-    /// How many times ours is better.
+    /// Factor by which Ambit is better.
     times: f64,
-    /// How many times it should be.
-    wanted: f64,
+    /// Target of the factor.
+    target: f64,
 }
 
 impl Row {
@@ -60,7 +60,7 @@ impl Row {
         unit: &'static str,
         ours: f64,
         envoy: f64,
-        wanted: f64,
+        target: f64,
     ) -> Self {
         eprintln!("  {what}: {ours:.2}, Envoy {envoy:.2} {unit}");
         Self {
@@ -69,7 +69,7 @@ impl Row {
             ours,
             envoy,
             times: envoy / ours,
-            wanted,
+            target,
         }
     }
 
@@ -90,7 +90,7 @@ impl Row {
                 ours,
                 envoy,
                 times: ours / envoy,
-                wanted: 1.5,
+                target: 1.5,
             });
         }
         if let Some((ours, envoy)) = both(&|f| Some(f.requests_per_second)) {
@@ -102,7 +102,7 @@ impl Row {
                 ours,
                 envoy,
                 times: ours / envoy,
-                wanted: 1.0,
+                target: 1.0,
             });
         }
         if let Some((ours, envoy)) = both(&|f| f.median.map(micros)) {
@@ -127,7 +127,7 @@ impl Row {
     }
 }
 
-/// The middle one.
+/// Returns the median.
 pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied()
@@ -160,7 +160,7 @@ pub(super) fn print(rows: &[Row]) {
             "",
         ]);
     for row in rows {
-        let verdict = if row.times >= row.wanted {
+        let outcome = if row.times >= row.target {
             "reached"
         } else {
             "NOT REACHED"
@@ -171,8 +171,8 @@ pub(super) fn print(rows: &[Row]) {
             format!("{:.1}", row.ours),
             format!("{:.1}", row.envoy),
             of_finite(row.times, 2),
-            of_finite(row.wanted, 1),
-            verdict.to_owned(),
+            of_finite(row.target, 1),
+            outcome.to_owned(),
         ]);
     }
     println!("\n{table}");

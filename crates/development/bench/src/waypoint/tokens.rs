@@ -14,7 +14,7 @@ const MADE: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json"
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "shop";
 
-/// How a token is signed (RFC 7518).
+/// Signature algorithm of tokens (RFC 7518).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Algorithm {
     Rs256,
@@ -30,7 +30,7 @@ impl Algorithm {
     }
 }
 
-/// Of each algorithm.
+/// Returns the results for each algorithm.
 pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for algorithm in [Algorithm::Rs256, Algorithm::Es256] {

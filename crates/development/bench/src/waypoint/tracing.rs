@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::{OURS, Step, manifests::provider, table::Row, with_step};
 
-/// Where the collector's program is.
+/// Variable with the path of the collector's program.
 const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
 /// The namespace of the collector, and its name.
 pub(super) const PLACE: (&str, &str) = ("observability", "collector");
 /// OTLP over gRPC.
 pub(super) const PORT: u16 = 4317;
 
-/// Of one request in a hundred, and of every one.
+/// Returns the results with one request in a hundred traced, and with every one.
 pub(super) fn rows(envoy: &std::path::Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for percentage in [1, 100] {

@@ -22,7 +22,7 @@ fn deploy_holder(space: &Space<'_>, server: &Pod) -> String {
     format!("ambit lab-tool hold {target}")
 }
 
-/// How many connections the holder has that no proxy carries; `None` while it does not run.
+/// Counts the holder's connections that no proxy carries; `None` while it is not running.
 fn plaintext(node: Node<'_>, holder: &str) -> Option<usize> {
     let held = node.processes("").into_iter().find_map(|pid| {
         let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;

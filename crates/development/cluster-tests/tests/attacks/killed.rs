@@ -28,7 +28,7 @@ fn time() -> Duration {
     Duration::from_secs(seconds.and_then(|text| text.parse().ok()).unwrap_or(15))
 }
 
-/// How often containers of the mesh were restarted.
+/// Counts the restarts of the mesh's containers.
 fn restarts(mesh: &Mesh) -> i32 {
     let pods = [Part::Agent, Part::NodeProxy].map(|part| mesh.pods_of(part));
     let statuses = pods.into_iter().flatten().filter_map(|pod| pod.status);

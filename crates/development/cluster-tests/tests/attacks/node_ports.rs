@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 const NODES: [&str; 2] = ["n1", "n2"];
-/// Where the server runs.
+/// Node of the server.
 const NEAR: &str = "n2";
 
 /// A server on the second node: HTTP on a port that kubelet probes, and on one (8081) that it does not, with

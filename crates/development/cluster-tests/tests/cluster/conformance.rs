@@ -8,7 +8,7 @@ use std::{
 
 use ambit_cluster_tests::{Cluster, Mesh, Places, Slot, binary, sources, target};
 
-/// Of the pods that the tests deploy, where it cannot be pulled: our own, which does the same.
+/// Image of the pods that the tests deploy; replaced by an equivalent one where it cannot be pulled.
 const IMAGE: &str = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1";
 
 /// The namespace of the Services whose routes are tested, which the tests fill.
@@ -18,7 +18,7 @@ kind: Namespace
 metadata: {name: gateway-conformance-mesh, labels: {istio.io/dataplane-mode: ambient}}
 ";
 
-/// After which the tests end themselves.
+/// Deadline after which the tests stop themselves.
 const DEADLINE: &str = "15m";
 
 #[test]

@@ -84,7 +84,7 @@ fn network_policies_hold_for_captured_pods() {
     assert!(is_ready(&server) && statuses.flatten().all(|status| status.restart_count == 0));
 }
 
-/// Asks from each app at once: a dropped call waits until its timeout, or its proxy's.
+/// Sends requests from each app concurrently: a dropped call waits until its timeout, or its proxy's.
 fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
     std::thread::scope(|scope| {
         for app in apps {

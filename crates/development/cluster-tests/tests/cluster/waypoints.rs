@@ -23,7 +23,7 @@ struct Covered<'a> {
     waypoint: Waypoint<'a>,
     /// The server's pod.
     server: String,
-    /// By its Service, and by its own address.
+    /// URLs of the Service and of the pod's address.
     urls: [String; 2],
 }
 

@@ -13,7 +13,7 @@ use kube::ResourceExt;
 
 /// The plugin's socket of the agent, on a node.
 const SOCKET: &str = "run/istio-cni/pluginevent.sock";
-/// How long an agent is killed.
+/// Duration for which an agent is repeatedly killed.
 const KILLED: Duration = Duration::from_secs(20);
 
 /// Whether the node's agent listens to the plugin.

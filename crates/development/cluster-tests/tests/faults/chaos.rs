@@ -12,7 +12,7 @@ use kube::ResourceExt;
 
 use crate::{PROXY, WORKER};
 
-/// For how long pods and processes are killed.
+/// Duration for which pods and processes are killed.
 const CHAOS: Duration = Duration::from_secs(25);
 
 #[test]

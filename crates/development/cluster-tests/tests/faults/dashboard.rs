@@ -41,7 +41,7 @@ impl Dashboard {
         }
     }
 
-    /// The answer to a question of the page.
+    /// Returns the response to a query of the page.
     fn ask(&self, question: &str) -> Value {
         let path = format!("/api/{question}");
         let token = [("X-Ambit-Token", self.token.as_str())];

@@ -11,14 +11,14 @@ use crate::{PROXY, WORKER, agents::agent_listens};
 /// may need to start a container.
 const LONGEST_SILENCE: Duration = Duration::from_secs(20);
 
-/// How often all containers of both nodes are killed; `AMBIT_KILLS` for more. Kubelet holds a container back for 10 s
-/// before its second restart, then for 20, 40 and 80 s.
+/// Returns how often all containers of both nodes are killed; `AMBIT_KILLS` overrides it. Kubelet delays the second
+/// restart by 10 s, then by 20, 40 and 80 s.
 fn kills() -> u32 {
     let kills = std::env::var("AMBIT_KILLS").ok();
     kills.and_then(|text| text.parse().ok()).unwrap_or(5)
 }
 
-/// Ends every container of agent and node proxy on the node, supervisors and workers, at once.
+/// Kills every container of agent and node proxy on the node at once, supervisors and workers.
 fn kill_mesh(node: Node<'_>) {
     for program in ["/ambit-agent", PROXY] {
         node.kill_processes(program).unwrap();

@@ -74,7 +74,7 @@ fn overlapping_rollouts_of_the_node_proxy_break_no_connection() {
     load.finish().assert_flawless();
 }
 
-/// How long connections are held over rollouts. `AMBIT_HOLD_SECONDS` for more.
+/// Returns how long connections are held during rollouts; `AMBIT_HOLD_SECONDS` overrides it.
 fn hold_seconds() -> u64 {
     let seconds = std::env::var("AMBIT_HOLD_SECONDS").ok();
     seconds.and_then(|text| text.parse().ok()).unwrap_or(65)

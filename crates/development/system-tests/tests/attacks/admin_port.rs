@@ -4,12 +4,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ambit_system_tests::{IpFamily, Mesh, Options, Place, is_whole, options, with_waypoint_and};
+use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, is_whole, options, with_waypoint_and};
 
 const PORT: u16 = 15000;
 
 /// Response of an admin port; nothing without a connection.
-fn ask(mesh: &Mesh, from: &Place, ip: IpAddr, method: &str, path: &str, headers: &str) -> String {
+fn ask(
+    mesh: &Mesh,
+    from: &LabNetns,
+    ip: IpAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+) -> String {
     let request = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
     let connection = mesh.dial_from(from.clone(), SocketAddr::new(ip, PORT));
     let answer = connection.and_then(|mut one| one.raw(request.as_bytes(), is_whole));
@@ -25,8 +32,8 @@ fn admin_port_answers_on_loopback_and_to_no_other_origin() {
             ..options()
         },
     );
-    let pod = |name: &str| Place::Pod(name.to_owned());
-    let node = |name: &str| Place::Node(name.to_owned());
+    let pod = |name: &str| LabNetns::Pod(name.to_owned());
+    let node = |name: &str| LabNetns::Node(name.to_owned());
     let itself = pod("shop/waypoint");
     let loopback = IpAddr::from([127, 0, 0, 1]);
     let is_alive = || {

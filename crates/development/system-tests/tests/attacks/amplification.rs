@@ -11,7 +11,7 @@ use std::{
 
 use ambit_system_tests::{is_whole, read_head, until, with_waypoint};
 
-/// How often each waypoint sends a request again.
+/// Number of retries at each waypoint.
 const ATTEMPTS: usize = 3;
 
 /// A Service whose route has a backend with another waypoint. Both routes retry requests.

@@ -11,7 +11,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use ambit_system_tests::{Client, Mesh, PAIR, Place, until};
+use ambit_system_tests::{Client, LabNetns, Mesh, PAIR, until};
 
 /// The control plane's address in a lab.
 const CONTROL: [u8; 4] = [172, 18, 0, 2];
@@ -34,7 +34,7 @@ impl IdleConnections {
         let (stop, opened) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let thread = |_| {
             let (stop, opened) = (Arc::clone(&stop), Arc::clone(&opened));
-            let (client, place) = (client.clone(), Place::Pod(pod.to_owned()));
+            let (client, place) = (client.clone(), LabNetns::Pod(pod.to_owned()));
             std::thread::spawn(move || {
                 let mut held = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
@@ -57,7 +57,7 @@ impl IdleConnections {
     }
 }
 
-fn open(client: &Client, place: &Place) -> std::io::Result<TcpStream> {
+fn open(client: &Client, place: &LabNetns) -> std::io::Result<TcpStream> {
     let address = SocketAddr::from((CONTROL, 15012));
     let stream = client.dial(place.clone(), address);
     let stream = stream.map_err(std::io::Error::other)?;
@@ -101,7 +101,7 @@ fn debug_pages_are_not_for_pods() {
     // Processes in the control plane's own pod can read everything.
     let inside = mesh
         .client()
-        .dial(Place::Control, SocketAddr::from(([127, 0, 0, 1], 15014)))
+        .dial(LabNetns::Control, SocketAddr::from(([127, 0, 0, 1], 15014)))
         .unwrap();
     let page = ask(inside, "/debug/ambientz");
     assert!(page.contains("server.shop.svc.cluster.local"), "{page}");

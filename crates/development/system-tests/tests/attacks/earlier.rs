@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use ambit_system_tests::{Conversation, LogSource, Mesh, PAIR, Place, until};
+use ambit_system_tests::{Conversation, LabNetns, LogSource, Mesh, PAIR, until};
 
 const STRICT: &str = "apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -19,7 +19,7 @@ fn server_outside() -> (Mesh, SocketAddr) {
 }
 
 fn from_node(mesh: &Mesh, server: SocketAddr) -> Conversation {
-    mesh.dial_from(Place::Node("node-2".into()), server)
+    mesh.dial_from(LabNetns::Node("node-2".into()), server)
         .unwrap()
 }
 

@@ -94,7 +94,7 @@ fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
         let mut connection = mesh.dial("legacy/client", server).unwrap();
         let bytes = amplified(field, times);
         // A settings frame at least comes back.
-        let _heard = connection.raw(&bytes, |heard| !heard.is_empty());
+        let _received = connection.raw(&bytes, |received| !received.is_empty());
         held.push(connection);
         assert!(is_served(&mesh), "after {number} connections");
     }
@@ -109,7 +109,7 @@ fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
     assert!(grown < LIMIT / 2, "{grown} bytes");
 }
 
-/// A request for WebSocket, and the answer.
+/// WebSocket upgrade request.
 const UPGRADE: &[u8] = b"GET /socket HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 /// Connections that are not read after the switch: more than one caller's budget has room for.
@@ -130,8 +130,8 @@ fn unread_websockets_behind_tunnels_cost_a_bounded_number_of_bytes() {
     let mut held: Vec<Conversation> = Vec::new();
     for _ in 0..SOCKETS {
         let mut connection = mesh.dial("legacy/client", server).unwrap();
-        let heard = connection.raw(UPGRADE, |heard| heard.contains("\r\n\r\n"));
-        if !heard.is_ok_and(|heard| heard.contains(" 101 ")) {
+        let received = connection.raw(UPGRADE, |received| received.contains("\r\n\r\n"));
+        if !received.is_ok_and(|received| received.contains(" 101 ")) {
             break;
         }
         held.push(connection);

@@ -46,8 +46,7 @@ spec:
     assert_eq!(restarts(&mesh, "agent"), 0);
 }
 
-/// Waits until the agent's supervisor on every node has been sent what the node proxy's holds, so many times: one that
-/// starts before the agent looks for it twice a second.
+/// Waits until the agent's supervisor on every node has received the node proxy's items this number of times.
 fn until_held(mesh: &Mesh, times: usize) {
     for node in NODES {
         until(&format!("the agent of {node} holds the sockets"), || {

@@ -6,7 +6,7 @@ use ambit_system_tests::{Mesh, PAIR, binary, until};
 /// The address of the attacker's entry.
 const OURS: &str = "240.240.66.1";
 
-/// Lets all namespaces see entries, as in Istio.
+/// Settings that make entries visible to all namespaces, as in Istio.
 const OPEN: &str = "
 apiVersion: v1
 kind: ConfigMap
@@ -154,7 +154,7 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     names_are_their_owners(&mesh, &vip);
 }
 
-/// An entry of the client's own namespace, which comes after the others.
+/// Returns an entry of the client's own namespace, processed after the others.
 fn marker() -> String {
     "
 apiVersion: networking.istio.io/v1

@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream},
 };
 
-use ambit_system_tests::{IpFamily, Mesh, Options, Place, find, options, until};
+use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, find, options, until};
 
 const NODE: &str = "node-1";
 /// A pod of the host network.
@@ -93,7 +93,7 @@ enum Caller {
     HostNetworkRoot,
     /// A container of the host network, as another user.
     HostNetworkUser,
-    /// The same, as root of a user namespace of its own.
+    /// Root of a separate user namespace, in the host network.
     HostNetworkUserNamespace,
 }
 
@@ -187,10 +187,10 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         addresses
     }
 
-    /// Whether the application's answer reaches the caller.
+    /// Whether the application's response reaches the caller.
     fn is_served(&self, caller: Caller, to: SocketAddr) -> bool {
         if caller == Caller::Node {
-            let place = Place::Node(NODE.to_owned());
+            let place = LabNetns::Node(NODE.to_owned());
             let stream = self.mesh.client().dial(place, to);
             return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
         }
@@ -216,7 +216,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
     /// Connections counted as kubelet's.
     fn exempted(&self) -> u64 {
         let address = SocketAddr::from(([127, 0, 0, 1], 15014));
-        let place = Place::Node(NODE.to_owned());
+        let place = LabNetns::Node(NODE.to_owned());
         let Ok(mut stream) = self.mesh.client().dial(place, address) else {
             return 0;
         };
@@ -229,7 +229,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Probes go on, and have never failed.
+    /// Asserts that probes continue, and have never failed.
     fn assert_probed(&self) {
         let before = self.exempted();
         until("further probes pass and are counted", || {
@@ -244,7 +244,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         }
     }
 
-    /// All callers reach a captured server that nothing protects.
+    /// Asserts that every caller reaches a captured server without policies.
     fn assert_all_served_without_policy(&self) {
         for caller in Caller::ALL {
             let to = SocketAddr::new(self.addresses("shop")[0], OTHER_PORT);
@@ -323,7 +323,7 @@ spec:
         assert!(!is_ready("far"));
     }
 
-    /// Asserts who is served where, as a table: namespace, address, caller, port.
+    /// Asserts which callers are served, as a table of namespace, address, caller and port.
     fn assert_served(&self, expected: impl Fn(Caller, u16) -> bool + Sync) {
         let wrong = std::sync::Mutex::new(Vec::new());
         let look = |namespace: &str, ip: IpAddr| {

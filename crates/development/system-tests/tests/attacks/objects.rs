@@ -20,7 +20,7 @@ metadata: {name: empty-selector, namespace: shop}
 spec: {selector: {matchLabels: {}}, mtls: {mode: STRICT}}
 ";
 
-/// With an unknown field.
+/// Policy with an unknown field.
 const UNREADABLE: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -28,7 +28,7 @@ metadata: {name: unreadable, namespace: shop}
 spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
 ";
 
-/// Lets all namespaces see entries.
+/// Settings that make entries visible to all namespaces.
 const OPEN: &str = "
 apiVersion: v1
 kind: ConfigMap
@@ -58,7 +58,7 @@ spec: {{address: {pod}, serviceAccount: default}}
     )
 }
 
-/// Asks until `policy` denies.
+/// Sends requests until `policy` denies them.
 fn until_refused(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
     until(&format!("{policy} refuses"), || {
         !mesh.get(pod, url).succeeded() && mesh.access_log().contains(policy)

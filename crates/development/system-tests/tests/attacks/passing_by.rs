@@ -21,7 +21,7 @@ spec: {mtls: {mode: STRICT}}
 struct Street {
     mesh: Mesh,
     primary_cni: PrimaryCni,
-    /// Of the victim's interface.
+    /// MAC address of the victim's interface.
     mac: String,
 }
 
@@ -53,7 +53,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         }
     }
 
-    /// The victim's addresses, each with an unused one in the same network.
+    /// Returns the victim's addresses, each with an unused one of the same network.
     fn addresses(&self) -> Vec<(IpAddr, &'static str)> {
         let addresses = self.mesh.pod(VICTIM).ips;
         assert_eq!(addresses.len(), 2);
@@ -143,7 +143,7 @@ fn mac(mesh: &Mesh, pod: &str) -> String {
     rest.split(' ').next().unwrap().to_owned()
 }
 
-/// On each kind of network, and by each kind of rules.
+/// Runs a test on each kind of network and rules.
 fn each_street(test: impl Fn(&Street)) {
     for (primary_cni, backend) in [
         (PrimaryCni::Bridge, "nftables"),

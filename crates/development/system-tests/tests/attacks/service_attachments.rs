@@ -36,7 +36,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Conversation, Mesh, Options, Place, answer_ok, idle_pod, is_closed, is_whole, options,
+    Conversation, LabNetns, Mesh, Options, answer_ok, idle_pod, is_closed, is_whole, options,
     read_head, until, with_gateway,
 };
 
@@ -46,7 +46,7 @@ mod other_network;
 use matrix::{Dial, ON_NODES, cell, cells, client_route, is_http2, serve_http2};
 use other_network::{CLIENTS, OtherNetwork};
 
-/// The pod's ports: of what all kinds are attached to, and of what a CUSTOM policy is.
+/// Ports of the pod: one with objects of all kinds, and one with a CUSTOM policy.
 const APP: u16 = 8081;
 const CHECKED: u16 = 8082;
 
@@ -222,7 +222,7 @@ spec:
     )
 }
 
-/// Lets the tenant's Services and ServiceEntries have their attachments applied to a pod.
+/// Grant that lets attachments of the tenant's Services and ServiceEntries apply to a pod.
 const GRANT: &str = "
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant
@@ -271,7 +271,7 @@ spec: {{address: {victim}}}
     )
 }
 
-/// The waypoint, which takes Services of other namespaces, too.
+/// Waypoint that serves Services of other namespaces, too.
 const SHARED: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -348,8 +348,8 @@ impl Scene {
         answer.unwrap_or_else(|error| format!("broken: {error}"))
     }
 
-    /// A request whose answer does not end, once it has begun.
-    fn begin(&self, from: &Place, to: SocketAddr) -> Conversation {
+    /// Starts a request whose response does not end.
+    fn begin(&self, from: &LabNetns, to: SocketAddr) -> Conversation {
         let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
         let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();
         let begun = connection.raw(request, |answer| answer.contains("\r\n1\r\nx"));
@@ -378,8 +378,8 @@ fn until_ended(mut connection: Conversation, why: &str) {
     }
 }
 
-fn place(pod: &str) -> Place {
-    Place::Pod(pod.to_owned())
+fn place(pod: &str) -> LabNetns {
+    LabNetns::Pod(pod.to_owned())
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, until, with_waypoint};
 
 /// A captured namespace without a waypoint, and a client beside that of `shop`.
@@ -27,7 +27,7 @@ const PORT: u16 = 8081;
 const CONNECTIONS: usize = 12;
 /// Requests of another client during an attack.
 const REQUESTS: usize = 30;
-/// How long one of them may take on a busy machine.
+/// Timeout of one client on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// An application of HTTP/1.1 in a pod, and its open connections.
@@ -94,7 +94,11 @@ fn until_reset(stream: &TcpStream) -> io::Result<()> {
 
 /// Connections of one attack from a pod.
 fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStream> {
-    let dial = || mesh.client().dial(Place::Pod(pod.to_owned()), to).unwrap();
+    let dial = || {
+        mesh.client()
+            .dial(LabNetns::Pod(pod.to_owned()), to)
+            .unwrap()
+    };
     let mut all: Vec<_> = (0..CONNECTIONS).map(|_| dial()).collect();
     for stream in &mut all {
         stream.write_all(request.as_bytes()).unwrap();
@@ -102,7 +106,7 @@ fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStrea
     all
 }
 
-/// Sends unread bytes, until no more are taken.
+/// Sends unread bytes until the windows are full.
 fn fill(all: &[TcpStream]) {
     let piece = vec![b'a'; 64 << 10];
     for mut stream in all {

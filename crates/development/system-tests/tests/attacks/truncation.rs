@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, PAIR, until};
 
 #[test]
@@ -23,16 +23,16 @@ fn a_proxy_that_is_killed_resets_its_connections_and_does_not_end_them() {
             let dialled = mesh.dial(client, echo);
             dialled.is_ok_and(|mut conversation| conversation.say("hello").is_ok())
         });
-        let place = Place::Pod(client.to_owned());
+        let place = LabNetns::Pod(client.to_owned());
         let mut stream = mesh.client().dial(place, echo).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        let mut heard = [0; 6];
+        let mut received = [0; 6];
         stream.write_all(b"a part").unwrap();
-        stream.read_exact(&mut heard).unwrap();
+        stream.read_exact(&mut received).unwrap();
         mesh.kill("proxy-worker", Some(victim));
-        let rest = stream.read(&mut heard);
+        let rest = stream.read(&mut received);
         assert!(
             matches!(&rest, Err(error) if error.kind() == ErrorKind::ConnectionReset),
             "{client} with the proxy of {victim} killed: {rest:?}"

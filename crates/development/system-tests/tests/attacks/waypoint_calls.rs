@@ -50,7 +50,7 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/tenant/sa/waypoint_calls]}}]}]
 ";
 
-/// Lets the plugins of `tenant` call all services of `bank`.
+/// Grant that lets the plugins of `tenant` call all services of `bank`.
 const GRANT: &str = "
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant
@@ -79,7 +79,7 @@ spec:
     )
 }
 
-/// A module that calls a service about each request, and answers with 401 if nobody answers.
+/// Returns a module that calls a service for each request, and responds with 401 without its response.
 fn asking(upstream: &str) -> String {
     let pairs: [(&[u8], &[u8]); 3] = [
         (b":method", b"GET"),
@@ -131,7 +131,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Has the tenant's plugin call a service; gives the answer of a request to what it is attached to.
+    /// Makes the tenant's plugin call a service, and returns the response to a request to its target.
     fn call(&mut self, upstream: &str, expected: &str) {
         self.number += 1;
         let path = self.modules.path().join(format!("{}.wasm", self.number));

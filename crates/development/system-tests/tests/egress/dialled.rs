@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
 };
 
-use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
+use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, until};
 
 use crate::outside::{listen, log, mesh, waypoint};
 
@@ -47,7 +47,7 @@ fn serve(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods;
     let pod = pods.iter().find(|pod| pod.namespace == "egress").unwrap();
     let pod = format!("egress/{}", pod.name);
-    let place = || Place::Pod(pod.clone());
+    let place = || LabNetns::Pod(pod.clone());
     listen(mesh, place(), HTTP, |mut stream| {
         let ip = stream.local_addr()?.ip();
         while read_head(&mut stream)?.is_some() {
@@ -64,7 +64,7 @@ fn serve(mesh: &Mesh) -> String {
     pod
 }
 
-/// Gives a pod an address that nothing but the pod itself reaches.
+/// Assigns an address to a pod that only the pod itself can reach.
 fn add_address(mesh: &Mesh, pod: &str, ip: Ipv4Addr) {
     let add = ["ip", "address", "add", &format!("{ip}/32"), "dev", "lo"];
     let added = mesh.client().output(pod, &add).unwrap();
@@ -78,7 +78,7 @@ fn get(mesh: &Mesh, ip: Ipv4Addr, path: &str) -> String {
 
 /// Returns the greeting of a server that speaks first, if a byte comes back after it.
 fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
-    let place = Place::Pod("shop/client".to_owned());
+    let place = LabNetns::Pod("shop/client".to_owned());
     let address = SocketAddr::from((ip, TCP));
     let mut stream = mesh.client().dial(place, address).ok()?;
     let mut name = vec![0; ip.to_string().len()];

@@ -7,12 +7,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
+use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, until};
 
 use crate::outside::{ask, entry, listen, log, mesh, until_answer, waypoint_with};
 
 const PORT: u16 = 8080;
-/// Seconds that answers are good.
+/// TTL of DNS answers in seconds.
 const TTL: u32 = 1;
 
 /// Result of a request for a name.
@@ -91,7 +91,7 @@ impl Names {
 }
 
 /// Serves HTTP that returns its own name.
-fn serve(mesh: &Mesh, place: Place, name: &'static str) {
+fn serve(mesh: &Mesh, place: LabNetns, name: &'static str) {
     listen(mesh, place, PORT, move |mut stream| {
         while read_head(&mut stream)?.is_some() {
             answer_ok(&mut stream, &format!("this is {name}\n"))?;
@@ -113,11 +113,11 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     let mesh = mesh(files.path(), &more);
     let names = Names::default();
     let server = SocketAddr::new(mesh.ip("legacy/server"), 53);
-    let place = Place::Pod("legacy/server".to_owned());
+    let place = LabNetns::Pod("legacy/server".to_owned());
     names.serve(mesh.client().bind(place, server).unwrap());
     let [first, second] = ["node-1", "node-2"].map(|name| mesh.node_ip(name));
-    serve(&mesh, Place::Node("node-1".to_owned()), "the first");
-    serve(&mesh, Place::Node("node-2".to_owned()), "the second");
+    serve(&mesh, LabNetns::Node("node-1".to_owned()), "the first");
+    serve(&mesh, LabNetns::Node("node-2".to_owned()), "the second");
     names.are("api.outside.example", &[first]);
     names.are("one.example", &[first]);
     let own = format!(

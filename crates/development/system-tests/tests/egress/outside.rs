@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
 use ambit_system_tests::{
-    LogSource, Mesh, Options, PAIR, Place, answer_ok, is_whole, options, read_head, until,
+    LabNetns, LogSource, Mesh, Options, PAIR, answer_ok, is_whole, options, read_head, until,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
@@ -15,7 +15,7 @@ use rustls::{
 /// The address that the hosts of ServiceEntries have in the mesh; the last byte is the caller's.
 pub(crate) const PREFIX: &str = "240.240.9";
 
-/// An authority that is nobody's but the test's.
+/// Certificate authority of the test.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
@@ -68,9 +68,8 @@ pub(crate) struct Outside<'a> {
 }
 
 impl Outside<'_> {
-    /// Serves HTTP/1.1 over TLS at a place; answers say which name was asked for, over which protocol, and the
-    /// request's host.
-    pub(crate) fn serve(&self, mesh: &Mesh, place: Place) {
+    /// Serves HTTP/1.1 over TLS; responses name the SNI, the protocol, and the request's host.
+    pub(crate) fn serve(&self, mesh: &Mesh, place: LabNetns) {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
@@ -113,7 +112,7 @@ impl Outside<'_> {
 /// Serves connections to a port of a place by a function.
 pub(crate) fn listen(
     mesh: &Mesh,
-    place: Place,
+    place: LabNetns,
     port: u16,
     serve: impl Fn(std::net::TcpStream) -> std::io::Result<()> + Clone + Send + 'static,
 ) {
@@ -168,7 +167,7 @@ pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     waypoint_with(mesh, &format!("hostAliases: [{aliases}]"));
 }
 
-/// The same, whose pod has this in its spec.
+/// Starts a mesh with a waypoint whose pod has this spec.
 pub(crate) fn waypoint_with(mesh: &Mesh, of_pod: &str) {
     mesh.apply(
         "waypoint",
@@ -231,7 +230,7 @@ pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Asks until the answer has a text in it.
+/// Sends requests until the response contains a text.
 #[track_caller]
 pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text: &str) -> String {
     let mut answer = String::new();

@@ -1,6 +1,6 @@
 //! Where `outboundTrafficPolicy` is REGISTRY_ONLY, captured pods call nothing that the mesh does not know.
 
-use ambit_system_tests::{Mesh, PAIR, Place, options, until};
+use ambit_system_tests::{LabNetns, Mesh, PAIR, options, until};
 
 use crate::outside::{PREFIX, listen};
 
@@ -41,10 +41,10 @@ fn what_the_registry_does_not_name_is_refused_also_after_a_restart() {
         "REGISTRY_ONLY".to_owned(),
     );
     let mesh = Mesh::up_with(PAIR, options);
-    let node = Place::Node("node-2".to_owned());
+    let node = LabNetns::Node("node-2".to_owned());
     listen(&mesh, node, PORT, |mut stream| {
-        let mut heard = [0; 6];
-        std::io::Read::read_exact(&mut stream, &mut heard)?;
+        let mut received = [0; 6];
+        std::io::Read::read_exact(&mut stream, &mut received)?;
         std::io::Write::write_all(&mut stream, b"outside")
     });
     let ip = mesh.node_ip("node-2").to_string();

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use ambit_system_tests::{Mesh, Place, until};
+use ambit_system_tests::{LabNetns, Mesh, until};
 
 use crate::outside::{Authority, Outside, Signed, ask, entry, log, mesh, until_answer, waypoint};
 
@@ -30,7 +30,7 @@ fn outside(mesh: &Mesh, port: u16, signed: &Signed, clients: Option<&Authority>)
         signed,
         clients,
     };
-    server.serve(mesh, Place::Pod("legacy/server".to_owned()));
+    server.serve(mesh, LabNetns::Pod("legacy/server".to_owned()));
 }
 
 fn api(port: u16) -> String {

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use ambit_system_tests::{Mesh, Place, TIMEOUT, answer_ok, is_closed, read_head, until};
+use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, answer_ok, is_closed, read_head, until};
 use rustls::ClientConfig;
 
 use crate::outside::{
@@ -25,7 +25,7 @@ spec:
   rules: [{}]
 ";
 
-/// Lets all namespaces see entries.
+/// Settings that make entries visible to all namespaces.
 const OPEN: &str = "
 apiVersion: v1
 kind: ConfigMap
@@ -34,12 +34,12 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
 const PORT: u16 = 8080;
-/// Of a server that takes connections and tells what it reads.
+/// Port of a server that accepts connections and records what it reads.
 const RAW_PORT: u16 = 8445;
 const TLS_PORT: u16 = 8443;
 
-/// Serves HTTP that says which host was asked for.
-fn serve(mesh: &Mesh, place: Place) {
+/// Serves HTTP with responses that name the requested host.
+fn serve(mesh: &Mesh, place: LabNetns) {
     listen(mesh, place, PORT, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
@@ -60,7 +60,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         "hosts: ['*.outside.example']\n  resolution: DYNAMIC_DNS\n  ports:\n  - {{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}\n  - {{number: 443, name: tls, protocol: TLS, targetPort: {TLS_PORT}}}"
     );
     let mesh = mesh(files.path(), &entry("shop", "wild", 2, &spec));
-    let node = Place::Node("node-2".to_owned());
+    let node = LabNetns::Node("node-2".to_owned());
     serve(&mesh, node.clone());
     let signed = authority.sign(&[
         "secure.outside.example",
@@ -199,7 +199,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
 
 fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     let to: SocketAddr = format!("{PREFIX}.{to}").parse().unwrap();
-    let place = Place::Pod("shop/client".to_owned());
+    let place = LabNetns::Pod("shop/client".to_owned());
     let stream = mesh.client().dial(place, to);
     let stream = stream.map_err(std::io::Error::other)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

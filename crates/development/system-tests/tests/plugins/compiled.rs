@@ -3,7 +3,7 @@
 
 use std::io;
 
-use ambit_system_tests::{Place, until};
+use ambit_system_tests::{LabNetns, until};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 
@@ -56,9 +56,9 @@ impl Scene {
 }
 
 impl Scene {
-    /// The trailers of an answer to a request with trailers.
+    /// Returns the trailers of the response to a request with trailers.
     fn trailers(&self) -> HeaderMap {
-        let place = Place::Pod("shop/client".into());
+        let place = LabNetns::Pod("shop/client".into());
         let service = self.mesh.service("many.shop.svc", 81);
         let stream = self.mesh.client().dial(place, service).unwrap();
         stream.set_nonblocking(true).unwrap();

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_system_tests::{Conversation, Place, answer_ok, is_whole, options, read_head, until};
+use ambit_system_tests::{Conversation, LabNetns, answer_ok, is_whole, options, read_head, until};
 
 use crate::{scene::Scene, written::ASKING};
 
@@ -20,18 +20,18 @@ const REQUESTS: usize = 600;
 /// Memory limit of the waypoint, with room for all requests.
 const MEMORY: usize = 1 << 30;
 
-/// Longest time in which the slow service responds: within the plugin's timeout, and longer than the flood takes to
-/// begin.
+/// Maximum delay of the slow service's responses: less than the plugin's timeout, and longer than the flood takes to
+/// start.
 const SLOW_RESPONSE: Duration = Duration::from_millis(8500);
 
-/// How the slow service responds to calls that begin at the moment.
+/// Response mode of the slow service for new calls.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
-    /// Calls are answered at once.
+    /// Calls get immediate responses.
     Quick,
-    /// Calls are answered when the flood is over.
+    /// Calls get responses after the flood.
     Flood,
-    /// All calls are answered, those of the flood included.
+    /// All calls get responses, including those of the flood.
     Over,
 }
 
@@ -82,7 +82,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     });
 
     let pod = SocketAddr::new(scene.mesh.ip("shop/a"), 8090);
-    let place = || Place::Pod("legacy/client".to_owned());
+    let place = || LabNetns::Pod("legacy/client".to_owned());
     let before = calls.load(SeqCst);
     enter(Phase::Flood);
     let flood: Vec<TcpStream> = (0..REQUESTS)

@@ -116,8 +116,8 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
         );
     };
     let runs = |team: &str| {
-        let wanted = format!("{{\"team\":\"{team}\"}}");
-        scene.until_answers("the plugin runs", "", |answer| answer.contains(&wanted));
+        let expected = format!("{{\"team\":\"{team}\"}}");
+        scene.until_answers("the plugin runs", "", |answer| answer.contains(&expected));
     };
     let labelled = "ambit.io/image-pull: 'true'";
     let both = [basic.as_str(), token.as_str()];
@@ -172,9 +172,9 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
 }
 
 /// The heads of requests.
-type Heard = Arc<Mutex<Vec<String>>>;
+type RecordedHeads = Arc<Mutex<Vec<String>>>;
 
-/// Answers in ways that registries and servers should not, by the first part of a path.
+/// Responds in invalid ways selected by the first part of the path.
 fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Result<()> {
     const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/wasm", "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000"}]}"#;
     let path = head.split(' ').nth(1).unwrap_or_default();
@@ -220,11 +220,11 @@ fn hostile_servers_get_nothing_and_harm_nobody() {
     let (_directory, options) = module();
     let scene = Scene::with(GRANT, options);
     // Wants credentials, too, for a registry that it is not.
-    let stolen = Heard::default();
-    let heard = stolen.clone();
+    let stolen = RecordedHeads::default();
+    let recorded = stolen.clone();
     let other = scene.mesh.serve("legacy/client", 5001, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
-            heard.lock().unwrap().push(head.to_ascii_lowercase());
+            recorded.lock().unwrap().push(head.to_ascii_lowercase());
             stream.write_all(
                 b"HTTP/1.1 401 Who\r\nwww-authenticate: Basic realm=\"x\"\r\ncontent-length: 0\r\n\r\n",
             )?;
@@ -265,9 +265,9 @@ fn hostile_servers_get_nothing_and_harm_nobody() {
         ("other", "http://SERVER/other", "as in spec.sha256"),
         ("none", "http://SERVER/none", "no WebAssembly module"),
     ] {
-        let wanted = if name == "other" { digest.as_str() } else { "" };
+        let sha256 = if name == "other" { digest.as_str() } else { "" };
         let more =
-            format!("failStrategy: FAIL_OPEN\n  imagePullSecret: registry\n  sha256: '{wanted}'");
+            format!("failStrategy: FAIL_OPEN\n  imagePullSecret: registry\n  sha256: '{sha256}'");
         scene.plugin_from(name, &url.replace("SERVER", &server.to_string()), &more);
         until(name, || {
             let known = scene.known(name);

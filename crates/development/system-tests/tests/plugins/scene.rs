@@ -27,7 +27,7 @@ spec:
   - {name: grpc, port: 81, targetPort: 8091}
 ";
 
-/// A mesh whose waypoint has plugins, and an application that says what it was asked.
+/// Mesh with a waypoint with plugins, and an application that echoes requests.
 pub(crate) struct Scene {
     pub(crate) mesh: Mesh,
     service: SocketAddr,
@@ -102,7 +102,7 @@ spec:
         self.send(&format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n"))
     }
 
-    /// The answer to a request; empty if there is none.
+    /// Sends a request, and returns the response; empty without one.
     pub(crate) fn send(&self, request: &str) -> String {
         let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
             return String::new();

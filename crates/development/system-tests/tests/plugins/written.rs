@@ -26,13 +26,13 @@ const ENDLESS: &str = r#"(module
     (func (export "proxy_abi_version_0_2_1"))
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_vm_start") (param i32 i32) (result i32) (loop (br 0)) (unreachable)))"#;
-/// Lets no request go on.
+/// Module that never resumes a request.
 const HOLDING: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1)))"#;
-/// Asks a service of the mesh about each request, and lets go on what it answers with 200.
+/// Module that calls a service of the mesh for each request, and resumes the request on a 200 response.
 pub(crate) const ASKING: &str = r#"(module
     (import "env" "proxy_http_call" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import "env" "proxy_continue_stream" (func $continue (param i32) (result i32)))

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// Ports of the provider.
 const GRPC: u16 = 9000;
-/// One that denies everything.
+/// Port of a provider that denies everything.
 const OTHER: u16 = 9001;
 const HTTP: u16 = 8000;
 /// Port at which a provider shows its checks.
@@ -94,7 +94,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// With an application `app` in `shop`, a provider in `legacy`, and more.
+    /// Starts a scene with an application `app` in `shop`, a provider in `legacy`, and more objects.
     fn new(more: &[Value]) -> Self {
         let app = served("shop", "app", &["backend"], &[("http", 8081)]);
         let objects: Vec<Value> = app

@@ -65,7 +65,7 @@ fn connections(mesh: &Mesh, pod: &str) -> usize {
     table.lines().filter(established).count()
 }
 
-/// How many requests the two waypoints have counted that were refused for a circle, or led to such a refusal.
+/// Counts the requests at both waypoints that were rejected for a routing loop, or caused such a rejection.
 fn circled(mesh: &Mesh) -> u64 {
     let of = |pod: &str| {
         let metrics = mesh.get(pod, "http://127.0.0.1:15020/stats/prometheus");
@@ -79,7 +79,7 @@ fn circled(mesh: &Mesh) -> u64 {
     of("shop/waypoint") + of("shop/yonder")
 }
 
-/// Everything on one node: clients, waypoints and what they cover.
+/// Starts a mesh with clients, waypoints and their targets on one node.
 fn two_waypoints() -> Mesh {
     let manifests = format!("{PAIR}\n---{GATEWAY}{SECOND}").replace("node-2", "node-1");
     Mesh::up_with(
@@ -189,7 +189,7 @@ spec:
     )
 }
 
-/// How many mirrors a waypoint has heard the end of.
+/// Counts the completed mirrored requests of a waypoint.
 fn mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
     let metrics = mesh.get(waypoint, "http://127.0.0.1:15020/stats/prometheus");
     let lines = metrics.ok().lines();

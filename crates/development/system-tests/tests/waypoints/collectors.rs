@@ -41,7 +41,7 @@ enum Answers {
     Takes,
     Never,
     Fails,
-    /// All but one.
+    /// Accepts all but one record.
     TakesInPart,
     Floods,
 }
@@ -112,11 +112,11 @@ impl Scene {
         connection.raw(request.as_bytes(), is_whole).unwrap()
     }
 
-    fn heard(&self, path: &str) -> String {
+    fn request_head(&self, path: &str) -> String {
         let of = format!("get {path} ");
         let heads = self.heads.all();
-        let heard = heads.iter().rev().find(|head| head.contains(&of));
-        heard.cloned().unwrap_or_default()
+        let request_head = heads.iter().rev().find(|head| head.contains(&of));
+        request_head.cloned().unwrap_or_default()
     }
 
     fn metrics(&self) -> String {
@@ -132,7 +132,7 @@ impl Scene {
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Asks until more have come to this end; each request is answered.
+    /// Sends requests until the counter of this outcome has grown.
     fn until_more(&self, outcome: &str) {
         let before = self.exported(outcome);
         until(&format!("spans are counted as {outcome}"), || {
@@ -189,19 +189,19 @@ fn trace_contexts_stay_unchanged_without_propagation() {
     scene.mesh.apply("telemetry", &tracing(""));
     until("requests are traced", || {
         scene.ask("/traced", "");
-        scene.heard("/traced").contains("-01\r\n")
+        scene.request_head("/traced").contains("-01\r\n")
     });
     let alone = tracing("    disableContextPropagation: true\n");
     scene.mesh.apply("telemetry", &alone);
     until("contexts are not passed on", || {
         scene.ask("/alone", "");
-        let heard = scene.heard("/alone");
+        let request_head = scene.request_head("/alone");
         // What a waypoint makes where nothing came is recorded by nobody.
-        heard.contains("-00\r\n") && heard.contains("\r\nx-request-id: ")
+        request_head.contains("-00\r\n") && request_head.contains("\r\nx-request-id: ")
     });
     let sent = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
     scene.ask("/parent", sent);
-    assert!(scene.heard("/parent").contains(sent));
+    assert!(scene.request_head("/parent").contains(sent));
     // Spans are reported all the same.
     scene.until_more("sent");
 }

@@ -124,7 +124,7 @@ fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
     values
 }
 
-/// Queries of panels without data, with their dashboards and answers.
+/// Returns the queries of panels without data, with dashboards and responses.
 fn empty(scrapes: &[Scrape]) -> Vec<(String, Answer)> {
     let mut empty = Vec::new();
     for dashboard in Dashboard::all() {

@@ -65,7 +65,7 @@ fn manifests(replicas: u32) -> String {
     )
 }
 
-/// Whether a server's answer is there with its last line.
+/// Whether a response is complete with its last line.
 fn is_whole(answer: &str) -> bool {
     answer.contains("called by ") && answer.ends_with('\n')
 }
@@ -75,7 +75,7 @@ pub(crate) struct Load<'a> {
     mesh: &'a Mesh,
     to: SocketAddr,
     pub(crate) progress: Progress,
-    /// Requests whose connection was closed or reset before they were answered.
+    /// Number of requests whose connection was closed or reset before the response.
     pub(crate) broken: AtomicUsize,
     /// Failures, none of which may happen.
     pub(crate) failures: Mutex<Vec<String>>,
@@ -118,7 +118,7 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Makes a change under load, and asserts that it broke no more requests of each load than were under way.
+/// Performs a change under load, and asserts that it broke no more requests of each load than were active.
 fn under_load(loads: &[Load<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
     let broken = || loads.iter().map(|load| load.broken.load(Relaxed));
     let before: Vec<_> = broken().collect();

@@ -7,9 +7,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use ambit_system_tests::{Mesh, Place, binary, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, binary, until, with_waypoint};
 
-/// In every place where a secret may stand.
+/// Value in every field that may hold a secret.
 const SECRET: &str = "hunter2";
 
 const OBJECTS: &str = "
@@ -116,7 +116,7 @@ fn decode(message: &[&str], text: &str) {
 /// Body of a page of the waypoint's admin port.
 fn page(mesh: &Mesh, page: &str) -> String {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 15000));
-    let place = Place::Pod("shop/waypoint".into());
+    let place = LabNetns::Pod("shop/waypoint".into());
     // A stream of HTTP/1.0 has no framing.
     let request = format!("GET /{page} HTTP/1.0\r\nHost: localhost\r\n\r\n");
     let mut connection = mesh.dial_from(place, address).unwrap();

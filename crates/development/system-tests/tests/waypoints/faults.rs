@@ -4,7 +4,9 @@
 
 use std::net::IpAddr;
 
-use ambit_system_tests::{Capture, FlowReport, GATEWAY, Heads, Mesh, PAIR, Place, is_whole, until};
+use ambit_system_tests::{
+    Capture, FlowReport, GATEWAY, Heads, LabNetns, Mesh, PAIR, is_whole, until,
+};
 
 use crate::progress::Progress;
 
@@ -38,7 +40,7 @@ impl Scene {
         }
     }
 
-    /// One request on a connection of its own; the answer, if one came.
+    /// Sends a request on a new connection, and returns the response, if any.
     fn ask(&self, client: &str, to: (IpAddr, u16), path: &str) -> Option<String> {
         let mut connection = self.mesh.dial(client, to.into()).ok()?;
         let request = format!("GET /{path} HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n");
@@ -152,8 +154,8 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
     }
     let before = scene.heads.all().len();
     let mesh = &scene.mesh;
-    let on_wire = mesh.watch_at(Place::Node("node-2".into()), &[]);
-    let in_pod = mesh.watch_at(Place::Pod("shop/server".into()), &[]);
+    let on_wire = mesh.watch_at(LabNetns::Node("node-2".into()), &[]);
+    let in_pod = mesh.watch_at(LabNetns::Pod("shop/server".into()), &[]);
     let load = Load {
         scene: &scene,
         progress: Progress::default(),
@@ -269,8 +271,10 @@ fn without_a_gateway_the_same_capture_sees_direct_requests() {
     scene.until_all_work("at first");
     let client = scene.mesh.ip("shop/client");
     until("the client's proxy knows the pod as captured", || {
-        let on_wire = scene.mesh.watch_at(Place::Node("node-2".into()), &[]);
-        let in_pod = scene.mesh.watch_at(Place::Pod("shop/server".into()), &[]);
+        let on_wire = scene.mesh.watch_at(LabNetns::Node("node-2".into()), &[]);
+        let in_pod = scene
+            .mesh
+            .watch_at(LabNetns::Pod("shop/server".into()), &[]);
         let answer = scene.ask("shop/client", scene.pod(), "direct");
         let (on_wire, in_pod) = (scene.seen(on_wire), scene.seen(in_pod));
         let saw = |reports: &[FlowReport], port: u16| {

@@ -14,7 +14,7 @@ spec:
   listeners: [{name: mesh, port: 15008, protocol: HBONE}]
 ";
 
-/// The waypoint, which answers every request itself, and everything around it.
+/// Foreign waypoint that responds to every request itself, with its environment.
 const FOREIGN: &str = "
 ---
 apiVersion: v1
@@ -114,7 +114,7 @@ fn waypoint_without_address_or_pods_blocks_until_it_returns() {
     }
 }
 
-/// nginx, which learns from the PROXY header who called what, says so, and hands what it is asked for on.
+/// Runs nginx, which reads caller and destination from the PROXY header, reports them, and forwards the request.
 fn nginx(scratch: &std::path::Path) -> String {
     let config = scratch.join("nginx.conf");
     let scratch = scratch.display();

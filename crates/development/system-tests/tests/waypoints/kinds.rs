@@ -6,10 +6,10 @@ use std::{
     net::SocketAddr,
 };
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, Place, is_closed, until, with_waypoint};
+use ambit_system_tests::{GATEWAY, LabNetns, Mesh, PAIR, is_closed, until, with_waypoint};
 use http::{HeaderMap, Request, Response};
 
-/// Services of one port each, whose applications tell their port.
+/// Services with one port each, whose applications respond with it.
 const SERVICES: &str = "
 ---
 apiVersion: v1
@@ -88,11 +88,11 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// The head of the answer to a call of gRPC.
+/// Makes a gRPC call, and returns the response headers.
 fn call(mesh: &Mesh, address: SocketAddr, path: &str) -> HeaderMap {
     let stream = mesh
         .client()
-        .dial(Place::Pod("shop/client".into()), address);
+        .dial(LabNetns::Pod("shop/client".into()), address);
     let stream = stream.unwrap();
     stream.set_nonblocking(true).unwrap();
     runtime().block_on(async {
@@ -202,7 +202,7 @@ fn until_served_by(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     by
 }
 
-/// Applications that greet with their port, and say back what they hear.
+/// Runs applications that send their port, and then echo.
 fn greeters(mesh: &Mesh) {
     for port in [8091_u16, 8092] {
         mesh.serve("shop/server", port, move |mut stream| {
@@ -305,19 +305,19 @@ fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
     message.chunks(1 << 14).flat_map(record).collect()
 }
 
-/// The port of the application that gets what a client says, and gets it whole; `None` if the connection is closed.
-fn heard_by(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
-    let place = Place::Pod("shop/client".into());
+/// Returns the port of the application that receives the client's complete bytes; `None` if the connection is closed.
+fn reached_port(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
+    let place = LabNetns::Pod("shop/client".into());
     let mut stream = mesh.client().dial(place, address).unwrap();
     let timeout = std::time::Duration::from_secs(20);
     stream.set_read_timeout(Some(timeout)).unwrap();
     // What is refused may be reset while it is written.
     let _reset = stream.write_all(says);
-    let mut heard = vec![0; 5 + says.len()];
-    match stream.read_exact(&mut heard) {
+    let mut received = vec![0; 5 + says.len()];
+    match stream.read_exact(&mut received) {
         Ok(()) => {
-            assert_eq!(heard[5..], *says, "it is passed on as it came");
-            let port = String::from_utf8(heard[..4].to_vec());
+            assert_eq!(received[5..], *says, "it is passed on as it came");
+            let port = String::from_utf8(received[..4].to_vec());
             Some(port.unwrap())
         }
         Err(error) => {
@@ -337,15 +337,15 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
     let (mesh, _) = with_waypoint(SERVICES);
     greeters(&mesh);
     let front = mesh.service("front.shop.svc", 443);
-    let hears = |name: Option<&str>| heard_by(&mesh, front, &client_hello(name, 1500));
-    assert_eq!(hears(Some("next.example")).as_deref(), Some("8091"));
+    let port_for = |name: Option<&str>| reached_port(&mesh, front, &client_hello(name, 1500));
+    assert_eq!(port_for(Some("next.example")).as_deref(), Some("8091"));
     mesh.apply("route", &route("TLSRoute", 443, TLS_ROUTE));
     mesh.apply("policy", NOT_FROM_CLIENT);
     let to_next = Some("8092".to_owned());
     until("the name decides", || {
-        hears(Some("Next.Example")) == to_next
+        port_for(Some("Next.Example")) == to_next
     });
-    assert_eq!(hears(Some("a.b.below.example")), to_next);
+    assert_eq!(port_for(Some("a.b.below.example")), to_next);
     // Names that no route is for, the service's own among them, and what is no TLS or too long.
     for name in [
         Some("below.example"),
@@ -353,24 +353,27 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
         Some("10.0.0.1"),
         None,
     ] {
-        assert_eq!(hears(name), None, "{name:?}");
+        assert_eq!(port_for(name), None, "{name:?}");
     }
-    assert_eq!(heard_by(&mesh, front, b"GET / HTTP/1.1\r\n\r\n"), None);
+    assert_eq!(reached_port(&mesh, front, b"GET / HTTP/1.1\r\n\r\n"), None);
     let long = client_hello(Some("next.example"), 40_000);
-    assert_eq!(heard_by(&mesh, front, &long), None);
+    assert_eq!(reached_port(&mesh, front, &long), None);
     // A policy sees the name.
     until("the policy refuses the name", || {
-        hears(Some("forbidden.example")).is_none()
+        port_for(Some("forbidden.example")).is_none()
     });
-    assert_eq!(hears(Some("next.example")), to_next);
+    assert_eq!(port_for(Some("next.example")), to_next);
     // A TCPRoute takes the rest.
     let rest = "  rules: [{backendRefs: [{name: front, port: 90}]}]\n";
     mesh.apply("rest", &route("TCPRoute", 443, rest));
     until("the rest goes elsewhere", || {
-        hears(None).as_deref() == Some("8091")
+        port_for(None).as_deref() == Some("8091")
     });
-    assert_eq!(hears(Some("next.example")), to_next);
-    assert_eq!(heard_by(&mesh, front, b"hello").as_deref(), Some("8091"));
+    assert_eq!(port_for(Some("next.example")), to_next);
+    assert_eq!(
+        reached_port(&mesh, front, b"hello").as_deref(),
+        Some("8091")
+    );
 }
 
 /// A second waypoint, and a share of the connections for it.

@@ -46,7 +46,7 @@ spec:
     )
 }
 
-/// In a file of its own, so that it can go.
+/// Manifest in a file of its own, so that it can be deleted.
 const SERVICE: &str = "
 apiVersion: v1
 kind: Service
@@ -69,7 +69,7 @@ spec:
     )
 }
 
-/// Of a domain of the service.
+/// Returns a global limit for a domain of the service.
 fn global(domain: &str, more: &str) -> String {
     limit(&format!(
         "  global:
@@ -84,7 +84,7 @@ fn global(domain: &str, more: &str) -> String {
 struct Scene {
     mesh: Mesh,
     service: SocketAddr,
-    /// How many have asked that nobody knew.
+    /// Number of requests by unknown users.
     users: AtomicUsize,
 }
 
@@ -101,7 +101,7 @@ impl Scene {
         }
     }
 
-    /// The answer to a request of a user, in lower case.
+    /// Sends a user's request, and returns the response in lower case.
     fn ask_from(&self, pod: &str, headers: &str) -> String {
         let request =
             format!("POST /asked HTTP/1.1\r\nHost: app\r\ncontent-length: 0\r\n{headers}\r\n");
@@ -140,7 +140,7 @@ impl Scene {
         }
     }
 
-    /// Applies an object, and waits until users who have asked nothing yet are answered so.
+    /// Applies an object, and waits until new users get this response.
     fn until(&self, object: &str, status: &str, says: &str) {
         self.mesh.apply("limit", object);
         until(&format!("answers with {status} that say {says:?}"), || {

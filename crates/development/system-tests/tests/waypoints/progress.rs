@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ambit_system_tests::until;
 
-/// Of one load.
+/// Progress of one load.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     stop: AtomicBool,
@@ -17,12 +17,12 @@ impl Progress {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// One more was answered.
+    /// Counts another response.
     pub(crate) fn answered(&self) {
         self.good.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until so many more were answered.
+    /// Waits until this number of further responses.
     pub(crate) fn go_on(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
         until("requests go on", || {
@@ -30,7 +30,7 @@ impl Progress {
         });
     }
 
-    /// Ends the load when it is dropped, also by a panic.
+    /// Returns a guard that ends the load on drop, also by a panic.
     pub(crate) fn stop_at_end(&self) -> Stop<'_> {
         Stop(&self.stop)
     }

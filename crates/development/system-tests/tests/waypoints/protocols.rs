@@ -170,7 +170,7 @@ fn tls_passes_through_to_the_application_that_holds_the_key() {
             .unwrap()
             .with_root_certificates(roots.clone())
             .with_no_client_auth();
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, app).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(60)))
@@ -216,7 +216,7 @@ fn a_slow_reader_costs_only_itself() {
     });
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     let before = memory(&mesh);
-    let place = || ambit_system_tests::Place::Pod("shop/client".into());
+    let place = || ambit_system_tests::LabNetns::Pod("shop/client".into());
     let dial = || mesh.client().dial(place(), app).unwrap();
     // An unread response, and an unread body.
     let mut down = dial();
@@ -264,9 +264,9 @@ pub(crate) fn serve_grpc_on(mesh: &Mesh, port: u16) -> SocketAddr {
     })
 }
 
-/// Calls a method over gRPC from the client, says something three times, and gives the status.
+/// Makes a gRPC call with three messages, and returns the status.
 pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
-    let place = ambit_system_tests::Place::Pod("shop/client".into());
+    let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_nonblocking(true).unwrap();
     runtime().block_on(async {
@@ -337,24 +337,24 @@ async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
 }
 
 impl Call {
-    /// Sends a message and waits for it to come back.
+    /// Sends a message, and waits for its echo.
     async fn say(&mut self, message: &'static [u8]) {
         self.send
             .send_data(Bytes::from_static(message), false)
             .unwrap();
-        let mut heard = Vec::new();
-        while heard.len() < message.len() {
+        let mut received = Vec::new();
+        while received.len() < message.len() {
             let data = self.answer.data().await.unwrap().unwrap();
             self.answer
                 .flow_control()
                 .release_capacity(data.len())
                 .unwrap();
-            heard.extend_from_slice(&data);
+            received.extend_from_slice(&data);
         }
-        assert_eq!(heard, message);
+        assert_eq!(received, message);
     }
 
-    /// Ends it; the status in the trailers.
+    /// Ends the call, and returns the status in the trailers.
     async fn end(mut self) -> String {
         self.send.send_data(Bytes::new(), true).unwrap();
         while self.answer.data().await.is_some() {}
@@ -370,7 +370,7 @@ fn grpc_streams_both_directions_with_its_status() {
     let app = serve_grpc_on(&mesh, 8083);
     let mesh = &mesh;
     let open = || {
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, app).unwrap();
         stream.set_nonblocking(true).unwrap();
         stream
@@ -404,7 +404,7 @@ fn grpc_streams_both_directions_with_its_status() {
     });
 }
 
-/// An application of HTTP/2 that says which host it was asked for, and by how many headers.
+/// Runs an HTTP/2 application that responds with the requested host and the number of headers that carry it.
 async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
@@ -429,7 +429,7 @@ fn a_host_that_is_not_the_authority_is_refused_over_http_2() {
         })
     });
     let ask = |hosts: &[&str]| {
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, app).unwrap();
         stream.set_nonblocking(true).unwrap();
         let mut request = Request::get("http://app.example/");

@@ -7,7 +7,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
 };
 
-use ambit_system_tests::{Mesh, Place, TIMEOUT, is_whole, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, is_whole, until, with_waypoint};
 
 /// Ports of nginx, for HTTP and HTTP over TLS, and of an application whose clients wait for it to speak.
 const HTTP: u16 = 8180;
@@ -74,9 +74,9 @@ fn rule(version: &str) -> String {
     )
 }
 
-/// Two requests on one connection, and the connection's own port; what they are answered.
+/// Sends two requests on one connection, and returns its local port with the responses.
 fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
-    let place = Place::Pod("shop/client".to_owned());
+    let place = LabNetns::Pod("shop/client".to_owned());
     let mut stream = mesh.client().dial(place, to).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     let own = stream.local_addr().ok()?.port();
@@ -162,7 +162,7 @@ fn endpoints_learn_who_has_called_what_in_both_versions() {
         until(
             &format!("the application says who connects, {version}"),
             || {
-                let place = Place::Pod("shop/client".to_owned());
+                let place = LabNetns::Pod("shop/client".to_owned());
                 let mut stream = mesh.client().dial(place, to).unwrap();
                 let own = stream.local_addr().unwrap().port();
                 let mut answer = String::new();

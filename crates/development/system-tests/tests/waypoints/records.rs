@@ -3,7 +3,7 @@
 
 use ambit_system_tests::{Mesh, until, with_waypoint};
 
-/// In every place where a secret may stand.
+/// Value in every field that may hold a secret.
 const SECRET: &str = "hunter2";
 
 const OBJECTS: &str = "

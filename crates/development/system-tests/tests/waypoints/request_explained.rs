@@ -164,7 +164,7 @@ impl Case {
         (report, output.code)
     }
 
-    /// The status that really comes; none for a reset.
+    /// Sends the request, and returns the actual status; none for a reset.
     fn sent(&self, mesh: &Mesh) -> Option<u16> {
         let (host, port) = self.to.split_once(':').unwrap_or((&self.to, "80"));
         let port = port.parse().unwrap();

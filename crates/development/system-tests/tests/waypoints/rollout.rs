@@ -108,7 +108,7 @@ fn manifests(replicas: u32, revision: u32) -> String {
     format!("{PAIR}\n---{}{SERVICE}", gateway(replicas, revision))
 }
 
-/// Asserts that no request fails while a change is made under load, on kept connections and on new ones.
+/// Asserts that no request fails during a change under load, on existing and new connections.
 fn under_load(mesh: &Mesh, to: [SocketAddr; 2], change: impl FnOnce(&Progress)) {
     let load = Load {
         mesh,
@@ -156,7 +156,7 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
     );
 }
 
-/// As when both are deleted, or evicted, at once.
+/// Simulates the concurrent deletion or eviction of both pods.
 #[test]
 fn both_pods_may_go_before_their_successors_come() {
     let (mesh, to) = two_pods();
@@ -193,7 +193,7 @@ fn both_pods_may_go_before_their_successors_come() {
     wait_for_two_others(&mesh, &second);
 }
 
-/// A waypoint that ends has an hour for what is open, and needs none for what is idle.
+/// Checks that a terminating waypoint has an hour for active connections, and closes idle ones at once.
 #[test]
 fn a_long_connection_outlives_a_rollout_and_only_its_pod_waits() {
     let with_grace = |revision| {

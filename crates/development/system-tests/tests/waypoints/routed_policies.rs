@@ -48,7 +48,7 @@ spec:
   rules: [{backendRefs: [{name: back, port: 90}]}]
 ";
 
-/// A policy of the service that the routes lead to.
+/// Returns a policy of the service that is the routes' backend.
 fn policy(action: &str, rule: &str) -> String {
     format!(
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: back, namespace: shop}}\n\
@@ -56,7 +56,7 @@ fn policy(action: &str, rule: &str) -> String {
     )
 }
 
-/// Applications that say who they are; one path is answered with a body that does not end.
+/// Runs applications that identify themselves; one path has an endless response body.
 fn serve(mesh: &Mesh) {
     for (port, name) in [(8081, "front"), (8082, "back")] {
         mesh.serve("shop/server", port, move |mut stream| {
@@ -166,7 +166,7 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
         greeting(&mesh, tcp).as_deref() == Some("back!")
     });
     let dial = |address| {
-        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
         let stream = mesh.client().dial(place, address).unwrap();
         stream
             .set_read_timeout(Some(ambit_system_tests::TIMEOUT))

@@ -71,7 +71,7 @@ struct Scene {
     service: SocketAddr,
 }
 
-/// An answer: from which pod, and all of it.
+/// Response with the pod that sent it.
 struct Answer {
     from: String,
     text: String,
@@ -137,7 +137,7 @@ impl Scene {
         }
     }
 
-    /// Pods that answer a dozen requests.
+    /// Returns the pods that respond to a dozen requests.
     fn all(&self, path: &str, headers: &str) -> BTreeSet<String> {
         let asked = (0..12).map(|_| self.ask(path, headers).from);
         asked.collect()

@@ -82,18 +82,18 @@ impl Scene {
         Self { mesh, heads }
     }
 
-    /// Sends a request; gives what the application heard of it, in lower case.
+    /// Sends a request, and returns in lower case what the application received.
     fn ask(&self, path: &str, headers: &str) -> Option<String> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);
         let mut connection = self.mesh.dial("shop/client", service).ok()?;
         connection.raw(request.as_bytes(), is_whole).ok()?;
         let heads = self.heads.all();
-        let heard = heads
+        let request_head = heads
             .iter()
             .rev()
             .find(|head| head.contains(&format!("get {path} ")));
-        heard.cloned()
+        request_head.cloned()
     }
 
     /// The lines that the collector wrote.

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use ambit_system_tests::{Mesh, Place, TIMEOUT, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, until, with_waypoint};
 use rustls::{RootCertStore, SupportedProtocolVersion, crypto::CryptoProvider};
 
 const SERVICES: &str = "
@@ -52,7 +52,7 @@ spec:
   rules: [{backendRefs: [{name: front, port: 443}]}]
 ";
 
-/// For whatever name clients ask for at a port of plain TCP.
+/// Route of any server name at a plain TCP port.
 const ANY_NAME: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: TLSRoute
@@ -66,7 +66,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// Serves TLS for names under a key of its own; what it says first is who it is and which name was asked for.
+/// Serves TLS for names with its own key; it first sends its identity and the requested name.
 fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let signed = rcgen::generate_simple_self_signed(names).unwrap();
@@ -103,7 +103,7 @@ fn routed_name(
         .unwrap()
         .with_root_certificates(roots.clone())
         .with_no_client_auth();
-    let place = Place::Pod("shop/client".into());
+    let place = LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let name = name.try_into().unwrap();

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest, ext::Protocol};
 use http::{Method, Request, Response, StatusCode};
 
-use ambit_system_tests::{Mesh, Place, read_head, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, read_head, until, with_waypoint};
 
 const SERVICES: &str = "
 ---
@@ -140,7 +140,7 @@ fn serve_http2(mesh: &Mesh, port: u16, offers: bool) {
 
 /// A client of HTTP/2 in a pod, once the waypoint has offered WebSocket.
 async fn client(mesh: &Mesh, address: SocketAddr) -> SendRequest<Bytes> {
-    let place = Place::Pod("shop/client".into());
+    let place = LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_nonblocking(true).unwrap();
     let stream = tokio::net::TcpStream::from_std(stream).unwrap();
@@ -189,14 +189,14 @@ async fn open(client: &SendRequest<Bytes>, path: &str, protocol: &'static str) -
 
 impl Socket {
     async fn hears(&mut self, expected: &str) {
-        let mut heard = String::new();
-        while heard.len() < expected.len() {
+        let mut received = String::new();
+        while received.len() < expected.len() {
             let data = self.body.data().await.expect("more").unwrap();
             let flow = self.body.flow_control();
             flow.release_capacity(data.len()).unwrap();
-            heard += std::str::from_utf8(&data).unwrap();
+            received += std::str::from_utf8(&data).unwrap();
         }
-        assert_eq!(heard, expected);
+        assert_eq!(received, expected);
     }
 
     fn say(&mut self, text: &'static str, is_end: bool) {

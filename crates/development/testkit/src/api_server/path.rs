@@ -61,7 +61,7 @@ impl Term {
                 .fold(object, |value, part| &value[part]),
         };
         let is_so = match &self.value {
-            Some(wanted) => found.as_str() == Some(wanted),
+            Some(expected) => found.as_str() == Some(expected),
             None => !found.is_null(),
         };
         is_so != self.negated

@@ -107,12 +107,12 @@ impl Store {
         json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items})
     }
 
-    /// From now on the kind is served, with or without objects.
+    /// Starts serving the kind, with or without objects.
     pub(super) fn serve(&mut self, collection: &str, kind: &str) {
         self.kinds.insert(collection.to_owned(), kind.to_owned());
     }
 
-    /// The discovery answer at a path: the groups, or the kinds of one version of one group. `None` if there
+    /// Returns the discovery document at a path: the groups, or the kinds of one version of a group; `None` if there
     /// are none.
     pub(super) fn discovery(&self, path: &str) -> Option<Value> {
         match path.trim_end_matches('/') {
@@ -273,8 +273,8 @@ impl Store {
         let mut object = match current.cloned() {
             Some(current) => {
                 for field in ["uid", "resourceVersion"] {
-                    let wanted = &patch["metadata"][field];
-                    if !wanted.is_null() && *wanted != current["metadata"][field] {
+                    let expected = &patch["metadata"][field];
+                    if !expected.is_null() && *expected != current["metadata"][field] {
                         return Err((409, "Conflict"));
                     }
                 }

@@ -16,14 +16,14 @@ pub(super) struct Desired {
 #[derive(Clone, Debug)]
 pub(super) struct DesiredDeployment {
     pub(super) key: ObjectKey,
-    /// The name that its template has given to all its pods' owner.
+    /// Name of the owner of the template's pods.
     pub(super) replica_set: String,
     /// Pods of another template go when new ones are ready, not at once.
     pub(super) rolling: bool,
 }
 
 impl Desired {
-    /// A UID given in the manifest.
+    /// Returns the UID in the manifest.
     pub(super) fn uid(&self) -> Option<String> {
         self.pod.metadata.uid.clone().filter(|uid| !uid.is_empty())
     }

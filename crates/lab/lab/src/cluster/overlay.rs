@@ -133,7 +133,7 @@ pub(super) fn gateway(
     })
 }
 
-/// The same of one for which no waypoint can be made.
+/// Returns the status of a Gateway for which no waypoint can be deployed.
 pub(super) fn refused_gateway(key: &ObjectKey, problem: &Problem) -> Value {
     let none = condition("Programmed", "Invalid", "no waypoint is made for it");
     json!({

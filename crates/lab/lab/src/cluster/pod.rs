@@ -72,7 +72,7 @@ impl PodPlan {
         self.pod.spec.as_ref().map_or(&[], |spec| &spec.containers)
     }
 
-    /// Whether it has a projected volume with a token of its account.
+    /// Whether the pod has a projected volume with a service account token.
     pub(crate) fn wants_token(&self, audience: &str) -> bool {
         let volumes = self.spec().and_then(|spec| spec.volumes.as_deref());
         let sources = volumes
@@ -127,7 +127,7 @@ pub(crate) struct Observed {
     pub(crate) phase: Phase,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) containers: Vec<ContainerObserved>,
-    /// Why it makes no progress.
+    /// Reason why the pod makes no progress.
     pub(crate) message: Option<String>,
 }
 

@@ -10,7 +10,7 @@ use super::{Record, expand::Desired};
 /// The progress of a Deployment.
 struct Progress<'a> {
     replica_set: &'a str,
-    wanted: usize,
+    desired: usize,
     ready: usize,
 }
 
@@ -26,10 +26,10 @@ pub(super) fn staying(
         };
         let progress = rollouts.entry(&asking.key).or_insert(Progress {
             replica_set: &asking.replica_set,
-            wanted: 0,
+            desired: 0,
             ready: 0,
         });
-        progress.wanted += 1;
+        progress.desired += 1;
         let is_ready = |record: &Record| !record.terminating && record.observed.is_ready();
         progress.ready += usize::from(pods.get(key).is_some_and(is_ready));
     }
@@ -47,7 +47,7 @@ pub(super) fn staying(
         };
         // Of the same template there are only too many.
         let earlier = record.plan.owner() != Some(progress.replica_set);
-        if earlier && progress.ready < progress.wanted {
+        if earlier && progress.ready < progress.desired {
             progress.ready += 1;
             staying.insert(key.clone());
         }

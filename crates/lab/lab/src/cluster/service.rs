@@ -8,7 +8,7 @@ use k8s_openapi::{api::core::v1::ServicePort, apimachinery::pkg::util::intstr::I
 use super::{Observed, PodPlan};
 use crate::addresses::AddressPlan;
 
-/// A service as clients outside the mesh see it.
+/// Service as clients outside the mesh observe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceView {
     pub(crate) namespace: String,
@@ -23,7 +23,7 @@ pub(crate) struct ServiceView {
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortView {
-    /// As other objects and DNS refer to it; often empty.
+    /// Name by which other objects and DNS refer to the port; often empty.
     pub(crate) name: String,
     pub(crate) port: u16,
     pub(crate) udp: bool,

@@ -11,16 +11,16 @@ use super::SYSTEM;
 /// The revision of the lab's control plane.
 const REVISION: &str = "default";
 
-/// Objects that are made for Gateways.
+/// Objects that are generated for Gateways.
 pub(super) struct Waypoints {
     settings: Option<Settings>,
     /// Objects by key.
     pub(super) made: BTreeMap<ObjectKey, Made>,
-    /// The Gateways that have a waypoint.
+    /// Gateways with a waypoint.
     pub(super) gateways: BTreeSet<ObjectKey>,
     /// Gateways that have none as they are written now, and why. Some have one as they were written before.
     pub(super) problems: BTreeMap<ObjectKey, Problem>,
-    /// Gateways that ask for an autoscaler, which a lab does not have.
+    /// Gateways that request an autoscaler, which a lab does not have.
     pub(super) autoscaled: BTreeSet<ObjectKey>,
 }
 
@@ -34,10 +34,10 @@ pub(super) struct Problem {
 /// One object of a Gateway.
 #[derive(Clone)]
 pub(super) struct Made {
-    /// The Gateway that it is for.
+    /// Gateway that the object was generated for.
     gateway: ObjectKey,
     pub(super) object: Object,
-    /// The same as a manifest.
+    /// Generated object as a manifest.
     pub(super) manifest: Value,
 }
 
@@ -59,7 +59,7 @@ impl Waypoints {
         format!("{}.{}.svc.{domain}", gateway.name, gateway.namespace)
     }
 
-    /// Makes everything anew from what the manifests say.
+    /// Generates all objects again from the manifests.
     pub(super) fn follow(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
         let before = std::mem::take(&mut self.made);
         self.gateways.clear();

@@ -20,7 +20,7 @@ impl World {
         }
     }
 
-    /// With a worker that runs and serves `pods` pods of one socket each.
+    /// Creates a supervisor with a running worker that serves `pods` pods of one socket each.
     fn serving(pods: u32) -> Self {
         let mut world = Self::new();
         world.event(begin(false));
@@ -270,7 +270,7 @@ fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
     );
 }
 
-/// Items that a standby holds after these effects.
+/// Returns the items of a standby after these effects.
 fn standby_of(effects: Effects) -> Handover<u32> {
     let mut held = Handover::default();
     for effect in effects {
@@ -326,7 +326,7 @@ fn standby_follows_the_handover_and_serves_it_at_once() {
 }
 
 #[test]
-fn a_standby_takes_the_place_only_of_one_that_could_start() {
+fn a_standby_takes_over_only_from_a_started_process() {
     let mut world = World::new();
     world.event(begin(false));
     assert_eq!(world.event(Event::Standby), []);

@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, fmt};
 
 use super::{Expr, Hook, Set, SetKey, SetMember, Table, TableChain, lower::GUARDS};
 
-/// One step. Steps are valid only in the order [`diff`] gives them.
+/// Change of the table. Changes are valid only in the order of [`diff`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Makes the table, empty.
+    /// Creates the empty table.
     AddTable,
     /// Removes the table with all in it.
     DeleteTable,
-    /// Makes a chain, empty.
+    /// Creates an empty chain.
     AddChain(String, Option<Hook>),
     /// Removes all rules of a chain.
     FlushChain(String),
@@ -19,9 +19,9 @@ pub enum Change {
     DeleteChain(String),
     /// Appends a rule to a chain.
     AddRule(String, Vec<Expr>),
-    /// Makes a set, empty.
+    /// Creates an empty set.
     AddSet(String, SetKey),
-    /// Removes a set no rule looks into.
+    /// Removes a set that no rule references.
     DeleteSet(String),
     /// Adds a member to a set.
     AddMember(String, SetMember, String),
@@ -30,7 +30,7 @@ pub enum Change {
 }
 
 impl fmt::Display for Change {
-    /// Formats what was found wrong, not its repair.
+    /// Formats the difference that was found, not its repair.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AddTable => f.write_str("the table is missing"),
@@ -87,7 +87,7 @@ pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change
     steps
 }
 
-/// The table without those guards that the other one lacks.
+/// Returns the table without guards that the other one lacks.
 fn without_guards(table: &Table, other: Option<&Table>) -> Table {
     let mut table = table.clone();
     for name in GUARDS {
@@ -98,19 +98,19 @@ fn without_guards(table: &Table, other: Option<&Table>) -> Table {
     table
 }
 
-/// The kernel cannot re-hook a chain nor change what a set holds.
+/// Whether a chain's hook or a set's key type differs, which the kernel cannot change.
 fn needs_rebuild(current: &Table, desired: &Table) -> bool {
     let chain = |(name, chain): (&String, &TableChain)| {
         desired
             .chains
             .get(name)
-            .is_some_and(|wanted| wanted.hook != chain.hook)
+            .is_some_and(|target| target.hook != chain.hook)
     };
     let set = |(name, set): (&String, &Set)| {
         desired
             .sets
             .get(name)
-            .is_some_and(|wanted| wanted.key != set.key)
+            .is_some_and(|target| target.key != set.key)
     };
     current.chains.iter().any(chain) || current.sets.iter().any(set)
 }
@@ -118,12 +118,12 @@ fn needs_rebuild(current: &Table, desired: &Table) -> bool {
 fn change_table(current: &Table, desired: &Table, out: &mut Vec<Change>) {
     // Rules go first: a chain or set they refer to could not be removed otherwise.
     for (name, chain) in &current.chains {
-        let kept = desired
+        let is_unchanged = desired
             .chains
             .get(name)
-            .is_some_and(|wanted| wanted.rules == chain.rules);
+            .is_some_and(|target| target.rules == chain.rules);
         // Also when the chain is empty: another process may be filling it at this very moment.
-        if !kept {
+        if !is_unchanged {
             out.push(Change::FlushChain(name.clone()));
         }
     }
@@ -135,14 +135,14 @@ fn change_table(current: &Table, desired: &Table, out: &mut Vec<Change>) {
         out.push(Change::DeleteChain(name.clone()));
     }
     change_sets(&current.sets, &desired.sets, out);
-    for (name, wanted) in &desired.chains {
+    for (name, target) in &desired.chains {
         let present = current.chains.get(name);
         if present.is_none() {
-            out.push(Change::AddChain(name.clone(), wanted.hook.clone()));
+            out.push(Change::AddChain(name.clone(), target.hook.clone()));
         }
-        if present.is_none_or(|chain| chain.rules != wanted.rules) {
+        if present.is_none_or(|chain| chain.rules != target.rules) {
             out.extend(
-                wanted
+                target
                     .rules
                     .iter()
                     .map(|r| Change::AddRule(name.clone(), r.clone())),
@@ -160,19 +160,19 @@ fn change_sets(
         out.push(Change::DeleteSet(name.clone()));
     }
     let nothing = BTreeMap::new();
-    for (name, wanted) in desired {
+    for (name, target) in desired {
         let present = current.get(name);
         if present.is_none() {
-            out.push(Change::AddSet(name.clone(), wanted.key));
+            out.push(Change::AddSet(name.clone(), target.key));
         }
         let members = present.map_or(&nothing, |set| &set.members);
         // The kernel does not change the comment of a member that exists: out and in again.
         for (member, comment) in members {
-            if wanted.members.get(member) != Some(comment) {
+            if target.members.get(member) != Some(comment) {
                 out.push(Change::DeleteMember(name.clone(), *member));
             }
         }
-        for (member, comment) in &wanted.members {
+        for (member, comment) in &target.members {
             if members.get(member) != Some(comment) {
                 out.push(Change::AddMember(name.clone(), *member, comment.clone()));
             }

@@ -17,7 +17,7 @@ pub const POD_TABLE: &str = "ambit";
 /// Name of the table in the node's namespace.
 pub const HOST_TABLE: &str = "ambit-probes";
 
-/// Names of the chains that refuse what no redirect has taken.
+/// Names of the guard chains, which reject packets that were not redirected.
 pub(super) const GUARDS: [&str; 3] = [GUARD_INPUT, GUARD_FORWARD, GUARD_OUTPUT];
 const GUARD_INPUT: &str = "guard-input";
 const GUARD_FORWARD: &str = "guard-forward";
@@ -25,7 +25,7 @@ const GUARD_OUTPUT: &str = "guard-output";
 
 /// Type of local addresses, `RTN_LOCAL`.
 const ADDRESS_LOCAL: u32 = 2;
-/// Index of loopback: the same in every namespace.
+/// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
 /// `ct state established`.
 const STATE_ESTABLISHED: u32 = 2;
@@ -119,11 +119,11 @@ pub fn host_members(table: &Table) -> Vec<HostMember> {
 pub fn bridge_table(spec: &HostSpec) -> Table {
     const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
     let mut rules = Vec::new();
-    for (wanted, ether_type, address) in [
+    for (is_enabled, ether_type, address) in [
         (spec.ipv4, [0x08, 0x00], IpAddr::V4(spec.probe_v4)),
         (spec.ipv6, [0x86, 0xdd], IpAddr::V6(spec.probe_v6)),
     ] {
-        if wanted {
+        if is_enabled {
             let mut rule = vec![Expr::Meta(MetaKey::EtherType), eq(ether_type)];
             rule.extend(source_address(address));
             rule.extend([Expr::Counter, Expr::Drop]);

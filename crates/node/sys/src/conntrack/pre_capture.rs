@@ -17,8 +17,8 @@ use crate::{
     tcp_sockets::{self, State, TcpSocket},
 };
 
-/// Makes known the connections of sockets in the calling thread's namespace with others. The sequence
-/// numbers of known connections are no longer checked, since some may have been missed.
+/// Registers connections of sockets in the calling thread's namespace with conntrack. Their sequence numbers are not
+/// checked, since packets may have been missed.
 pub(crate) fn make_known() -> io::Result<()> {
     let connections = with_others(&tcp_sockets::dump(State::InUse)?);
     if connections.is_empty() {

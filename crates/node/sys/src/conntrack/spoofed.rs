@@ -18,15 +18,15 @@ use crate::netlink::{Attrs, CREATE, EXCLUSIVE, Socket, attr, u32_be};
 const MARK: u16 = 8;
 const ZONE: u16 = 18;
 
-/// One connection, with the addresses as the kernel writes them.
+/// Conntrack entry with addresses in the kernel's format.
 struct Entry {
     family: u8,
     original: Vec<u8>,
     reply: Vec<u8>,
 }
 
-/// Makes known in `zone` those connections of the calling thread's namespace that are marked as the
-/// proxy's to the application and are in no zone. Returns how many there are.
+/// Registers in `zone` the connections of the calling thread's namespace with the proxy's mark and no zone. Returns
+/// their number.
 pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
     let mut socket = Socket::open(Some(netlink::NETFILTER))?;
     let mut entries = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
     Ok(entries.len())
 }
 
-/// A connection that has ended meanwhile is no error.
+/// Ignores the error of a connection that has ended meanwhile.
 fn ended(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -15,7 +15,7 @@ use super::encode::{
 use super::key_type;
 use crate::netlink::{attr, attrs, text, u32_be, u64_be};
 
-/// Types of sets that we make.
+/// Key types of the sets that are used.
 const SET_KEYS: [SetKey; 4] = [
     set_key(Family::V4, false),
     set_key(Family::V6, false),
@@ -105,7 +105,7 @@ pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
     ))
 }
 
-/// Members and comments of one answer about a set.
+/// Decodes members and comments of a set.
 pub(super) fn members(found: &[u8]) -> Vec<(SetMember, String)> {
     let list = attr(found, 3).unwrap_or_default();
     attrs(list).filter_map(|(_, one)| member(one)).collect()

@@ -21,7 +21,7 @@ const DELETE_SET: u16 = SUBSYSTEM | 11;
 const NEW_ELEMENTS: u16 = SUBSYSTEM | 12;
 const DELETE_ELEMENTS: u16 = SUBSYSTEM | 14;
 
-/// The one register all data goes through (`NFT_REG_1`).
+/// Register for all data (`NFT_REG_1`).
 pub(super) const REGISTER: u32 = 1;
 /// The register behind an address of this family in [`REGISTER`]: `NFT_REG32_01`, or `NFT_REG_2`, which is
 /// how the kernel names that of four bytes at the same place.

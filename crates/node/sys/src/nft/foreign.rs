@@ -27,16 +27,16 @@ struct Chain {
     family: u8,
     table: String,
     name: String,
-    /// Whether it is no base chain, or its policy is to accept.
+    /// Whether the chain is no base chain, or has the policy accept.
     is_neutral: bool,
 }
 
-/// A rule, with the fields needed here.
+/// Rule with the fields that are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     chain: String,
     handle: Vec<u8>,
-    /// The chain to which it jumps.
+    /// Target chain of a jump.
     target: Option<String>,
 }
 
@@ -45,7 +45,7 @@ struct Rule {
 enum Removal {
     Table(u8, String),
     Rule(u8, String, String, Vec<u8>),
-    /// All its rules.
+    /// All rules of a chain.
     Rules(u8, String, String),
     Chain(u8, String, String),
 }
@@ -66,7 +66,7 @@ impl Found {
 }
 
 impl Nft {
-    /// Looks for what Istio's agent has made: one list of all chains.
+    /// Finds the tables of Istio's agent in one list of all chains.
     pub(crate) fn find_foreign(&mut self) -> Result<Found, NftError> {
         let mut chains = Vec::new();
         self.socket
@@ -97,7 +97,7 @@ impl Nft {
         })
     }
 
-    /// Removes it, all in one transaction.
+    /// Removes foreign rules in one transaction.
     pub(crate) fn remove_foreign(&mut self, found: &Found) -> Result<(), NftError> {
         let mut removals: Vec<_> = found
             .own_tables
@@ -166,7 +166,7 @@ impl Nft {
     }
 }
 
-/// A table with only empty chains left is removed too: iptables makes it again when needed.
+/// Decodes a standard table. A table with only empty chains left is removed, too, since iptables recreates it.
 fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
     let is_theirs = |name: &str| CHAINS.contains(&name);
     let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);

@@ -6,7 +6,7 @@
 /// A malformed or contradictory cgroup file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CgroupError {
-    /// A line that is not `hierarchy:controllers:path`.
+    /// Line that is not `hierarchy:controllers:path`.
     #[error("{0:?} is not a line of a cgroup file")]
     Line(String),
     /// Lines name different pods or containers.

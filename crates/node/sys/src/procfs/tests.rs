@@ -44,9 +44,9 @@ impl Drop for Pod {
     }
 }
 
-fn wanted(uid: &str, addresses: &[&str]) -> WantedPod {
+fn target(uid: &str, addresses: &[&str]) -> PodTarget {
     let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
-    WantedPod {
+    PodTarget {
         uid: uid.to_owned(),
         alias: None,
         addresses,
@@ -80,8 +80,8 @@ impl FakeProc {
         .unwrap();
     }
 
-    fn discover(&self, wanted: &[WantedPod]) -> Discovered {
-        discover(self.0.path(), &Attribution::Cgroup, wanted).unwrap()
+    fn discover(&self, targets: &[PodTarget]) -> Discovered {
+        discover(self.0.path(), &Attribution::Cgroup, targets).unwrap()
     }
 }
 
@@ -102,8 +102,8 @@ fn a_running_pod_is_found_by_its_variable_and_address() {
         Path::new("/proc"),
         &by_variable(),
         &[
-            wanted("uid-a", &["fd00::1", "10.9.8.7"]),
-            wanted("uid-b", &["10.9.8.7"]),
+            target("uid-a", &["fd00::1", "10.9.8.7"]),
+            target("uid-b", &["10.9.8.7"]),
         ],
     )
     .unwrap()
@@ -120,7 +120,7 @@ fn a_namespace_without_the_pods_address_is_refused() {
     let result = discover(
         Path::new("/proc"),
         &by_variable(),
-        &[wanted("uid-c", &["10.9.8.5"])],
+        &[target("uid-c", &["10.9.8.5"])],
     )
     .unwrap();
     assert!(result.found.is_empty());
@@ -133,7 +133,7 @@ fn a_namespace_without_the_pods_address_is_refused() {
 #[test]
 fn a_pod_without_addresses_waits() {
     let _pod = Pod::start("uid-d", "10.9.8.4");
-    let result = discover(Path::new("/proc"), &by_variable(), &[wanted("uid-d", &[])]).unwrap();
+    let result = discover(Path::new("/proc"), &by_variable(), &[target("uid-d", &[])]).unwrap();
     assert!(result.found.is_empty());
     assert!(matches!(
         result.rejected[..],
@@ -159,7 +159,7 @@ fn scan_that_runs_out_of_descriptors_is_an_error() {
             discover(
                 Path::new(&proc),
                 &Attribution::Cgroup,
-                &[wanted(UID, &["10.9.8.2"])],
+                &[target(UID, &["10.9.8.2"])],
             )
         };
         let mut held: Vec<_> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
@@ -194,7 +194,7 @@ fn the_oldest_process_wins() {
         let proc = FakeProc::new();
         proc.add(20, old.pid(), &cgroup(), first);
         proc.add(30, new.pid(), &cgroup(), second);
-        let found = proc.discover(&[wanted(UID, &["10.9.8.3"])]).found;
+        let found = proc.discover(&[target(UID, &["10.9.8.3"])]).found;
         let expected = if first < second { &old } else { &new };
         assert_eq!(found[UID], netns_of(expected));
     }
@@ -206,7 +206,7 @@ fn a_foreign_process_does_not_hide_the_rightful_owner() {
     let proc = FakeProc::new();
     proc.add(20, foreign.pid(), &cgroup(), 1);
     proc.add(30, owner.pid(), &cgroup(), 2);
-    let result = proc.discover(&[wanted(UID, &["::ffff:10.9.8.2"])]);
+    let result = proc.discover(&[target(UID, &["::ffff:10.9.8.2"])]);
     assert_eq!(result.found[UID], netns_of(&owner));
     assert_eq!(result.rejected.len(), 1);
 }
@@ -215,7 +215,7 @@ fn a_foreign_process_does_not_hide_the_rightful_owner() {
 fn the_nodes_namespace_is_never_a_pods() {
     let proc = FakeProc::new();
     proc.add(20, std::process::id(), &cgroup(), 1);
-    let result = proc.discover(&[wanted(UID, &["127.0.0.1"])]);
+    let result = proc.discover(&[target(UID, &["127.0.0.1"])]);
     assert!(result.found.is_empty());
     assert!(matches!(
         result.rejected[..],
@@ -231,7 +231,7 @@ fn a_static_pod_is_found_by_its_configuration_hash() {
     let pod = Pod::start("", "10.9.7.9");
     let proc = FakeProc::new();
     proc.add(20, pod.pid(), &cgroup(), 1);
-    let mut sought = wanted("mirror-uid", &["10.9.7.9"]);
+    let mut sought = target("mirror-uid", &["10.9.7.9"]);
     sought.alias = Some(UID.to_owned());
     assert!(proc.discover(&[sought]).found.contains_key("mirror-uid"));
 }
@@ -243,7 +243,7 @@ fn processes_that_make_no_sense_are_passed_over() {
     fs::create_dir(proc.0.path().join("self")).unwrap();
     proc.add(30, std::process::id(), "garbage", 1);
     assert!(
-        proc.discover(&[wanted(UID, &["10.0.0.1"])])
+        proc.discover(&[target(UID, &["10.0.0.1"])])
             .found
             .is_empty()
     );

@@ -21,9 +21,9 @@ const ATTEMPTS: usize = 5;
 pub(super) struct RedirectionBackend(Backend);
 
 impl RedirectionBackend {
-    /// The backends to try, in order.
-    pub(super) fn candidates(wanted: Backend) -> Vec<Self> {
-        match wanted {
+    /// Returns the backends to try, in order.
+    pub(super) fn candidates(requested: Backend) -> Vec<Self> {
+        match requested {
             Backend::Auto => {
                 vec![
                     Self(Backend::Nftables),
@@ -35,7 +35,7 @@ impl RedirectionBackend {
         }
     }
 
-    /// The backends that have rules of ours in this namespace.
+    /// Returns the backends with Ambit's rules in this namespace.
     pub(super) fn present() -> Result<Vec<Self>, RedirectionError> {
         let mut out = Vec::new();
         match nftables_in_use() {
@@ -113,7 +113,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Writes the rules and returns what differed.
+    /// Applies the rules, and returns the differences.
     pub(super) fn replace(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         if self.0 == Backend::Nftables {
             let desired = nft::lower(ruleset);
@@ -212,7 +212,7 @@ pub(super) fn change_table(
     change_table_of(&mut Nft::open()?, name, &mut desired)
 }
 
-/// As [`change_table`], for a table of any family.
+/// Changes a table like [`change_table`], for a table of any family.
 pub(super) fn change_table_of(
     nft: &mut Nft,
     name: &str,
@@ -221,11 +221,11 @@ pub(super) fn change_table_of(
     let mut attempt = 1;
     loop {
         let current = nft.read(name)?;
-        let wanted = desired(current.as_ref());
-        let steps = nft::steps(current.as_ref(), wanted.as_ref());
+        let target = desired(current.as_ref());
+        let steps = nft::steps(current.as_ref(), target.as_ref());
         match steps.iter().try_for_each(|step| nft.commit(name, step)) {
             Ok(()) => {
-                let changes = nft::diff(current.as_ref(), wanted.as_ref());
+                let changes = nft::diff(current.as_ref(), target.as_ref());
                 return Ok(describe(current.as_ref(), &changes));
             }
             Err(error) if attempt < ATTEMPTS && error.is_contention() => attempt += 1,
@@ -234,7 +234,7 @@ pub(super) fn change_table_of(
     }
 }
 
-/// Our own table, and those of iptables' nft variant.
+/// Returns the nftables backends in use: the native one, and iptables-nft.
 fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     let mut nft = Nft::open()?;
     let mut out = Vec::new();

@@ -24,28 +24,28 @@ pub(super) struct Foreign {
     nftables: Found,
     /// The script that removes the legacy rules.
     legacy: Vec<(Family, String)>,
-    /// There are legacy tables, but no program to read them.
+    /// Whether legacy tables exist without a program to read them.
     unreadable: bool,
 }
 
 impl Foreign {
-    /// Whether there certainly is nothing.
+    /// Whether foreign rules are certainly absent.
     pub(super) fn is_absent(&self) -> bool {
         !self.is_present() && !self.unreadable
     }
 
-    /// Whether there is something that cannot be read.
+    /// Whether unreadable rules exist.
     pub(super) fn is_unreadable(&self) -> bool {
         self.unreadable
     }
 
-    /// Whether there certainly is something.
+    /// Whether foreign rules certainly exist.
     pub(super) fn is_present(&self) -> bool {
         !self.nftables.is_empty() || !self.legacy.is_empty()
     }
 }
 
-/// Where nothing ever used iptables' legacy variant, this is one request to the kernel.
+/// Finds foreign rules. Needs a single request to the kernel where iptables-legacy was never used.
 pub(super) fn find() -> Result<Foreign, RedirectionError> {
     let mut found = Foreign {
         nftables: find_in_nftables()?,
@@ -75,8 +75,8 @@ pub(super) fn find() -> Result<Foreign, RedirectionError> {
     Ok(found)
 }
 
-/// Keeps the connections that a proxy opened to the application under others' rules alive under ours.
-/// Called before and after ours are put in place; does nothing where there are none.
+/// Preserves the proxy's connections to the application under foreign rules. Called before and after Ambit's rules are
+/// applied; does nothing without such connections.
 pub(super) fn prepare(found: &Foreign) {
     if found.is_absent() {
         return;
@@ -86,7 +86,7 @@ pub(super) fn prepare(found: &Foreign) {
     }
 }
 
-/// Removes what was found. Returns whether there was anything.
+/// Removes the rules. Returns whether any existed.
 pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
     let any = found.is_present();
     let mut attempt = 1;

@@ -51,7 +51,7 @@ fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, Redirect
     }
 }
 
-/// Makes the members exactly these, in one step, and removes rules that another backend has left.
+/// Replaces all members in one step, and removes rules of other backends.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -60,17 +60,16 @@ pub fn set_members(
     spec: &HostSpec,
     members: &[HostMember],
 ) -> Result<(), RedirectionError> {
-    let wanted: Members = members
+    let desired: Members = members
         .iter()
         .map(|m| ((m.ip.to_canonical(), m.port), m.uid.clone()))
         .collect();
-    let (used, _) = edit(node, spec, |current| current.clone_from(&wanted))?;
+    let (used, _) = edit(node, spec, |current| current.clone_from(&desired))?;
     // Only now: what those rules exempted is exempt by ours.
     inside(node, || remove_others(used))
 }
 
-/// Makes a pod's members these ports of its addresses, and takes the addresses over from a pod that had
-/// them before.
+/// Sets a pod's members to these ports of its addresses, taking over addresses that another pod had before.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -102,7 +101,7 @@ pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), Redire
     .map(|_| ())
 }
 
-/// The members as the kernel has them.
+/// Reads the members from the kernel.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
@@ -124,7 +123,7 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
     })
 }
 
-/// How many connections the rules have exempted since they were last written.
+/// Returns how many connections the rules have exempted since they were last written.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
@@ -252,14 +251,14 @@ fn read(backend: Backend, spec: &HostSpec) -> Result<Vec<(Family, State)>, Redir
 
 /// The programs for the families of the node.
 fn programs(backend: Backend, spec: &HostSpec) -> impl Iterator<Item = (Family, Iptables)> {
-    let wanted = move |family: &Family| {
+    let is_enabled = move |family: &Family| {
         family_enabled(*family)
             && match family {
                 Family::V4 => spec.ipv4,
                 Family::V6 => spec.ipv6,
             }
     };
-    let families = [Family::V4, Family::V6].into_iter().filter(wanted);
+    let families = [Family::V4, Family::V6].into_iter().filter(is_enabled);
     families.filter_map(move |family| Some((family, Iptables::new(backend, family)?)))
 }
 

@@ -42,15 +42,15 @@ pub(super) fn track_for_the_guards(on: bool) {
 }
 
 fn set(setting: &str, on: bool) {
-    let wanted = if on { "1" } else { "0" };
-    let stands = std::fs::read_to_string(setting).is_ok_and(|found| found.trim() == wanted);
-    if stands {
+    let value = if on { "1" } else { "0" };
+    let is_set = std::fs::read_to_string(setting).is_ok_and(|found| found.trim() == value);
+    if is_set {
         return;
     }
-    let written = std::fs::write(setting, wanted).or_else(|first| {
+    let written = std::fs::write(setting, value).or_else(|first| {
         // Containers see the settings read-only, through the mount that the container runtime made.
         proc_of_our_own()
-            .and_then(|proc| write_below(&proc, setting, wanted))
+            .and_then(|proc| write_below(&proc, setting, value))
             .map_err(|_| first)
     });
     if let Err(error) = written {

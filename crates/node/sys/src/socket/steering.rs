@@ -19,7 +19,7 @@ use socket2::{Domain, Socket};
 
 use super::{SocketError, new_socket};
 
-/// How many ports are tried. The last is used, whichever worker it chooses.
+/// Maximum ports that are tried; the last one is used regardless of the worker that it selects.
 const TRIES: usize = 64;
 
 /// One of the workers whose listeners share a port.
@@ -27,7 +27,7 @@ const TRIES: usize = 64;
 pub struct Worker {
     /// Position of its listener among those of the port, by when they began to listen.
     pub index: usize,
-    /// How many workers there are.
+    /// Number of workers.
     pub count: usize,
 }
 
@@ -39,7 +39,7 @@ impl Worker {
     }
 }
 
-/// Lets the source port choose among the first `workers` listeners that share a port with this one.
+/// Selects among the first `workers` listeners of this one's port by source port.
 ///
 /// # Errors
 /// When the kernel refuses the program.
@@ -55,7 +55,7 @@ pub fn steer(listener: &TcpListener, workers: usize) -> io::Result<()> {
 /// Classic BPF: the source port of the TCP header behind an IPv4 header without options or an IPv6 header
 /// without extensions; any other opening gets any worker.
 fn program(workers: u32) -> [sock_filter; 9] {
-    /// `SKF_NET_OFF`: offsets from here are into the network header.
+    /// `SKF_NET_OFF`: base of offsets into the network header.
     const NETWORK: u32 = 0xfff0_0000;
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;

@@ -16,9 +16,9 @@ use crate::netns::Netns;
 /// The direction in which a connection was opened, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// By another workload, to the pod.
+    /// Opened to the pod by another workload.
     Inbound,
-    /// By the pod's application.
+    /// Opened by the pod's application.
     Outbound,
 }
 
@@ -27,7 +27,7 @@ pub enum Way {
 pub struct Unproxied {
     /// The application's end.
     pub socket: TcpSocket,
-    /// The direction in which it was opened.
+    /// Direction in which the connection was opened.
     pub way: Way,
 }
 
@@ -59,8 +59,7 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
     })?
 }
 
-/// Of all connections of a pod, those of its application without an opposite socket of the proxy, which
-/// is known by its mark.
+/// Returns the sockets of a pod's application without a counterpart of the proxy, which is recognized by its mark.
 fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
     // From the application: accepted by the proxy. To it: connected by the proxy.
@@ -98,7 +97,7 @@ fn way(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Wa
     }
 }
 
-/// The kernel shows a thread the settings of its own namespace.
+/// Returns the ephemeral port range of the thread's namespace.
 fn ephemeral_ports() -> (u16, u16) {
     const USUAL: (u16, u16) = (32768, 60999);
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");

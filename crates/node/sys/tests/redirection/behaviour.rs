@@ -448,8 +448,7 @@ fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
     });
 }
 
-/// None of many connections, out of the pod or into it, bypasses the proxy while rules are repaired,
-/// changed and moved to another backend, again and again.
+/// Checks that no connection bypasses the proxy while rules are repaired, changed and moved between backends.
 #[test]
 fn nothing_escapes_while_rules_change() {
     let world = World::new();

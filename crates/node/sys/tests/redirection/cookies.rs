@@ -83,11 +83,11 @@ struct Overflowed {
     app: TcpListener,
     from: SocketAddr,
     to: SocketAddr,
-    /// From before the capture.
+    /// Connection from before the capture.
     open: Option<(TcpStream, TcpStream)>,
 }
 
-/// Openings whose answers are ignored.
+/// Sends SYN packets and ignores the responses.
 fn flood(world: &World, (pod, nobody): (&str, &str), number: u16) {
     let mut sender = Sender::new(&world.peer, pod == POD4);
     for port in 1..=number {
@@ -180,7 +180,7 @@ fn a_flood_of_openings_does_not_close_the_proxy() {
     }
 }
 
-/// Nor a pre-capture connection that has been closed since.
+/// Checks that a forged cookie does not reopen a closed pre-capture connection.
 #[test]
 fn a_forged_cookie_does_not_reopen_a_closed_connection() {
     let forge = Forge::new();

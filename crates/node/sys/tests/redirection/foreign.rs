@@ -111,7 +111,7 @@ table inet istio-ambient-raw {
 ";
 
 impl Way {
-    /// The variant of iptables, if it is one.
+    /// Returns the variant of iptables, if the backend is one.
     fn variant(self) -> Option<&'static str> {
         match self {
             Self::IptablesNft => Some("nft"),
@@ -143,7 +143,7 @@ impl Way {
         }
     }
 
-    /// Rules of others beside those of Istio's agent.
+    /// Adds rules of third parties besides those of Istio's agent.
     fn add_others(self, world: &World) {
         if let Some(variant) = self.variant() {
             for table in ["nat", "mangle", "raw"] {
@@ -168,7 +168,7 @@ impl Way {
     }
 }
 
-/// Everything of Istio's agent in the pod's namespace, by name.
+/// Returns what is left of Istio's agent in the pod's namespace, by name.
 fn left(world: &World) -> Vec<String> {
     let all = sh(
         &world.pod,
@@ -222,7 +222,7 @@ impl Open {
 }
 
 #[test]
-fn its_rules_go_once_ours_stand_and_no_connection_breaks() {
+fn foreign_rules_go_after_ours_are_applied() {
     for way in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();

@@ -35,17 +35,17 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 /// The state of connection tracking in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tracking {
-    /// As capture sets it.
+    /// Value that capture sets.
     Set,
-    /// As where settings are read-only.
+    /// Value where settings are read-only.
     Loose,
-    /// A rule of others keeps packets out of it.
+    /// Disabled, with a foreign rule that drops the packets.
     Off,
     /// Entries last a second, and are forgotten between packet and connection.
     Forgetful,
 }
 
-/// A sequence of numbers that looks random (SplitMix64).
+/// Pseudo-random number generator (SplitMix64).
 struct Dice(u64);
 
 impl Dice {
@@ -77,7 +77,7 @@ fn options() -> [Vec<u8>; 7] {
     ]
 }
 
-/// One thing an adversary sends before the connection.
+/// Packet that an adversary sends before the connection.
 #[derive(Clone, Debug)]
 struct Shot {
     flags: u8,
@@ -119,7 +119,7 @@ impl Shot {
     }
 }
 
-/// All flags in every wrapping and with every option, then sequences at random.
+/// Returns attack sequences: all flags in every wrapping and with every option, then random ones.
 fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<Shot>> {
     let mut all = Vec::new();
     for flags in 0..64u8 {
@@ -213,7 +213,7 @@ impl Siege {
         }
     }
 
-    /// Connects, if that happens at once.
+    /// Connects, if the connection is established without delay.
     fn open(&self, netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
         let kind = Type::STREAM;
         let socket =
@@ -473,7 +473,7 @@ fn a_stray_packet_does_not_take_the_connection_of_another_away() {
     }
 }
 
-/// An application that is connecting takes no opening for an answer.
+/// Checks that a connecting application does not take a SYN for a response (simultaneous open).
 #[test]
 fn simultaneous_openings_do_not_meet() {
     for backend in BACKENDS {

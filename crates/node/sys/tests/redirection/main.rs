@@ -17,7 +17,7 @@ mod host;
 mod hostile;
 mod links;
 mod packets;
-mod standing;
+mod reconciling;
 mod world;
 
 use ambit_netplan::{Backend, RedirectionSpec};

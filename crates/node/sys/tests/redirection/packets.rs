@@ -10,27 +10,27 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 pub(crate) const ACK: u8 = 0x10;
 
-/// `IPPROTO_RAW`: headers come from the sender.
+/// `IPPROTO_RAW`: the sender provides the headers.
 const RAW: i32 = 255;
 const TCP: u8 = 6;
 const FRAGMENT: u8 = 44;
 
-/// How a packet's bytes are brought to the wire.
+/// Encapsulation of a packet on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapping {
-    /// One unfragmented packet.
+    /// Single unfragmented packet.
     Plain,
     /// Two fragments; the first ends before the flags.
     TinyFragments,
-    /// Fragments that overlap: the kernel drops all of them.
+    /// Overlapping fragments, which the kernel drops.
     OverlappingFragments,
-    /// Only the first fragment ever comes.
+    /// First fragment without the remaining ones.
     LoneFragment,
     /// IPv6 hop-by-hop, destination and routing headers (IPv4: options).
     Extended,
     /// An authentication header without a security association.
     Authenticated,
-    /// Not sent itself, but quoted by an ICMP error as what the other side has sent.
+    /// Quoted by an ICMP error as a packet of the peer.
     Quoted,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Segment {
     pub(crate) flags: u8,
     pub(crate) seq: u32,
     pub(crate) ack: u32,
-    /// Padded to whole words by the writer.
+    /// TCP options, padded to whole words by the writer.
     pub(crate) options: Vec<u8>,
     pub(crate) payload: Vec<u8>,
     pub(crate) good_checksum: bool,

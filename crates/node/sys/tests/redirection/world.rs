@@ -13,7 +13,7 @@ use ambit_sys::netns::Netns;
 use rustix::thread::UnshareFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-/// How long anything here may take before the test fails.
+/// Timeout of every operation in these tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
 pub(crate) const POD4: &str = "10.9.0.2";
@@ -99,7 +99,7 @@ pub(crate) fn listen(netns: &Netns, port: u16) -> TcpListener {
     listen_with(netns, port, |_| Ok(()))
 }
 
-/// Dual stack, marked, transparent: as the node proxy does it.
+/// Listens like the node proxy: dual stack, marked, transparent.
 fn listen_as_proxy(netns: &Netns, port: u16) -> TcpListener {
     listen_with(netns, port, |socket| {
         socket.set_mark(MARK)?;
@@ -139,7 +139,7 @@ pub(crate) fn connect_marked(netns: &Netns, to: SocketAddr) -> io::Result<TcpStr
     connect_with(netns, to, DEADLINE, |socket| socket.set_mark(MARK))
 }
 
-/// As the proxy calls the application: from the client's address, marked.
+/// Connects like the proxy connects to the application: from the client's address, with the mark.
 pub(crate) fn connect_spoofed(
     netns: &Netns,
     from: SocketAddr,
@@ -238,7 +238,7 @@ pub(crate) fn original_destination(stream: &TcpStream) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Bytes go both ways.
+/// Checks that bytes pass in both directions.
 #[track_caller]
 pub(crate) fn talk(a: &mut TcpStream, b: &mut TcpStream) {
     for stream in [&*a, &*b] {

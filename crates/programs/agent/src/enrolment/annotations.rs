@@ -6,7 +6,7 @@ use crate::source::Labels;
 
 /// Annotation: leave plaintext from outside alone.
 const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
-/// Annotation: answer the pod's DNS questions in the proxy, or not.
+/// Annotation that enables or disables DNS capture in the proxy.
 const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
 /// Annotation: interfaces whose arriving connections count as the pod's own.
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
@@ -16,7 +16,7 @@ const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 #[error("its annotations require impossible redirection: {0}")]
 pub struct AnnotationError(#[from] SpecError);
 
-/// `usual`, with what the annotations say of this pod.
+/// Applies a pod's annotations to the default spec.
 pub(super) fn spec_of(
     usual: &RedirectionSpec,
     annotations: &Labels,

@@ -25,14 +25,14 @@ use super::{Enrolment, Goal};
 use crate::source::{Labels, PodView, Record, Status};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// Of a pod that this agent hears of while it runs.
+    /// Whether capture is late for a pod that the running agent observes for the first time.
     pub(super) fn is_late_at_first_sight(&self, view: &PodView) -> bool {
         let runs = !view.addresses.is_empty();
         let came_with_label = view.unchanged && self.opts_in(view, &Labels::new());
         self.belongs(view) && (!runs || came_with_label)
     }
 
-    /// Of the pods that were there at the start, once all namespaces are known.
+    /// Evaluates the pods that existed at the start, once all namespaces are known.
     pub(super) fn judge_initial_pods(&mut self) {
         let record = self.record.take();
         let late: Vec<PodUid> = self

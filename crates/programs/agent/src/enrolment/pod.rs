@@ -17,22 +17,22 @@ use crate::source::PodView;
 /// First and longest wait after a failed step.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
-/// After the redirection of a pod that leaves the mesh is gone, its listeners stand this long: other
-/// proxies have yet to learn that the pod takes no HBONE any more.
+/// Time for which listeners stay after the redirection of an unenrolled pod was removed, until other proxies learn that
+/// the pod accepts no HBONE.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Desired state of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Goal {
-    /// Captured, with this redirection.
+    /// Captured with this redirection.
     In(RedirectionSpec),
     /// Running and not captured.
     Out,
-    /// Ended or deleted: its namespace goes, and everything in it.
+    /// Ended or deleted; its network namespace vanishes.
     Gone,
 }
 
-/// Redirection as far as known.
+/// Last known state of the redirection.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Rules {
     /// Redirection may be in place: by an earlier agent, or it was not checked for a while.
@@ -53,7 +53,7 @@ pub(super) struct Busy<N> {
 pub(super) struct Failure {
     pub(super) retry_at: Instant,
     pub(super) delay: Duration,
-    /// The pod's status has it, or could not be written.
+    /// Whether the failure was written to the pod's status, or could not be.
     pub(super) reported: bool,
     /// Text for operators.
     pub(super) text: String,
@@ -65,7 +65,7 @@ pub(super) enum Next<N> {
     Step(Step<N>),
     /// The namespace has to be found first.
     NeedNetns,
-    /// Nothing yet; see [`Pod::deadline`].
+    /// No step is due before [`Pod::deadline`].
     Wait,
     Settled,
 }
@@ -74,22 +74,21 @@ pub(super) enum Next<N> {
 pub(super) struct Pod<N> {
     pub(super) view: PodView,
     pub(super) gone: bool,
-    /// From the plugin, until the pod's status differs.
+    /// Addresses from the plugin, until the pod's status has different ones.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) netns: Option<N>,
-    /// When `netns` was learned, so that an older scan does not overrule it.
+    /// Time at which `netns` was learned, so that an older scan does not override it.
     pub(super) netns_since: Option<Instant>,
     /// Another namespace that a scan has seen once.
     pub(super) suspect: Option<N>,
-    /// A proxy has acknowledged the pod in `netns`, as this.
+    /// Description under which a proxy has acknowledged the pod in `netns`.
     pub(super) announced: Option<WorkloadInfo>,
-    /// A proxy may serve the pod, in whatever namespace: an announcement has been made, successful
-    /// or not, and not been withdrawn.
+    /// Whether a proxy may serve the pod in any namespace: announced, successfully or not, and not withdrawn.
     pub(super) maybe_served: bool,
     pub(super) rules: Rules,
     /// `rules` are to be looked at if the next scan finds the pod alive.
     pub(super) look_if_alive: bool,
-    /// Where its probes are exempt. Empty addresses: not known.
+    /// Addresses and ports whose probes are exempt; without addresses, unknown.
     pub(super) probes: Option<ProbeTargets>,
     /// Annotation that was written; `None` if it was left as observed.
     pub(super) status: Option<Status>,
@@ -98,11 +97,11 @@ pub(super) struct Pod<N> {
     pub(super) linger_until: Option<Instant>,
     /// Plugin calls that wait for this pod.
     pub(super) waiters: Vec<RequestId>,
-    /// Its redirection has been put in place, by us or an agent before us, and not taken away.
-    pub(super) should_stand: bool,
-    /// Its sandbox was made while it belonged to the mesh, and not captured before it started.
+    /// Whether redirection should be in place: applied by this or an earlier agent, and not released.
+    pub(super) expects_redirection: bool,
+    /// Whether the sandbox was created while the pod belonged to the mesh, but started uncaptured.
     pub(super) capture_is_late: bool,
-    /// How often its redirection had to be repaired.
+    /// Number of repairs of its redirection.
     pub(super) drifts: u32,
     /// Unexpected conditions that do not impair the redirection.
     pub(super) warnings: Vec<String>,
@@ -111,11 +110,11 @@ pub(super) struct Pod<N> {
 }
 
 impl<N: Clone + PartialEq> Pod<N> {
-    /// `rules` are unknown for pods that were there before us.
+    /// Creates the state of a pod. `rules` are unknown for pods that existed before.
     pub(super) fn new(view: PodView, was_there: bool) -> Self {
         Self {
             addresses: view.addresses.clone(),
-            should_stand: was_there && view.reported == Status::Enabled,
+            expects_redirection: was_there && view.reported == Status::Enabled,
             view,
             gone: false,
             netns: None,
@@ -142,7 +141,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// How its annotation reads, as far as known.
+    /// Returns the last known value of the annotation.
     pub(super) fn reads(&self) -> Status {
         self.status.unwrap_or(self.view.reported)
     }
@@ -161,9 +160,9 @@ impl<N: Clone + PartialEq> Pod<N> {
             return;
         }
         let first = self.netns_since.is_none();
-        let should_stand = first && self.should_stand;
+        let expects_redirection = first && self.expects_redirection;
         self.forget_netns();
-        self.should_stand = should_stand;
+        self.expects_redirection = expects_redirection;
         // It may be one that an agent before us has filled.
         self.rules = Rules::Unknown;
         self.netns = Some(netns);
@@ -176,12 +175,12 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.netns_since = None;
         self.announced = None;
         self.rules = Rules::None;
-        self.should_stand = false;
+        self.expects_redirection = false;
         self.linger_until = None;
         self.warnings.clear();
     }
 
-    /// Each warning is logged when it is new.
+    /// Sets the warnings, and logs new ones.
     pub(super) fn warn(&mut self, warnings: Vec<String>) {
         for warning in warnings.iter().filter(|one| !self.warnings.contains(one)) {
             tracing::warn!(pod = %self.view.name, warning, "the pod is captured with a warning");
@@ -189,7 +188,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings = warnings;
     }
 
-    /// Whether redirection, listeners and probe exemption stand as `goal` has them.
+    /// Whether redirection, listeners and probe exemption match `goal`.
     pub(super) fn is_captured(&self, goal: &Goal) -> bool {
         let Goal::In(spec) = goal else { return false };
         self.announced.as_ref() == Some(&self.info())
@@ -210,7 +209,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             // Peers send plaintext to a pod that is not called captured. One whose redirection has been put
             // in place stays so whatever fails afterwards: without a proxy its connections are refused,
             // and none of them is to be downgraded.
-            let annotated = self.reads() == Status::Enabled && !self.should_stand;
+            let annotated = self.reads() == Status::Enabled && !self.expects_redirection;
             if matches!(goal, Goal::In(_)) && annotated && !failure.reported {
                 return Next::Step(self.write_status(Status::Pending));
             }
@@ -225,7 +224,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Listeners stand before rules.
+    /// Returns the next step of enrolment; listeners come before rules.
     fn next_in(&self, spec: &RedirectionSpec, goal: &Goal) -> Next<N> {
         let Some(netns) = self.netns.clone() else {
             // As after a reboot: the annotation is of another sandbox.
@@ -276,12 +275,12 @@ impl<N: Clone + PartialEq> Pod<N> {
 
     fn next_gone(&self) -> Next<N> {
         // With the object gone only what we wrote elsewhere is left of it.
-        let stands = if self.gone {
+        let reported = if self.gone {
             self.status.unwrap_or_default()
         } else {
             self.reads()
         };
-        if stands != Status::None {
+        if reported != Status::None {
             return Next::Step(self.write_status(Status::None));
         }
         if self.maybe_served {
@@ -305,7 +304,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         })
     }
 
-    /// When [`Self::next`] may say something else without anything having happened.
+    /// Returns when the result of [`Self::next`] may change without an event.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.busy.is_some() {
             return None;
@@ -349,12 +348,12 @@ impl<N: Clone + PartialEq> Pod<N> {
             }
             Step::Redirection(RedirectionStep::Apply { spec, .. }) => {
                 self.rules = Rules::Applied(spec);
-                self.should_stand = true;
+                self.expects_redirection = true;
                 self.capture_is_late = false;
             }
             Step::Redirection(RedirectionStep::Release { .. }) => {
                 self.rules = Rules::None;
-                self.should_stand = false;
+                self.expects_redirection = false;
                 self.linger_until = self.maybe_served.then(|| now + LINGER);
             }
             Step::Probes(ProbeStep::Exempt(targets)) => self.probes = Some(targets),

@@ -15,7 +15,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     fn report(&self, pod: &Pod<N>, inode: impl Fn(&N) -> u64) -> PodReport {
         let goal = self.goal(pod);
         let captured = goal.as_ref().is_ok_and(|goal| pod.is_captured(goal));
-        let wanted = matches!(goal, Ok(Goal::In(_)) | Err(_));
+        let belongs = matches!(goal, Ok(Goal::In(_)) | Err(_));
         let failure = pod.failure.as_ref().map(|failure| failure.text.clone());
         let (state, why) = match &goal {
             Err(error) => (PodState::Failing, error.to_string()),
@@ -50,7 +50,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             uid: pod.view.uid.clone(),
             service_account: pod.view.name.service_account.clone(),
             addresses: pod.addresses.clone(),
-            wanted,
+            belongs,
             state,
             why,
             error: match goal {

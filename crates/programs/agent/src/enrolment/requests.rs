@@ -10,11 +10,10 @@ use ambit_zds::PodUid;
 
 use super::{Effect, Enrolment, Goal, RequestId};
 
-/// How long a call waits for its pod to be sent by the source. Less than the five seconds after
-/// which an Istio plugin hangs up.
+/// Timeout for the source to send the pod of a call. Less than the five seconds after which an Istio plugin gives up.
 const KNOWN_WITHIN: Duration = Duration::from_secs(4);
 
-/// Calls that wait at once; kubelet starts far fewer pods in parallel.
+/// Maximum concurrent waiting calls; kubelet starts far fewer pods in parallel.
 const MAX_PARKED: usize = 1024;
 
 /// A pod as the runtime names it.
@@ -24,7 +23,7 @@ pub struct WhichPod {
     pub namespace: ArcStr,
     /// Name of the pod.
     pub name: ArcStr,
-    /// Its uid, if the runtime sent it.
+    /// UID of the pod, if the runtime sent it.
     pub uid: Option<PodUid>,
 }
 
@@ -33,20 +32,20 @@ pub struct WhichPod {
 pub struct CniAdd<N> {
     /// Pod that is to be captured.
     pub pod: WhichPod,
-    /// Its network namespace.
+    /// Network namespace of the pod.
     pub netns: N,
-    /// Its addresses, as the plugins before gave them; may be empty.
+    /// Addresses from the previous plugins; may be empty.
     pub addresses: Vec<IpAddr>,
 }
 
-/// How a call ends.
+/// Response to a plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Redirection, listeners and probe exemption stand.
+    /// Redirection, listeners and probe exemption are in place.
     Done,
     /// The pod belongs to the mesh, or does not.
     Member(bool),
-    /// Cannot be done now; a little later it may.
+    /// Temporary failure; a retry may succeed.
     TryLater(String),
     /// A step failed.
     Failed(String),
@@ -116,7 +115,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.settle_parked(now, effects);
     }
 
-    /// Takes up the calls whose pod is known by now, and ends those that waited too long.
+    /// Resumes calls whose pod is known now, and ends timed-out ones.
     pub(super) fn settle_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
         if self.synced {
             for (request, until, call) in std::mem::take(&mut self.requests.parked) {
@@ -167,7 +166,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 pod.view.name.name == which.name
                     && pod.view.name.namespace == which.namespace
                     // Another uid: the source still has the pod before of the same name.
-                    && which.uid.as_ref().is_none_or(|wanted| wanted == *uid)
+                    && which.uid.as_ref().is_none_or(|requested| requested == *uid)
             })
             .map(|(uid, _)| uid.clone())
     }

@@ -7,7 +7,7 @@ use std::{
 
 use ambit_zds::PodUid;
 
-use super::{Effect, Enrolment, Goal, Rules, Wanted};
+use super::{Effect, Enrolment, Goal, Rules, ScanTarget};
 use crate::source::{PodView, Status};
 
 /// First and longest pause between scans while pods are missing.
@@ -17,7 +17,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 #[derive(Debug)]
 pub(super) struct Scanning {
     running_since: Option<Instant>,
-    /// When the next is due.
+    /// Time of the next scan.
     due: Option<Instant>,
     pause: Duration,
     initial_done: bool,
@@ -43,7 +43,7 @@ impl Scanning {
         self.due.filter(|_| self.running_since.is_none())
     }
 
-    /// A scan is wanted now.
+    /// Requests a scan.
     pub(super) fn want(&mut self, now: Instant) {
         self.due = Some(now);
     }
@@ -55,7 +55,7 @@ impl Scanning {
         }
     }
 
-    /// The scan could not be made: another follows, later each time.
+    /// Schedules the next scan after a failure, with increasing delay.
     pub(super) fn failed(&mut self, now: Instant) {
         self.running_since = None;
         self.scan_after_pause(now);
@@ -67,7 +67,7 @@ impl Scanning {
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Something has changed that makes it worth looking again at once, and soon after.
+    /// Schedules a scan now and soon after, since something has changed.
     pub(super) fn hasten(&mut self, now: Instant) {
         self.pause = PAUSE.0;
         self.want(now);
@@ -82,7 +82,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
         self.scanning.due = None;
         let initial = !self.scanning.initial_done;
-        let wanted: Vec<_> = self
+        let targets: Vec<_> = self
             .pods
             .iter()
             .filter(|(_, pod)| {
@@ -90,20 +90,20 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 let in_question = initial || matches!(self.goal(pod), Ok(Goal::In(_)));
                 in_question && !pod.gone && could_be_found(&pod.view) && !pod.addresses.is_empty()
             })
-            .map(|(uid, pod)| Wanted {
+            .map(|(uid, pod)| ScanTarget {
                 uid: uid.clone(),
                 cgroup_alias: pod.view.cgroup_alias.clone(),
                 addresses: pod.addresses.clone(),
             })
             .collect();
-        if wanted.is_empty() {
+        if targets.is_empty() {
             if initial {
                 self.initial_scan_done(now, effects);
             }
             return;
         }
         self.scanning.running_since = Some(now);
-        effects.push(Effect::Scan(wanted));
+        effects.push(Effect::Scan(targets));
     }
 
     pub(super) fn on_scanned(
@@ -134,7 +134,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                     if pod.suspect.as_ref() == Some(&netns) {
                         tracing::warn!(pod = %pod.view.name, "the pod has a new network namespace");
                         // It started anew, and the plugin did not call.
-                        pod.capture_is_late |= pod.should_stand;
+                        pod.capture_is_late |= pod.expects_redirection;
                         pod.set_netns(netns, now);
                     } else {
                         pod.suspect = Some(netns);

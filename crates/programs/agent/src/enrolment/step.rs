@@ -14,11 +14,11 @@ use super::Status;
 pub enum Step<N> {
     /// Through the node proxies.
     Proxy(ProxyStep<N>),
-    /// In the pod's network namespace.
+    /// Step in the pod's network namespace.
     Redirection(RedirectionStep<N>),
-    /// In the node's probe set.
+    /// Step in the node's set of probe exemptions.
     Probes(ProbeStep),
-    /// In what people see of the pod.
+    /// Step on the pod's visible status.
     Status(WriteStatus),
 }
 
@@ -39,7 +39,7 @@ pub enum ProxyStep<N> {
 /// Step of the redirection in a pod's network namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RedirectionStep<N> {
-    /// Put the redirection in place, or check that it is.
+    /// Applies the redirection, or verifies it.
     Apply {
         /// Network namespace of the pod.
         netns: N,
@@ -49,17 +49,17 @@ pub enum RedirectionStep<N> {
         /// before are closed.
         close_pre_capture: bool,
     },
-    /// Take redirection away, if there is any; connections in the proxy go on.
+    /// Removes redirection, if there is any; connections in the proxy continue.
     Release {
         /// Network namespace of the pod.
         netns: N,
     },
 }
 
-/// Where kubelet's probes of a pod are exempt.
+/// Exemption of kubelet's probes of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProbeStep {
-    /// At these addresses and ports, and no others.
+    /// Exempt exactly these addresses and ports.
     Exempt(ProbeTargets),
     /// Remove the pod's addresses.
     Remove,
@@ -70,11 +70,11 @@ pub enum ProbeStep {
 pub struct ProbeTargets {
     /// The pod's addresses.
     pub addresses: Vec<IpAddr>,
-    /// Ports at each of them.
+    /// Ports that are exempt at each address.
     pub ports: ProbePorts,
 }
 
-/// Write the pod's status, or remove it.
+/// Writes or removes the pod's status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WriteStatus {
     /// The pod's name.
@@ -84,7 +84,7 @@ pub struct WriteStatus {
 }
 
 impl<N> Step<N> {
-    /// Its name in metrics and logs.
+    /// Returns the name of the step in metrics and logs.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Proxy(ProxyStep::Announce { .. }) => "announce",
@@ -97,7 +97,7 @@ impl<N> Step<N> {
         }
     }
 
-    /// The network namespace it is about.
+    /// Returns the network namespace of the step.
     pub(super) fn netns(&self) -> Option<&N> {
         match self {
             Self::Proxy(ProxyStep::Announce { netns, .. }) => Some(netns),

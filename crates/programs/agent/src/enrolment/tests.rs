@@ -9,7 +9,7 @@ use super::*;
 mod late_capture;
 mod reports;
 
-/// The machine, a kernel made of records, and a clock.
+/// Test world: machine, simulated kernel and clock.
 struct World {
     machine: Enrolment<u32>,
     now: Instant,
@@ -133,7 +133,7 @@ impl World {
         self.event(Event::CniAdd(RequestId(request), add));
     }
 
-    /// Carries out one piece of work; false if there is none.
+    /// Performs one pending effect; false if there is none.
     fn work(&mut self) -> bool {
         let Some(effect) = self.undone.pop_front() else {
             return false;
@@ -149,15 +149,15 @@ impl World {
                 };
                 self.event(Event::StepDone { uid, id, result });
             }
-            Effect::Scan(wanted) => {
+            Effect::Scan(target) => {
                 self.log.push("scan".to_owned());
                 if self.failing == Some("scan") {
                     self.event(Event::ScanFailed);
                     return true;
                 }
-                let found = wanted.iter().filter_map(|wanted| {
-                    let netns = self.running.get(&wanted.uid)?;
-                    Some((wanted.uid.clone(), *netns))
+                let found = target.iter().filter_map(|target| {
+                    let netns = self.running.get(&target.uid)?;
+                    Some((target.uid.clone(), *netns))
                 });
                 let found = found.collect();
                 self.event(Event::Scanned(found));
@@ -246,7 +246,7 @@ impl World {
         panic!("never settles: {:?}", &self.log[self.log.len() - 20..]);
     }
 
-    /// Lets time pass, with ticks where they are wanted.
+    /// Advances the clock, with ticks where they are due.
     fn pass(&mut self, duration: Duration) {
         let end = self.now + duration;
         self.settle();
@@ -684,7 +684,7 @@ fn a_failing_release_keeps_the_listeners() {
 }
 
 #[test]
-fn an_agent_that_starts_again_finds_everything_and_leaves_what_stands() {
+fn a_restarted_agent_finds_pods_and_keeps_their_redirection() {
     let mut world = World::new();
     world.running.insert("web".into(), 7);
     world.rules.insert(7);
@@ -951,8 +951,8 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// Ends in the same state after any events in any order: once nothing fails any more, the pod is where its labels
-    /// say, in its newest namespace, and every call has one answer.
+    /// Checks that any order of events converges: once nothing fails, every pod is where its labels put it, in its
+    /// newest namespace, and every call has exactly one response.
     #[test]
     fn every_order_of_events_ends_where_the_labels_say(
         moves in proptest::collection::vec(any_move(), 0..40),

@@ -13,7 +13,7 @@ use super::uninstall::Lookup;
 /// end.
 const TRIES: (u32, Duration) = (3, Duration::from_secs(3));
 
-/// Looks the set and the node up. The node is of use in any case.
+/// Reads the DaemonSet and the node. The node is useful in any case.
 pub async fn look_up(
     kubeconfig: Option<&Path>,
     namespace: &str,

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::membership_copy;
 
-/// Capabilities that a runtime may hand to plugins that declare them. All are declared, so that a primary CNI that
-/// begins to need one of them gets it before our file is written again.
+/// Capabilities that runtimes may pass to plugins. All are declared, so that a primary CNI that starts to need one gets
+/// it before Ambit's file is rewritten.
 const CAPABILITIES: [&str; 10] = [
     "aliases",
     "bandwidth",
@@ -34,17 +34,17 @@ const PORT_MAPPINGS: &str = "portMappings";
 pub struct Entry {
     /// Log level of the plugin.
     pub log_level: String,
-    /// Run directory of the agent, the same here and on the node.
+    /// Run directory of the agent, equal in the container and on the node.
     pub run_dir: PathBuf,
     /// Namespaces outside the mesh, regardless of the agent.
     pub exclude_namespaces: Vec<String>,
-    /// Where this agent's own pods are, which must not wait for it.
+    /// Namespace of the agent's own pods, which must not wait for the agent.
     pub pod_namespace: String,
-    /// How long a pod waits for an agent that is away.
+    /// Time for which a pod waits for an unavailable agent, in seconds.
     pub wait_seconds: u64,
     /// The directory of configurations on the node.
     pub net_dir: PathBuf,
-    /// Where the plugin remembers what it called, on the node.
+    /// Directory on the node in which the plugin records delegated calls.
     pub state_dir: PathBuf,
 }
 
@@ -63,9 +63,9 @@ impl Entry {
         })
     }
 
-    /// A configuration that calls `primary`'s plugins. It goes by the same network name, since runtimes
-    /// and plugins file what they remember of a pod under it, before and after the installation; and by
-    /// the same versions, so that a runtime uses no command that the primary's plugins do not know.
+    /// Returns a configuration that calls `primary`'s plugins. It has the same network name, since runtimes and plugins
+    /// store a pod's state under it, before and after the installation; and the same versions, so that a runtime uses
+    /// only commands that the primary's plugins support.
     pub(super) fn owned(
         &self,
         file: &str,
@@ -74,12 +74,12 @@ impl Entry {
         pinned: Option<&str>,
     ) -> Result<String, serde_json::Error> {
         let mut entry = self.chained();
-        let wanted = primary.capabilities();
-        let wanted = wanted.iter().map(String::as_str);
+        let supported = primary.capabilities();
+        let supported = supported.iter().map(String::as_str);
         let capabilities: BTreeMap<_, _> = CAPABILITIES
             .into_iter()
             .chain([PORT_MAPPINGS])
-            .chain(wanted)
+            .chain(supported)
             .map(|name| (name, true))
             .collect();
         if let Some(entry) = entry.as_object_mut() {
@@ -115,7 +115,7 @@ impl Entry {
     }
 }
 
-/// A list of `plugins` that keeps the network's other fields in `text`.
+/// Returns a list of `plugins` with the network's other fields of `text`.
 fn around(
     text: &str,
     file: &str,
@@ -123,14 +123,14 @@ fn around(
     plugins: &[Box<serde_json::value::RawValue>],
 ) -> Result<String, serde_json::Error> {
     let primary = Object::parse(text)?;
-    let kept = [
+    let retained = [
         "cniVersion",
         "cniVersions",
         "name",
         "disableCheck",
         "disableGC",
     ];
-    let mut members: Vec<_> = kept
+    let mut members: Vec<_> = retained
         .into_iter()
         .filter_map(|key| Some((key, primary.get(key)?.to_owned())))
         .collect();

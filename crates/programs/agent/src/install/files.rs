@@ -48,8 +48,8 @@ fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError {
     }
 }
 
-/// Carries an action out in `directory`. False when the file no longer holds what it was read to
-/// hold: then there is a new plan to be made.
+/// Performs an action in `directory`. Returns false if the file has changed since it was read, so that a new plan is
+/// needed.
 ///
 /// # Errors
 /// When the directory cannot be written.
@@ -70,7 +70,7 @@ pub fn carry_out(directory: &Path, action: &Action, mode: u32) -> Result<bool, F
     }
 }
 
-/// Removes what a writer that was killed has left.
+/// Removes temporary files of a writer that was killed.
 pub fn remove_stale(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
@@ -79,10 +79,10 @@ pub fn remove_stale(directory: &Path) {
     }
 }
 
-/// Makes `path` hold `text`, if it is to be so and is not.
+/// Writes `text` to `path`, if enabled and different.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the file cannot be written.
 pub fn keep(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     if fs::read(path).is_ok_and(|held| held == text) {
         return Ok(false);
@@ -95,11 +95,10 @@ pub fn keep(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     write().map_err(failed("write", path)).map(|()| true)
 }
 
-/// Makes the plugin in `target` the one in `source`. Running ones keep the file they were started from.
-/// True when it was another.
+/// Replaces the plugin in `target` by the one in `source`. Running ones keep their file. Returns whether it differed.
 ///
 /// # Errors
-/// When it is not there, or cannot be written.
+/// When the source is missing, or the target cannot be written.
 pub fn install_plugin(source: &Path, target: &Path) -> Result<bool, FileError> {
     let from = source.join(PLUGIN);
     let to = target.join(PLUGIN);
@@ -161,7 +160,7 @@ fn unlink(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces a file. `expected` makes sure that what its owner wrote in the meantime is not lost.
+/// Replaces a file, unless it differs from `expected`, so that the owner's writes are not lost.
 fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Result<bool> {
     // The target of a link is replaced, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -197,7 +196,7 @@ fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Re
     }
 }
 
-/// A file beside the one it is to become. Removed when dropped.
+/// Temporary file that is renamed to its destination. Removed when dropped.
 struct Temporary {
     path: PathBuf,
     file: fs::File,

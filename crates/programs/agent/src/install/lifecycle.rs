@@ -16,7 +16,7 @@ use super::{
 };
 use crate::config::Args;
 
-/// An installation that begins when the agent can answer the plugin.
+/// Installation that starts when the agent can serve the plugin.
 #[derive(Clone, Debug)]
 pub struct Installing {
     args: Arc<Args>,
@@ -25,7 +25,7 @@ pub struct Installing {
 
 #[derive(Debug)]
 enum Stage {
-    /// Nothing is to be installed.
+    /// Installation is disabled.
     Off,
     Prepared(InstallMetrics, ReadyTask),
     Running(Box<Installation>),
@@ -47,7 +47,7 @@ impl Installing {
         }
     }
 
-    /// Begins, the first time it is called.
+    /// Starts the installation on the first call.
     pub fn begin(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Prepared(..) = &*stage
@@ -63,8 +63,8 @@ impl Installing {
         }
     }
 
-    /// Puts the removal, if it is one, between the order to end and the end: the agent still answers
-    /// the plugin while the last pods reach it. Tells afterwards whether the agent was removed.
+    /// Delays the end of the process by the uninstallation, if there is one: the agent still serves the plugin while
+    /// the last pods call it. Returns whether the agent was uninstalled.
     pub fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));

@@ -6,10 +6,10 @@ use std::{fs, path::Path};
 use super::files::{self, FileError};
 use crate::membership;
 
-/// Its name; runtimes take it for no configuration.
+/// File name, which runtimes do not take for a configuration.
 pub const FILE: &str = "ambit-cni.membership";
 
-/// Makes the copy equal, if there is something to copy.
+/// Updates the copy, if there is something to copy.
 ///
 /// # Errors
 /// When the directory cannot be written.

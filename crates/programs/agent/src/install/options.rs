@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::{entry::Entry, plan::Wanted};
+use super::{entry::Entry, plan::DesiredConfig};
 
 /// How the plugin is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -89,7 +89,7 @@ impl InstallArgs {
     }
 
     /// Desired content of the directory of configurations.
-    pub fn wanted(&self, run_dir: &Path, exclude_namespaces: &[String]) -> Wanted {
+    pub fn desired(&self, run_dir: &Path, exclude_namespaces: &[String]) -> DesiredConfig {
         let named = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let net_dir = self.host_cni_net_dir.clone().unwrap_or_else(|| {
             let below_host = self.cni_net_dir.strip_prefix("/host");
@@ -99,7 +99,7 @@ impl InstallArgs {
             )
         });
         let excluded = exclude_namespaces.iter().filter_map(|name| named(name));
-        Wanted {
+        DesiredConfig {
             mode: self.mode(),
             primary: named(&self.cni_conf_name),
             own_name: named(&self.owned_cni_config_filename),

@@ -20,8 +20,8 @@ use ambit_cni_conf::{
 
 use super::{entry::Entry, options::Mode};
 
-/// How long a configuration of ours outlives the primary's. Some CNIs take theirs away for the time
-/// they restart: pods wait in the plugin then. Longer, the node must not look as if it had a network.
+/// Time for which Ambit's configuration outlives the primary CNI's. Some CNIs remove theirs while they restart, when
+/// pods wait in the plugin. After that, the node must not appear to have a network.
 pub const OUTLIVES: Duration = Duration::from_secs(30);
 
 /// Names of our own configuration, in order of preference: one must come before the primary's.
@@ -35,16 +35,16 @@ const NAMES: [&str; 4] = [
 /// Name of our own configuration in standalone mode.
 const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
-/// Plugins that take their configuration from the directory they are configured in: an owned
-/// configuration could come to call itself through them.
+/// Plugins that read configurations from the directory in which they are configured, so that an owned configuration
+/// could call itself.
 const READS_DIRECTORY: [&str; 3] = ["multus", "multus-shim", "genie"];
 
 /// Desired content of the directory.
 #[derive(Clone, Debug)]
-pub struct Wanted {
-    /// How the plugin is reached.
+pub struct DesiredConfig {
+    /// Mode of chaining the plugin.
     pub mode: Mode,
-    /// The only file to take for the primary's.
+    /// Only file name to accept as the primary configuration.
     pub primary: Option<String>,
     /// The name of our own configuration, if it must be a certain one.
     pub own_name: Option<String>,
@@ -57,14 +57,14 @@ pub struct Wanted {
 /// Change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make the file hold this text. One that is there keeps its owner and permissions, and stays if it
-    /// no longer holds `expected`.
+    /// Writes this text to the file. An existing file keeps its owner and permissions, and stays if it differs from
+    /// `expected`.
     Write {
         /// Name of the file.
         name: String,
         /// Desired content of the file.
         text: String,
-        /// Content of the file when it was read.
+        /// Content that the file had when it was read.
         expected: Option<String>,
     },
     /// Remove the file.
@@ -79,9 +79,9 @@ pub enum Action {
 pub struct Plan {
     /// Changes, in order.
     pub actions: Vec<Action>,
-    /// State once they are done.
+    /// State after the actions.
     pub state: State,
-    /// When to look again even if nothing happens.
+    /// Time until the next check without events.
     pub look_again: Option<Duration>,
 }
 
@@ -90,46 +90,46 @@ pub struct Plan {
 pub enum State {
     /// New pods use the plugin.
     Installed {
-        /// How: never `Auto`.
+        /// Resolved mode, never `Auto`.
         mode: Mode,
         /// The primary's file, or ours in standalone mode.
         file: String,
     },
     /// New pods do not use the plugin yet.
     Waiting(String),
-    /// A file is being written; what held before goes on.
+    /// Incomplete file; the earlier state stays.
     Settling,
 }
 
 /// Compares the directory with its desired content. `absent` is the time since when there has been no primary
 /// configuration.
-pub fn plan(files: &[ConfFile], wanted: &Wanted, absent: Duration) -> Plan {
-    if wanted.mode == Mode::Standalone {
-        return standalone(files, wanted);
+pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Plan {
+    if desired.mode == Mode::Standalone {
+        return standalone(files, desired);
     }
-    match directory::primary(files, wanted.primary.as_deref()) {
-        Primary::Found(file, network) => with_primary(files, wanted, file, &network),
+    match directory::primary(files, desired.primary.as_deref()) {
+        Primary::Found(file, network) => with_primary(files, desired, file, &network),
         Primary::Settling(file, _) => Plan {
             actions: Vec::new(),
             state: State::Settling,
             look_again: Some(SETTLES_WITHIN.saturating_sub(file.age)),
         },
-        Primary::None => without_primary(files, wanted, absent),
+        Primary::None => without_primary(files, desired, absent),
     }
 }
 
-/// The changes that take everything of ours out of the directory.
+/// Returns the changes that uninstall Ambit from the directory.
 pub fn removal(files: &[ConfFile]) -> Vec<Action> {
     tidy(files, None, None)
 }
 
 fn with_primary(
     files: &[ConfFile],
-    wanted: &Wanted,
+    desired: &DesiredConfig,
     primary: &ConfFile,
     network: &Network,
 ) -> Plan {
-    let mode = match wanted.mode {
+    let mode = match desired.mode {
         Mode::Auto if reads_directory(network) => Mode::Chained,
         Mode::Auto => Mode::Owned,
         mode => mode,
@@ -147,7 +147,7 @@ fn with_primary(
     };
     let in_list = mode == Mode::Chained && network.is_list;
     if in_list {
-        let entry = wanted.entry.chained().to_string();
+        let entry = desired.entry.chained().to_string();
         return match edit::chain(text, &entry) {
             Ok(changed) => {
                 let write = changed.map(|changed| write(primary, changed));
@@ -163,16 +163,16 @@ fn with_primary(
         };
     }
     let own = if mode == Mode::Owned {
-        let pinned = wanted.primary.as_deref();
-        wanted.entry.owned(&primary.name, text, network, pinned)
+        let pinned = desired.primary.as_deref();
+        desired.entry.owned(&primary.name, text, network, pinned)
     } else {
-        wanted.entry.list_of(&primary.name, text)
+        desired.entry.list_of(&primary.name, text)
     };
     let own = match own {
         Ok(own) => own,
         Err(error) => return waiting(unusable(error)),
     };
-    let Some(name) = own_name(files, wanted, &primary.name) else {
+    let Some(name) = own_name(files, desired, &primary.name) else {
         return waiting(format!(
             "no configuration of ours can come before {}: rename it, or choose the chained mode",
             primary.name
@@ -188,8 +188,8 @@ fn with_primary(
 }
 
 /// Ours stay for a while, without blocking a restart of the node's network.
-fn without_primary(files: &[ConfFile], wanted: &Wanted, absent: Duration) -> Plan {
-    let why = match &wanted.primary {
+fn without_primary(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Plan {
+    let why = match &desired.primary {
         Some(name) => format!("there is no usable network configuration {name}"),
         None => "the primary CNI has not written a usable network configuration".to_owned(),
     };
@@ -203,10 +203,10 @@ fn without_primary(files: &[ConfFile], wanted: &Wanted, absent: Duration) -> Pla
     }
 }
 
-fn standalone(files: &[ConfFile], wanted: &Wanted) -> Plan {
-    let named = wanted.primary.as_ref().or(wanted.own_name.as_ref());
+fn standalone(files: &[ConfFile], desired: &DesiredConfig) -> Plan {
+    let named = desired.primary.as_ref().or(desired.own_name.as_ref());
     let name = named.map_or(STANDALONE_NAME, String::as_str).to_owned();
-    let text = match wanted.entry.standalone() {
+    let text = match desired.entry.standalone() {
         Ok(text) => text,
         Err(error) => {
             return Plan {
@@ -234,12 +234,12 @@ fn reads_directory(network: &Network) -> bool {
 }
 
 /// An unused name that sorts before the primary's.
-fn own_name(files: &[ConfFile], wanted: &Wanted, primary: &str) -> Option<String> {
+fn own_name(files: &[ConfFile], desired: &DesiredConfig, primary: &str) -> Option<String> {
     let is_foreign = |name: &str| {
         let there = files.iter().find(|file| file.name == name);
         there.is_some_and(|file| !file.network().is_ok_and(|network| network.is_ours()))
     };
-    let chosen = wanted
+    let chosen = desired
         .own_name
         .as_deref()
         .filter(|name| name.ends_with(".conflist"));
@@ -270,7 +270,7 @@ fn write(file: &ConfFile, text: String) -> Action {
     }
 }
 
-/// Takes our entry out of every list but `chained`, and removes every file of ours but `own`.
+/// Removes Ambit's entry from every list but `chained`, and every file of Ambit but `own`.
 fn tidy(files: &[ConfFile], chained: Option<&str>, own: Option<&str>) -> Vec<Action> {
     let mut actions = Vec::new();
     for file in files {

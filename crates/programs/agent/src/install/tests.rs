@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A primary plugin: records its call, and gives the pod an address.
+/// Primary plugin that records its call and assigns an address.
 const SCRIPT: &str = r#"#!/bin/sh
 cat > /dev/null
 echo "$CNI_COMMAND $(basename "$0")" >> "$(dirname "$0")/../calls"
@@ -289,15 +289,15 @@ async fn a_quarrel_is_not_fought_for_ever() {
 
 #[test]
 fn the_nodes_directory_is_the_mounted_one_without_its_mount() {
-    let wanted = |flags: &[&str]| {
+    let desired = |flags: &[&str]| {
         let flags = Flags::try_parse_from([&["test"], flags].concat()).unwrap();
-        let wanted = flags.install.wanted(Path::new("/run"), &[]);
-        wanted.entry.net_dir.to_str().unwrap().to_owned()
+        let desired = flags.install.desired(Path::new("/run"), &[]);
+        desired.entry.net_dir.to_str().unwrap().to_owned()
     };
-    assert_eq!(wanted(&[]), "/etc/cni/net.d");
-    assert_eq!(wanted(&["--cni-net-dir=/host/x/y"]), "/x/y");
-    assert_eq!(wanted(&["--cni-net-dir=/x"]), "/x");
-    assert_eq!(wanted(&["--host-cni-net-dir=/z"]), "/z");
+    assert_eq!(desired(&[]), "/etc/cni/net.d");
+    assert_eq!(desired(&["--cni-net-dir=/host/x/y"]), "/x/y");
+    assert_eq!(desired(&["--cni-net-dir=/x"]), "/x");
+    assert_eq!(desired(&["--host-cni-net-dir=/z"]), "/z");
 }
 
 #[test]

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// Changes within this time count as a quarrel.
+/// Time window of the limit.
 const WINDOW: Duration = Duration::from_secs(10);
-/// So many are ordinary: a CNI that starts writes its configuration more than once.
+/// Number of changes that count as normal, since a starting CNI writes its configuration several times.
 const ORDINARY: u32 = 5;
 /// First and longest pause in a quarrel.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// The changes made lately.
+/// Rate limit of configuration changes.
 #[derive(Debug, Default)]
 pub struct Throttle {
     last: Option<Instant>,
@@ -17,14 +17,14 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// When a change may be made.
+    /// Returns the earliest time of the next change.
     pub fn not_before(&self) -> Option<Instant> {
         let quarrel = self.in_a_row.checked_sub(ORDINARY)?;
         let pause = PAUSE.0 * 2u32.saturating_pow(quarrel.min(10));
         Some(self.last? + pause.min(PAUSE.1))
     }
 
-    /// A change was made. True when it is the one that makes it a quarrel.
+    /// Counts a change. Returns true when it exceeds the limit.
     pub fn changed(&mut self, now: Instant) -> bool {
         let pause = self.not_before().zip(self.last);
         let pause = pause.map_or(Duration::ZERO, |(until, last)| until - last);

@@ -22,9 +22,9 @@ pub enum Lookup {
     Found(Box<DaemonSet>),
     /// The `DaemonSet` does not exist.
     Absent,
-    /// The API server does not let us ask: its status code.
+    /// The API server denies the request with this status.
     Refused(u16),
-    /// The API server does not answer, or not in its right mind.
+    /// The API server does not respond, or responds with an error.
     Unreachable(String),
 }
 
@@ -37,7 +37,7 @@ pub enum Decision {
     Remove(String),
 }
 
-/// Decides; `node` is ours, if it could be read.
+/// Decides about uninstalling; `node` is the own node, if it was readable.
 pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
     match lookup {
         Lookup::Found(set) if set.metadata.deletion_timestamp.is_some() => {

@@ -15,7 +15,7 @@ pub(super) struct Watch(
 );
 
 impl Watch {
-    /// Begins to watch. What cannot be watched is looked at now and then only.
+    /// Starts watching. Directories that cannot be watched are only polled.
     pub(super) fn new(directories: &[&Path], changed: Arc<Notify>) -> Self {
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             if event.is_ok_and(|event| concerns(&event)) {

@@ -23,7 +23,7 @@ use self::{redirection::RedirectionExecutor, statuses::StatusExecutor};
 use crate::{
     actions::Actions,
     enrolled::EnrolledFile,
-    enrolment::{Event, Step, StepId, Wanted},
+    enrolment::{Event, ScanTarget, Step, StepId},
     membership,
     metrics::Metrics,
     status::StatusSink,
@@ -32,7 +32,7 @@ use crate::{
 
 pub(super) use self::{probes::ProbeExecutor, proxies::ProxyExecutor};
 
-/// Steps that may block, carried out at once.
+/// Maximum concurrent blocking steps.
 const PARALLEL_STEPS: usize = 8;
 
 /// Runs the steps of the enrolment.
@@ -48,7 +48,7 @@ pub(super) struct Executor<A> {
     events: mpsc::UnboundedSender<Event<Netns>>,
 }
 
-/// How a step ended is reported by this, once.
+/// Reports the outcome of a step exactly once.
 struct Report {
     uid: PodUid,
     id: StepId,
@@ -107,10 +107,10 @@ impl<A: Actions> Executor<A> {
         }
     }
 
-    pub(super) fn scan(&self, wanted: Vec<Wanted>) {
+    pub(super) fn scan(&self, targets: Vec<ScanTarget>) {
         let (actions, events) = (Arc::clone(&self.actions), self.events.clone());
         spawn_blocking("scan", move || {
-            let event = match actions.scan(&wanted) {
+            let event = match actions.scan(&targets) {
                 Ok(found) => Event::Scanned(found),
                 Err(error) => {
                     let error = ErrorChain(&error);

@@ -15,7 +15,7 @@ use super::{
 
 /// Annotation that the kubelet puts on the mirror of a static pod: what its cgroup is called.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// Domains of the annotations that are kept: enrolment looks at no others.
+/// Domains of annotations that enrolment reads.
 const DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
 
 /// The part of a pod's spec that matters.
@@ -45,7 +45,7 @@ struct PodIp {
     ip: String,
 }
 
-/// Of a whole pod.
+/// Extracts the facts of a pod object.
 pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
     let spec = pod.spec.as_ref();
     let status = pod.status.as_ref();

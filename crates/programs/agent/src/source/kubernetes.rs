@@ -28,18 +28,17 @@ mod last_known;
 
 use last_known::LastKnown;
 
-/// How long the API server may take to list everything at the start before the agent takes up what
-/// was last known.
+/// Timeout for the API server's initial lists, after which the agent uses the last known state.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Shortest time between two writings of what is known.
+/// Minimum interval of writing the state.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Takes away what is kept for the agent after us: there will be none.
+/// Removes the state stored for a next agent, since none follows.
 pub fn forget(run_dir: &Path) {
     last_known::remove(run_dir);
 }
 
-/// A pod reduced to what matters, so that listing many costs little.
+/// Pod reduced to the fields that matter, so that lists are cheap.
 type SlimPod = Object<Spec, PodStatus>;
 
 /// The API server, seen from one node.
@@ -55,8 +54,7 @@ pub struct KubernetesSource {
 }
 
 impl KubernetesSource {
-    /// Follows the pods of `node`. Of namespaces only labels with these `keys` are looked at. What
-    /// is known is kept in `run_dir`.
+    /// Watches the pods of `node`, and of namespaces the labels with these `keys`. State is stored in `run_dir`.
     pub fn new(client: Client, node: &str, keys: BTreeSet<String>, run_dir: &Path) -> Self {
         let pods: Api<SlimPod> = Api::all_with(client.clone(), &ApiResource::erase::<Pod>(&()));
         let of_node = watch::config().fields(&format!("spec.nodeName={node}"));
@@ -134,14 +132,14 @@ struct Progress {
     known: LastKnown,
     /// State of the previous agent, until it is taken up or not needed.
     before: Option<LastKnown>,
-    /// Taken up from `before`, and not confirmed by a listing.
+    /// Pods taken from the earlier state and not confirmed by a list.
     unconfirmed_pods: BTreeSet<PodUid>,
     unconfirmed_namespaces: BTreeSet<ArcStr>,
     pods_listed: bool,
     namespaces_listed: bool,
     synced: bool,
     trouble: Option<String>,
-    /// Whether [`SourceEvent::Recorded`] has been sent, or there is none.
+    /// Whether [`SourceEvent::Recorded`] was sent, or there is no record.
     recorded: bool,
 }
 
@@ -160,7 +158,7 @@ impl Progress {
         }
     }
 
-    /// Takes the state of the previous agent, the first time.
+    /// Returns the previous agent's state on the first call.
     fn record(&mut self) -> Option<SourceEvent> {
         if std::mem::replace(&mut self.recorded, true) {
             return None;
@@ -246,7 +244,7 @@ impl Progress {
         events
     }
 
-    /// Takes up what the agent before us knew, as far as nothing newer has been sent.
+    /// Restores the previous agent's state, as far as nothing newer was sent.
     fn recall(&mut self, why: &str) -> Vec<SourceEvent> {
         if self.synced {
             return Vec::new();

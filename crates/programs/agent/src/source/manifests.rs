@@ -39,7 +39,7 @@ impl PodSource for ManifestSource {
     }
 }
 
-/// Which pods of the manifests are this node's.
+/// View of which pods of the manifests belong to this node.
 #[derive(Debug)]
 struct NodeView {
     node: String,
@@ -119,11 +119,11 @@ impl NodeView {
     }
 
     fn report(&mut self, problems: &[Problem]) {
-        let standing: BTreeSet<_> = problems.iter().cloned().collect();
-        for problem in standing.difference(&self.problems) {
+        let current: BTreeSet<_> = problems.iter().cloned().collect();
+        for problem in current.difference(&self.problems) {
             tracing::warn!(%problem, "a manifest cannot be used; its last good state stays");
         }
-        self.problems = standing;
+        self.problems = current;
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) struct ProbedContainer {
 }
 
 impl ProbedContainer {
-    /// Of a whole container.
+    /// Extracts the probe ports of a container.
     pub(super) fn of(container: &Container) -> Self {
         Self {
             ports: container.ports.clone(),
@@ -50,7 +50,7 @@ impl ProbedContainer {
         probes.chain(hooks).filter_map(|port| self.number(&port))
     }
 
-    /// As kubelet resolves a port: by its name in this container, or a number written as text.
+    /// Resolves a port like kubelet: by its name in this container, or as a number in a string.
     fn number(&self, port: &IntOrString) -> Option<u16> {
         let number = match port {
             IntOrString::Int(number) => *number,

@@ -19,7 +19,7 @@ use kube::{
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::book::{Book, Patch, Written};
+use super::annotations::{Patch, PodAnnotations, Written};
 use crate::source::Status;
 
 /// The reason of events on pods that cannot be enrolled.
@@ -28,9 +28,9 @@ pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
 pub const ENROLLED: &str = "AmbitEnrolled";
 /// The same failure of the same pod is reported again after this long.
 const TELL_AGAIN: Duration = Duration::from_secs(300);
-/// The API server takes no longer notes.
+/// Maximum length of a note in the API server.
 const LONGEST_NOTE: usize = 1000;
-/// A writing that takes longer is given up, and tried again.
+/// Timeout of a write, after which it is retried.
 const WRITE_WITHIN: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ enum Order {
     Report(PodUid, PodName, Option<String>),
 }
 
-/// Takes down what is to be reported.
+/// Handle that records what is to be written.
 #[derive(Clone, Debug)]
 pub struct ApiStatus(mpsc::UnboundedSender<Order>);
 
@@ -57,7 +57,7 @@ impl ApiStatus {
         let writer = Writer {
             recorder: Recorder::new(client.clone(), reporter),
             client,
-            book: Book::default(),
+            annotations: PodAnnotations::default(),
             reported: BTreeMap::new(),
         };
         spawn("status", writer.run(orders));
@@ -93,7 +93,7 @@ impl ApiStatus {
 struct Writer {
     client: Client,
     recorder: Recorder,
-    book: Book,
+    annotations: PodAnnotations,
     /// Last reports about pods, with their times.
     reported: BTreeMap<PodUid, (String, Instant)>,
 }
@@ -102,21 +102,21 @@ impl Writer {
     async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
         let (done, mut outcomes) = mpsc::unbounded_channel();
         loop {
-            for patch in self.book.due(Instant::now()) {
+            for patch in self.annotations.due(Instant::now()) {
                 let (client, done) = (self.client.clone(), done.clone());
                 spawn("write status", async move {
                     let how = write(client, &patch).await;
                     done.send((patch, how)).ok();
                 });
             }
-            let deadline = self.book.deadline();
+            let deadline = self.annotations.deadline();
             tokio::select! {
                 order = orders.recv() => match order {
                     Some(order) => self.take(order),
                     None => return,
                 },
                 Some((patch, how)) = outcomes.recv() => {
-                    self.book.written(&patch, how, Instant::now());
+                    self.annotations.written(&patch, how, Instant::now());
                 }
                 () = ambit_rt::sleep_until(deadline) => {}
             }
@@ -125,13 +125,13 @@ impl Writer {
 
     fn take(&mut self, order: Order) {
         match order {
-            Order::Desire(uid, pod, status) => self.book.desire(uid, pod, status),
-            Order::Observed(uid, pod, status) => self.book.observed(uid, pod, status),
+            Order::Desire(uid, pod, status) => self.annotations.desire(uid, pod, status),
+            Order::Observed(uid, pod, status) => self.annotations.observed(uid, pod, status),
             Order::Gone(uid) => {
-                self.book.gone(&uid);
+                self.annotations.gone(&uid);
                 self.reported.remove(&uid);
             }
-            Order::Hasten => self.book.hasten(),
+            Order::Hasten => self.annotations.hasten(),
             Order::Report(uid, pod, failure) => self.report(&uid, &pod, failure),
         }
     }

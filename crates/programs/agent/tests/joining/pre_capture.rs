@@ -66,7 +66,7 @@ impl Pair {
 struct Open {
     outbound: Pair,
     inbound: Pair,
-    /// To the pod's probe port, and to another.
+    /// Connection from the node to the pod's probe port, and to another port.
     from_node: Pair,
     from_node_elsewhere: Pair,
     within: Pair,

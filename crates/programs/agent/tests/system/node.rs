@@ -97,7 +97,7 @@ impl Node {
         });
     }
 
-    /// The agent that runs; another may be started beside it.
+    /// Takes the running agent out, so that another can be started.
     pub fn take_agent(&mut self) -> Child {
         self.agent.take().unwrap()
     }
@@ -209,7 +209,7 @@ impl Node {
         }
     }
 
-    /// Makes the pod known; with its address if it runs.
+    /// Publishes the pod; with its address if it is running.
     pub fn publish_pod(&self, pod: &Pod, running: bool, labels: &BTreeMap<&str, &str>) {
         let Pod { name, uid, ip, .. } = pod;
         let labels: String = labels
@@ -247,7 +247,7 @@ impl Node {
         .unwrap();
     }
 
-    /// The annotation that others see, if any.
+    /// Returns the annotation of the pod, if any.
     pub fn status(&self, pod: &Pod) -> Option<String> {
         let text =
             fs::read_to_string(self.path("status").join(format!("shop.{}.yaml", pod.name))).ok()?;
@@ -302,7 +302,7 @@ impl Pod {
             .is_empty()
     }
 
-    /// Nothing redirects new connections: what an unenrolled pod may still have has no redirect.
+    /// Returns the rules that redirect new connections; an unenrolled pod may have others left, but none of these.
     pub fn rules(&self) -> String {
         let output = self.namespace.run("nft", ["list", "ruleset"]).unwrap();
         String::from_utf8(output.stdout).unwrap()

@@ -19,15 +19,15 @@ use tokio::sync::oneshot;
 /// Orders that the proxy has received, seen from outside.
 #[derive(Default)]
 pub struct Seen {
-    /// Pods it would serve now.
+    /// Pods that the proxy serves.
     pub serves: BTreeMap<String, (NetnsId, WorkloadInfo)>,
     /// Starts of these pods fail.
     pub failing: BTreeSet<String>,
-    /// Snapshots received whole.
+    /// Number of complete snapshots.
     pub snapshots: usize,
 }
 
-/// A running proxy; it ends when dropped.
+/// Running test proxy, which ends when dropped.
 pub struct Proxy {
     pub seen: Arc<Mutex<Seen>>,
     stop: Option<oneshot::Sender<()>>,

@@ -30,10 +30,10 @@ use crate::{
     waypoint::{self, Where},
 };
 
-/// Questions to the mesh at the same time; further ones wait.
+/// Maximum concurrent queries of the mesh; further ones wait.
 const MAX_QUESTIONS: usize = 4;
 
-/// Answers of the dashboard, as described for the module.
+/// API of the dashboard; see the module.
 pub(super) struct Api {
     source: Source,
     feed: Arc<Feed>,
@@ -41,7 +41,7 @@ pub(super) struct Api {
 }
 
 impl Api {
-    /// Begins to follow the mesh.
+    /// Starts watching the mesh.
     pub(super) fn start(source: Source) -> Arc<Self> {
         let feed = Arc::new(Feed::new());
         let (looking, looked_at) = (feed.clone(), source.clone());
@@ -64,13 +64,13 @@ impl Api {
         })
     }
 
-    /// Takes what comes from proxies.
+    /// Handles a received event.
     #[cfg(test)]
     pub(super) fn take(&self, received: crate::flows::Received) {
         self.feed.take(received);
     }
 
-    /// Answers a request.
+    /// Responds to a request.
     pub(super) async fn answer(&self, request: &Request) -> Response {
         let parameters: HashMap<_, _> = query_parameters(request.uri()).collect();
         let text = |name: &str| parameters.get(name).cloned().unwrap_or_default();
@@ -123,7 +123,7 @@ impl Api {
         }
     }
 
-    /// Asks the mesh by a question of the other commands.
+    /// Runs a query that other commands share.
     async fn ask<T: Serialize + Send + 'static>(
         &self,
         question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,

@@ -27,13 +27,13 @@ use crate::{
     source::Source,
 };
 
-/// Time between two looks at the mesh.
+/// Interval of reading the mesh.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
-/// How long a look may take.
+/// Timeout of one poll.
 const READ_TIMEOUT: Duration = Duration::from_secs(6);
 /// The mesh is not read when no page has polled for this long.
 const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
-/// Longest time until a page gets an answer, changed or not.
+/// Maximum time until a page gets a response, changed or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Time between two attempts to read events.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
@@ -59,12 +59,12 @@ pub(super) struct Feed {
 struct MeshState {
     version: u64,
     mesh: Option<Arc<Mesh>>,
-    /// Why it could not be read the last time.
+    /// Error of the last read.
     error: Option<String>,
     read: Option<Instant>,
 }
 
-/// Answer to a question for traffic.
+/// Response with traffic.
 #[derive(Debug, Serialize)]
 pub(super) struct TrafficAnswer {
     #[serde(flatten)]
@@ -73,15 +73,15 @@ pub(super) struct TrafficAnswer {
     silent: Vec<String>,
 }
 
-/// Answer to a question for the mesh.
+/// Response with the mesh state.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct MeshAnswer {
     version: u64,
     error: Option<String>,
-    /// Seconds since it was read.
+    /// Seconds since the last read.
     age_seconds: Option<u64>,
-    /// None if the page has it already.
+    /// Mesh state; `None` if the page already has it.
     mesh: Option<Arc<Mesh>>,
 }
 
@@ -96,12 +96,12 @@ impl Feed {
         }
     }
 
-    /// Takes what comes from proxies.
+    /// Handles a received event.
     pub(super) fn take(&self, received: Received) {
         let now = self.started.elapsed();
         let item = match received {
             Received::Item(item) => *item,
-            Received::Began(proxy) => return self.heard(&proxy),
+            Received::Began(proxy) => return self.mark_reachable(&proxy),
             Received::Ended(proxy, why) => return self.unheard(proxy, why),
         };
         self.traffic.send_modify(|traffic| match item {
@@ -110,7 +110,7 @@ impl Feed {
         });
     }
 
-    fn heard(&self, proxy: &str) {
+    fn mark_reachable(&self, proxy: &str) {
         self.silent.lock().remove(proxy);
     }
 
@@ -129,7 +129,7 @@ impl Feed {
         silent.iter().map(line).collect()
     }
 
-    /// Reads events of all proxies while pages ask for them.
+    /// Reads events of all proxies while pages request them.
     pub(super) async fn listen(&self, place: &FlowPlace) {
         loop {
             if self.is_watched() {
@@ -143,7 +143,7 @@ impl Feed {
     }
 
     async fn drain(&self, mut received: mpsc::Receiver<Received>) {
-        self.heard("the mesh");
+        self.mark_reachable("the mesh");
         while self.is_watched() {
             match timeout_at(Instant::now() + LISTEN_AGAIN, received.recv()).await {
                 Ok(Some(received)) => self.take(received),
@@ -184,7 +184,7 @@ impl Feed {
         }
     }
 
-    /// The mesh, when it is another than that of `version`.
+    /// Waits for a mesh state other than `version`.
     pub(super) async fn mesh(&self, version: u64) -> MeshAnswer {
         self.note_watcher();
         let mut changes = self.mesh.subscribe();
@@ -202,7 +202,7 @@ impl Feed {
         }
     }
 
-    /// Reads the mesh again and again while pages ask for it.
+    /// Reads the mesh state repeatedly while pages request it.
     pub(super) async fn look(&self, source: &Source) {
         loop {
             if self.is_watched() {

@@ -21,11 +21,11 @@ pub(super) struct Guard {
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// For another host, as after DNS rebinding.
+    /// Wrong host, as after DNS rebinding.
     Host,
-    /// From a page of another origin.
+    /// Request of a page of another origin.
     Origin,
-    /// Without the token.
+    /// Missing or wrong token.
     Token,
 }
 

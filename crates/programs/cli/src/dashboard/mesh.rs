@@ -17,9 +17,9 @@ use crate::{
     waypoint::{Seen, Where},
 };
 
-/// Node proxies that are queried at the same time.
+/// Maximum node proxies that are queried concurrently.
 const AT_ONCE: usize = 8;
-/// Most workloads that are shown; the rest is counted.
+/// Maximum workloads that are shown; the rest is counted.
 const MAX_WORKLOADS: usize = 10_000;
 
 /// The mesh, as described for the module.
@@ -103,7 +103,7 @@ struct Certificate {
 #[serde(rename_all = "camelCase")]
 struct Node {
     name: String,
-    /// Why its proxy does not answer.
+    /// Reason why the proxy does not respond.
     error: Option<String>,
     /// Pods that the proxy serves.
     pods: usize,
@@ -118,7 +118,7 @@ struct Own {
     workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Asks all node proxies; an error if none answers.
+/// Queries all node proxies; an error if none responds.
 pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
     let sources = ask(source.clone(), Source::all).await?;
     let mut mesh = Mesh::default();
@@ -158,7 +158,7 @@ pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
     Ok(mesh)
 }
 
-/// Runs a question of the other commands, which wait for their answers.
+/// Runs a blocking query that other commands share.
 pub(super) async fn ask<T: Send + 'static>(
     source: Source,
     question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,

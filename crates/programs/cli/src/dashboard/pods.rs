@@ -10,7 +10,7 @@ use crate::{
     enrol,
     install::failed,
     labs,
-    membership::{Captured, Rules, Wanted, captured},
+    membership::{Captured, Membership, Rules, captured},
     reach::phase,
     source::Source,
 };
@@ -22,9 +22,10 @@ pub(super) struct PodView {
     name: String,
     node: String,
     phase: String,
-    wanted: Wanted,
+    #[serde(rename = "wanted")]
+    membership: Membership,
     captured: Captured,
-    /// Reason why its agent could not capture it, where objects say so.
+    /// Reason why the agent could not capture the pod, if its objects have one.
     message: Option<String>,
 }
 
@@ -76,7 +77,7 @@ fn view(pod: &Pod, rules: &Rules, namespace: &Namespace, captured: Captured) -> 
         name: name(pod).to_owned(),
         node: node_of(pod).unwrap_or_default().to_owned(),
         phase: phase(pod).to_owned(),
-        wanted: rules.wanted(pod, namespace),
+        membership: rules.membership(pod, namespace),
         captured,
         message: None,
     }

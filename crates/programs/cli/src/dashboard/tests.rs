@@ -30,7 +30,7 @@ async fn dashboard() -> (SocketAddr, Arc<Guard>, Arc<Api>) {
     (address, guard, api)
 }
 
-/// Response to a request with these lines of headers.
+/// Sends a request with these header lines, and returns the response.
 async fn ask(address: SocketAddr, request: &str, headers: &[String], body: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let mut text = format!(

@@ -13,28 +13,28 @@ use serde::{Serialize, Serializer};
 
 use counters::{Seen, Window};
 
-/// Most edges; beyond, those that were idle longest are forgotten.
+/// Maximum edges, after which the longest idle ones are dropped.
 const MAX_EDGES: usize = 4096;
-/// Refusals and failures that are kept, and other events.
+/// Maximum stored refusals and failures.
 const MAX_REFUSALS: usize = 500;
 const MAX_OTHERS: usize = 200;
-/// Services, and routes, of one edge that are named.
+/// Maximum named services, and routes, of one edge.
 const MAX_NAMES: usize = 16;
-/// Most bytes of a name that a proxy sends.
+/// Maximum length of a proxy's name, in bytes.
 const MAX_NAME: usize = 256;
-/// Most bytes of a path or reason.
+/// Maximum length of a path or reason, in bytes.
 const MAX_TEXT: usize = 1024;
-/// Idle edges are shown for this long.
+/// Time for which idle edges are shown.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
 /// One end of an edge.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Node {
-    /// Workloads with one owner, such as a Deployment: namespace and name.
+    /// Workloads of one owner, such as a Deployment: namespace and name.
     Workload(String, String),
     /// Service whose endpoint is not known: namespace and name.
     Service(String, String),
-    /// Clients and servers that are neither.
+    /// Clients and servers outside the mesh.
     Outside,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Traffic {
     latest: u64,
     /// Events that proxies left out.
     lost: Lost,
-    /// Edges that made room for others.
+    /// Number of edges that were evicted.
     forgotten: u64,
 }
 
@@ -60,7 +60,7 @@ struct Edge {
     last_seen: Duration,
 }
 
-/// Events that proxies left out for this reader.
+/// Counter of events that proxies left out for this reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Lost {
     pub(super) sampled: u64,
@@ -75,7 +75,7 @@ pub(super) struct Numbered {
     flow: Flow,
 }
 
-/// Traffic at one moment, as the page gets it.
+/// Snapshot of the traffic for the page.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct View {

@@ -27,11 +27,11 @@ const EXAMPLE: [(&str, &str); 2] = [
 const WAYPOINT: &str = "store/waypoint";
 const SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "catalog-next")];
 
-/// A request, and what the manifests promise about it.
+/// Request with the result that the manifests promise.
 struct Request {
     from: (&'static str, &'static str),
     path: &'static str,
-    /// Server that answers; `None` if the waypoint itself refuses.
+    /// Server that responds; `None` if the waypoint rejects the request.
     server: Option<&'static str>,
 }
 
@@ -51,7 +51,7 @@ const fn request(
     Request { from, path, server }
 }
 
-/// Adds the manifests, makes the requests and gives the number of faults.
+/// Applies the manifests, makes the requests, and returns the number of failures.
 pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     say(
         "\nNow a namespace with a waypoint: it authorizes by method and path, and routes requests.\n",
@@ -76,7 +76,7 @@ pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
 }
 
 impl Demo {
-    /// Makes the requests; prints what happened; gives the number of faults.
+    /// Makes the requests, prints their results, and returns the number of failures.
     fn requests(&self, status: &Status) -> Result<usize, CliError> {
         let header = [
             "CALLER",
@@ -116,7 +116,7 @@ impl Demo {
         })
     }
 
-    /// Asks until there is an answer: the pods' proxies may not know of the waypoint yet.
+    /// Sends requests until a response, since the pods' proxies may not know the waypoint yet.
     fn ask(&self, status: &Status, request: &Request) -> Result<Answer, CliError> {
         let client = pod(status, request.from)?;
         let url = format!("http://catalog.store{}{MARKER}", request.path);
@@ -139,7 +139,7 @@ impl Demo {
         }
     }
 
-    /// The line that comes after so many.
+    /// Returns the log line that follows this number of lines.
     fn logged(&self, status: &Status, before: usize) -> Result<Option<Line>, CliError> {
         let deadline = Instant::now() + LOG_LAG;
         loop {
@@ -166,7 +166,7 @@ impl Demo {
     }
 }
 
-/// Answer that a client got.
+/// Response to a client.
 struct Answer {
     code: u16,
     text: String,

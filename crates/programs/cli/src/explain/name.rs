@@ -11,18 +11,18 @@ pub(super) fn resolve<'a>(
     name: &'a str,
     port: u16,
 ) -> Cow<'a, str> {
-    let wanted = name.trim_end_matches('.').to_lowercase();
+    let hostname = name.trim_end_matches('.').to_lowercase();
     // Names with a slash are an object's.
-    if wanted.contains('/') || wanted.contains(':') {
+    if hostname.contains('/') || hostname.contains(':') {
         return name.into();
     }
     let services = || {
         let services = dump.services.known();
         services.filter(|service| service.ports.contains_key(&port))
     };
-    let exact = || services().find(|service| service.hostname == wanted);
+    let exact = || services().find(|service| service.hostname == hostname);
     let completed = || {
-        let beginning = match wanted.split('.').collect::<Vec<_>>().as_slice() {
+        let beginning = match hostname.split('.').collect::<Vec<_>>().as_slice() {
             [name] => format!("{name}.{}.svc.", namespace?),
             [name, namespace] | [name, namespace, "svc"] => format!("{name}.{namespace}.svc."),
             _ => return None,
@@ -32,7 +32,7 @@ pub(super) fn resolve<'a>(
     let by_wildcard = || {
         let covers = |service: &&ServiceEntry| {
             let rest = service.hostname.strip_prefix('*');
-            rest.is_some_and(|rest| wanted.ends_with(rest) && wanted.len() > rest.len())
+            rest.is_some_and(|rest| hostname.ends_with(rest) && hostname.len() > rest.len())
         };
         services()
             .filter(covers)

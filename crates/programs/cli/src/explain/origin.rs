@@ -10,8 +10,8 @@ const STATIC_STRICT: &str = "istio_converted_static_strict";
 /// Beginning of the names of policies for one PeerAuthentication with ports of its own.
 const CONVERTED: &str = "converted_peer_authentication_";
 
-/// Names PeerAuthentications where reports name policies that were made for them. Where their objects are unavailable,
-/// the static policy keeps its name.
+/// Replaces names of converted policies by their PeerAuthentications in reports. If the objects are unavailable, the
+/// static policy keeps its name.
 pub(super) fn name_peer_authentications(source: &Source, reports: &mut [Report]) {
     let is_named = reports
         .iter()

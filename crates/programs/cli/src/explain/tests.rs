@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// As Istio's node proxy prints it, with keys that we do not know.
+/// Dump of Istio's node proxy with unknown keys.
 const DUMP: &str = r#"{
   "workloads": [
     {"uid": "K//Pod/shop/front-a-1", "name": "front-a-1", "namespace": "shop", "serviceAccount": "front",

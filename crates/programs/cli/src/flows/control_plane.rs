@@ -67,7 +67,7 @@ impl ControlPlane {
         Ok(token)
     }
 
-    /// Requests a path of it.
+    /// Sends a GET request to a path of the control plane.
     pub(crate) async fn request(&self, path: &str) -> Result<Opened, CliError> {
         let unreachable = |error: BoxError| {
             let what = "the control plane cannot be reached through the API server";
@@ -85,10 +85,10 @@ impl ControlPlane {
         })
     }
 
-    /// Fails now if the user may not read what `filter` wants: nothing would change by trying again.
+    /// Fails early if the user may not read the events that `filter` matches.
     ///
     /// # Errors
-    /// If the control plane or the API server refuses, with their reason.
+    /// The refusal of the control plane or the API server.
     pub(crate) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         let opened = self.request(&path(filter)).await?;
         let Err(error) = opened.accepted().await else {

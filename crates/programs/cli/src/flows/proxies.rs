@@ -8,7 +8,7 @@ use ambit_flow_reader::{self as reader, Opened};
 use ambit_install::{cluster::Cluster, object::name};
 use ambit_k8s_api::{Pod, labels::GATEWAY_NAME};
 use ambit_kube_kit::forward;
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{FlowPlace, control_plane::ControlPlane};
@@ -43,17 +43,17 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// A connection of bytes, wherever it goes.
+/// Byte stream to any destination.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// All proxies of a place.
+/// Proxies of a lab or cluster.
 pub(crate) enum Proxies {
-    /// Of a lab.
+    /// Proxies of a lab.
     Lab(String),
-    /// Of a cluster, with the namespace of the mesh.
+    /// Proxies of a cluster, with the namespace of the mesh.
     Cluster(Cluster, String),
-    /// Of a cluster whose ports the user may not forward.
+    /// Proxies of a cluster, through the control plane, since the user may not forward ports.
     Confined(Box<ControlPlane>),
 }
 
@@ -89,7 +89,7 @@ impl Proxies {
         }
     }
 
-    /// Fails if the user may not read what `filter` wants.
+    /// Fails if the user may not read the events that `filter` matches.
     pub(super) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         match self {
             Self::Confined(control_plane) => control_plane.check(filter).await,
@@ -168,10 +168,10 @@ impl reader::Proxies for Proxies {
     }
 }
 
-fn place(proxy: &Proxy) -> Option<Place> {
+fn place(proxy: &Proxy) -> Option<LabNetns> {
     match proxy {
-        Proxy::Node(node) => Some(Place::Node(node.clone())),
-        Proxy::Pod(namespace, name) => Some(Place::Pod(format!("{namespace}/{name}"))),
+        Proxy::Node(node) => Some(LabNetns::Node(node.clone())),
+        Proxy::Pod(namespace, name) => Some(LabNetns::Pod(format!("{namespace}/{name}"))),
         Proxy::ControlPlane => None,
     }
 }

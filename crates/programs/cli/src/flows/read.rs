@@ -9,18 +9,18 @@ use super::Proxies;
 /// News of proxies that wait to be parsed.
 const WAITING: usize = 64;
 
-/// News of the proxies that are read.
+/// Event of the proxies that are being read.
 #[derive(Clone, Debug)]
 pub(crate) enum Received {
     /// A proxy's stream has begun.
     Began(String),
     /// Event of a proxy.
     Item(Box<StreamItem>),
-    /// A proxy's stream has ended, or could not begin: its name, and why. It is tried again.
+    /// Failed or ended stream of a proxy: name and reason. It is retried.
     Ended(String, String),
 }
 
-/// Reads until there is no receiver.
+/// Reads until the receiver is dropped.
 pub(crate) async fn follow(proxies: Proxies, filter: Filter, sender: mpsc::Sender<Received>) {
     let (lines, mut received) = mpsc::channel(WAITING);
     let _reading = ambit_rt::spawn_abortable("flows of proxies", async move {

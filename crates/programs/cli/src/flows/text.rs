@@ -4,7 +4,7 @@ use ambit_flow::{Flow, Peer, StreamItem, Transport};
 
 use crate::output::printable;
 
-/// One event as columns.
+/// Event as columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) time: String,
@@ -64,7 +64,7 @@ pub(super) fn json(item: &StreamItem) -> Option<String> {
     serde_json::to_string(item).ok()
 }
 
-/// Words for what was left out.
+/// Describes events that were left out.
 pub(crate) fn lost(sampled: u64, refusals: u64) -> String {
     let refusals = match refusals {
         0 => String::new(),
@@ -105,7 +105,7 @@ pub(crate) fn server(flow: &Flow) -> String {
     }
 }
 
-/// How it travels.
+/// Describes the path of the traffic.
 pub(crate) fn path(flow: &Flow) -> String {
     let transport = match flow.transport {
         Transport::Hbone => "mTLS",
@@ -117,7 +117,7 @@ pub(crate) fn path(flow: &Flow) -> String {
     }
 }
 
-/// The request, and why it was refused or failed.
+/// Describes the request, and the reason of its refusal or failure.
 pub(crate) fn details(flow: &Flow) -> String {
     let mut parts = Vec::new();
     if let Some(request) = &flow.request {

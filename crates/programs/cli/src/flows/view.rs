@@ -7,15 +7,15 @@ use ambit_flow::{Flow, StreamItem, Transport};
 
 use super::{Received, text::Row};
 
-/// Most flows that are kept; the oldest go.
-const MAX_KEPT: usize = 5_000;
-/// Longest filter text, in bytes.
+/// Maximum stored flows, after which the oldest are dropped.
+const MAX_STORED_FLOWS: usize = 5_000;
+/// Maximum length of the filter, in bytes.
 const MAX_FILTER: usize = 128;
 
 /// Column that rows are ordered by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Order {
-    /// As they came, the latest last.
+    /// Order of arrival, latest last.
     #[default]
     Time,
     From,
@@ -49,7 +49,7 @@ impl Order {
     }
 }
 
-/// A key, as far as the screen knows it.
+/// Key that the screen handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -64,11 +64,11 @@ pub(super) enum Key {
     End,
 }
 
-/// Kept flows, and what the user wants to see of them.
+/// Stored flows with the user's view settings.
 #[derive(Debug, Default)]
 pub(super) struct View {
-    kept: VecDeque<(Flow, Row)>,
-    /// Flows that came while the screen was paused.
+    stored: VecDeque<(Flow, Row)>,
+    /// Flows received while the screen was paused.
     held: VecDeque<(Flow, Row)>,
     pub(super) is_paused: bool,
     pub(super) only_refused: bool,
@@ -83,14 +83,14 @@ pub(super) struct View {
     pub(super) is_detailed: bool,
     /// Numbers of events and refusals that were left out.
     pub(super) lost: (u64, u64),
-    /// Proxies that are read.
+    /// Names of the proxies that are being read.
     pub(super) reading: Vec<String>,
     /// The latest trouble with a proxy.
     pub(super) trouble: Option<String>,
 }
 
 impl View {
-    /// Takes what came.
+    /// Handles a received event.
     pub(super) fn receive(&mut self, received: Received) {
         match received {
             Received::Item(item) => match *item {
@@ -117,17 +117,17 @@ impl View {
         let row = Row::of(&flow);
         let to = match self.is_paused {
             true => &mut self.held,
-            false => &mut self.kept,
+            false => &mut self.stored,
         };
-        if to.len() == MAX_KEPT {
+        if to.len() == MAX_STORED_FLOWS {
             to.pop_front();
         }
         to.push_back((flow, row));
     }
 
-    /// The flows that are shown, in order.
+    /// Returns the visible flows in order.
     pub(super) fn shown(&self) -> Vec<&(Flow, Row)> {
-        let mut shown: Vec<_> = self.kept.iter().filter(|one| self.shows(one)).collect();
+        let mut shown: Vec<_> = self.stored.iter().filter(|one| self.shows(one)).collect();
         match self.order {
             Order::Time => {}
             Order::From => shown.sort_by(|one, other| one.1.from.cmp(&other.1.from)),
@@ -145,13 +145,13 @@ impl View {
 
     fn shows(&self, (flow, row): &(Flow, Row)) -> bool {
         let texts = [&row.event, &row.from, &row.to, &row.path, &row.details];
-        let wanted = self.filter.to_lowercase();
+        let pattern = self.filter.to_lowercase();
         (!self.only_refused || flow.event.is_refusal())
             && (!self.only_plaintext || flow.transport == Transport::Plaintext)
-            && (wanted.is_empty()
+            && (pattern.is_empty()
                 || texts
                     .iter()
-                    .any(|text| text.to_lowercase().contains(&wanted)))
+                    .any(|text| text.to_lowercase().contains(&pattern)))
     }
 
     /// Number of flows that wait for the end of the pause.
@@ -169,7 +169,7 @@ impl View {
         Some(self.selected.map_or(latest, |row| row.min(last)))
     }
 
-    /// Takes a key; false if it ends the program.
+    /// Handles a key; false if it ends the program.
     pub(super) fn press(&mut self, key: Key) -> bool {
         if self.is_typing {
             self.type_filter(key);
@@ -180,14 +180,14 @@ impl View {
             Key::Escape if self.is_detailed => self.is_detailed = false,
             Key::Escape if self.selected.is_some() => self.selected = None,
             Key::Escape => self.filter.clear(),
-            Key::Enter => self.is_detailed = !self.is_detailed && !self.kept.is_empty(),
+            Key::Enter => self.is_detailed = !self.is_detailed && !self.stored.is_empty(),
             Key::Char(' ' | 'p') => self.pause(),
             Key::Char('/') => self.is_typing = true,
             Key::Char('s') => self.order = self.order.next(),
             Key::Char('d') => self.only_refused = !self.only_refused,
             Key::Char('t') => self.only_plaintext = !self.only_plaintext,
             Key::Char('c') => {
-                self.kept.clear();
+                self.stored.clear();
                 self.lost = (0, 0);
             }
             Key::Up | Key::Char('k') => self.move_by(-1),
@@ -217,9 +217,9 @@ impl View {
     fn pause(&mut self) {
         self.is_paused = !self.is_paused;
         if !self.is_paused {
-            self.kept.append(&mut self.held);
-            let surplus = self.kept.len().saturating_sub(MAX_KEPT);
-            self.kept.drain(..surplus);
+            self.stored.append(&mut self.held);
+            let surplus = self.stored.len().saturating_sub(MAX_STORED_FLOWS);
+            self.stored.drain(..surplus);
         }
     }
 
@@ -349,18 +349,21 @@ mod tests {
     }
 
     #[test]
-    fn kept_flows_are_bounded_in_pause_and_out() {
+    fn stored_flows_are_bounded_paused_or_not() {
         let mut view = View::default();
-        for _ in 0..MAX_KEPT + 10 {
+        for _ in 0..MAX_STORED_FLOWS + 10 {
             receive(&mut view, flow());
         }
         view.press(Key::Char('p'));
-        for _ in 0..MAX_KEPT + 10 {
+        for _ in 0..MAX_STORED_FLOWS + 10 {
             receive(&mut view, flow());
         }
-        assert_eq!((view.shown().len(), view.held()), (MAX_KEPT, MAX_KEPT));
+        assert_eq!(
+            (view.shown().len(), view.held()),
+            (MAX_STORED_FLOWS, MAX_STORED_FLOWS)
+        );
         view.press(Key::Char('p'));
-        assert_eq!((view.shown().len(), view.held()), (MAX_KEPT, 0));
+        assert_eq!((view.shown().len(), view.held()), (MAX_STORED_FLOWS, 0));
     }
 
     #[test]

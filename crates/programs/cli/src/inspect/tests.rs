@@ -48,7 +48,7 @@ fn workloads_as_a_table() {
 #[test]
 fn every_question_has_a_row() {
     let dump = dump();
-    for (text, wanted) in [
+    for (text, expected) in [
         (
             service_rows(&known(&chosen(&dump.services, None))),
             "80>8080",
@@ -67,7 +67,7 @@ fn every_question_has_a_row() {
         ),
     ] {
         assert_eq!(text.lines().count(), 2, "{text}");
-        assert!(text.contains(wanted), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
 }
 

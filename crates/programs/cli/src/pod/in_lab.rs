@@ -2,7 +2,7 @@
 
 use ambit_install::object::name;
 use ambit_k8s_api::{Gateway, Pod};
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 
 use super::{Answers, Report, proxy_of};
 use crate::{
@@ -15,12 +15,12 @@ use crate::{
     status::answer_of,
 };
 
-/// The report on the pod that `wanted` names, wholly or by the beginning of its name.
+/// Returns the report on a pod by its full name or by the prefix of its Deployment.
 pub(super) fn report(
     lab: &str,
     mesh: &str,
     namespace: &str,
-    wanted: &str,
+    pod_name: &str,
 ) -> Result<Report, CliError> {
     let client = labs::find(lab)?;
     let objects = client.objects().map_err(client_error)?;
@@ -28,14 +28,14 @@ pub(super) fn report(
     let namespace = labs::namespace(&objects, namespace)?;
     let here = status.pods.iter();
     let here = here.filter(|pod| pod.namespace == name(&namespace));
-    let beginning = format!("{wanted}-");
+    let beginning = format!("{pod_name}-");
     let known = here
         .clone()
-        .find(|pod| pod.name == wanted)
+        .find(|pod| pod.name == pod_name)
         .or_else(|| here.clone().find(|pod| pod.name.starts_with(&beginning)));
     let in_namespace = name(&namespace);
     let not_found = || {
-        let what = format!("there is no pod {wanted} in the namespace {in_namespace}");
+        let what = format!("there is no pod {pod_name} in the namespace {in_namespace}");
         CliError::new(ErrorKind::NotFound, what)
     };
     let known = known.ok_or_else(not_found)?;
@@ -46,7 +46,7 @@ pub(super) fn report(
     let mut pod = pods.into_iter().find(is_it).ok_or_else(not_found)?;
     pod.metadata.uid = Some(known.uid.clone());
     let full = format!("{}/{}", known.namespace, known.name);
-    let node = || Place::Node(known.node.clone());
+    let node = || LabNetns::Node(known.node.clone());
     let proxy = answer_of(&client, node(), PROXY.1, DUMP);
     Ok(Report::new(
         &pod,

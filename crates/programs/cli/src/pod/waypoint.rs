@@ -84,10 +84,10 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
         })
         .collect();
     here.sort_by_key(|gateway| (created(&gateway.metadata), gateway.metadata.name.clone()));
-    let first = |wanted: Option<&str>| {
+    let first = |expected: Option<&str>| {
         let of = |gateway: &&&Gateway| {
             let account = value(&gateway.metadata.annotations, FOR_SERVICE_ACCOUNT);
-            account.filter(|account| !account.is_empty()) == wanted
+            account.filter(|account| !account.is_empty()) == expected
         };
         here.iter().find(of).copied()
     };

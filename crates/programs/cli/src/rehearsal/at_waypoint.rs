@@ -5,9 +5,9 @@ use ambit_model::{HttpAction, HttpPolicy};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
+    decision::CallDecision,
     observed::Request,
     readings::{self, Knowledge},
-    verdict::Verdict,
 };
 
 /// The policies of one waypoint. A policy with unrecorded fields has two readings: the one that allows the most, and
@@ -19,7 +19,7 @@ pub(super) struct AtWaypoint {
 }
 
 impl AtWaypoint {
-    /// No policies, for records of this source.
+    /// Creates an evaluator without policies, for records of this source.
     pub(super) fn new(knowledge: Knowledge) -> Self {
         Self {
             knowledge,
@@ -28,7 +28,7 @@ impl AtWaypoint {
         }
     }
 
-    /// Puts a policy in force.
+    /// Adds a policy to the evaluation.
     pub(super) fn insert(&mut self, policy: &HttpPolicy) {
         let admits = policy.action == HttpAction::Allow;
         let reading = |matches| readings::at_waypoint(policy, self.knowledge, matches);
@@ -42,7 +42,7 @@ impl AtWaypoint {
         scope: Scope<'_>,
         connection: &l7::Connection<'_>,
         request: Option<&Request>,
-    ) -> Verdict {
+    ) -> CallDecision {
         let headers = request.map(headers).unwrap_or_default();
         let request = request.map(|request| l7::Request {
             connection: *connection,
@@ -58,7 +58,7 @@ impl AtWaypoint {
         };
         let (most, least) = (decide(&self.most), decide(&self.least));
         if most.is_allowed() != least.is_allowed() {
-            return Verdict::Undecided(format!(
+            return CallDecision::Undecided(format!(
                 "it depends on fields that {} in {}",
                 self.knowledge.not(),
                 self.ambiguous(scope).join(", ")
@@ -70,25 +70,25 @@ impl AtWaypoint {
         };
         match least.why {
             l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => match check {
-                l7::RequiredCheck::NotRequired => Verdict::Allowed,
-                l7::RequiredCheck::Provider(provider, rule) => Verdict::Undecided(format!(
+                l7::RequiredCheck::NotRequired => CallDecision::Allowed,
+                l7::RequiredCheck::Provider(provider, rule) => CallDecision::Undecided(format!(
                     "provider {} of {} decides",
                     provider.name, rule.policy
                 )),
-                l7::RequiredCheck::Denied(why) => Verdict::Refused {
+                l7::RequiredCheck::Denied(why) => CallDecision::Refused {
                     by: "CUSTOM policies".to_owned(),
                     why,
                 },
             },
-            l7::Why::Denied(rule) => Verdict::Refused {
+            l7::Why::Denied(rule) => CallDecision::Refused {
                 by: rule.policy.to_string(),
                 why: format!("rule {} of a DENY policy matches", rule.rule + 1),
             },
-            l7::Why::NotUnderstood { policy, why } => Verdict::Refused {
+            l7::Why::NotUnderstood { policy, why } => CallDecision::Refused {
                 by: policy.to_string(),
                 why: format!("it is not understood ({why}) and denies all that it covers"),
             },
-            l7::Why::NoneAllows => Verdict::Refused {
+            l7::Why::NoneAllows => CallDecision::Refused {
                 by: self.allowing(scope).join(", "),
                 why: "no rule of these ALLOW policies matches".to_owned(),
             },
@@ -103,7 +103,7 @@ impl AtWaypoint {
         names
     }
 
-    /// The policies that have two readings.
+    /// Returns the policies whose two interpretations differ.
     fn ambiguous(&self, scope: Scope<'_>) -> Vec<String> {
         let least: Vec<_> = in_scope(&self.least, scope).collect();
         let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));

@@ -8,7 +8,7 @@ use ambit_model::Identity;
 /// Calls between two parties.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Counted {
-    /// Whose metrics tell it.
+    /// Source of the metric.
     pub(crate) at: Counter,
     /// Identity that the caller proved.
     pub(crate) identity: Option<Identity>,
@@ -17,7 +17,7 @@ pub(crate) struct Counted {
     pub(crate) tells_called: bool,
     /// Namespace and name of the caller's workload, where it is known.
     pub(crate) caller: Option<(String, String)>,
-    /// The same of the one that was called.
+    /// Namespace and name of the callee.
     pub(crate) called: Option<(String, String)>,
     /// Namespace, host name and name of the service that was called.
     pub(crate) service: Option<(String, String, String)>,
@@ -27,9 +27,9 @@ pub(crate) struct Counted {
 /// Proxy that counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// The node proxy of the pod that was called: connections.
+    /// Node proxy of the called pod: connections.
     Pod,
-    /// A waypoint: connections that are not HTTP.
+    /// Waypoint: connections that are not HTTP.
     WaypointConnections,
     /// A waypoint: requests.
     WaypointRequests,
@@ -95,7 +95,7 @@ fn line(line: &str) -> Option<Counted> {
     })
 }
 
-/// Reads labels, and what follows them.
+/// Parses labels and returns the rest of the line.
 fn labels(mut rest: &str) -> Option<(BTreeMap<&str, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {

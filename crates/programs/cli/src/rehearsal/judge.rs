@@ -21,10 +21,10 @@ use ambit_model::{
 use super::{
     at_waypoint::AtWaypoint,
     counted::{Counted, Counter},
+    decision::CallDecision,
     observed::{At, Observed, Request, Seen},
     readings::{self, Knowledge},
     report::{Report, Row},
-    verdict::Verdict,
 };
 
 /// Judge of a rehearsal, as described for the module.
@@ -36,7 +36,7 @@ pub(crate) struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// The mesh of `objects`, and with `policies` besides.
+    /// Creates the mesh of `objects`, and a second one with `policies` added.
     pub(crate) fn new(
         config: MeshConfig,
         objects: Vec<ObjectEvent>,
@@ -83,8 +83,7 @@ impl Rehearsal {
         }
     }
 
-    /// Report on what was seen, line by line, and on counters where no line has more: logs may begin later than
-    /// counters.
+    /// Reports on recorded calls line by line, and on counters without lines: logs may begin later than counters.
     pub(crate) fn report(&self, lines: &[Observed], counted: &[Counted]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
@@ -134,7 +133,7 @@ impl Rehearsal {
     }
 }
 
-/// Both ends of what was counted, for people.
+/// Describes both peers of a counted call for display.
 fn parties(counted: &Counted) -> (String, String) {
     let named = |of: &Option<(String, String)>| match of {
         Some((namespace, name)) => format!("{namespace}/{name}"),
@@ -152,7 +151,7 @@ fn parties(counted: &Counted) -> (String, String) {
     (from, to)
 }
 
-/// A policy as if it were not marked.
+/// Returns a policy without its dry-run mark.
 fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
     let mut event = event.clone();
     if let ObjectEvent::Applied {
@@ -225,7 +224,7 @@ struct Mesh {
     gateways: BTreeMap<GatewayName, WaypointGateway>,
     policies: PolicySet,
     at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
-    /// The readings that admit the most and the least of what metrics tell.
+    /// Most and least permissive interpretations of metrics without ports and addresses.
     by_metrics: [PolicySet; 2],
     counted_at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
 }
@@ -275,7 +274,7 @@ impl Mesh {
         self.by_address.get(&ip.to_canonical())
     }
 
-    /// The caller, for people.
+    /// Describes the caller for display.
     fn who(&self, seen: &Observed) -> String {
         match (&seen.identity, self.pod(seen.from.ip())) {
             (Some(identity), _) => identity.to_string(),
@@ -287,7 +286,7 @@ impl Mesh {
         }
     }
 
-    /// Name of the callee, for people.
+    /// Describes the callee for display.
     fn whom(&self, seen: &Observed) -> String {
         match (self.service(seen), self.pod(seen.to.ip())) {
             (Some(service), _) => format!("{}/{}", service.namespace, service.name),
@@ -296,7 +295,7 @@ impl Mesh {
         }
     }
 
-    /// The service that was called at a waypoint.
+    /// Returns the service that was called at a waypoint.
     fn service(&self, seen: &Observed) -> Option<&Arc<Service>> {
         let At::Waypoint(at) = &seen.at else {
             return None;
@@ -313,21 +312,21 @@ impl Mesh {
         all.clone().find(has_address).or_else(|| all.find(is_named))
     }
 
-    fn judge(&self, seen: &Observed) -> Verdict {
+    fn judge(&self, seen: &Observed) -> CallDecision {
         match &seen.at {
             At::Pod => self.at_pod(seen),
             At::Waypoint(at) => self.at_waypoint(seen, at),
         }
     }
 
-    /// As the node proxy of the pod does: connections that bypass the pod's waypoint are redirected to it, after
+    /// Decides like the pod's node proxy: connections that bypass the waypoint are redirected to it, after
     /// PeerAuthentication.
-    fn at_pod(&self, seen: &Observed) -> Verdict {
+    fn at_pod(&self, seen: &Observed) -> CallDecision {
         let Some(pod) = self.pod(seen.to.ip()) else {
             return unknown("the pod that was called", seen.to.ip());
         };
         if pod.protocol != Protocol::Hbone {
-            return Verdict::Allowed;
+            return CallDecision::Allowed;
         }
         let connection = Connection {
             source: seen.identity.clone(),
@@ -350,14 +349,16 @@ impl Mesh {
         })
     }
 
-    /// As the waypoint does.
-    fn at_waypoint(&self, seen: &Observed, at: &Seen) -> Verdict {
+    /// Decides like the waypoint.
+    fn at_waypoint(&self, seen: &Observed, at: &Seen) -> CallDecision {
         let Some(caller) = self.pod(seen.from.ip()) else {
             return unknown("the caller", seen.from.ip());
         };
         let identity = (caller.protocol == Protocol::Hbone).then(|| caller.identity());
         if at.request.as_ref().is_some_and(Request::is_cut) {
-            return Verdict::Undecided("the log holds only the beginning of the path".to_owned());
+            return CallDecision::Undecided(
+                "the log holds only the beginning of the path".to_owned(),
+            );
         }
         let service = self.service(seen);
         let host = service.map(|service| {
@@ -371,7 +372,7 @@ impl Mesh {
             None => self.waypoint_of_pod(seen.to.ip()).into_iter().collect(),
         };
         if gateways.is_empty() {
-            return Verdict::Undecided(format!("no waypoint is before {} now", seen.to));
+            return CallDecision::Undecided(format!("no waypoint is before {} now", seen.to));
         }
         let connection = l7::Connection {
             source: identity.as_ref(),
@@ -388,16 +389,16 @@ impl Mesh {
             let ports = pod.map(|pod| self.service_ports(gateway, pod, seen.to));
             let ports = ports.unwrap_or_default();
             let scope = host.as_ref().map_or(Scope::Pod(&ports), Scope::Service);
-            let verdict = policies.judge(scope, &connection, at.request.as_ref());
-            if verdict != Verdict::Allowed {
-                return verdict;
+            let decision = policies.judge(scope, &connection, at.request.as_ref());
+            if decision != CallDecision::Allowed {
+                return decision;
             }
         }
-        Verdict::Allowed
+        CallDecision::Allowed
     }
 
-    /// The ports of services whose attachments apply at a waypoint to what is sent to a pod; all of them where the
-    /// pod's port is not known (0).
+    /// Returns the service ports whose attachments apply at a waypoint to requests to a pod; all of them for an unknown
+    /// port (0).
     fn service_ports(
         &self,
         gateway: &GatewayName,
@@ -445,33 +446,33 @@ impl Mesh {
     }
 }
 
-fn unknown(who: &str, ip: IpAddr) -> Verdict {
-    Verdict::Undecided(format!("{who}, {ip}, is no pod that is known now"))
+fn unknown(who: &str, ip: IpAddr) -> CallDecision {
+    CallDecision::Undecided(format!("{who}, {ip}, is no pod that is known now"))
 }
 
-fn of_explanation(explanation: &Explanation) -> Verdict {
+fn of_explanation(explanation: &Explanation) -> CallDecision {
     let decision = &explanation.decision;
     if decision.allowed {
-        return Verdict::Allowed;
+        return CallDecision::Allowed;
     }
     let by = decision.decided_by.as_ref();
     let of_it = explanation
         .policies
         .iter()
-        .find(|verdict| Some(&verdict.policy) == by);
+        .find(|evaluation| Some(&evaluation.policy) == by);
     let allowing: Vec<_> = explanation
         .policies
         .iter()
-        .filter(|verdict| verdict.action == Action::Allow && !verdict.dry_run)
-        .map(|verdict| verdict.policy.to_string())
+        .filter(|evaluation| evaluation.action == Action::Allow && !evaluation.dry_run)
+        .map(|evaluation| evaluation.policy.to_string())
         .collect();
     let by = by.map_or_else(|| allowing.join(", "), ToString::to_string);
-    let why = match (&decision.why, of_it.map(|verdict| verdict.outcome)) {
+    let why = match (&decision.why, of_it.map(|evaluation| evaluation.outcome)) {
         (Why::Denied, Some(Outcome::Matches { rule })) => {
             format!("rule {} of a DENY policy matches", rule + 1)
         }
         (Why::NoneAllowed, _) => "no rule of these ALLOW policies matches".to_owned(),
         _ => decision.to_string(),
     };
-    Verdict::Refused { by, why }
+    CallDecision::Refused { by, why }
 }

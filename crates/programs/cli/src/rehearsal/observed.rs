@@ -8,49 +8,49 @@ use serde_json::{Map, Value};
 
 use crate::{access_log::AccessLine, dump::OpenDump};
 
-/// Where a waypoint's log cuts texts.
+/// Suffix of texts that a waypoint's log truncates.
 const CUT: &str = "...";
 
 /// One connection or request that a proxy decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// Of the caller.
+    /// Address of the client.
     pub(crate) from: SocketAddr,
-    /// Identity that the caller proved, where the line has it.
+    /// Verified identity of the caller, where the line has it.
     pub(crate) identity: Option<Identity>,
-    /// Address that was called.
+    /// Address of the callee.
     pub(crate) to: SocketAddr,
     pub(crate) at: At,
 }
 
-/// Proxy that saw it.
+/// Proxy that observed the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum At {
-    /// The node proxy of the pod that was called.
+    /// Node proxy of the called pod.
     Pod,
     /// Seen by a waypoint.
     Waypoint(Seen),
 }
 
-/// Request as a waypoint saw it.
+/// Call as observed by a waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The service's host name, if it was sent on.
+    /// Hostname of the service, if the call was forwarded.
     pub(crate) host: Option<String>,
-    /// Of TLS that was passed through.
+    /// Server name of TLS passthrough.
     pub(crate) sni: Option<String>,
-    /// `None`: it was no HTTP.
+    /// Request; `None` if the connection was not HTTP.
     pub(crate) request: Option<Request>,
 }
 
-/// A request, as far as logs tell it.
+/// Request attributes available in logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
-    /// Without the query.
+    /// Path without the query.
     pub(crate) path: String,
     pub(crate) authority: String,
-    /// By lower-case name.
+    /// Headers by lower-case name.
     pub(crate) headers: BTreeMap<&'static str, String>,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
     connections.collect()
 }
 
-/// Of a waypoint's line of text: where the members of its JSON form are.
+/// Positions in a waypoint's text log line of the members of its JSON format.
 const PLACES: [(&str, usize); 8] = [
     ("x_forwarded_for", 11),
     ("user_agent", 12),

@@ -2,7 +2,7 @@
 
 use ambit_install::cluster::Cluster;
 use ambit_k8s_api::Pod;
-use ambit_lab::{Client, Place};
+use ambit_lab::{Client, LabNetns};
 use hyper::Method;
 
 use super::{
@@ -17,7 +17,7 @@ use crate::{
     labs, reach,
 };
 
-/// Where proxies tell what is open, and what they have counted.
+/// Port of the admin interface with open connections and counters.
 const ADMIN: u16 = 15000;
 const METRICS: u16 = 15020;
 
@@ -64,25 +64,25 @@ impl ProxyAnswers {
             .push(format!("note: {of} does not respond ({why}): {what}"));
     }
 
-    /// Asks the node proxies of a lab, and these waypoints.
+    /// Queries the node proxies of a lab and these waypoints.
     pub(super) fn of_lab(client: &Client, waypoints: &[String]) -> Result<Self, CliError> {
         let mut answers = Self::default();
         let status = client.status().map_err(labs::client_error)?;
         for node in status.nodes {
             let of = format!("the node proxy of {}", node.name);
             for port in [ADMIN, METRICS] {
-                let answer = ask_in_lab(client, Place::Node(node.name.clone()), port);
+                let answer = ask_in_lab(client, LabNetns::Node(node.name.clone()), port);
                 answers.take(&of, port, answer);
             }
         }
         for waypoint in waypoints {
-            let answer = ask_in_lab(client, Place::Pod(waypoint.clone()), METRICS);
+            let answer = ask_in_lab(client, LabNetns::Pod(waypoint.clone()), METRICS);
             answers.take(&format!("the waypoint {waypoint}"), METRICS, answer);
         }
         Ok(answers)
     }
 
-    /// Asks the node proxies of a cluster, and these waypoints.
+    /// Queries the node proxies of a cluster and these waypoints.
     pub(super) async fn of_cluster(cluster: &Cluster, proxies: &[Pod], waypoints: &[Pod]) -> Self {
         let mut answers = Self::default();
         let of_proxies = proxies
@@ -107,7 +107,7 @@ fn path(port: u16) -> &'static str {
     }
 }
 
-fn ask_in_lab(client: &Client, place: Place, port: u16) -> Result<Answer, CliError> {
+fn ask_in_lab(client: &Client, place: LabNetns, port: u16) -> Result<Answer, CliError> {
     let address = ([127, 0, 0, 1], port).into();
     let stream = client.dial(place, address).map_err(labs::client_error)?;
     wait(async {

@@ -101,7 +101,7 @@ pub(super) fn at_waypoint(
     policy
 }
 
-/// A node proxy's policy as if what metrics do not tell, ports and addresses, matched, or did not.
+/// Returns a node proxy's policy as if attributes that metrics lack (ports, addresses) matched, or did not.
 pub(super) fn at_pod(policy: &Authorization, unknown_matches: bool) -> Authorization {
     let mut policy = policy.clone();
     policy.rules.retain_mut(|rule| {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::verdict::Verdict;
+use super::decision::CallDecision;
 use crate::output::table;
 
-/// One kind of thing that was seen.
+/// Group of equal observations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
@@ -30,7 +30,7 @@ pub(crate) struct Report {
     pub(crate) admitted: Vec<Row>,
     /// Calls that cannot be decided, and the reason.
     pub(crate) undecided: Vec<Row>,
-    /// Calls that are refused now and would be.
+    /// Calls that are denied now and would still be.
     pub(crate) refused_already: usize,
     /// Calls that would be allowed as now.
     pub(crate) allowed: usize,
@@ -40,24 +40,26 @@ pub(crate) struct Report {
 
 impl Report {
     /// Adds something that was seen, with what becomes of it now and then.
-    pub(super) fn add(&mut self, row: Row, now: Verdict, then: Verdict) {
+    pub(super) fn add(&mut self, row: Row, now: CallDecision, then: CallDecision) {
         let row_with = |by: String, why: String| Row {
             by,
             why,
             ..row.clone()
         };
         match (now, then) {
-            (_, Verdict::Undecided(why)) => self.undecided.push(row_with(String::new(), why)),
-            (Verdict::Refused { .. }, Verdict::Refused { .. }) => self.refused_already += row.times,
-            (Verdict::Refused { by, why }, Verdict::Allowed) => {
+            (_, CallDecision::Undecided(why)) => self.undecided.push(row_with(String::new(), why)),
+            (CallDecision::Refused { .. }, CallDecision::Refused { .. }) => {
+                self.refused_already += row.times
+            }
+            (CallDecision::Refused { by, why }, CallDecision::Allowed) => {
                 self.admitted.push(row_with(by, why))
             }
-            (_, Verdict::Refused { by, why }) => self.refused.push(row_with(by, why)),
-            (_, Verdict::Allowed) => self.allowed += row.times,
+            (_, CallDecision::Refused { by, why }) => self.refused.push(row_with(by, why)),
+            (_, CallDecision::Allowed) => self.allowed += row.times,
         }
     }
 
-    /// Makes one row of those that say the same.
+    /// Merges equal rows and counts them.
     pub(crate) fn count(&mut self) {
         for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
             let mut counted = BTreeMap::<_, usize>::new();
@@ -91,7 +93,7 @@ impl Report {
         }
     }
 
-    /// The report for people.
+    /// Formats the report for display.
     pub(crate) fn words(&self) -> String {
         let times = |rows: &[Row]| rows.iter().map(|row| row.times).sum::<usize>();
         let mut text = String::new();

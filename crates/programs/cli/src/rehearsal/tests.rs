@@ -120,7 +120,7 @@ fn rehearse(more: &str, policies: &str, lines: &[String]) -> Report {
     Rehearsal::new(config, mesh(more), objects(policies), false).report(&lines, &[])
 }
 
-/// `from to what by` of each row.
+/// Formats each row as `from to what by`.
 fn refused(report: &Report) -> Vec<String> {
     let rows = report.refused.iter();
     rows.map(|row| {

@@ -51,7 +51,7 @@ const CONTROL: &str = "ambit-control";
 #[derive(Default)]
 pub(super) struct World {
     pub(super) objects: Vec<ObjectEvent>,
-    /// Of logs, and what is open.
+    /// Calls from logs and open connections.
     pub(super) lines: Vec<Observed>,
     pub(super) counted: Vec<Counted>,
     /// Notes on parts that could not be queried.
@@ -302,7 +302,7 @@ fn is_waypoint(pod: &Pod) -> bool {
     labels.is_some_and(|labels| labels.contains_key(GATEWAY_NAME))
 }
 
-/// All objects of a kind, in the best version that is served.
+/// Lists the objects of a kind in the best served version.
 pub(crate) async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, CliError> {
     for version in VERSIONS {
         let api_version = match kind.group() {

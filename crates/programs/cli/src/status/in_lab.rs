@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use ambit_k8s_api::{ObjectMeta, Pod};
-use ambit_lab::{Client, DaemonStatus, Place, PodStatus};
+use ambit_lab::{Client, DaemonStatus, LabNetns, PodStatus};
 use hyper::Method;
 use k8s_openapi::api::core::v1::{
     ContainerStatus, PodCondition, PodSpec, PodStatus as KubernetesPodStatus,
@@ -26,7 +26,7 @@ use crate::{
 /// Namespace of the mesh in a lab.
 const MESH: &str = "istio-system";
 
-/// Asks all parts of the mesh.
+/// Queries all components of the mesh.
 pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError> {
     let client = labs::find(lab)?;
     let status = client.status().map_err(client_error)?;
@@ -40,7 +40,7 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
         let all = status.daemons.iter();
         all.filter(move |daemon| daemon.name == name && is_here(daemon))
     };
-    let on_node = |daemon: &DaemonStatus| Place::Node(daemon.node.clone().unwrap_or_default());
+    let on_node = |daemon: &DaemonStatus| LabNetns::Node(daemon.node.clone().unwrap_or_default());
     let agents = daemons("agent").map(|daemon| {
         let pod = of_daemon(daemon, "ambit-agent");
         ask(&client, pod, on_node(daemon), AGENT.1, "/v1/status")
@@ -51,11 +51,11 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
     });
     let controls = daemons("control").map(|daemon| {
         let pod = of_daemon(daemon, "ambit-control");
-        ask(&client, pod, Place::Control, CONTROL.1, "/debug/syncz")
+        ask(&client, pod, LabNetns::Control, CONTROL.1, "/debug/syncz")
     });
     let objects = daemons("control").map(|daemon| {
         let pod = of_daemon(daemon, "ambit-control");
-        let page = ask::<Page>(&client, pod, Place::Control, CONTROL.1, problems::PAGE);
+        let page = ask::<Page>(&client, pod, LabNetns::Control, CONTROL.1, problems::PAGE);
         page.answer.map(Page::into_problems).unwrap_or_default()
     });
     let gateways = status.gateways.iter().cloned().map(Seen::new);
@@ -74,7 +74,7 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
 
 fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> GatheredWaypoint {
     let pods = pods.iter().filter(|pod| gateway.has_pod(pod)).map(|pod| {
-        let place = Place::Pod(format!("{}/{}", pod.namespace, pod.name));
+        let place = LabNetns::Pod(format!("{}/{}", pod.namespace, pod.name));
         ask(client, of_pod(pod), place, PROXY.1, DUMP)
     });
     GatheredWaypoint {
@@ -84,11 +84,11 @@ fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> GatheredWayp
     }
 }
 
-/// Asks a part for JSON.
+/// Queries a component for JSON.
 fn ask<T: DeserializeOwned>(
     client: &Client,
     pod: Pod,
-    place: Place,
+    place: LabNetns,
     port: u16,
     path: &str,
 ) -> Answered<T> {
@@ -101,7 +101,7 @@ fn ask<T: DeserializeOwned>(
 /// The JSON at a path of a lab's part, or why there is none.
 pub(crate) fn answer_of<T: DeserializeOwned>(
     client: &Client,
-    place: Place,
+    place: LabNetns,
     port: u16,
     path: &str,
 ) -> Result<T, String> {

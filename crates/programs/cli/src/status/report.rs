@@ -14,16 +14,16 @@ use crate::{
     problems::Problem,
 };
 
-/// A pod of the mesh and what it answered.
+/// Pod of the mesh with its response.
 #[derive(Debug)]
 pub(crate) struct Answered<T> {
     /// Pod of the part.
     pub(crate) pod: Pod,
-    /// Its answer, or why there is none.
+    /// Response, or the reason why there is none.
     pub(crate) answer: Result<T, String>,
 }
 
-/// Answers of all parts.
+/// Responses of all components.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     /// Names of nodes.
@@ -39,7 +39,7 @@ pub(crate) struct Gathered {
     pub(crate) waypoints: Vec<GatheredWaypoint>,
 }
 
-/// Waypoint, and the answers of its pods to `/config_dump`.
+/// Waypoint with its pods' responses to `/config_dump`.
 #[derive(Debug)]
 pub(crate) struct GatheredWaypoint {
     /// Gateway of the waypoint, `namespace/name`.
@@ -49,7 +49,7 @@ pub(crate) struct GatheredWaypoint {
     pub(crate) pods: Vec<Answered<ProxyDump>>,
 }
 
-/// How the mesh is.
+/// Status of the mesh.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -78,13 +78,14 @@ pub(crate) struct NodeReport {
     pub(crate) agent: Option<PartReport>,
     pub(crate) proxy: Option<PartReport>,
     /// Pods that belong to the mesh.
-    pub(crate) wanted: Option<i64>,
+    #[serde(rename = "wanted")]
+    pub(crate) desired: Option<i64>,
     /// Number of them that are captured.
     pub(crate) captured: Option<i64>,
     pub(crate) certificates: Option<Certificates>,
     /// State of the proxy's xDS stream at the control plane: SYNCED, STALE, ERROR, not connected, or unknown.
     pub(crate) xds: String,
-    /// How often redirection was found changed by others, and repaired.
+    /// Number of drifts: redirection changed by others and repaired.
     pub(crate) drifts: i64,
 }
 
@@ -115,15 +116,15 @@ pub(crate) struct WaypointPodReport {
 pub(crate) struct Certificates {
     pub(crate) available: usize,
     pub(crate) total: usize,
-    /// When the first of them ends.
+    /// Earliest expiry of a certificate.
     pub(crate) first_expiry: Option<String>,
 }
 
 const NOT_CONNECTED: &str = "not connected";
-/// No replica of the control plane answers.
+/// Text for a control plane without a responding replica.
 const UNKNOWN: &str = "unknown";
 
-/// Puts the answers together.
+/// Combines the responses to a report.
 pub(crate) fn report(gathered: &Gathered) -> Report {
     let mut problems = Vec::new();
     let control_plane: Vec<_> = gathered
@@ -262,7 +263,7 @@ fn agent_answer(
     report: &mut NodeReport,
     problems: &mut Vec<String>,
 ) {
-    report.wanted = answer.wanted;
+    report.desired = answer.desired;
     report.captured = answer.captured;
     if let Some(trouble) = &answer.source_trouble {
         problems.push(format!(
@@ -347,7 +348,7 @@ fn part<T>(
     }
 }
 
-/// The report for people.
+/// Formats the report for display.
 pub(crate) fn words(report: &Report) -> String {
     let parts = report.control_plane.iter().map(|control| {
         vec![
@@ -359,13 +360,13 @@ pub(crate) fn words(report: &Report) -> String {
     let mut text = table(&["CONTROL PLANE", "VERSION", "RESTARTS"], parts);
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     let rows = report.nodes.iter().map(|node| {
-        let pods = node.captured.zip(node.wanted);
+        let pods = node.captured.zip(node.desired);
         let certificates = node.certificates.as_ref();
         vec![
             node.node.clone(),
             version_and_state(node.agent.as_ref()),
             version_and_state(node.proxy.as_ref()),
-            or_dash(pods.map(|(captured, wanted)| format!("{captured}/{wanted}"))),
+            or_dash(pods.map(|(captured, desired)| format!("{captured}/{desired}"))),
             or_dash(certificates.map(|c| format!("{}/{}", c.available, c.total))),
             or_dash(certificates.and_then(|c| c.first_expiry.clone())),
             node.xds.clone(),

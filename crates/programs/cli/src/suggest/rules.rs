@@ -19,7 +19,7 @@ const FLEETING: [&str; 5] = [
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
 ];
-/// Longest name of an object.
+/// Maximum length of an object's name.
 const MAX_NAME: usize = 253;
 
 /// Choices of the user.
@@ -93,7 +93,7 @@ pub(super) fn suggest(seen: &Seen, objects: &[ObjectEvent], options: &Options<'_
     suggestions
 }
 
-/// Notes on what was not seen, or is left out.
+/// Adds notes on traffic that was not observed, or is left out.
 fn gaps(seen: &Seen, notes: &mut Vec<String>) {
     let first =
         "What was not seen is not allowed. Rehearse with `ambit policy test` after a further while";
@@ -300,7 +300,7 @@ impl<'a> Mesh<'a> {
         Ok(json!({"selector": {"matchLabels": common}}))
     }
 
-    /// A policy that allows something at the same place already.
+    /// Finds an existing ALLOW policy with the same scope.
     fn allowing(&self, namespace: &str, scope: &Value, root: &str) -> Option<String> {
         let found = self.policies.iter().find(|policy| {
             let own = policy.metadata.namespace.as_deref().unwrap_or_default();
@@ -339,7 +339,7 @@ fn is_attached_to(spec: &Value, service: &Value) -> bool {
     })
 }
 
-/// Whether a policy selects what a suggestion selects.
+/// Whether a policy has the same selector as a suggestion.
 fn is_selected(spec: &Value, scope: &Value) -> bool {
     let labels = |of: &Value| of.pointer("/selector/matchLabels").cloned();
     let (policy, suggestion) = (labels(spec), labels(scope).unwrap_or_default());

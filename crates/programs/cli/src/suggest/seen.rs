@@ -15,12 +15,12 @@ pub(super) const MAX_PATHS: usize = 20;
 /// End of the address of a tunnel.
 const TUNNEL_PORT: &str = ":15008";
 
-/// A client as a policy can name it.
+/// Client in a form that a policy can match.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Client {
     /// Identity without `spiffe://`.
     Principal(String),
-    /// Address of a client that has no identity.
+    /// Address of a client without an identity.
     Address(String),
 }
 
@@ -40,17 +40,17 @@ pub(super) struct Usage {
     pub(super) ports: BTreeSet<u16>,
     /// Methods of requests, with the paths.
     pub(super) requests: BTreeMap<String, BTreeSet<String>>,
-    /// Whether there were connections that are no HTTP.
+    /// Whether non-HTTP connections were observed.
     pub(super) connections: bool,
 }
 
-/// Everything that was seen.
+/// Collected traffic observations.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Pods of each group, by name.
     pods: BTreeMap<Target, BTreeSet<String>>,
     pub(super) usage: BTreeMap<Target, BTreeMap<Client, Usage>>,
-    /// Targets with more callers than are kept.
+    /// Targets with more callers than the limit.
     pub(super) crowded: BTreeSet<Target>,
     /// Refused calls, with their number: client, target.
     pub(super) refused: BTreeMap<(String, String), u64>,
@@ -63,7 +63,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether nothing was seen that may go on.
+    /// Whether no allowed traffic was observed.
     pub(super) fn is_empty(&self) -> bool {
         self.usage.is_empty()
     }
@@ -78,7 +78,7 @@ impl Seen {
         self.interrupted.insert(proxy.to_owned());
     }
 
-    /// Takes an event.
+    /// Adds an event.
     pub(super) fn add(&mut self, item: &StreamItem) {
         match item {
             StreamItem::Lost { sampled, refusals } => {
@@ -96,7 +96,7 @@ impl Seen {
         }
     }
 
-    /// Takes the connections to a pod that are open, as its node proxy lists them.
+    /// Adds the open connections to a pod that its node proxy lists.
     pub(super) fn add_open(&mut self, pod: &PodEntry) {
         let info = &pod.info;
         let inbound = pod.connections.get("inbound");

@@ -16,7 +16,7 @@ use super::{
     sleep,
 };
 
-/// Between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug, clap::Args)]
@@ -74,9 +74,9 @@ pub(super) fn run(args: &Args) -> ExitCode {
 fn exchange(args: &Args) -> io::Result<()> {
     let mut stream = connect(resolve(&args.target)?, args.timeout)?;
     stream.write_all(args.marker.as_bytes())?;
-    let mut heard = vec![0; args.marker.len()];
-    stream.read_exact(&mut heard)?;
-    if heard != args.marker.as_bytes() {
+    let mut received = vec![0; args.marker.len()];
+    stream.read_exact(&mut received)?;
+    if received != args.marker.as_bytes() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not an echo"));
     }
     Ok(())

@@ -10,7 +10,7 @@ use std::{
 
 use super::http1::{Connection, Url};
 
-/// curl's code for an answer that is an error.
+/// Exit code of curl for an HTTP error.
 const HTTP_ERROR: u8 = 22;
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
@@ -47,7 +47,7 @@ pub(super) fn hold(target: &str) -> ExitCode {
     }
 }
 
-/// Tries every address of the host; the last failure counts.
+/// Tries every address of the host, and returns the last failure.
 fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     let url = Url::parse(url)?;
     let not_found = |text: String| io::Error::new(io::ErrorKind::NotFound, text);

@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-/// The largest head of a request or answer.
+/// Maximum size of the headers of a request or response.
 pub(super) const MAX_HEAD: u64 = 16 * 1024;
-/// The most headers of an answer.
+/// Maximum headers of a response.
 const MAX_HEADERS: usize = 64;
-/// The largest body that is read.
+/// Maximum size of a body.
 const MAX_BODY: u64 = 1 << 20;
 
 /// A parsed `http://HOST[:PORT]/PATH`.
@@ -56,7 +56,7 @@ pub(super) fn resolve(target: &str) -> io::Result<SocketAddr> {
         .ok_or_else(|| io::Error::other(format!("{target} has no address")))
 }
 
-/// Connects, with a limit for this and every later wait.
+/// Connects, with a timeout for this and every later operation.
 pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
@@ -65,7 +65,7 @@ pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpS
     Ok(stream)
 }
 
-/// A connection that takes one request after the other.
+/// Connection for sequential requests.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: BufReader<TcpStream>,
@@ -85,7 +85,7 @@ impl Connection {
         self.is_last
     }
 
-    /// One GET; gives status and body.
+    /// Sends a GET request, and returns status and body.
     pub(super) fn get(&mut self, url: &Url, keep: bool) -> io::Result<(u16, String)> {
         let connection = if keep { "keep-alive" } else { "close" };
         let request = format!(
@@ -107,7 +107,7 @@ struct Answer {
     is_last: bool,
 }
 
-/// The head of an [`Answer`].
+/// Headers of an [`Answer`].
 struct Head {
     status: u16,
     length: u64,
@@ -134,7 +134,7 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
     }
 }
 
-/// Line by line, so that nothing of what follows is taken.
+/// Reads the headers line by line, without consuming the body.
 fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
     let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
     let mut head = Vec::new();

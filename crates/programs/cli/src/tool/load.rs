@@ -29,7 +29,7 @@ use pace::Pace;
 use tally::{Finished, Mode, Tally, milliseconds};
 use worker::{Clock, Task, Worker};
 
-/// How often the sums so far are printed.
+/// Interval of printing the intermediate sums.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Takes what the workers report until the end, printing failures as they come.
+/// Processes the workers' reports until the end, printing failures as they arrive.
 fn account(
     tally: &mut Tally,
     clock: Clock,
@@ -185,7 +185,7 @@ fn print(line: &serde_json::Value) {
     println!("{line}");
 }
 
-/// Workers with their tasks, names resolved: looking them up again and again is not what is measured.
+/// Returns workers with their tasks; names are resolved once, to exclude resolution from the measurement.
 fn workers(args: &Args) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
     let worker = |mode, number, pace, address, task| Worker {

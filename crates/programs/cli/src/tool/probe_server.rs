@@ -12,7 +12,7 @@ use super::serve;
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// One uncompressed message: `status: SERVING`.
 const SERVING: &[u8] = &[0, 0, 0, 0, 2, 0x08, 0x01];
-/// gRPC's code of a method that is not there.
+/// gRPC status of an unknown method.
 const UNIMPLEMENTED: &str = "12";
 
 #[derive(Debug, clap::Args)]

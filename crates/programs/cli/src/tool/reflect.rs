@@ -8,7 +8,7 @@ use std::{
 
 use super::{http1::MAX_HEAD, serve};
 
-/// Below it nothing is ever answered.
+/// Path prefix under which requests get no response.
 const SILENT: &str = "/silent";
 
 /// Serves HTTP that reflects requests.

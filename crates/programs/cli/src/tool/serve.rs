@@ -10,13 +10,13 @@ use std::{
     time::Duration,
 };
 
-/// Line of a slow answer, and the time between two.
+/// Line of a slow response.
 const LINE: &str = "still here\n";
 const LINE_EVERY: Duration = Duration::from_millis(100);
-/// The longest slow answer, in lines.
+/// Maximum lines of a slow response.
 const MAX_LINES: u32 = 36_000;
 
-/// Serves HTTP on `port`, and an echo on another one if wanted.
+/// Serves HTTP on `port`, and optionally an echo on another port.
 pub(super) fn http(
     port: u16,
     name: &str,
@@ -78,8 +78,7 @@ pub(super) fn serve(
     ExitCode::SUCCESS
 }
 
-/// Answers every request of a connection with who served and who called; a request of `/slowly/SECONDS` with lines
-/// that take so long.
+/// Responds to every request of a connection with server and caller; for `/slowly/SECONDS` with lines over this time.
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
 pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip().to_canonical();
@@ -102,7 +101,7 @@ pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool)
     Ok(())
 }
 
-/// How many lines a slow answer is to have.
+/// Returns the number of lines of a slow response.
 fn lines(request: &str) -> Option<u32> {
     let (_, rest) = request.split_once(" /slowly/")?;
     let seconds: u32 = rest.split([' ', '?']).next()?.parse().ok()?;

@@ -7,12 +7,12 @@ use ambit_rt::Shutdown;
 /// Exit code that shells report for a process that SIGTERM ended.
 const TERMINATED: i32 = 128 + 15;
 
-/// From now on SIGTERM and SIGINT end the process, also where it is the first of its container.
+/// Makes SIGTERM and SIGINT end the process, even as process 1 of its container.
 pub(super) fn end_process() {
     on_end(|| process::exit(TERMINATED));
 }
 
-/// Calls `end` when SIGTERM or SIGINT comes.
+/// Calls `end` on SIGTERM or SIGINT.
 #[expect(clippy::print_stderr, reason = "its output is the pod's log")]
 pub(super) fn on_end(end: impl FnOnce() + Send + 'static) {
     thread::spawn(move || match wait() {

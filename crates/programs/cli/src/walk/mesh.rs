@@ -1,6 +1,6 @@
 //! Queries for predictions to the proxies of a lab or cluster.
 
-use ambit_lab::Place;
+use ambit_lab::LabNetns;
 use ambit_mesh_json::explain::{EXPLAIN_PATH, Explanation, NodeProxyQuery, WaypointQuery};
 use bytes::Bytes;
 use hyper::Method;
@@ -13,7 +13,7 @@ use crate::{
     source::{self, ADMIN, Source, checked},
 };
 
-/// Largest query that admin servers take, in bytes.
+/// Maximum size of a query to admin servers, in bytes.
 const MAX_QUERY: usize = 64 << 10;
 
 /// A lab or cluster.
@@ -62,7 +62,7 @@ impl Mesh {
         })
     }
 
-    /// Asks the node proxy of a node.
+    /// Queries the node proxy of a node.
     pub(super) fn ask_node(
         &self,
         node: &str,
@@ -76,7 +76,7 @@ impl Mesh {
         read(&whom, &checked(answer, EXPLAIN_PATH).map_err(old(&whom))?)
     }
 
-    /// Asks a pod of a waypoint.
+    /// Queries a pod of a waypoint.
     pub(super) fn ask_waypoint(
         &self,
         pod: &str,
@@ -86,7 +86,7 @@ impl Mesh {
         let body = body(query)?;
         let answer = match &self.lab {
             Some(lab) => {
-                let stream = labs::find(lab)?.dial(Place::Pod(pod.to_owned()), ADMIN.into());
+                let stream = labs::find(lab)?.dial(LabNetns::Pod(pod.to_owned()), ADMIN.into());
                 let stream = stream.map_err(labs::client_error)?;
                 source::send(stream, &Method::POST, ("localhost", EXPLAIN_PATH), body)?
             }

@@ -11,7 +11,7 @@ use hyper::{
 use super::WalkArgs;
 use crate::{CliError, ErrorKind};
 
-/// Port that is called where none is named.
+/// Default port of the request.
 const DEFAULT_PORT: u16 = 80;
 
 fn usage(what: impl Into<String>) -> CliError {

@@ -9,7 +9,7 @@ use serde::Serialize;
 pub(crate) struct Report {
     /// Namespace and name of the client's pod.
     pub(crate) from: String,
-    /// Whom it calls, as the flag has it.
+    /// Destination in the form of the flag.
     pub(crate) to: String,
     /// Method of the request.
     pub(crate) method: String,
@@ -21,24 +21,24 @@ pub(crate) struct Report {
     pub(crate) allowed: bool,
     /// Whether a step was not evaluated, so that the result may be another.
     pub(crate) may_differ: bool,
-    /// Answer that the client gets.
+    /// Response to the client.
     pub(crate) answer: Answer,
-    /// The proxies on its way, the client's first.
+    /// Proxies on the path, the client's first.
     pub(crate) parts: Vec<Part>,
 }
 
-/// Answer that the client gets.
+/// Response to the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Answer {
-    /// Kind of the answer.
+    /// Kind of the response.
     pub(crate) kind: AnswerKind,
     /// Status of a proxy's response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<u16>,
-    /// Proxy or application that answers.
+    /// Proxy or application that responds.
     pub(crate) by: String,
-    /// Reason, for people.
+    /// Reason in words.
     pub(crate) why: String,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum AnswerKind {
     Response,
     /// The connection is reset or cannot be opened.
     Reset,
-    /// The request goes on to a place that is not followed.
+    /// The request leaves the mesh.
     Open,
 }
 
@@ -62,9 +62,9 @@ pub(crate) enum AnswerKind {
 pub(crate) struct Part {
     /// Name of the proxy.
     pub(crate) by: String,
-    /// Whether it is a waypoint.
+    /// Whether the proxy is a waypoint.
     pub(crate) is_waypoint: bool,
-    /// Its decisions, in their order.
+    /// Decisions in order.
     pub(crate) steps: Vec<Step>,
 }
 

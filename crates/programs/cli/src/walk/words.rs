@@ -5,7 +5,7 @@ use ambit_mesh_json::explain::{Step, StepKind, StepResult};
 use super::{Answer, AnswerKind, Part, Report};
 use crate::output::table;
 
-/// The report for people.
+/// Formats the report for display.
 pub(super) fn of(report: &Report) -> String {
     let Report {
         from,
@@ -44,7 +44,7 @@ fn part(of: &Part) -> String {
     format!("{}\n{}", of.by, table(&["  STEP", "RESULT", "WHY"], rows))
 }
 
-/// A step's row, and one for each object that was looked at.
+/// Formats a step, followed by a row for each evaluated object.
 fn step(of: &Step) -> Vec<Vec<String>> {
     let why = match &of.object {
         Some(object) => format!("{} [{object}]", of.why),

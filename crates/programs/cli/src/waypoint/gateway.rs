@@ -6,7 +6,7 @@ use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// The revision of the control plane that takes care of a Gateway.
+/// Label with the revision of the control plane that manages a Gateway.
 const REVISION: &str = "istio.io/rev";
 /// Version of the API.
 pub(super) const API_VERSION: &str = "gateway.networking.k8s.io/v1";
@@ -69,7 +69,7 @@ impl Seen {
         (pod.namespace.as_str(), pod.service_account.as_str()) == (self.namespace(), self.name())
     }
 
-    /// Whether it is a waypoint of Ambit's control plane.
+    /// Whether the Gateway is a waypoint of Ambit's control plane.
     pub(crate) fn is_waypoint(&self) -> bool {
         self.class() == CLASS
     }
@@ -102,7 +102,7 @@ impl Seen {
         or_default(self.traffic_label())
     }
 
-    /// `True` or `False`; `Unknown` while it is not reported.
+    /// Returns `True`, `False`, or `Unknown` if the condition is missing.
     pub(super) fn programmed(&self) -> &str {
         let mut all = self.conditions();
         let found = all.find(|[kind, ..]| *kind == "Programmed");
@@ -121,7 +121,7 @@ impl Seen {
         })
     }
 
-    /// Whether it is programmed, as it is wished now.
+    /// Whether the current generation of the Gateway is programmed.
     pub(crate) fn is_programmed(&self) -> bool {
         let number = |value: Option<&Value>| value.and_then(Value::as_i64);
         let wished = number(self.0.pointer("/metadata/generation"));

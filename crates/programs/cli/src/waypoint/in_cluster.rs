@@ -31,9 +31,9 @@ use crate::{
     source::{ADMIN, DUMP},
 };
 
-/// Time between two looks.
+/// Interval of polling.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long deleting may take.
+/// Timeout of a deletion.
 const DELETION: Duration = Duration::from_secs(60);
 
 fn refused(error: ClusterError) -> CliError {
@@ -45,7 +45,7 @@ pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
     of(&target.cluster().await?).await
 }
 
-/// All Gateways of a cluster.
+/// Lists the Gateways of a cluster.
 pub(super) async fn of(cluster: &Cluster) -> Result<Vec<Value>, CliError> {
     let list = cluster.list(API_VERSION, "Gateway", None, None).await;
     list.map_err(refused)
@@ -109,8 +109,8 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Sees to the policies that the waypoint makes moot. Copies come first and the waypoint last, so that no request is let
-/// in or refused in between.
+/// Migrates the policies that the waypoint makes ineffective. Copies are created first and the waypoint last, so that
+/// no request is wrongly allowed or rejected in between.
 async fn migrate(cluster: &Cluster, args: &ApplyArgs) -> Result<(), CliError> {
     let policies = rehearsal::list(cluster, Kind::AuthorizationPolicy).await?;
     if policies.is_empty() {
@@ -208,7 +208,7 @@ async fn programmed(
     }
 }
 
-/// Deletes a waypoint and what runs it.
+/// Deletes a waypoint and its generated objects.
 pub(super) async fn delete(place: &Where, name: &str) -> Result<(), CliError> {
     let cluster = place.target.cluster().await?;
     let done = cluster

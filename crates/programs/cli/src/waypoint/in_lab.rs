@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_lab::{Client, Place};
+use ambit_lab::{Client, LabNetns};
 use ambit_model::DEFAULT_TRUST_DOMAIN;
 use hyper::Method;
 use serde_json::Value;
@@ -34,12 +34,12 @@ pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Answer, CliError> {
     let pod = pods.clone().find(|pod| pod.ready).or_else(|| pods.next());
     let pod = pod.ok_or_else(|| no_pod(gateway))?;
     let name = format!("{}/{}", pod.namespace, pod.name);
-    let stream = client.dial(Place::Pod(name), ADMIN.into());
+    let stream = client.dial(LabNetns::Pod(name), ADMIN.into());
     let stream = stream.map_err(client_error)?;
     source::request(stream, &Method::GET, "localhost", DUMP)
 }
 
-/// The file of a waypoint that was made here.
+/// Returns the manifest file of a waypoint that was created by this command.
 fn file(client: &Client, namespace: &str, name: &str) -> Result<PathBuf, CliError> {
     let status = client.status().map_err(client_error)?;
     let name = format!("waypoint-{namespace}-{name}.yaml");

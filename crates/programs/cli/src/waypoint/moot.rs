@@ -14,16 +14,16 @@ const ADMISSION: &str = "-from-waypoint";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waypoint<'a> {
     pub(super) trust_domain: &'a str,
-    /// Namespace whose policies hold for the whole mesh.
+    /// Root namespace, whose policies apply to the whole mesh.
     pub(super) root_namespace: &'a str,
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
 }
 
-/// Effect of a policy on requests that come through the waypoint.
+/// Effect of a policy on requests through the waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The pods refuse the waypoint, and with it every caller.
+    /// The pods reject the waypoint, and thus every caller.
     RefusesAll,
     /// The waypoint is among the callers that it allows, and so is every caller behind it.
     AdmitsAll,
@@ -31,16 +31,16 @@ pub(super) enum Effect {
     DeniesNobody,
 }
 
-/// A policy that a waypoint makes moot.
+/// Policy that becomes ineffective behind a waypoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Moot {
     /// Name of the policy, `namespace/name`.
     pub(super) policy: String,
     pub(super) action: PolicyAction,
     pub(super) effect: Effect,
-    /// Callers that it names, by attribute.
+    /// Callers that the policy names, by attribute.
     pub(super) callers: Vec<String>,
-    /// How the policy keeps its meaning, or why that is not known.
+    /// Migration that preserves the policy's meaning, or the reason why none is known.
     pub(super) migration: Result<Migration, String>,
 }
 
@@ -86,7 +86,7 @@ impl Waypoint<'_> {
         let is_namespace = |pattern: &String| matches(pattern, self.namespace);
         let is_domain = |pattern: &String| matches(pattern, self.trust_domain);
         let is_account = |one: &String| self.is_account(one);
-        let wanted =
+        let is_empty_or_matches =
             |list: &[String], is: &dyn Fn(&String) -> bool| list.is_empty() || list.iter().any(is);
         let is_unknown = [
             &source.ip_blocks,
@@ -94,10 +94,10 @@ impl Waypoint<'_> {
             &source.request_principals,
         ];
         is_unknown.iter().all(|list| list.is_empty())
-            && wanted(&source.principals, &is_principal)
-            && wanted(&source.namespaces, &is_namespace)
-            && wanted(&source.trust_domains, &is_domain)
-            && wanted(&source.service_accounts, &is_account)
+            && is_empty_or_matches(&source.principals, &is_principal)
+            && is_empty_or_matches(&source.namespaces, &is_namespace)
+            && is_empty_or_matches(&source.trust_domains, &is_domain)
+            && is_empty_or_matches(&source.service_accounts, &is_account)
             && !source.not_principals.iter().any(is_principal)
             && !source.not_namespaces.iter().any(is_namespace)
             && !source.not_trust_domains.iter().any(is_domain)
@@ -139,13 +139,13 @@ fn as_source(condition: &Condition) -> Option<Source> {
     Some(source)
 }
 
-/// All fields of a rule about callers.
+/// Returns the source fields of a rule.
 fn sources(rule: &Rule) -> Vec<Source> {
     let from = rule.from.iter().filter_map(|from| from.source.clone());
     from.chain(rule.when.iter().filter_map(as_source)).collect()
 }
 
-/// Names of callers, by attribute, such as `principals a, b`.
+/// Describes callers by attribute, such as `principals a, b`.
 fn callers(rules: &[Rule]) -> Vec<String> {
     let mut callers = Vec::new();
     for source in rules.iter().flat_map(sources) {
@@ -193,7 +193,7 @@ fn is_attached(object: &Value) -> bool {
     of("/spec/targetRef").is_some() || several.is_some_and(|all| !all.is_empty())
 }
 
-/// Leaves out lists that say nothing, which objects have that were read and written again.
+/// Removes empty lists, which objects have that were read and written again.
 fn leave_out_empty_lists(value: &mut Value) {
     match value {
         Value::Object(members) => {

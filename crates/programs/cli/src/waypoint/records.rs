@@ -37,7 +37,7 @@ pub(super) enum Section {
     Limits,
 }
 
-/// Dump of a waypoint, as far as it is shown.
+/// Dump of a waypoint, limited to the sections that are shown.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WaypointDump {
@@ -235,7 +235,7 @@ fn dump(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
 }
 
 impl Section {
-    /// Records of the section as the waypoint gives them.
+    /// Reads the records of a section from the dump.
     fn of(self, waypoint: &str, dump: &Value) -> Value {
         let records = |name: &str| dump.pointer(&format!("/workloadState/{name}")).cloned();
         match self {

@@ -76,7 +76,7 @@ fn a_pod_reaches_itself_through_its_service() {
 }
 
 #[test]
-fn logs_are_kept_and_followed() {
+fn logs_are_stored_and_followed() {
     let lab = Lab::new();
     let command = "[sh, -c, 'echo first; echo second >&2; exec ambit lab-tool sleep']";
     lab.write("pod.yaml", &pod("a", command)).up(&[]);

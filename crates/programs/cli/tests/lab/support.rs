@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// How long anything may take on a busy machine.
+/// Timeout of every operation on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// User id of `nobody`.
@@ -24,7 +24,7 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// A lab of the user who runs the tests.
+    /// Creates a lab of the current user.
     pub(crate) fn new() -> Self {
         Self::of(None)
     }
@@ -56,7 +56,7 @@ impl Lab {
         fs::remove_file(self.manifests.path().join(file)).unwrap();
     }
 
-    /// Where its state is while it is up.
+    /// Returns the state directory of a running lab.
     pub(crate) fn state(&self) -> PathBuf {
         self.base.path().join("default")
     }
@@ -66,7 +66,7 @@ impl Lab {
         self.command(&[&["lab"], args].concat())
     }
 
-    /// `ambit` with these arguments.
+    /// Runs `ambit` with these arguments.
     pub(crate) fn command(&self, args: &[&str]) -> Output {
         let mut command = match self.user {
             None => Command::new(ambit()),
@@ -100,7 +100,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// `ambit` with these arguments; it must succeed.
+    /// Runs `ambit` with these arguments, which must succeed.
     pub(crate) fn command_ok(&self, args: &[&str]) -> String {
         let output = self.command(args);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -113,7 +113,7 @@ impl Lab {
         text
     }
 
-    /// As [`Lab::run`]; it must succeed.
+    /// Runs a command like [`Lab::run`], which must succeed.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -130,7 +130,7 @@ impl Lab {
         self.ok(&[&["up", "MANIFESTS", "--no-mesh"], args].concat())
     }
 
-    /// Runs a command in a pod; gives exit code and output.
+    /// Runs a command in a pod, and returns exit code and output.
     pub(crate) fn exec(&self, pod: &str, command: &[&str]) -> (i32, String) {
         let output = self.run(&[&["exec", pod, "--"], command].concat());
         (
@@ -139,12 +139,12 @@ impl Lab {
         )
     }
 
-    /// Waits until `status` shows `wanted`.
-    pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&str) -> bool) {
+    /// Waits until `is_reached` accepts the output of `status`.
+    pub(crate) fn wait_for(&self, what: &str, is_reached: impl Fn(&str) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             let status = self.ok(&["status"]);
-            if wanted(&status) {
+            if is_reached(&status) {
                 return;
             }
             assert!(
@@ -160,7 +160,7 @@ impl Lab {
         fs::read_to_string(self.state().join("lab.log")).unwrap_or_default()
     }
 
-    /// Its first process, as seen from outside.
+    /// Returns the lab's first process, as seen from outside.
     pub(crate) fn first_process(&self) -> i32 {
         fs::read_to_string(self.state().join("pid"))
             .unwrap()
@@ -169,7 +169,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// Every process of it.
+    /// Returns all processes of the lab.
     pub(crate) fn processes(&self) -> BTreeSet<i32> {
         let ns = namespace(self.first_process()).unwrap();
         all_processes()
@@ -215,7 +215,7 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// A zombie is dead: its namespaces and files are gone, only its parent has not looked yet.
+/// Whether a process is alive. A zombie is not: its namespaces and files are gone.
 fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| {
@@ -240,7 +240,7 @@ pub(crate) fn pod(name: &str, command: &str) -> String {
     )
 }
 
-/// A service in front of the pod of the same name.
+/// Returns a Service for the pod of the same name.
 pub(crate) fn service(name: &str, extra: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: test}}\n\

@@ -18,7 +18,7 @@ echo "$* of $GATEWAY_NAME, account $SERVICE_ACCOUNT, control plane $XDS_ADDRESS"
 exec ambit lab-tool serve --port 15021 --name "$GATEWAY_NAME"
 "#;
 
-/// The programs of the mesh, with the stand-in.
+/// Returns a directory with the mesh's programs and the stand-in.
 fn programs() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -89,11 +89,11 @@ fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
         "gateway.yaml",
         &gateway("{ambit.io/waypoint-replicas: '2'}"),
     );
-    let ready = |wanted: usize| {
+    let ready = |expected: usize| {
         lab.wait_for("the pods", |_| {
             let status = status();
             let pods = status["pods"].as_array().unwrap();
-            pods.len() == wanted && pods.iter().all(|pod| pod["ready"] == true)
+            pods.len() == expected && pods.iter().all(|pod| pod["ready"] == true)
         });
     };
     ready(2);

@@ -22,16 +22,16 @@ use super::{
 
 /// Concurrent reviews; further callers wait.
 const AT_ONCE: usize = 32;
-/// How long a review may take.
+/// Timeout of a token review.
 const WITHIN: Duration = Duration::from_secs(10);
-/// Where Kubernetes puts our own token, which names the cluster's issuer.
+/// Path of the control plane's own token, which names the cluster's issuer.
 const OWN_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 const GROUP: &str = "system:serviceaccounts";
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
-/// Asks the API server.
+/// Token reviewer that calls the API server.
 pub struct Reviewer {
     api: Api<TokenReview>,
     audience: String,
@@ -140,7 +140,7 @@ fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
     })
 }
 
-/// The value of a key that has exactly one.
+/// Returns the value of a key that has exactly one value.
 fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     match user.extra.as_ref()?.get(key)?.as_slice() {
         [one] if !one.is_empty() => Some(one),

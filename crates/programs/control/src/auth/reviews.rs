@@ -14,9 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Caller, TokenError};
 
-/// How long an accepted token needs no review: so long may a deleted pod's token still be used.
+/// Time for which an accepted token is cached, during which the token of a deleted pod can still be used.
 pub(super) const ACCEPTED: Duration = Duration::from_secs(30);
-/// How long a refusal holds: not long, since a token may be of a pod that the API server has not seen yet.
+/// Time for which a rejected token is cached. It is short, since the API server may not have seen the token's pod yet.
 pub(super) const REFUSED: Duration = Duration::from_secs(5);
 /// Tokens remembered at most, of either kind.
 const MOST: usize = 10_000;
@@ -86,7 +86,7 @@ impl Reviews {
         self.rates.take(source, now) && (is_familiar || self.strange.take((), now))
     }
 
-    /// Takes the API server's answer for a token.
+    /// Stores the API server's review of a token.
     pub(super) fn answered(
         &self,
         hash: Hash,
@@ -110,7 +110,7 @@ impl Reviews {
     }
 }
 
-/// Results for tokens, kept for a moment.
+/// Short-lived cache of results by token.
 #[derive(Debug)]
 struct Remembered<T>(HashMap<Hash, (T, Instant)>);
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{EC, ED, MAX_TOKEN, RSA, TokenError, account_of};
 
-/// How far the clock of the API server, which decides, may be from ours.
+/// Tolerated clock skew between the API server, which decides, and this process.
 const LEEWAY: Duration = Duration::from_secs(60);
 
 #[derive(Deserialize)]

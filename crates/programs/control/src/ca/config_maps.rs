@@ -25,13 +25,13 @@ use super::{Trust, material::CRL_FILE};
 /// Names, and the key that holds the text.
 const ROOTS: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
 const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
-/// Namespaces that get none.
+/// Namespaces without copies.
 const LEFT_OUT: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 /// Field manager of the writes.
 const MANAGER: &str = "ambit-control";
 /// Label that marks the mesh's ConfigMap.
 const LABEL: &str = "istio.io/config";
-/// Writes at once.
+/// Maximum concurrent writes.
 const AT_ONCE: usize = 8;
 /// First and longest pause after a write that failed.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -41,26 +41,26 @@ type Name = &'static str;
 /// ConfigMaps that should be in every namespace, and those that are. Pure.
 #[derive(Debug, Default)]
 struct Copies {
-    /// Text that every namespace should have; `None`: no such ConfigMap.
-    wanted: BTreeMap<Name, Option<Arc<str>>>,
+    /// Desired text in every namespace; `None` for a ConfigMap that must not exist.
+    desired: BTreeMap<Name, Option<Arc<str>>>,
     namespaces: BTreeSet<Box<str>>,
-    /// Hash of what is there.
+    /// Hash of the existing text.
     there: BTreeMap<(Box<str>, Name), u64>,
 }
 
-/// One write that is due.
+/// Write that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Due {
     namespace: Box<str>,
     name: Name,
-    /// `None`: delete it.
+    /// Text of the ConfigMap; `None` deletes it.
     text: Option<Arc<str>>,
 }
 
 impl Copies {
     fn want(&mut self, trust: &Trust) {
         let crl = trust.material.crl.as_deref().map(Arc::from);
-        self.wanted = [
+        self.desired = [
             (ROOTS.0, Some(trust.authority.root_pem().into())),
             (REVOKED.0, crl),
         ]
@@ -70,7 +70,7 @@ impl Copies {
     fn due(&self) -> Vec<Due> {
         let mut due = Vec::new();
         for namespace in &self.namespaces {
-            for (name, text) in &self.wanted {
+            for (name, text) in &self.desired {
                 let there = self.there.get(&(namespace.clone(), *name));
                 if there.copied() != text.as_deref().map(hash) {
                     due.push(Due {
@@ -84,12 +84,12 @@ impl Copies {
         due
     }
 
-    /// A write succeeded; the watch will report the same a little later.
+    /// Records a successful write, which the watch will confirm.
     fn written(&mut self, due: &Due) {
-        let place = (due.namespace.clone(), due.name);
+        let key = (due.namespace.clone(), due.name);
         match &due.text {
-            Some(text) => drop(self.there.insert(place, hash(text))),
-            None => drop(self.there.remove(&place)),
+            Some(text) => drop(self.there.insert(key, hash(text))),
+            None => drop(self.there.remove(&key)),
         }
     }
 }
@@ -100,7 +100,7 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// Of a ConfigMap: the hash of its text; of one without our label another, so that it is written.
+/// Hashes the text of a ConfigMap. Without the own label, the hash differs, so that the object is written.
 fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     let labels = map.metadata.labels.as_ref();
     let is_labelled = labels
@@ -291,8 +291,8 @@ mod tests {
         copies.want(&trust(Some("list")));
         assert_eq!(names(&copies), ["a/istio-ca-crl", "a/istio-ca-root-cert"]);
         write_all(&mut copies);
-        let roots = copies.wanted[ROOTS.0].clone();
-        copies.wanted = [(ROOTS.0, roots), (REVOKED.0, None)].into();
+        let roots = copies.desired[ROOTS.0].clone();
+        copies.desired = [(ROOTS.0, roots), (REVOKED.0, None)].into();
         assert_eq!(names(&copies), ["-a/istio-ca-crl"]);
     }
 

@@ -6,13 +6,12 @@ use ambit_rt::{DrainWatcher, ErrorChain};
 
 use super::{Material, TrustPublisher};
 
-/// How often the files are read: mounted secrets arrive a minute late anyway, and make no events that
-/// could be relied on.
+/// Interval of reading the files: mounted secrets arrive with a minute's delay and cause no reliable events.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Follows the files of `dir` until the drain. What cannot be used is logged once and changes nothing.
 pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWatcher) {
-    let place = dir.display().to_string();
+    let location = dir.display().to_string();
     let mut logged = None;
     loop {
         tokio::select! {
@@ -22,11 +21,11 @@ pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWat
         let from = dir.clone();
         let read = ambit_rt::spawn_blocking("ca files", move || Material::read(&from)).await;
         let problem = match read {
-            Ok(Ok(Some(material))) => match publisher.replace(&material, &place) {
+            Ok(Ok(Some(material))) => match publisher.replace(&material, &location) {
                 Ok(_) => None,
                 Err(error) => Some(ErrorChain(&error).to_string()),
             },
-            Ok(Ok(None)) => Some(format!("the files of {place} are gone")),
+            Ok(Ok(None)) => Some(format!("the files of {location} are gone")),
             Ok(Err(error)) => Some(ErrorChain(&error).to_string()),
             Err(_) => return,
         };

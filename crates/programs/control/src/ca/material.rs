@@ -26,13 +26,13 @@ const FILES: [&str; 4] = [
 const CERT_MANAGER_FILES: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// File, and key of a ConfigMap, of the revocation list.
 pub(crate) const CRL_FILE: &str = "ca-crl.pem";
-/// Life of a root made here.
+/// Lifetime of a generated root.
 pub(crate) const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// An authority that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Some files are there and some are not.
+    /// Incomplete set of files.
     #[error(
         "{dir} holds {present} but not {missing}: give all of {}, or all of {}, or an empty directory",
         FILES.join(", "), CERT_MANAGER_FILES.join(", ")
@@ -40,7 +40,7 @@ pub enum CaError {
     Partial {
         /// Path of the directory.
         dir: String,
-        /// Files that are there.
+        /// Existing file.
         present: String,
         /// File that is missing.
         missing: String,
@@ -54,11 +54,11 @@ pub enum CaError {
         #[source]
         source: io::Error,
     },
-    /// The files do not make an authority.
-    #[error("the certificate authority in {place} cannot be used")]
+    /// Files that do not form an authority.
+    #[error("the certificate authority in {location} cannot be used")]
     Authority {
-        /// The directory or secret.
-        place: String,
+        /// Directory or Secret with the files.
+        location: String,
         /// Cause of the error.
         #[source]
         source: AuthorityError,
@@ -68,11 +68,11 @@ pub enum CaError {
 /// An authority as it is stored, as text. Equal texts are the same authority.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Material {
-    /// The certificate that signs.
+    /// Certificate of the signing key.
     pub cert: String,
     /// Key of the certificate.
     pub key: String,
-    /// From it up to the root; may be empty.
+    /// Chain up to the root; may be empty.
     pub chain: String,
     /// The roots, one or more.
     pub roots: String,
@@ -93,7 +93,7 @@ impl Material {
         Ok(Self::of_root(&root))
     }
 
-    /// Material of a root that signs by itself.
+    /// Returns the material of a self-signed root.
     pub fn of_root(root: &Authority) -> Self {
         let roots = root.root_pem();
         Self {
@@ -104,11 +104,11 @@ impl Material {
         }
     }
 
-    /// The authority; `place` names where it is stored.
-    pub fn open(&self, place: &str) -> Result<Authority, CaError> {
+    /// The authority; `location` names where it is stored.
+    pub fn open(&self, location: &str) -> Result<Authority, CaError> {
         Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
             CaError::Authority {
-                place: place.to_owned(),
+                location: location.to_owned(),
                 source,
             }
         })
@@ -166,12 +166,12 @@ impl Material {
     }
 }
 
-/// Reads the authority of a directory; makes a root and keeps it there if the directory is empty or
-/// does not exist. Without a directory the root lives as long as the process.
+/// Reads the authority of a directory, or generates a root there if it is empty or missing. Without a directory the
+/// root lives as long as the process.
 pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, CaError> {
-    let made = |place: &str| {
+    let made = |location: &str| {
         Material::new_root(trust_domain).map_err(|source| CaError::Authority {
-            place: place.to_owned(),
+            location: location.to_owned(),
             source,
         })
     };
@@ -190,7 +190,7 @@ pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, 
     Ok(material)
 }
 
-/// All files or none: they are written beside the directory, which then takes its place at once.
+/// Writes all files or none: into a new directory that atomically replaces the old one.
 fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
     let error = |path: &Path| {
         let path = path.to_owned();
@@ -238,7 +238,7 @@ fn write_private(path: &Path, content: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Writes the roots where clients read them, at once as a whole.
+/// Writes the roots atomically for clients.
 pub fn write_root(path: &Path, roots: &str) -> Result<(), CaError> {
     let error = |source| CaError::File {
         path: path.to_owned(),

@@ -14,37 +14,37 @@ use super::{
     material::{CRL_FILE, ROOT_TTL},
 };
 
-/// Its name, as Istio has it.
+/// Name of the Secret, as in Istio.
 const NAME: &str = "istio-ca-secret";
 const TYPE: &str = "istio.io/ca-root";
-/// How often the leader looks whether the root must be renewed.
+/// Interval at which the leader checks whether the root must be renewed.
 const RENEW_EVERY: Duration = Duration::from_secs(3600);
 
-/// Why there is no root.
+/// Error of loading or creating the root.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// The API server refused.
-    #[error("cannot {verb} the secret {place}")]
+    /// Error of the API server.
+    #[error("cannot {verb} the secret {location}")]
     Api {
         /// Verb of the call.
         verb: &'static str,
         /// Namespace and name.
-        place: String,
+        location: String,
         /// Cause of the error.
         #[source]
         source: Box<kube::Error>,
     },
     /// Secret whose contents cannot be used.
     #[error(
-        "the secret {place} has no usable {key}; mend it, or delete it to have a new root made"
+        "the secret {location} has no usable {key}; mend it, or delete it to have a new root made"
     )]
     Content {
         /// Namespace and name.
-        place: String,
+        location: String,
         /// The key that is missing.
         key: &'static str,
     },
-    /// A root cannot be made.
+    /// Failure to create a root.
     #[error("cannot make a root")]
     New(#[source] AuthorityError),
 }
@@ -67,13 +67,12 @@ impl CaSecret {
         }
     }
 
-    /// Where it is, for messages.
-    pub fn place(&self) -> String {
+    /// Returns the location for messages.
+    pub fn location(&self) -> String {
         format!("{}/{NAME}", self.namespace)
     }
 
-    /// Reads it; makes it if it is not there. Of several that make it at once, one wins and all read
-    /// the same.
+    /// Reads the Secret, or creates it. If several replicas create it at once, one wins and all read the same.
     pub async fn open_or_make(&self) -> Result<Material, SecretError> {
         loop {
             let found = self.api.get_opt(NAME).await;
@@ -83,7 +82,7 @@ impl CaSecret {
             let material = Material::new_root(&self.trust_domain).map_err(SecretError::New)?;
             match self.create(&material).await {
                 Ok(()) => {
-                    tracing::info!(secret = self.place(), "made a new root");
+                    tracing::info!(secret = self.location(), "made a new root");
                     return Ok(material);
                 }
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
@@ -132,13 +131,13 @@ impl CaSecret {
     }
 
     fn take(&self, secret: &Secret, publisher: &TrustPublisher) {
-        let place = self.place();
+        let location = self.location();
         let taken = self
             .material(secret)
             .map_err(|error| ErrorChain(&error).to_string())
             .and_then(|material| {
                 publisher
-                    .replace(&material, &place)
+                    .replace(&material, &location)
                     .map_err(|error| ErrorChain(&error).to_string())
             });
         if let Err(error) = taken {
@@ -155,11 +154,14 @@ impl CaSecret {
         if !there {
             match self.create(&trust.material).await {
                 Ok(()) => {
-                    tracing::warn!(secret = self.place(), "the secret was gone; wrote it again");
+                    tracing::warn!(
+                        secret = self.location(),
+                        "the secret was gone; wrote it again"
+                    );
                 }
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => {
-                    tracing::warn!(secret = self.place(), %error, "cannot write the secret again");
+                    tracing::warn!(secret = self.location(), %error, "cannot write the secret again");
                 }
             }
         }
@@ -180,7 +182,7 @@ impl CaSecret {
             ..Material::of_root(&renewed)
         };
         match self.replace(&material).await {
-            Ok(()) => tracing::info!(secret = self.place(), "renewed the root"),
+            Ok(()) => tracing::info!(secret = self.location(), "renewed the root"),
             Err(error) => {
                 tracing::warn!(%error, "cannot keep the renewed root; trying again later")
             }
@@ -201,7 +203,7 @@ impl CaSecret {
         Ok(())
     }
 
-    /// Only if it has not changed meanwhile.
+    /// Replaces the Secret, unless it has changed meanwhile.
     async fn replace(&self, material: &Material) -> Result<(), kube::Error> {
         let mut secret = self.api.get(NAME).await?;
         secret.data = Some(data(material));
@@ -222,7 +224,7 @@ impl CaSecret {
         };
         let needed = |key| {
             text(key).ok_or_else(|| SecretError::Content {
-                place: self.place(),
+                location: self.location(),
                 key,
             })
         };
@@ -240,7 +242,7 @@ impl CaSecret {
     fn failed(&self, verb: &'static str, source: kube::Error) -> SecretError {
         SecretError::Api {
             verb,
-            place: self.place(),
+            location: self.location(),
             source: Box::new(source),
         }
     }

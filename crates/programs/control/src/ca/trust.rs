@@ -8,30 +8,30 @@ use tokio::sync::watch;
 use super::{CaError, Material};
 use crate::metrics::Metrics;
 
-/// The authority in force and what belongs to it.
+/// Current authority with its material.
 #[derive(Debug)]
 pub struct Trust {
     /// Authority that signs.
     pub authority: Authority,
-    /// As it is stored.
+    /// Material as stored.
     pub material: Material,
 }
 
-/// Why a new authority is not taken.
+/// Reason why a new authority is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplaceError {
     /// Material that cannot be used at all.
     #[error(transparent)]
     Unusable(#[from] CaError),
-    /// Taking it would cut the mesh in two.
+    /// Refusal of an authority that would split the mesh.
     #[error(
-        "certificates of the new authority in {place} would not be accepted by proxies that have the present \
+        "certificates of the new authority in {location} would not be accepted by proxies that have the present \
          roots, or the other way round: first put both roots into its root certificates and leave the \
          present certificate and key as they are"
     )]
     Disjoint {
-        /// The directory or secret.
-        place: String,
+        /// Directory or Secret with the files.
+        location: String,
     },
 }
 
@@ -43,9 +43,9 @@ pub struct TrustPublisher {
 }
 
 impl TrustPublisher {
-    /// Begins with an authority; `place` names where it is stored.
-    pub fn new(material: Material, place: &str, metrics: Arc<Metrics>) -> Result<Self, CaError> {
-        let authority = material.open(place)?;
+    /// Starts with an authority; `location` names its storage.
+    pub fn new(material: Material, location: &str, metrics: Arc<Metrics>) -> Result<Self, CaError> {
+        let authority = material.open(location)?;
         metrics.set_root_expiry(authority.not_after());
         let trust = Trust {
             authority,
@@ -57,7 +57,7 @@ impl TrustPublisher {
         })
     }
 
-    /// Follows who signs.
+    /// Returns a receiver of the current authority.
     pub fn follow(&self) -> watch::Receiver<Arc<Trust>> {
         self.sender.subscribe()
     }
@@ -67,22 +67,21 @@ impl TrustPublisher {
         Arc::clone(&self.sender.borrow())
     }
 
-    /// Takes a new authority, or returns why not; then the present one stays. Returns whether
-    /// anything is new.
-    pub fn replace(&self, material: &Material, place: &str) -> Result<bool, ReplaceError> {
+    /// Switches to a new authority, or returns why it is rejected. Returns whether anything is new.
+    pub fn replace(&self, material: &Material, location: &str) -> Result<bool, ReplaceError> {
         let old = self.trust();
         if old.material == *material {
             return Ok(false);
         }
-        let authority = material.open(place)?;
+        let authority = material.open(location)?;
         if !may_follow(&old.material, material) {
             return Err(ReplaceError::Disjoint {
-                place: place.to_owned(),
+                location: location.to_owned(),
             });
         }
         self.metrics.set_root_expiry(authority.not_after());
         tracing::info!(
-            place,
+            location,
             roots = authority.roots().len(),
             "the certificate authority is renewed"
         );

@@ -168,7 +168,7 @@ fn spiffe(namespace: &str, account: &str) -> String {
     format!("spiffe://{TRUST_DOMAIN}/ns/{namespace}/sa/{account}")
 }
 
-/// Expected refusal of a request, if it is refused.
+/// Expected refusal of a request; `None` if it is allowed.
 type Refusal<'a> = Option<&'a dyn Fn(Identity) -> Denied>;
 
 #[test]

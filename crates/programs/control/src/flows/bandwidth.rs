@@ -11,7 +11,7 @@ const BYTES_PER_SECOND: f64 = 4e6;
 /// Bytes that were passed on.
 #[derive(Debug, Default)]
 pub(super) struct Bandwidth {
-    /// When those so far will be paid for.
+    /// Time at which the bytes sent so far are within the rate.
     paid_at: Option<Instant>,
 }
 

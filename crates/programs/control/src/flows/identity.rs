@@ -16,10 +16,10 @@ use crate::ca::Trust;
 /// Life of a certificate.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// A certificate that cannot be made.
+/// Error of creating a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The authority does not issue it.
+    /// Refusal by the certificate authority.
     #[error("cannot issue the control plane's own certificate")]
     Issue(#[from] IssueError),
     /// The certificate cannot be used.

@@ -7,7 +7,7 @@ use ambit_rt::http::{self as rt_http, ListenError, ServerOptions};
 use super::Flows;
 use crate::{metrics::Metrics, serving::Serving};
 
-/// Connections at once: readers, and requests that are refused.
+/// Maximum concurrent connections: readers, and requests that are rejected.
 const MAX_CONNECTIONS: usize = 64;
 
 impl Flows {

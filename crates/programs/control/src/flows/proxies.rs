@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use super::OwnIdentity;
 use crate::{access::Access, caller_pod::Roles as _};
 
-/// How long a connection may take, with its handshake.
+/// Timeout of a connection including its handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The node proxies and waypoints of the mesh.

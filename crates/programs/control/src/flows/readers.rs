@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// Most readers of one replica: as many as a proxy serves for the control plane.
 const MOST: usize = 8;
-/// Most readers of one user.
+/// Maximum readers of one user.
 const MOST_OF_USER: usize = 2;
 
 /// Readers by user.
@@ -15,14 +15,14 @@ pub(super) struct Readers(Mutex<HashMap<String, usize>>);
 
 /// A reader's place. Ends with its drop.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ReaderPermit {
     readers: Arc<Readers>,
     user: String,
 }
 
 impl Readers {
-    /// A place for a user; `None` if there is none.
-    pub(super) fn enter(self: Arc<Self>, user: &str) -> Option<Place> {
+    /// Takes a permit for a user; `None` at the limit.
+    pub(super) fn enter(self: Arc<Self>, user: &str) -> Option<ReaderPermit> {
         {
             let mut all = self.0.lock();
             let (count, own) = (all.values().sum::<usize>(), all.get(user).copied());
@@ -31,14 +31,14 @@ impl Readers {
             }
             *all.entry(user.to_owned()).or_default() += 1;
         }
-        Some(Place {
+        Some(ReaderPermit {
             readers: self,
             user: user.to_owned(),
         })
     }
 }
 
-impl Drop for Place {
+impl Drop for ReaderPermit {
     fn drop(&mut self) {
         let mut all = self.readers.0.lock();
         if let Some(count) = all.get_mut(&self.user) {

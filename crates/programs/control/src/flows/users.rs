@@ -12,13 +12,13 @@ use k8s_openapi::api::{
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::Semaphore, time::timeout};
 
-/// Concurrent checks; further ones wait.
+/// Maximum concurrent checks; further ones wait.
 const AT_ONCE: usize = 16;
-/// How long a check may take, its turn included.
+/// Timeout of a check including its time in the queue.
 const WITHIN: Duration = Duration::from_secs(10);
-/// Longest token read, in bytes.
+/// Maximum length of a token, in bytes.
 const MAX_TOKEN: usize = 16 << 10;
-/// Longest name of a namespace, in bytes.
+/// Maximum length of a namespace's name, in bytes.
 const MAX_NAME: usize = 63;
 /// Most namespaces that a user may name: each costs the API server a review.
 const MAX_NAMESPACES: usize = 32;
@@ -26,7 +26,7 @@ const MAX_NAMESPACES: usize = 32;
 /// Why a user reads nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// A parameter is wrong.
+    /// Malformed parameter of the request.
     #[error("{0}")]
     Malformed(String),
     /// No token, or an unreadable one.
@@ -38,7 +38,7 @@ pub enum Refused {
     /// Namespaces whose flow events the user may not read; none: the whole mesh.
     #[error("{}", rights(.0))]
     Rights(Vec<String>),
-    /// The API server is away.
+    /// The API server does not respond.
     #[error("the API server cannot be asked at present: try again")]
     Unavailable,
     /// Too many requests or readers.
@@ -65,11 +65,11 @@ fn rights(namespaces: &[String]) -> String {
 pub struct Rights {
     /// Name of the user.
     pub user: String,
-    /// Whether they may read the namespaces that they named alone.
+    /// Whether access is confined to the requested namespaces.
     pub are_confined: bool,
 }
 
-/// Users, as the API server knows them.
+/// Users and their rights, reviewed by the API server.
 pub struct Users {
     client: Client,
     slots: Semaphore,
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Users {
 }
 
 impl Users {
-    /// Asks a cluster's API server.
+    /// Creates a reviewer that calls a cluster's API server.
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -90,10 +90,10 @@ impl Users {
         }
     }
 
-    /// The rights of the token's user over `namespaces`, over all of them if there are none.
+    /// Returns the rights of the token's user over `namespaces`; over all of them if empty.
     ///
     /// # Errors
-    /// If the user may not read one of them, or the API server cannot say.
+    /// When the user may not read one of them, or the API server fails.
     pub async fn rights(&self, token: &str, namespaces: &[String]) -> Result<Rights, Refused> {
         if token.is_empty() || token.len() > MAX_TOKEN {
             return Err(Refused::NoToken);

@@ -17,9 +17,9 @@ use std::{
 use ambit_rt::Slot;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// From the handshake to the first call that is authenticated; a token's review is part of it.
+/// Timeout from the handshake to the first authenticated call, including a token review.
 const FIRST_CALL: Duration = Duration::from_secs(20);
-/// Calls refused on one connection before it is closed.
+/// Number of rejected calls after which a connection is closed.
 const REFUSALS: u32 = 8;
 
 /// State of a connection's caller: among each request's extensions.
@@ -38,11 +38,11 @@ struct Inner {
 enum State {
     /// No call has been authenticated.
     Unknown,
-    /// An account that has no business here for long.
+    /// Service account without lasting streams here.
     Known,
     /// Connection that holds one of the slots of those that stay.
     Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
-    /// Connection that keeps presenting refused credentials.
+    /// Connection that repeatedly presents rejected credentials.
     Refused,
 }
 
@@ -55,12 +55,12 @@ pub(super) enum Ending {
     Silent,
     /// Too many calls were refused.
     Refused,
-    /// A later connection of the same address took its slot.
+    /// A newer connection of the same address displaced this one.
     Displaced,
 }
 
 impl Ending {
-    /// As a metric's label.
+    /// Returns the metric label.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::Leave => "leave",
@@ -70,15 +70,15 @@ impl Ending {
         }
     }
 
-    /// Whether calls in flight are answered first.
+    /// Whether calls in flight are completed first.
     pub(super) fn is_in_order(self) -> bool {
         matches!(self, Self::Leave | Self::Refused)
     }
 }
 
 impl CallerState {
-    /// Of a connection from `source`, whose caller is not known yet; `lasting` are the slots of those
-    /// that stay.
+    /// Creates the state of a connection from `source` with an unknown caller; `lasting` are the slots of authenticated
+    /// connections.
     pub(super) fn new(source: Option<IpAddr>, lasting: Arc<Semaphore>) -> Self {
         Self(Arc::new(Inner {
             source: source.map(|ip| ip.to_canonical()),
@@ -88,7 +88,7 @@ impl CallerState {
         }))
     }
 
-    /// The state of a request's connection, and the address it comes from.
+    /// Returns the state of a request's connection, and its source address.
     pub fn of(extensions: &http::Extensions) -> (Option<&Self>, IpAddr) {
         let caller_state = extensions.get::<Self>();
         let source = caller_state.and_then(|caller_state| caller_state.0.source);
@@ -111,7 +111,7 @@ impl CallerState {
         });
     }
 
-    /// A call was refused for what it presents.
+    /// Records that a call was rejected for its credentials.
     pub fn refused(&self) {
         if self.0.refusals.fetch_add(1, Ordering::Relaxed) + 1 < REFUSALS {
             return;
@@ -166,7 +166,7 @@ mod tests {
         CallerState::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
     }
 
-    /// One slot for each address.
+    /// Takes a slot for an address.
     async fn slot(slots: &Slots) -> Option<Slot> {
         Some(slots.enter(SOURCE).await)
     }

@@ -21,7 +21,7 @@ pub(crate) struct Inquiry {
 }
 
 impl Inquiry {
-    /// Answers it: an error names the Service or pod that has the address.
+    /// Responds; an error names the Service or pod that has the address.
     pub(crate) fn answer(self, may_call: Result<(), ObjectKey>) {
         // Nobody waits for it any more when the time of the fetch is over.
         self.reply.send(may_call).ok();
@@ -43,12 +43,12 @@ pub(crate) enum CalleeError {
     Ending,
 }
 
-/// Asks the follower of objects. Clones ask the same.
+/// Client of the object watcher for questions about callees. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Callees(mpsc::Sender<Inquiry>);
 
 impl Callees {
-    /// With the end at which inquiries arrive.
+    /// Creates the client and the receiver of its inquiries.
     pub(super) fn new() -> (Self, mpsc::Receiver<Inquiry>) {
         let (sender, inquiries) = mpsc::channel(QUEUE);
         (Self(sender), inquiries)

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 
 use super::callees::{CalleeError, Callees};
 
-/// How often an answer may say that the set is elsewhere.
+/// Maximum redirects of a fetch.
 const MAX_REDIRECTS: usize = 3;
 /// Path of an issuer's discovery document.
 const DISCOVERY: &str = "/.well-known/openid-configuration";
@@ -33,7 +33,7 @@ pub(super) struct Fetcher {
     callees: Callees,
 }
 
-/// Why a key set cannot be had.
+/// Error of fetching a key set.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
     #[error("no answer within {0:?}")]

@@ -9,24 +9,24 @@ use tokio::time::Instant;
 /// A wait that is longer is a refusal; clients come back by themselves.
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// Lets streams in.
+/// Admission control of xDS streams.
 #[derive(Debug)]
 pub struct Admission {
     gate: Mutex<Gate>,
 }
 
-/// When the next one may enter. Pure.
+/// Rate limiter that decides when the next caller may enter. Pure.
 #[derive(Debug)]
 struct Gate {
     interval: Duration,
-    /// So many may enter at once after a pause.
+    /// Burst size after an idle period.
     burst: u32,
-    /// When the queue would be empty, without further callers.
+    /// Time at which the queue is empty, without further callers.
     line_ends: Option<Instant>,
 }
 
 impl Gate {
-    /// How long the next one waits; `None` if too long.
+    /// Returns the wait of the next caller; `None` if it is too long.
     fn enter(&mut self, now: Instant) -> Option<Duration> {
         let line_ends = self.line_ends.map_or(now, |at| at.max(now));
         let ahead = line_ends - now;
@@ -39,7 +39,7 @@ impl Gate {
 }
 
 impl Admission {
-    /// So many in a second, and so many at once.
+    /// Creates the admission with a rate per second, which is also the burst.
     pub fn new(per_second: u32) -> Self {
         let per_second = per_second.max(1);
         let gate = Gate {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::{entry::Entry, scope::View, store::Store, wire_form};
 
-/// Steps that are kept for clients that come to them a little later.
+/// Number of recent steps that are cached for slower clients.
 const STEPS: usize = 16;
 /// A whole state is given to new clients although it is this many changes old: they get those with the next
 /// push.
@@ -23,11 +23,11 @@ const OUTDATED: usize = 1000;
 /// Records and names that a push carries.
 #[derive(Debug)]
 pub struct Batch {
-    /// Of which they are.
+    /// View of the resources.
     pub view: View,
     /// Records that are new or different.
     pub resources: Vec<Arc<Entry>>,
-    /// Names of records that are gone.
+    /// Names of removed records.
     pub removed: Vec<ArcStr>,
     /// Whether records are sent with their aliases.
     with_aliases: bool,
@@ -35,7 +35,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// For clients of everything, who know records by one name only.
+    /// Creates the batch for wildcard clients, which know records by one name.
     pub fn new(view: View, resources: Vec<Arc<Entry>>, mut removed: Vec<ArcStr>) -> Self {
         removed.sort_unstable();
         Self {
@@ -47,19 +47,19 @@ impl Batch {
         }
     }
 
-    /// For a client that subscribes to single records, maybe by aliases.
+    /// Adds aliases, for clients that subscribe to single records.
     #[must_use]
     pub fn with_aliases(mut self) -> Self {
         self.with_aliases = true;
         self
     }
 
-    /// Nothing to send.
+    /// Whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.resources.is_empty() && self.removed.is_empty()
     }
 
-    /// As on the wire, in pieces.
+    /// Returns the encoded pieces.
     pub fn encoded(&self) -> &[Bytes] {
         self.encoded.get_or_init(|| {
             let resource_type = self.view.resource_type();
@@ -78,14 +78,14 @@ impl Batch {
 pub struct Push {
     /// Nonce of the response.
     pub nonce: String,
-    /// Revision of the store it was made from.
+    /// Revision of the store from which the batch was built.
     pub system_version: String,
-    /// New or changed records, and names that are gone or never were.
+    /// Batch of new or changed records, and of names that do not exist.
     pub batch: Arc<Batch>,
 }
 
 impl Push {
-    /// As a gRPC message, in pieces, of which clients share all but the first.
+    /// Returns the gRPC message in pieces, all but the first of which clients share.
     pub(super) fn message(&self) -> impl Iterator<Item = Bytes> {
         let resource_type = self.batch.view.resource_type();
         let shared = self.batch.encoded();
@@ -96,11 +96,11 @@ impl Push {
 /// Which part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All of it.
+    /// Complete batch of changes.
     Whole,
-    /// Only records that are there.
+    /// Existing records only.
     There,
-    /// Only names of those that are gone.
+    /// Names of removed records only.
     Gone,
 }
 
@@ -113,7 +113,7 @@ struct Step {
     batch: Arc<Batch>,
 }
 
-/// Everything, as it was at a revision.
+/// Content of a view at one revision.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Revision of the store.
@@ -122,16 +122,16 @@ pub struct Snapshot {
     pub batch: Arc<Batch>,
 }
 
-/// Batches that were made, as long as others may want them.
+/// Cache of batches that several clients can share.
 #[derive(Debug, Default)]
 pub struct Batches {
     steps: Mutex<VecDeque<Step>>,
-    /// Kept by those who are sending them.
+    /// Snapshots, kept alive by the streams that send them.
     snapshots: Mutex<Vec<(View, u64, Weak<Batch>)>>,
 }
 
 impl Batches {
-    /// Everything that a client sees of a type; now, or a little while ago.
+    /// Returns a current or slightly older snapshot of a view.
     pub fn snapshot(&self, view: &View, store: &Store) -> Snapshot {
         let mut snapshots = self.snapshots.lock();
         snapshots.retain(|(of, revision, batch)| {

@@ -23,23 +23,23 @@ pub(super) const METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 /// Largest request, in bytes.
 pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;
-/// Streams at once.
+/// Maximum concurrent streams.
 const MAX_STREAMS: usize = 16;
-/// How long a stream lasts.
+/// Maximum age of a stream.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Requests of one stream.
+/// Maximum requests of one stream.
 const MAX_REQUESTS: usize = 64;
 
-/// Type of what clients have acknowledged (`istioctl proxy-status`).
+/// Type of acknowledged versions (`istioctl proxy-status`).
 const SYNC_STATUS: &str = "istio.io/debug/syncz";
-/// Type of who is connected (`istioctl version`).
+/// Type of connected clients (`istioctl version`).
 const CONNECTIONS: &str = "istio.io/connections";
 /// Nonce of every response.
 const NONCE: &str = "1";
 const CLIENT_CONFIG: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
 const NODE: &str = "type.googleapis.com/envoy.config.core.v3.Node";
 
-/// State that this replica answers from.
+/// State that this replica reports.
 #[derive(Clone, Debug)]
 pub struct DebugService {
     sessions: Sessions,
@@ -51,7 +51,7 @@ pub struct DebugService {
 }
 
 impl DebugService {
-    /// Answers about `sessions`, in the name of a replica.
+    /// Creates the service that reports `sessions` in the name of a replica.
     pub fn new(sessions: Sessions, access: Arc<Access>, replica: &str, cluster_id: &str) -> Self {
         Self {
             sessions,
@@ -150,7 +150,7 @@ impl DebugService {
         })
     }
 
-    /// The client of a session that has named itself.
+    /// Returns the client of a session that has identified itself.
     fn node(&self, session: &SessionStatus) -> Option<Node> {
         let node = session.node.as_ref()?;
         // `type~ip~pod.namespace~domain`: tools show the third part.

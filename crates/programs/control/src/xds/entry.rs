@@ -9,7 +9,7 @@ use bytes::Bytes;
 use prost::Message;
 use xxhash_rust::xxh64::xxh64;
 
-/// Set of records with names of its own.
+/// Set of records with its own namespace of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Collection {
     /// Workloads and services.
@@ -25,7 +25,7 @@ pub enum Collection {
 pub enum EntryKind {
     /// Record of a workload.
     Workload {
-        /// Node it runs on.
+        /// Node of the workload.
         node: ArcStr,
         /// Names of the services it is an endpoint of.
         services: Vec<ArcStr>,
@@ -38,16 +38,16 @@ pub enum EntryKind {
     Waypoint,
 }
 
-/// One record as it is sent. Shared by all clients.
+/// Encoded record, shared by all clients.
 #[derive(Debug)]
 pub struct Entry {
     /// Name of the resource.
     pub name: ArcStr,
     /// Hash of `value`, as hex.
     pub version: String,
-    /// As its type is encoded: `istio.workload.Address` and so on.
+    /// Encoded resource, for instance of type `istio.workload.Address`.
     pub value: Bytes,
-    /// Further names clients may ask for it by.
+    /// Aliases by which clients may subscribe.
     pub aliases: Vec<ArcStr>,
     /// Kind of the record.
     pub kind: EntryKind,

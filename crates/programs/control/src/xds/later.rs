@@ -9,12 +9,12 @@ use super::ResourceType;
 
 /// Beginning of the URLs of Ambit's own types.
 const OWN: &str = "type.googleapis.com/ambit.";
-/// Longest URL that is answered, in bytes.
+/// Maximum length of an accepted type URL, in bytes.
 const MAX_URL: usize = 128;
-/// Most types of a client that are answered.
+/// Maximum number of types of one client.
 const MAX_TYPES: usize = 32;
 
-/// Types of one client that this version does not know.
+/// Types of one client that are unknown to this version.
 #[derive(Debug, Default)]
 pub(super) struct LaterTypes(BTreeSet<String>);
 

@@ -13,27 +13,27 @@ const TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgate
 /// Longest node id, in bytes.
 const MAX_ID: usize = 1024;
 
-/// Client as it describes itself.
+/// Node metadata of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Its id as sent.
+    /// Node id as sent.
     pub id: ArcStr,
     /// Kubernetes node; may be empty.
     pub node_name: ArcStr,
-    /// Version it reports; may be empty.
+    /// Reported version; may be empty.
     pub version: ArcStr,
 }
 
-/// A node that is refused.
+/// Error of invalid node metadata.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// The first request of a stream must say who sends it.
+    /// The first request of a stream lacks the node.
     #[error("the first request carries no node")]
     Missing,
     /// Id that is not `type~ip~pod.namespace~domain`.
     #[error("the node id is not <type>~<ip>~<pod>.<namespace>~<dns domain>: {0}")]
     BadId(&'static str),
-    /// Another namespace than the token's.
+    /// Namespace that differs from the token's.
     #[error("the token is of namespace {caller}, the node's metadata names {claimed:?}")]
     OtherNamespace {
         /// Namespace of the token.

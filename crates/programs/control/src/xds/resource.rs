@@ -26,14 +26,14 @@ pub enum ResourceType {
 pub(super) enum Audience {
     /// Node proxies alone.
     NodeProxies,
-    /// Node proxies, and waypoints those that they ask for by name.
+    /// Node proxies, and waypoints that subscribe by name.
     Everybody,
-    /// Waypoints, each those of its Gateway.
+    /// Waypoints, each for the records of its Gateway.
     Waypoints,
 }
 
 impl ResourceType {
-    /// Every type that is served, in the order of pushes.
+    /// Iterates over all types in push order.
     pub fn all() -> impl Iterator<Item = Self> {
         let of_nodes = [Self::Authorization, Self::Address, Self::Workload];
         let of_waypoints = WaypointRecordType::ALL.iter().copied();
@@ -65,7 +65,7 @@ impl ResourceType {
         }
     }
 
-    /// Collection of its records.
+    /// Returns the collection of the type's records.
     pub fn collection(self) -> Collection {
         match self {
             Self::Authorization => Collection::Policies,
@@ -101,7 +101,7 @@ impl ResourceType {
         }
     }
 
-    /// Whether clients get all of them, whatever they ask for.
+    /// Whether clients always receive all records of the type.
     pub(super) fn is_always_wildcard(self) -> bool {
         matches!(self, Self::Authorization | Self::Waypoint(_))
     }

@@ -13,12 +13,12 @@ use super::{
     store::Store,
 };
 
-/// A client, as far as it matters for what it sees.
+/// Client, with the attributes that determine its view.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its Kubernetes node, whose workloads it receives without a subscription; may be empty.
+    /// Kubernetes node of the client, whose workloads it receives without a subscription; may be empty.
     pub node: ArcStr,
-    /// The Gateway whose waypoint it is.
+    /// Gateway of the client, if it is a waypoint.
     pub waypoint: Option<GatewayName>,
 }
 
@@ -38,9 +38,9 @@ impl Client {
 /// Scope of a client's view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
-    /// All of them.
+    /// All records of the type.
     All,
-    /// All, but only those that are subscribed to by name.
+    /// Records that are subscribed to by name.
     Named,
     /// Records of a Gateway: its name, and those below it.
     Gateway(ArcStr),
@@ -59,7 +59,7 @@ impl View {
         self.of
     }
 
-    /// Where its records are.
+    /// Returns the collection of the view's records.
     pub(super) fn collection(&self) -> Collection {
         self.of.collection()
     }
@@ -85,13 +85,13 @@ impl View {
         self.covers(&entry.name) && self.of.has(entry)
     }
 
-    /// A record by name, if the client sees it.
+    /// Returns a record by name, if the client may see it.
     pub(super) fn entry<'a>(&self, store: &'a Store, name: &str) -> Option<&'a Arc<Entry>> {
         let entry = store.entry(self.collection(), name);
         entry.filter(|entry| self.has(entry))
     }
 
-    /// All records that the client sees, in no order.
+    /// Iterates over the records that the client sees, in no particular order.
     pub(super) fn entries<'a>(&self, store: &'a Store) -> impl Iterator<Item = &'a Arc<Entry>> {
         let entries = store.entries(self.collection());
         entries.filter(|entry| self.has(entry))

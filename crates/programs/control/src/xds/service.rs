@@ -46,16 +46,16 @@ use crate::{
 
 /// Pushes ready for a client that does not read.
 const QUEUE: usize = 4;
-/// Largest request: versions of a whole mesh at a reconnect.
+/// Maximum size of a request: the versions of a whole mesh at a reconnect.
 const MAX_REQUEST: usize = 64 << 20;
-/// How long a client waits for the first objects to be read, rather than coming back.
+/// Time for which a client waits for the initial objects before it is rejected.
 const NOT_READY: Duration = Duration::from_secs(5);
-/// Sent to clients at the end. The beginning is what node proxies take for an ordinary end, after which
-/// they reconnect without backing off.
+/// Status message at shutdown. Its prefix makes node proxies treat it as an ordinary end, and reconnect without
+/// backoff.
 const STOPPING: &str = "transport is closing: the control plane stops";
 /// Sent to clients whose connection has lasted long enough.
 const OLD: &str = "transport is closing: connect anew, so that replicas share the load";
-/// Streams at once.
+/// Maximum concurrent streams.
 const MAX_STREAMS: usize = 4096;
 
 /// State that every stream needs.
@@ -97,7 +97,7 @@ impl Discovery {
         }
     }
 
-    /// The open streams.
+    /// Returns the open streams.
     pub fn sessions(&self) -> Sessions {
         Arc::clone(&self.sessions)
     }
@@ -286,7 +286,7 @@ impl Discovery {
     }
 }
 
-/// Takes the stream off the list when it ends.
+/// Guard that removes the stream from the list when it ends.
 struct Registered {
     id: u64,
     sessions: Sessions,

@@ -27,7 +27,7 @@ use super::{
 const MAX_NAMES: usize = 200_000;
 /// Longest name, in bytes.
 const MAX_NAME: usize = 1024;
-/// Longest error text kept, in characters.
+/// Maximum length of a stored error text, in characters.
 const MAX_ERROR: usize = 2048;
 
 /// Why a stream is closed by us.
@@ -52,9 +52,9 @@ pub struct SubscriptionStatus {
     pub sent: String,
     /// Nonce last acknowledged.
     pub acknowledged: String,
-    /// Everything, or single names.
+    /// Whether the subscription is a wildcard instead of single names.
     pub wildcard: bool,
-    /// Names that it subscribed to.
+    /// Number of subscribed names.
     pub names: usize,
     /// Text of the last rejection, until the next acknowledgement.
     pub error: Option<String>,
@@ -65,7 +65,7 @@ pub struct SubscriptionStatus {
 pub struct Outcome {
     /// Whether the client rejected a push.
     pub rejected: bool,
-    /// Whether the client answered a push that is not the last.
+    /// Whether the client acknowledged a push other than the last.
     pub stale: bool,
 }
 
@@ -78,11 +78,11 @@ struct Subscription {
     explicit: HashSet<ArcStr>,
     /// Records that clients of single records have, with versions.
     known: HashMap<ArcStr, String>,
-    /// Revision up to which it was sent.
+    /// Revision up to which changes were sent.
     cursor: u64,
-    /// Revision that the last push brought it to.
+    /// Revision that the last push reaches.
     sent_up_to: u64,
-    /// Revision up to which it has answered all pushes.
+    /// Revision up to which the client has acknowledged all pushes.
     answered_up_to: u64,
     sent: String,
     acknowledged: String,
@@ -94,17 +94,17 @@ struct Subscription {
 #[derive(Debug)]
 pub struct Session {
     client: Client,
-    /// Makes nonces of this stream unlike those of others.
+    /// Seed that makes nonces unique to the stream.
     seed: u64,
     pushes: u64,
     subscriptions: BTreeMap<ResourceType, Subscription>,
-    /// Records that are gone and not yet removed at the client, because what it has may name them: with the
-    /// revision that pushes of other types must have been answered up to.
+    /// Removed records that the client still has, because its other records may reference them, with the revision up to
+    /// which pushes of other types must be acknowledged.
     withheld: Vec<(u64, Arc<Batch>)>,
 }
 
 impl Session {
-    /// A stream of a client.
+    /// Creates the session of a client's stream.
     pub fn new(client: Client, seed: u64) -> Self {
         Self {
             client,
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Takes one request. Unknown types are ignored.
+    /// Handles one request. Unknown types are ignored.
     pub fn on_request(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -210,8 +210,8 @@ impl Session {
         Arc::new(there)
     }
 
-    /// The records of a referenced type to remove now: those that nothing names any more in what the client
-    /// has answered. A refusal is an answer too, or one bad record would keep a policy in force for good.
+    /// Returns the records of a referenced type to remove now: those that no acknowledged record of the client
+    /// references. A rejection counts as acknowledgement, or one bad record would keep a policy in force for good.
     fn removable(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
         let subscription = self.subscriptions.get(&kind)?;
         if subscription.outstanding {
@@ -346,7 +346,7 @@ impl Subscription {
         answer.finish(&mut self.known, Vec::new())
     }
 
-    /// Later changes of what is subscribed to; `None` if there are none.
+    /// Applies changes of the subscription; `None` without changes.
     fn resubscribe(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -419,7 +419,7 @@ impl Subscription {
         Ok(answer.finish(&mut self.known, removed))
     }
 
-    /// Everything but what the client has in this version, and what it has but does not exist.
+    /// Returns the complete state without the versions that the client claims, and removals of what no longer exists.
     fn everything(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
         if claimed.is_empty() {
             let snapshot = store.batches().snapshot(&self.view, store);
@@ -475,7 +475,7 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), Refused> {
     }
 }
 
-/// Collects single records with what belongs to them.
+/// Collector of single records with their related records.
 struct Gather<'a> {
     view: View,
     store: &'a Store,
@@ -526,8 +526,7 @@ impl<'a> Gather<'a> {
         self.found.insert(entry.name.clone());
     }
 
-    /// Batch of records that the client does not have yet, and of names that do not exist or are gone. It has all of it
-    /// from now on.
+    /// Returns the batch of records that the client lacks, and of names that do not exist, and records them as known.
     fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
         let mut resources = Vec::new();
         for name in &self.found {

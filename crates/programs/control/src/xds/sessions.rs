@@ -13,11 +13,11 @@ pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 /// State of one stream.
 #[derive(Clone, Debug)]
 pub struct SessionStatus {
-    /// The client, once it has identified itself.
+    /// Node metadata, once the client has identified itself.
     pub node: Option<NodeInfo>,
-    /// Whose token it presented.
+    /// Caller that the token authenticates.
     pub caller: Caller,
-    /// Where it connected from.
+    /// Address of the peer.
     pub peer: String,
     /// Time of the connection.
     pub since: SystemTime,

@@ -16,7 +16,7 @@ use super::{
 /// Removed names that are remembered; a client that was away longer has to reconnect.
 const MAX_REMOVED: usize = 100_000;
 
-/// All records. Revisions count changes of single names.
+/// Published records. Revisions count changes of single names.
 #[derive(Debug, Default)]
 pub struct Store {
     revision: u64,
@@ -28,16 +28,16 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Records {
     entries: HashMap<ArcStr, Arc<Entry>>,
-    /// Latest change of every name, removed ones included.
+    /// Latest change of every name, including removals.
     log: BTreeMap<u64, ArcStr>,
     changed_at: HashMap<ArcStr, u64>,
     removed: VecDeque<(u64, ArcStr)>,
-    /// Removals up to here may be forgotten.
+    /// Revision up to which removals may be forgotten.
     floor: u64,
     index: Names,
 }
 
-/// Names of records by what they can be found by.
+/// Index of record names by lookup key.
 #[derive(Debug, Default)]
 struct Names {
     by_alias: HashMap<ArcStr, BTreeSet<ArcStr>>,
@@ -46,7 +46,7 @@ struct Names {
 }
 
 impl Store {
-    /// Takes over what changed. Returns the number of names that did.
+    /// Applies changes. Returns the number of changed names.
     pub fn update(&mut self, delta: &Delta) -> usize {
         let before = self.revision;
         for (uid, workload) in &delta.workloads {
@@ -75,7 +75,7 @@ impl Store {
         records.put(&mut self.revision, name, new);
     }
 
-    /// Batches for many clients, made once.
+    /// Returns the cache of shared batches.
     pub fn batches(&self) -> &Batches {
         &self.batches
     }
@@ -90,13 +90,13 @@ impl Store {
         self.collections.get(&collection)?.entries.get(name)
     }
 
-    /// All records, in no order.
+    /// Iterates over the records in no particular order.
     pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<Entry>> {
         let records = self.collections.get(&collection).into_iter();
         records.flat_map(|records| records.entries.values())
     }
 
-    /// How many records there are.
+    /// Number of records.
     pub fn count(&self, collection: Collection) -> usize {
         let records = self.collections.get(&collection);
         records.map_or(0, |records| records.entries.len())
@@ -115,7 +115,7 @@ impl Store {
         is_remembered.then(|| changes.into_iter().flatten().map(|(_, name)| name))
     }
 
-    /// Names of the records that have this alias.
+    /// Returns the names of the records with this alias.
     pub fn by_alias(&self, collection: Collection, alias: &str) -> impl Iterator<Item = &ArcStr> {
         self.find(collection, |index| index.by_alias.get(alias))
     }

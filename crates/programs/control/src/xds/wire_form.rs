@@ -32,8 +32,7 @@ const SMALL: usize = 4 * 1024;
 /// gRPC's head of a message: not compressed, and its length.
 const HEAD: usize = 5;
 
-/// A response as a gRPC message, in pieces. Only the first of them is the client's own: `shared` is what
-/// [`encode`] made.
+/// Returns a response as a gRPC message in pieces. Only the first is the client's own; [`encode`] built `shared`.
 pub(super) fn message(
     resource_type: ResourceType,
     nonce: &str,
@@ -116,11 +115,11 @@ pub(super) fn encode(
     pieces
 }
 
-/// How records are written.
+/// Encoding of records.
 #[derive(Clone, Copy)]
 struct Form {
     resource_type: ResourceType,
-    /// Only clients that ask for single records know them by other names.
+    /// Whether to include aliases, which only clients with single subscriptions use.
     with_aliases: bool,
 }
 

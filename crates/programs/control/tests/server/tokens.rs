@@ -8,8 +8,8 @@ use futures_util::{StreamExt, stream};
 
 use super::*;
 
-/// Beside the node proxy's node: two waypoints in `shop`, of which one's name begins like the other's, and one in
-/// `store` with the name of the first; and pods that run under the first one's account.
+/// Cluster state: besides the node proxy's node, two waypoints in `shop`, one of whose names is a prefix of the
+/// other's, one in `store` with the name of the first, and pods of the first one's service account.
 const WORLD: &str = r#"
 apiVersion: v1
 kind: Namespace
@@ -125,7 +125,7 @@ const NAMES: [&str; 9] = [
     "../store/wp",
 ];
 
-/// A client that makes claims of its own.
+/// Builds a client with claims of its own.
 fn claiming(kind: &str, namespace: &str) -> Node {
     node(&format!("{kind}~10.0.0.9~any.{namespace}~x"), namespace)
 }
@@ -138,8 +138,8 @@ async fn at_once(attempts: impl Iterator<Item = impl Future<Output = ()>>) {
         .await;
 }
 
-/// All records that a stream is sent for subscriptions to all types, first to everything and then to `NAMES`, without
-/// addresses, of which both may have what they name.
+/// Returns the records that a stream receives for subscriptions to all types, first to everything and then to `NAMES`,
+/// without addresses, which both may have.
 async fn seen(plane: &Plane, token: &str, node: Node) -> Result<BTreeSet<String>, Status> {
     let Stream {
         requests,
@@ -224,7 +224,7 @@ async fn a_token_sees_the_records_of_its_own_scope_alone() {
     plane.running.stop().await;
 }
 
-/// Tokens that are no live waypoint's or node proxy's own.
+/// Returns tokens that do not belong to a live waypoint or node proxy.
 fn of_others(plane: &Plane) -> Vec<(&'static str, String, Code)> {
     let changed = |of: [&str; 4], change: fn(&mut serde_json::Value)| {
         let [namespace, account, pod, uid] = of;

@@ -55,8 +55,8 @@ fn tracked(pod: &Pod) -> (Tracked, Peer) {
     (pod.connections().inbound(shown, who.clone()), who)
 }
 
-/// The record is read, the pod begins to name a policy and all connections are checked again, and only then is the new
-/// one on the list: it would never be checked.
+/// Checks the race in which a policy is attached and connections are rechecked between authorizing a connection and
+/// adding it to the table.
 #[tokio::test]
 async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
     let state = SharedState::new(StateConfig::default());

@@ -10,10 +10,10 @@ use super::MESH_CONFIG;
 /// A proxy configuration that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshConfigError {
-    /// The file is there but cannot be read.
+    /// Unreadable configuration file.
     #[error("cannot read {MESH_CONFIG}")]
     Read(#[source] io::Error),
-    /// Not YAML of the form expected.
+    /// YAML of an unexpected form.
     #[error("{origin} is not a proxy configuration")]
     Parse {
         /// `PROXY_CONFIG` or the file.
@@ -24,7 +24,7 @@ pub enum MeshConfigError {
     },
 }
 
-/// The keys read; others belong to other proxies.
+/// Keys of the file that are read; others are ignored.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ProxyConfig {
@@ -42,7 +42,7 @@ struct MeshConfig {
 }
 
 impl ProxyConfig {
-    /// Returns `base` with the settings that are given here.
+    /// Returns `base` overridden by these settings.
     fn over(self, mut base: Self) -> Self {
         base.proxy_metadata.extend(self.proxy_metadata);
         Self {

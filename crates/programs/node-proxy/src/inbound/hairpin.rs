@@ -45,7 +45,7 @@ impl HairpinError {
         }
     }
 
-    /// Whether it may end by itself within seconds, so that the connection waits.
+    /// Whether the condition may end within seconds, so that the connection waits.
     fn is_passing(&self) -> bool {
         match self {
             Self::Route(error) => error.is_passing(),
@@ -66,7 +66,7 @@ impl HairpinError {
 }
 
 /// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`. `connect_headers`:
-/// headers of the tunnel that it came with.
+/// headers of the original tunnel.
 pub(crate) async fn open(
     shard: &Shard,
     local: &Local,

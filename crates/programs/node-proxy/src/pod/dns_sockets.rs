@@ -23,11 +23,8 @@ pub(crate) struct DnsSockets {
 }
 
 impl DnsSockets {
-    /// Opens them inside the pod's namespace, for each family it has, as far as they are not among
-    /// `inherited`, from which they are taken.
-    ///
-    /// Also where the configuration disables DNS capture: the agent that redirects queries here may not know that, and
-    /// they are then all forwarded.
+    /// Opens the sockets inside the pod's namespace for each address family, except for those found in `inherited`.
+    /// Also where DNS capture is disabled: the agent may redirect queries regardless, which are then all forwarded.
     ///
     /// # Errors
     /// When a socket cannot be opened.

@@ -22,7 +22,7 @@ pub struct PodListeners {
     pub captured: Option<Captured>,
     /// HBONE listener on port 15008.
     pub hbone: TcpListener,
-    /// 15053, in one of the sets.
+    /// DNS sockets on port 15053, in one of the sets.
     pub(crate) dns: Option<DnsSockets>,
 }
 
@@ -69,7 +69,7 @@ impl Inherited {
         Some(self.0.swap_remove(index).1)
     }
 
-    /// How many there are of the port that has most.
+    /// Returns the largest number of listeners of any port.
     fn sets(&self) -> usize {
         let of = |port| self.0.iter().filter(|(at, _)| *at == port).count();
         [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT]
@@ -166,7 +166,7 @@ pub(super) fn open_own(
     (0..workers.max(1)).map(open).collect()
 }
 
-/// The numbers of their sockets, whichever process has them.
+/// Returns the inode numbers of the sockets in any process.
 pub(super) fn inodes(listeners: &[PodListeners]) -> HashSet<u64> {
     let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
     listeners

@@ -12,10 +12,10 @@ use crate::fixture::{LONG, Mesh, PodHost, line, rest};
 
 const SERVICE: &str = "ns/server.ns.svc.cluster.local";
 const VIP: &str = "10.9.0.102:80";
-/// Less than the half minute after which a connection is given up whose peer does not answer.
+/// Timeout below the half minute after which an unresponsive connection is closed.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A captured pod that is an endpoint of the service.
+/// Adds a captured pod that is an endpoint of the service.
 async fn endpoint(mesh: &mut Mesh, name: &str, ip: &str) -> PodHost {
     let pod = mesh.captured(1, name, ip).await;
     let record = build::workload(name, &[ip]);

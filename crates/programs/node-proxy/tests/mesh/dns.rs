@@ -28,7 +28,7 @@ fn question(id: u8, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The last four bytes of the answer: the address, when there is one.
+/// Sends a query, and returns the last four bytes of the answer: the address, if there is one.
 async fn ask(client: &UdpSocket, name: &str) -> [u8; 4] {
     let server: SocketAddr = (RESOLVER.parse::<Ipv4Addr>().unwrap(), 53).into();
     client.send_to(&question(7, name), server).await.unwrap();
@@ -49,7 +49,7 @@ fn socket(pod: &PodHost, port: u16) -> UdpSocket {
     UdpSocket::from_std(socket).unwrap()
 }
 
-/// Answers every query with the address of its sender.
+/// Runs a resolver that answers every query with its sender's address.
 fn resolver(pod: &PodHost) {
     let socket = socket(pod, 53);
     ambit_rt::spawn("resolver", async move {

@@ -15,7 +15,7 @@ use tokio::{
 use crate::fixture::{LONG, Mesh, PodHost, line, rest};
 
 const WEB: &str = "web.ns.svc.cluster.local";
-/// Its address in the network of the client.
+/// Address of the service in the client's network.
 const SERVICE: &str = "10.9.0.200:80";
 const FAR: &str = "far";
 
@@ -49,7 +49,7 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     });
 }
 
-/// A client here, a server there, and the gateway between.
+/// Creates a scene of a client, a server in another network, and the gateway between them.
 async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
     let client = mesh.pod("client", "10.9.0.1").await;

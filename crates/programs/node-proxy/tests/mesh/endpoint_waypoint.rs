@@ -37,7 +37,7 @@ struct Replica {
     asked: mpsc::UnboundedReceiver<ConnectRequest>,
 }
 
-/// A CONNECT that came to a replica.
+/// CONNECT request that reached a replica.
 struct ConnectRequest {
     incoming: Incoming,
     identity: Identity,
@@ -112,7 +112,7 @@ impl Replica {
         asked
     }
 
-    /// Delivers it to the pod as a waypoint does.
+    /// Delivers the request to the pod like a waypoint.
     async fn deliver(&self, asked: ConnectRequest, to: &PodHost) {
         let connection = tunnel_as(&self.pki, &of_waypoint(), &self.host, to).await;
         let authority = Uri::try_from(asked.authority()).unwrap();
@@ -251,7 +251,7 @@ impl Scene {
         host
     }
 
-    /// Only the server's node knows that the waypoint is enforced.
+    /// Enforces the waypoint, known only to the server's node.
     fn enforce(&self) {
         let record = Update::Workload(Box::new(server_record()));
         self.mesh.nodes[1].publish(record);

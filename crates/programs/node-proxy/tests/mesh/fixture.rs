@@ -28,7 +28,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// How long anything may take here.
+/// Timeout of every operation in these tests.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// One node: a proxy with two workers.
@@ -125,7 +125,7 @@ impl PodHost {
             .expect("connecting takes for ever")
     }
 
-    /// An application that answers each connection with its peer's address and what it sent.
+    /// Runs an application that responds on each connection with the peer's address and its bytes.
     pub(crate) fn echo(&self, port: u16) {
         let listener = self.listen(port);
         ambit_rt::spawn("echo", async move {

@@ -215,7 +215,7 @@ async fn calls_to_the_proxy_s_own_ports_never_loop() {
 }
 
 #[tokio::test]
-async fn a_handshake_that_stands_still_is_given_up() {
+async fn stalled_handshakes_time_out() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;

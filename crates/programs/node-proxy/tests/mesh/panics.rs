@@ -9,7 +9,7 @@ use ambit_tls::WorkloadCert;
 
 use crate::fixture::{Mesh, Node, line};
 
-/// Panics for one identity, and serves all others.
+/// CA that panics for one identity.
 struct FaultyCa(FakeCa, Identity);
 
 impl CaClient for FaultyCa {

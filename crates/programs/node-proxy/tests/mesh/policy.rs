@@ -127,8 +127,7 @@ async fn connections_are_rechecked_when_a_workload_names_a_policy() {
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
 
-/// The pod's record comes before the policy that it names, from a control plane that sends it in that
-/// order; or the policy goes before the record stops naming it.
+/// Checks policies that arrive after the pod's record, or are removed before the record stops naming them.
 #[tokio::test]
 async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "1h")]).await;
@@ -168,7 +167,7 @@ async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
 }
 
 #[tokio::test]
-async fn a_policy_that_stays_unknown_ends_standing_connections() {
+async fn a_policy_that_stays_unknown_closes_open_connections() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "10ms")]).await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;

@@ -32,7 +32,7 @@ pub(crate) async fn until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
     bytes
 }
 
-/// A way through the mesh.
+/// Path of a connection through the mesh.
 struct Path<'a> {
     name: &'static str,
     client: &'a PodHost,
@@ -54,7 +54,7 @@ impl Path<'_> {
     }
 }
 
-/// Every way that resets can take, in both directions.
+/// Checks resets in both directions on every path.
 async fn each_reset_arrives(path: &Path<'_>) {
     let name = path.name;
     for from_server in [true, false] {

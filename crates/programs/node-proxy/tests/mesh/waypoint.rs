@@ -15,7 +15,7 @@ use tokio::{
 use crate::fixture::{LONG, Mesh, PodHost, line, rest};
 
 const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
-/// Where the waypoint's own process listens, behind its node proxy.
+/// Port of the waypoint's own process behind its node proxy.
 const BEHIND: u16 = 15088;
 
 fn by_hostname() -> GatewayAddress {

@@ -15,14 +15,14 @@ use crate::{
 /// Bytes of a call besides its headers and bodies: its task, and the buffers of its connection.
 const CALL_BYTES: usize = 16 << 10;
 
-/// Bytes of one call, held until it is over.
+/// Charge of one call, held until it ends.
 #[derive(Debug)]
 pub(crate) struct CallCharge {
     memory: ConnectionMemory,
     permit: Permit,
 }
 
-/// Why a response is not there whole.
+/// Reason why a response is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectError {
     #[error("the response is too large or truncated")]
@@ -32,7 +32,7 @@ pub(crate) enum CollectError {
 }
 
 impl CallCharge {
-    /// Charges a call before it is made: its request, and what may come back before it is read.
+    /// Charges a call in advance: its request, and the part of the response that may arrive before it is read.
     ///
     /// # Errors
     /// When a budget has no room, which is counted.
@@ -56,7 +56,7 @@ impl CallCharge {
         })
     }
 
-    /// Reads a response of at most so many bytes, each charged as it comes.
+    /// Reads a response up to a maximum size, charging bytes as they arrive.
     ///
     /// # Errors
     /// When it is longer, breaks off, or a budget has no room.

@@ -20,20 +20,20 @@ pub(crate) async fn follow(
     let mut followed: BTreeSet<ArcStr> = BTreeSet::new();
     loop {
         changes.mark_unchanged();
-        let wanted = published.calling_namespaces();
+        let desired = published.calling_namespaces();
         let identity = |namespace: &ArcStr| {
             Identity::of_waypoint_calls(trust_domain.clone(), namespace.clone())
         };
-        for gone in followed.difference(&wanted).map(identity) {
+        for gone in followed.difference(&desired).map(identity) {
             certificates.forget(&gone);
             if let Some(cache) = &cache {
                 cache.forget(&gone);
             }
         }
-        for new in wanted.difference(&followed).map(identity) {
+        for new in desired.difference(&followed).map(identity) {
             certificates.prefetch(&new);
         }
-        followed = wanted;
+        followed = desired;
         if changes.changed().await.is_err() {
             return;
         }

@@ -13,7 +13,7 @@ const XDS_CLUSTER: &str = "xds-grpc";
 /// Identification of the process.
 #[derive(Clone, Debug)]
 pub(super) struct Node<'a> {
-    /// Id that the control plane knows it by.
+    /// Node id in the control plane.
     pub(super) id: &'a str,
     /// Version of the program.
     pub(super) version: &'a str,

@@ -12,12 +12,12 @@ use tokio::{runtime::Handle, sync::mpsc};
 
 /// Bytes of a chunk.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Chunks on their way to the reader.
+/// Maximum chunks in flight to the reader.
 const CHUNKS: usize = 2;
-/// How long a reader may take for a chunk.
+/// Timeout for a reader to accept a chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Responds with what `write` writes. A reader that is gone or too slow gets no more.
+/// Responds with the output of `write`, until the reader disconnects or is too slow.
 pub(super) fn respond<F>(write: F) -> Response
 where
     F: FnOnce(&mut ChunkWriter) -> serde_json::Result<()> + Send + 'static,

@@ -70,7 +70,7 @@ impl Serialize for ClusterStatuses<'_> {
 }
 
 impl Source<'_> {
-    /// Clusters with their names.
+    /// Iterates over clusters with their names.
     fn clusters(&self) -> impl Iterator<Item = (String, &Cluster)> {
         let Snapshot {
             names, clusters, ..
@@ -172,7 +172,7 @@ impl Serialize for SectionDump<'_> {
                 map.serialize_entry("dynamic_warming_secrets", &secrets.warming)?;
             }
             Section::Extensions => {
-                let plugins = source.waypoint.published.wanted_extensions();
+                let plugins = source.waypoint.published.desired_plugins();
                 let filter = |plugin: &std::sync::Arc<crate::extensions::Plugin>| {
                     extensions::filter(&plugin.config, config.plugins)
                 };
@@ -184,7 +184,7 @@ impl Serialize for SectionDump<'_> {
     }
 }
 
-/// The listeners that the control plane's records make.
+/// Listeners derived from the control plane's records.
 struct DynamicListeners<'a>(&'a Source<'a>);
 
 impl Serialize for DynamicListeners<'_> {

@@ -45,7 +45,7 @@ pub(super) struct ClusterNames {
 }
 
 impl ClusterNames {
-    /// Names of the clusters of a waypoint that serves these.
+    /// Creates the cluster names for a waypoint that serves these services.
     pub(super) fn new(served: impl IntoIterator<Item = NamespacedHostname>) -> Self {
         let served = served.into_iter().collect();
         Self { served }

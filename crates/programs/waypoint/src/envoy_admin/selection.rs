@@ -23,7 +23,7 @@ pub(super) enum Section {
 }
 
 impl Section {
-    /// All sections, in the order of a dump.
+    /// Sections in the order of a dump.
     pub(super) const ALL: [Self; 7] = [
         Self::Bootstrap,
         Self::Clusters,

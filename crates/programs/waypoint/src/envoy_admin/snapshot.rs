@@ -28,9 +28,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) names: ClusterNames,
-    /// By service and port.
+    /// Ports sorted by service and port.
     pub(super) ports: Vec<ServedPort>,
-    /// By service, port and subset.
+    /// Clusters sorted by service, port and subset.
     pub(super) clusters: Vec<Cluster>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Cluster {
     pub(super) key: ClusterKey,
     pub(super) service: Arc<Service>,
     pub(super) rule: Option<Arc<Ruled>>,
-    /// Whether each call names the host that is meant.
+    /// Whether each request selects the host of a wildcard.
     pub(super) resolves_hosts: bool,
 }
 
@@ -59,9 +59,9 @@ pub(super) struct Cluster {
 pub(super) struct Endpoint {
     pub(super) workload: Workload,
     pub(super) port: u16,
-    /// Rest of the ejection; `None` if it is not ejected.
+    /// Remaining time of the ejection; `None` if the endpoint is not ejected.
     pub(super) ejected_for: Option<Duration>,
-    /// Requests in flight, where a rule has them counted.
+    /// Active requests, if a policy requires counting them.
     pub(super) requests: Option<u32>,
 }
 
@@ -90,7 +90,7 @@ impl ServedPort {
         self.kinds.contains(&ProxyKind::Http)
     }
 
-    /// The destination of what no route forwards elsewhere.
+    /// Returns the cluster of requests that no route forwards elsewhere.
     pub(super) fn itself(&self, kind: ProxyKind) -> ClusterKey {
         ClusterKey {
             service: self.served.name.clone(),
@@ -111,7 +111,7 @@ impl ServedPort {
 }
 
 impl Cluster {
-    /// The policy of the destination, if it has a rule.
+    /// Returns the traffic policy of the destination, if it has one.
     pub(super) fn policy(&self) -> Option<&DestinationPolicy> {
         let record = self.rule.as_ref()?.record();
         Some(match &self.key.subset {
@@ -233,7 +233,7 @@ fn http_backends(route: &HttpRoute) -> impl Iterator<Item = ClusterKey> {
     backends().filter_map(backend_key).chain(mirrors)
 }
 
-/// The destination of a backend, if it can be used.
+/// Returns the destination of a backend, if it is valid.
 pub(super) fn backend_key(backend: &HttpBackend) -> Option<ClusterKey> {
     let service: &NamespacedHostname = backend.service.as_ref().ok()?;
     Some(ClusterKey {

@@ -19,36 +19,36 @@ pub(crate) use streams::{OpenStream, Tell};
 use super::{Chain, Counts, Plugin, State};
 use crate::{hops::Hops, on_behalf::OnBehalf};
 
-/// How long a request waits for an instance that is about to start.
+/// Maximum time for which a request waits for a starting instance.
 const STARTING: Duration = Duration::from_secs(5);
-/// How long after a failure the next instance is started, at first and at most; twice as long each time.
+/// Delay of the first restart after a failure; it doubles up to the maximum.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// An instance that has run for so long was none that fails at once.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// Wakes what waits for a plugin to let a request go on.
+/// Wakes tasks that wait for a plugin to resume a request.
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Mutex<Vec<Waker>>);
 
 /// Cause of a plugin's call: a request, or the plugin itself.
 #[derive(Clone, Debug)]
 pub(crate) struct CallCause {
-    /// How many waypoints the request has passed, and so the call.
+    /// Waypoints that the request, and thus the call, has passed.
     pub(crate) hops: Hops,
-    /// Caller of the request; `None` of what the plugin does by itself.
+    /// Caller of the request; `None` for calls that the plugin makes on its own.
     pub(crate) on_behalf: Option<Arc<OnBehalf>>,
 }
 
 impl CallCause {
-    /// Of what a plugin does by itself.
+    /// Origin of calls that a plugin makes on its own.
     const OWN: Self = Self {
         hops: Hops::NONE,
         on_behalf: None,
     };
 }
 
-/// A request that an instance has been given.
+/// Request that an instance handles.
 #[derive(Debug)]
 struct Opened {
     signal: Arc<Signal>,
@@ -56,7 +56,7 @@ struct Opened {
 }
 
 impl Signal {
-    /// The waker is woken once. To be called before what is waited for is looked at.
+    /// Registers a waker, which is woken once. Must be called before the condition is checked.
     pub(crate) fn register(&self, waker: &Waker) {
         let mut all = self.0.lock();
         if !all.iter().any(|known| known.will_wake(waker)) {
@@ -79,13 +79,13 @@ pub(crate) struct PluginContext {
     pub(crate) shared: Shared,
     /// Changes when a queue gets a message.
     pub(crate) queues: watch::Sender<()>,
-    /// Makes the calls of a plugin.
+    /// Function that makes a plugin's calls.
     pub(crate) calls: Arc<MakeCall>,
-    /// Keeps the streams of a plugin.
+    /// Function that opens a plugin's streams.
     pub(crate) streams: Arc<OpenStream>,
 }
 
-/// Calls of plugins, as [`PluginContext::calls`] has them.
+/// Function of [`PluginContext::calls`].
 type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;
@@ -98,16 +98,16 @@ impl fmt::Debug for PluginContext {
 
 /// The plugins of one worker, by their numbers.
 #[derive(Debug, Default)]
-pub(crate) struct Slots(Mutex<HashMap<u64, Kept>>);
+pub(crate) struct Slots(Mutex<HashMap<u64, SlotEntry>>);
 
-/// One plugin, and the task that keeps it running.
+/// Plugin and the task that runs it.
 #[derive(Debug)]
-struct Kept {
+struct SlotEntry {
     slot: Arc<Slot>,
     _keeping: AbortOnDrop<()>,
 }
 
-/// One plugin on one worker. Only this worker's thread takes the lock.
+/// Plugin on one worker, whose thread alone takes the lock.
 #[derive(Debug)]
 struct Slot {
     plugin: Arc<Plugin>,
@@ -136,7 +136,7 @@ enum Stage {
     Failed,
 }
 
-/// One instance, for as long as it does not fail.
+/// Running instance of a plugin.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
     slot: Arc<Slot>,
@@ -186,8 +186,8 @@ impl Slots {
         plugin: &Arc<Plugin>,
     ) -> Arc<Slot> {
         let mut slots = self.0.lock();
-        if let Some(kept) = slots.get(&plugin.number) {
-            return kept.slot.clone();
+        if let Some(entry) = slots.get(&plugin.number) {
+            return entry.slot.clone();
         }
         let slot = Arc::new(Slot {
             plugin: plugin.clone(),
@@ -197,11 +197,11 @@ impl Slots {
             died: Notify::new(),
         });
         let keeping = ambit_rt::spawn_abortable("plugin", keep(slot.clone()));
-        let kept = Kept {
+        let entry = SlotEntry {
             slot: slot.clone(),
             _keeping: keeping,
         };
-        slots.insert(plugin.number, kept);
+        slots.insert(plugin.number, entry);
         slot
     }
 
@@ -221,7 +221,7 @@ impl Slots {
     }
 }
 
-/// Keeps a plugin running.
+/// Runs a plugin, and restarts it after failures.
 async fn keep(slot: Arc<Slot>) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -341,7 +341,7 @@ impl Slot {
 }
 
 impl Instance {
-    /// A request begins.
+    /// Creates the context of a request.
     pub(crate) fn open(
         &self,
         facts: Arc<dyn ambit_wasm::Facts>,
@@ -357,7 +357,7 @@ impl Instance {
         Ok((id, signal))
     }
 
-    /// A request is over.
+    /// Ends the context of a request.
     pub(crate) fn close(&self, id: ContextId) {
         let is_own = {
             let mut inner = self.slot.inner.lock();
@@ -373,7 +373,7 @@ impl Instance {
         }
     }
 
-    /// Does something with the instance, and then what it wants.
+    /// Calls the instance, and then performs its effects.
     pub(crate) fn call<R>(
         &self,
         act: impl FnOnce(&mut Vm) -> Result<R, Failure>,
@@ -442,7 +442,7 @@ impl Instance {
         request.map_or(CallCause::OWN, |request| request.cause.clone())
     }
 
-    /// Tells the instance of each message that waits, as long as it takes them.
+    /// Notifies the instance of queued messages, as long as it accepts them.
     fn tell_of_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {

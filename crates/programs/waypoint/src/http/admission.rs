@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Admission {
     came: Arc<Inner>,
-    /// Backend of its route, if that is another service.
+    /// Backend of the route, if it is another service.
     backend: Option<RoutedBackend>,
 }
 
@@ -49,13 +49,13 @@ struct Inner {
 pub(super) struct Facts {
     pub(super) method: Method,
     pub(super) host: String,
-    /// Without the query.
+    /// Path without the query.
     pub(super) path: String,
     pub(super) headers: HeaderMap,
 }
 
 impl Facts {
-    /// Attributes of a request as it came.
+    /// Returns the attributes of a received request.
     pub(super) fn of<B>(request: &http::Request<B>, form: &Form) -> Self {
         Self {
             method: request.method().clone(),
@@ -65,7 +65,7 @@ impl Facts {
         }
     }
 
-    /// Attributes of a request as it is sent.
+    /// Returns the attributes of a request as it will be sent.
     pub(super) fn as_sent<B>(request: &http::Request<B>, form: &Form) -> Self {
         Self {
             path: form.target.path().to_owned(),
@@ -80,14 +80,14 @@ struct RoutedBackend {
     service: NamespacedHostname,
     port: u16,
     by: RouteOwner,
-    /// Attachments of the backend, if a consumer route forwards there.
+    /// Attachments of the backend, if a consumer route forwards to it.
     attachments: Option<Arc<Attachments>>,
     /// The request as it is sent, if filters have changed it.
     sent: Option<Arc<Facts>>,
 }
 
 impl RoutedBackend {
-    /// Policies that apply to the request; `None` if there are none.
+    /// Returns the policies that apply; `None` if there are none.
     fn scope(&self, published: &Published) -> Option<Scope<'_>> {
         match &self.attachments {
             Some(attachments) => Some(attachments.scope()),
@@ -147,7 +147,7 @@ impl Admission {
         inner.explain()
     }
 
-    /// Explains the decision of [`Self::authorize_backend`]; `None` if there is none.
+    /// Explains the decision of [`Self::authorize_backend`]; `None` without a decision.
     pub(super) fn explain_backend(
         &self,
         destination: &Destination,
@@ -231,10 +231,10 @@ impl Admission {
                 .own_header(attachments.services(), name)
     }
 
-    /// Whether it is still allowed. Cheap while nothing changes.
+    /// Checks whether the request is still allowed. Cheap while nothing changes.
     ///
     /// # Errors
-    /// When it is not.
+    /// When the request is no longer allowed.
     pub(super) fn check(&self) -> Result<(), NoLonger> {
         {
             let mut changes = self.came.changes.lock();
@@ -269,7 +269,7 @@ impl Admission {
             && is_allowed_there()
     }
 
-    /// Ends when it is not allowed any more.
+    /// Completes when the request is no longer allowed.
     pub(super) async fn revoked(&self) {
         let mut changes = self.came.session.shard.waypoint.published.watch();
         loop {
@@ -299,7 +299,7 @@ impl Inner {
         Some(self.judge_as(&attachments, scope, facts, self.address_of(backend)))
     }
 
-    /// As clients would ask for it.
+    /// Returns the address that clients would use for a backend.
     fn address_of(&self, backend: &RoutedBackend) -> SocketAddr {
         let target = &self.session.target;
         if target.is_port(&backend.service, backend.port) {
@@ -391,8 +391,8 @@ impl Inner {
         self.is_admitted_by(by, attachments.scope(), destination, &self.facts, came)
     }
 
-    /// The same for the backend of its route: there is no second check. A provider's decision does not apply to the
-    /// form that a consumer route makes of the request.
+    /// Whether the provider's decision holds for the backend, too. It does not for a request that a consumer route
+    /// modified.
     fn is_provider_unchanged_for_backend(&self, backend: &RoutedBackend) -> bool {
         let published = &self.session.shard.waypoint.published;
         let Some(scope) = backend.scope(published) else {

@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
 
 use super::endpoint::cookie_of;
 
-/// How far clocks of replicas may be apart.
+/// Tolerated clock skew between replicas.
 const SKEW: Duration = Duration::from_secs(60);
 /// Hexadecimal digits of one number.
 const DIGITS: usize = 16;
@@ -44,9 +44,9 @@ pub(super) struct Affinity {
 /// Result of looking up a session's endpoint.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// The endpoint still exists.
+    /// Session endpoint that still exists.
     There(BackendEndpoint),
-    /// The endpoint is gone.
+    /// The endpoint no longer exists.
     Gone,
     /// The service's own waypoint chooses among its endpoints.
     NotOurs,
@@ -81,7 +81,7 @@ impl Value {
         format!("{backend:016x}{endpoint:016x}{began:016x}{seen:016x}")
     }
 
-    /// Whether the session goes on.
+    /// Whether the session is still valid.
     fn lasts(&self, of: &HttpSession, now: u64) -> bool {
         let latest = now.saturating_add(milliseconds(SKEW));
         let within = |since: u64, most: Option<Duration>| {
@@ -114,7 +114,7 @@ fn endpoint_mark(uid: &str) -> u64 {
     hash(uid.as_bytes())
 }
 
-/// The endpoint of those there are that a mark is of.
+/// Returns the endpoint with this mark.
 pub(super) fn marked(endpoints: Vec<BackendEndpoint>, mark: u64) -> Found {
     let mut all = endpoints.into_iter();
     match all.find(|one| endpoint_mark(one.workload.uid()) == mark) {
@@ -124,7 +124,7 @@ pub(super) fn marked(endpoints: Vec<BackendEndpoint>, mark: u64) -> Found {
 }
 
 impl Affinity {
-    /// Of a request under a rule, at a time.
+    /// Reads the session of a request under a rule.
     pub(super) fn of(of: &HttpSession, headers: &HeaderMap, now: u64) -> Self {
         let value = match of.is_header {
             true => headers.get(of.name.as_str()).map(HeaderValue::as_bytes),
@@ -139,8 +139,8 @@ impl Affinity {
         }
     }
 
-    /// The backend of the session, regardless of the weights; `find` looks for an endpoint of one by its mark. A
-    /// session whose endpoint is gone is over.
+    /// Returns the backend of the session regardless of weights; `find` searches an endpoint by its mark. A session
+    /// ends with its endpoint.
     pub(super) fn backend<'a>(
         &mut self,
         rule: &'a Rule,
@@ -148,8 +148,8 @@ impl Affinity {
     ) -> Option<(usize, &'a Backend)> {
         let brought = self.brought?;
         let mut all = rule.backends().iter().enumerate();
-        let kept = all.find(|(_, one)| backend_mark(&one.to) == Some(brought.backend));
-        let found = kept.map(|(_, one)| find(&one.to, brought.endpoint));
+        let matched = all.find(|(_, one)| backend_mark(&one.to) == Some(brought.backend));
+        let found = matched.map(|(_, one)| find(&one.to, brought.endpoint));
         match found {
             Some(Found::There(endpoint)) => self.endpoint = Some(endpoint),
             Some(Found::NotOurs) => {}
@@ -158,7 +158,7 @@ impl Affinity {
                 return None;
             }
         }
-        kept
+        matched
     }
 
     /// Adds the session's header or cookie to a response, if the client needs a new one.
@@ -271,11 +271,11 @@ mod tests {
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
         let mut affinity = Affinity::of(&session(), &client, NOW + 1);
         let mut looked_up = None;
-        let kept = affinity.backend(&rule, |to, mark| {
+        let matched = affinity.backend(&rule, |to, mark| {
             looked_up = Some((to.clone(), mark));
             Found::NotOurs
         });
-        assert_eq!(kept.map(|(place, _)| place), Some(1));
+        assert_eq!(matched.map(|(index, _)| index), Some(1));
         assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
         // A known session is not set again.
         let mut answer = HeaderMap::new();
@@ -294,8 +294,8 @@ mod tests {
         assert!(answer.contains_key(SET_COOKIE));
         let other = rule(vec![backend("b", 1)]);
         let mut affinity = Affinity::of(&session(), &client, NOW);
-        let kept = affinity.backend(&other, |_, _| panic!("no backend of the rule"));
-        assert!(kept.is_none());
+        let matched = affinity.backend(&other, |_, _| panic!("no backend of the rule"));
+        assert!(matched.is_none());
         // Another endpoint responds than the session's.
         let affinity = Affinity::of(&session(), &client, NOW);
         let mut answer = HeaderMap::new();

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::{admission::Admission, idle::IdleTimeout, interim::AnsweredEarly};
 use crate::message::Body;
 
-/// The body of an answer.
+/// Body of a response.
 pub(super) enum Answer {
     /// Body of the waypoint's own response.
     Own(Body),

@@ -35,16 +35,16 @@ pub(super) use ask::unary;
 
 /// Result of the external authorization of a request.
 pub(super) enum Authorized {
-    /// The request is allowed.
+    /// Allowed request, with the authorizer's changes.
     On(ExternalAuthorization),
-    /// The provider answers it.
+    /// Response of the provider to the client.
     Answered(Response<Body>),
 }
 
 /// State of a request that external authorization has allowed.
 #[derive(Debug, Default)]
 pub(super) struct ExternalAuthorization {
-    /// The provider that admitted it, and the headers with which it came.
+    /// Provider that allowed the request, and the original headers.
     pub(super) by: Option<(ArcStr, HeaderMap)>,
     answer: Vec<HeaderOption>,
     begun: Begun,
@@ -69,7 +69,7 @@ impl ExternalAuthorization {
         std::mem::take(&mut self.begun).with(rest)
     }
 
-    /// Sets what the provider wants clients to get with the answer.
+    /// Applies the provider's headers to the response.
     pub(super) fn change_answer(&self, session: &Session, headers: &mut HeaderMap) {
         if let Some((provider, _)) = &self.by {
             let refused = changes::apply(headers, &self.answer);
@@ -192,7 +192,7 @@ pub(super) async fn authorize(
     Ok(Authorized::On(authorization))
 }
 
-/// A provider has not answered: what is configured for that is done.
+/// Applies the configured behaviour for a failed check.
 fn fail(
     session: &Session,
     provider: &Provider,
@@ -226,7 +226,7 @@ fn fail(
     ))
 }
 
-/// The answer of a provider that denies.
+/// Builds the response of a denial by the provider.
 fn deny(
     session: &Session,
     provider: &Provider,

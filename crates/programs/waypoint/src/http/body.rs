@@ -19,14 +19,14 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Bytes and messages that passed in one direction.
+/// Counter of bytes and messages in one direction.
 #[derive(Clone, Debug)]
 pub(crate) struct Count(Arc<Mutex<Counted>>);
 
 #[derive(Debug, Default)]
 struct Counted {
     bytes: u64,
-    /// Of gRPC only.
+    /// Message counter of gRPC bodies.
     messages: Option<Messages>,
     grpc_status: Option<u32>,
     is_complete: bool,
@@ -39,7 +39,7 @@ struct Counted {
 struct Messages {
     count: u64,
     prefix: Vec<u8>,
-    /// Bytes of the present message that are still to come.
+    /// Remaining bytes of the current message.
     left: usize,
 }
 
@@ -62,12 +62,12 @@ impl Count {
         self.0.lock().messages.as_ref().map_or(0, |one| one.count)
     }
 
-    /// The status that a gRPC answer ended with.
+    /// Returns the final gRPC status of a response.
     pub(crate) fn grpc_status(&self) -> Option<u32> {
         self.0.lock().grpc_status
     }
 
-    /// Whether it went through to its end.
+    /// Whether the body was forwarded completely.
     pub(crate) fn is_complete(&self) -> bool {
         self.0.lock().is_complete
     }
@@ -122,8 +122,8 @@ impl Messages {
                 data = data.get(skipped..).unwrap_or_default();
                 continue;
             }
-            let wanted = 5 - self.prefix.len();
-            let taken = data.get(..wanted).unwrap_or(data);
+            let missing = 5 - self.prefix.len();
+            let taken = data.get(..missing).unwrap_or(data);
             self.prefix.extend_from_slice(taken);
             data = data.get(taken.len()..).unwrap_or_default();
             if let [_, a, b, c, d] = *self.prefix.as_slice() {
@@ -176,7 +176,7 @@ pub(super) fn only(all: HeaderMap, may_pass: impl Fn(&HeaderName) -> bool) -> Fr
 }
 
 pin_project_lite::pin_project! {
-    /// A body that is passed on.
+    /// Body that is being forwarded.
     pub(crate) struct Passing<B, K> {
         #[pin]
         inner: B,

@@ -10,7 +10,7 @@ use http::StatusCode;
 use crate::{message::Version, upstream::UpstreamError};
 
 const HEADERS_TOO_LARGE: &str = "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)";
-/// As Envoy begins such bodies.
+/// Prefix of such bodies, as in Envoy.
 const RESET: &str = "upstream connect error or disconnect/reset before headers. reset reason: ";
 
 /// A request that failed at its endpoint.
@@ -21,15 +21,15 @@ pub(super) struct Broken {
     pub(super) status: StatusCode,
     /// Body of the client's response.
     pub(super) body: Cow<'static, str>,
-    /// For the log.
+    /// Text for the access log.
     pub(super) text: String,
     /// Whether the endpoint reports that it has not processed the request.
     pub(super) is_untouched: bool,
 }
 
 impl Broken {
-    /// There is no connection to it. `reader` is the namespace that the client has proved: names of policies go to
-    /// clients of the policies' own namespace, and to the log.
+    /// Describes a failed connection attempt. `reader` is the client's verified namespace: names of policies are
+    /// revealed only to clients of the policies' namespace, and to the log.
     pub(super) fn unreached(error: &(dyn Error + 'static), reader: Option<&str>) -> Self {
         let text = chain(error);
         let flag = ResponseFlag::UpstreamConnectionFailure;
@@ -76,7 +76,7 @@ impl Broken {
         }
     }
 
-    /// How a request that was sent in this version, at least in part, failed.
+    /// Describes the failure of a request of this HTTP version that was sent, at least in part.
     pub(super) fn of(error: &hyper::Error, version: Version) -> Self {
         let text = chain(error);
         let cause = error

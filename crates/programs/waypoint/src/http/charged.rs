@@ -21,7 +21,7 @@ struct Charged {
     memory: ConnectionMemory,
 }
 
-/// A frame's bytes, given back when the connection has sent them.
+/// Bytes of a frame, released when the connection has sent them.
 struct EndpointLease {
     bytes: Bytes,
     _permit: Permit,

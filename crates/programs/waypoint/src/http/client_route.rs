@@ -29,7 +29,7 @@ pub(super) struct Original {
 }
 
 impl Original {
-    /// Keeps the form of a request that a route of clients is about to change; `None` if the route is not theirs.
+    /// Saves the form of a request before a consumer route changes it; `None` for other routes.
     pub(super) fn of<B>(taken: &Taken, request: &Request<B>, form: &Form) -> Option<Self> {
         (taken.route_owner() == RouteOwner::Clients).then(|| Self {
             headers: request.headers().clone(),
@@ -60,11 +60,11 @@ impl Original {
         }
     }
 
-    /// Attachments of the destination, if it has any here.
+    /// Returns the attachments of the destination, if it has any here.
     ///
     /// # Errors
-    /// With the response, if the destination has tokens or plugins that were not applied to the request, or if a plugin
-    /// has seen another request.
+    /// The response, if the destination has tokens or plugins that were not applied to the request, or if a plugin has
+    /// changed it.
     pub(super) fn attachments<B>(
         &self,
         session: &Session,
@@ -90,7 +90,7 @@ impl Original {
         Ok(Some(there))
     }
 
-    /// Admits what the route has made of the request.
+    /// Authorizes the request as modified by the client route.
     ///
     /// # Errors
     /// With the response, as for [`Self::attachments`], or if a limit refuses the request.

@@ -32,7 +32,7 @@ pub(crate) enum Destination {
 }
 
 impl Destination {
-    /// The service, if it is one.
+    /// Returns the service, if the destination is one.
     pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
         match self {
             Self::Target | Self::Host(_) => session.target.named().cloned(),
@@ -76,7 +76,7 @@ impl Destination {
         }
     }
 
-    /// Whether it is the tunnel's target, or its endpoints.
+    /// Whether the destination is the tunnel's target or its endpoints.
     pub(crate) fn is_requested(&self, session: &Session) -> bool {
         match self {
             Self::Target | Self::Host(_) => true,
@@ -97,7 +97,7 @@ impl Destination {
         }
     }
 
-    /// Whose retries count together.
+    /// Returns the account of the retry budget.
     pub(super) fn account(&self, session: &Session) -> Account {
         match self {
             Self::Target | Self::Host(_) => Account::Address(session.target.address()),
@@ -107,7 +107,7 @@ impl Destination {
         }
     }
 
-    /// Whether it is the service of the tunnel's target, so that this waypoint chooses among its endpoints.
+    /// Whether the destination is the service of the tunnel's target, among whose endpoints this waypoint chooses.
     fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,
@@ -116,7 +116,7 @@ impl Destination {
         }
     }
 
-    /// A way to it, other than to workloads that failed.
+    /// Returns a route to the destination, other than to failed workloads.
     pub(crate) async fn route(
         &self,
         session: &Session,
@@ -170,7 +170,7 @@ impl Destination {
         Some(published.destination(name)?.port(number))
     }
 
-    /// Applies the destination's rule to a request, if there is one.
+    /// Applies the destination's policy to a request, if there is one.
     pub(super) async fn decision(
         &self,
         session: &Session,
@@ -197,7 +197,7 @@ impl Destination {
         NoUpstream::Subset(service, subset)
     }
 
-    /// A way to an endpoint: as a rule has it, else to the one of two drawn that has fewer requests under way.
+    /// Returns a route to an endpoint: chosen by the destination's policy, else the less loaded of two random ones.
     pub(super) async fn upstream(
         &self,
         session: &Session,
@@ -257,7 +257,7 @@ impl Destination {
     }
 }
 
-/// Why there is no endpoint.
+/// Reason why no endpoint is available.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoPlace {
     #[error(transparent)]

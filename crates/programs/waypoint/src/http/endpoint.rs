@@ -24,7 +24,7 @@ use crate::{
 pub(super) struct DestinationDecision {
     pub(super) port: Arc<Port>,
     hash: Option<u64>,
-    /// To be set by the answer.
+    /// Cookie to set in the response.
     cookie: Option<HeaderValue>,
     _request: Slot,
     _connection: Option<OwnedSemaphorePermit>,
@@ -67,7 +67,7 @@ impl DestinationDecision {
         }
     }
 
-    /// Changes the answer.
+    /// Modifies the response headers.
     pub(super) fn answer(&self, headers: &mut HeaderMap) {
         if let Some(cookie) = &self.cookie {
             headers.append(SET_COOKIE, cookie.clone());
@@ -115,7 +115,7 @@ fn hashed(
     }
 }
 
-/// Of all values together.
+/// Hashes all values of a header.
 fn of_header(headers: &HeaderMap, name: &str) -> Option<u64> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
     let mut values = headers.get_all(name).iter();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_found_among_others_whatever_stands_there() {
+    fn cookies_are_found_among_malformed_ones() {
         for (lines, value) in [
             (&[&b"a=1; id=x; b=2"[..]][..], Some(&b"x"[..])),
             (&[b"id=\"x\""], Some(b"x")),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_set_for_its_time_and_place() {
+    fn cookies_carry_max_age_and_path() {
         let mut cookie = HashCookie {
             name: "id".into(),
             ..HashCookie::default()

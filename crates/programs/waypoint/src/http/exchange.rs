@@ -50,8 +50,8 @@ use crate::{
     session::Session,
 };
 
-/// Answers a request; with `refused`, if that has been decided already. `unread` is notified when the client does not
-/// read the response.
+/// Responds to a request; with `refused`, if that has been decided already. `unread` is notified when the client does
+/// not read the response.
 pub(super) async fn respond(
     mut session: Arc<Session>,
     mut request: Request<Incoming>,
@@ -299,7 +299,7 @@ fn protocol_error() -> Reply {
     Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
-/// Makes a response one that may be passed on.
+/// Validates a response before it is forwarded.
 fn check_response(session: &Session, response: &mut Response<Incoming>) -> Result<(), Reply> {
     let limits = session.shard.waypoint.config.headers;
     if has_too_many_fields(response.headers(), limits) {
@@ -327,9 +327,9 @@ fn may_pass(all: &mut HeaderMap) -> bool {
 
 /// Source of the first response.
 enum First {
-    /// The endpoint, if any.
+    /// Result of sending the request to an endpoint.
     Sent(Result<Sent, Failure>),
-    /// A plugin, while the request's body was on its way.
+    /// Response of a plugin while the request's body was being forwarded.
     Plugin(Response<Answer>),
 }
 
@@ -371,9 +371,9 @@ async fn first_answer(
 
 /// Result of the steps before routing.
 enum Admitted {
-    /// The request is routed next.
+    /// Request that continues with routing.
     On(Admission, Box<ExternalAuthorization>),
-    /// A provider or a plugin answers it.
+    /// Response of a provider or plugin to the client.
     Answered(Box<Response<Answer>>),
 }
 
@@ -492,7 +492,7 @@ pub(super) fn judge_backend<B>(
     admission.ok_or_else(Reply::denied)
 }
 
-/// A request that has passed too many waypoints.
+/// Returns the response to a request in a routing loop.
 pub(super) fn in_a_circle() -> Reply {
     let text = "the routes of waypoints form a loop";
     Reply::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
@@ -517,7 +517,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     Ok(())
 }
 
-/// Adds the headers that are made here.
+/// Adds generated headers.
 fn complete(session: &Session, request: &mut Request<Incoming>, form: &Form) {
     let all = request.headers_mut();
     // Plugins and routes may have added lines.

@@ -236,7 +236,7 @@ impl Walk {
         admission
     }
 
-    /// Reports the decision that the data path's function has made, with all policies that were looked at.
+    /// Reports the decision of the data path's function, with all evaluated policies.
     fn judged(&mut self, step: StepKind, explanation: HttpExplanation, is_allowed: bool) {
         let decision = self.seen.decision.take();
         let decision = decision.unwrap_or(explanation.decision);

@@ -33,20 +33,20 @@ use crate::{
     session::Session,
 };
 
-/// In the access log, as Envoy has it.
+/// Response-code details in Envoy's form.
 const FAILED: &str = "wasm_fail_stream";
 
 /// The plugins of one request that are still to be called, and those that have been.
 pub(super) struct Extended {
     session: Arc<Session>,
     is_grpc: bool,
-    /// Not yet called, the next one last.
+    /// Plugins that have not been called yet; the next one is last.
     waiting: Vec<Arc<Plugin>>,
     called: Vec<Arc<Running>>,
     answered: Arc<Answered>,
-    /// How many waypoints the request has passed.
+    /// Waypoints that the request has passed.
     hops: Hops,
-    /// Its caller, for calls that it causes.
+    /// Client on whose behalf the plugin's calls are made.
     on_behalf: Arc<OnBehalf>,
 }
 
@@ -56,7 +56,7 @@ struct Running {
     instance: Instance,
     id: ContextId,
     signal: Arc<Signal>,
-    /// How long it may hold a request or an answer before its body.
+    /// Timeout for holding headers of a request or response.
     hold: Duration,
 }
 
@@ -74,7 +74,7 @@ struct Answered {
 }
 
 impl Answered {
-    /// The first one counts.
+    /// Sets the local response, if none is set.
     fn set(&self, response: LocalResponse) {
         self.response.lock().get_or_insert(response);
         self.notify.notify_one();
@@ -85,14 +85,14 @@ impl Answered {
 pub(super) enum Extension {
     /// The request is unchanged.
     Unchanged,
-    /// A plugin saw it, and may have changed it.
+    /// A plugin ran and may have changed the request.
     Seen,
     /// A plugin has responded.
     Answered(Box<Response<Answer>>),
 }
 
 impl Extended {
-    /// The plugins of a request; `None` if there are none.
+    /// Returns the plugins of a request; `None` if there are none.
     pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
         let mut waiting = chain.of(&session.attachments());
@@ -117,7 +117,7 @@ impl Extended {
         self.hops = hops;
     }
 
-    /// Gives a request to the plugins up to a phase.
+    /// Runs the plugins up to a phase on a request.
     pub(super) async fn request(
         &mut self,
         upto: ExtensionPhase,
@@ -187,7 +187,7 @@ impl Extended {
         Ok(None)
     }
 
-    /// Takes over what a plugin made of the head.
+    /// Applies a plugin's changes of the headers.
     fn changed(
         &self,
         mut head: Head,
@@ -226,7 +226,7 @@ impl Extended {
         Ok(())
     }
 
-    /// The body as plugins let it through.
+    /// Wraps the request body with the plugins.
     pub(super) fn request_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in &self.called {
@@ -236,7 +236,7 @@ impl Extended {
         body
     }
 
-    /// Ends when a plugin answers a request whose body is on its way.
+    /// Completes with a plugin's response to a request whose body is being forwarded.
     pub(super) async fn answered(&self) -> Response<Answer> {
         loop {
             self.answered.notify.notified().await;
@@ -246,13 +246,13 @@ impl Extended {
         }
     }
 
-    /// Takes the response of a plugin to a request that has failed.
+    /// Returns a plugin's response to a failed request.
     pub(super) fn has_answered(&self) -> Option<Response<Answer>> {
         let response = self.answered.response.lock().take()?;
         Some(self.local(response))
     }
 
-    /// The answer as plugins that saw the request make it.
+    /// Runs the plugins that handled the request on its response.
     pub(super) async fn answer(
         &self,
         mut response: Response<Answer>,
@@ -274,7 +274,7 @@ impl Extended {
         response
     }
 
-    /// Gives the head of an answer to the plugins that saw the request.
+    /// Passes the response headers to the plugins that handled the request.
     async fn response(
         &self,
         response: &mut Response<Answer>,
@@ -316,7 +316,7 @@ impl Extended {
         Ok(None)
     }
 
-    /// The body of the answer as plugins let it through.
+    /// Wraps the response body with the plugins.
     pub(super) fn response_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in self.called.iter().rev() {
@@ -331,11 +331,11 @@ impl Extended {
     }
 }
 
-/// Why a plugin does not say what becomes of a request.
+/// Reason why a plugin does not decide about a request.
 enum Unable {
-    /// Its fail strategy counts.
+    /// Failure of the plugin, handled by its fail strategy.
     Failed(String),
-    /// The plugin has made the request invalid.
+    /// Invalid request after a plugin's changes.
     Refused(Reply),
 }
 
@@ -406,7 +406,7 @@ fn closed() -> Reply {
     )
 }
 
-/// A head that a plugin made and that is none.
+/// Builds the response for invalid headers of a plugin.
 fn malformed(what: &str) -> Reply {
     let text = format!("a plugin gave the request {what} that cannot be sent");
     Reply::new(
@@ -416,7 +416,7 @@ fn malformed(what: &str) -> Reply {
     )
 }
 
-/// Removes what plugins may not say.
+/// Removes headers that plugins must not set.
 fn cleaned(all: &mut HeaderMap) -> Result<(), ()> {
     if headers::has_other_encoding(all) {
         return Err(());

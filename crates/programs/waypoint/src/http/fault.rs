@@ -12,10 +12,10 @@ use super::{admission::Admission, record::Record, reply::Reply, send::Failure};
 const ABORTED: &str = "fault filter abort";
 const DETAILS: &str = "fault_filter_abort";
 
-/// Lets a request wait, for no longer than its time and than policies admit it, and answers it.
+/// Delays a request, while policies allow it and its timeout permits, and aborts it.
 ///
 /// # Errors
-/// With the answer, if it is not to be sent.
+/// The response of an aborted request.
 pub(super) async fn inject(
     injected: Injected,
     admission: &Admission,

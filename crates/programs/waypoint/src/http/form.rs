@@ -11,13 +11,13 @@ use crate::session::Session;
 #[derive(Debug)]
 pub(super) struct Form {
     pub(super) host: String,
-    /// Without the query.
+    /// Path without the query.
     pub(super) path: String,
     pub(super) target: PathAndQuery,
 }
 
 impl Form {
-    /// Of whose path a rule's match took `prefix` bytes.
+    /// Returns the path with the `prefix` bytes that the rule's match consumed.
     pub(super) fn matched(&self, prefix: usize) -> MatchedPath<'_> {
         MatchedPath {
             path: &self.path,
@@ -30,7 +30,7 @@ impl Form {
     pub(super) fn path_as_sent(&self) -> &str {
         self.target.path()
     }
-    /// Of a request that a plugin has changed, as if it had come so.
+    /// Reads a request that a plugin has changed, as if it had been received.
     pub(super) fn made(
         session: &Session,
         method: &Method,
@@ -41,7 +41,7 @@ impl Form {
         Self::normal(session, method, host, path)
     }
 
-    /// Of a request as it came; what could be read in two ways is refused.
+    /// Reads a received request; ambiguous ones are rejected.
     pub(super) fn of<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let text = format!("CONNECT for the protocol {protocol:?} is not supported");
@@ -82,8 +82,8 @@ impl Form {
     }
 }
 
-/// The host that a request is for. What could be read in two ways is refused: another host in the target than in
-/// the header, several headers, or credentials in it.
+/// Returns the host of a request. Ambiguous ones are rejected: different hosts in target and header, several headers,
+/// or user info.
 pub(super) fn host<B>(request: &Request<B>) -> Result<String, &'static str> {
     let mut lines = request.headers().get_all(HOST).iter();
     let header = lines.next().map(HeaderValue::to_str).transpose();

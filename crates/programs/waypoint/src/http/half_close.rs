@@ -18,7 +18,7 @@ use super::header_timeout::RequestPacing;
 
 /// Bytes of a connection that are read ahead while a response is on its way.
 const MAX_AHEAD_BYTES: usize = 64 << 10;
-/// Bytes of one read.
+/// Buffer size of one read.
 const READ_BYTES: usize = 4 << 10;
 
 /// The client closed its sending side while it waited for a response.
@@ -32,10 +32,10 @@ pub(super) struct ClientClosed;
 #[derive(Debug)]
 pub(super) struct HalfClose<IO> {
     io: IO,
-    /// None: half-closed clients get their responses.
+    /// Pacing of requests; `None` sends responses to half-closed clients.
     pacing: Option<RequestPacing>,
     ahead: BytesMut,
-    /// Nothing more is read from the client.
+    /// Whether reading from the client has ended.
     is_over: bool,
     /// Bytes were thrown away: nothing after those read ahead may be served.
     is_truncated: bool,
@@ -55,7 +55,7 @@ impl<IO> HalfClose<IO> {
 }
 
 impl<IO: AsyncRead + Unpin> HalfClose<IO> {
-    /// Reads ahead while a response is on its way.
+    /// Reads ahead while a response is being sent.
     fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(pacing) = &self.pacing else {
             return Ok(());

@@ -21,7 +21,7 @@ use tokio::{
 use super::{header_timeout::TooSlow, overload::TooLarge};
 use crate::memory::{ConnectionMemory, Permit, Use};
 
-/// Bytes that one decoded field takes in a map of headers, with what the map has in reserve.
+/// Bytes of one decoded field in a header map, including spare capacity.
 const FIELD_BYTES: usize = 128;
 /// Bytes that a field without name and value counts in the limit of header sections (RFC 9113, section 6.5.2).
 const EMPTY_FIELD_BYTES: usize = 32;
@@ -32,7 +32,7 @@ const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 /// Bytes of blocks that are decoded before other tasks of the worker come first: each may be a field, of up to 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
-/// Bytes that are read at once while much of what comes is header blocks, and how much of them that is.
+/// Size of reads while input is mostly header blocks, and the threshold of that share.
 const DENSE_READ_BYTES: usize = 512;
 const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
 
@@ -63,19 +63,19 @@ impl Head {
     }
 }
 
-/// Event of the frames in one direction.
+/// Event in one direction's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// A frame has begun.
+    /// Start of a frame.
     Begin(Head),
-    /// So many bytes of its payload came.
+    /// Bytes of the frame's payload received so far.
     Payload(Head, usize),
-    /// All of it is there.
+    /// End of a frame's payload.
     End(Head),
 }
 
 impl Event {
-    /// Bytes of header blocks that came.
+    /// Returns the received bytes of header blocks.
     fn block_bytes(self) -> usize {
         match self {
             Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
@@ -91,7 +91,7 @@ struct Frames {
     skip: usize,
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
-    /// The present frame, and how many bytes of it are to come.
+    /// Current frame, and its remaining bytes.
     frame: Option<(Head, usize)>,
 }
 
@@ -111,8 +111,8 @@ impl Frames {
         bytes = bytes.get(skipped..).unwrap_or_default();
         while !bytes.is_empty() {
             let Some((head, left)) = &mut self.frame else {
-                let wanted = HEAD_BYTES - self.head_bytes;
-                let (taken, rest) = bytes.split_at(wanted.min(bytes.len()));
+                let missing = HEAD_BYTES - self.head_bytes;
+                let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
                 if let Some(room) = self
                     .head
                     .get_mut(self.head_bytes..self.head_bytes + taken.len())
@@ -147,7 +147,7 @@ impl Frames {
     }
 }
 
-/// A header block that has begun.
+/// Header block in progress.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     stream: u32,
@@ -218,7 +218,7 @@ impl Blocks {
         self.trailers.remove(&stream);
     }
 
-    /// Bytes that they take at most.
+    /// Maximum bytes of the fields.
     fn bytes(&self) -> usize {
         let open = self.open.map_or(0, |block| self.decoded(block.bytes));
         self.trailers.values().sum::<usize>() + open
@@ -233,11 +233,11 @@ pub(super) struct HeaderBlocks<IO> {
     to_client: Frames,
     blocks: Blocks,
     limit: Duration,
-    /// Until when the present block may take.
+    /// Deadline of the current header block.
     until: Option<Pin<Box<Sleep>>>,
     memory: ConnectionMemory,
     permit: Option<Permit>,
-    /// Bytes of blocks since other tasks came first.
+    /// Bytes of header blocks since the last yield.
     block_bytes: usize,
     /// Whether little is read at once, so that little is decoded. So it begins.
     is_dense: bool,
@@ -262,7 +262,7 @@ impl<IO> HeaderBlocks<IO> {
         }
     }
 
-    /// Charges what the blocks take now.
+    /// Charges the current memory of the header blocks.
     fn charge(&mut self) -> io::Result<()> {
         let bytes = self.blocks.bytes();
         let held = self.permit.as_ref().map_or(0, Permit::bytes);
@@ -332,7 +332,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
     }
 }
 
-/// Reads so many bytes at most.
+/// Reads a limited number of bytes.
 fn poll_read_some<IO: AsyncRead>(
     io: Pin<&mut IO>,
     cx: &mut Context<'_>,

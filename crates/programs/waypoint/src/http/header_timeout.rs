@@ -30,36 +30,36 @@ use crate::{
 #[error("the header section of a request did not end in time")]
 pub(super) struct TooSlow;
 
-/// Bytes of small pieces that are written as one.
+/// Maximum bytes of small pieces that are written together.
 const GATHERED_BYTES: usize = 16 << 10;
 
-/// The requests on a connection. Clones share it.
+/// Pacing of the requests on a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestPacing(Arc<Requests>);
 
 #[derive(Debug, Default)]
 struct Requests {
-    /// All so far.
+    /// Number of requests so far.
     begun: AtomicUsize,
-    /// Whose answers are not sent yet.
+    /// Number of requests whose responses are pending.
     served: AtomicUsize,
     /// The body of the last one, as far as it has been read.
     body: Mutex<Option<Count>>,
     /// The connection is another protocol's now.
     is_upgraded: AtomicBool,
-    /// Written besides what hyper writes.
+    /// Output in addition to hyper's.
     additions: Additions,
 }
 
 impl RequestPacing {
-    /// A request's header section is there.
+    /// Records the start of a request, whose header section is complete.
     pub(super) fn begin(&self) -> Serving {
         self.0.begun.fetch_add(1, Relaxed);
         self.0.served.fetch_add(1, Relaxed);
         Serving(self.0.clone())
     }
 
-    /// Bytes written on the connection besides those of hyper.
+    /// Returns the queue of bytes to write besides hyper's.
     pub(super) fn additions(&self) -> &Additions {
         &self.0.additions
     }
@@ -69,7 +69,7 @@ impl RequestPacing {
         *self.0.body.lock() = Some(body);
     }
 
-    /// Whether a response is on its way.
+    /// Whether a response is being sent.
     pub(super) fn is_serving(&self) -> bool {
         self.0.served.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
     }
@@ -87,12 +87,12 @@ impl RequestPacing {
     }
 }
 
-/// A request that is served, until its answer is sent.
+/// Guard of a request until its response is sent.
 #[derive(Debug)]
 pub(super) struct Serving(Arc<Requests>);
 
 impl Serving {
-    /// The connection becomes another protocol's.
+    /// Stops the timeout, since the connection switches protocols.
     pub(super) fn for_good(self) {
         self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);
@@ -111,7 +111,7 @@ pub(super) struct Paced<IO> {
     io: IO,
     pacing: RequestPacing,
     limit: Duration,
-    /// Until when a header section may go on, and after how many requests it began.
+    /// Deadline of the current header section, and the number of requests before it.
     until: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
     /// Memory of the header section so far.
@@ -221,7 +221,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
     }
 }
 
-/// An answer's body, with which the request ends.
+/// Response body, whose end completes the request.
 #[derive(Debug)]
 pub(super) struct Answered<B> {
     pub(super) body: WithTrailers<B>,

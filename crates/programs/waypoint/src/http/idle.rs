@@ -26,7 +26,7 @@ use tokio::time::{Instant, Sleep};
 use super::reply::Reply;
 use crate::message::{Body, BodyError};
 
-/// Nothing of a body came for too long.
+/// Idle timeout of a body.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body came for {0:?} (AMBIT_STREAM_IDLE_TIMEOUT)")]
 pub(super) struct Idle(Duration);
@@ -34,7 +34,7 @@ pub(super) struct Idle(Duration);
 /// Waits for the bodies of one request.
 #[derive(Clone, Debug)]
 pub(super) struct IdleTimeout {
-    /// None: they may take as long as they like.
+    /// Idle timeout; `None` disables it.
     limit: Option<Duration>,
     state: Arc<State>,
 }
@@ -43,7 +43,7 @@ pub(super) struct IdleTimeout {
 struct State {
     /// The response has begun: the request's body is waited for no more.
     has_begun: AtomicBool,
-    /// The request's body was waited for in vain.
+    /// Whether waiting for the request's body timed out.
     is_over: AtomicBool,
 }
 
@@ -54,13 +54,13 @@ enum Direction {
     Response,
 }
 
-/// A body that is waited for.
+/// Body with an idle timeout.
 struct Awaited {
     body: Body,
     limit: Duration,
     direction: Direction,
     state: Arc<State>,
-    /// Since when its reader waits for the next frame.
+    /// Timer since the reader waits for the next frame.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
@@ -102,7 +102,7 @@ impl IdleTimeout {
         }
     }
 
-    /// The response, if the request's body was waited for in vain.
+    /// Returns the response to a request whose body timed out.
     pub(super) fn reply(&self) -> Option<Reply> {
         let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
         Some(Idle(limit).into())

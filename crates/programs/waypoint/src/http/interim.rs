@@ -28,7 +28,7 @@ use crate::{
     wire::Additions,
 };
 
-/// How long an application is waited for that does not say whether it wants the body.
+/// Timeout for an application to send `100 Continue`, after which the body is sent anyway.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 
@@ -65,7 +65,7 @@ pub(super) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
     }
 }
 
-/// Has interim responses to a request of HTTP/1 passed on, and the body sent once the application wants it.
+/// Forwards interim responses of an HTTP/1.1 request, and sends the body once the application wants it.
 pub(super) fn follow(request: &mut Request<Body>, expectation: Option<&Expectation>, passes: bool) {
     let interim = request.extensions_mut().remove::<Interim>();
     let interim = interim.filter(|_| passes);
@@ -102,9 +102,9 @@ enum Phase {
     /// The application has sent no response.
     #[default]
     Unknown,
-    /// The body is sent.
+    /// The body was requested by the application, and is sent.
     Met,
-    /// The application has answered without the body, and the response is on its way.
+    /// The application responded without reading the body.
     Answered,
     /// The response is over: the body is dropped.
     Over,
@@ -158,7 +158,7 @@ impl Expectation {
         AnsweredEarly { ending }
     }
 
-    /// The body of the request, once it is wanted.
+    /// Holds the request body until the application wants it.
     fn hold(&self, body: Body) -> Body {
         let held = EndpointLease {
             body,
@@ -172,7 +172,7 @@ impl Expectation {
 struct EndpointLease {
     body: Body,
     expectation: Expectation,
-    /// Since the application has the head of the request.
+    /// Timer since the application received the request headers.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 

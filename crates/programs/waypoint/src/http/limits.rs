@@ -36,16 +36,16 @@ const NOTHING: &str = "rate_limiter_error";
 /// Rate-limit headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
 pub(super) struct Limited {
-    /// The tightest limit of those with `tellClients`.
+    /// Tightest limit of those with `tellClients`.
     tightest: Option<Met>,
     is_refused: bool,
-    /// Until the client may come again.
+    /// Time after which the client may retry (`Retry-After`).
     after: Option<Duration>,
     /// Headers from rate-limit services.
     headers_to_add: Vec<HeaderOption>,
 }
 
-/// A limit that was met.
+/// Evaluated rate limit.
 #[derive(Clone, Copy, Debug)]
 struct Met {
     requests: u32,
@@ -103,11 +103,11 @@ pub(super) struct Counted<'a> {
     pub(super) request: RouteRequest<'a>,
 }
 
-/// Counts a request by each of its limits, for no longer than policies admit it. What has been counted as `before`
-/// already is not counted again.
+/// Counts a request against each limit while policies allow it. A limit that counted it as `before` does not count it
+/// again.
 ///
 /// # Errors
-/// With the response, if a limit refuses it.
+/// The response, if a limit rejects the request.
 pub(super) async fn limit(
     session: &Session,
     (counted, before): (Counted<'_>, Option<Counted<'_>>),
@@ -180,16 +180,16 @@ fn local(
         let parts = of.by.iter();
         parts.map(|key| value(session, request, key)).collect()
     };
-    for (of, verdict) in limiter.take((request, before), key, Instant::now()) {
+    for (of, decision) in limiter.take((request, before), key, Instant::now()) {
         if config.tells && !config.dry_run {
             limited.met(Met {
                 requests: of.requests,
                 per: of.per,
-                remaining: verdict.remaining,
-                reset: verdict.reset,
+                remaining: decision.remaining,
+                reset: decision.reset,
             });
         }
-        if let Some(after) = verdict.refused {
+        if let Some(after) = decision.retry_after {
             let reply = Reply {
                 details: Some(LOCAL),
                 ..Reply::new(

@@ -16,11 +16,11 @@ use tokio::{
 
 use super::header_timeout::RequestPacing;
 
-/// How long a client that goes on sending is read.
+/// Maximum time of reading a client that keeps sending.
 const MAX_LINGER: Duration = Duration::from_secs(30);
-/// How long a client that sends nothing may leave the connection open.
+/// Maximum time of waiting for a silent client to close the connection.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
-/// Bytes of one read.
+/// Buffer size of one read.
 const READ_BYTES: usize = 16 << 10;
 
 /// A client's connection.

@@ -36,7 +36,7 @@ use crate::{
     session::Session,
 };
 
-/// How long a mirror may take once it has all of a request.
+/// Timeout for a mirror to respond after the whole request was sent.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The mirrored requests of one request. They are cancelled with it: when this is dropped before the original has a
@@ -52,7 +52,7 @@ impl Mirroring {
     }
 }
 
-/// Ends when the original request was cancelled.
+/// Completes when the original request was cancelled.
 async fn cancelled(mut is_over: watch::Receiver<bool>) {
     if is_over.wait_for(|is_over| *is_over).await.is_ok() {
         std::future::pending().await
@@ -197,7 +197,7 @@ impl MirroredRequest {
     }
 }
 
-/// Sends it, and throws the answer away.
+/// Sends the mirrored request and discards the response.
 async fn answer(
     session: &Session,
     destination: &Destination,
@@ -224,7 +224,7 @@ async fn answer(
     }
 }
 
-/// Ends when the mirror has no more time.
+/// Completes when the mirror's time is over.
 async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
     if let Ok(Copied::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;

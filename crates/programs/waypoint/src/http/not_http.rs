@@ -11,9 +11,9 @@ use tokio::{
 use super::failure;
 use crate::session::Session;
 
-/// How long a client that is refused may go on sending, so that it can read why.
+/// Time for which a rejected client may keep sending, so that it can read the error.
 const LINGER: Duration = Duration::from_secs(2);
-/// Bytes of it that are read meanwhile.
+/// Maximum bytes that are read while lingering.
 const MAX_LINGER_BYTES: u64 = 64 << 10;
 
 /// Why a connection is not served as HTTP.
@@ -23,7 +23,7 @@ pub(crate) enum NotHttp {
     Other,
     /// The first line does not end in time.
     Slow,
-    /// Its client sends nothing.
+    /// Client that sends nothing.
     Silent,
 }
 
@@ -45,7 +45,7 @@ impl NotHttp {
     }
 }
 
-/// Answers a connection that is not HTTP, counts and logs it.
+/// Rejects a connection that is not HTTP, with counter and log.
 pub(crate) async fn refuse_connection<IO>(session: &Session, mut io: IO, why: NotHttp)
 where
     IO: AsyncRead + AsyncWrite + Unpin,

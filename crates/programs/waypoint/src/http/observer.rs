@@ -12,7 +12,7 @@ use super::record::Record;
 pub(super) trait Observer {
     /// Host and target are in the form that everything sees.
     fn formed(&mut self, host: &str, target: &PathAndQuery);
-    /// Tokens refuse it.
+    /// Records that JWT authentication rejected the request.
     fn unauthenticated(&mut self, why: &Denial);
     /// Policies have decided.
     fn judged(&mut self, decision: &HttpDecision);

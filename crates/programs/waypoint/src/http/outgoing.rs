@@ -28,7 +28,7 @@ pub(super) fn frame_body(request: &mut Request<Body>) {
     }
 }
 
-/// Gives the target the form that the version wants.
+/// Sets the target in the form that the HTTP version requires.
 pub(super) fn address(
     request: &mut Request<Body>,
     host: &str,

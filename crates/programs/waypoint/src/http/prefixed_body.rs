@@ -24,7 +24,7 @@ pub(super) struct Begun {
     permit: Option<Permit>,
 }
 
-/// Why the beginning of a body is not there.
+/// Reason why the beginning of a body is missing.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BeginError {
     #[error(transparent)]
@@ -43,10 +43,10 @@ pub(super) struct PrefixedBody {
 }
 
 impl Begun {
-    /// Reads until a body has ended, or there are more than so many bytes of it.
+    /// Reads a body up to its end or a maximum number of bytes.
     ///
     /// # Errors
-    /// When it breaks, nothing of it comes for too long, or there is no room for it.
+    /// When it breaks, stalls, or the budget has no room.
     pub(super) async fn of(
         body: &mut Incoming,
         most: usize,
@@ -69,23 +69,23 @@ impl Begun {
         Ok(begun)
     }
 
-    /// Whether anything has been read.
+    /// Whether any frame has been read.
     pub(super) fn has_frames(&self) -> bool {
         !self.frames.is_empty()
     }
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The first of them.
+    /// Returns the first bytes.
     pub(super) fn first(&self, most: usize) -> Vec<u8> {
         let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
         data.take(most).copied().collect()
     }
 
-    /// The whole body, with what is to come.
+    /// Returns the whole body, including the rest of the stream.
     pub(super) fn with(self, rest: Incoming) -> PrefixedBody {
         PrefixedBody { begun: self, rest }
     }

@@ -44,7 +44,7 @@ pub(super) struct Record {
     flags: ResponseFlags,
     details: Option<String>,
     audited_by: Option<String>,
-    /// The policy that denies it.
+    /// Policy that denied the request.
     policy: Option<String>,
     /// Whether the waypoint refuses it, rather than fails to have it served.
     is_refused: bool,
@@ -96,12 +96,12 @@ impl Record {
             .push_str(&redact_target(&self.session, target.as_str()));
     }
 
-    /// A token in it is not valid.
+    /// Records an invalid token in the request.
     pub(super) fn not_authenticated(&mut self, details: String) {
         self.details = Some(details);
     }
 
-    /// Its place in a trace is written into its headers.
+    /// Writes the span context to the request headers.
     pub(super) fn pass_trace_on(&self, headers: &mut HeaderMap) {
         if let Some(telemetry) = &self.telemetry {
             telemetry.pass_on(headers);
@@ -121,7 +121,7 @@ impl Record {
         }
     }
 
-    /// A provider has decided, or has not answered.
+    /// Records a provider's decision or failure.
     pub(super) fn decided(&mut self, details: &str) {
         self.details = Some(details.to_owned());
         self.is_refused = true;
@@ -136,17 +136,17 @@ impl Record {
         }
     }
 
-    /// Something happened to it, whatever comes of it.
+    /// Adds a response flag.
     pub(super) fn flag(&mut self, flag: ResponseFlag) {
         self.flags.insert(flag);
     }
 
-    /// Why it is answered as it will be.
+    /// Sets the response-code details.
     pub(super) fn explain(&mut self, details: &str) {
         self.details = Some(details.to_owned());
     }
 
-    /// An endpoint has begun to answer.
+    /// Records the endpoint that responds.
     pub(super) fn reached(&mut self, chosen: Chosen, flags: ResponseFlags) {
         self.flags = self.flags | flags;
         self.upstream_time = Some(self.began.elapsed());
@@ -154,7 +154,7 @@ impl Record {
         self.details = Some("via_upstream".to_owned());
     }
 
-    /// The waypoint answers itself.
+    /// Records a local response of the waypoint.
     pub(super) fn replied(&mut self, reply: &Reply) {
         self.flags = self.flags | reply.flags;
         self.is_refused = matches!(reply.status.as_u16(), 401 | 403 | 429);
@@ -169,7 +169,7 @@ impl Record {
         self.sent.completed();
     }
 
-    /// A plugin answers.
+    /// Records a local response of a plugin.
     pub(super) fn replied_by_extension(&mut self, details: &str, bytes: usize) {
         self.flags = ResponseFlags::default();
         self.details = Some(details.to_owned());
@@ -178,7 +178,7 @@ impl Record {
         self.sent.completed();
     }
 
-    /// The head of the answer is known.
+    /// Records the response headers.
     pub(super) fn answered<B>(&mut self, response: &Response<B>) {
         self.status = response.status().as_u16();
         self.sent.grpc_status_of(response.headers());

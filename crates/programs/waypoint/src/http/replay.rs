@@ -17,14 +17,14 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// The largest body that is kept. Requests with larger ones are not sent again.
-pub(super) const MOST_KEPT: usize = 64 << 10;
+/// Maximum size of a replayable body. Requests with larger ones are not retried.
+pub(super) const MAX_REPLAY_BYTES: usize = 64 << 10;
 /// Charged bytes of a frame besides its data.
 const FRAME: usize = 64;
 
 /// A body that can be read again from its beginning, as long as it is not too large.
 #[derive(Clone)]
-pub(super) struct Kept(Arc<Mutex<Inner>>);
+pub(super) struct ReplayBody(Arc<Mutex<Inner>>);
 
 struct Inner {
     source: Body,
@@ -37,7 +37,7 @@ struct Inner {
     is_lost: bool,
     /// Number of the current reader; earlier readers get nothing more.
     turn: u64,
-    /// Bytes of all of it, if that is known.
+    /// Total size in bytes, if known.
     length: Option<u64>,
 }
 
@@ -48,19 +48,19 @@ enum Part {
 }
 
 struct Reading {
-    kept: Kept,
+    replay: ReplayBody,
     turn: u64,
     next: usize,
-    /// Bytes to come, if that is known.
+    /// Remaining bytes, if known.
     left: Option<u64>,
 }
 
-/// Another try has begun.
+/// Error of a reader that a retry has superseded.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the request is sent again")]
-struct SentAgain;
+struct Superseded;
 
-impl Kept {
+impl ReplayBody {
     pub(super) fn new(source: Body, memory: &ConnectionMemory) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             length: source.size_hint().exact(),
@@ -75,20 +75,20 @@ impl Kept {
         })))
     }
 
-    /// Whether all that has passed of it is here.
-    pub(super) fn is_kept(&self) -> bool {
+    /// Whether everything that was read is still buffered.
+    pub(super) fn is_replayable(&self) -> bool {
         !self.0.lock().is_lost
     }
 
     /// The body from its beginning; `None` if too much of it has passed. Who has read until now gets no more.
-    pub(super) fn rewound(&self) -> Option<Body> {
+    pub(super) fn rewind(&self) -> Option<Body> {
         let mut inner = self.0.lock();
         if inner.is_lost {
             return None;
         }
         inner.turn += 1;
         let reading = Reading {
-            kept: self.clone(),
+            replay: self.clone(),
             turn: inner.turn,
             next: 0,
             left: inner.length,
@@ -110,7 +110,7 @@ impl Inner {
         };
         let bytes = FRAME + frame.data_ref().map_or(0, Bytes::len);
         self.bytes += bytes;
-        self.is_lost = self.bytes > MOST_KEPT || !self.charge(bytes);
+        self.is_lost = self.bytes > MAX_REPLAY_BYTES || !self.charge(bytes);
         if self.is_lost {
             self.frames = Vec::new();
             self.permit = None;
@@ -119,7 +119,7 @@ impl Inner {
         }
     }
 
-    /// Whether there is room for that much more.
+    /// Charges more bytes; false if the budget has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self.memory.grow(Use::RetryBody, permit, bytes).is_ok(),
@@ -156,9 +156,9 @@ impl HttpBody for Reading {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
-        let mut inner = this.kept.0.lock();
+        let mut inner = this.replay.0.lock();
         if inner.turn != this.turn {
-            return Poll::Ready(Some(Err(SentAgain.into())));
+            return Poll::Ready(Some(Err(Superseded.into())));
         }
         let frame = match inner.frames.get(this.next).cloned() {
             Some(Part::Data(data)) => Some(Ok(Frame::data(data))),
@@ -175,7 +175,7 @@ impl HttpBody for Reading {
     }
 
     fn is_end_stream(&self) -> bool {
-        let inner = self.kept.0.lock();
+        let inner = self.replay.0.lock();
         let is_whole = inner.is_whole || inner.source.is_end_stream();
         is_whole && self.next >= inner.frames.len()
     }
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use crate::memory::{Memory, MemoryLimits};
 
-    /// A connection's budget of a process that may hold so many bytes.
+    /// Returns a connection's budget in a process with this limit.
     fn memory(process: usize) -> ConnectionMemory {
         let memory = Memory::new(MemoryLimits::of(process), Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())
@@ -201,11 +201,11 @@ mod tests {
 
     type Sender = mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>;
 
-    fn body() -> (Sender, Kept) {
+    fn body() -> (Sender, ReplayBody) {
         let (sender, mut receiver) = mpsc::unbounded_channel();
         let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
         let body = StreamBody::new(frames).boxed_unsync();
-        (sender, Kept::new(body, &memory(8 << 20)))
+        (sender, ReplayBody::new(body, &memory(8 << 20)))
     }
 
     fn say(sender: &Sender, bytes: &[u8]) {
@@ -220,14 +220,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_is_read_again_and_then_to_its_end() {
-        let (sender, kept) = body();
-        let mut first = kept.rewound().unwrap();
+        let (sender, replay) = body();
+        let mut first = replay.rewind().unwrap();
         say(&sender, b"one");
         say(&sender, b"two");
         assert_eq!(hear(&mut first).await, b"one");
-        let mut second = kept.rewound().unwrap();
+        let mut second = replay.rewind().unwrap();
         // It has no part in it any more.
-        assert!(first.frame().await.unwrap().unwrap_err().is::<SentAgain>());
+        assert!(first.frame().await.unwrap().unwrap_err().is::<Superseded>());
         assert_eq!(hear(&mut second).await, b"one");
         assert_eq!(hear(&mut second).await, b"two");
         let mut trailers = HeaderMap::new();
@@ -236,62 +236,62 @@ mod tests {
         drop(sender);
         assert!(second.frame().await.unwrap().unwrap().is_trailers());
         assert!(second.frame().await.is_none());
-        let third = kept.rewound().unwrap();
+        let third = replay.rewind().unwrap();
         let third = third.collect().await.unwrap();
         assert_eq!(third.trailers(), Some(&trailers));
         assert_eq!(third.to_bytes(), "onetwo");
     }
 
     #[tokio::test]
-    async fn a_large_or_broken_body_is_not_kept_and_passes_all_the_same() {
-        let (sender, kept) = body();
-        let mut first = kept.rewound().unwrap();
-        let piece = vec![0; MOST_KEPT / 4];
+    async fn large_or_broken_bodies_pass_without_replay() {
+        let (sender, replay) = body();
+        let mut first = replay.rewind().unwrap();
+        let piece = vec![0; MAX_REPLAY_BYTES / 4];
         for count in 1..=6 {
             say(&sender, &piece);
             assert_eq!(hear(&mut first).await, piece);
-            assert!(kept.0.lock().bytes <= MOST_KEPT + piece.len() + FRAME);
+            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME);
             if count >= 4 {
-                assert!(kept.rewound().is_none());
-                assert!(kept.0.lock().frames.is_empty());
+                assert!(replay.rewind().is_none());
+                assert!(replay.0.lock().frames.is_empty());
             }
         }
         drop(sender);
         assert!(first.frame().await.is_none());
-        let (sender, kept) = body();
-        let mut first = kept.rewound().unwrap();
+        let (sender, replay) = body();
+        let mut first = replay.rewind().unwrap();
         sender.send(Err("broken".into())).unwrap();
         assert!(first.frame().await.unwrap().is_err());
-        assert!(kept.rewound().is_none());
+        assert!(replay.rewind().is_none());
     }
 
     #[tokio::test]
-    async fn a_body_that_the_budget_has_no_room_for_is_not_kept_and_passes() {
+    async fn bodies_beyond_the_memory_budget_pass_without_replay() {
         // A kilobyte for the requests of a connection.
         let memory = memory(8 << 10);
-        let kept = Kept::new(crate::message::text(vec![0; 2 << 10]), &memory);
-        let mut body = kept.rewound().unwrap();
+        let replay = ReplayBody::new(crate::message::text(vec![0; 2 << 10]), &memory);
+        let mut body = replay.rewind().unwrap();
         assert_eq!(hear(&mut body).await.len(), 2 << 10);
-        assert!(kept.rewound().is_none());
-        let kept = Kept::new(crate::message::text(vec![0; 900]), &memory);
-        let mut body = kept.rewound().unwrap();
+        assert!(replay.rewind().is_none());
+        let replay = ReplayBody::new(crate::message::text(vec![0; 900]), &memory);
+        let mut body = replay.rewind().unwrap();
         assert_eq!(hear(&mut body).await.len(), 900);
         assert!(memory.take(Use::RetryBody, 100).is_err());
-        assert!(kept.rewound().is_some());
-        drop((body, kept));
+        assert!(replay.rewind().is_some());
+        drop((body, replay));
         assert!(memory.take(Use::RetryBody, 1000).is_ok());
     }
 
     #[tokio::test]
     async fn no_body_is_none_each_time() {
-        let kept = Kept::new(crate::message::text(""), &memory(8 << 20));
+        let replay = ReplayBody::new(crate::message::text(""), &memory(8 << 20));
         for _ in 0..2 {
-            let body = kept.rewound().unwrap();
+            let body = replay.rewind().unwrap();
             assert!(body.is_end_stream() && body.size_hint().exact() == Some(0));
         }
-        let kept = Kept::new(crate::message::text("abc"), &memory(8 << 20));
+        let replay = ReplayBody::new(crate::message::text("abc"), &memory(8 << 20));
         for _ in 0..2 {
-            let mut body = kept.rewound().unwrap();
+            let mut body = replay.rewind().unwrap();
             assert!(!body.is_end_stream() && body.size_hint().exact() == Some(3));
             assert_eq!(hear(&mut body).await, b"abc");
             assert!(body.is_end_stream());

@@ -5,7 +5,7 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::message::{self, Body};
 
-/// As Envoy has it: clients need not try again at once.
+/// Envoy's header that tells clients not to retry an overloaded server at once.
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 
 /// Why a request is answered by the waypoint rather than by an application.
@@ -15,13 +15,13 @@ pub(crate) struct Reply {
     pub(crate) text: String,
     /// Response flags for the access log.
     pub(crate) flags: ResponseFlags,
-    /// Of a request that is not what HTTP allows: what is wrong with it.
+    /// Violation of HTTP by an invalid request.
     pub(crate) refused: Option<&'static str>,
     /// gRPC status, if it is not the one that the HTTP status maps to.
     pub(crate) grpc_status: Option<u8>,
     /// Challenge for `WWW-Authenticate` (RFC 6750).
     pub(crate) challenge: Option<HeaderValue>,
-    /// For the access log.
+    /// Response-code details for the access log.
     pub(crate) details: Option<&'static str>,
 }
 
@@ -38,7 +38,7 @@ impl Reply {
         }
     }
 
-    /// The text is Istio's.
+    /// Builds the denial with Istio's text.
     pub(crate) fn denied() -> Self {
         Self {
             status: StatusCode::FORBIDDEN,
@@ -68,7 +68,7 @@ impl Reply {
         }
     }
 
-    /// A request that is not what HTTP allows, or that others might read in another way.
+    /// Returns the response to a request that violates HTTP, or is ambiguous.
     pub(crate) fn refused(text: impl Into<String>, reason: &'static str) -> Self {
         let flag = ResponseFlag::DownstreamProtocolError;
         Self {
@@ -77,7 +77,7 @@ impl Reply {
         }
     }
 
-    /// The same, with another status than 400.
+    /// Sets another status than 400.
     pub(crate) fn with_status(self, status: StatusCode) -> Self {
         Self { status, ..self }
     }
@@ -131,7 +131,7 @@ impl Reply {
     }
 }
 
-/// As gRPC maps statuses of HTTP (doc/http-grpc-status-mapping.md).
+/// Maps an HTTP status to gRPC's (doc/http-grpc-status-mapping.md).
 fn meaning(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "13",

@@ -12,12 +12,12 @@ use crate::{
 
 /// Permit for one retry, released when the attempt ends.
 pub(super) enum RetryPermit {
-    /// From the budget that every destination has.
+    /// Permit from the default retry budget of the destination.
     Budget {
         #[expect(dead_code, reason = "what it does is to be held")]
         permit: Permit,
     },
-    /// From the limits of a DestinationRule.
+    /// Permit from the limits of a DestinationRule.
     Rule {
         #[expect(dead_code, reason = "what it does is to be held")]
         slot: Slot,
@@ -25,7 +25,7 @@ pub(super) enum RetryPermit {
 }
 
 impl RetryPermit {
-    /// Takes a permit; `None` if retries are exhausted.
+    /// Takes a permit; `None` if the retry budget is exhausted.
     pub(super) fn of(
         session: &Session,
         decision: Option<&Arc<DestinationDecision>>,

@@ -11,7 +11,7 @@ use ambit_model::HttpRetry;
 use http::{HeaderMap, Method, Request, StatusCode, request};
 use hyper::body::Body as _;
 
-use super::replay::Kept;
+use super::replay::ReplayBody;
 use crate::{
     memory::ConnectionMemory,
     message::{self, Body},
@@ -20,14 +20,14 @@ use crate::{
 /// Retries of a request without a retry policy.
 pub(crate) const DEFAULT_RETRIES: u32 = 2;
 
-/// When a request is retried.
+/// Conditions for retrying a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RetryPolicy<'a> {
-    /// Never: it goes to one endpoint.
+    /// Never, since the request is bound to one endpoint.
     Never,
-    /// When nothing of it was sent: a waypoint before this one has sent it already.
+    /// Only if nothing was sent, since an earlier waypoint already retries.
     Unsent,
-    /// When that changes nothing.
+    /// Only if a retry has no side effects.
     Safely,
     /// The route's retry policy.
     ByRule(&'a HttpRetry),
@@ -40,7 +40,7 @@ pub(super) enum Outcome<'a> {
     Answer(StatusCode, &'a HeaderMap),
     /// No response; `is_untouched` if the endpoint reports that it has not processed the request.
     Broken { is_untouched: bool },
-    /// No response in time.
+    /// Attempt without a response in time.
     Late,
 }
 
@@ -48,14 +48,14 @@ pub(super) enum Outcome<'a> {
 pub(super) struct Retrying<'a> {
     again: RetryPolicy<'a>,
     head: Option<request::Parts>,
-    /// None: it has no body.
-    body: Option<Kept>,
+    /// Replayable body; `None` for a request without a body.
+    body: Option<ReplayBody>,
     is_idempotent: bool,
     done: u32,
 }
 
 impl<'a> Retrying<'a> {
-    /// Keeps what is needed of a request.
+    /// Saves the parts of a request that retries need.
     pub(super) fn of(
         again: RetryPolicy<'a>,
         request: Request<Body>,
@@ -71,7 +71,7 @@ impl<'a> Retrying<'a> {
                 | Method::TRACE
         );
         let has_body = !request.body().is_end_stream();
-        let is_kept = match again {
+        let is_replayable = match again {
             RetryPolicy::Never | RetryPolicy::Unsent => false,
             RetryPolicy::Safely => !has_body,
             RetryPolicy::ByRule(_) => true,
@@ -79,22 +79,22 @@ impl<'a> Retrying<'a> {
         let (parts, body) = request.into_parts();
         let mut retrying = Self {
             again,
-            head: is_kept.then(|| parts.clone()),
+            head: is_replayable.then(|| parts.clone()),
             body: None,
             is_idempotent,
             done: 0,
         };
-        let body = if is_kept && has_body {
-            let kept = retrying.body.insert(Kept::new(body, memory));
+        let body = if is_replayable && has_body {
+            let replay = retrying.body.insert(ReplayBody::new(body, memory));
             // It has just been made.
-            kept.rewound().unwrap_or_else(|| message::text(""))
+            replay.rewind().unwrap_or_else(|| message::text(""))
         } else {
             body
         };
         (retrying, Request::from_parts(parts, body))
     }
 
-    /// Whether there is a reason to send it again, and it can be.
+    /// Whether the outcome permits a retry, and the request can be replayed.
     pub(super) fn is_reason(&self, outcome: &Outcome<'_>) -> bool {
         let is_reason = match (self.again, outcome) {
             (RetryPolicy::Never | RetryPolicy::Unsent, _)
@@ -110,25 +110,26 @@ impl<'a> Retrying<'a> {
             }
             (RetryPolicy::ByRule(_), Outcome::Broken { .. } | Outcome::Late) => true,
         };
-        let is_kept = self.head.is_some() && self.body.as_ref().is_none_or(Kept::is_kept);
-        is_reason && is_kept
+        let is_replayable =
+            self.head.is_some() && self.body.as_ref().is_none_or(ReplayBody::is_replayable);
+        is_reason && is_replayable
     }
 
-    /// The request again, if it is kept. Who has read its body until now gets no more of it.
+    /// Returns the request for a retry, if it is buffered. The previous body reader is cut off.
     pub(super) fn request(&self) -> Option<Request<Body>> {
         let body = match &self.body {
-            Some(kept) => kept.rewound()?,
+            Some(replay) => replay.rewind()?,
             None => message::text(""),
         };
         Some(Request::from_parts(self.head.clone()?, body))
     }
 
-    /// Whether it is sent again when nothing of it was sent.
+    /// Whether a request that was not sent at all is retried.
     pub(super) fn may_try_another(&self) -> bool {
         !matches!(self.again, RetryPolicy::Never)
     }
 
-    /// Whether it may be sent to the same endpoint if there is no other.
+    /// Whether a retry may go to the same endpoint if there is no other.
     pub(super) fn may_try_the_same(&self) -> bool {
         matches!(self.again, RetryPolicy::ByRule(_))
     }

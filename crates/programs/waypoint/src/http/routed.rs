@@ -30,13 +30,13 @@ const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// Result of routing a request.
 pub(super) enum Routed {
-    /// The request is forwarded.
+    /// Request that continues to an endpoint.
     On(Taken),
     /// The route responds itself: a redirect, or a CORS preflight.
     Answered(Response<Body>),
 }
 
-/// Where a request is sent, and what is done with it on the way.
+/// Selected route of a request, with its filters.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) destination: Destination,
@@ -48,7 +48,7 @@ pub(super) struct Taken {
 #[derive(Clone, Debug)]
 struct Chosen {
     rule: Arc<Rule>,
-    /// Which of its backends; none if it has none.
+    /// Index of the chosen backend; `None` without backends.
     backend: Option<usize>,
     /// Bytes of the path that the match took as prefix.
     prefix: usize,
@@ -66,7 +66,7 @@ impl Chosen {
 }
 
 impl Crossing {
-    /// Says it, and takes out what others say.
+    /// Sets the waypoint's response headers, and removes such headers of others.
     pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
         if let Some((chosen, cors_request)) = &self.0
             && let Some(cors) = chosen.applied().cors()
@@ -84,7 +84,7 @@ impl Taken {
         }
     }
 
-    /// Of a service whose name is a wildcard: to the host that the request, as it is sent, names.
+    /// Resolves a service with a wildcard hostname to the host of the forwarded request.
     pub(super) fn name_host(&mut self, session: &Session, form: &Form) -> Result<(), Reply> {
         if self.destination != Destination::Target || !session.target.resolves_hosts() {
             return Ok(());
@@ -120,11 +120,11 @@ impl Taken {
         self.rule.as_ref()?.session.as_ref()?.endpoint.as_ref()
     }
 
-    /// Says in the answer of an endpoint which session it is of.
+    /// Writes the session of an endpoint to its response.
     pub(super) fn continue_session(&self, uid: &str, headers: &mut HeaderMap) {
         let Some(chosen) = &self.rule else { return };
         let backends = chosen.rule.backends();
-        let backend = chosen.backend.and_then(|place| backends.get(place));
+        let backend = chosen.backend.and_then(|index| backends.get(index));
         if let (Some(session), Some(backend)) = (&chosen.session, backend) {
             session.change_answer(&backend.to, uid, headers);
         }
@@ -152,7 +152,7 @@ impl Taken {
         RouteOwner::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
     }
 
-    /// Whether [`Self::change`] may make another request of it.
+    /// Whether [`Self::change`] may modify the request.
     pub(super) fn changes_request(&self) -> bool {
         let applied = self.rule.as_ref().map(Chosen::applied);
         applied.is_some_and(|applied| applied.changes_request())
@@ -189,7 +189,7 @@ impl Taken {
         Ok(())
     }
 
-    /// Changes the answer in the same order.
+    /// Applies the response filters in order.
     pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
         if let Some(chosen) = &self.rule {
             chosen.applied().change_response(headers);
@@ -252,7 +252,7 @@ pub(super) fn table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply>
     ))
 }
 
-/// Where a request goes, by the routes of its service.
+/// Routes a request by the routes of its service.
 pub(super) fn route<B>(
     session: &Session,
     request: &Request<B>,
@@ -295,7 +295,7 @@ pub(super) fn route<B>(
     let drawn = sticky.or_else(|| rule.backend(&mut rand::rng()));
     let chosen = Chosen {
         rule: rule.clone(),
-        backend: drawn.map(|(place, _)| place),
+        backend: drawn.map(|(index, _)| index),
         prefix,
         session: affinity,
     };

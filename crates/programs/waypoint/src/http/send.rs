@@ -39,13 +39,13 @@ use crate::{
     },
 };
 
-/// Where a request went.
+/// Endpoint that a request was sent to.
 #[derive(Clone, Debug)]
 pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
-    /// The host outside of the mesh, where it is known.
+    /// Host outside the mesh, if known.
     pub(super) remote: Option<ArcStr>,
     /// Verified identity of the host's certificate.
     pub(super) remote_identity: Option<ArcStr>,
@@ -59,7 +59,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Endpoint of a request to `destination` that goes this way.
+    /// Returns the endpoint of a request to `destination` on this route.
     fn of(destination: &Destination, session: &Session, upstream: &Upstream) -> Self {
         Self {
             endpoint: upstream.endpoint(),
@@ -77,16 +77,16 @@ impl Chosen {
     }
 }
 
-/// How a request is sent.
+/// Parameters of sending a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
     pub(super) hops: Hops,
-    /// How long one try may take until it is answered.
+    /// Timeout of one attempt.
     pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
-    /// Whether a waypoint before this one sends it again.
+    /// Mark of a request that an earlier waypoint retries.
     pub(super) retry_mark: RetryMark,
-    /// The endpoint of the session that it is of.
+    /// Endpoint of the session.
     pub(super) sticky: Option<&'a BackendEndpoint>,
 }
 
@@ -109,15 +109,15 @@ impl Sent {
     }
 }
 
-/// A request that came to nothing.
+/// Failure of a request before a response.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) reply: Reply,
-    /// For the log.
+    /// Details for the access log.
     pub(super) details: String,
 }
 
-/// TLS with endpoints, where it begins here.
+/// Returns the TLS origination for the endpoint, if configured.
 fn tls_upstream<'a>(
     session: &'a Session,
     decision: Option<&'a DestinationDecision>,
@@ -140,7 +140,7 @@ fn preamble(
     Preamble::of(decision?.port.policy(), upstream, client, called)
 }
 
-/// Sends a request; returns the answer's head, its body still to come.
+/// Sends a request, and returns the response headers with a streaming body.
 pub(super) async fn send(
     session: &Session,
     destination: &Destination,
@@ -250,7 +250,7 @@ pub(super) async fn send(
     }
 }
 
-/// Whether there is no other endpoint: the request is for one pod.
+/// Whether the request is for a single pod, so that no other endpoint exists.
 fn is_one_pod(destination: &Destination, session: &Session) -> bool {
     let of = (destination, &session.target);
     matches!(of, (Destination::Target, Target::Pod { .. }))
@@ -275,7 +275,7 @@ fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Ex
     Ok(Some(Arc::new(permit)))
 }
 
-/// Tells the next waypoint, if there is one, what has become of the request so far.
+/// Writes the marks for the next waypoint, if there is one.
 fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_mark: RetryMark) {
     let (headers, is_next) = (request.headers_mut(), to.is_waypoint());
     hops.write(headers, is_next);
@@ -285,14 +285,14 @@ fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_m
 /// Result of one attempt.
 struct AttemptResult {
     ended: Result<Sent, Failure>,
-    /// Whether that is a reason for another.
+    /// Whether the outcome permits a retry.
     is_reason: bool,
     /// The request, if nothing of it was sent and it may go to another endpoint.
     unsent: Option<Request<Body>>,
 }
 
 impl AttemptResult {
-    /// Without an outcome its time was over.
+    /// Converts the result of an attempt; without an outcome it timed out.
     fn of(
         outcome: Option<Result<Response<Incoming>, FailedAttempt>>,
         mut chosen: Chosen,
@@ -342,7 +342,7 @@ fn flag(ended: &mut Result<Sent, Failure>, flag: ResponseFlag) {
     }
 }
 
-/// Tells of an endpoint that a rule chose what came of a try.
+/// Reports the outcome of an attempt to an endpoint that a policy chose.
 fn report(
     session: &Session,
     held: Option<&EndpointLease>,
@@ -362,10 +362,10 @@ fn report(
     }
 }
 
-/// A try that failed.
+/// Failed attempt of a request.
 struct FailedAttempt {
     broken: Broken,
-    /// The request, if nothing of it was sent.
+    /// Request that was not sent at all, so that it can be retried.
     unsent: Option<Request<Body>>,
 }
 
@@ -528,7 +528,7 @@ impl Failure {
         }
     }
 
-    /// No budget has room for what an endpoint may send.
+    /// Builds the failure of a request whose response has no memory budget.
     fn overloaded(full: Exhausted) -> Self {
         Self {
             details: full.to_string(),
@@ -536,7 +536,7 @@ impl Failure {
         }
     }
 
-    /// A route's timeout is over.
+    /// Builds the failure of a route's timeout.
     pub(super) fn too_late(details: &str) -> Self {
         let flag = ResponseFlag::UpstreamRequestTimeout;
         Self {

@@ -21,29 +21,29 @@ use crate::{
     mirrors::Behind,
 };
 
-/// How many bytes of a request one mirror may be behind.
+/// Maximum bytes by which one mirror may lag.
 pub(super) const MOST_BEHIND: usize = 1 << 20;
-/// How many bytes all mirrors of a worker may be behind together.
+/// Maximum bytes by which all mirrors of a worker may lag together.
 const MOST_BEHIND_ALL: usize = 32 << 20;
 /// Charged bytes of a frame besides its data.
 const FRAME: usize = 64;
 
-/// How the copying of a body ended.
+/// Outcome of copying a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copied {
-    /// All of it, or as much of it as there was.
+    /// The body was copied, as far as it was received.
     Over,
     /// The mirror was too slow.
     TooSlow,
 }
 
-/// Passes a body on, and copies it.
+/// Forwards a body, and copies it to mirrors.
 struct Tee {
     inner: Body,
     copies: Vec<Copying>,
 }
 
-/// One mirror, as the original sees it.
+/// Original's handle of one mirror.
 struct Copying {
     pieces: mpsc::UnboundedSender<Piece>,
     own: Arc<AtomicUsize>,
@@ -75,7 +75,7 @@ impl Drop for EndpointLease {
 /// The body that a mirror gets.
 struct Copy {
     pieces: mpsc::UnboundedReceiver<Piece>,
-    /// Bytes to come, if that is known.
+    /// Remaining bytes, if known.
     left: Option<u64>,
 }
 
@@ -118,7 +118,7 @@ pub(super) fn tee(
 }
 
 impl Copying {
-    /// Gives the mirror a frame; false if it takes no more.
+    /// Sends a frame to the mirror; false if it accepts no more.
     fn give(&mut self, frame: &Frame<Bytes>) -> bool {
         let (copy, bytes) = match (frame.data_ref(), frame.trailers_ref()) {
             (Some(data), _) => (Frame::data(data.clone()), data.len() + FRAME),
@@ -151,7 +151,7 @@ impl Copying {
         }
     }
 
-    /// There is nothing more to give.
+    /// Marks the copy as complete.
     fn complete(mut self) {
         let _taken = self.pieces.send(Piece::End);
         self.end(Copied::Over);

@@ -54,7 +54,7 @@ pub(super) struct Upgrade {
     protocol: HeaderValue,
     /// Key of the WebSocket handshake with an application of HTTP/1.1.
     key: Option<Key>,
-    /// Whether it is requested by an extended CONNECT.
+    /// Whether the request is an extended CONNECT.
     is_extended: bool,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
 pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 
 impl PendingUpgrade {
-    /// Of a request, as it came.
+    /// Reads the upgrade of a received request.
     pub(super) fn of(request: &mut Request<Incoming>) -> Self {
         let has_upgrade =
             request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
@@ -145,7 +145,7 @@ pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Opt
     })
 }
 
-/// The protocol that headers name, if that is one.
+/// Returns the single protocol of `Upgrade`.
 fn only_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut protocols = headers.get_all(UPGRADE).iter();
     let first = protocols.next()?;
@@ -157,14 +157,14 @@ fn is_same(protocol: &HeaderValue, other: &[u8]) -> bool {
 }
 
 impl Upgrade {
-    /// Asks for it no more, of a request that has become one that cannot.
+    /// Removes the upgrade of a request that a modification has made impossible.
     pub(super) fn withdraw(headers: &mut HeaderMap) {
         for name in headers::UPGRADE_OF_REQUESTS {
             headers.remove(name);
         }
     }
 
-    /// Asks the application for it.
+    /// Adds the upgrade's headers to the request.
     pub(super) fn ask(&self, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
@@ -196,7 +196,7 @@ impl Upgrade {
         }
     }
 
-    /// Whether an answer means that what follows is the other protocol.
+    /// Whether a response switches to the other protocol.
     ///
     /// # Errors
     /// When it would mean that to the client, and does not.
@@ -248,8 +248,8 @@ impl Key {
     }
 }
 
-/// Both buffers of a copy, and what was read behind either head. What HTTP/2 holds of its streams is charged with its
-/// windows.
+/// Charged bytes: two copy buffers, and the buffered prefix on either side. The windows of HTTP/2 streams are charged
+/// separately.
 const COPY_BYTES: usize = 4 * (8 << 10);
 
 /// The application does not keep to the protocol.
@@ -258,7 +258,7 @@ fn refused() -> Reply {
     Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
-/// The application has switched: what follows is passed through.
+/// Passes the stream through after the application has switched protocols.
 pub(super) fn switch(
     session: &Arc<Session>,
     (upgrade, version): (Option<Upgrade>, Version),

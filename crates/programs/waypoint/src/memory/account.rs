@@ -27,12 +27,12 @@ impl Scope {
     }
 }
 
-/// A budget has no room.
+/// Error of a memory budget without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory budget of the {} is used up", .0.name())]
 pub(crate) struct Exhausted(pub(crate) Scope);
 
-/// A budget. Clones share it.
+/// Memory budget. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Account(Arc<Node>);
 
@@ -53,7 +53,7 @@ impl Account {
         Self::new(scope, limit, limit / 4, None)
     }
 
-    /// A budget that is part of this one.
+    /// Creates a budget nested in this one.
     pub(crate) fn part(&self, scope: Scope, limit: usize) -> Self {
         Self::new(scope, limit, 0, Some(self.clone()))
     }
@@ -68,10 +68,10 @@ impl Account {
         }))
     }
 
-    /// Takes bytes for as long as the permit lasts.
+    /// Charges bytes until the permit is dropped.
     ///
     /// # Errors
-    /// When this budget, or one that it is part of, has no room.
+    /// When this budget or an enclosing one has no room.
     pub(crate) fn take(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.add(bytes, 0)?;
         Ok(Permit {
@@ -90,7 +90,7 @@ impl Account {
         self.0.limit
     }
 
-    /// Bytes that there is room for, as far as this budget goes.
+    /// Returns the remaining bytes of this budget.
     pub(crate) fn left(&self) -> usize {
         self.limit().saturating_sub(self.held())
     }
@@ -138,7 +138,7 @@ impl Account {
     }
 }
 
-/// Bytes that are held. They are given back when it is dropped.
+/// Charged bytes, released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit {
     account: Account,
@@ -146,7 +146,7 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Takes more bytes.
+    /// Charges more bytes; on an error the charged ones stay.
     ///
     /// # Errors
     /// When there is no room; what is held already stays.
@@ -156,7 +156,7 @@ impl Permit {
         Ok(())
     }
 
-    /// Bytes held by it.
+    /// Returns the bytes that are charged.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

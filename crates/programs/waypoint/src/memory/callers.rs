@@ -11,7 +11,7 @@ use super::{
     account::{Account, Exhausted, Permit, Scope},
 };
 
-/// So many callers are remembered before those that hold nothing are forgotten.
+/// Number of callers to remember before those that hold no memory are forgotten.
 const REMEMBERED: usize = 1024;
 
 /// Purpose of charged bytes: the reason in metrics.
@@ -19,11 +19,11 @@ const REMEMBERED: usize = 1024;
 pub(crate) enum Use {
     /// Windows and buffers of a connection, or of a tunnel in it.
     Connection,
-    /// The header section of a request, and what its handling takes.
+    /// Header section of a request, and the memory of handling it.
     Headers,
     /// An unfinished header section, or unread trailers.
     HeaderBlock,
-    /// A body that is kept to be sent again.
+    /// Buffered body for retries.
     RetryBody,
     /// A body that an authorization provider checks.
     AuthorizationBody,
@@ -63,7 +63,7 @@ struct Key {
     address: IpAddr,
 }
 
-/// One caller's budgets.
+/// Budgets of one caller.
 #[derive(Clone, Debug)]
 struct CallerAccounts {
     all: Account,
@@ -71,7 +71,7 @@ struct CallerAccounts {
 }
 
 impl CallerAccounts {
-    /// Whether anything but the table of callers has it.
+    /// Whether the account is referenced outside the table.
     fn is_used(&self) -> bool {
         // The account of its connections is part of the other.
         self.connections.holders() > 1 || self.all.holders() > 2
@@ -81,7 +81,7 @@ impl CallerAccounts {
 #[derive(Debug, Default)]
 struct Callers {
     known: HashMap<Key, CallerAccounts>,
-    /// Look through them at so many.
+    /// Number of callers at which the next sweep happens.
     sweep_at: usize,
 }
 
@@ -149,7 +149,7 @@ impl Memory {
     }
 }
 
-/// The budgets of one connection. Clones share them.
+/// Memory budgets of one connection. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionMemory {
     /// Bytes of the caller's requests.
@@ -160,27 +160,27 @@ pub(crate) struct ConnectionMemory {
 }
 
 impl ConnectionMemory {
-    /// Takes bytes for requests of the connection.
+    /// Charges bytes for requests of the connection.
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn take(&self, of: Use, bytes: usize) -> Result<Permit, Exhausted> {
         self.counted(of, self.requests.take(bytes))
     }
 
-    /// Lets a permit of [`Self::take`] grow.
+    /// Grows a permit of [`Self::take`].
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn grow(&self, of: Use, permit: &mut Permit, bytes: usize) -> Result<(), Exhausted> {
         self.counted(of, permit.grow(bytes))
     }
 
-    /// Takes what the connection itself holds: a share of what is left of its caller's budget between `least` and `most`,
-    /// so that a caller with few connections has large windows, and one with many has small ones.
+    /// Charges the windows of the connection itself: a share of the caller's remaining budget between `least` and
+    /// `most`, so that a caller with few connections has large windows, and one with many has small ones.
     ///
     /// # Errors
-    /// When there is not even room for the least, which is counted.
+    /// When not even the minimum has room, which is counted.
     pub(crate) fn window(
         &self,
         share: usize,
@@ -199,18 +199,18 @@ impl ConnectionMemory {
         by_caller.min(by_process)
     }
 
-    /// Takes what a connection to an endpoint holds that is opened for the caller.
+    /// Charges a connection to an endpoint that is opened for the caller.
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn open_upstream(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.counted(Use::Upstream, self.connections.take(bytes))
     }
 
-    /// Takes what a tunnel of the connection holds, whatever it carries.
+    /// Charges the memory of a tunnel of the connection.
     ///
     /// # Errors
-    /// When there is no room, which is counted.
+    /// When the budget has no room, which is counted.
     pub(crate) fn open(&self, bytes: usize) -> Result<Permit, Exhausted> {
         self.counted(Use::Connection, self.connections.take(bytes))
     }

@@ -14,24 +14,24 @@ use ambit_proxy::ResolveError;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
-/// Most names that are remembered.
+/// Maximum cached names.
 const MAX_NAMES: usize = 4096;
-/// Look-ups in flight.
+/// Maximum lookups in flight.
 const MAX_LOOKUPS: usize = 64;
-/// Look-ups in flight that one caller has begun.
+/// Maximum lookups in flight of one caller.
 const MAX_LOOKUPS_PER_CALLER: usize = 8;
-/// How long one may take.
+/// Timeout of a lookup.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bounds of an answer's TTL.
+/// Minimum TTL of an answer.
 const SHORTEST: Duration = Duration::from_secs(1);
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
-/// The same of a failure.
+/// Cache time of a failure.
 const FAILURE: Duration = Duration::from_secs(1);
 
 /// Addresses of a name, never none.
 pub(crate) type Known = Result<Arc<[IpAddr]>, ResolveError>;
 
-/// A caller has as many look-ups in flight as it may.
+/// Error of a caller at its limit of lookups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the caller has {MAX_LOOKUPS_PER_CALLER} look-ups of names in flight")]
 pub(crate) struct TooManyLookups;
@@ -48,15 +48,15 @@ pub(super) struct Lookups {
     callers: Callers,
 }
 
-/// Look-ups in flight by the caller that has begun them.
+/// Lookups in flight by caller.
 #[derive(Clone, Debug, Default)]
 struct Callers(Arc<Mutex<HashMap<Caller, usize>>>);
 
-/// One look-up in flight, counted for the caller that has begun it.
+/// Lookup in flight, counted for its caller.
 #[derive(Debug)]
 struct Lookup {
     outcome: OnceCell<(Instant, Known)>,
-    /// Permit of the caller, released when it is dropped.
+    /// Permit of the caller, released on drop.
     _of_caller: Option<CallerSlot>,
 }
 
@@ -92,7 +92,7 @@ impl Drop for CallerSlot {
     }
 }
 
-/// Somebody who waits for a look-up; the last one that goes away ends it.
+/// Waiter of a lookup; dropping the last one cancels it.
 struct Waiting<'a> {
     lookups: &'a Lookups,
     host: &'a str,
@@ -153,7 +153,7 @@ impl Lookups {
         Ok(known.clone())
     }
 
-    /// Waits for the look-up of a host that is in flight, or begins one.
+    /// Joins the host's lookup in flight, or starts one.
     fn join<'a>(
         &'a self,
         host: &'a str,
@@ -237,7 +237,7 @@ mod tests {
         Ok((vec![ip.into()], Instant::now() + LONGEST))
     }
 
-    /// Polls a future once, so that it has begun.
+    /// Polls a future once to start it.
     async fn begun<F: Future + Unpin>(future: &mut F) {
         let once = std::future::poll_fn(|cx| {
             let polled = std::pin::Pin::new(&mut *future).poll(cx);

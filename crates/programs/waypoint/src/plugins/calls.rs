@@ -25,13 +25,13 @@ use crate::{
 
 /// Largest response to a plugin's call, in bytes.
 pub(super) const MAX_ANSWER: usize = 1 << 20;
-/// Of a plugin that names no time.
+/// Default timeout of a plugin's call.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of gRPC: what there is when nothing came of a call.
+/// gRPC status UNAVAILABLE, for calls that failed.
 pub(super) const UNAVAILABLE: u32 = 14;
 const DEADLINE_EXCEEDED: u32 = 4;
 
-/// A call that came to nothing.
+/// Call without a response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failed {
     #[error(
@@ -59,7 +59,7 @@ pub(super) enum Failed {
     Exhausted(#[from] Exhausted),
 }
 
-/// Makes a call; without an answer the plugin gets an empty one.
+/// Makes a call, and passes the response or an empty one to the plugin.
 pub(super) async fn make(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -232,7 +232,7 @@ pub(super) fn request(
     Ok(request)
 }
 
-/// A message in its frame.
+/// Frames a gRPC message.
 pub(super) fn framed(message: &[u8]) -> Option<Bytes> {
     grpc_frame::framed(message).map(Bytes::from)
 }
@@ -244,7 +244,7 @@ fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// How a call of gRPC has ended, if the headers or trailers say so.
+/// Returns the gRPC status in headers or trailers, if there is one.
 pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
     let status = of.get("grpc-status")?.to_str().ok()?.parse().ok()?;
     let text = of.get("grpc-message").and_then(|text| text.to_str().ok());

@@ -6,7 +6,7 @@ use ambit_wasm::{Facts, Value};
 
 use crate::{session::Session, target::Target};
 
-/// Of one request.
+/// Properties of one request.
 pub(crate) struct OfRequest {
     session: Arc<Session>,
     version: http::Version,

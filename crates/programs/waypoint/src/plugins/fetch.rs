@@ -32,11 +32,11 @@ pub(crate) struct Fetcher {
     waypoint: Arc<Waypoint>,
     /// Registries without TLS.
     insecure: Vec<String>,
-    /// How long all of one fetch may take.
+    /// Timeout of one fetch.
     timeout: Duration,
 }
 
-/// A module that cannot be had.
+/// Error of fetching a module.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
     #[error("{0}: neither oci, http, https nor file")]
@@ -49,8 +49,8 @@ pub(crate) enum FetchError {
     },
     #[error("the module has more than {MAX_MODULE} bytes")]
     TooLarge,
-    #[error("the digest is {is}, not {wanted} as in spec.sha256")]
-    Digest { is: String, wanted: String },
+    #[error("the digest is {is}, not {expected} as in spec.sha256")]
+    Digest { is: String, expected: String },
     #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
     TooLong(Duration),
     #[error(transparent)]
@@ -60,8 +60,8 @@ pub(crate) enum FetchError {
 }
 
 impl Fetcher {
-    /// With a directory for what is kept; `insecure` are registries without TLS, `*` all of them. Addresses are called as the
-    /// waypoint's guard and the mesh that it knows let plugins.
+    /// Creates a fetcher with a cache directory. Registries in `insecure` are called without TLS (`*` matches all).
+    /// Calls are limited by the egress guard and the plugin's grants.
     pub(crate) fn new(
         cache: PathBuf,
         waypoint: Arc<Waypoint>,
@@ -77,7 +77,7 @@ impl Fetcher {
         }
     }
 
-    /// The module of a plugin.
+    /// Fetches the module of a plugin.
     pub(crate) async fn fetch(&self, config: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
         let fetched = tokio::time::timeout(self.timeout, self.at_hand_or_fetched(config)).await;
         fetched.map_err(|_| FetchError::TooLong(self.timeout))?
@@ -87,21 +87,25 @@ impl Fetcher {
         &self,
         config: &WaypointExtension,
     ) -> Result<Arc<[u8]>, FetchError> {
-        let (url, wanted) = (config.url.as_str(), config.sha256.as_str());
+        let (url, expected) = (config.url.as_str(), config.sha256.as_str());
         if let Some(path) = url.strip_prefix("file://") {
             let bytes = file(path).await?;
-            return Ok(compared(bytes, wanted, None)?.into());
+            return Ok(compared(bytes, expected, None)?.into());
         }
         // What a digest names does not change.
-        let may_be_kept = !config.always_pull || !wanted.is_empty();
+        let is_cacheable = !config.always_pull || !expected.is_empty();
         // What was had with credentials is for those who have some, too.
         let whose = match config.pull_secret.is_empty() {
             true => "",
             false => config.namespace.as_str(),
         };
-        let kept_as = cache::Key { url, wanted, whose };
-        if may_be_kept && let Some(kept) = self.cache.take(kept_as).await {
-            return Ok(kept.into());
+        let cache_key = cache::Key {
+            url,
+            expected,
+            whose,
+        };
+        if is_cacheable && let Some(cached) = self.cache.take(cache_key).await {
+            return Ok(cached.into());
         }
         let client = match sources::is_administrators(config) {
             true => self.client.clone(),
@@ -117,31 +121,31 @@ impl Fetcher {
                 .iter()
                 .any(|one| one == "*" || *one == image.registry);
             let pulled = oci::pull(&client, &image, is_insecure, &config.pull_secret).await?;
-            compared(pulled.module, wanted, Some(&pulled.digest))?
+            compared(pulled.module, expected, Some(&pulled.digest))?
         } else if url.starts_with("http://") || url.starts_with("https://") {
             let response = client.get(url, &[], MAX_MODULE).await?;
             let response = response.successful()?;
-            compared(response.body, wanted, None)?
+            compared(response.body, expected, None)?
         } else {
             return Err(FetchError::Scheme(url.to_owned()));
         };
-        self.cache.put(kept_as, &bytes).await;
+        self.cache.put(cache_key, &bytes).await;
         Ok(bytes.into())
     }
 }
 
 /// The bytes, if they, or the image that they are of, have the digest.
-fn compared(bytes: Vec<u8>, wanted: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
-    if wanted.is_empty() || image == Some(wanted) {
+fn compared(bytes: Vec<u8>, expected: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
+    if expected.is_empty() || image == Some(expected) {
         return Ok(bytes);
     }
     let is = digest(&bytes);
-    if is == wanted {
+    if is == expected {
         return Ok(bytes);
     }
     Err(FetchError::Digest {
         is: image.map_or(is, str::to_owned),
-        wanted: wanted.to_owned(),
+        expected: expected.to_owned(),
     })
 }
 
@@ -179,15 +183,15 @@ mod tests {
     fn a_digest_is_the_modules_or_the_images() {
         let module = b"module".to_vec();
         let right = digest(&module);
-        for (wanted, image, fits) in [
+        for (expected, image, fits) in [
             ("", None, true),
             (right.as_str(), None, true),
             ("ab", Some("ab"), true),
             ("ab", Some("cd"), false),
             ("ab", None, false),
         ] {
-            let compared = compared(module.clone(), wanted, image);
-            assert_eq!(compared.is_ok(), fits, "{wanted:?} {image:?}");
+            let compared = compared(module.clone(), expected, image);
+            assert_eq!(compared.is_ok(), fits, "{expected:?} {image:?}");
         }
     }
 

@@ -16,14 +16,14 @@ use crate::{
     published::Published,
 };
 
-/// How long after a failure a module is fetched again, at first and at most; twice as long each time.
+/// Delay of the first repeated fetch after a failure; it doubles up to the maximum.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
 /// Modules that are compiled at once: each takes a thread, and many times the module's size.
 const COMPILING: usize = 1;
 
-/// Loads what is wanted, for as long as the process runs.
+/// Loads the desired plugins while the process runs.
 pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>, shared: Shared) {
     let mut changes = published.watch();
     let compiling = Arc::new(Semaphore::new(COMPILING));
@@ -33,14 +33,14 @@ pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>, shared: Sh
     let mut clock = None;
     loop {
         changes.mark_unchanged();
-        let wanted = published.wanted_extensions();
-        let present: HashSet<String> = wanted.iter().map(|plugin| plugin.key.clone()).collect();
+        let desired = published.desired_plugins();
+        let present: HashSet<String> = desired.iter().map(|plugin| plugin.key.clone()).collect();
         for gone in keys.difference(&present) {
             shared.forget(gone);
         }
         keys = present;
-        loading.retain(|number, _| wanted.iter().any(|plugin| plugin.number == *number));
-        for plugin in &wanted {
+        loading.retain(|number, _| desired.iter().any(|plugin| plugin.number == *number));
+        for plugin in &desired {
             let is_new = matches!(plugin.state(), State::Loading);
             if !is_new || loading.contains_key(&plugin.number) {
                 continue;
@@ -67,7 +67,7 @@ pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>, shared: Sh
                 ambit_rt::spawn_abortable("plugin module", work),
             );
         }
-        clock = match (&engine, wanted.is_empty(), clock) {
+        clock = match (&engine, desired.is_empty(), clock) {
             (Some(Ok(engine)), false, None) => {
                 let ticking = tick(engine.clone());
                 Some(ambit_rt::spawn_abortable("plugin clock", ticking))
@@ -81,7 +81,7 @@ pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>, shared: Sh
     }
 }
 
-/// Ends callbacks that take too long.
+/// Advances the engine's clock, which interrupts callbacks that exceed their timeout.
 async fn tick(engine: Engine) {
     let mut ticks = tokio::time::interval(Engine::TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);

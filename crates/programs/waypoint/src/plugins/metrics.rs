@@ -24,7 +24,7 @@ pub(crate) struct PluginMetrics(pub(crate) Published);
 
 impl Collector for PluginMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let plugins = self.0.wanted_extensions();
+        let plugins = self.0.desired_plugins();
         if plugins.is_empty() {
             return Ok(());
         }
@@ -149,7 +149,7 @@ fn as_float(of: u64) -> f64 {
     of as f64
 }
 
-/// As Envoy exposes them: `envoy_wasmcustom` before the name, and what may not be in one replaced.
+/// Converts a name to Envoy's form: the prefix `envoy_wasmcustom`, and invalid characters replaced.
 fn metric_name(name: &str) -> String {
     let plain = |of: char| if of.is_ascii_alphanumeric() { of } else { '_' };
     format!(

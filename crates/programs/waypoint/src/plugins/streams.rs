@@ -28,7 +28,7 @@ use crate::{
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
-/// Keeps a stream until one of both sides ends it.
+/// Runs a stream until either side ends it.
 pub(super) async fn keep(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -128,7 +128,7 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
     Some(end.unwrap_or_else(unknown))
 }
 
-/// The next message, if all of it is there; how the stream ends if it cannot be taken.
+/// Returns the next complete message, or the reason why the stream must end.
 fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     let Some([packed, a, b, c, d]) = waiting.first_chunk::<5>().copied() else {
         return Ok(None);

@@ -24,7 +24,7 @@ type TableKey = (u16, Option<ArcStr>);
 pub struct Served {
     /// Name of the service.
     pub name: NamespacedHostname,
-    /// Whether each call names the host that is meant.
+    /// Whether each request selects the host of a wildcard.
     pub resolves_hosts: bool,
     /// Pods of other namespaces to which its attachments apply.
     grantors: Vec<PodGrant>,
@@ -60,7 +60,7 @@ impl Served {
         self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
     }
 
-    /// Routes of requests as the control plane publishes them.
+    /// Returns the published HTTP routes.
     pub(crate) fn http_routes(&self) -> &[HttpRoute] {
         &self.routes
     }
@@ -70,7 +70,7 @@ impl Served {
         &self.tls_routes
     }
 
-    /// Routes of other connections, as the control plane publishes them.
+    /// Returns the published TCP routes.
     pub(crate) fn tcp_routes(&self) -> &[StreamRoute] {
         &self.tcp_routes
     }
@@ -106,7 +106,7 @@ impl Served {
             .clone()
     }
 
-    /// The backends of its routes, mirrors among them.
+    /// Iterates over the backends of all routes including mirrors.
     pub(super) fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let rules = || self.routes.iter().flat_map(|route| &route.rules);
         let backends = || rules().flat_map(|rule| &rule.backends);
@@ -129,7 +129,7 @@ impl Served {
 #[derive(Debug, Default)]
 pub(super) struct Services {
     by_name: HashMap<NamespacedHostname, Arc<Served>>,
-    /// Names by those of resources.
+    /// Service names by resource name.
     names: HashMap<ArcStr, NamespacedHostname>,
 }
 

@@ -25,7 +25,7 @@ use crate::{
     upstream::UpstreamError,
 };
 
-/// Reports on one connection.
+/// Report on one connection.
 #[derive(Debug)]
 pub(super) struct ConnectionReport {
     telemetry_config: Option<Arc<TelemetryConfig>>,
@@ -35,12 +35,12 @@ pub(super) struct ConnectionReport {
     sent: AtomicU64,
 }
 
-/// Upstream of a connection, as far as it was found.
+/// Upstream of a connection, as far as it was resolved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ConnectionRoute<'a> {
     pub(super) sni: Option<&'a str>,
     pub(super) endpoint: Option<SocketAddr>,
-    /// Service that it goes to.
+    /// Service of the connection.
     pub(super) service: Option<&'a Arc<Service>>,
 }
 
@@ -54,24 +54,24 @@ impl<'a> ConnectionRoute<'a> {
     }
 }
 
-/// How a connection ended.
+/// Outcome of a connection.
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) flags: ResponseFlags,
-    /// Why it was ended here.
+    /// Reason why the waypoint closed the connection.
     pub(super) termination: Option<String>,
-    /// Why there was no connection to the endpoint.
+    /// Reason why the endpoint could not be connected to.
     pub(super) failure: Option<String>,
     /// The AUDIT policy that matched.
     pub(super) audited_by: Option<String>,
     /// Whether the waypoint refused it, or ended it for a policy.
     pub(super) is_refused: bool,
-    /// The policy that denies it.
+    /// Policy that denied the connection.
     pub(super) policy: Option<String>,
 }
 
 impl End {
-    /// Of a connection that was not passed through.
+    /// Describes the failure of a connection.
     pub(super) fn of(error: &TcpError) -> Self {
         let flagged = |flag: ResponseFlag| Self {
             flags: flag.into(),
@@ -134,7 +134,7 @@ impl ConnectionReport {
         self.sent.fetch_add(bytes, Relaxed);
     }
 
-    /// Where it is counted: labels are made of what is known as it opens.
+    /// Returns the series of the connection, with the labels known when it opens.
     pub(super) fn series(
         &self,
         session: &Session,
@@ -230,7 +230,7 @@ impl ConnectionReport {
     }
 }
 
-/// Gives a report as conditions, formats and labels see it.
+/// Passes a report to conditions, formats and labels.
 fn observed<T>(
     session: &Session,
     report: &HttpRequestReport<'_>,

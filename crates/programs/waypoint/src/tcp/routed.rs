@@ -12,7 +12,7 @@ use crate::{
 /// Timeout for the ClientHello on ports that route by SNI.
 const HELLO: Duration = Duration::from_secs(10);
 
-/// A connection, and where it goes.
+/// Connection with its route.
 #[derive(Debug)]
 pub(super) struct Routed {
     pub(super) destination: Destination,
@@ -67,7 +67,7 @@ impl Routed {
         self.is_undeclared.then(|| session.http_object())?
     }
 
-    /// Of a connection that was not looked at.
+    /// Routes a connection without inspecting its bytes.
     pub(super) fn of(session: &Session) -> Result<Self, RouteError> {
         let (destination, by) = choose(session, Opening::Other)?;
         let destination = named(session, destination, None)?;
@@ -79,7 +79,7 @@ impl Routed {
         })
     }
 
-    /// By what a connection begins with.
+    /// Routes a connection by its first message (SNI).
     pub(super) async fn by_first_message<IO: AsyncRead + Unpin>(
         session: &Session,
         io: &mut Sniffed<IO>,

@@ -15,7 +15,7 @@ pub(super) struct Silence(Option<Limited>);
 struct Limited {
     most: Duration,
     began: Instant,
-    /// When a byte last came, in milliseconds since then.
+    /// Time of the last byte, in milliseconds since the start.
     last: AtomicU64,
 }
 
@@ -29,7 +29,7 @@ impl Silence {
         }))
     }
 
-    /// A byte came.
+    /// Records that a byte arrived.
     pub(super) fn broken(&self) {
         if let Some(limited) = &self.0 {
             let since = limited.began.elapsed().as_millis();
@@ -38,7 +38,7 @@ impl Silence {
         }
     }
 
-    /// Ends when it has lasted too long.
+    /// Completes when the connection has been idle for too long.
     pub(super) async fn too_long(&self) {
         let Some(limited) = &self.0 else {
             return std::future::pending().await;

@@ -94,7 +94,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Adds something; drops it if there is too much already.
+    /// Adds a record, or drops it if the queue is full.
     pub(crate) fn push(&self, metrics: &HttpMetrics, item: Item) {
         let signal = match item {
             Item::Span(_) => Signal::Traces,
@@ -122,7 +122,7 @@ struct Open {
     waiting: Arc<AtomicUsize>,
 }
 
-/// The queues of all collectors.
+/// Export queues of all collectors.
 #[derive(Debug)]
 pub(crate) struct Exporters {
     open: Mutex<HashMap<OtlpCollector, Open>>,
@@ -144,7 +144,7 @@ impl Default for Exporters {
 }
 
 impl Exporters {
-    /// The queue of a collector.
+    /// Returns the queue of a collector.
     pub(super) fn queue(&self, collector: &OtlpCollector) -> Queue {
         let mut open = self.open.lock();
         open.retain(|_, queue| queue.items.strong_count() > 0);
@@ -172,17 +172,17 @@ impl Exporters {
         }
     }
 
-    /// The queues that come to be, for who empties them; given once.
+    /// Returns the receiver of new queues for the exporter; once.
     pub(crate) fn begun(&self) -> Option<mpsc::UnboundedReceiver<Begun>> {
         self.waiting.lock().take()
     }
 
-    /// A variable of the waypoint's environment that tags may say.
+    /// Returns an environment variable that tags may use.
     pub(super) fn environment(&self, name: &ArcStr) -> Option<ArcStr> {
         self.environment.lock().get(name).cloned()
     }
 
-    /// Gives the waypoint's environment.
+    /// Sets the environment of the waypoint.
     pub(crate) fn know(&self, environment: impl IntoIterator<Item = (ArcStr, ArcStr)>) {
         self.environment.lock().extend(environment);
     }

@@ -21,8 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use crate::{fair_share::CurrentShare, wire::Additions};
 
-/// Whether a request of HTTP/1 is under way on a connection, and what is written of it besides what hyper writes. Clones
-/// share it.
+/// State of the HTTP/1.1 request on a connection, and bytes to write besides hyper's. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InUse(Arc<Mutex<State>>, Additions, CurrentShare);
 
@@ -33,7 +32,7 @@ struct State {
     is_in_use: bool,
     /// Whether the response to the last request is no longer awaited.
     is_abandoned: bool,
-    /// Task of the connection, while the endpoint takes no more bytes.
+    /// Task of the connection while the endpoint accepts no bytes.
     writer: Option<Waker>,
 }
 
@@ -53,7 +52,7 @@ struct Abandoning {
 }
 
 impl InUse {
-    /// Bytes written on the connection besides those of hyper.
+    /// Returns the queue of bytes to write besides hyper's.
     pub(crate) fn additions(&self) -> &Additions {
         &self.1
     }
@@ -63,7 +62,7 @@ impl InUse {
         &self.2
     }
 
-    /// Begins the next request on the connection.
+    /// Starts the next request on the connection.
     pub(crate) fn begin(&self) -> RequestGuard {
         let mut state = self.0.lock();
         state.requests += 1;
@@ -77,12 +76,12 @@ impl InUse {
         }
     }
 
-    /// Ends the request: the connection is free for another, or for another protocol.
+    /// Marks the request as ended, so that the connection can be reused or upgraded.
     pub(crate) fn end(&self) {
         self.0.lock().is_in_use = false;
     }
 
-    /// Whether a request of HTTP/1 is under way.
+    /// Whether an HTTP/1.1 request is active.
     fn is_in_use(&self) -> bool {
         self.0.lock().is_in_use
     }
@@ -119,12 +118,12 @@ impl Drop for Abandoning {
     }
 }
 
-/// A connection and its use.
+/// Connection with the state of its current request.
 #[derive(Debug)]
 pub(crate) struct Aborting {
     stream: Stream,
     in_use: InUse,
-    /// The endpoint takes no more of the request.
+    /// Whether the endpoint stopped reading the request.
     is_write_broken: bool,
 }
 
@@ -137,8 +136,8 @@ impl Aborting {
         }
     }
 
-    /// Lets a request wait whose endpoint takes no more of it: the connection ends when it has been read to its end, or
-    /// when the request is abandoned.
+    /// Holds a request whose endpoint stopped reading: the connection ends after the response was read, or when the
+    /// request is abandoned.
     fn hold_failure<T>(
         &mut self,
         cx: &Context<'_>,

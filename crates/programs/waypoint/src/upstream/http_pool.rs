@@ -40,14 +40,14 @@ use crate::{
 pub(crate) use counted::StreamSlot;
 use counted::{Counted, Streams};
 
-/// How long an idle connection is kept: shorter than servers usually do, since a request that meets the end of
-/// its connection fails.
+/// Idle timeout of pooled connections. It is shorter than that of usual servers, since a request fails if the server
+/// closes its connection meanwhile.
 const IDLE: Duration = Duration::from_secs(4);
 /// Idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
-/// How often idle connections are looked through, which takes a look at each.
+/// Interval of scanning the pool for idle connections.
 const SWEEP: Duration = Duration::from_millis(500);
-/// So many endpoints' requests are counted before those that have none are forgotten.
+/// Number of endpoints with request counters before idle ones are forgotten.
 const COUNTED: usize = 1024;
 /// The same of HTTP/2, of which each caller has connections of its own.
 const IDLE_STREAMS: Duration = Duration::from_secs(60);
@@ -58,24 +58,23 @@ pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
 /// The same of all responses of a connection: as much as all streams can hold, so that no number of unread responses
 /// keeps another from being received.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
-/// How long the settings of HTTP/2 are waited for, where they have to be known, and how often they are looked for:
-/// hyper does not tell when they come.
+/// Timeout of waiting for a peer's HTTP/2 settings; they are polled, since hyper does not report them.
 const SETTINGS: Duration = Duration::from_secs(10);
 const SETTINGS_LOOK: Duration = Duration::from_millis(2);
 
 /// Key of pooled connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HttpKey {
-    /// Where the socket or tunnel goes.
+    /// Address of the socket or tunnel.
     peer: SocketAddr,
     /// Authority and expected identities of the tunnel; none in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     version: Version,
     /// TLS origination of the connection.
     tls: Option<TlsKey>,
-    /// Caller that has the connection for itself, of HTTP/2.
+    /// Caller with exclusive use of the HTTP/2 connection.
     caller: Option<(Option<Identity>, IpAddr)>,
-    /// Identity under which calls are made, if not the waypoint's own.
+    /// Identity of the calls, if not the waypoint's own.
     identity: Option<Identity>,
     /// Services that the tunnel names as applied attachments.
     applied: AppliedServices,
@@ -109,7 +108,7 @@ impl HttpKey {
         Self { applied, ..self }
     }
 
-    /// The same for one caller alone, if requests share connections.
+    /// Restricts shared connections to one caller.
     pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
         let caller = match self.version {
             Version::Http1 => None,
@@ -118,39 +117,39 @@ impl HttpKey {
         Self { caller, ..self }
     }
 
-    /// The same for calls under another identity than the waypoint's own.
+    /// Uses another identity than the waypoint's own.
     pub(crate) fn of(self, identity: Option<Identity>) -> Self {
         Self { identity, ..self }
     }
 
-    /// The same of connections that begin so.
+    /// Adds a preamble to the connections.
     pub(crate) fn beginning(self, preamble: Option<Preamble>) -> Self {
         Self { preamble, ..self }
     }
 
-    /// The same over TLS.
+    /// Adds TLS to the connections.
     pub(crate) fn over(self, tls: Option<TlsKey>) -> Self {
         Self { tls, ..self }
     }
 }
 
-/// How long a connection is kept, and for how much.
+/// Lifetime of a pooled connection, in time and requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep {
-    /// Without a request, of HTTP/1.
+    /// Idle timeout of HTTP/1.1.
     idle: Duration,
-    /// The same of HTTP/2, where a rule sets it.
+    /// Idle timeout of HTTP/2, if a policy sets it.
     idle_streams: Option<Duration>,
     /// Requests in its life; zero is any number.
     requests: u32,
-    /// How long further requests are taken.
+    /// Maximum lifetime, after which the connection drains.
     lasts: Option<Duration>,
     /// Requests at once, of HTTP/2.
     streams: u32,
 }
 
 impl Keep {
-    /// As a rule has it.
+    /// Derives the lifetime from a destination's limits.
     pub(crate) fn under(limits: &DestinationLimits) -> Self {
         Self {
             idle: limits.idle_timeout.unwrap_or(IDLE),
@@ -164,7 +163,7 @@ impl Keep {
         }
     }
 
-    /// How long a connection whose requests are counted may be without any.
+    /// Returns the idle timeout of a connection with counted requests.
     fn idle_streams(&self) -> Duration {
         self.idle_streams.unwrap_or(IDLE_STREAMS)
     }
@@ -179,7 +178,7 @@ struct Life {
 }
 
 impl Life {
-    /// With its first request.
+    /// Starts the life of a connection with its first request.
     fn new(keep: Keep) -> Self {
         Self {
             keep,
@@ -188,7 +187,7 @@ impl Life {
         }
     }
 
-    /// With one more request.
+    /// Counts a further request.
     fn further(self) -> Self {
         Self {
             requests: self.requests.saturating_add(1),
@@ -196,7 +195,7 @@ impl Life {
         }
     }
 
-    /// As the rule is now.
+    /// Applies changed limits.
     fn under(self, keep: Keep) -> Self {
         Self { keep, ..self }
     }
@@ -213,18 +212,18 @@ impl Life {
 /// Sends requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
-    /// One request at a time.
+    /// HTTP/1.1 sender of one request at a time.
     Http1(http1::SendRequest<Body>, InUse),
     /// Many at once.
     Http2(http2::SendRequest<Body>),
 }
 
-/// A connection for one request.
+/// Connection checked out for one request.
 #[derive(Debug)]
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// With the request that it is for; none of a connection for one alone.
+    /// Life of the connection including this request; `None` for a connection of a single request.
     life: Option<Life>,
     stream: Option<StreamSlot>,
     /// Error of a new connection of HTTP/2, once that has failed.
@@ -251,9 +250,9 @@ struct State {
     /// A task closes idle connections whose time is over.
     is_swept: bool,
     counted: Counted,
-    /// Requests under way, by endpoint.
+    /// Active requests by endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
-    /// How many of them there may be before they are looked through: so many that this is rare.
+    /// Number of counters at which idle ones are removed; it grows so that sweeps are rare.
     most_loads: usize,
 }
 
@@ -261,7 +260,7 @@ struct State {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
-/// A request under way at an endpoint.
+/// Guard that counts an active request of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Load(Arc<AtomicUsize>);
 
@@ -271,7 +270,7 @@ impl Drop for Load {
     }
 }
 
-/// HTTP that cannot begin on a connection.
+/// Error of starting HTTP on a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BeginError {
     #[error(transparent)]
@@ -323,7 +322,7 @@ impl HttpPool {
         })
     }
 
-    /// Begins HTTP on a new connection. One of HTTP/2 is run within the share of its caller.
+    /// Starts HTTP on a new connection. HTTP/1.1 runs within the share of its caller.
     pub(crate) async fn begin(
         &self,
         key: &HttpKey,
@@ -380,7 +379,7 @@ impl HttpPool {
         })
     }
 
-    /// Keeps a connection of HTTP/2 for further requests.
+    /// Shares an HTTP/2 connection with further requests.
     fn share(&self, key: &HttpKey, sender: http2::SendRequest<Body>, life: Life) -> StreamSlot {
         let (streams, slot) = Streams::begun();
         let mut state = self.0.lock();
@@ -402,8 +401,7 @@ impl HttpPool {
         slot
     }
 
-    /// Begins HTTP/2 on a new connection that is for one extended CONNECT (RFC 8441), once the endpoint's SETTINGS
-    /// allow it.
+    /// Starts HTTP/2 on a new connection for one extended CONNECT (RFC 8441), once the endpoint's SETTINGS allow it.
     pub(crate) async fn begin_extended(
         &self,
         key: &HttpKey,
@@ -452,7 +450,7 @@ impl HttpPool {
         Load(load)
     }
 
-    /// Requests under way at an endpoint.
+    /// Returns the active requests of an endpoint.
     pub(crate) fn load_of(&self, endpoint: SocketAddr) -> usize {
         let state = self.0.lock();
         state
@@ -523,7 +521,7 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
-    /// The request, if nothing of it was sent.
+    /// Request that was not sent at all, so that it can be retried.
     pub(crate) unsent: Option<Request<Body>>,
 }
 
@@ -556,10 +554,11 @@ impl From<TrySendError<Request<Body>>> for SendError {
 }
 
 impl Checkout {
-    /// Sends a request. A connection of HTTP/1 runs within the share, and goes back to the pool when it can take another.
+    /// Sends a request. An HTTP/1.1 connection runs within the caller's share, and returns to the pool when it is
+    /// reusable.
     ///
     /// # Errors
-    /// With the request, if nothing of it was sent.
+    /// The request, if nothing of it was sent.
     pub(crate) async fn send(
         self,
         pool: &HttpPool,

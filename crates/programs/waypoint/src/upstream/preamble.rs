@@ -8,7 +8,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use super::Upstream;
 
-/// The header's bytes. A connection that begins with one carries what comes from that client's connection alone.
+/// PROXY protocol header. A connection with one carries a single client connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Preamble(Box<[u8]>);
 

@@ -18,14 +18,14 @@ use crate::memory::Permit;
 /// Connection to an endpoint.
 #[derive(Debug)]
 pub(crate) enum Stream {
-    /// As it is.
+    /// Plain TCP stream.
     Plain(TcpStream),
-    /// Inside a tunnel, and what its caller is charged for it.
+    /// Stream in a tunnel, with its memory permit.
     Tunnel(
         Box<TunnelIo>,
         #[expect(dead_code, reason = "what it does is to be held")] Option<Permit>,
     ),
-    /// Over TLS that begins here.
+    /// TLS that the waypoint originates.
     Tls(Box<ClientStream<Self>>),
 }
 

@@ -63,7 +63,7 @@ async fn retries_to_a_failing_backend_stay_within_budget() {
     assert!(retried <= most, "{retried} retries of {REQUESTS} requests");
 }
 
-/// A route of `web` to itself with these filters.
+/// Returns a route of `web` to itself with these filters.
 fn to_itself(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) {
     let rule = HttpRouteRule {
         matches: vec![HttpRouteMatch::default()],
@@ -95,7 +95,7 @@ fn mirror(name: &str) -> HttpFilter {
     })
 }
 
-/// How many mirrors have come to this.
+/// Counts mirrored requests with this outcome.
 fn mirrored(world: &World, outcome: &str) -> u64 {
     let label = format!("outcome=\"{outcome}\"");
     world.count("ambit_requests_mirrored_total", &[&label])

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::fixture::listener;
 
-/// A request as it came, or why it is none.
+/// Received request, or the reason why it is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     Whole {
@@ -30,7 +30,7 @@ pub(crate) enum Received {
     Cut,
 }
 
-/// Answers well-formed requests of HTTP/1.1 with `ok`, and reports all received ones.
+/// Strict HTTP/1.1 server that responds to well-formed requests with `ok`, and records all requests.
 pub(crate) struct Strict {
     pub(crate) address: SocketAddr,
     received: mpsc::UnboundedReceiver<Received>,
@@ -68,14 +68,13 @@ impl Strict {
         }
     }
 
-    /// Requests that have come since the last call.
+    /// Returns the requests since the last call.
     pub(crate) fn received(&mut self) -> Vec<Received> {
         std::iter::from_fn(|| self.received.try_recv().ok()).collect()
     }
 }
 
-/// Runs a script for each connection, which gets the number of earlier ones. Gives where it listens, and how many have
-/// come.
+/// Runs a script for each connection with the number of earlier ones. Returns the address, and the connection counter.
 pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>) {

@@ -19,12 +19,12 @@ use tokio::{
 
 use crate::{
     application::{head, scripted},
-    fixture::{HTTP1, HTTP2, LONG, World, heard, record},
+    fixture::{HTTP1, HTTP2, LONG, World, read_response, record},
 };
 
 const VIP: &str = "10.0.0.1";
 
-/// Reads until some text has come.
+/// Reads until a text has arrived.
 async fn expect(stream: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) -> String {
     let mut seen = Vec::new();
     while !seen.ends_with(text.as_bytes()) {
@@ -212,7 +212,7 @@ async fn expectations_are_the_applications_to_meet() {
             // Whoever sends the body now has had the response; the application does not get it.
             let _closed = tunnel.write_all(b"body").await;
             let _closed = tunnel.shutdown().await;
-            heard(tunnel).await;
+            read_response(tunnel).await;
         }
     }
     assert_eq!(uploaded.load(Relaxed), 0);

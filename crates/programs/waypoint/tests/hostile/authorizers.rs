@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     application::{Received, Strict, scripted},
-    fixture::{HTTP1, HTTP2, LONG, TCP, World, heard, record},
+    fixture::{HTTP1, HTTP2, LONG, TCP, World, read_response, record},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -406,7 +406,7 @@ async fn non_http_connections_are_checked_by_grpc_only() {
         ..provider(ProviderProtocol::Grpc)
     };
     world.publish(custom("ask", other));
-    assert_eq!(heard(tunnel).await.bytes, b"");
+    assert_eq!(read_response(tunnel).await.bytes, b"");
     assert_eq!(asked.lock().len(), 1);
     world.publish(custom("ask", of_http()));
     assert!(client.try_tunnel(VIP, TCP).await.is_err());

@@ -44,7 +44,7 @@ async fn world() -> (World, Strict) {
     (world, strict)
 }
 
-/// All that the application got of the one request that came.
+/// Returns what the application received of the single request.
 fn got(application: &mut Strict) -> String {
     match &application.received()[..] {
         [Received::Whole { head, trailers, .. }] => format!("{head}{}", trailers.join("\n")),

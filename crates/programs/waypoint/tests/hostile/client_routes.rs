@@ -37,7 +37,7 @@ fn tokens(of: &str) -> WaypointUpdate {
     WaypointUpdate::Put(record(of), WaypointRecord::from(authentication))
 }
 
-/// So many requests for one path.
+/// Builds a limit of requests for one path.
 fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     let limit = LocalLimit {
         matches: vec![HttpRouteMatch {

@@ -11,7 +11,7 @@ use tokio::{io::AsyncWriteExt, sync::Notify};
 
 use crate::{
     application::{head, scripted},
-    fixture::{HTTP1, World, heard},
+    fixture::{HTTP1, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -19,12 +19,12 @@ const GET: &[u8] = b"GET /hang HTTP/1.1\r\nHost: web\r\n\r\n";
 /// Requests of each kind.
 const REQUESTS: usize = 10;
 
-/// How a client goes.
+/// How a client disconnects.
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
     /// The end of its half of the connection.
     Fin,
-    /// A reset of the tunnel.
+    /// Resets the tunnel.
     Reset,
 }
 
@@ -189,11 +189,11 @@ async fn half_closed_clients_get_responses_where_that_is_set() {
         let mut other = client.tunnel(VIP, HTTP1).await;
         let get = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
         other.write_all(get).await.unwrap();
-        assert_eq!(heard(other).await.statuses(), [200], "{setting}");
+        assert_eq!(read_response(other).await.statuses(), [200], "{setting}");
         if !expected.is_empty() {
             respond.notify_one();
         }
-        let reply = heard(tunnel).await;
+        let reply = read_response(tunnel).await;
         assert_eq!(reply.statuses(), expected, "{setting}: {reply:?}");
     }
 }

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     application::{Strict, head, scripted},
-    fixture::{HTTP1, HTTP2, LONG, World, heard, lines_about},
+    fixture::{HTTP1, HTTP2, LONG, World, lines_about, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -32,7 +32,7 @@ async fn wait(event: &Notify) {
     timeout(LONG, event.notified()).await.expect("in vain");
 }
 
-/// An application that answers each request with these bytes and closes.
+/// Runs an application that responds with these bytes and closes.
 async fn answering(bytes: &'static [u8]) -> SocketAddr {
     let application = scripted(move |_, mut stream| async move {
         head(&mut stream).await;
@@ -216,14 +216,14 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on() {
     timeout(LONG, reading).await.expect("no answer").unwrap();
     assert_eq!(answer, b"HTTP/1.1 413");
     // It is terminated then: the rest is not read.
-    let response = heard(tunnel).await;
+    let response = read_response(tunnel).await;
     assert!(response.text().ends_with("no"), "{response:?}");
 }
 
 // === what is sent again ===
 
-/// Two endpoints of which the first one to be asked fails like this; how often they were asked, and what the
-/// client got.
+/// Runs a request with two endpoints, the first of which fails; returns the attempts at each, and the client's
+/// response.
 async fn tried(
     request: &[u8],
     fail: impl Fn(TcpStream) + Send + Sync + Copy + 'static,

@@ -31,13 +31,13 @@ use crate::{
 };
 use draws::Draws;
 
-/// Meshes, and requests to each of them.
+/// Number of meshes, each with requests.
 const MESHES: usize = 250;
 const REQUESTS: usize = 5;
 
 const ISSUER: &str = "https://issuer.example";
 
-/// Issuer of tokens with a key of its own.
+/// Issuer of tokens with its own key.
 struct Issuer(EcdsaKeyPair);
 
 fn encode(bytes: &[u8]) -> String {
@@ -59,7 +59,7 @@ impl Issuer {
         }
     }
 
-    /// A token that is valid for so many seconds more.
+    /// Issues a token with this remaining lifetime in seconds.
     fn token(&self, seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let expires = i64::try_from(now.as_secs()).unwrap() + seconds;
@@ -105,8 +105,8 @@ impl Scene {
         }
     }
 
-    /// Publishes another mesh; whether the access log has queries of its requests: nobody knows which parameters are
-    /// tokens by what is not understood.
+    /// Publishes another mesh. Returns whether the access log contains queries, which it does not while an undecodable
+    /// object hides which parameters are tokens.
     fn publish(&self, draws: &mut Draws) -> bool {
         for policy in draws.policies() {
             self.world.publish(policy);

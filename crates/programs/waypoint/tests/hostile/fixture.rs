@@ -43,10 +43,10 @@ use tokio::{
     time::timeout,
 };
 
-/// How long anything may take here.
+/// Timeout of every operation in these tests.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// The ports of every service here, and what they speak.
+/// Port of HTTP/1.1 of every service.
 pub(crate) const HTTP1: u16 = 80;
 pub(crate) const HTTP2: u16 = 81;
 pub(crate) const UNDECLARED: u16 = 82;
@@ -102,12 +102,12 @@ impl World {
         Self::with_env(&[]).await
     }
 
-    /// [`Self::new`] with other variables.
+    /// Creates a world like [`Self::new`] with additional variables.
     pub(crate) async fn with_env(more: &[(&'static str, &'static str)]) -> Self {
         Self::with(more, Pki::new()).await
     }
 
-    /// [`Self::with_env`] in a mesh with these certificates.
+    /// Creates a world like [`Self::with_env`], with a mesh of these certificates.
     pub(crate) async fn with(more: &[(&'static str, &'static str)], pki: Pki) -> Self {
         LazyLock::force(&LOG);
         let mut variables = vec![
@@ -295,7 +295,7 @@ impl World {
         Self::open(self.tls().await).await.unwrap()
     }
 
-    /// [`Self::client`] with other windows.
+    /// Connects a client like [`Self::client`] with other windows.
     pub(crate) async fn client_within(&self, settings: &Settings) -> Client {
         Self::open_within(self.tls().await, settings).await.unwrap()
     }
@@ -348,7 +348,7 @@ impl World {
         })
     }
 
-    /// A TLS connection of a client, before HTTP/2 begins.
+    /// Opens a client's TLS connection before HTTP/2.
     pub(crate) async fn tls(&self) -> (tls::TlsStream, SocketAddr) {
         self.tls_of("client").await
     }
@@ -380,17 +380,17 @@ impl World {
         self.address
     }
 
-    /// Predicts what requests to the waypoint are answered.
+    /// Returns the predictor of responses.
     pub(crate) fn explainer(&self) -> Explainer {
         Explainer::new(self.waypoint.clone())
     }
 
-    /// How many requests have been counted.
+    /// Returns the number of counted requests.
     pub(crate) fn metrics_of_requests(&self) -> u64 {
         self.count("istio_requests_total", &[])
     }
 
-    /// Metrics of the waypoint as they are scraped.
+    /// Scrapes the waypoint's metrics.
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
@@ -410,13 +410,13 @@ impl World {
         values.sum()
     }
 
-    /// How many requests have been refused for this reason.
+    /// Returns the number of connections rejected for this reason.
     pub(crate) fn refused(&self, reason: &str) -> u64 {
         let label = format!("reason=\"{reason}\"");
         self.count("ambit_requests_refused_total", &[&label])
     }
 
-    /// How many requests have ended like this.
+    /// Returns the number of requests with this status and flags.
     pub(crate) fn ended(&self, code: u16, flags: &str) -> u64 {
         let (code, flags) = (
             format!("response_code=\"{code}\""),
@@ -438,7 +438,7 @@ impl Client {
         self.try_tunnel(to, port).await.unwrap()
     }
 
-    /// The same, where it may be refused.
+    /// Opens a tunnel that may be rejected.
     pub(crate) async fn try_tunnel(&self, to: &str, port: u16) -> Result<TunnelIo, TunnelError> {
         let authority = Uri::try_from(format!("{to}:{port}")).unwrap();
         let tunnel = self.connection.tunnel(authority, HeaderMap::new());
@@ -452,10 +452,10 @@ impl Client {
         // Whoever is cut off while it speaks still reads why.
         let _cut = tunnel.write_all(bytes).await;
         let _cut = tunnel.shutdown().await;
-        heard(tunnel).await
+        read_response(tunnel).await
     }
 
-    /// Asks for `/`, by HTTP/1: the status, 0 without one.
+    /// Sends a GET for `/` over HTTP/1.1, and returns the status; 0 without a response.
     pub(crate) async fn get(&self, to: &str, port: u16) -> u16 {
         let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
         let response = self.say(to, port, request).await;
@@ -464,7 +464,7 @@ impl Client {
 }
 
 /// Reads up to the end.
-pub(crate) async fn heard(mut tunnel: TunnelIo) -> RawResponse {
+pub(crate) async fn read_response(mut tunnel: TunnelIo) -> RawResponse {
     let mut bytes = Vec::new();
     let reading = tunnel.read_to_end(&mut bytes);
     let ended = timeout(LONG, reading).await.expect("no end came").is_ok();
@@ -475,7 +475,7 @@ pub(crate) async fn heard(mut tunnel: TunnelIo) -> RawResponse {
 #[derive(Debug)]
 pub(crate) struct RawResponse {
     pub(crate) bytes: Vec<u8>,
-    /// In order, rather than by a reset.
+    /// Whether the connection ended in order rather than by a reset.
     pub(crate) ended: bool,
 }
 
@@ -484,7 +484,7 @@ impl RawResponse {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// The statuses of the answers, of HTTP/1.
+    /// Returns the statuses of HTTP/1.1 responses.
     pub(crate) fn statuses(&self) -> Vec<u16> {
         let text = self.text();
         let lines = text.split("HTTP/1.1 ").skip(1);
@@ -503,7 +503,7 @@ pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A name for records.
+/// Returns a resource name for records.
 pub(crate) fn record(name: &str) -> ArcStr {
     arcstr::format!("gw/policy/{name}")
 }

@@ -26,7 +26,7 @@ use crate::{
 };
 use table::{Flood, floods};
 
-/// An application that others call, one that never answers, and one whose answers never end.
+/// Address of three applications: a normal one, one that never responds, and one with endless responses.
 const VIP: &str = "10.0.0.1";
 const HANGS: &str = "10.0.0.2";
 const ENDLESS: &str = "10.0.0.3";
@@ -35,7 +35,7 @@ const SWITCHES: &str = "10.0.0.4";
 const TUNNELS: &str = "10.0.0.5";
 const TUNNELS_IP: &str = "127.0.9.2";
 
-/// The answer of an application that switches to WebSocket.
+/// Response of an application that switches to WebSocket.
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
 /// Handshakes of TLS that do not end, each after most of the longest ClientHello that there may be.
@@ -57,7 +57,7 @@ impl Half {
         [record(&[1, 0, 0xff, 0xff]), rest].concat()
     }
 
-    /// From another address than everybody else, since handshakes are limited by address.
+    /// Starts the flood from another source address than other clients, since handshakes are limited by address.
     fn begin(&self, world: &World, scale: usize, sent: &Sent) -> Vec<AbortOnDrop<()>> {
         let of = 0..self.connections * scale;
         let address = world.address();
@@ -94,7 +94,7 @@ fn background() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Runs a test whose flood goes on in the background.
+/// Runs a test during a flood in the background.
 fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Handle) -> F) {
     let background = background();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -108,7 +108,7 @@ fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Han
 /// Bytes that clients have sent.
 type Sent = Arc<AtomicU64>;
 
-/// One tunnel of a flood, as long as it lasts.
+/// Runs one tunnel of a flood until it ends.
 async fn flow(client: Arc<Client>, flood: &'static Flood, sent: Sent) {
     let (vip, port) = flood.to;
     let Ok(tunnel) = client.try_tunnel(vip, port).await else {
@@ -135,7 +135,7 @@ async fn flow(client: Arc<Client>, flood: &'static Flood, sent: Sent) {
     tokio::join!(writing, reading);
 }
 
-/// A flood that goes on until it is dropped.
+/// Starts a flood that continues until dropped.
 async fn begin_flood(
     world: Arc<World>,
     flood: &'static Flood,
@@ -157,7 +157,7 @@ async fn begin_flood(
         .collect()
 }
 
-/// One request of HTTP/1: whether its answer is good.
+/// Sends an HTTP/1.1 request, and returns whether the response is good.
 async fn request(client: &Client) -> Option<bool> {
     let mut tunnel = client.try_tunnel(VIP, HTTP1).await.ok()?;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
@@ -167,15 +167,15 @@ async fn request(client: &Client) -> Option<bool> {
     Some(answer.starts_with(b"HTTP/1.1 200"))
 }
 
-/// By so much others' requests may be slower during a soak.
+/// Maximum additional latency of other clients during a soak.
 const MAX_DELAY: Duration = Duration::from_millis(50);
-/// A request of others that takes so long has failed.
+/// Timeout of other clients' requests.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Requests of others, of which the slowest but one counts.
+/// Number of other clients' requests, of which the second slowest counts.
 const REQUESTS: usize = 100;
 
-/// How long another client's requests take, four at a time, and how many failed.
+/// Measures requests of another client, four at a time: duration and failures.
 async fn others(client: &Client) -> (Duration, usize) {
     let some = || async {
         let mut all = Vec::new();
@@ -226,7 +226,7 @@ async fn scene(
     (world, vec![keep, tunnels])
 }
 
-/// Serves what attackers call.
+/// Serves the application that attackers call.
 async fn attacked(world: Arc<World>) -> AbortOnDrop<()> {
     let (hangs, _) = scripted(|_, mut stream| async move {
         let _read = stream.read(&mut [0; 1024]).await;
@@ -265,9 +265,9 @@ fn mib(bytes: u64) -> String {
 /// Measurements of floods.
 struct Measured {
     sent: u64,
-    /// By which the process grew.
+    /// Growth of the process's memory.
     grown: u64,
-    /// As the budget has it.
+    /// Bytes charged to the budget.
     charged: usize,
     before: Duration,
     during: Duration,

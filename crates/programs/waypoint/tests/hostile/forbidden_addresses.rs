@@ -28,7 +28,7 @@ use crate::{
 
 const WEB: &str = "10.0.0.1";
 const TARGET: &str = "10.0.0.2";
-/// Where tunnels end.
+/// Port of HBONE tunnels.
 const HBONE: u16 = 15008;
 
 /// Feature that makes the waypoint call the target.
@@ -168,7 +168,7 @@ fn limited() -> WaypointUpdate {
     WaypointUpdate::Put(record("limit"), WaypointRecord::from(object))
 }
 
-/// A machine's own service, which counts who connects and says nothing.
+/// Runs a service on the machine itself that counts connections and sends nothing.
 async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind(address).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -182,7 +182,7 @@ async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (address, count)
 }
 
-/// An endpoint as a ServiceEntry has it, in `target`'s Service.
+/// Returns an endpoint of a ServiceEntry in `target`'s Service.
 fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
     world.serve("target", TARGET, &[]);
     let ip = target.ip().to_string();

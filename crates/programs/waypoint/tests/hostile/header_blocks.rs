@@ -5,7 +5,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::{
     application::Strict,
-    fixture::{HTTP1, World, heard},
+    fixture::{HTTP1, World, read_response},
     http2::{CONTINUATION, DATA, END_HEADERS, END_STREAM, GET, HEADERS, PREFACE, SETTINGS, frame},
 };
 
@@ -57,7 +57,7 @@ async fn header_block_that_does_not_end_ends_its_connection() {
         slow.write_all(&[&begin[..], &bytes].concat())
             .await
             .unwrap();
-        let _said = heard(slow).await;
+        let _said = read_response(slow).await;
         until(what, || world.refused("headers_too_slow") == number).await;
     }
     // Both are still served.

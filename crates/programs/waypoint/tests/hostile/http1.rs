@@ -8,7 +8,7 @@ use tokio::{
 
 use crate::{
     application::{Received, Strict},
-    fixture::{HTTP1, LONG, World, heard, lines_about},
+    fixture::{HTTP1, LONG, World, lines_about, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -17,11 +17,11 @@ const BEGIN: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n";
 
 /// Expected outcome for some bytes.
 enum Outcome {
-    /// As many well-formed requests, all answered by the application, with these bodies.
+    /// The application serves this many well-formed requests with these bodies.
     Served(&'static [&'static str]),
-    /// The waypoint's own answer with this status, counted under this reason.
+    /// The waypoint responds with this status, counted under this reason.
     Refused(u16, &'static str),
-    /// The first is served, what follows is refused.
+    /// The first request is served, and the rest rejected.
     ThenRefused(u16, &'static str),
 }
 use Outcome::{Refused, Served, ThenRefused};
@@ -210,7 +210,7 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
         let mut tunnel = client.tunnel(VIP, HTTP1).await;
         // Its writer never ends: the waypoint has to.
         let _cut = timeout(LONG, tunnel.write_all(&bytes)).await.unwrap();
-        let response = heard(tunnel).await;
+        let response = read_response(tunnel).await;
         assert_eq!(response.statuses(), [431], "{what}: {response:?}");
         assert_eq!(world.refused("headers_too_large"), before + 1, "{what}");
         assert_eq!(world.ended(431, "DPE"), before + 2, "{what}");
@@ -236,7 +236,7 @@ async fn a_request_that_comes_by_the_byte_delays_nobody_and_is_whole_in_the_end(
         tokio::task::yield_now().await;
     }
     assert_eq!(client.get(VIP, HTTP1).await, 200);
-    assert_eq!(heard(slow).await.statuses(), [200]);
+    assert_eq!(read_response(slow).await.statuses(), [200]);
 }
 
 #[tokio::test]
@@ -255,15 +255,15 @@ async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
     body.write_all(&begun).await.unwrap();
     let mut slow = client.tunnel(VIP, HTTP1).await;
     slow.write_all(BEGIN).await.unwrap();
-    let response = heard(slow).await;
+    let response = read_response(slow).await;
     assert!(response.bytes.is_empty(), "{response:?}");
     until("it is counted", || world.refused("headers_too_slow") == 1).await;
     body.write_all(b"bc").await.unwrap();
-    assert_eq!(heard(body).await.statuses(), [200]);
+    assert_eq!(read_response(body).await.statuses(), [200]);
     // The second header section of a connection is bounded as the first.
     quiet.write_all(request).await.unwrap();
     quiet.write_all(BEGIN).await.unwrap();
-    let response = heard(quiet).await;
+    let response = read_response(quiet).await;
     assert_eq!(
         response.text().matches("TTP/1.1 200").count(),
         2,

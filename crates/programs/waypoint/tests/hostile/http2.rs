@@ -33,7 +33,7 @@ const FRAME_SIZE_ERROR: u32 = 6;
 const REFUSED_STREAM: u32 = 7;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// The process may grow by as much as this, whatever is sent.
+/// Maximum growth of the process's memory.
 const GROWTH: u64 = 128 << 20;
 
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -168,7 +168,7 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
 
 /// Errors that the other end has sent.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct Observed {
     pub(crate) goaway: Option<u32>,
     pub(crate) resets: Vec<(u32, u32)>,
     pub(crate) headers: usize,
@@ -179,34 +179,34 @@ pub(crate) struct Heard {
 /// Reads frames up to the end of the connection.
 pub(crate) async fn listen(
     mut io: impl AsyncRead + Unpin,
-    until: impl Fn(&Heard) -> bool,
-) -> Heard {
-    let mut heard = Heard::default();
+    until: impl Fn(&Observed) -> bool,
+) -> Observed {
+    let mut observed = Observed::default();
     loop {
         let mut head = [0; 9];
-        if until(&heard) || io.read_exact(&mut head).await.is_err() {
-            return heard;
+        if until(&observed) || io.read_exact(&mut head).await.is_err() {
+            return observed;
         }
         let [a, b, c, kind, _, stream @ ..] = head;
         let length = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap();
         let mut payload = vec![0; length];
         if io.read_exact(&mut payload).await.is_err() {
-            return heard;
+            return observed;
         }
         let word = |from: usize| u32::from_be_bytes(payload[from..from + 4].try_into().unwrap());
         match kind {
-            GOAWAY => heard.goaway = Some(word(4)),
-            RST_STREAM => heard.resets.push((u32::from_be_bytes(stream), word(0))),
+            GOAWAY => observed.goaway = Some(word(4)),
+            RST_STREAM => observed.resets.push((u32::from_be_bytes(stream), word(0))),
             HEADERS => {
-                heard.is_success |= heard.headers == 0 && payload.first() == Some(&0x88);
-                heard.headers += 1;
+                observed.is_success |= observed.headers == 0 && payload.first() == Some(&0x88);
+                observed.headers += 1;
             }
             _ => {}
         }
     }
 }
 
-async fn attack<IO>(io: IO, request: &[u8], attack: &Attack) -> Heard
+async fn attack<IO>(io: IO, request: &[u8], attack: &Attack) -> Observed
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -253,11 +253,11 @@ async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
     let before = resident();
     for one in attacks(CONNECT) {
         let (connection, _) = world.tls().await;
-        let heard = attack(connection, CONNECT, &one).await;
+        let observed = attack(connection, CONNECT, &one).await;
         assert_eq!(
-            heard.goaway,
+            observed.goaway,
             Some(one.ended_with),
-            "{}: {heard:?}",
+            "{}: {observed:?}",
             one.what
         );
         assert_eq!(other.get(VIP, HTTP1).await, 200, "{}", one.what);
@@ -273,11 +273,11 @@ async fn connections_in_tunnels_fail_one_by_one() {
     let before = resident();
     for (number, one) in (0..).zip(attacks(GET)) {
         let tunnel = client.tunnel(VIP, HTTP2).await;
-        let heard = attack(tunnel, GET, &one).await;
+        let observed = attack(tunnel, GET, &one).await;
         assert_eq!(
-            heard.goaway,
+            observed.goaway,
             Some(one.ended_with),
-            "{}: {heard:?}",
+            "{}: {observed:?}",
             one.what
         );
         // By the same connection of tunnels.
@@ -289,7 +289,7 @@ async fn connections_in_tunnels_fail_one_by_one() {
 }
 
 /// Sends bytes after the preface, and listens until `enough`.
-async fn say<IO>(io: IO, bytes: &[u8], enough: impl Fn(&Heard) -> bool) -> Heard
+async fn say<IO>(io: IO, bytes: &[u8], enough: impl Fn(&Observed) -> bool) -> Observed
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -307,20 +307,26 @@ async fn more_streams_than_allowed_are_refused_one_by_one() {
         let open = |number: u32| frame(HEADERS, END_HEADERS, number * 2 + 1, request);
         (0..300).flat_map(open).collect()
     };
-    let refused = |heard: &Heard| {
-        let refused = heard
+    let refused = |observed: &Observed| {
+        let refused = observed
             .resets
             .iter()
             .filter(|(_, code)| *code == REFUSED_STREAM);
         refused.count() >= 50
     };
     let (connection, _) = world.tls().await;
-    let heard = say(connection, &opens(CONNECT), refused).await;
-    assert!(refused(&heard) && heard.goaway.is_none(), "{heard:?}");
+    let observed = say(connection, &opens(CONNECT), refused).await;
+    assert!(
+        refused(&observed) && observed.goaway.is_none(),
+        "{observed:?}"
+    );
     let client = world.client().await;
     let tunnel = client.tunnel(VIP, HTTP2).await;
-    let heard = say(tunnel, &opens(GET), refused).await;
-    assert!(refused(&heard) && heard.goaway.is_none(), "{heard:?}");
+    let observed = say(tunnel, &opens(GET), refused).await;
+    assert!(
+        refused(&observed) && observed.goaway.is_none(),
+        "{observed:?}"
+    );
     assert_eq!(client.get(VIP, HTTP1).await, 200);
 }
 
@@ -337,14 +343,20 @@ async fn headers_beyond_the_limit_end_their_stream_alone() {
         bytes.extend(frame(CONTINUATION, END_HEADERS, 1, b""));
         bytes
     };
-    let ended = |heard: &Heard| heard.headers > 0 || !heard.resets.is_empty();
+    let ended = |observed: &Observed| observed.headers > 0 || !observed.resets.is_empty();
     let (connection, _) = world.tls().await;
-    let heard = say(connection, &send(CONNECT), ended).await;
-    assert!(ended(&heard) && heard.goaway.is_none(), "{heard:?}");
+    let observed = say(connection, &send(CONNECT), ended).await;
+    assert!(
+        ended(&observed) && observed.goaway.is_none(),
+        "{observed:?}"
+    );
     let client = world.client().await;
     let tunnel = client.tunnel(VIP, HTTP2).await;
-    let heard = say(tunnel, &send(GET), ended).await;
-    assert!(ended(&heard) && heard.goaway.is_none(), "{heard:?}");
+    let observed = say(tunnel, &send(GET), ended).await;
+    assert!(
+        ended(&observed) && observed.goaway.is_none(),
+        "{observed:?}"
+    );
     assert_eq!(client.get(VIP, HTTP1).await, 200);
 }
 

@@ -13,22 +13,22 @@ const VIP: &str = "10.0.0.1";
 
 type Bytes = &'static [u8];
 
-/// How a request differs from `GET /` of the host `web`.
+/// Difference of a request from `GET /` of the host `web`.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Without(Bytes),
-    /// In place of a field.
+    /// Replaces a field.
     Set(Bytes, Bytes),
-    /// Behind all others.
+    /// Appends a field.
     Add(Bytes, Bytes),
-    /// Before all others.
+    /// Inserts a field at the beginning.
     First(Bytes, Bytes),
-    /// In one frame.
+    /// Body in one frame.
     Body(Bytes),
     /// One field behind the body, with the end of the stream or not.
     Trailer(Bytes, Bytes),
     OpenTrailer(Bytes, Bytes),
-    /// Behind the end of the stream.
+    /// Data after the end of the stream.
     LateBody(Bytes),
 }
 
@@ -223,11 +223,12 @@ async fn send(client: &Client, changes: &[Change]) -> bool {
     let all = [PREFACE, &frame(SETTINGS, 0, 0, b""), &frames(changes)].concat();
     write.write_all(&all).await.unwrap();
     write.flush().await.unwrap();
-    let is_over = |heard: &crate::http2::Heard| heard.headers > 0 || !heard.resets.is_empty();
-    let heard = timeout(LONG, listen(read, is_over))
+    let is_over =
+        |observed: &crate::http2::Observed| observed.headers > 0 || !observed.resets.is_empty();
+    let observed = timeout(LONG, listen(read, is_over))
         .await
         .expect("no answer");
-    heard.headers > 0 && heard.resets.is_empty() && heard.is_success
+    observed.headers > 0 && observed.resets.is_empty() && observed.is_success
 }
 
 fn is_expected(received: &[Received], expected: Expected) -> bool {

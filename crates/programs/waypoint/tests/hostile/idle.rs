@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     application::{head, scripted},
-    fixture::{HTTP1, LONG, World, heard},
+    fixture::{HTTP1, LONG, World, read_response},
     http2::{DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame},
 };
 
@@ -112,7 +112,7 @@ async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) 
         until("an upload is given up", || given_up.load(Relaxed) > before).await;
     }
     resume.notify_one();
-    let rest = heard(quiet).await;
+    let rest = read_response(quiet).await;
     (rest.text(), rest.ended)
 }
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::fixture::{HTTP1, World, listener};
 
-/// How long a tunnel must at least be undecided: one that is refused at once is refused long before.
+/// Minimum time of an undecided tunnel; one that is rejected at once ends much earlier.
 const UNDECIDED: Duration = Duration::from_millis(100);
 
 #[tokio::test]

@@ -39,6 +39,6 @@ mod stalls;
 mod undeclared;
 mod upgrades;
 
-/// As in the waypoint's own process, so that what it holds is what it holds here.
+/// Allocator of the waypoint's own process, so that memory measurements are comparable.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

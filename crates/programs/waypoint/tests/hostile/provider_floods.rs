@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     application::Strict,
-    fixture::{Client, HTTP1, HTTP2, World, heard, listener, record},
+    fixture::{Client, HTTP1, HTTP2, World, listener, read_response, record},
     http2::resident,
 };
 
@@ -25,7 +25,7 @@ const WEB: &str = "10.0.0.1";
 const PROVIDER: &str = "10.0.0.9";
 /// Bodies that the provider is to see, longer than the window of its connections.
 const BODY: usize = 200 << 10;
-/// More of them than one caller's budget has room for.
+/// Number of requests that exceeds one caller's budget.
 const FLOOD: usize = 90;
 /// Memory limit of the waypoint: its budget is 128 MiB, of which a caller has 32.
 const MEMORY: &str = "268435456";
@@ -103,7 +103,7 @@ async fn scene() -> (World, Strict) {
     (world, strict)
 }
 
-/// Requests with bodies that the provider does not take.
+/// Sends requests with bodies that the provider does not read.
 async fn flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
     let head = format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {BODY}\r\n\r\n");
     let request = [head.as_bytes(), &[b'x'; BODY]].concat();
@@ -123,7 +123,7 @@ async fn get(client: &Client) -> u16 {
     let mut tunnel = client.tunnel(WEB, HTTP1).await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
     tunnel.write_all(request).await.unwrap();
-    heard(tunnel)
+    read_response(tunnel)
         .await
         .statuses()
         .first()

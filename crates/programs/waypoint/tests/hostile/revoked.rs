@@ -6,7 +6,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::fixture::{LONG, TCP, World, heard, listener};
+use crate::fixture::{LONG, TCP, World, listener, read_response};
 
 const SERVICE: &str = "10.96.0.1";
 
@@ -51,7 +51,7 @@ async fn a_revoked_client_loses_its_tunnels_and_opens_no_others() {
     assert_eq!(&bytes, b"two");
 
     revoke(&revoked);
-    let rest = heard(tunnel).await;
+    let rest = read_response(tunnel).await;
     assert!(!rest.ended && rest.bytes.is_empty(), "{rest:?}");
     // The application learns of it, too.
     let read = timeout(LONG, stream.read(&mut bytes)).await.unwrap();

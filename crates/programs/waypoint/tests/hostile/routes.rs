@@ -25,7 +25,7 @@ use crate::{
     fixture::{Client, HTTP1, TCP, UNDECLARED, World, record},
 };
 
-/// Where the service `web` is, whose routes these are, and `back`, which they lead to.
+/// Address of the service `web`, which has the routes, and of their backend `back`.
 pub(crate) const VIP: &str = "10.0.0.1";
 pub(crate) const BACK_VIP: &str = "10.0.0.2";
 
@@ -120,7 +120,7 @@ fn hosts(host: &str) -> HttpOperation {
     }
 }
 
-/// The services `web` and `back`, and what their applications get.
+/// Services `web` and `back` with the requests that their applications receive.
 pub(crate) struct Scene {
     pub(crate) world: World,
     pub(crate) client: Client,
@@ -143,7 +143,7 @@ impl Scene {
         }
     }
 
-    /// The routes of a service.
+    /// Publishes the routes of a service.
     pub(crate) fn follow(&self, name: &str, routes: Vec<HttpRoute>) {
         self.publish(WaypointService {
             service: service(name),
@@ -200,7 +200,7 @@ impl Scene {
     }
 }
 
-/// Targets and hosts, and what becomes of them.
+/// Targets and hosts with the expected outcome.
 const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/x", "web", "web /x web"),
     // A path that is denied, however it is written, whichever rule it would take.

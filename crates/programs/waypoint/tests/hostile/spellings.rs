@@ -150,13 +150,13 @@ fn paths(patterns: &[&str]) -> Vec<PathPattern> {
     texts.collect()
 }
 
-/// A request line and further lines, as they are sent.
+/// Builds a request from its request line and further lines.
 fn request(line: &str, lines: &[&str]) -> Vec<u8> {
     let lines: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
     format!("{line} HTTP/1.1\r\nHost: web\r\nConnection: close\r\n{lines}\r\n").into_bytes()
 }
 
-/// The first words of the requests that came.
+/// Returns the first words of the received requests.
 fn came(application: &mut Strict) -> Vec<String> {
     let received = application.received().into_iter();
     let line = |received| match received {

@@ -18,18 +18,17 @@ use tokio::{
 
 use crate::{
     application::{head, scripted},
-    fixture::{Client, HTTP1, HTTP2, LONG, World, heard},
+    fixture::{Client, HTTP1, HTTP2, LONG, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
 /// A response that is longer than all windows between a client and an application of HTTP/2.
 const BIG: usize = 64 << 20;
-/// Bytes that others send and receive.
+/// Bytes that other clients send and receive.
 const SMALL: usize = 200 << 10;
 
-/// An application of HTTP/2 with the windows that RFC 9113 begins with: `/big` has a response that never ends, of a
-/// request to `/sink` it reads nothing, and others get the bytes that they send, and `SMALL` more. Says how many
-/// requests are under way.
+/// Runs an HTTP/2 application with RFC 9113's initial windows: `/big` has an endless response, `/sink` is never read,
+/// and others are echoed with `SMALL` more bytes. Returns the number of active requests.
 async fn application() -> (SocketAddr, Arc<AtomicUsize>) {
     let active = Arc::new(AtomicUsize::new(0));
     let counted = active.clone();
@@ -233,7 +232,7 @@ async fn a_response_that_is_not_read_is_given_up() {
     tunnel.write_all(GET).await.unwrap();
     until("the application is rid of it", || ended.load(Relaxed) == 1).await;
     // Whoever reads then gets the part that was on its way, and no end.
-    assert!(!heard(tunnel).await.ended);
+    assert!(!read_response(tunnel).await.ended);
 }
 
 #[tokio::test]
@@ -292,6 +291,6 @@ async fn a_quiet_stream_never_stalls() {
         .await;
     }
     resume.notify_one();
-    let rest = heard(quiet).await;
+    let rest = read_response(quiet).await;
     assert!(rest.ended && rest.text().contains("b\r\n"), "{rest:?}");
 }

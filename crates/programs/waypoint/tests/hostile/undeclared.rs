@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     application::scripted,
-    fixture::{LONG, UNDECLARED, World, heard, lines_about, record},
+    fixture::{LONG, UNDECLARED, World, lines_about, read_response, record},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -60,7 +60,7 @@ const REQUESTS: &[&[u8]] = &[
     b"get /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
 ];
 
-/// An application that keeps all it receives, and answers the first bytes of each connection.
+/// Application that records all received bytes, and responds to the first ones of each connection.
 struct Recording {
     address: std::net::SocketAddr,
     received: Arc<Mutex<Vec<u8>>>,
@@ -257,7 +257,7 @@ async fn a_connection_that_passed_ends_once_something_is_for_requests() {
         let read = timeout(LONG, tunnel.read_exact(&mut reply)).await;
         read.unwrap().unwrap();
         world.publish(object);
-        let rest = heard(tunnel).await;
+        let rest = read_response(tunnel).await;
         assert!(rest.bytes.is_empty(), "{name}: {rest:?}");
         until("it is logged", || is_logged(client.address, &[name])).await;
         world.publish(gone);
@@ -286,7 +286,7 @@ async fn incomplete_request_lines_are_refused_by_name() {
         let client = world.client().await;
         let mut tunnel = client.tunnel(VIP, UNDECLARED).await;
         tunnel.write_all(bytes).await.unwrap();
-        let response = heard(tunnel).await;
+        let response = read_response(tunnel).await;
         assert!(response.bytes.is_empty(), "{response:?}");
         until("it is counted", || world.refused(reason) == before + 1).await;
         let is_logged = is_logged(client.address, &["AuthorizationPolicy ns/paths"]);

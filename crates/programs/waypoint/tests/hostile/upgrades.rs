@@ -12,12 +12,12 @@ use tokio::{
 
 use crate::{
     application::scripted,
-    fixture::{HTTP1, HTTP2, World, heard},
+    fixture::{HTTP1, HTTP2, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
 
-/// Bytes that an application has read: heads of requests, and what came after it had switched.
+/// Bytes that an application has read: request headers, and data after the protocol switch.
 type Read = Arc<Mutex<Vec<String>>>;
 
 /// The next head, with the body of its length.
@@ -53,8 +53,8 @@ fn accept(head: &str) -> String {
     format!("Sec-WebSocket-Accept: {}\r\n", STANDARD.encode(digest))
 }
 
-/// An application that switches wherever the path says so, whatever it is asked for. Below `/forged/` it does so with the
-/// answer to another key, below `/silent/` with none.
+/// Runs an application that switches protocols on request. Below `/forged/` its response has a wrong key, below
+/// `/silent/` none.
 async fn application() -> (SocketAddr, Read) {
     let read = Read::default();
     let noted = read.clone();
@@ -406,7 +406,7 @@ async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
             .await
             .unwrap();
         tunnel.shutdown().await.unwrap();
-        let response = heard(tunnel).await.text();
+        let response = read_response(tunnel).await.text();
         assert_eq!(
             response.starts_with("HTTP/1.1 101 "),
             is_passed,

@@ -21,13 +21,13 @@ pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LeanDeltaRe
 /// `envoy.service.discovery.v3.DeltaDiscoveryResponse`, resources undecoded.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeanDeltaResponse {
-    /// One encoded `Resource` each.
+    /// Encoded `Resource` messages.
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub resources: Vec<Bytes>,
     /// The stream's resource type.
     #[prost(string, tag = "4")]
     pub type_url: String,
-    /// To be echoed in the answer.
+    /// Nonce to echo in the acknowledgement.
     #[prost(string, tag = "5")]
     pub nonce: String,
     /// Names of removed resources.
@@ -35,7 +35,7 @@ pub struct LeanDeltaResponse {
     pub removed_resources: Vec<String>,
 }
 
-/// `envoy.service.discovery.v3.Resource`, its value undecoded.
+/// `envoy.service.discovery.v3.Resource` with an undecoded value.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeanResource {
     /// Opaque; sent back on reconnect.

@@ -48,8 +48,8 @@ struct Outline {
     dry_run: bool,
 }
 
-/// Where the scope cannot be read it is the namespace of the policy's name, and without a namespace the
-/// mesh. A record without even that name gives no scope.
+/// Builds the substitute of a policy. If its scope is unreadable, the namespace of its name is used, and without a
+/// namespace the whole mesh. A record without a name gives no scope.
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
     let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
     let outline = Outline::decode(bytes).ok().filter(named);

@@ -12,18 +12,19 @@ use crate::unknown;
 pub struct NotUnderstood<T> {
     /// Field that is not understood.
     pub error: DecodeError,
-    /// Record that takes its place; `None` if its last good version stays.
+    /// Record that replaces the invalid one; `None` if its last good version stays.
     pub substitute: Option<Substitute<T>>,
 }
 
-/// Record that takes the place of one that is not understood.
+/// Record that replaces one that could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Substitute<T> {
     /// Contents of the record.
     pub record: Box<T>,
     /// Effect on traffic, for logs.
     pub effect: &'static str,
-    /// Whether it denies in the place of a policy: a client may be set to keep the policy's last good version instead.
+    /// Whether the record is a policy, whose substitute denies; a client may be set to keep the last good version
+    /// instead.
     pub is_policy: bool,
 }
 

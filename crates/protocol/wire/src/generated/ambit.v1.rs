@@ -74,7 +74,7 @@ pub struct WaypointGateway {
     pub allowed_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Objects attached to a service do not apply to requests that are addressed to its pods.
     #[prost(bool, tag = "7")]
-    pub services_alone: bool,
+    pub services_only: bool,
 }
 /// A service that the waypoint serves.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -486,7 +486,7 @@ pub struct WaypointProvider {
     pub name: ::prost::alloc::string::String,
     /// Reason why the provider cannot be called, if not empty. Everything that the policy is attached to is denied.
     #[prost(string, tag = "2")]
-    pub refused: ::prost::alloc::string::String,
+    pub unavailable: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "3")]
     pub service: ::core::option::Option<
         super::super::istio::workload::NamespacedHostname,
@@ -850,20 +850,20 @@ pub struct DestinationLocality {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DestinationShares {
     #[prost(message, optional, tag = "1")]
-    pub from: ::core::option::Option<DestinationPlace>,
+    pub from: ::core::option::Option<LocalityPattern>,
     #[prost(message, repeated, tag = "2")]
     pub to: ::prost::alloc::vec::Vec<DestinationShare>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DestinationShare {
     #[prost(message, optional, tag = "1")]
-    pub place: ::core::option::Option<DestinationPlace>,
+    pub locality: ::core::option::Option<LocalityPattern>,
     #[prost(uint32, tag = "2")]
     pub share: u32,
 }
-/// Locality; an empty part matches any.
+/// Locality pattern; an empty part matches any.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DestinationPlace {
+pub struct LocalityPattern {
     #[prost(string, tag = "1")]
     pub region: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -974,7 +974,7 @@ pub struct WaypointRateLimit {
     pub fail_open: bool,
     /// Responses have headers with the remaining quota.
     #[prost(bool, tag = "9")]
-    pub tells: bool,
+    pub rate_limit_headers: bool,
     /// Reason why the original is not understood; not empty on its substitute, whose limits cannot be evaluated.
     #[prost(string, tag = "10")]
     pub not_understood: ::prost::alloc::string::String,
@@ -1037,13 +1037,13 @@ pub struct GlobalLimit {
     pub hits: u32,
     #[prost(message, repeated, tag = "7")]
     pub descriptors: ::prost::alloc::vec::Vec<LimitDescriptor>,
-    #[prost(oneof = "global_limit::Place", tags = "1, 2")]
-    pub place: ::core::option::Option<global_limit::Place>,
+    #[prost(oneof = "global_limit::Target", tags = "1, 2")]
+    pub target: ::core::option::Option<global_limit::Target>,
 }
 /// Nested message and enum types in `GlobalLimit`.
 pub mod global_limit {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
-    pub enum Place {
+    pub enum Target {
         #[prost(message, tag = "1")]
         Service(super::super::super::istio::workload::NamespacedHostname),
         /// Reason why there is no service; the limit cannot be evaluated.
@@ -1074,7 +1074,7 @@ pub mod limit_entry {
         #[prost(string, tag = "2")]
         Text(::prost::alloc::string::String),
         #[prost(message, tag = "3")]
-        Of(super::LimitKey),
+        Attribute(super::LimitKey),
     }
 }
 /// A RequestAuthentication: authenticates requests by JSON web tokens.
@@ -1122,9 +1122,9 @@ pub struct JwtRule {
     pub claim_headers: ::prost::alloc::vec::Vec<HttpHeader>,
     #[prost(bool, tag = "12")]
     pub forward_token: bool,
-    /// Claims whose text is a list of words, each of which is a value.
+    /// Claims whose text is a space-delimited list of values.
     #[prost(string, repeated, tag = "13")]
-    pub words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    pub space_delimited_claims: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(oneof = "jwt_rule::Keys", tags = "3, 4, 5")]
     pub keys: ::core::option::Option<jwt_rule::Keys>,
 }

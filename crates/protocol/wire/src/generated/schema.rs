@@ -892,19 +892,19 @@ pub(crate) static AMBIT_V1_DESTINATIONFAILOVER: Message = Message {
 pub(crate) static AMBIT_V1_DESTINATIONSHARES: Message = Message {
     name: "ambit.v1.DestinationShares",
     fields: &[
-        (1, Some(&AMBIT_V1_DESTINATIONPLACE)),
+        (1, Some(&AMBIT_V1_LOCALITYPATTERN)),
         (2, Some(&AMBIT_V1_DESTINATIONSHARE)),
     ],
 };
 pub(crate) static AMBIT_V1_DESTINATIONSHARE: Message = Message {
     name: "ambit.v1.DestinationShare",
     fields: &[
-        (1, Some(&AMBIT_V1_DESTINATIONPLACE)),
+        (1, Some(&AMBIT_V1_LOCALITYPATTERN)),
         (2, None),
     ],
 };
-pub(crate) static AMBIT_V1_DESTINATIONPLACE: Message = Message {
-    name: "ambit.v1.DestinationPlace",
+pub(crate) static AMBIT_V1_LOCALITYPATTERN: Message = Message {
+    name: "ambit.v1.LocalityPattern",
     fields: &[
         (1, None),
         (2, None),

@@ -4,7 +4,7 @@ use prost::Message;
 
 use crate::envoy::HeaderValue;
 
-/// Codes of an answer.
+/// Response code of the rate-limit service.
 pub(super) const OK: i32 = 1;
 pub(super) const OVER_LIMIT: i32 = 2;
 

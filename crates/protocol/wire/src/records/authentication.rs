@@ -6,7 +6,7 @@ use prost::Message;
 
 use super::{
     RecordCodec,
-    read::{all, hostname, object_part, optional, places},
+    read::{all, hostname, object_part, optional, targets},
     write,
 };
 use crate::{
@@ -45,7 +45,7 @@ impl RecordCodec for model::Authentication {
     }
 }
 
-/// Where an object applies.
+/// Target of an object, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]
@@ -56,7 +56,7 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authentication {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = places(outline.for_gateway, outline.services);
+    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
     model::Authentication {
         key,
         for_gateway,
@@ -109,7 +109,7 @@ fn rule(from: wire::JwtRule) -> Result<model::JwtRule, DecodeError> {
         payload_header: optional(from.payload_header),
         claim_headers: pairs(from.claim_headers),
         forward_token: from.forward_token,
-        words: texts(from.words),
+        words: texts(from.space_delimited_claims),
     })
 }
 
@@ -151,7 +151,7 @@ impl From<&model::JwtRule> for wire::JwtRule {
             payload_header: write::optional(from.payload_header.as_ref()),
             claim_headers: pairs(&from.claim_headers),
             forward_token: from.forward_token,
-            words: write::texts(&from.words),
+            space_delimited_claims: write::texts(&from.words),
         }
     }
 }

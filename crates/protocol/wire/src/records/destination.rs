@@ -187,14 +187,15 @@ fn locality(from: wire::DestinationLocality) -> Result<model::LocalityPolicy, De
 }
 
 fn shares(from: wire::DestinationShares) -> model::LocalityShares {
-    let share = |to: wire::DestinationShare| (place(to.place.unwrap_or_default()), to.share);
+    let share =
+        |to: wire::DestinationShare| (locality_pattern(to.locality.unwrap_or_default()), to.share);
     model::LocalityShares {
-        from: place(from.from.unwrap_or_default()),
+        from: locality_pattern(from.from.unwrap_or_default()),
         to: from.to.into_iter().map(share).collect(),
     }
 }
 
-fn place(from: wire::DestinationPlace) -> model::LocalityPattern {
+fn locality_pattern(from: wire::LocalityPattern) -> model::LocalityPattern {
     model::LocalityPattern {
         region: optional(from.region),
         zone: optional(from.zone),

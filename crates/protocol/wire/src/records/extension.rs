@@ -5,7 +5,7 @@ use prost::Message;
 
 use super::{
     RecordCodec,
-    read::{all, hostname, object_part, optional, places},
+    read::{all, hostname, object_part, optional, targets},
     write,
 };
 use crate::{
@@ -76,7 +76,7 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
     })
 }
 
-/// Where a plugin is called, and what becomes of requests without it.
+/// Target of a plugin and its failure mode, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(message, repeated, tag = "4")]
@@ -89,7 +89,7 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::WaypointExtension {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = places(outline.for_gateway, outline.services);
+    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
     model::WaypointExtension {
         namespace: key.namespace,
         name: key.name,

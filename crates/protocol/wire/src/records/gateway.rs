@@ -59,7 +59,7 @@ fn gateway(from: wire::WaypointGateway) -> Result<model::WaypointGateway, Decode
             };
             text.parse().map_err(refused)
         })?,
-        services_alone: from.services_alone,
+        services_alone: from.services_only,
     })
 }
 
@@ -91,7 +91,7 @@ impl From<&model::WaypointGateway> for wire::WaypointGateway {
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
-            services_alone: from.services_alone,
+            services_only: from.services_alone,
         }
     }
 }

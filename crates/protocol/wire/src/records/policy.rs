@@ -10,7 +10,7 @@ use prost::Message;
 use super::{
     RecordCodec,
     provider::provider,
-    read::{all, hostname, object_part, optional, places},
+    read::{all, hostname, object_part, optional, targets},
     write,
 };
 use crate::{
@@ -48,7 +48,7 @@ impl RecordCodec for model::HttpPolicy {
     }
 }
 
-/// Where a policy applies, and whether it is a dry run.
+/// Target of a policy and its dry-run flag, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]
@@ -61,7 +61,7 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPolicy {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = places(outline.for_gateway, outline.services);
+    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
     model::HttpPolicy {
         key,
         for_gateway,

@@ -14,15 +14,15 @@ pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, 
     let status = from.status_on_error;
     let status_on_error = u16::try_from(status).ok();
     let status_on_error = status_on_error.filter(|status| (400..600).contains(status));
-    let place = if from.refused.is_empty() {
+    let destination = if from.unavailable.is_empty() {
         let service = hostname("waypoint_provider.service", from.service)?;
         Ok((service, port("waypoint_provider.port", from.port)?))
     } else {
-        Err(from.refused.into())
+        Err(from.unavailable.into())
     };
     Ok(model::Provider {
         name: from.name.into(),
-        place,
+        place: destination,
         timeout: Duration::from_millis(from.timeout),
         status_on_error: status_on_error.ok_or_else(|| {
             DecodeError::new("waypoint_provider.status_on_error", Refusal::Status(status))
@@ -56,15 +56,15 @@ fn of_http(from: wire::HttpProvider) -> Result<model::HttpProvider, DecodeError>
 
 impl From<&model::Provider> for wire::WaypointProvider {
     fn from(from: &model::Provider) -> Self {
-        let (place, refused) = match &from.place {
-            Ok(place) => (Some(place), String::new()),
+        let (destination, unavailable) = match &from.place {
+            Ok(destination) => (Some(destination), String::new()),
             Err(why) => (None, why.to_string()),
         };
         Self {
             name: from.name.to_string(),
-            refused,
-            service: place.map(|(service, _)| service.into()),
-            port: place.map_or(0, |(_, port)| (*port).into()),
+            unavailable,
+            service: destination.map(|(service, _)| service.into()),
+            port: destination.map_or(0, |(_, port)| (*port).into()),
             timeout: write::milliseconds(Some(from.timeout)),
             status_on_error: from.status_on_error.into(),
             fail_open: from.fail_open,

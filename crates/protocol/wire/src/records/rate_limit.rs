@@ -9,7 +9,7 @@ use prost::Message;
 use super::{
     RecordCodec,
     http_route::route_match,
-    read::{all, hostname, object_part, optional, places},
+    read::{all, hostname, object_part, optional, targets},
     write,
 };
 use crate::{
@@ -58,7 +58,7 @@ fn rate_limit(from: wire::WaypointRateLimit) -> Result<model::RateLimit, DecodeE
         global: from.global.map(global).transpose()?,
         dry_run: from.dry_run,
         fail_open: from.fail_open,
-        tells: from.tells,
+        tells: from.rate_limit_headers,
         not_understood: optional(from.not_understood),
     })
 }
@@ -94,21 +94,21 @@ fn key(from: wire::LimitKey) -> Result<model::LimitKey, DecodeError> {
 }
 
 fn global(from: wire::GlobalLimit) -> Result<model::GlobalLimit, DecodeError> {
-    use wire::global_limit::Place;
-    const PLACE: &str = "global_limit.place";
-    let place = match from.place {
-        Some(Place::Service(name)) => Ok((
-            hostname(PLACE, Some(name))?,
+    use wire::global_limit::Target;
+    const TARGET: &str = "global_limit.target";
+    let target = match from.target {
+        Some(Target::Service(name)) => Ok((
+            hostname(TARGET, Some(name))?,
             port("global_limit.port", from.port)?,
         )),
-        Some(Place::Error(error)) => Err(error.into()),
-        None => return Err(DecodeError::missing(PLACE)),
+        Some(Target::Error(error)) => Err(error.into()),
+        None => return Err(DecodeError::missing(TARGET)),
     };
     if from.timeout == 0 {
         return Err(DecodeError::missing("global_limit.timeout"));
     }
     Ok(model::GlobalLimit {
-        place,
+        place: target,
         domain: from.domain.into(),
         timeout: Duration::from_millis(from.timeout),
         hits: from.hits,
@@ -130,13 +130,13 @@ fn entry(from: wire::LimitEntry) -> Result<(model::ArcStr, model::LimitValue), D
     use wire::limit_entry::Value;
     let value = match from.value {
         Some(Value::Text(text)) => model::LimitValue::Text(text.into()),
-        Some(Value::Of(of)) => model::LimitValue::Of(key(of)?),
+        Some(Value::Attribute(of)) => model::LimitValue::Of(key(of)?),
         None => return Err(DecodeError::missing("limit_entry.value")),
     };
     Ok((from.key.into(), value))
 }
 
-/// Where a limit applies, and what becomes of requests without it.
+/// Target of a limit and its failure mode, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]
@@ -151,7 +151,7 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::RateLimit {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = places(outline.for_gateway, outline.services);
+    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
     model::RateLimit {
         key,
         for_gateway,
@@ -174,7 +174,7 @@ impl From<&model::RateLimit> for wire::WaypointRateLimit {
             global: from.global.as_ref().map(Into::into),
             dry_run: from.dry_run,
             fail_open: from.fail_open,
-            tells: from.tells,
+            rate_limit_headers: from.tells,
             not_understood: write::optional(from.not_understood.as_ref()),
         }
     }
@@ -211,13 +211,13 @@ impl From<&model::LimitKey> for wire::LimitKey {
 
 impl From<&model::GlobalLimit> for wire::GlobalLimit {
     fn from(from: &model::GlobalLimit) -> Self {
-        use wire::global_limit::Place;
-        let (place, port) = match &from.place {
-            Ok((service, port)) => (Place::Service(service.into()), *port),
-            Err(error) => (Place::Error(error.to_string()), 0),
+        use wire::global_limit::Target;
+        let (target, port) = match &from.place {
+            Ok((service, port)) => (Target::Service(service.into()), *port),
+            Err(error) => (Target::Error(error.to_string()), 0),
         };
         Self {
-            place: Some(place),
+            target: Some(target),
             port: port.into(),
             domain: from.domain.to_string(),
             timeout: write::milliseconds(Some(from.timeout)),
@@ -234,7 +234,7 @@ impl From<&model::LimitDescriptor> for wire::LimitDescriptor {
             key: key.to_string(),
             value: Some(match value {
                 model::LimitValue::Text(text) => Value::Text(text.to_string()),
-                model::LimitValue::Of(key) => Value::Of(key.into()),
+                model::LimitValue::Of(key) => Value::Attribute(key.into()),
             }),
         };
         Self {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_let_nothing_pass_or_everything_are_refused() {
+    fn limits_without_a_rate_or_target_are_rejected() {
         let refused = |change: fn(&mut wire::WaypointRateLimit)| {
             let mut sent = wire::WaypointRateLimit::from(&limit());
             change(&mut sent);
@@ -338,8 +338,8 @@ mod tests {
             "limit_key.kind"
         );
         assert_eq!(
-            refused(|of| of.global.as_mut().unwrap().place = None),
-            "global_limit.place"
+            refused(|of| of.global.as_mut().unwrap().target = None),
+            "global_limit.target"
         );
         assert_eq!(
             refused(|of| of.global.as_mut().unwrap().timeout = 0),

@@ -32,9 +32,9 @@ pub(super) fn object_part(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
 }
 
-/// Where the substitute of an object applies, whether that is to the whole gateway first: there, if no service can be
-/// read.
-pub(super) fn places(
+/// Returns the targets of an object's substitute, and whether it applies to the whole gateway, which is also the case
+/// if no service is readable.
+pub(super) fn targets(
     for_gateway: bool,
     services: Vec<workload::NamespacedHostname>,
 ) -> (bool, Vec<model::NamespacedHostname>) {

@@ -321,7 +321,8 @@ fn a_policy_under_anothers_name_is_refused() {
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
 }
 
-/// A rule with a field of a later version is not taken without it: the service keeps the routes that it had.
+/// Checks that a rule with a field of a later version is rejected as a whole, so that the service keeps its earlier
+/// routes.
 #[test]
 fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
     fn field(number: u8, of: &[u8]) -> Vec<u8> {

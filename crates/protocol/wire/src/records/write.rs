@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ambit_model as model;
 
-/// Milliseconds of a duration, rounded up: what is there is not zero, which is none.
+/// Converts a duration to milliseconds, rounded up since zero means none.
 pub(super) fn milliseconds(of: Option<Duration>) -> u64 {
     let whole = |of: Duration| of.as_nanos().div_ceil(1_000_000);
     of.map_or(0, |of| u64::try_from(whole(of)).unwrap_or(u64::MAX))

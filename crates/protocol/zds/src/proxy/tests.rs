@@ -103,7 +103,7 @@ impl Pair {
         self.proxy.pending().map(|(uid, ..)| uid.as_str()).collect()
     }
 
-    /// Lets the wait for the next retry pass.
+    /// Advances the clock to the next retry.
     fn tick(&mut self) -> Effects {
         self.now = self.proxy.deadline().unwrap();
         self.event(ProxyEvent::Tick)
@@ -185,7 +185,7 @@ fn pods_from_before_the_process_are_served_and_the_snapshot_decides() {
 }
 
 #[test]
-fn an_add_is_answered_once_the_listeners_stand() {
+fn adds_are_acknowledged_once_listeners_are_bound() {
     let mut pair = Pair::with(&[]);
     let effects = pair.add("a", 1);
     assert!(!effects.contains(&ack()));
@@ -234,7 +234,7 @@ fn what_is_known_of_a_pod_may_change_without_a_restart() {
 }
 
 #[test]
-fn a_failed_start_is_refused_kept_pending_and_tried_again() {
+fn a_failed_start_is_rejected_and_retried() {
     let mut pair = Pair::with(&[]);
     let generation = started_by(&pair.add("a", 1), 1);
     let effects = pair.failed("a", generation);

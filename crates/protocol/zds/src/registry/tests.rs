@@ -13,9 +13,9 @@ struct Node {
     registry: Registry<u32>,
     now: Instant,
     proxies: BTreeMap<u64, ProxySide<u32>>,
-    /// Records on their way to a proxy.
+    /// Records in flight to a proxy.
     wires: BTreeMap<u64, VecDeque<(Request, Option<u32>)>>,
-    /// Proxies that do not answer.
+    /// Proxies that do not respond.
     stuck: BTreeSet<u64>,
     /// Proxies that cannot start pods.
     failing: BTreeSet<u64>,
@@ -112,7 +112,7 @@ impl Node {
         self.event(RegistryEvent::Closed(ConnectionId(id)));
     }
 
-    /// Has one proxy process one record; false if none is waiting.
+    /// Makes one proxy process a record; false if none is waiting.
     fn work(&mut self, id: u64) -> bool {
         if self.stuck.contains(&id) {
             return false;
@@ -464,14 +464,14 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// After any events: a proxy that connects serves exactly the pods wanted, in their newest
+    /// Checks that after any sequence of events a newly connected proxy serves exactly the desired pods in their newest
     /// namespaces, and every order has ended.
     #[test]
-    fn the_newest_proxy_ends_up_with_exactly_the_pods_wanted(
+    fn the_newest_proxy_serves_exactly_the_desired_pods(
         moves in proptest::collection::vec(any_move(), 0..60),
     ) {
         let mut node = Node::new();
-        let mut wanted: BTreeMap<String, u32> = BTreeMap::new();
+        let mut desired: BTreeMap<String, u32> = BTreeMap::new();
         let mut next = 0;
         let pick = |node: &Node, which: u8| {
             let open: Vec<_> = node.wires.keys().copied().collect();
@@ -481,11 +481,11 @@ proptest! {
             match one {
                 Move::Add(uid, netns) => {
                     node.add(&uid.to_string(), netns);
-                    wanted.insert(uid.to_string(), netns);
+                    desired.insert(uid.to_string(), netns);
                 }
                 Move::Del(uid) => {
                     node.del(&uid.to_string());
-                    wanted.remove(&uid.to_string());
+                    desired.remove(&uid.to_string());
                 }
                 Move::Connect => {
                     next += 1;
@@ -526,11 +526,11 @@ proptest! {
             let known: BTreeMap<String, ()> =
                 node.proxies[&newest].up().map(|(uid, ..)| (uid.to_string(), ())).collect();
             let pending = node.proxies[&newest].pending().count();
-            prop_assert_eq!(known.len() + pending, wanted.len());
+            prop_assert_eq!(known.len() + pending, desired.len());
         }
         node.connect(next + 1);
         let served: Vec<_> = node.serves(next + 1).into_iter().map(str::to_owned).collect();
-        prop_assert_eq!(served, wanted.keys().cloned().collect::<Vec<_>>());
+        prop_assert_eq!(served, desired.keys().cloned().collect::<Vec<_>>());
         node.settle();
         node.pass(DELIVER_WITHIN);
         prop_assert_eq!(node.delivered.len() as u64, node.next_ticket);

@@ -34,7 +34,7 @@ fn registry() -> Registry {
     registry
 }
 
-/// A program with a registry that exports it.
+/// Program with a registry and its exporter.
 pub(crate) struct Program {
     pub(crate) registry: Arc<Registry>,
     pub(crate) exporting: Exporting,

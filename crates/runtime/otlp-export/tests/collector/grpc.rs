@@ -17,7 +17,7 @@ use crate::{
     scripted::DEADLINE,
 };
 
-/// Answers one request after the other with these statuses, and with three rejected data points where it takes them.
+/// Serves requests with these statuses in order, and with three rejected data points on success.
 async fn serve(
     listener: tokio::net::TcpListener,
     statuses: &'static [&'static str],

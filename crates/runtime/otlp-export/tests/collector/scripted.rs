@@ -16,21 +16,21 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// Reaction of the collector to a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
-    /// Answers with 200.
+    /// Responds with 200.
     Take,
-    /// Answers with 200, and closes the connection without having said so.
+    /// Responds with 200, and closes the connection without announcing it.
     TakeAndClose,
-    /// Answers with this status, headers and nothing else.
+    /// Responds with this status and headers, without a body.
     Status(&'static str),
-    /// Never answers anything.
+    /// No response at all.
     Hang,
-    /// Answers 200 with a body that does not end.
+    /// Responds with 200 and an endless body.
     Endless,
-    /// Answers with headers that do not end.
+    /// Responds with endless headers.
     EndlessHead,
     /// Closes the connection.
     Close,
-    /// Answers with bytes that are no HTTP.
+    /// Responds with bytes that are not HTTP.
     Garbage,
 }
 

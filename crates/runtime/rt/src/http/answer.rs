@@ -19,7 +19,7 @@ pub type Body = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
 /// Response of a handler.
 pub type Response = http::Response<Body>;
 
-/// An answer with a content type.
+/// Returns a response with a content type.
 pub fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
     let body = Either::Left(Full::new(body.into()));
     with_body(status, content_type, body)
@@ -42,7 +42,7 @@ fn with_body(status: u16, content_type: &'static str, body: Body) -> Response {
     response
 }
 
-/// Body of chunks as they come.
+/// Streamed body of chunks.
 struct Chunks(mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for Chunks {
@@ -63,12 +63,12 @@ pub fn text(status: u16, body: impl Into<Bytes>) -> Response {
     respond(status, "text/plain; charset=utf-8", body)
 }
 
-/// JSON on one line.
+/// Returns a response with JSON on one line.
 pub fn json<T: Serialize + ?Sized>(status: u16, value: &T) -> Response {
     encoded(status, serde_json::to_vec(value))
 }
 
-/// JSON for people.
+/// Returns a response with indented JSON.
 pub fn json_pretty<T: Serialize + ?Sized>(status: u16, value: &T) -> Response {
     encoded(status, serde_json::to_vec_pretty(value))
 }
@@ -88,7 +88,7 @@ pub fn not_found() -> Response {
     text(404, "not found\n")
 }
 
-/// 405, naming what is allowed.
+/// Returns 405 with the allowed methods.
 pub fn method_not_allowed(allow: &'static str) -> Response {
     let mut response = text(405, format!("use {allow}\n"));
     response

@@ -7,7 +7,7 @@ use tracing::field::{Field, Visit};
 
 use crate::ErrorChain;
 
-/// Longest value, in bytes; longer ones are cut.
+/// Maximum length of a value in bytes; longer ones are truncated.
 pub(super) const MAX_VALUE: usize = 4096;
 
 /// Collects fields as `key=value`.
@@ -18,7 +18,7 @@ pub(super) struct TextFields {
 }
 
 impl TextFields {
-    /// None yet, with room for those of a connection, of which there are thousands a second.
+    /// Creates an empty list with capacity for the fields of a connection.
     pub(super) fn new() -> Self {
         Self {
             message: String::with_capacity(64),

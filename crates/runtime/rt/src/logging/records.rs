@@ -29,10 +29,10 @@ const MAX_LINE_BYTES: usize = 32 * 1024;
 /// Start of the targets of the DNS resolver, whose own tasks are outside of [`unrecorded`].
 const RESOLVER_TARGETS: &str = "hickory_";
 
-/// One log record.
+/// Structured log record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogRecord {
-    /// When it was logged.
+    /// Time of the record.
     pub time: SystemTime,
     /// Severity of the record.
     pub level: Level,
@@ -51,7 +51,7 @@ pub enum FieldValue {
     Text(String),
     /// A whole number.
     Integer(i64),
-    /// Any other number.
+    /// Floating-point value of a field.
     Float(f64),
     /// A truth value.
     Bool(bool),
@@ -59,7 +59,7 @@ pub enum FieldValue {
 
 /// Receiver of log records, called by whoever logs: it must neither wait nor log.
 pub trait RecordSink: fmt::Debug + Send + Sync {
-    /// Takes a record.
+    /// Receives a record.
     fn record(&self, record: LogRecord);
 }
 
@@ -97,7 +97,7 @@ impl<F: Future> Future for Unrecorded<F> {
     }
 }
 
-/// Hands a line with a format of its own to a receiver.
+/// Passes a custom-formatted line to a receiver.
 pub(super) fn record_line(sink: &dyn RecordSink, line: &str) {
     let line = line.trim_end_matches('\n');
     let cut = line.get(..line.floor_char_boundary(MAX_LINE_BYTES));

@@ -64,7 +64,7 @@ fn text_lines_have_tabs_and_quoted_strings() {
 }
 
 #[test]
-fn spans_stand_behind_the_scope() {
+fn spans_are_printed_after_the_scope() {
     let lines = logged(LogFormat::Text, "info", |_| {
         let span = tracing::info_span!("inbound", id = "7", peer = tracing::field::Empty);
         span.record("peer", 9);
@@ -203,7 +203,7 @@ fn a_stuck_output_costs_lines_not_time() {
 
 #[test]
 fn the_writer_ends_with_its_last_queue() {
-    /// Tells when it is dropped.
+    /// Signals when it is dropped.
     struct Tells(std::sync::mpsc::Sender<()>);
     impl io::Write for Tells {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -227,7 +227,7 @@ fn the_writer_ends_with_its_last_queue() {
     receiver.recv_timeout(Duration::from_secs(20)).unwrap();
 }
 
-/// Keeps the records that it receives.
+/// Collects the records that it receives.
 #[derive(Debug, Default)]
 struct Records(Mutex<Vec<LogRecord>>);
 

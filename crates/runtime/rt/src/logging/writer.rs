@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Capacity an empty buffer may keep.
 const KEPT_BYTES: usize = 64 * 1024;
 
-/// How long lines may wait for others after a write; the first after a silence is written at once.
+/// Maximum time for which lines are batched after a write; the first line after a pause is written at once.
 const GATHER: Duration = Duration::from_millis(10);
 
 /// Lines on their way to the output. Clones share it; the writer ends with the last of them.
@@ -46,7 +46,7 @@ struct State {
     written: u64,
     /// The writer waits for a line.
     idle: bool,
-    /// So many wait for what they logged to be written.
+    /// Number of tasks that wait for their lines to be written.
     hurry: usize,
     closed: bool,
 }
@@ -67,7 +67,7 @@ impl LineQueue {
         Ok(Self(Arc::new(Owner(shared))))
     }
 
-    /// Takes a line, or counts it as dropped; never waits for the output.
+    /// Queues a line, or counts it as dropped; never blocks on the output.
     pub(super) fn push(&self, line: &[u8]) {
         let shared = &self.0.0;
         let mut state = shared.lock();
@@ -84,7 +84,7 @@ impl LineQueue {
         }
     }
 
-    /// Waits until what was taken so far is written, at most `timeout`.
+    /// Waits until queued lines are written, for at most `timeout`.
     pub(super) fn flush(&self, timeout: Duration) {
         let shared = &self.0.0;
         let deadline = Instant::now() + timeout;
@@ -115,7 +115,7 @@ impl<'a> MakeWriter<'a> for LineQueue {
     }
 }
 
-/// Where one line goes, whole.
+/// Writer that queues one complete line.
 #[derive(Debug)]
 pub(super) struct Line<'a>(&'a LineQueue);
 

@@ -241,7 +241,7 @@ fn delays_are_spread() {
 }
 
 #[test]
-fn a_valid_certificate_is_kept_while_renewal_fails() {
+fn a_valid_certificate_stays_in_use_while_renewal_fails() {
     let mut run = Run::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Fetched(id("a"), 1, day(), 1));

@@ -59,7 +59,7 @@ where
     (peer, open, relay)
 }
 
-/// Whether there is nothing to read, neither bytes nor an end.
+/// Whether the pipe has neither bytes nor an end to read.
 fn is_silent(pipe: &mut DuplexStream) -> bool {
     let mut buffer = [0; 16];
     let mut buffer = ReadBuf::new(&mut buffer);
@@ -178,7 +178,7 @@ async fn crash_is_a_connect_error_after_all_sent_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_stands_still_is_not_waited_for_for_ever() {
+async fn stalled_peers_time_out() {
     static SENT: [u8; 50_000] = [7; 50_000];
     // Within the peer's window, but the connection takes no more than 4 kB.
     let begin = Arc::new(Barrier::new(2));

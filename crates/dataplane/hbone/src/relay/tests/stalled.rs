@@ -10,7 +10,7 @@ use tokio::{
 
 use super::*;
 
-/// Streams that stall, of the hundred that a connection carries.
+/// Number of stalled streams of a hundred on a connection.
 const STALLED: usize = 99;
 /// Bytes that pass beside them: more than the window of the connection once was.
 const PASSED: usize = 24 << 20;

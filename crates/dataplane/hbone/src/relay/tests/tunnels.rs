@@ -8,7 +8,7 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use super::*;
 use crate::piece::Piece;
 
-/// Counts what the first tunnel sends and receives.
+/// Counter of bytes that the first tunnel sends and receives.
 #[derive(Default)]
 struct Counted(parking_lot::Mutex<(u64, u64)>);
 
@@ -161,7 +161,7 @@ async fn a_reset_of_the_client_comes_to_the_server() {
     assert!(scene.relay.await.unwrap().0.is_err());
 }
 
-/// Only the stream itself shows it: the server's response is complete, and the client is silent.
+/// Checks that the reset of a stream is noticed after a complete response, while the client is silent.
 #[tokio::test]
 async fn a_server_that_goes_away_after_its_answer_is_noticed() {
     let mut scene = scene(Settings::default()).await;

@@ -36,7 +36,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The same at another port.
+    /// Returns the case with another port.
     pub(super) fn at(&self, port: u16) -> Self {
         Self {
             port,
@@ -62,7 +62,7 @@ impl Call {
     }
 }
 
-/// Choices, each made by a byte; the first one where there are no more.
+/// Source of choices, one for each byte; the first choice at the end.
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl Bytes<'_> {
@@ -89,7 +89,7 @@ impl Bytes<'_> {
             .unwrap_or_default()
     }
 
-    /// Mostly none, for most fields are not given.
+    /// Returns mostly empty lists, since most fields are unset.
     fn few<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
         let count = match self.up_to(8) {
             7 => 2,

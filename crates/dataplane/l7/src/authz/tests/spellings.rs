@@ -160,7 +160,7 @@ fn what_is_not_admin_is_not_denied() {
     }
 }
 
-/// Spelling of a path that a lenient server takes for the same.
+/// Returns a spelling of a path that a lenient server considers equal.
 fn spelled(path: &str, how: &[u8]) -> String {
     let mut out = String::new();
     let mut how = how.iter().copied().cycle();

@@ -21,8 +21,8 @@ impl<'a> Applied<'a> {
         std::iter::once(self.rule).chain(self.backend)
     }
 
-    /// Where the client is sent instead. A backend that redirects takes the place of what the rule rewrites: the
-    /// request is not sent.
+    /// Returns the redirect, if there is one. A backend's redirect overrides the rule's rewrite, and the request is not
+    /// forwarded.
     pub fn redirect(self) -> Option<&'a Redirect> {
         self.all().find_map(|filters| filters.redirect.as_ref())
     }
@@ -36,7 +36,7 @@ impl<'a> Applied<'a> {
         })
     }
 
-    /// Whether what is sent may be another request than what came.
+    /// Whether the filters may change the request before it is forwarded.
     pub fn changes_request(self) -> bool {
         self.all()
             .any(|filters| filters.request.is_some() || filters.rewrite.is_some())
@@ -49,7 +49,7 @@ impl<'a> Applied<'a> {
         }
     }
 
-    /// Changes the headers of the answer.
+    /// Modifies response headers.
     pub fn change_response(self, headers: &mut HeaderMap) {
         for edits in self.all().filter_map(|filters| filters.response.as_ref()) {
             edits.apply(headers);
@@ -62,7 +62,7 @@ impl<'a> Applied<'a> {
         of_backend.or(self.rule.cors.as_ref())
     }
 
-    /// The mirrors that get this one request.
+    /// Draws the mirrors of this request.
     pub fn mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
         let all = self.all().flat_map(|filters| &filters.mirrors);
         let drawn = |mirror: &&HttpMirror| {
@@ -85,7 +85,7 @@ impl<'a> Applied<'a> {
         Injected::draw(self.possible_fault()?, rng)
     }
 
-    /// Fault that requests may meet: the backend's, else the rule's.
+    /// Returns the fault that may be injected: the backend's, else the rule's.
     pub fn possible_fault(self) -> Option<&'a HttpFault> {
         let of_backend = self.backend.and_then(|filters| filters.fault.as_ref());
         of_backend.or(self.rule.fault.as_ref())

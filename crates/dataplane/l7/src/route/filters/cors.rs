@@ -40,9 +40,9 @@ pub struct Cors {
 /// CORS question of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsRequest {
-    /// The one origin that it has.
+    /// Origin of the request, if it has exactly one.
     origin: Option<HeaderValue>,
-    /// Of a preflight: the method and headers of the request that is to follow.
+    /// Requested method and headers of a preflight request.
     preflight: Option<(HeaderValue, Option<HeaderValue>)>,
 }
 
@@ -51,7 +51,7 @@ enum Origin {
     Any,
     Pattern {
         scheme: ArcStr,
-        /// End of the host, after a wildcard; or all of it.
+        /// Suffix of the host after a wildcard, or the whole host.
         host: ArcStr,
         has_wildcard: bool,
         port: u16,
@@ -62,12 +62,12 @@ enum Origin {
 #[derive(Debug)]
 enum List {
     Any,
-    /// None at all if there are none.
+    /// Only these; none if `None`.
     These(Option<HeaderValue>),
 }
 
 impl CorsRequest {
-    /// Question of a request, before anything of it is changed.
+    /// Reads the CORS attributes of an unmodified request.
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let one = |name: HeaderName| {
             let mut all = headers.get_all(name).iter();
@@ -90,7 +90,7 @@ impl CorsRequest {
 }
 
 impl Cors {
-    /// Makes it ready.
+    /// Compiles a CORS policy.
     ///
     /// # Errors
     /// With what is wrong with it.

@@ -5,16 +5,16 @@ use std::time::Duration;
 use ambit_model::{FaultStatus, HttpFault, Share};
 use rand::{Rng as _, RngCore};
 
-/// Fault of one request.
+/// Fault that is injected into one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// Delay before anything else.
+    /// Delay before routing.
     pub delay: Option<Duration>,
-    /// Status that it is answered with, after the delay.
+    /// Response status after the delay.
     pub abort: Option<FaultStatus>,
 }
 
-/// Whether one of so many is drawn.
+/// Draws whether a request is in the fraction.
 pub(super) fn is_drawn(share: Share, rng: &mut dyn RngCore) -> bool {
     let Share {
         numerator,

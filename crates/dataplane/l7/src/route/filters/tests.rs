@@ -15,7 +15,7 @@ fn request_of(path: &str, prefix: usize) -> MatchedPath<'_> {
     }
 }
 
-/// The table of the specification.
+/// Checks the specification's table of prefix replacements.
 #[test]
 fn prefixes_are_replaced_as_the_specification_has_it() {
     for (path, prefix, with, expected) in [
@@ -203,9 +203,9 @@ proptest! {
         }
     }
 
-    /// Nothing below a prefix gets out of what takes its place, as any application may read it.
+    /// Checks that no path escapes the replacement of its prefix under any application's interpretation.
     #[test]
-    fn a_changed_path_stays_below_what_takes_the_prefixs_place(rest in "(/[a.%2e;\\\\]{0,4}|/%2[ef]|/\\.\\.){0,4}") {
+    fn a_rewritten_path_stays_below_the_new_prefix(rest in "(/[a.%2e;\\\\]{0,4}|/%2[ef]|/\\.\\.){0,4}") {
         let path = format!("/old{rest}");
         let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
         let Some(after) = normal.path().strip_prefix("/old") else { return Ok(()) };

@@ -24,9 +24,9 @@ fn holds(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
         }
         Some(HttpPathMatch::Regex(_)) => path.starts_with("/a"),
     };
-    let named = |wanted: &[(ArcStr, HttpValueMatch)], letter: &str, there: &[usize]| {
+    let named = |matchers: &[(ArcStr, HttpValueMatch)], letter: &str, there: &[usize]| {
         let is_there = |name: &str| there.iter().any(|one| format!("{letter}{one}") == name);
-        wanted.iter().all(|(name, _)| is_there(name))
+        matchers.iter().all(|(name, _)| is_there(name))
     };
     of_path
         && of.method.as_ref().is_none_or(|one| one == method)
@@ -34,7 +34,7 @@ fn holds(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
         && named(&of.query_params, "q", params)
 }
 
-/// Whether one match comes before another, by the text of the specification.
+/// Compares the precedence of two matches by the specification's rules.
 fn compare(a: &HttpRouteMatch, b: &HttpRouteMatch) -> Ordering {
     let kind = |of: &HttpRouteMatch| match &of.path {
         Some(HttpPathMatch::Exact(_)) => 3,

@@ -219,8 +219,8 @@ fn series_have_a_limit_which_drops_the_longest_unused() {
             one.add(&report(1, 1), used);
         }
     }
-    let kept = series.table.read().len();
-    assert_eq!(kept, MAX_SERIES / 2 + 1);
+    let series_count = series.table.read().len();
+    assert_eq!(series_count, MAX_SERIES / 2 + 1);
     assert_eq!(series.dropped.get(), (MAX_SERIES / 2) as u64);
     for number in (0..MAX_SERIES).step_by(3) {
         assert!(series.table.read().contains_key(&with(number)), "{number}");
@@ -299,7 +299,8 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
     );
 }
 
-/// Else who reads it would take a counter that falls for a restart, and what is left of it for an increase.
+/// Checks that sums never decrease: readers would take a decreasing counter for a restart, and its rest for an
+/// increase.
 #[test]
 fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     use crate::http::{Changed, FamilyRule, Relabel};

@@ -226,7 +226,7 @@ impl Work {
         Some(callee_cluster(name, address?, port))
     }
 
-    /// As the AuthorizationPolicies say.
+    /// Returns the policies that the AuthorizationPolicies define.
     fn policies(self) -> Value {
         let policies: serde_json::Map<String, Value> = (0..self.policies)
             .map(|n| {
@@ -248,7 +248,7 @@ impl Work {
         )
     }
 
-    /// As the HTTPRoutes say.
+    /// Returns the routes that the HTTPRoutes define.
     fn routes(self, port: u16) -> Vec<Value> {
         let to = match self.step {
             Some(Step::Hash) => hashing::to(),

@@ -78,7 +78,7 @@ fn a_waypoint_whose_pods_are_killed_or_deleted_serves_again_by_itself() {
     assert!(caller.is_some_and(|caller| addresses.contains(&caller)));
 }
 
-/// Sets how many control planes there are; returns when they are ready.
+/// Scales the control plane, and waits until it is ready.
 fn scale_control(mesh: &Mesh, count: usize) {
     let replicas = format!("--replicas={count}");
     let object = Part::Control.object();
@@ -105,7 +105,7 @@ fn requests_go_on_while_the_control_plane_is_away() {
 
 /// Longest time from a ready control plane to responses of what started without one.
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
-/// How long the control plane is away: longer than certificate requests would take to back off for minutes.
+/// Duration of the control plane's outage: longer than certificate requests could back off by minutes.
 const AWAY: Duration = Duration::from_secs(60);
 
 #[test]

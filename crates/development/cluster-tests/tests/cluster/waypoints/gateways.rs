@@ -130,7 +130,7 @@ fn of(space: &Space<'_>, gateway: &str, kind: &str) -> Option<String> {
     condition(&gateway["status"], kind)
 }
 
-/// Waits until requests come to the server from the client itself.
+/// Waits until the server receives requests directly from the client.
 fn until_direct(space: &Space<'_>, covered: &Covered<'_>) {
     let client = address(&space.pods("client")[0]);
     for url in &covered.urls {

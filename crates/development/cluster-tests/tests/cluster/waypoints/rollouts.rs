@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::Covered;
 
-/// How long an answer takes that comes line by line.
+/// Duration of a response that is streamed line by line.
 const STREAM_SECONDS: usize = 20;
 
 #[test]
@@ -55,7 +55,7 @@ fn change(waypoint: &Waypoint<'_>) {
     waypoint.patch(&json!({"spec": {"infrastructure": infrastructure}}));
 }
 
-/// An answer that takes longer than what is done meanwhile, and has begun.
+/// Starts a streamed response that outlasts the following steps.
 fn stream_through(covered: &Covered<'_>, name: &str) {
     let url = format!("http://server/slowly/{STREAM_SECONDS}?{name}");
     let script = format!("exec ambit lab-tool get '{url}' --timeout=20000");

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_system_tests::{Place, until};
+use ambit_system_tests::{LabNetns, until};
 use http::{Request, Response};
 use tokio::runtime::Runtime;
 
@@ -57,13 +57,13 @@ impl Protocol {
     const ALL: [Self; 2] = [Self::Http1, Self::Http2];
 }
 
-/// Where a caller is.
+/// Caller in some network position.
 pub(super) trait Dial: std::fmt::Debug {
     /// Opens a connection.
     fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream>;
 }
 
-impl Dial for Place {
+impl Dial for LabNetns {
     fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream> {
         let dialled = scene.mesh.client().dial(self.clone(), to);
         dialled.map_err(|error| std::io::Error::other(error.to_string()))
@@ -139,7 +139,7 @@ pub(super) fn is_http2(stream: &TcpStream) -> std::io::Result<bool> {
     Ok(first == *b"P")
 }
 
-/// Answers requests of HTTP/2 with what they say.
+/// Serves HTTP/2 and echoes each request in its response.
 pub(super) fn serve_http2(stream: TcpStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     let serving = async {
@@ -202,11 +202,11 @@ pub(super) fn cell(
     }
 }
 
-fn nodes() -> [Place; 2] {
-    ["node-1", "node-2"].map(|node| Place::Node(node.to_owned()))
+fn nodes() -> [LabNetns; 2] {
+    ["node-1", "node-2"].map(|node| LabNetns::Node(node.to_owned()))
 }
 
-/// All cells in which nobody but the Service's owner has written anything.
+/// Tests all cells in which only the Service's owner has written objects.
 pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
     let captured = ["shop/client", "shop/near", "tenant/near"].map(place);
     let uncaptured = ["legacy/client", "legacy/near"].map(place);
@@ -239,9 +239,9 @@ pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
     node_ports(scene, &[captured[0].clone(), uncaptured[0].clone()]);
 }
 
-/// Without a VIP, clients have the pods' addresses by name.
-fn headless(scene: &Scene, from: &Place) {
-    let Place::Pod(pod) = from else {
+/// Tests a Service without a VIP, whose name resolves to the pods' addresses.
+fn headless(scene: &Scene, from: &LabNetns) {
+    let LabNetns::Pod(pod) = from else {
         return;
     };
     let url = |path: &str| format!("http://headless.shop.svc.cluster.local:{APP}{path}");
@@ -254,7 +254,7 @@ fn headless(scene: &Scene, from: &Place) {
 }
 
 /// Checks requests to a port of either node, as kube-proxy passes them on: under the node's address.
-fn node_ports(scene: &Scene, callers: &[Place]) {
+fn node_ports(scene: &Scene, callers: &[LabNetns]) {
     let ip = scene.mesh.ip("shop/server");
     for node in ["node-1", "node-2"] {
         let pod = format!("legacy/on-{node}");
@@ -290,7 +290,7 @@ END"
     }
 }
 
-/// A client's own route takes nothing away.
+/// Checks that a client's own route has no effect on others.
 pub(super) fn client_route(scene: &Scene, app: SocketAddr, other_network: &OtherNetwork<'_>) {
     scene.mesh.apply("client-route", CLIENT_ROUTE);
     let tenant = place("tenant/near");

@@ -66,7 +66,7 @@ impl<'a> OtherNetwork<'a> {
         }
     }
 
-    /// Where tunnels of a client to what an authority names at a waypoint of `shop` begin.
+    /// Opens client tunnels to what an authority names at a waypoint of `shop`.
     fn tunnels(
         &self,
         scene: &Scene,
@@ -80,7 +80,7 @@ impl<'a> OtherNetwork<'a> {
         through_gateway((&client.0, &self.gateway), server, authority).unwrap()
     }
 
-    /// All cells in which nobody but the Service's owner has written anything.
+    /// Tests all cells in which only the Service's owner has written objects.
     pub(super) fn cells(&self, scene: &Scene) {
         let pod = |port| scene.pod(port).to_string();
         for client in [&self.client, &self.tenant] {
@@ -104,7 +104,7 @@ impl<'a> OtherNetwork<'a> {
         cell(scene, "alias", &self.client, at(80), Some(at(81)));
     }
 
-    /// By the route of the client's own namespace.
+    /// Tests the route of the client's own namespace.
     pub(super) fn by_its_own_route(&self, scene: &Scene) {
         let authority = "app.shop.svc.cluster.local:80";
         let app = self.tunnels(scene, &self.tenant, "waypoint", authority);
@@ -115,7 +115,7 @@ impl<'a> OtherNetwork<'a> {
         assert!(changed.contains(" 403 "), "{changed}");
     }
 
-    /// By a Service with another waypoint.
+    /// Tests a Service with another waypoint.
     pub(super) fn by_another_waypoint(&self, scene: &Scene) {
         let authority = "far.shop.svc.cluster.local:80";
         let far = self.tunnels(scene, &self.client, "xtra", authority);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// In the mesh, and for nobody but the waypoint; what it was asked is for all.
+/// Objects in the mesh that only the waypoint may call; recorded requests are public.
 const GUARDED: &str = "
 ---
 apiVersion: v1

@@ -21,17 +21,17 @@ const VARYING: [&str; 9] = [
     "answered.headers.date",
     "answered.headers.x-envoy-upstream-service-time",
 ];
-/// Stand-in for their values.
+/// Placeholder for varying values.
 const SOMETHING: &str = "something";
 const NOTHING: &str = "nothing";
 
-/// A difference that is meant. In each part `*` stands for anything.
+/// Intended difference, in which `*` matches anything.
 struct Meant {
     case: &'static str,
     at: &'static str,
     envoy: &'static str,
     ours: &'static str,
-    /// For who reads it.
+    /// Explanation for readers.
     #[expect(dead_code, reason = "it is for people")]
     why: &'static str,
 }
@@ -303,7 +303,7 @@ struct Difference {
     ours: String,
 }
 
-/// Whether a text is what a pattern with `*` says.
+/// Whether a text matches a pattern with `*`.
 fn is_like(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -372,8 +372,10 @@ fn compare(case: &str, envoy: &Value, ours: &Value) -> Vec<Difference> {
 /// A request, with the header that selects the provider's response.
 fn request(case: &Value) -> Value {
     let mut request = case["request"].clone();
-    if let (Some(wanted), Some(headers)) = (case.get("answer"), request["headers"].as_array_mut()) {
-        headers.push(json!(["x-answer", answer(wanted)]));
+    if let (Some(configured), Some(headers)) =
+        (case.get("answer"), request["headers"].as_array_mut())
+    {
+        headers.push(json!(["x-answer", answer(configured)]));
     }
     request
 }

@@ -6,7 +6,7 @@ use super::{prometheus, prometheus::Input, rules};
 
 /// Seconds between samples.
 const INTERVAL: u64 = 60;
-/// When expressions are evaluated, in seconds after the first sample: longer than any alert waits.
+/// Evaluation time in seconds after the first sample, longer than any alert waits.
 const NOW: f64 = 24_000.0;
 
 /// Series on which an alert fires, and series on which it does not, in the notation of Prometheus' tests of rules.
@@ -203,7 +203,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// How often an expression has a result in the time that its alert waits, looked at once a minute.
+/// Evaluates an expression once a minute over the time that its alert waits, and counts the results.
 fn results(series: &[&str], expr: &str, seconds: f64) -> f64 {
     let range = seconds.max(60.0);
     let queries = vec![format!("count_over_time(count({expr})[{range}s:60s])")];
@@ -232,9 +232,9 @@ fn every_alert_fires_on_what_it_is_for_and_on_nothing_else() {
     assert_eq!(names, tested);
     for alert in &alerts {
         let case = CASES.iter().find(|case| case.alert == alert.name).unwrap();
-        let wanted = (alert.r#for / 60.0).max(1.0);
+        let required = (alert.r#for / 60.0).max(1.0);
         let fires = results(case.fires, &alert.expr, alert.r#for);
-        assert!(fires >= wanted, "{}: {fires} of {wanted}", alert.name);
+        assert!(fires >= required, "{}: {fires} of {required}", alert.name);
         let silent = results(case.silent, &alert.expr, alert.r#for);
         assert!(silent == 0.0, "{} fires: {silent}", alert.name);
         let summary = &alert.annotations["summary"];

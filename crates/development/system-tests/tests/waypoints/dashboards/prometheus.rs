@@ -9,7 +9,7 @@ use std::{
     time::SystemTime,
 };
 
-use ambit_system_tests::{Mesh, Place, binary};
+use ambit_system_tests::{LabNetns, Mesh, binary};
 use serde::{Deserialize, Serialize};
 
 /// `Accept` header of Prometheus' scrapes.
@@ -28,7 +28,7 @@ pub(super) struct Input {
     pub time: f64,
 }
 
-/// Answer of a target to a scrape.
+/// Response of a target to a scrape.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Scrape {
@@ -63,7 +63,7 @@ pub(super) struct Answer {
     pub samples: Vec<Sample>,
     /// Selectors of the query that no series matches.
     pub missing: Vec<String>,
-    /// Selectors for which there is not even a series with the name and labels, whatever the values.
+    /// Selectors without any series of the name and labels.
     pub unknown: Vec<String>,
 }
 
@@ -102,11 +102,16 @@ pub(super) fn scrape(mesh: &Mesh) -> Vec<Scrape> {
     let waypoint = mesh.pod("shop/waypoint").name;
     let of_waypoint = labels("shop", &waypoint, "waypoint");
     let mut scrapes = vec![
-        answer(mesh, Place::Control, 15014, system("istiod-0", "istiod")),
-        answer(mesh, Place::Pod("shop/waypoint".into()), 15020, of_waypoint),
+        answer(mesh, LabNetns::Control, 15014, system("istiod-0", "istiod")),
+        answer(
+            mesh,
+            LabNetns::Pod("shop/waypoint".into()),
+            15020,
+            of_waypoint,
+        ),
     ];
     for node in ["node-1", "node-2"] {
-        let place = || Place::Node(node.into());
+        let place = || LabNetns::Node(node.into());
         let proxy = system(&format!("ztunnel-{node}"), "ztunnel");
         let agent = system(&format!("ambit-agent-{node}"), "ambit-agent");
         scrapes.push(answer(mesh, place(), 15020, proxy));
@@ -126,7 +131,7 @@ fn labels(namespace: &str, pod: &str, app: &str) -> BTreeMap<&'static str, Strin
 
 fn answer(
     mesh: &Mesh,
-    place: Place,
+    place: LabNetns,
     port: u16,
     mut labels: BTreeMap<&'static str, String>,
 ) -> Scrape {

@@ -12,8 +12,8 @@ use ambit_system_tests::{
 
 use crate::protocols::{call_grpc, serve_grpc_on};
 
-/// Beside the namespace of the waypoint: one without, whose node proxies enforce a policy; Services of the server for
-/// what waypoints make of requests; a provider of CUSTOM policies, and a collector.
+/// Objects besides the waypoint's namespace: a namespace without a waypoint, whose node proxies enforce a policy;
+/// Services of the server for each feature of waypoints; a provider of CUSTOM policies, and a collector.
 const MORE: &str = "
 ---
 apiVersion: v1
@@ -170,7 +170,7 @@ pub(super) struct Scene {
     pub mesh: Mesh,
     grpc: SocketAddr,
     rounds: AtomicUsize,
-    /// Where the agents install the CNI plugin, which the lab does not call.
+    /// Directory in which the agents install the CNI plugin, which the lab does not call.
     _node: tempfile::TempDir,
 }
 
@@ -232,7 +232,7 @@ impl Scene {
         scene
     }
 
-    /// The status of the answer to a request.
+    /// Sends a request, and returns the response status.
     fn ask(&self, service: &str, path: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: {service}\r\n\r\n");
         let service = self.mesh.service(&format!("{service}.shop.svc"), 80);

@@ -179,7 +179,7 @@ fn unobserved_connections_are_closed_only_in_known_order() {
 }
 
 #[test]
-fn a_pod_that_is_heard_of_late_counts_by_the_label_it_was_made_with() {
+fn a_late_pod_counts_by_the_label_it_was_created_with() {
     for (view, closed) in [
         (as_created(labelled("web", "10.0.0.7", AMBIENT)), vec![7]),
         (labelled("web", "10.0.0.7", AMBIENT), vec![]),

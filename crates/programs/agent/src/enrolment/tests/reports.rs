@@ -131,7 +131,7 @@ fn failure_and_its_end_are_reported_once() {
     assert_eq!(&**uid, "web");
     assert!(text.ends_with("announce fails"), "{text}");
     let report = world.report("web");
-    assert_eq!((report.state, report.wanted), (PodState::Failing, true));
+    assert_eq!((report.state, report.belongs), (PodState::Failing, true));
     assert!(report.error.unwrap().ends_with("announce fails"));
     world.failing = None;
     world.pass(Duration::from_secs(60));

@@ -22,8 +22,8 @@ fn list(kinds: &[&str]) -> String {
 
 const SINGLE: &str = r#"{"name":"net", "cniVersion":"0.2.0","type":"flannel","mtu":1.50}"#;
 
-fn wanted(mode: Mode) -> Wanted {
-    Wanted {
+fn desired(mode: Mode) -> DesiredConfig {
+    DesiredConfig {
         mode,
         primary: None,
         own_name: None,
@@ -62,11 +62,11 @@ fn carry_out(files: &mut Vec<ConfFile>, actions: &[Action]) {
     }
 }
 
-/// Plans, carries out, and makes sure that there is nothing left to do.
-fn settle(files: &mut Vec<ConfFile>, wanted: &Wanted) -> State {
-    let first = plan(files, wanted, OUTLIVES);
+/// Plans and applies changes, and asserts that none are left.
+fn settle(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> State {
+    let first = plan(files, desired, OUTLIVES);
     carry_out(files, &first.actions);
-    let second = plan(files, wanted, OUTLIVES);
+    let second = plan(files, desired, OUTLIVES);
     assert_eq!(second.actions, [], "not settled: {files:?}");
     assert_eq!(second.state, first.state);
     first.state
@@ -99,7 +99,7 @@ fn an_owned_configuration_comes_first_and_touches_nothing() {
     let mut files = vec![file("10-a.conflist", &list(&["bridge", "portmap"]))];
     let before = files[0].clone();
     assert_eq!(
-        settle(&mut files, &wanted(Mode::Auto)),
+        settle(&mut files, &desired(Mode::Auto)),
         installed(Mode::Owned, "10-a.conflist")
     );
     assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-a.conflist"]);
@@ -126,7 +126,7 @@ fn owned_configuration_has_the_primary_networks_properties() {
     let primary = r#"{"cniVersion":"1.1.0","cniVersions":["0.4.0"],"name":"x","disableCheck":"true",
         "disableGC":true,"plugins":[{"type":"a","capabilities":{"of.the.future":true}}]}"#;
     let mut files = vec![file("10-a.conflist", primary)];
-    settle(&mut files, &wanted(Mode::Owned));
+    settle(&mut files, &desired(Mode::Owned));
     let own = read(&files, "02-ambit-cni.conflist");
     assert_eq!(own["cniVersions"], json!(["0.4.0"]));
     assert_eq!(own["disableCheck"], "true");
@@ -134,7 +134,7 @@ fn owned_configuration_has_the_primary_networks_properties() {
     assert_eq!(own["plugins"][0]["capabilities"]["of.the.future"], true);
     // Its owner changes it.
     files[1] = file("10-a.conflist", &list(&["b"]));
-    settle(&mut files, &wanted(Mode::Owned));
+    settle(&mut files, &desired(Mode::Owned));
     assert_eq!(read(&files, "02-ambit-cni.conflist")["name"], "net");
 }
 
@@ -148,21 +148,21 @@ fn our_name_comes_before_any_primary() {
         ("-a.conflist", "!ambit-cni.conflist"),
     ] {
         let mut files = vec![file(primary, &list(&["a"]))];
-        settle(&mut files, &wanted(Mode::Owned));
+        settle(&mut files, &desired(Mode::Owned));
         assert_eq!(names(&files), [expected, primary]);
     }
     let mut files = vec![file("!a.conflist", &list(&["a"]))];
-    let state = settle(&mut files, &wanted(Mode::Owned));
+    let state = settle(&mut files, &desired(Mode::Owned));
     assert!(matches!(state, State::Waiting(_)));
     // A foreign file of that name is left alone.
     let mut files = vec![
         file("02-ambit-cni.conflist", "junk"),
         file("10-a.conflist", &list(&["a"])),
     ];
-    settle(&mut files, &wanted(Mode::Owned));
+    settle(&mut files, &desired(Mode::Owned));
     assert_eq!(files[1].text.as_deref(), Ok("junk"));
     // A name that was chosen goes, if it can.
-    let mut chosen = wanted(Mode::Owned);
+    let mut chosen = desired(Mode::Owned);
     for (name, expected) in [
         ("03-x.conflist", "03-x.conflist"),
         ("99-x.conflist", "02-ambit-cni.conflist"),
@@ -181,7 +181,7 @@ fn a_primary_that_reads_the_directory_itself_is_chained() {
         file("10-a.conflist", &list(&["a"])),
     ];
     assert_eq!(
-        settle(&mut files, &wanted(Mode::Auto)),
+        settle(&mut files, &desired(Mode::Auto)),
         installed(Mode::Chained, "00-multus.conf")
     );
 }
@@ -194,7 +194,7 @@ fn the_list_in_force_is_chained_and_no_other() {
         file("10-a.conflist", &list(&["a"])),
         file("20-b.conflist", &list(&["b"])),
     ];
-    let chained = wanted(Mode::Chained);
+    let chained = desired(Mode::Chained);
     assert_eq!(
         settle(&mut files, &chained),
         installed(Mode::Chained, "10-a.conflist")
@@ -223,7 +223,7 @@ fn the_list_in_force_is_chained_and_no_other() {
 
 #[test]
 fn the_pinned_file_is_chained_under_either_ending() {
-    let mut pinned = wanted(Mode::Chained);
+    let mut pinned = desired(Mode::Chained);
     pinned.primary = Some("20-b.conf".to_owned());
     let mut files = vec![
         file("10-a.conflist", &list(&["a"])),
@@ -232,7 +232,7 @@ fn the_pinned_file_is_chained_under_either_ending() {
     settle(&mut files, &pinned);
     assert_eq!(kinds(&files, "10-a.conflist"), ["a"]);
     assert_eq!(kinds(&files, "20-b.conflist"), ["b", "ambit-cni"]);
-    let mut owned = wanted(Mode::Owned);
+    let mut owned = desired(Mode::Owned);
     owned.primary = pinned.primary;
     settle(&mut files, &owned);
     let own = read(&files, "02-ambit-cni.conflist");
@@ -242,7 +242,7 @@ fn the_pinned_file_is_chained_under_either_ending() {
 #[test]
 fn a_single_plugin_is_copied_into_a_list_and_stays() {
     let mut files = vec![file("10-flannel.conf", SINGLE)];
-    settle(&mut files, &wanted(Mode::Chained));
+    settle(&mut files, &desired(Mode::Chained));
     assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-flannel.conf"]);
     assert_eq!(files[1].text.as_deref(), Ok(SINGLE));
     let own = read(&files, "02-ambit-cni.conflist");
@@ -252,13 +252,13 @@ fn a_single_plugin_is_copied_into_a_list_and_stays() {
     assert_eq!(own["plugins"][1]["type"], "ambit-cni");
     // Its owner changes it: the copy follows. Then it becomes a list.
     files[1] = file("10-flannel.conf", r#"{"name":"net","type":"else"}"#);
-    settle(&mut files, &wanted(Mode::Chained));
+    settle(&mut files, &desired(Mode::Chained));
     assert_eq!(
         kinds(&files, "02-ambit-cni.conflist"),
         ["else", "ambit-cni"]
     );
     files[1] = file("10-flannel.conflist", &list(&["x"]));
-    settle(&mut files, &wanted(Mode::Chained));
+    settle(&mut files, &desired(Mode::Chained));
     assert_eq!(names(&files), ["10-flannel.conflist"]);
 }
 
@@ -270,13 +270,13 @@ fn duplicates_old_entries_and_other_modes_are_cleared() {
         file("10-a.conflist", &list(&["ambit-cni", "a", "ambit-cni"])),
         file("YYY-ambit-cni.conf", r#"{"name":"x","type":"ambit-cni"}"#),
     ];
-    settle(&mut files, &wanted(Mode::Chained));
+    settle(&mut files, &desired(Mode::Chained));
     assert_eq!(names(&files), ["10-a.conflist"]);
     assert_eq!(kinds(&files, "10-a.conflist"), ["a", "ambit-cni"]);
-    settle(&mut files, &wanted(Mode::Owned));
+    settle(&mut files, &desired(Mode::Owned));
     assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-a.conflist"]);
     assert_eq!(kinds(&files, "10-a.conflist"), ["a"]);
-    settle(&mut files, &wanted(Mode::Standalone));
+    settle(&mut files, &desired(Mode::Standalone));
     assert_eq!(names(&files), ["10-a.conflist", "YYY-ambit-cni.conf"]);
     let standalone = read(&files, "YYY-ambit-cni.conf");
     assert_eq!(standalone["type"], "ambit-cni");
@@ -290,19 +290,19 @@ fn duplicates_old_entries_and_other_modes_are_cleared() {
 #[test]
 fn without_a_primary_ours_stays_for_a_while_only() {
     let mut files = Vec::new();
-    let state = settle(&mut files, &wanted(Mode::Auto));
+    let state = settle(&mut files, &desired(Mode::Auto));
     assert!(matches!(state, State::Waiting(_)) && files.is_empty());
     let mut files = vec![file("10-a.conflist", &list(&["a"]))];
-    settle(&mut files, &wanted(Mode::Auto));
+    settle(&mut files, &desired(Mode::Auto));
     files.pop();
-    let soon = plan(&files, &wanted(Mode::Auto), Duration::from_secs(1));
+    let soon = plan(&files, &desired(Mode::Auto), Duration::from_secs(1));
     assert_eq!(soon.actions, []);
     assert_eq!(
         soon.look_again,
         Some(OUTLIVES.saturating_sub(Duration::from_secs(1)))
     );
     assert!(matches!(soon.state, State::Waiting(_)));
-    settle(&mut files, &wanted(Mode::Auto));
+    settle(&mut files, &desired(Mode::Auto));
     assert!(
         files.is_empty(),
         "the node must not look as if it had a network"
@@ -317,7 +317,7 @@ fn a_file_being_written_changes_nothing_yet() {
     ];
     files[0].age = Duration::from_millis(500);
     for mode in [Mode::Owned, Mode::Chained] {
-        let settling = plan(&files, &wanted(mode), Duration::ZERO);
+        let settling = plan(&files, &desired(mode), Duration::ZERO);
         assert_eq!(
             (settling.actions, settling.state),
             (vec![], State::Settling)
@@ -325,7 +325,7 @@ fn a_file_being_written_changes_nothing_yet() {
         assert_eq!(settling.look_again, Some(Duration::from_millis(1500)));
     }
     files[0].age = OLD;
-    settle(&mut files, &wanted(Mode::Chained));
+    settle(&mut files, &desired(Mode::Chained));
     assert_eq!(kinds(&files, "20-b.conflist"), ["b", "ambit-cni"]);
 }
 
@@ -363,7 +363,7 @@ proptest! {
     ) {
         let mut files = before.clone();
         for mode in modes {
-            let state = settle(&mut files, &wanted(mode));
+            let state = settle(&mut files, &desired(mode));
             if let State::Installed { mode: Mode::Owned | Mode::Chained, .. } = state {
                 let first = files.iter().find_map(|file| file.network().ok()).unwrap();
                 let last = first.plugins.last().unwrap();

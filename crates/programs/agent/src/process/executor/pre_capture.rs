@@ -13,7 +13,7 @@ use crate::{
     metrics::{Metrics, PreCaptureOutcome},
 };
 
-/// When it is looked again: an opening that was on its way when capture began is answered later.
+/// Delays of repeated checks, since a connection that was being opened when capture began is accepted later.
 const AGAIN_AFTER: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(250),
@@ -62,7 +62,7 @@ pub(super) fn close<A: Actions>(
     goes_on
 }
 
-/// Closes what comes after the first look.
+/// Closes connections that appear after the first check.
 pub(super) fn go_on<A: Actions>(
     actions: Arc<A>,
     metrics: Metrics,

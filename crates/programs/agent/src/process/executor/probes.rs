@@ -49,7 +49,7 @@ impl ProbeExecutor {
         self.0.send(Job::Step(step, report)).ok();
     }
 
-    /// Makes exactly these the members.
+    /// Replaces the members of the probe set.
     pub(in crate::process) fn set_members(&self, pods: Vec<(PodUid, ProbeTargets)>) {
         let mut members = Vec::new();
         for (uid, ProbeTargets { addresses, ports }) in pods {
@@ -64,7 +64,7 @@ impl ProbeExecutor {
         self.0.send(Job::SetMembers(members)).ok();
     }
 
-    /// Takes the node's probe rules away, after all that was ordered before.
+    /// Removes the node's probe rules after all earlier orders.
     pub(in crate::process) async fn remove_rules(&self) {
         let (done, removed) = oneshot::channel();
         self.0.send(Job::RemoveRules(done)).ok();
@@ -94,10 +94,10 @@ fn carry_out<A: Actions>(actions: &A, job: Job) {
     }
 }
 
-/// Adds what the kernel has counted to the metric. The kernel's counters begin anew when rules are written.
+/// Counter of exempted probes, derived from the kernel's counters, which restart when rules are written.
 struct Exempted {
     metrics: Metrics,
-    /// The kernel's count when it was last read.
+    /// Counter value of the last reading.
     last: Mutex<Option<u64>>,
 }
 
@@ -107,7 +107,7 @@ impl Exempted {
         Self { metrics, last }
     }
 
-    /// Counts what has come since the last time.
+    /// Counts exempted probes since the last call.
     fn count<A: Actions>(&self, actions: &A) {
         let Ok(now) = actions.exempted_connections().inspect_err(|error| {
             tracing::debug!(error = %ErrorChain(error), "cannot count exempted connections");

@@ -35,7 +35,7 @@ impl ProxyExecutor {
         }
     }
 
-    /// A proxy that serves this pod goes on.
+    /// Keeps serving a pod through a proxy that already serves it.
     pub(in crate::process) fn hold(&self, uid: PodUid) {
         self.enrolled.hold(&uid);
         self.zds.hold(uid);

@@ -19,7 +19,7 @@ pub(super) struct RedirectionExecutor<A> {
     slots: Arc<Semaphore>,
 }
 
-/// How putting redirection in place ended well.
+/// Successful outcome of applying redirection.
 enum Applied {
     /// The redirection is in place, unchanged or as requested.
     Stands,
@@ -97,7 +97,7 @@ async fn put_in_place<A: Actions>(
     report.done(flatten(applied));
 }
 
-/// Result of a task, or why it did not end by itself.
+/// Flattens the result of a task with its own failure.
 fn flatten<T, E: std::error::Error>(
     outcome: Result<Result<T, ActionError>, E>,
 ) -> Result<(), String> {

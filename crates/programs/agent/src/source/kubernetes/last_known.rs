@@ -16,12 +16,12 @@ use crate::{
     source::{Labels, PodView},
 };
 
-/// Its name in the run directory.
+/// File name in the run directory.
 const FILE: &str = "last-known.json";
-/// Of another form: not read.
+/// Format version; files of other versions are ignored.
 const VERSION: u32 = 1;
 
-/// Everything the source has sent.
+/// Last known state, of all events that the source has sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LastKnown {
     pub(super) namespaces: BTreeMap<ArcStr, Labels>,
@@ -46,7 +46,7 @@ pub(super) fn remove(run_dir: &Path) {
     }
 }
 
-/// Where it is kept.
+/// File that stores the state.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,

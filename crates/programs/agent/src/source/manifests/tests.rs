@@ -20,7 +20,7 @@ impl Dir {
         Self { dir, source }
     }
 
-    /// Replaces a file as a whole and returns what comes of it.
+    /// Replaces a file, and returns the resulting events.
     async fn write(&mut self, name: &str, text: &str) -> Vec<SourceEvent> {
         let temporary = self.dir.path().join("new.tmp");
         fs::write(&temporary, text).unwrap();

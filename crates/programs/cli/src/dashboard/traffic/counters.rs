@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Transport;
 
-/// Time that rates are made from.
+/// Time window of rates.
 pub(super) const WINDOW: Duration = Duration::from_secs(30);
 const SLICES: usize = 10;
 const SLICE: Duration = Duration::from_secs(3);
@@ -47,15 +47,15 @@ pub(super) struct Window {
 pub(super) struct Seen {
     /// Connections that were opened, a second.
     pub(super) connections: f64,
-    /// Requests, a second, where a waypoint sees them.
+    /// Requests per second, where a waypoint observes them.
     pub(super) requests: f64,
     /// Failed requests or connections, a second.
     pub(super) errors: f64,
-    /// Refused ones, a second.
+    /// Rejected requests per second.
     pub(super) refused: f64,
     /// Milliseconds that half of requests (or else openings of connections) take at most.
     pub(super) p50_ms: Option<f64>,
-    /// Milliseconds that 99% of them take at most.
+    /// 99th percentile of the latency in milliseconds.
     pub(super) p99_ms: Option<f64>,
     /// Reports of encrypted transport.
     pub(super) encrypted: u64,

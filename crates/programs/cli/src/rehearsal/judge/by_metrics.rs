@@ -14,9 +14,9 @@ use super::{Mesh, of_explanation};
 use crate::rehearsal::{
     at_waypoint::AtWaypoint,
     counted::{Counted, Counter},
+    decision::CallDecision,
     observed::{At, Observed, Request},
     readings::Knowledge,
-    verdict::Verdict,
 };
 
 /// Caller, callee and observer, which metrics and logs both have.
@@ -31,10 +31,10 @@ pub(super) struct Pair {
 enum Caller {
     /// Caller with a proved identity.
     Proved(String),
-    /// A workload, as far as its address identifies it.
+    /// Workload identified by its name.
     Named(String),
     Unknown,
-    /// Metrics have another label in place of the caller's, or none.
+    /// Unknown caller, since metrics have another label or none.
     Untold,
 }
 
@@ -80,7 +80,7 @@ impl Mesh {
         })
     }
 
-    /// The same of what was counted.
+    /// Returns the pair of workloads of a counted call.
     pub(super) fn pair_of_counted(counted: &Counted) -> Option<Pair> {
         let is_at_waypoint = counted.at != Counter::Pod;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
@@ -105,9 +105,9 @@ impl Mesh {
         })
     }
 
-    pub(super) fn judge_counted(&self, counted: &Counted) -> Verdict {
+    pub(super) fn judge_counted(&self, counted: &Counted) -> CallDecision {
         let untold = |what: &str, label: &str| {
-            Verdict::Undecided(format!(
+            CallDecision::Undecided(format!(
                 "metrics do not contain {what}: the label {label} is missing or replaced"
             ))
         };
@@ -134,23 +134,25 @@ impl Mesh {
         found
     }
 
-    fn counted_at_pod(&self, counted: &Counted) -> Verdict {
+    fn counted_at_pod(&self, counted: &Counted) -> CallDecision {
         let pods = self.pods_of(counted.called.as_ref());
-        let mut verdicts: Vec<_> = pods
+        let mut decisions: Vec<_> = pods
             .into_iter()
             .map(|pod| self.at_any_port_of(pod, counted))
             .collect();
-        verdicts.dedup();
-        match verdicts.as_slice() {
+        decisions.dedup();
+        match decisions.as_slice() {
             [one] => one.clone(),
             [] => gone(counted),
-            _ => Verdict::Undecided("the pods of the workload are not treated alike".to_owned()),
+            _ => {
+                CallDecision::Undecided("the pods of the workload are not treated alike".to_owned())
+            }
         }
     }
 
-    fn at_any_port_of(&self, pod: &Workload, counted: &Counted) -> Verdict {
+    fn at_any_port_of(&self, pod: &Workload, counted: &Counted) -> CallDecision {
         if pod.protocol != Protocol::Hbone {
-            return Verdict::Allowed;
+            return CallDecision::Allowed;
         }
         let connection = Connection {
             source: counted.identity.clone(),
@@ -171,13 +173,13 @@ impl Mesh {
         let differ = least.policies.iter().zip(&most.policies);
         let differ = differ.filter(|(least, most)| least.outcome != most.outcome);
         let names: Vec<_> = differ.map(|(one, _)| one.policy.to_string()).collect();
-        Verdict::Undecided(format!(
+        CallDecision::Undecided(format!(
             "it depends on fields that metrics do not contain: ports or addresses in {}",
             names.join(", ")
         ))
     }
 
-    fn counted_at_waypoint(&self, counted: &Counted) -> Verdict {
+    fn counted_at_waypoint(&self, counted: &Counted) -> CallDecision {
         let host = counted
             .service
             .as_ref()
@@ -193,7 +195,7 @@ impl Mesh {
             }
         };
         if gateways.is_empty() {
-            return Verdict::Undecided("no waypoint is before it now".to_owned());
+            return CallDecision::Undecided("no waypoint is before it now".to_owned());
         }
         let connection = l7::Connection {
             source: counted.identity.as_ref(),
@@ -220,22 +222,22 @@ impl Mesh {
                 let [none, all] = [&[][..], &ports]
                     .map(|ports| policies.judge(Scope::Pod(ports), &connection, request));
                 if none != all {
-                    return Verdict::Undecided(
+                    return CallDecision::Undecided(
                         "it depends on fields that metrics do not contain: which services forward to the port"
                             .to_owned(),
                     );
                 }
-                if all != Verdict::Allowed {
+                if all != CallDecision::Allowed {
                     return all;
                 }
                 continue;
             };
-            let verdict = policies.judge(Scope::Service(host), &connection, request);
-            if verdict != Verdict::Allowed {
-                return verdict;
+            let decision = policies.judge(Scope::Service(host), &connection, request);
+            if decision != CallDecision::Allowed {
+                return decision;
             }
         }
-        Verdict::Allowed
+        CallDecision::Allowed
     }
 }
 
@@ -243,10 +245,10 @@ fn workload_name(pod: &Workload) -> String {
     format!("{}/{}", pod.namespace, pod.workload_name)
 }
 
-fn gone(counted: &Counted) -> Verdict {
+fn gone(counted: &Counted) -> CallDecision {
     let called = counted.called.as_ref();
     let called = called.map(|(namespace, name)| format!("{namespace}/{name}"));
-    Verdict::Undecided(format!(
+    CallDecision::Undecided(format!(
         "the destination {} is no longer a known workload",
         called.unwrap_or_else(|| "without a name".to_owned())
     ))

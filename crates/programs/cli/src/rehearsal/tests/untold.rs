@@ -3,7 +3,7 @@
 use super::*;
 use crate::rehearsal::{counted, counted::Counted};
 
-/// A series of a proxy, as it is scraped.
+/// Formats a series of a proxy in exposition format.
 fn series(family: &str, reporter: &str, labels: &[(&str, &str)], times: usize) -> String {
     let all = [
         ("source_workload", "front"),

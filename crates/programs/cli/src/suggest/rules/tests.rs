@@ -256,7 +256,7 @@ fn pods_with_the_labels_of_others_get_no_policy() {
 }
 
 #[test]
-fn places_that_allow_something_already_are_left_alone() {
+fn existing_policies_are_not_changed() {
     let policy = |namespace: &str, spec: &str| {
         format!(
             "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\

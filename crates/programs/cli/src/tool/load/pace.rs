@@ -8,17 +8,17 @@ use std::time::Duration;
 /// The schedule of one worker. Times are offsets from the beginning of the load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// When its first request is due.
+    /// Due time of the first request.
     first: Duration,
     interval: Duration,
     next: u32,
 }
 
-/// One request that is to be sent.
+/// Request that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) due: Duration,
-    /// How many before it could not be sent in time.
+    /// Number of earlier requests that could not be sent in time.
     pub(super) missed: u32,
 }
 
@@ -33,7 +33,7 @@ impl Pace {
         }
     }
 
-    /// A request every `interval`, the first of them after `first`.
+    /// Creates a pace of a request every `interval`, starting after `first`.
     pub(super) fn every(interval: Duration, first: Duration) -> Self {
         Self {
             first,
@@ -55,7 +55,7 @@ impl Pace {
         }
     }
 
-    /// How far apart its requests are.
+    /// Returns the interval between requests.
     pub(super) fn interval(&self) -> Duration {
         self.interval
     }

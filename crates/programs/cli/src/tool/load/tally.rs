@@ -11,13 +11,13 @@ use serde::Serialize;
 pub(super) enum Mode {
     /// One request after the other on connections that stay open.
     KeepAlive,
-    /// Each request on a connection of its own.
+    /// Requests on new connections.
     New,
-    /// Connections that stay open and say something now and then.
+    /// Long-lived connections with occasional messages.
     Long,
 }
 
-/// How a request failed, as its client sees it.
+/// Failure of a request from the client's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
@@ -26,7 +26,7 @@ pub(super) enum Kind {
     Eof,
     Timeout,
     Unreachable,
-    /// A response came, but not the requested one.
+    /// Response to another request.
     WrongAnswer,
     Other,
 }
@@ -54,10 +54,10 @@ pub(super) struct Finished {
     pub(super) worker: u32,
     pub(super) due: Duration,
     pub(super) at: Duration,
-    /// Turns given up before it, each `interval` apart.
+    /// Number of earlier requests that were skipped, each `interval` apart.
     pub(super) missed: u32,
     pub(super) interval: Duration,
-    /// Whether a connection had to be opened for it.
+    /// Whether the request needed a new connection.
     pub(super) opening: bool,
     pub(super) failure: Option<Failure>,
 }
@@ -83,7 +83,7 @@ struct Sums {
     latencies: Latencies,
     /// Workers without a success yet.
     silent: u32,
-    heard: std::collections::BTreeSet<u32>,
+    responding_workers: std::collections::BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,12 +94,12 @@ struct Gap {
 
 impl Sums {
     fn succeeded(&mut self, at: Duration, worker: u32) {
-        self.heard.insert(worker);
+        self.responding_workers.insert(worker);
         self.gap_until(at);
         self.last_success = Some(self.last_success.map_or(at, |last| last.max(at)));
     }
 
-    /// Takes the time since the last success for a gap, if it is the longest.
+    /// Records the time since the last success, if it is the longest gap.
     fn gap_until(&mut self, at: Duration) {
         let Some(from) = self.last_success else {
             return;
@@ -111,7 +111,7 @@ impl Sums {
     }
 }
 
-/// All that happened so far.
+/// Results so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally(BTreeMap<Mode, Sums>);
 
@@ -128,19 +128,19 @@ pub(super) struct Summary {
     pub(super) broken: u64,
     /// Number of connections opened.
     pub(super) opened: u64,
-    /// Requests not sent because an earlier one was not answered in time.
+    /// Requests that were skipped because an earlier one was not completed in time.
     pub(super) missed: u64,
-    /// The longest time between two successes, and when it began.
+    /// Longest time between two successes, with its start.
     pub(super) longest_gap_ms: f64,
     pub(super) longest_gap_at_ms: f64,
-    /// From when requests were due to their answers, missed ones included.
+    /// Median latency from the due time to the response, including missed requests.
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) max_ms: f64,
 }
 
 impl Tally {
-    /// So many workers of that mode are going to report.
+    /// Announces the number of workers that will report for a mode.
     pub(super) fn expect(&mut self, mode: Mode, workers: u32) {
         self.0.entry(mode).or_default().silent = workers;
     }
@@ -171,9 +171,9 @@ impl Tally {
 
     /// Whether every worker has succeeded at least once.
     pub(super) fn is_running(&self) -> bool {
-        self.0
-            .values()
-            .all(|sums| sums.heard.len() >= usize::try_from(sums.silent).unwrap_or(usize::MAX))
+        self.0.values().all(|sums| {
+            sums.responding_workers.len() >= usize::try_from(sums.silent).unwrap_or(usize::MAX)
+        })
     }
 
     /// Summaries to print; silence until `now` counts as a gap.
@@ -208,12 +208,12 @@ pub(super) fn milliseconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// How often each latency occurred, to about three per cent.
+/// Latency histogram with a precision of about three percent.
 #[derive(Clone, Debug, Default)]
 struct Latencies(BTreeMap<u64, u64>);
 
 impl Latencies {
-    /// Binary digits of a latency in microseconds that are kept.
+    /// Binary digits of a latency in microseconds that are recorded.
     const DIGITS: u32 = 6;
 
     fn add(&mut self, latency: Duration) {

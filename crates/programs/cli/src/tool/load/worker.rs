@@ -53,7 +53,7 @@ pub(super) struct Worker {
     pub(super) task: Task,
 }
 
-/// A connection that is open.
+/// Open connection of a mode.
 enum Open {
     Http(Connection),
     Echo(TcpStream),
@@ -67,7 +67,7 @@ impl Open {
 }
 
 impl Worker {
-    /// Sends what is due until the load has ended.
+    /// Sends due requests until the load ends.
     pub(super) fn run(mut self, clock: Clock, report: &mpsc::Sender<Finished>, ended: &AtomicBool) {
         let mut open = None;
         loop {
@@ -118,11 +118,11 @@ impl Worker {
                 let sent = u64::try_from(due.as_nanos())
                     .unwrap_or_default()
                     .to_be_bytes();
-                let mut heard = [0; 8];
+                let mut received = [0; 8];
                 stream.write_all(&sent)?;
-                stream.read_exact(&mut heard)?;
-                if heard != sent {
-                    return Err(wrong(format!("sent {sent:?}, received {heard:?}")));
+                stream.read_exact(&mut received)?;
+                if received != sent {
+                    return Err(wrong(format!("sent {sent:?}, received {received:?}")));
                 }
             }
             (Open::Http(_), Task::Echo) => {}

@@ -8,7 +8,7 @@ use super::super::http1::MAX_HEAD;
 /// Lines of a head, and of the trailers after a body.
 const MAX_LINES: usize = 256;
 
-/// How the end of a body is known (RFC 9112, section 6.3).
+/// Framing of a body (RFC 9112, section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Body {
     Length(u64),

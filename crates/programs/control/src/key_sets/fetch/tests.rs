@@ -17,7 +17,7 @@ use super::*;
 const KEY: &str =
     r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
-/// A server that gives each connection the next of these answers and then closes it; its address.
+/// Starts a server that sends the next of these responses on each connection and closes it; returns its address.
 async fn server(answers: Vec<String>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -108,7 +108,7 @@ fn decode(push: &Push) -> DeltaDiscoveryResponse {
     DeltaDiscoveryResponse::decode(message).unwrap()
 }
 
-/// A client that keeps what it is sent, per type.
+/// Client that stores what it receives by type.
 struct Peer {
     session: Session,
     known: BTreeMap<ResourceType, BTreeMap<String, String>>,
@@ -271,7 +271,7 @@ fn a_stale_nonce_is_no_answer() {
 }
 
 #[test]
-fn a_rejection_is_kept_and_nothing_is_sent_again_before_a_change() {
+fn rejected_resources_are_not_resent_until_they_change() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
     let responses = peer.send(&first(ResourceType::Address), &store);
@@ -383,7 +383,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     assert_eq!(removed_policies(&gone), ["shop/p"]);
 }
 
-/// A client that has been sent everything there is and has answered.
+/// Returns a client that has received and acknowledged the complete state.
 fn settled(store: &Store) -> Peer {
     let mut peer = Peer::new();
     for kind in [ResourceType::Address, ResourceType::Authorization] {
@@ -610,7 +610,7 @@ enum Step {
     NoService(u8),
     Policy(u8, bool),
     NoPolicy(u8),
-    /// The client reads and answers up to so many responses.
+    /// The client reads and acknowledges up to this many responses.
     Read(usize, bool),
     Demand(u8),
     Reconnect,
@@ -814,7 +814,7 @@ proptest! {
     }
 }
 
-/// Opens a stream of a client of everything and acknowledges what it gets; gives the pushes.
+/// Opens a wildcard client's stream, acknowledges its pushes, and returns them.
 fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
     let mut session = Session::new(client(), seed);
     let request = first(ResourceType::Address);

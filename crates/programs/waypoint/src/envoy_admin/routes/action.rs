@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{http::DEFAULT_RETRIES, record_store::shown};
 
-/// Retries of requests without a retry policy: what was not processed is sent again. Beyond what Envoy's words say,
-/// idempotent requests without a body are retried also after a reset or a 503.
+/// Envoy's retry conditions of requests without a retry policy: unprocessed requests are retried. Beyond them,
+/// idempotent requests without a body are also retried after a reset or a 503.
 const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,reset-before-request";
 /// Reasons for retries by a rule: no response, or one with a status that the rule names.
 const RETRY_ON: &str =

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::shape::{any, duration, header_value};
 
-/// Denominator of Envoy's fractions that loses least of others.
+/// Denominator of Envoy's fractions with the least loss of precision.
 const MILLION: u32 = 1_000_000;
 
 /// Fields of a route.
@@ -107,7 +107,7 @@ fn cors(of: &HttpCors) -> Value {
     )
 }
 
-/// Escapes what has a meaning in regular expressions.
+/// Escapes special characters of regular expressions.
 fn regex_syntax_escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for one in text.chars() {

@@ -21,10 +21,10 @@ pub(crate) type OpenStream = dyn Fn(
     + Send
     + Sync;
 
-/// One stream: it breaks off when this is dropped.
+/// Open stream, reset on drop.
 #[derive(Debug)]
 pub(super) struct OpenedStream {
-    /// How much waits here is bounded by the instance's limits.
+    /// Queue of outgoing messages, bounded by the instance's limits.
     send: mpsc::UnboundedSender<Message>,
     _task: AbortOnDrop<()>,
 }

@@ -29,10 +29,10 @@ use crate::{
     session::Session,
 };
 
-/// Longest answer, without its headers.
+/// Maximum size of a response without its headers.
 const MAX_ANSWER: usize = 256 << 10;
 
-/// A provider that has not answered.
+/// Error of a check without a decision.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
     #[error(transparent)]
@@ -60,9 +60,8 @@ pub(crate) enum CheckError {
 }
 
 impl CheckError {
-    /// Whether a provider or a limit that fails open lets the request pass after this error. Not after one that the
-    /// caller can cause: with so many requests at once that none is checked or has room in a memory budget, or with one
-    /// that cannot take the changes that the provider makes.
+    /// Whether fail-open applies to this error. It does not to errors that the caller can cause: too many concurrent
+    /// requests or no memory budget, or a request that cannot take the provider's changes.
     pub(in crate::http) fn may_fail_open(&self) -> bool {
         !matches!(self, Self::Unusable | Self::TooMany | Self::Exhausted(_))
     }

@@ -133,7 +133,7 @@ pub(super) fn authorization(
     }
 }
 
-/// The rule that matches.
+/// Describes the rule that matches.
 pub(super) fn route(rule: &Rule, refused: Option<&str>, is_answered: bool) -> Step {
     let backends: Vec<_> = rule
         .backends()
@@ -174,7 +174,7 @@ fn rule_name(rule: &Rule) -> String {
     }
 }
 
-/// A rule that was looked at.
+/// Describes an evaluated rule.
 pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
     Considered {
         object: format!("{} {}", object(rule), rule_name(rule)),
@@ -201,7 +201,7 @@ pub(super) fn limit(config: &RateLimit) -> Considered {
     }
 }
 
-/// A fault with its shares.
+/// Describes a fault with its fractions.
 pub(super) fn fault(of: &HttpFault) -> String {
     let share = |share: Share| format!("{} of {} requests", share.numerator, share.denominator);
     let delay = of
@@ -215,7 +215,7 @@ pub(super) fn fault(of: &HttpFault) -> String {
     format!("injected fault: {}", parts.join(", "))
 }
 
-/// The rule of a destination.
+/// Describes the policy of a destination.
 pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
     let name = match destination {
         Destination::Subset(service, port, subset) => format!("{service}:{port} subset {subset}"),
@@ -241,7 +241,7 @@ pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
     }
 }
 
-/// The endpoint that was chosen.
+/// Describes the chosen endpoint.
 pub(super) fn endpoint(hop: &Hop) -> String {
     let address = hop.address;
     match hop.to {

@@ -46,13 +46,13 @@ pub(super) struct Through {
     out: VecDeque<Frame<Bytes>>,
     /// Trailers that were passed to the plugin, to be forwarded when it continues.
     has_trailers: bool,
-    /// The plugin holds what it was given.
+    /// Whether the plugin paused the stream.
     is_paused: bool,
-    /// Bytes that it was given and has not let through.
+    /// Bytes that the plugin holds.
     held: usize,
     memory: ConnectionMemory,
     permit: Option<Permit>,
-    /// The last part was given.
+    /// Whether the last part was passed to the plugin.
     is_over: bool,
     /// The plugin failed open: the rest passes.
     is_left_out: bool,
@@ -202,7 +202,7 @@ impl Through {
         Ok(())
     }
 
-    /// Whether there is room for that much more.
+    /// Charges more bytes; false if the budget has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self.memory.grow(Use::PluginBody, permit, bytes).is_ok(),
@@ -221,7 +221,7 @@ impl Through {
     }
 }
 
-/// An answer of ours in the plugin's place.
+/// Builds a local response in the plugin's place.
 fn own(status: u16, details: &str) -> LocalResponse {
     LocalResponse {
         status,

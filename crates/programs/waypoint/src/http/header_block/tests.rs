@@ -7,7 +7,7 @@ use crate::memory::{Memory, MemoryLimits};
 
 /// Limit of header sections.
 const MOST: usize = 64 << 10;
-/// Most bytes that a block within the limit takes.
+/// Maximum size of a header block within the limit.
 const MAX_BLOCK_BYTES: usize = MOST / EMPTY_FIELD_BYTES * FIELD_BYTES;
 
 fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
@@ -19,7 +19,7 @@ fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
     frame
 }
 
-/// The blocks after bytes that come in pieces of such a size.
+/// Feeds bytes in pieces of this size, and returns the blocks.
 fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
     let mut blocks = Blocks {
         most: MOST,
@@ -93,7 +93,7 @@ fn trailers_are_charged_until_their_request_is_over() {
     assert_eq!(blocks.bytes(), 0);
 }
 
-/// All reads of a connection to its end: how many bytes each got; `None` where other tasks came first.
+/// Reads a connection to its end, and returns the bytes of each read; `None` where the task yielded.
 fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
     let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());

@@ -15,7 +15,7 @@ use crate::{
     session::Session,
 };
 
-/// A service that has not decided.
+/// Error of a rate-limit service without a decision.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LimitError {
     #[error("there is no rate-limit service to call: {0}")]
@@ -46,9 +46,9 @@ impl LimitError {
     }
 }
 
-/// Returns the descriptors of a request; `None` if there are none, or if the service has checked all of them when the
-/// request had the form of `before`. A method and a path are described as they came, and by the one spelling that they
-/// are counted by where that is another: the service's limits hold for both.
+/// Returns the descriptors of a request; `None` if there are none, or if the service has checked all of them for the
+/// form `before`. A method and a path are sent in their original and in their normalized spelling, since the service's
+/// limits apply to both.
 pub(super) fn question(
     session: &Session,
     (limiter, global): (&Limiter, &GlobalLimit),

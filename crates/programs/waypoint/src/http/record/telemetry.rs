@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ambit_observation::{
     Observation,
-    span::{self, Place},
+    span::{self, SpanContext},
     trace::{Incoming, SpanId, TRACESTATE, TraceId, X_REQUEST_ID, decide, request_id},
 };
 use ambit_telemetry::{
@@ -27,8 +27,8 @@ pub(super) struct RequestTelemetry {
     response: HeaderMap,
     incoming: Incoming,
     /// Trace context of the forwarded request: trace, span, and whether it is sampled.
-    place: Option<(TraceId, SpanId, bool)>,
-    /// The name of a request that came without one.
+    span_context: Option<(TraceId, SpanId, bool)>,
+    /// Generated request id of a request without one.
     named: Option<HeaderValue>,
     state: String,
 }
@@ -41,19 +41,19 @@ impl RequestTelemetry {
             request: redacted(session, &telemetry_config, headers),
             response: HeaderMap::new(),
             incoming: Incoming::default(),
-            place: None,
+            span_context: None,
             named: None,
             state: String::new(),
             telemetry_config,
         };
         if telemetry.telemetry_config.tracing.is_some() {
-            telemetry.take_place(headers);
+            telemetry.read_trace_context(headers);
         }
         Some(Box::new(telemetry))
     }
 
     /// Decides whether the request is recorded, and as which span.
-    fn take_place(&mut self, headers: &HeaderMap) {
+    fn read_trace_context(&mut self, headers: &HeaderMap) {
         let Some(Tracing { settings, .. }) = &self.telemetry_config.tracing else {
             return;
         };
@@ -80,7 +80,7 @@ impl RequestTelemetry {
             Some((trace, _)) => trace,
             None => TraceId::new(rand::random()),
         };
-        self.place = Some((trace, SpanId::new(rand::random()), sampled));
+        self.span_context = Some((trace, SpanId::new(rand::random()), sampled));
         if sampled && self.incoming.parent.is_some() {
             let state = headers.get_all(&TRACESTATE).iter();
             let state: Vec<_> = state.filter_map(|part| part.to_str().ok()).collect();
@@ -92,7 +92,7 @@ impl RequestTelemetry {
     pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
         let tracing = self.telemetry_config.tracing.as_ref();
         let propagates = tracing.is_some_and(|tracing| tracing.settings.propagates);
-        if let Some((trace, span, sampled)) = self.place.filter(|_| propagates) {
+        if let Some((trace, span, sampled)) = self.span_context.filter(|_| propagates) {
             self.incoming.pass_on(headers, trace, span, sampled);
         }
         if let Some(name) = &self.named {
@@ -117,7 +117,7 @@ impl RequestTelemetry {
         self.telemetry_config.logs.is_some()
     }
 
-    /// Tells of a request that is over; gives what is changed of its labels.
+    /// Reports a finished request, and returns its label overrides.
     pub(super) fn report(
         &mut self,
         record: &Record,
@@ -132,7 +132,7 @@ impl RequestTelemetry {
         let waypoint = &session.shard.waypoint;
         let flags = record.flags.to_string();
         let peer = session.caller.identity.as_ref().map(ToString::to_string);
-        let sampled = self.place.filter(|(.., sampled)| *sampled);
+        let sampled = self.span_context.filter(|(.., sampled)| *sampled);
         let trace_id = sampled.map(|(trace, ..)| trace.to_string());
         let observation = Observation {
             started: report.started,
@@ -167,13 +167,13 @@ impl RequestTelemetry {
             request_headers: &self.request,
             response_headers: &self.response,
         };
-        let place = sampled.map(|(trace, span, _)| (trace, span));
-        let numbers = place.map(|(trace, span)| (trace.bytes(), span.bytes()));
+        let span_context = sampled.map(|(trace, span, _)| (trace, span));
+        let numbers = span_context.map(|(trace, span)| (trace.bytes(), span.bytes()));
         for log in self.telemetry_config.logs.iter().flatten() {
             log.write(&observation, numbers, &waypoint.http_metrics);
         }
-        if let (Some((trace, id)), Some(tracing)) = (place, &self.telemetry_config.tracing) {
-            let place = Place {
+        if let (Some((trace, id)), Some(tracing)) = (span_context, &self.telemetry_config.tracing) {
+            let span_context = SpanContext {
                 trace,
                 id,
                 parent: self.incoming.parent.map(|(_, parent)| parent),
@@ -184,7 +184,7 @@ impl RequestTelemetry {
                 false => Vec::new(),
             };
             let most = usize::try_from(tracing.settings.max_tag).unwrap_or(usize::MAX);
-            let span = span::of(place, &observation, parties, &tracing.tags, most);
+            let span = span::of(span_context, &observation, parties, &tracing.tags, most);
             tracing
                 .queue
                 .push(&waypoint.http_metrics, Item::Span(Box::new(span)));
@@ -193,7 +193,7 @@ impl RequestTelemetry {
     }
 }
 
-/// The headers that are wanted of a request, without tokens.
+/// Copies the required request headers without tokens.
 fn redacted(
     session: &Session,
     telemetry_config: &TelemetryConfig,

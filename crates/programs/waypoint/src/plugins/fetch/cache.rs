@@ -22,8 +22,8 @@ pub(super) struct Cache {
 pub(super) struct Key<'a> {
     pub(super) url: &'a str,
     /// Expected digest of the module.
-    pub(super) wanted: &'a str,
-    /// The namespace whose credentials it takes; empty if it takes none.
+    pub(super) expected: &'a str,
+    /// Namespace of the registry credentials; empty without credentials.
     pub(super) whose: &'a str,
 }
 
@@ -32,9 +32,15 @@ impl Cache {
         Self { directory }
     }
 
-    /// By a plugin's source. The name has the digest of the content, too.
-    fn prefix(Key { url, wanted, whose }: Key<'_>) -> String {
-        digest(format!("{url}\n{wanted}\n{whose}").as_bytes())
+    /// Returns the file prefix for a plugin's source. File names also contain the digest of the content.
+    fn prefix(
+        Key {
+            url,
+            expected,
+            whose,
+        }: Key<'_>,
+    ) -> String {
+        digest(format!("{url}\n{expected}\n{whose}").as_bytes())
     }
 
     pub(super) async fn take(&self, key: Key<'_>) -> Option<Vec<u8>> {
@@ -112,12 +118,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_was_kept_is_taken_unless_somebody_changed_it() {
+    async fn cached_modules_are_used_unless_they_were_changed() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::new(directory.path().join("modules"));
-        let of = |wanted, whose| Key {
+        let of = |expected, whose| Key {
             url: "oci://a",
-            wanted,
+            expected,
             whose,
         };
         let key = of("", "");

@@ -21,14 +21,14 @@ use tokio_rustls::{TlsConnector, rustls};
 
 use super::sources::{Caller, SourceError};
 
-/// Most redirects that are followed.
+/// Maximum redirects that are followed.
 const MAX_REDIRECTS: usize = 5;
 
 /// Requests go to the addresses that the guard lets it call, also after redirects.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     guard: Guard,
-    /// Made when it is first needed.
+    /// TLS configuration, created on first use.
     tls: Arc<Mutex<Option<Arc<rustls::ClientConfig>>>>,
     /// The plugin that is bound by what the mesh lets its namespace; none for the administrator's.
     caller: Option<Caller>,
@@ -40,12 +40,12 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
-    /// No redirect led to another server.
+    /// Whether no redirect changed the server.
     pub(super) is_of_first: bool,
     url: String,
 }
 
-/// A request that came to nothing.
+/// Error of a request without a response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     #[error("{0:?} is no URL of a server")]
@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// The same for a plugin of a namespace.
+    /// Restricts the client to a plugin's namespace.
     pub(super) fn for_plugin(&self, caller: Caller) -> Self {
         Self {
             caller: Some(caller),
@@ -127,7 +127,7 @@ impl Client {
         Ok(ambit_egress::connect_to(host, &addresses).await?)
     }
 
-    /// Gets a URL, following redirects. Credentials go to the first server only.
+    /// Sends a GET request, following redirects. Credentials are sent to the first server only.
     pub(super) async fn get(
         &self,
         url: &str,
@@ -305,7 +305,7 @@ mod tests {
         };
         let own = format!("http://{}/x", server.address);
         assert!(refused(&Client::new(Guard::default()), &own).await);
-        assert_eq!(server.heard(), []);
+        assert_eq!(server.received(), []);
         for host in [
             "127.0.0.2",
             "[::1]",
@@ -335,17 +335,20 @@ mod tests {
         };
         assert!(get(&format!("/to/{own}/end")).await);
         assert!(!get(&format!("/to/{elsewhere}/to/{own}/back")).await);
-        let heard = |path: &str, has: bool| (path.to_owned(), has);
+        let received = |path: &str, has: bool| (path.to_owned(), has);
         assert_eq!(
-            first.heard(),
+            first.received(),
             [
-                heard(&format!("/to/{own}/end"), true),
-                heard("/end", true),
-                heard(&format!("/to/{elsewhere}/to/{own}/back"), true),
-                heard("/back", false),
+                received(&format!("/to/{own}/end"), true),
+                received("/end", true),
+                received(&format!("/to/{elsewhere}/to/{own}/back"), true),
+                received("/back", false),
             ]
         );
-        assert_eq!(other.heard(), [heard(&format!("/to/{own}/back"), false)]);
+        assert_eq!(
+            other.received(),
+            [received(&format!("/to/{own}/back"), false)]
+        );
     }
 
     #[tokio::test]

@@ -24,7 +24,7 @@ use credentials::credentials;
 
 /// Largest manifest, list of manifests, and token.
 const MAX_MANIFEST: usize = 4 << 20;
-/// Layers that are modules.
+/// Media types of layers that contain modules.
 const MODULES: [&str; 4] = [
     "application/vnd.wasm.content.layer.v1+wasm",
     "application/vnd.module.wasm.content.layer.v1+wasm",
@@ -45,7 +45,7 @@ pub(super) struct Image {
 /// A pulled module.
 pub(super) struct Pulled {
     pub(super) module: Vec<u8>,
-    /// Of the manifest, in hex.
+    /// Digest of the manifest in hex.
     pub(super) digest: String,
 }
 
@@ -141,7 +141,7 @@ impl Image {
 struct Manifest {
     #[serde(default)]
     layers: Vec<Descriptor>,
-    /// Of a list of manifests.
+    /// Entries of an image index.
     #[serde(default)]
     manifests: Vec<Descriptor>,
 }
@@ -192,7 +192,7 @@ struct Registry<'a> {
     client: &'a Client,
     image: &'a Image,
     is_insecure: bool,
-    /// User and password, as HTTP has them.
+    /// Basic authentication with user and password.
     basic: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
 }
@@ -203,8 +203,8 @@ impl Registry<'_> {
         let url = self.image.url(self.is_insecure, "manifests", reference);
         let body = self.get(&url, MAX_MANIFEST).await?.body;
         let digest = digest(&body);
-        if let Some(wanted) = reference.strip_prefix("sha256:")
-            && wanted != digest
+        if let Some(expected) = reference.strip_prefix("sha256:")
+            && expected != digest
         {
             return Err(OciError::OtherManifest(reference.to_owned()));
         }
@@ -213,7 +213,7 @@ impl Registry<'_> {
     }
 
     async fn blob(&mut self, of: &str) -> Result<Vec<u8>, OciError> {
-        let Some(wanted) = of
+        let Some(expected) = of
             .strip_prefix("sha256:")
             .filter(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
         else {
@@ -221,7 +221,7 @@ impl Registry<'_> {
         };
         let url = self.image.url(self.is_insecure, "blobs", of);
         let body = self.get(&url, MAX_MODULE).await?.body;
-        if digest(&body) != wanted {
+        if digest(&body) != expected {
             return Err(OciError::OtherLayer(of.to_owned()));
         }
         Ok(body)
@@ -304,7 +304,7 @@ impl Registry<'_> {
     }
 }
 
-/// As a part of a query.
+/// Percent-encodes a text for a query.
 fn encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {

@@ -12,16 +12,16 @@ use parking_lot::Mutex;
 pub(super) struct Scripted {
     pub(super) address: SocketAddr,
     /// The heads of requests, in small letters.
-    heard: Arc<Mutex<Vec<String>>>,
+    received: Arc<Mutex<Vec<String>>>,
 }
 
 impl Scripted {
-    /// Answers with the status line and the headers that `script` gives for a path.
+    /// Creates a server that responds with the status line and headers that `script` returns for a path.
     pub(super) fn new(script: impl Fn(&str) -> String + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let heard = Arc::<Mutex<Vec<String>>>::default();
-        let hears = heard.clone();
+        let received = Arc::<Mutex<Vec<String>>>::default();
+        let hears = received.clone();
         // It ends with the process.
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -32,13 +32,13 @@ impl Scripted {
                 write!(stream, "HTTP/1.1 {response}\r\ncontent-length: 0\r\n\r\n").unwrap();
             }
         });
-        Self { address, heard }
+        Self { address, received }
     }
 
-    /// For each request that came, its path and whether it had credentials.
-    pub(super) fn heard(&self) -> Vec<(String, bool)> {
-        let heard = self.heard.lock();
-        let each = heard.iter().map(|head| {
+    /// Returns the received requests: path, and whether credentials were sent.
+    pub(super) fn received(&self) -> Vec<(String, bool)> {
+        let received = self.received.lock();
+        let each = received.iter().map(|head| {
             let path = head.split(' ').nth(1).unwrap();
             (path.to_owned(), head.contains("\r\nauthorization:"))
         });

@@ -32,7 +32,7 @@ pub(super) fn is_administrators(plugin: &WaypointExtension) -> bool {
     callees.any(|callee| callee.namespace == ANYWHERE)
 }
 
-/// Whose module is fetched, and who knows the mesh.
+/// Plugin whose module is fetched, with access to the mesh.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) waypoint: Arc<Waypoint>,

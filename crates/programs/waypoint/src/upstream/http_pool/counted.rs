@@ -16,11 +16,11 @@ use parking_lot::Mutex;
 use super::{HttpKey, Keep, Life};
 use crate::message::Body;
 
-/// The requests under way on one connection.
+/// Active requests on one connection.
 #[derive(Debug)]
 pub(super) struct Streams {
     active: AtomicU32,
-    /// When the last one ended.
+    /// Time at which the last request ended.
     quiet_since: Mutex<Instant>,
 }
 
@@ -42,7 +42,7 @@ impl Drop for Counting {
 }
 
 impl Streams {
-    /// With one request.
+    /// Creates the counter with one request.
     pub(super) fn begun() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
             active: AtomicU32::new(0),
@@ -110,8 +110,8 @@ impl Counted {
         taken
     }
 
-    /// Lets go of a connection that has been without a request for too long; else, when to look again. `None`: it is not
-    /// here any more.
+    /// Removes a connection that has been idle for too long; else returns the time of the next check. `None`: it is no
+    /// longer pooled.
     pub(super) fn retire(&mut self, key: &HttpKey, streams: &Arc<Streams>) -> Option<Duration> {
         let all = self.0.get_mut(key)?;
         let at = all

@@ -16,7 +16,7 @@ const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
 const WEBSOCKET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 /// The youngest entry of the table.
 const YOUNGEST: u8 = 0x80 | 62;
-/// Windows as large as they may be.
+/// SETTINGS value of the largest windows.
 const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
 
 /// Bytes of one tunnel of a flood: `first`, then `repeated` with numbers from zero on.
@@ -24,13 +24,13 @@ pub(super) struct Flood {
     pub(super) what: &'static str,
     /// Many times more for a soak.
     pub(super) tunnels: usize,
-    /// Connections that carry these tunnels.
+    /// Number of connections for the tunnels.
     pub(super) connections: usize,
     pub(super) to: (&'static str, u16),
     pub(super) first: fn() -> Vec<u8>,
     pub(super) repeated: fn(u32) -> Vec<u8>,
     pub(super) times: u32,
-    /// Whether the client reads what comes back.
+    /// Whether the client reads responses.
     pub(super) reads: bool,
 }
 

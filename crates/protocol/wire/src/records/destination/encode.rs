@@ -172,17 +172,17 @@ impl From<&model::LocalityPolicy> for wire::DestinationLocality {
 
 fn shares(from: &model::LocalityShares) -> wire::DestinationShares {
     let share = |(to, share): &(model::LocalityPattern, u32)| wire::DestinationShare {
-        place: Some(place(to)),
+        locality: Some(locality_pattern(to)),
         share: *share,
     };
     wire::DestinationShares {
-        from: Some(place(&from.from)),
+        from: Some(locality_pattern(&from.from)),
         to: from.to.iter().map(share).collect(),
     }
 }
 
-fn place(from: &model::LocalityPattern) -> wire::DestinationPlace {
-    wire::DestinationPlace {
+fn locality_pattern(from: &model::LocalityPattern) -> wire::LocalityPattern {
+    wire::LocalityPattern {
         region: write::optional(from.region.as_ref()),
         zone: write::optional(from.zone.as_ref()),
         subzone: write::optional(from.subzone.as_ref()),

@@ -55,7 +55,7 @@ fn chosen(of: &str, which: u32) -> Vec<HttpFilter> {
     all.map(|(_, filter)| filter).collect()
 }
 
-/// The last of those that have a filter.
+/// Returns the last level that has a filter.
 fn last<'a>(index: u32, rule: u32, backend: u32) -> Option<&'a str> {
     let has = |which: u32| which >> index & 1 == 1;
     match (has(rule), has(backend)) {
@@ -65,7 +65,8 @@ fn last<'a>(index: u32, rule: u32, backend: u32) -> Option<&'a str> {
     }
 }
 
-/// All 4096 of them: what contradicts itself is refused, and of the rest each filter does what it does alone.
+/// Checks all 4096 combinations: contradictory ones are rejected, and in the others each filter has the effect that it
+/// has alone.
 #[test]
 fn every_combination_applies_each_filter() {
     let contradicts = |which: u32| which & 0b1100 == 0b1100;

@@ -10,7 +10,7 @@ pub(super) enum Challenge {
 }
 
 impl Challenge {
-    /// The first one that is understood; tokens go before passwords.
+    /// Returns the first supported challenge, preferring tokens to passwords.
     pub(super) fn of(headers: &[&str]) -> Option<Self> {
         let all: Vec<Self> = headers.iter().flat_map(|text| read(text)).collect();
         let bearer = all.iter().find(|one| **one != Self::Basic);
@@ -18,7 +18,7 @@ impl Challenge {
     }
 }
 
-/// All that is understood in one header.
+/// Parses the known challenges of one header.
 fn read(mut text: &str) -> Vec<Challenge> {
     let mut found = Vec::new();
     let mut scheme = String::new();
@@ -64,7 +64,7 @@ fn challenge(scheme: &str, parameters: &mut Vec<(String, String)>) -> Option<Cha
     }
 }
 
-/// A value, in quotes or not, and what follows it.
+/// Parses a quoted or unquoted value, and returns the rest.
 fn value_of(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', '\t', ',']).unwrap_or(text.len());

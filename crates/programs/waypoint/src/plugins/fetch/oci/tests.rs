@@ -31,12 +31,12 @@ fn images_are_named_as_everywhere() {
             &digest,
         ),
     ] {
-        let wanted = (
+        let expected = (
             registry.to_owned(),
             repository.to_owned(),
             reference.to_owned(),
         );
-        assert_eq!(image(text), Some(wanted), "{text}");
+        assert_eq!(image(text), Some(expected), "{text}");
     }
     for wrong in [
         "",
@@ -142,6 +142,6 @@ async fn redirect_targets_never_get_the_registrys_password() {
         "{status}"
     );
     let manifest_path = format!("/v2/a/manifests/{}", own.port());
-    assert_eq!(registry.heard(), [(manifest_path, false)]);
-    assert_eq!(other.heard().len(), 1);
+    assert_eq!(registry.received(), [(manifest_path, false)]);
+    assert_eq!(other.received().len(), 1);
 }

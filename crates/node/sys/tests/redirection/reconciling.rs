@@ -19,8 +19,8 @@ fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
     chains
 }
 
-/// Everything netfilter and policy routing hold, in text; without link-local addresses, which come when
-/// the kernel is done with looking for others that have them.
+/// Returns the netfilter and policy routing state as text, without link-local addresses, which appear when duplicate
+/// address detection ends.
 fn everything(world: &World) -> String {
     sh(
         &world.pod,
@@ -61,7 +61,7 @@ fn the_first_apply_installs_and_the_second_changes_nothing() {
 }
 
 #[test]
-fn every_kind_of_specification_stands_after_it_was_applied() {
+fn every_kind_of_spec_is_in_place_after_apply() {
     let specs = [
         RedirectionSpec {
             dns_capture: true,
@@ -404,7 +404,7 @@ fn release_of_a_namespace_without_redirection_does_nothing() {
     assert_eq!(everything(&world), before);
 }
 
-/// As in containers, whose /proc/sys is read-only whatever their capabilities.
+/// Simulates containers, whose /proc/sys is read-only regardless of capabilities.
 #[test]
 fn settings_are_made_where_proc_is_read_only() {
     let pod = World::new().pod;

@@ -1,26 +1,26 @@
-//! A place in an object, and what is wrong there.
+//! Paths of fields in an object, and errors in them.
 
 use std::fmt;
 
-/// One step to a place.
+/// One step of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Member(String),
     Element(usize),
 }
 
-/// Place in an object, as described for the module.
+/// Path of a field in an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place(Vec<Step>);
+pub(crate) struct FieldPath(Vec<Step>);
 
-/// Something wrong, and where: a path as `spec.ports[0]`, or `.` for the object itself.
+/// Error in a field: path like `spec.ports[0]`, or `.` for the object itself, and reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct FieldError {
     pub(crate) place: String,
     pub(crate) why: String,
 }
 
-impl Place {
+impl FieldPath {
     pub(crate) fn member(&self, name: &str) -> Self {
         self.with(Step::Member(name.to_owned()))
     }
@@ -35,7 +35,7 @@ impl Place {
         Self(steps)
     }
 
-    /// The name of the member that this is.
+    /// Returns the name of the last member.
     pub(crate) fn last_member(&self) -> Option<&str> {
         match self.0.last()? {
             Step::Member(name) => Some(name),
@@ -43,21 +43,21 @@ impl Place {
         }
     }
 
-    /// Whether a member of that name is on the way.
+    /// Whether a member of that name is on the path.
     pub(crate) fn is_below(&self, name: &str) -> bool {
         let is_it = |step: &Step| matches!(step, Step::Member(member) if member == name);
         self.0.iter().any(is_it)
     }
 
-    pub(crate) fn wrong(&self, why: impl Into<String>) -> Wrong {
-        Wrong {
+    pub(crate) fn wrong(&self, why: impl Into<String>) -> FieldError {
+        FieldError {
             place: self.to_string(),
             why: why.into(),
         }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FieldPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str(".");

@@ -9,32 +9,31 @@ use ambit_derive::{KeySource, KeyState};
 use ambit_model::ArcStr;
 use tokio::time::Instant;
 
-/// Most fetches at once.
-const AT_ONCE: usize = 8;
-/// How long after the first failure the next attempt is made; it doubles with each.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// How long it is at most.
-const LAST_RETRY: Duration = Duration::from_secs(300);
-/// How long the keys are believed that were had last: who keeps us from an issuer must not keep a key alive that the
-/// issuer has withdrawn.
-const BELIEVED: Duration = Duration::from_secs(24 * 3600);
+/// Maximum concurrent fetches.
+const MAX_CONCURRENT_FETCHES: usize = 8;
+/// Delay of the first retry after a failure; it doubles with each.
+const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Maximum retry delay.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
+/// Validity of the last fetched keys: an attacker who blocks the issuer must not keep a withdrawn key alive.
+const KEY_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
 /// Schedule of fetches, as described for the module.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct FetchSchedule {
     refresh: Duration,
     sets: BTreeMap<KeySource, Set>,
 }
 
 #[derive(Debug)]
 struct Set {
-    /// `None`: it is being fetched.
+    /// Due time of the next fetch; `None` during a fetch.
     due: Option<Instant>,
     failures: u32,
     last: Option<(ArcStr, Instant)>,
 }
 
-impl Book {
+impl FetchSchedule {
     pub(super) fn new(refresh: Duration) -> Self {
         Self {
             refresh,
@@ -42,7 +41,7 @@ impl Book {
         }
     }
 
-    /// Sets the key sets that are wanted now, and forgets others.
+    /// Sets the desired key sets, and forgets others.
     pub(super) fn want(&mut self, sources: &BTreeSet<KeySource>, now: Instant) {
         self.sets.retain(|source, _| sources.contains(source));
         for source in sources {
@@ -54,13 +53,13 @@ impl Book {
         }
     }
 
-    /// Key sets that are due to be fetched now.
+    /// Returns the key sets that are due, and marks them as being fetched.
     pub(super) fn due(&mut self, now: Instant) -> Vec<KeySource> {
         let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
         let due = self.sets.iter_mut();
         let due = due.filter(|(_, set)| set.due.is_some_and(|at| at <= now));
         let begun = due
-            .take(AT_ONCE.saturating_sub(fetching))
+            .take(MAX_CONCURRENT_FETCHES.saturating_sub(fetching))
             .map(|(source, set)| {
                 set.due = None;
                 source.clone()
@@ -68,15 +67,15 @@ impl Book {
         begun.collect()
     }
 
-    /// When something may be due.
+    /// Returns when the next fetch may be due.
     pub(super) fn next(&self) -> Option<Instant> {
         let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
         let first = self.sets.values().filter_map(|set| set.due).min();
-        first.filter(|_| fetching < AT_ONCE)
+        first.filter(|_| fetching < MAX_CONCURRENT_FETCHES)
     }
 
-    /// Takes the result of a fetch, and gives the state of the set; `None` if it is not wanted any more. Times are
-    /// spread by a factor.
+    /// Handles the result of a fetch, and returns the state of the set; `None` if it is no longer desired. Times are
+    /// multiplied by a random factor.
     pub(super) fn fetched<E: std::fmt::Display>(
         &mut self,
         source: &KeySource,
@@ -93,14 +92,14 @@ impl Book {
                 None
             }
             Err(error) => {
-                let doubled = FIRST_RETRY * 2_u32.pow(set.failures.min(10));
-                let wait = doubled.min(LAST_RETRY).min(self.refresh);
+                let doubled = FIRST_RETRY_DELAY * 2_u32.pow(set.failures.min(10));
+                let wait = doubled.min(MAX_RETRY_DELAY).min(self.refresh);
                 set.failures = set.failures.saturating_add(1);
                 set.due = Some(now + wait.mul_f64(spread));
                 set.last = set
                     .last
                     .take()
-                    .filter(|(_, at)| now.duration_since(*at) < BELIEVED);
+                    .filter(|(_, at)| now.duration_since(*at) < KEY_VALIDITY);
                 Some(ArcStr::from(error.to_string()))
             }
         };
@@ -136,51 +135,60 @@ mod tests {
 
     #[test]
     fn a_set_is_fetched_at_once_and_again_after_the_refresh() {
-        let (mut book, now) = (Book::new(REFRESH), Instant::now());
+        let (mut schedule, now) = (FetchSchedule::new(REFRESH), Instant::now());
         let one = source("a");
-        book.want(&[one.clone()].into(), now);
-        assert_eq!(book.due(now), std::slice::from_ref(&one));
-        assert_eq!((book.due(now), book.next()), (vec![], None));
-        let state = book.fetched(&one, had("k"), now, 1.0).unwrap();
+        schedule.want(&[one.clone()].into(), now);
+        assert_eq!(schedule.due(now), std::slice::from_ref(&one));
+        assert_eq!((schedule.due(now), schedule.next()), (vec![], None));
+        let state = schedule.fetched(&one, had("k"), now, 1.0).unwrap();
         assert_eq!((state.keys.as_deref(), state.trouble), (Some("k"), None));
-        assert_eq!(book.next(), Some(now + REFRESH));
-        assert_eq!(book.due(now + REFRESH), [one]);
+        assert_eq!(schedule.next(), Some(now + REFRESH));
+        assert_eq!(schedule.due(now + REFRESH), [one]);
     }
 
     #[test]
     fn failures_are_spread_out_and_what_was_had_last_is_believed_for_a_day() {
-        let (mut book, mut now) = (Book::new(REFRESH), Instant::now());
+        let (mut schedule, mut now) = (FetchSchedule::new(REFRESH), Instant::now());
         let one = source("a");
-        book.want(&[one.clone()].into(), now);
-        book.due(now);
-        assert_eq!(book.fetched(&one, failed(), now, 1.0).unwrap().keys, None);
-        assert_eq!(book.next(), Some(now + Duration::from_secs(1)));
-        book.fetched(&one, had("k"), now, 1.0);
+        schedule.want(&[one.clone()].into(), now);
+        schedule.due(now);
+        assert_eq!(
+            schedule.fetched(&one, failed(), now, 1.0).unwrap().keys,
+            None
+        );
+        assert_eq!(schedule.next(), Some(now + Duration::from_secs(1)));
+        schedule.fetched(&one, had("k"), now, 1.0);
         let began = now;
         let mut waits = Vec::new();
-        while now - began < BELIEVED {
-            let state = book.fetched(&one, failed(), now, 1.0).unwrap();
+        while now - began < KEY_VALIDITY {
+            let state = schedule.fetched(&one, failed(), now, 1.0).unwrap();
             assert_eq!(state.keys.as_deref(), Some("k"));
             assert_eq!(state.trouble.as_deref(), Some("gone"));
-            let next = book.next().unwrap();
+            let next = schedule.next().unwrap();
             waits.push((next - now).as_secs());
             now = next;
         }
         assert_eq!(waits[..10], [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
-        assert_eq!(book.fetched(&one, failed(), now, 1.0).unwrap().keys, None);
+        assert_eq!(
+            schedule.fetched(&one, failed(), now, 1.0).unwrap().keys,
+            None
+        );
     }
 
     #[test]
     fn few_are_fetched_at_once_and_what_nobody_wants_is_forgotten() {
-        let (mut book, now) = (Book::new(REFRESH), Instant::now());
+        let (mut schedule, now) = (FetchSchedule::new(REFRESH), Instant::now());
         let all: BTreeSet<_> = (0..20).map(|index| source(&index.to_string())).collect();
-        book.want(&all, now);
-        let begun = book.due(now);
-        assert_eq!((begun.len(), book.due(now).len()), (AT_ONCE, 0));
-        book.fetched(&begun[0], had("k"), now, 1.0);
-        assert_eq!(book.due(now).len(), 1);
-        book.want(&BTreeSet::new(), now);
-        assert_eq!(book.fetched(&begun[1], had("k"), now, 1.0), None);
-        assert_eq!(book.next(), None);
+        schedule.want(&all, now);
+        let begun = schedule.due(now);
+        assert_eq!(
+            (begun.len(), schedule.due(now).len()),
+            (MAX_CONCURRENT_FETCHES, 0)
+        );
+        schedule.fetched(&begun[0], had("k"), now, 1.0);
+        assert_eq!(schedule.due(now).len(), 1);
+        schedule.want(&BTreeSet::new(), now);
+        assert_eq!(schedule.fetched(&begun[1], had("k"), now, 1.0), None);
+        assert_eq!(schedule.next(), None);
     }
 }

@@ -12,11 +12,11 @@ use ambit_zds::PodUid;
 use crate::source::Status;
 
 /// First and longest pause after a failure.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// After a write, older versions of the object may still arrive; and other writers of the annotation are not raced.
-const SETTLE: Duration = Duration::from_secs(2);
-/// Writings at once.
-const PARALLEL: usize = 8;
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Delay after a write, in which older versions of the object may arrive and other writers are not raced.
+const SETTLE_DELAY: Duration = Duration::from_secs(2);
+/// Maximum concurrent writes.
+const MAX_CONCURRENT_WRITES: usize = 8;
 
 /// Patch of one annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +26,11 @@ pub(super) struct Patch {
     pub(super) status: Status,
 }
 
-/// How a writing ended.
+/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     Done,
-    /// There is no such pod any more.
+    /// The pod no longer exists.
     NoPod,
     Failed,
 }
@@ -49,11 +49,11 @@ struct Entry {
 
 /// The pods of this node.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct PodAnnotations {
     pods: BTreeMap<PodUid, Entry>,
 }
 
-impl Book {
+impl PodAnnotations {
     /// Sets the desired annotation. Only the latest counts.
     pub(super) fn desire(&mut self, uid: PodUid, pod: PodName, status: Status) {
         if status == Status::None && !self.pods.contains_key(&uid) {
@@ -63,7 +63,7 @@ impl Book {
         let entry = self.entry(uid, pod);
         entry.desired = Some(status);
         entry.not_before = None;
-        entry.pause = RETRY.0;
+        entry.pause = RETRY_DELAY.0;
     }
 
     /// Records the observed annotation.
@@ -71,12 +71,12 @@ impl Book {
         self.entry(uid, pod).observed = Some(status);
     }
 
-    /// The API server answers again: what failed is tried now.
+    /// Retries failed writes at once, since the API server responds again.
     pub(super) fn hasten(&mut self) {
         for entry in self.pods.values_mut() {
             if entry.failed {
                 entry.not_before = None;
-                entry.pause = RETRY.0;
+                entry.pause = RETRY_DELAY.0;
             }
         }
     }
@@ -93,16 +93,17 @@ impl Book {
             writing: false,
             failed: false,
             not_before: None,
-            pause: RETRY.0,
+            pause: RETRY_DELAY.0,
         })
     }
 
-    /// Takes the patches that are due.
+    /// Returns the patches that are due.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Patch> {
-        let mut room = PARALLEL - self.pods.values().filter(|entry| entry.writing).count();
+        let mut room =
+            MAX_CONCURRENT_WRITES - self.pods.values().filter(|entry| entry.writing).count();
         let mut patches = Vec::new();
         for (uid, entry) in &mut self.pods {
-            let Some(status) = entry.wanted() else {
+            let Some(status) = entry.pending() else {
                 continue;
             };
             if room == 0 || entry.not_before.is_some_and(|at| at > now) {
@@ -119,9 +120,9 @@ impl Book {
         patches
     }
 
-    /// When [`Self::due`] may have something without anything having happened.
+    /// Returns when [`Self::due`] may have patches without a new event.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let waiting = self.pods.values().filter(|entry| entry.wanted().is_some());
+        let waiting = self.pods.values().filter(|entry| entry.pending().is_some());
         waiting.filter_map(|entry| entry.not_before).min()
     }
 
@@ -134,9 +135,9 @@ impl Book {
         match how {
             Written::Done => {
                 entry.observed = Some(patch.status);
-                entry.pause = RETRY.0;
+                entry.pause = RETRY_DELAY.0;
                 if entry.desired == Some(patch.status) {
-                    entry.not_before = Some(now + SETTLE);
+                    entry.not_before = Some(now + SETTLE_DELAY);
                 }
             }
             Written::NoPod => {
@@ -144,14 +145,14 @@ impl Book {
             }
             Written::Failed => {
                 entry.not_before = Some(now + entry.pause);
-                entry.pause = (entry.pause * 2).min(RETRY.1);
+                entry.pause = (entry.pause * 2).min(RETRY_DELAY.1);
             }
         }
     }
 }
 
 impl Entry {
-    fn wanted(&self) -> Option<Status> {
+    fn pending(&self) -> Option<Status> {
         self.desired
             .filter(|desired| !self.writing && self.observed != Some(*desired))
     }
@@ -169,57 +170,57 @@ mod tests {
         }
     }
 
-    fn statuses(book: &mut Book, now: Instant) -> Vec<Status> {
-        let due = book.due(now);
+    fn statuses(annotations: &mut PodAnnotations, now: Instant) -> Vec<Status> {
+        let due = annotations.due(now);
         due.into_iter().map(|patch| patch.status).collect()
     }
 
     #[test]
     fn what_reads_right_is_not_written() {
         let now = Instant::now();
-        let mut book = Book::default();
-        book.observed("u".into(), pod(), Status::Enabled);
-        assert_eq!(statuses(&mut book, now), []);
-        book.desire("u".into(), pod(), Status::Enabled);
-        assert_eq!(statuses(&mut book, now), []);
-        book.desire("u".into(), pod(), Status::None);
-        assert_eq!(statuses(&mut book, now), [Status::None]);
-        assert_eq!(statuses(&mut book, now), [], "one at a time");
+        let mut annotations = PodAnnotations::default();
+        annotations.observed("u".into(), pod(), Status::Enabled);
+        assert_eq!(statuses(&mut annotations, now), []);
+        annotations.desire("u".into(), pod(), Status::Enabled);
+        assert_eq!(statuses(&mut annotations, now), []);
+        annotations.desire("u".into(), pod(), Status::None);
+        assert_eq!(statuses(&mut annotations, now), [Status::None]);
+        assert_eq!(statuses(&mut annotations, now), [], "one at a time");
     }
 
     #[test]
     fn only_the_latest_wish_is_written_however_long_the_api_server_was_away() {
         let now = Instant::now();
-        let mut book = Book::default();
-        book.desire("u".into(), pod(), Status::Pending);
-        let patch = book.due(now).remove(0);
-        book.desire("u".into(), pod(), Status::None);
-        book.written(&patch, Written::Failed, now);
-        book.desire("u".into(), pod(), Status::Enabled);
-        assert_eq!(statuses(&mut book, now), [Status::Enabled]);
+        let mut annotations = PodAnnotations::default();
+        annotations.desire("u".into(), pod(), Status::Pending);
+        let patch = annotations.due(now).remove(0);
+        annotations.desire("u".into(), pod(), Status::None);
+        annotations.written(&patch, Written::Failed, now);
+        annotations.desire("u".into(), pod(), Status::Enabled);
+        assert_eq!(statuses(&mut annotations, now), [Status::Enabled]);
     }
 
     #[test]
     fn failures_are_tried_again_ever_later() {
         let mut now = Instant::now();
-        let mut book = Book::default();
-        book.desire("u".into(), pod(), Status::Enabled);
+        let mut annotations = PodAnnotations::default();
+        annotations.desire("u".into(), pod(), Status::Enabled);
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            let patch = book.due(now).remove(0);
-            book.written(&patch, Written::Failed, now);
-            assert_eq!(statuses(&mut book, now), []);
-            let at = book.deadline().unwrap();
+            let patch = annotations.due(now).remove(0);
+            annotations.written(&patch, Written::Failed, now);
+            assert_eq!(statuses(&mut annotations, now), []);
+            let at = annotations.deadline().unwrap();
             pauses.push((at - now).as_millis());
             now = at;
         }
         assert_eq!(pauses[..3], [500, 1000, 2000]);
         assert_eq!(pauses[8], 30_000);
-        let patch = book.due(now).remove(0);
-        book.written(&patch, Written::Failed, now);
-        book.hasten();
+        let patch = annotations.due(now).remove(0);
+        annotations.written(&patch, Written::Failed, now);
+        annotations.hasten();
         assert_eq!(
-            statuses(&mut book, now),
+            statuses(&mut annotations, now),
             [Status::Enabled],
             "not in half a minute"
         );
@@ -228,30 +229,33 @@ mod tests {
     #[test]
     fn what_others_write_is_corrected_without_a_race() {
         let now = Instant::now();
-        let mut book = Book::default();
-        book.desire("u".into(), pod(), Status::Enabled);
-        let patch = book.due(now).remove(0);
-        book.written(&patch, Written::Done, now);
-        book.observed("u".into(), pod(), Status::None);
-        assert_eq!(statuses(&mut book, now), []);
-        assert_eq!(statuses(&mut book, now + SETTLE), [Status::Enabled]);
+        let mut annotations = PodAnnotations::default();
+        annotations.desire("u".into(), pod(), Status::Enabled);
+        let patch = annotations.due(now).remove(0);
+        annotations.written(&patch, Written::Done, now);
+        annotations.observed("u".into(), pod(), Status::None);
+        assert_eq!(statuses(&mut annotations, now), []);
+        assert_eq!(
+            statuses(&mut annotations, now + SETTLE_DELAY),
+            [Status::Enabled]
+        );
     }
 
     #[test]
     fn pods_that_are_gone_are_forgotten_and_many_are_written_in_turn() {
         let now = Instant::now();
-        let mut book = Book::default();
+        let mut annotations = PodAnnotations::default();
         for n in 0..20 {
-            book.desire(format!("u{n:02}").into(), pod(), Status::Enabled);
+            annotations.desire(format!("u{n:02}").into(), pod(), Status::Enabled);
         }
-        let first = book.due(now);
-        assert_eq!(first.len(), PARALLEL);
+        let first = annotations.due(now);
+        assert_eq!(first.len(), MAX_CONCURRENT_WRITES);
         for patch in &first {
-            book.written(patch, Written::NoPod, now);
+            annotations.written(patch, Written::NoPod, now);
         }
-        book.gone(&"u19".into());
-        book.desire("u19".into(), pod(), Status::None);
-        assert_eq!(book.due(now).len(), PARALLEL);
-        assert_eq!(book.pods.len(), 11);
+        annotations.gone(&"u19".into());
+        annotations.desire("u19".into(), pod(), Status::None);
+        assert_eq!(annotations.due(now).len(), MAX_CONCURRENT_WRITES);
+        assert_eq!(annotations.pods.len(), 11);
     }
 }

@@ -7,10 +7,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::token::TokenError;
 
-/// Place of tokens in requests.
+/// Source of tokens in requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// A header of which the token is what follows a prefix.
+pub(crate) enum TokenSource {
+    /// Header with a prefix before the token.
     Header(HeaderName, String),
     /// A parameter of the query.
     Param(String),
@@ -21,7 +21,7 @@ pub(crate) enum Place {
 /// The default name of the parameter (RFC 6750, section 2.3).
 const DEFAULT_PARAM: &str = "access_token";
 
-impl Place {
+impl TokenSource {
     /// The default sources of tokens.
     pub(crate) fn defaults() -> Vec<Self> {
         vec![
@@ -30,10 +30,10 @@ impl Place {
         ]
     }
 
-    /// The token in this place; an empty one is none.
+    /// Returns the token from this source; an empty one counts as missing.
     ///
     /// # Errors
-    /// When there are several, or what is there cannot be one.
+    /// Several tokens, or a value that cannot be a token.
     pub(crate) fn find<'a>(
         &self,
         headers: &'a HeaderMap,
@@ -58,7 +58,7 @@ impl Place {
         }
     }
 
-    /// Takes what is there out of the headers.
+    /// Removes the source's tokens from the headers.
     pub(crate) fn clear(&self, headers: &mut HeaderMap) {
         match self {
             Self::Header(name, prefix) => {
@@ -90,7 +90,7 @@ impl Place {
         }
     }
 
-    /// The query without what is there; `None` if that is nothing.
+    /// Returns the query without the source's tokens; `None` if it is then empty.
     pub(crate) fn clear_query(&self, query: &str) -> Option<String> {
         let Self::Param(name) = self else {
             return (!query.is_empty()).then(|| query.to_owned());
@@ -185,15 +185,15 @@ fn cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// Replaces the lines of a header by what is left of them.
+/// Rewrites or removes the lines of a header.
 pub(crate) fn keep_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,
     left: impl Fn(&HeaderValue) -> Option<HeaderValue>,
 ) {
-    let kept: Vec<_> = headers.get_all(name).iter().filter_map(left).collect();
+    let remaining: Vec<_> = headers.get_all(name).iter().filter_map(left).collect();
     headers.remove(name);
-    for line in kept {
+    for line in remaining {
         headers.append(name, line);
     }
 }
@@ -213,17 +213,17 @@ mod tests {
     }
 
     fn found(
-        place: &Place,
+        source: &TokenSource,
         headers: &HeaderMap,
         query: &str,
     ) -> Result<Option<String>, TokenError> {
-        let found = place.find(headers, Some(query))?;
+        let found = source.find(headers, Some(query))?;
         Ok(found.map(Cow::into_owned))
     }
 
     #[test]
     fn a_token_follows_its_prefix_however_that_is_written() {
-        let place = Place::Header(header::AUTHORIZATION, "Bearer ".into());
+        let source = TokenSource::Header(header::AUTHORIZATION, "Bearer ".into());
         for (lines, token) in [
             (&[("authorization", "Bearer a.b.c")][..], Ok(Some("a.b.c"))),
             (&[("authorization", "bEARER   a.b.c ")], Ok(Some("a.b.c"))),
@@ -240,13 +240,13 @@ mod tests {
             (&[], Ok(None)),
         ] {
             let token = token.map(|one| one.map(str::to_owned));
-            assert_eq!(found(&place, &headers(lines), ""), token, "{lines:?}");
+            assert_eq!(found(&source, &headers(lines), ""), token, "{lines:?}");
         }
     }
 
     #[test]
     fn parameters_and_cookies_are_found_as_applications_find_them() {
-        let param = Place::Param("access_token".into());
+        let param = TokenSource::Param("access_token".into());
         let none = HeaderMap::new();
         assert_eq!(
             found(&param, &none, "x=1&access_token=a.b.c"),
@@ -267,7 +267,7 @@ mod tests {
             Some("x=1&y=2")
         );
         assert_eq!(param.clear_query("access_token=a"), None);
-        let cookie = Place::Cookie("t".into());
+        let cookie = TokenSource::Cookie("t".into());
         let mut sent = headers(&[
             ("cookie", "a=1; t=x; b=2"),
             ("cookie", "t=x"),

@@ -35,7 +35,7 @@ impl Document {
     }
 }
 
-/// Unreadable document.
+/// Document that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
     /// Key of the object, if readable.

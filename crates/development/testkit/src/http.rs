@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Status code.
+    /// Status code of the response.
     pub status: u16,
     /// Body as text.
     pub body: String,

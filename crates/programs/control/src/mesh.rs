@@ -50,9 +50,9 @@ pub struct Mesh {
 /// Question that the index answers, with the sender of its answer.
 #[derive(Debug)]
 enum Inquiry {
-    /// [`Index::survey`].
+    /// Request for [`Index::survey`].
     Survey(oneshot::Sender<Vec<Problem>>),
-    /// [`Index::registry`].
+    /// Request for [`Index::registry`].
     Registry(oneshot::Sender<Vec<RegisteredService>>),
 }
 

@@ -25,7 +25,7 @@ pub struct RegisteredService {
     pub is_kubernetes: bool,
     /// Whether every namespace sees it, or its own alone.
     pub is_public: bool,
-    /// Virtual addresses.
+    /// Virtual addresses of the service.
     pub addresses: Vec<IpAddr>,
     /// Ports in the order of the object.
     pub ports: Vec<RegisteredPort>,

@@ -154,7 +154,7 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
         "{first:?}"
     );
     assert!(first.contains(&"DaemonSet istio-system/ztunnel".to_owned()));
-    let inventory = apply::installed(&lab.cluster, "istio-system")
+    let inventory = apply::installed(&lab.cluster, "istio-system", "default")
         .await
         .unwrap()
         .unwrap();
@@ -183,21 +183,22 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(lab.there().await, Vec::<String>::new());
     assert_eq!(lab.server.list("/api/v1/namespaces"), Vec::<Value>::new());
     assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
-    let again = remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS).await;
-    assert!(matches!(again, Err(InstallError::Absent(_))));
+    let again =
+        remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS).await;
+    assert!(matches!(again, Err(InstallError::Absent { .. })));
 }
 
 #[tokio::test]
 async fn what_is_for_helm_alone_is_not_applied() {
     let lab = Lab::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
-    let inventory = apply::installed(&lab.cluster, "istio-system").await;
+    let inventory = apply::installed(&lab.cluster, "istio-system", "default").await;
     let objects = inventory.unwrap().unwrap().objects;
     assert!(objects.iter().all(|name| name.kind != "Job"), "{objects:?}");
     let jobs = lab.server.list("/apis/batch/v1/jobs");
@@ -268,7 +269,7 @@ async fn definitions_of_others_are_neither_changed_nor_taken_away() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(spec(&lab), json!({"group": "networking.istio.io"}));
@@ -313,7 +314,7 @@ async fn a_namespace_that_was_there_stays() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(lab.server.list("/api/v1/namespaces").len(), 1);
@@ -344,7 +345,7 @@ async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
     );
     assert!(!lab.there().await.is_empty());
     let none = Removal::default();
-    remove::uninstall(&lab.cluster, "istio-system", none, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), none, NO_PROGRESS)
         .await
         .unwrap();
     let left = lab.there().await;

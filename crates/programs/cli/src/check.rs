@@ -9,7 +9,7 @@ use ambit_install::{
     object::{label, name, namespace_of},
     platform, remove,
 };
-use ambit_k8s_api::{Deployment, Namespace, Node, Pod};
+use ambit_k8s_api::{Deployment, Namespace, Node, Pod, revisions};
 use clap::Args;
 use k8s_openapi::{
     api::{
@@ -158,7 +158,7 @@ async fn take(
     let (_, minor) = cluster.version().await.map_err(wrong)?;
     let nodes: Vec<Node> = cluster.all(None, None).await.map_err(wrong)?;
     let cilium = cluster.read(Some("kube-system"), "cilium-config").await;
-    let inventory = apply::installed(cluster, mesh_namespace)
+    let inventory = apply::installed(cluster, mesh_namespace, revisions::DEFAULT)
         .await
         .map_err(failed)?;
     Ok(Snapshot {

@@ -341,3 +341,27 @@ fn namespaces_that_discovery_selectors_leave_out_are_not_the_meshs() {
     assert_eq!(problems(&mesh), ["Error data.mesh.discoverySelectors"]);
     assert!(has_cart(&mesh));
 }
+
+#[test]
+fn each_revision_has_a_config_map_of_its_own() {
+    let canary = MeshConfig {
+        revision: "canary".into(),
+        ..MeshConfig::default()
+    };
+    let own = "pathNormalization: {normalization: NONE}";
+    let of_default = config("pathNormalization: {normalization: MERGE_SLASHES}");
+    let of_canary = config(own).replace("name: istio,", "name: istio-canary,");
+    for (settings, expected) in [
+        (MeshConfig::default(), PathNormalization::MergeSlashes),
+        (canary, PathNormalization::None),
+    ] {
+        let revision = settings.revision.clone();
+        let mut mesh = TestMesh::with(settings);
+        let gateway = GATEWAY.replace(
+            "namespace: shop",
+            &format!("namespace: shop, labels: {{istio.io/rev: {revision}}}"),
+        );
+        mesh.apply(&all(&[&gateway, &of_default, &of_canary]));
+        assert_eq!(of_gateway(&mesh).0, expected);
+    }
+}

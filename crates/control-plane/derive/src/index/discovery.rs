@@ -1,15 +1,16 @@
 //! Namespaces that the mesh's settings leave out (`discoverySelectors`): their objects are kept and not seen, so that
-//! nothing is made of them and nothing that names them finds them.
+//! nothing is made of them and nothing that names them finds them. Their pods do not belong to the mesh: no
+//! node proxy gets a certificate for them.
 //!
 //! The namespaces without a name, of objects of the cluster, and the root namespace are always seen.
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{Namespace, ObjectKey, labels, selector};
+use ambit_k8s_api::{Namespace, ObjectKey, Pod, labels, selector};
 use ambit_model::ArcStr;
 
 use super::{Index, Maker};
-use crate::Labels;
+use crate::{Labels, PodDirectory};
 
 /// Which namespaces are seen.
 #[derive(Debug, Default)]
@@ -44,7 +45,7 @@ impl Index {
     }
 
     /// The settings, or the labels of a namespace, may leave out others than before.
-    pub(crate) fn discover(&mut self) {
+    pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
         let selectors = self.settings().map(|one| one.discovery_selectors.clone());
         let selectors = selectors.unwrap_or_default();
         if selectors.is_empty() && self.discovery.selectors.is_empty() {
@@ -66,6 +67,16 @@ impl Index {
         self.discovery = discovery;
         if !is_same {
             self.mark_everything();
+            self.enrol_pods(pods);
+        }
+    }
+
+    /// Pods of namespaces that are left out do not belong to the mesh.
+    fn enrol_pods(&self, pods: &mut PodDirectory) {
+        for (namespace, objects) in &self.namespaces {
+            for pod in objects.all::<Pod>().values() {
+                pods.insert(namespace, &pod.name, pod.facts(self));
+            }
         }
     }
 

@@ -98,14 +98,14 @@ impl MeshKind for ConfigMap {
         Ok(Read::of(Some(input), notes))
     }
 
-    fn changed(index: &mut Index, change: &Change<'_, MapInput>, _: &mut PodDirectory) {
+    fn changed(index: &mut Index, change: &Change<'_, MapInput>, pods: &mut PodDirectory) {
         if change.both().any(|one| one.authorities().is_some()) {
             index.mark_users_of_authorities(change.key);
         }
         if change.both().all(|one| one.settings().is_none()) {
             return;
         }
-        index.discover();
+        index.discover(pods);
         let hosts = |of: Option<&MapInput>| {
             let settings = of.and_then(MapInput::settings);
             settings.map(MeshSettings::hosts).unwrap_or_default()

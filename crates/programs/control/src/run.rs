@@ -288,7 +288,7 @@ fn lead(
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
-    let distribute = while_leading(cluster.leads.clone(), drain.clone(), move || {
+    let distribute = while_leading(cluster.leads_mesh.clone(), drain.clone(), move || {
         ca::distribute(client.clone(), trust.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
@@ -296,12 +296,14 @@ fn lead(
         let settings = waypoint_settings(settings, args)?;
         let (client, revision) = (cluster.client.clone(), args.revision.clone());
         let namespace = args.root_namespace.clone();
+        let leads_mesh = cluster.leads_mesh.clone();
         let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
             deployments::run(
                 client.clone(),
                 settings.clone(),
                 revision.clone(),
                 namespace.clone(),
+                leads_mesh.clone(),
             )
         });
         ambit_rt::spawn("waypoints", deploy);
@@ -330,7 +332,11 @@ fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
     Ok(Settings {
         flow_reader: args.listen_flows.map(|_| own_identity(args).to_string()),
-        control_address: format!("https://istiod.{}.svc:15012", args.own_namespace()),
+        control_address: format!(
+            "https://{}.{}.svc:15012",
+            args.service(),
+            args.own_namespace()
+        ),
         trust_domain: args.trust_domain.clone(),
         cluster_id: args.cluster_id.clone(),
         cluster_domain: args.cluster_domain.clone(),
@@ -422,7 +428,10 @@ fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
 
 fn server_names(args: &Args) -> Vec<String> {
     let root = &args.root_namespace;
+    let service = args.service();
     let mut names = vec![
+        format!("{service}.{root}.svc"),
+        format!("{service}.{root}.svc.{}", args.cluster_domain),
         "localhost".to_owned(),
         "istiod.istio-system.svc".to_owned(),
         format!("istiod.{root}.svc"),

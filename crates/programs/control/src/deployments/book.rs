@@ -2,9 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_k8s_api::Gateway;
+use ambit_k8s_api::{
+    Gateway,
+    revisions::{ControlPlane, Revisions},
+};
 use ambit_waypoint_objects::{
-    self as waypoint, CLASS, CONTROLLER, ConfigMaps, MANAGED, Parameters, Part, Settings, is_ours,
+    self as waypoint, CLASS, CONTROLLER, ConfigMaps, MANAGED, Parameters, Part, Settings,
+    is_deployed, is_of_revision,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
@@ -176,7 +180,7 @@ pub(super) struct Write {
 #[derive(Debug)]
 pub(super) struct Book {
     settings: Settings,
-    revision: String,
+    revisions: Revisions,
     /// Of the definitions.
     release: Release,
     class: Option<Class>,
@@ -192,13 +196,13 @@ pub(super) struct Book {
 impl Book {
     pub(super) fn new(
         settings: Settings,
-        revision: String,
+        revision: &str,
         release: Release,
         system_namespace: &str,
     ) -> Self {
         Self {
             settings,
-            revision,
+            revisions: Revisions::new(revision),
             release,
             class: None,
             namespaces: BTreeMap::new(),
@@ -226,6 +230,13 @@ impl Book {
                 let says_so = class.is_accepted && class.release.as_ref() == Some(&self.release);
                 (!says_so).then_some(ClassWork::Say(&self.release, class.generation))
             }
+        }
+    }
+
+    /// Takes in the Service of a control plane, which may have become responsible for other Gateways.
+    pub(super) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
+        if self.revisions.set(service, of) {
+            self.due = self.gateways.keys().cloned().collect();
         }
     }
 
@@ -286,16 +297,19 @@ impl Book {
         }
     }
 
-    /// Plan for a Gateway; none if it is not ours.
+    /// Plan for a Gateway; none if it is not ours: what was made for it is left to the control plane that takes it over.
     pub(super) fn plan(&self, name: &Name) -> Option<Plan> {
         let gateway = self.gateways.get(name)?;
+        let none = BTreeMap::new();
+        let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
+        if !is_of_revision(gateway, namespace, &self.revisions) {
+            return None;
+        }
         if gateway.spec.gateway_class_name != CLASS {
             return self.release(name, gateway);
         }
-        let none = BTreeMap::new();
-        let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
         let class = self.class.as_ref()?;
-        if class.controller != CONTROLLER || !is_ours(gateway, namespace, &self.revision) {
+        if class.controller != CONTROLLER || !is_deployed(gateway) {
             return None;
         }
         let parts = || Part::ALL.into_iter();

@@ -4,7 +4,7 @@
 //! only, which is where `kubectl port-forward` and `ambit` ask from. Such pages are made one at a time, on a
 //! thread of their own, from what the store had at a moment.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use ambit_mesh_json::Json;
 use ambit_model::WaypointRecordType;
@@ -21,11 +21,12 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::{
-    mesh::Mesh,
+    mesh::{Mesh, Problems},
     metrics::Metrics,
     xds::{
         SessionStatus, Sessions,
         entry::{Collection, Entry},
+        skew,
     },
 };
 
@@ -76,7 +77,7 @@ impl Monitoring {
                 page(move || sessions.iter().map(client).collect::<Vec<_>>()).await
             }
             "debug/problems" => {
-                let problems = self.mesh.survey().await;
+                let problems = self.problems().await;
                 page(move || problems).await
             }
             "debug/ambientz" | "debug/config_dump" => {
@@ -93,6 +94,17 @@ impl Monitoring {
             ),
             _ => not_found(),
         }
+    }
+}
+
+impl Monitoring {
+    /// Everything that is wrong, with objects and with the proxies that are connected.
+    async fn problems(&self) -> Problems {
+        let mut problems = self.mesh.survey().await;
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        let of_proxies = skew::problems(&sessions, &self.mesh.store.read(), SystemTime::now());
+        problems.objects.extend(of_proxies);
+        problems
     }
 }
 

@@ -45,8 +45,13 @@ impl Lab {
 
     /// Everything in the cluster that the plan of the defaults makes.
     async fn there(&self) -> Vec<String> {
+        self.there_of(&["global.networkPolicy.enabled=true"]).await
+    }
+
+    /// Objects of the chart with these values that are there.
+    async fn there_of(&self, settings: &[&str]) -> Vec<String> {
         let mut there = Vec::new();
-        let everything = plan(&["global.networkPolicy.enabled=true"]);
+        let everything = plan(settings);
         for object in everything.objects.iter().chain(&everything.crds) {
             let name = ObjectRef::of(object).unwrap();
             if self.cluster.get(&name).await.unwrap().is_some() {
@@ -191,6 +196,38 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
     assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
     let again =
         remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS).await;
+    assert!(matches!(again, Err(InstallError::Absent { .. })));
+}
+
+#[tokio::test]
+async fn revision_is_installed_and_removed_beside_the_default_one() {
+    let canary = "global.revision=canary,global.components=control-plane";
+    let lab = Lab::new().await;
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let first = lab.there().await;
+    lab.install(&[canary], NO_WAIT).await.unwrap();
+    let second = lab.there_of(&[canary]).await;
+    assert!(second.contains(&"Service istio-system/istiod-canary".to_owned()));
+    // An upgrade of one takes nothing of the other away.
+    lab.install(&["global.tag=two"], NO_WAIT).await.unwrap();
+    assert_eq!(lab.there().await, first);
+    assert_eq!(lab.there_of(&[canary]).await, second);
+    let inventory = apply::installed(&lab.cluster, "istio-system", "canary").await;
+    assert!(!inventory.unwrap().unwrap().has_node_parts());
+    let all = Removal {
+        crds: true,
+        root: true,
+        namespace: true,
+    };
+    let of_canary = ("istio-system", "canary");
+    remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS)
+        .await
+        .unwrap();
+    assert_eq!(lab.there().await, first, "the mesh goes on");
+    let left = lab.there_of(&[canary]).await;
+    let is_definition = |name: &String| name.starts_with("CustomResourceDefinition ");
+    assert!(left.iter().all(is_definition), "{left:?}");
+    let again = remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS).await;
     assert!(matches!(again, Err(InstallError::Absent { .. })));
 }
 

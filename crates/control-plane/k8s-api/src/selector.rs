@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize as _;
 use serde_json::Value;
 
+use crate::labels::NAMESPACE_NAME;
+
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// Whether labels match; nothing matches an operator that is not known.
@@ -28,6 +30,21 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
                     _ => false,
                 }
             })
+}
+
+/// Whether selectors of namespaces select one: any of them, or all namespaces if there are none.
+pub fn select_namespace(
+    selectors: &[LabelSelector],
+    name: &str,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    if selectors.is_empty() {
+        return true;
+    }
+    let mut labels = labels.clone();
+    // Kubernetes sets it; manifests need not have it.
+    labels.insert(NAMESPACE_NAME.to_owned(), name.to_owned());
+    selectors.iter().any(|selector| matches(selector, &labels))
 }
 
 /// Why a selector cannot be used.

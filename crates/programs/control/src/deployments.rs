@@ -3,7 +3,7 @@
 //! owned by their Gateway and deleted with it.
 //!
 //! Objects that another controller manages are left alone: a class of another controller, a Gateway of another
-//! revision, an object that was not made for a waypoint, or that another manager applies, for instance Istio's control
+//! revision or of a namespace that is not discovered, an object that was not made for a waypoint, or that another manager applies, for instance Istio's control
 //! plane.
 
 mod book;
@@ -13,7 +13,7 @@ mod write;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ambit_k8s_api::{Gateway, revisions::ControlPlane};
+use ambit_k8s_api::{Gateway, revisions::ControlPlane, selector::LabelSelector};
 use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
 use ambit_rt::{Backoff, ErrorChain};
 use ambit_waypoint_objects::{CLASS, MANAGED, MANAGED_BY, Parameters, Part, Settings};
@@ -42,33 +42,79 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// The definition without which there are no Gateways.
 const DEFINITION: &str = "gateways.gateway.networking.k8s.io";
 
-/// Deploys whenever the cluster has Gateways; never returns. `namespace`: the system's.
-/// `leads_mesh`: whether this replica writes what all revisions share.
-pub(crate) async fn run(
-    client: Client,
-    settings: Settings,
-    revision: String,
-    namespace: String,
-    leads_mesh: watch::Receiver<bool>,
-) {
-    let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
-    let api = Api::<CustomResourceDefinition>::all(client.clone());
-    let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
-        let release = Release::of(definition.metadata.annotations.as_ref());
-        serves_v1(definition).then_some(release)
-    });
-    let mut there = None;
-    loop {
-        let Some(release) = there.take() else {
-            there = changed(&mut definition, None).await;
-            continue;
-        };
-        release.warn();
-        let book = Book::new(settings.clone(), &revision, release.clone(), &namespace);
-        let watches = Watches::new(&client, &namespace);
-        tokio::select! {
-            () = deploy(&client, book, watches, leads_mesh.clone()) => {}
-            now = changed(&mut definition, Some(&release)) => there = now,
+/// Input of the deployment of waypoints.
+#[derive(Clone)]
+pub(crate) struct Deployer {
+    pub(crate) client: Client,
+    pub(crate) settings: Settings,
+    /// Revision of this control plane.
+    pub(crate) revision: String,
+    /// Namespace of the control planes.
+    pub(crate) system_namespace: String,
+    /// Whether this replica writes what all revisions share.
+    pub(crate) leads_mesh: watch::Receiver<bool>,
+    /// Selectors of the namespaces that belong to the mesh, as soon as they are known.
+    pub(crate) discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+}
+
+impl Deployer {
+    /// Deploys whenever the cluster has Gateways; never returns.
+    pub(crate) async fn run(self) {
+        let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
+        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
+        let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
+            let release = Release::of(definition.metadata.annotations.as_ref());
+            serves_v1(definition).then_some(release)
+        });
+        let mut there = None;
+        loop {
+            let Some(release) = there.take() else {
+                there = changed(&mut definition, None).await;
+                continue;
+            };
+            release.warn();
+            tokio::select! {
+                () = self.clone().deploy(release.clone()) => {}
+                now = changed(&mut definition, Some(&release)) => there = now,
+            }
+        }
+    }
+
+    /// Deploys by definitions of a release; never returns.
+    async fn deploy(mut self, release: Release) {
+        let namespace = self.system_namespace.as_str();
+        let mut book = Book::new(self.settings, &self.revision, release, namespace);
+        let mut watches = Watches::new(&self.client, namespace);
+        let mut listed = BTreeSet::new();
+        let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+        let mut retry_at: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                what = watches.next(&mut book) => listed.extend(what),
+                Ok(()) = self.leads_mesh.changed() => {}
+                Ok(()) = self.discovery.changed() => {}
+                () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                    retry_at = None;
+                }
+            }
+            let Some(selectors) = self.discovery.borrow_and_update().clone() else {
+                continue;
+            };
+            book.discover(selectors);
+            if listed.len() < KINDS || retry_at.is_some() {
+                continue;
+            }
+            let leads_mesh = *self.leads_mesh.borrow_and_update();
+            match work(&self.client, &mut book, leads_mesh).await {
+                Ok(()) => backoff.reset(),
+                // What changed comes by the watch: decided again when it should be here.
+                Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
+                Err(error) => {
+                    let error = ErrorChain(&error);
+                    tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
+                    retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
+                }
+            }
         }
     }
 }
@@ -302,40 +348,6 @@ fn deployment(deployment: &Deployment) -> Option<Standing> {
         is_ready: ready.unwrap_or_default() > 0,
         ..standing(deployment)?
     })
-}
-
-async fn deploy(
-    client: &Client,
-    mut book: Book,
-    mut watches: Watches,
-    mut leads_mesh: watch::Receiver<bool>,
-) {
-    let mut listed = BTreeSet::new();
-    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
-    let mut retry_at: Option<Instant> = None;
-    loop {
-        tokio::select! {
-            what = watches.next(&mut book) => listed.extend(what),
-            Ok(()) = leads_mesh.changed() => {}
-            () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
-                retry_at = None;
-            }
-        }
-        if listed.len() < KINDS || retry_at.is_some() {
-            continue;
-        }
-        let leads_mesh = *leads_mesh.borrow_and_update();
-        match work(client, &mut book, leads_mesh).await {
-            Ok(()) => backoff.reset(),
-            // What changed comes by the watch: decided again when it should be here.
-            Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
-            Err(error) => {
-                let error = ErrorChain(&error);
-                tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
-                retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
-            }
-        }
-    }
 }
 
 /// Writes what is due. What fails is due again; others are not kept from theirs.

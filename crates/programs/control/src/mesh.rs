@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ambit_derive::{Index, MeshConfig, PodDirectory, Problem, Severity};
-use ambit_k8s_api::ObjectEvent;
+use ambit_k8s_api::{ObjectEvent, selector::LabelSelector};
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
 use tokio::{
@@ -46,6 +46,8 @@ pub struct Mesh {
     /// Grows when objects were taken into `pods`, or waypoints came or went; 0 until the objects at the start were
     /// taken.
     pub followed: watch::Receiver<u64>,
+    /// Selectors of the namespaces that belong to the mesh; `None` until the objects at the start are known.
+    pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
 }
 
 /// Everything wrong at the moment.
@@ -86,6 +88,7 @@ pub(crate) fn start(
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
+    let (discover, discovery) = watch::channel(None);
     let (surveys, requests) = mpsc::channel(SURVEYS);
     let mesh = Mesh {
         store: Arc::default(),
@@ -94,6 +97,7 @@ pub(crate) fn start(
         surveys,
         published,
         followed,
+        discovery,
     };
     let follower = Follower {
         mesh: mesh.clone(),
@@ -104,6 +108,7 @@ pub(crate) fn start(
         metrics,
         publish,
         follow,
+        discover,
     };
     ambit_rt::spawn("mesh", follower.run(source, requests, drain));
     mesh
@@ -118,6 +123,7 @@ struct Follower {
     metrics: Arc<Metrics>,
     publish: watch::Sender<u64>,
     follow: watch::Sender<u64>,
+    discover: watch::Sender<Option<Vec<LabelSelector>>>,
 }
 
 impl Follower {
@@ -258,6 +264,10 @@ impl Follower {
         self.key_sets.want(wanted);
         let delta = self.index.flush();
         self.report_conflicts();
+        let selectors = self.index.discovery_selectors();
+        if self.discover.borrow().as_deref() != Some(selectors) {
+            self.discover.send_replace(Some(selectors.to_vec()));
+        }
         if self.waypoints.update(&delta) {
             self.follow.send_modify(|number| *number += 1);
         }

@@ -23,7 +23,7 @@ use crate::{
     args::{Args, Attachment, Outbound, WorkloadWaypoints},
     ca::{self, CertificateService, TrustPublisher, write_root},
     caller_pod::Pods,
-    deployments,
+    deployments::Deployer,
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
     grpc,
@@ -139,7 +139,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         watcher.clone(),
     );
     if let Some(cluster) = &cluster {
-        lead(cluster, &publisher, args, &watcher)?;
+        lead(cluster, &publisher, &mesh, args, &watcher)?;
     }
     let own = OwnIdentity::new(own_identity(args), publisher.follow());
     let proxies = mesh_proxies(args, &mesh, &access, own);
@@ -284,6 +284,7 @@ fn own_identity(args: &Args) -> Identity {
 fn lead(
     cluster: &Cluster,
     publisher: &TrustPublisher,
+    mesh: &Mesh,
     args: &Args,
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
@@ -293,18 +294,16 @@ fn lead(
     });
     ambit_rt::spawn("root certificates", distribute);
     if let Some(settings) = &args.waypoints {
-        let settings = waypoint_settings(settings, args)?;
-        let (client, revision) = (cluster.client.clone(), args.revision.clone());
-        let namespace = args.root_namespace.clone();
-        let leads_mesh = cluster.leads_mesh.clone();
+        let deployer = Deployer {
+            client: cluster.client.clone(),
+            settings: waypoint_settings(settings, args)?,
+            revision: args.revision.clone(),
+            system_namespace: args.root_namespace.clone(),
+            leads_mesh: cluster.leads_mesh.clone(),
+            discovery: mesh.discovery.clone(),
+        };
         let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
-            deployments::run(
-                client.clone(),
-                settings.clone(),
-                revision.clone(),
-                namespace.clone(),
-                leads_mesh.clone(),
-            )
+            deployer.clone().run()
         });
         ambit_rt::spawn("waypoints", deploy);
     }

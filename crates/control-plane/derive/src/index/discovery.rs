@@ -6,11 +6,11 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{Namespace, ObjectKey, Pod, labels, selector};
+use ambit_k8s_api::{Namespace, ObjectKey, Pod, selector};
 use ambit_model::ArcStr;
 
 use super::{Index, Maker};
-use crate::{Labels, PodDirectory};
+use crate::PodDirectory;
 
 /// Which namespaces are seen.
 #[derive(Debug, Default)]
@@ -21,17 +21,12 @@ pub(super) struct Discovery {
     selected: BTreeSet<ArcStr>,
 }
 
-impl Discovery {
-    fn selects(&self, name: &ArcStr, labels: &Labels) -> bool {
-        let mut labels = labels.clone();
-        // Kubernetes sets it; manifests need not have it.
-        labels.insert(labels::NAMESPACE_NAME.to_owned(), name.to_string());
-        let mut selectors = self.selectors.iter();
-        selectors.any(|selector| selector::matches(selector, &labels))
-    }
-}
-
 impl Index {
+    /// Selectors of the namespaces that are seen; all are, if there are none.
+    pub fn discovery_selectors(&self) -> &[selector::LabelSelector] {
+        &self.discovery.selectors
+    }
+
     /// Whether the mesh's settings leave a namespace out.
     pub(crate) fn is_left_out(&self, namespace: &str) -> bool {
         let Discovery {
@@ -57,7 +52,7 @@ impl Index {
         };
         let namespaces = self.objects("").map(|all| all.all::<Namespace>());
         for (name, namespace) in namespaces.into_iter().flatten() {
-            if discovery.selects(name, &namespace.labels) {
+            if selector::select_namespace(&discovery.selectors, name, &namespace.labels) {
                 discovery.selected.insert(name.clone());
             }
         }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{
     Gateway,
     revisions::{ControlPlane, Revisions},
+    selector::{self, LabelSelector},
 };
 use ambit_waypoint_objects::{
     self as waypoint, CLASS, CONTROLLER, ConfigMaps, MANAGED, Parameters, Part, Settings,
@@ -181,6 +182,10 @@ pub(super) struct Write {
 pub(super) struct Book {
     settings: Settings,
     revisions: Revisions,
+    /// Namespace of the control planes, which is always discovered.
+    system_namespace: Box<str>,
+    /// Selectors of the namespaces that are discovered.
+    selectors: Vec<LabelSelector>,
     /// Of the definitions.
     release: Release,
     class: Option<Class>,
@@ -203,6 +208,8 @@ impl Book {
         Self {
             settings,
             revisions: Revisions::new(revision),
+            system_namespace: system_namespace.into(),
+            selectors: Vec::new(),
             release,
             class: None,
             namespaces: BTreeMap::new(),
@@ -236,6 +243,14 @@ impl Book {
     /// Takes in the Service of a control plane, which may have become responsible for other Gateways.
     pub(super) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.revisions.set(service, of) {
+            self.due = self.gateways.keys().cloned().collect();
+        }
+    }
+
+    /// Sets which namespaces are discovered.
+    pub(super) fn discover(&mut self, selectors: Vec<LabelSelector>) {
+        if self.selectors != selectors {
+            self.selectors = selectors;
             self.due = self.gateways.keys().cloned().collect();
         }
     }
@@ -302,7 +317,9 @@ impl Book {
         let gateway = self.gateways.get(name)?;
         let none = BTreeMap::new();
         let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
-        if !is_of_revision(gateway, namespace, &self.revisions) {
+        let is_discovered = name.namespace == self.system_namespace
+            || selector::select_namespace(&self.selectors, &name.namespace, namespace);
+        if !is_discovered || !is_of_revision(gateway, namespace, &self.revisions) {
             return None;
         }
         if gateway.spec.gateway_class_name != CLASS {

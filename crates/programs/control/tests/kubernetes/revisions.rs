@@ -102,3 +102,36 @@ async fn one_revision_at_a_time_writes_what_all_share() {
     assert_eq!(holder.as_deref(), Some(successor));
     other.running.stop().await;
 }
+
+#[tokio::test]
+async fn gateway_of_a_namespace_that_is_not_discovered_gets_no_waypoint() {
+    let cluster = Cluster::with_gateways();
+    let settings = |selectors: Value| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "istio", "namespace": "istio-system"},
+            "data": {"mesh": json!({"discoverySelectors": selectors}).to_string()}})
+    };
+    let of_mesh = settings(json!([{"matchLabels": {"mesh": "yes"}}]));
+    cluster.server.put(CONFIG_MAPS, of_mesh);
+    cluster.gateway("way");
+    let replica = cluster
+        .replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
+        .await;
+    shown("the class", || {
+        cluster.server.get(CLASSES, "", "istio-waypoint")
+    })
+    .await;
+    // One of a namespace that is discovered comes after all that are due.
+    let mut seen = cluster.server.get(GATEWAYS, "shop", "way").unwrap();
+    seen["metadata"] = json!({"name": "seen", "namespace": "istio-system", "generation": 1});
+    cluster.server.put(GATEWAYS, seen);
+    shown("a waypoint", || {
+        let server = &cluster.server;
+        server.get(DEPLOYMENTS, "istio-system", "seen")
+    })
+    .await;
+    assert_eq!(cluster.server.get(DEPLOYMENTS, "shop", "way"), None);
+    cluster.server.put(CONFIG_MAPS, settings(json!([])));
+    cluster.until_deployed_by("istiod", "w:1").await;
+    replica.running.stop().await;
+}

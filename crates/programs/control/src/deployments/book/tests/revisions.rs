@@ -102,3 +102,20 @@ fn only_its_own_revision_takes_a_gateway_of_another_class_apart() {
     book.gateway(name(), Some(other));
     assert!(matches!(book.plan(&name()), Some(Plan::Release(_))));
 }
+
+#[test]
+fn waypoints_of_namespaces_that_are_not_discovered_are_left_alone() {
+    let mut book = book(json!({}));
+    with_objects(&mut book);
+    book.take_due();
+    let selector = json!({"matchLabels": {"mesh": "yes"}});
+    book.discover(vec![serde_json::from_value(selector).unwrap()]);
+    assert_eq!(book.take_due(), [name()].into());
+    assert_eq!(book.plan(&name()), None);
+    let labels = [("mesh".to_owned(), "yes".to_owned())];
+    book.namespace("shop".into(), Some(labels.into()));
+    assert!(book.plan(&name()).is_some());
+    book.namespace("shop".into(), Some(BTreeMap::new()));
+    book.discover(Vec::new());
+    assert!(book.plan(&name()).is_some());
+}

@@ -12,8 +12,80 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{ $root.Values.global.hub }}/{{ index . 1 }}:{{ $root.Values.global.tag | default $root.Chart.AppVersion }}
 {{- end }}
 
+{{/* Revision of this release's control plane. */}}
+{{- define "ambit.revision" -}}
+{{- $global := .Values.global.revision -}}
+{{- $alias := .Values.revision -}}
+{{- if and $global $alias (ne $global $alias) -}}
+{{- fail (printf "revision: %s and global.revision: %s are the same setting: leave one of them out" $alias $global) -}}
+{{- end -}}
+{{- if hasKey (.Values.pilot.env | default (dict)) "REVISION" -}}
+{{- fail "pilot.env.REVISION: the names of objects depend on the revision, too: set global.revision instead" -}}
+{{- end -}}
+{{ $global | default $alias | default "default" }}
+{{- end }}
+
+{{/* End of names that each revision has. The argument is a revision; the default one has none. */}}
+{{- define "ambit.suffix" -}}
+{{- if ne . "default" -}} -{{ . }} {{- end -}}
+{{- end }}
+
+{{/* Name of the control plane's Deployment, ServiceAccount and roles. */}}
+{{- define "ambit.control" -}}
+ambit-control{{ include "ambit.suffix" (include "ambit.revision" .) }}
+{{- end }}
+
+{{/* Name of the control plane's Service. */}}
+{{- define "ambit.controlService" -}}
+istiod{{ include "ambit.suffix" (include "ambit.revision" .) }}
+{{- end }}
+
+{{/* Labels that select the pods of this revision's control plane, and no other's. */}}
+{{- define "ambit.controlSelector" -}}
+app: istiod
+istio.io/rev: {{ include "ambit.revision" . }}
+{{- end }}
+
+{{/* Ports of the control plane's Services. */}}
+{{- define "ambit.controlPorts" -}}
+- {name: https-dns, port: 15012, targetPort: 15012, protocol: TCP}
+- {name: http-monitoring, port: 15014, targetPort: 15014, protocol: TCP}
+{{- if .Values.global.flows.enabled }}
+- {name: https-flows, port: 15016, targetPort: 15016, protocol: TCP}
+{{- end }}
+{{- end }}
+
+{{/* DNS names of the control plane, separated by commas: of its Service and of its tags. */}}
+{{- define "ambit.controlNames" -}}
+{{- $services := list (include "ambit.controlService" .) -}}
+{{- range .Values.revisionTags -}}
+{{- $services = prepend $services (printf "istiod-revision-tag-%s" .) -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $services -}}
+{{- $host := printf "%s.%s.svc" . $.Release.Namespace -}}
+{{- $names = prepend (prepend $names (printf "%s.%s" $host $.Values.global.proxy.clusterDomain)) $host -}}
+{{- end -}}
+{{ join "," $names }}
+{{- end }}
+
+{{/* Revision whose control plane the node proxies use. */}}
+{{- define "ambit.nodeRevision" -}}
+{{ .Values.ztunnel.revision | default (include "ambit.revision" .) }}
+{{- end }}
+
+{{/* Address of that control plane. */}}
 {{- define "ambit.controlAddress" -}}
-https://istiod.{{ .Release.Namespace }}.svc:15012
+https://istiod{{ include "ambit.suffix" (include "ambit.nodeRevision" .) }}.{{ .Release.Namespace }}.svc:15012
+{{- end }}
+
+{{/* Which parts this release installs: "true" or an empty string. */}}
+{{- define "ambit.hasControlPlane" -}}
+{{- if ne .Values.global.components "node" -}} true {{- end -}}
+{{- end }}
+
+{{- define "ambit.hasNodeParts" -}}
+{{- if ne .Values.global.components "control-plane" -}} true {{- end -}}
 {{- end }}
 
 {{/* Deployment settings of waypoints, as JSON for the control plane, which has defaults for all others. */}}

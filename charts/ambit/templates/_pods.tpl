@@ -19,10 +19,13 @@ ambit.io/config-checksum: {{ include "ambit.agentConfig" . | sha256sum }}
 {{- end }}
 
 {{- define "ambit.control.podLabels" -}}
+{{- if hasKey (.Values.pilot.podLabels | default (dict)) "istio.io/rev" -}}
+{{- fail "pilot.podLabels.istio.io/rev: the revision's Service selects its pods by this label: set global.revision instead" -}}
+{{- end -}}
 app: istiod
 # Istio's tools find the control plane by the labels istio and istio.io/rev.
 istio: pilot
-istio.io/rev: {{ .Values.pilot.env.REVISION | default "default" }}
+istio.io/rev: {{ include "ambit.revision" . }}
 istio.io/dataplane-mode: none
 sidecar.istio.io/inject: "false"
 {{- include "ambit.labels" . | nindent 0 }}
@@ -82,8 +85,10 @@ prometheus.io/path: /metrics
 {{- end }}
 - name: ROOT_CA_DIR
   value: /etc/cacerts
+- name: REVISION
+  value: {{ include "ambit.revision" . }}
 - name: AMBIT_SERVER_SAN
-  value: istiod.{{ .Release.Namespace }}.svc,istiod.{{ .Release.Namespace }}.svc.{{ .Values.global.proxy.clusterDomain }}
+  value: {{ include "ambit.controlNames" . }}
 - name: AMBIT_WAYPOINT_ATTACHMENT
   value: {{ .Values.meshConfig.waypointAttachment | quote }}
 - name: AMBIT_WORKLOAD_WAYPOINTS
@@ -190,7 +195,7 @@ kubectl.kubernetes.io/default-container: node-proxy
 {{- end }}
 {{- if .Values.global.flows.enabled }}
 - name: AMBIT_FLOW_READER
-  value: {{ printf "spiffe://%s/ns/%s/sa/ambit-control" .Values.meshConfig.trustDomain .Release.Namespace | quote }}
+  value: {{ printf "spiffe://%s/ns/%s/sa/ambit-control%s" .Values.meshConfig.trustDomain .Release.Namespace (include "ambit.suffix" (include "ambit.nodeRevision" .)) | quote }}
 {{- end }}
 {{- if .Values.ztunnel.peerCaCrl.enabled }}
 - {name: CRL_PATH, value: /var/run/secrets/istio/crl/ca-crl.pem}

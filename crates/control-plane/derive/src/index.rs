@@ -39,7 +39,7 @@ use std::{
     net::IpAddr,
 };
 
-use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
+use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey, revisions::Revisions};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 use serde_json::Value;
 
@@ -113,6 +113,8 @@ pub struct Index {
     pub(crate) bound: References<GatewayName>,
     /// The same of canaries.
     pub(crate) canaries: References<GatewayName>,
+    /// Control planes of the mesh.
+    revisions: Revisions,
     /// Namespaces that are left out.
     discovery: discovery::Discovery,
     /// Node proxies of other implementations, by node.
@@ -174,6 +176,7 @@ impl Index {
     /// An index without objects.
     pub fn new(config: MeshConfig) -> Self {
         Self {
+            revisions: Revisions::new(&config.revision),
             config,
             network: ArcStr::new(),
             namespaces: HashMap::new(),

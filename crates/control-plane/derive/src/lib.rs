@@ -16,7 +16,7 @@ pub mod problem;
 
 use std::sync::Arc;
 
-use ambit_k8s_api::enablement::Enablement;
+use ambit_k8s_api::{enablement::Enablement, revisions};
 use ambit_model::{
     ArcStr, Authorization, IsWaypointRecord, NamespacedHostname, PathNormalization, PolicyKey,
     WaypointRecord, WaypointRecordKey, Workload, WorkloadUid,
@@ -66,14 +66,12 @@ pub struct MeshConfig {
     pub image_pull_secrets: bool,
     /// Addresses that waypoints call for what objects name, although they are of a kind that is not called.
     pub allowed_addresses: Vec<IpNet>,
-    /// Gateways of this revision are run by this control plane, those of others by others.
+    /// Revision of this control plane, which reads the MeshConfig of that revision. It knows those of other revisions by
+    /// their Services, and serves their waypoints, too.
     pub revision: ArcStr,
     /// Which pods the agents capture: node proxies get the certificates of no others.
     pub enablement: Enablement,
 }
-
-/// The revision of Gateways that name none.
-pub const DEFAULT_REVISION: &str = "default";
 
 /// Requests to which objects attached to a Service or ServiceEntry apply (policies, tokens, limits, plugins).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,7 +153,7 @@ impl Default for MeshConfig {
             service_policy_scope: ServicePolicyScope::default(),
             image_pull_secrets: false,
             allowed_addresses: Vec::new(),
-            revision: DEFAULT_REVISION.into(),
+            revision: revisions::DEFAULT.into(),
             enablement: Enablement::usual([], "istio-system"),
         }
     }

@@ -43,8 +43,13 @@ pub enum InstallError {
     #[error(transparent)]
     Inventory(#[from] InventoryError),
     /// There is nothing to upgrade or to take away.
-    #[error("there is no installation in the namespace {0}")]
-    Absent(String),
+    #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
+    Absent {
+        /// Namespace of the mesh.
+        namespace: String,
+        /// Revision of the control plane.
+        revision: String,
+    },
     /// Another's objects have the same names.
     #[error("{0} exists already, {1}; --force-conflicts takes it over")]
     Foreign(ObjectRef, String),
@@ -130,20 +135,22 @@ pub struct Options {
     pub force: bool,
 }
 
-/// The inventory of the installation in a namespace.
+/// The inventory of a revision's installation in a namespace.
 ///
 /// # Errors
 /// When it cannot be read.
 pub async fn installed(
     cluster: &Cluster,
     namespace: &str,
+    revision: &str,
 ) -> Result<Option<Inventory>, InstallError> {
-    let map: Option<ConfigMap> = cluster.read(Some(namespace), inventory::NAME).await?;
+    let name = inventory::name(revision);
+    let map: Option<ConfigMap> = cluster.read(Some(namespace), &name).await?;
     Ok(map.map(|map| Inventory::read(&map)).transpose()?)
 }
 
-pub(crate) fn inventory_name(namespace: &str) -> ObjectRef {
-    ObjectRef::of_kind::<ConfigMap>(Some(namespace), inventory::NAME)
+pub(crate) fn inventory_name(namespace: &str, revision: &str) -> ObjectRef {
+    ObjectRef::of_kind::<ConfigMap>(Some(namespace), &inventory::name(revision))
 }
 
 /// Applies the plan to the cluster: installs, or upgrades an installation. `say` gets each step.
@@ -159,7 +166,8 @@ pub async fn install(
 ) -> Result<(), InstallError> {
     let namespace = plan.release.namespace.as_str();
     let deadline = options.wait.map(|wait| (Instant::now() + wait, wait));
-    let before = installed(cluster, namespace).await?;
+    let revision = plan.overrides.revision();
+    let before = installed(cluster, namespace, revision).await?;
     if before.is_none() && !options.force {
         nobody_elses(cluster, plan).await?;
     }
@@ -178,6 +186,7 @@ pub async fn install(
     let next = Inventory {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         values: plan.overrides.clone().into_value(),
+        revision: revision.to_owned(),
         made_namespace,
         crds,
         objects: names.clone(),
@@ -273,10 +282,8 @@ async fn wait_for_root(
     images: &mut Images,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let name = ObjectRef {
-        name: ROOT_CONFIG_MAP.to_owned(),
-        ..inventory_name(&plan.release.namespace)
-    };
+    let namespace = Some(plan.release.namespace.as_str());
+    let name = ObjectRef::of_kind::<ConfigMap>(namespace, ROOT_CONFIG_MAP);
     let mut is_reported = false;
     while cluster.get(&name).await?.is_none() {
         if !is_reported {

@@ -4,7 +4,7 @@
 //! There, labels alone attach; elsewhere, Gateways attach by themselves what is theirs. It is found out once: an
 //! installation keeps what it has.
 
-use ambit_k8s_api::labels::USE_WAYPOINT;
+use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
 
 use crate::{
     apply::{self, InstallError},
@@ -25,8 +25,8 @@ const KINDS: &[(&str, &str)] = &[
     ("networking.istio.io/v1beta1", "WorkloadEntry"),
 ];
 
-/// Sets the value unless the user did: as it is in the installation of a namespace, or by what is in the cluster if
-/// there is none. `say` gets the choice and why.
+/// Sets the value unless the user did: as it is in the installation of a namespace, whose default revision all others
+/// follow, or by what is in the cluster if there is none. `say` gets the choice and why.
 ///
 /// # Errors
 /// When the API server refuses or is away.
@@ -40,7 +40,7 @@ pub async fn choose(
     if overrides.text(&VALUE).is_some() {
         return Ok(());
     }
-    if let Some(before) = apply::installed(cluster, namespace).await? {
+    if let Some(before) = apply::installed(cluster, namespace, revisions::DEFAULT).await? {
         let pointer = format!("/{}", VALUE.join("/"));
         let value = before.values.pointer(&pointer);
         if let Some(value) = value.and_then(serde_json::Value::as_str) {

@@ -1,26 +1,30 @@
 //! What was applied, kept in the cluster itself: an upgrade takes away what it no longer has, and an
 //! uninstallation takes away exactly what there is.
 
+use ambit_k8s_api::revisions;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::object::{ObjectRef, rank};
 
-/// Name of the ConfigMap that holds it.
-pub const NAME: &str = "ambit-inventory";
+/// Name of the ConfigMap that holds the default revision's.
+const NAME: &str = "ambit-inventory";
 
 /// Its entry there.
 const KEY: &str = "inventory.json";
 
 /// Objects and settings of an installation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inventory {
     /// Version of the mesh.
     pub version: String,
     /// Values that the user set.
     pub values: Value,
+    /// Revision of the control plane; each has an inventory.
+    #[serde(default = "default_revision")]
+    pub revision: String,
     /// Whether the namespace was made by the installation.
     pub made_namespace: bool,
     /// Definitions that the installation made.
@@ -31,8 +35,30 @@ pub struct Inventory {
 
 /// An inventory that cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("the ConfigMap {NAME} is no inventory of an installation")]
+#[error("the ConfigMap with the inventory of the installation cannot be read")]
 pub struct InventoryError(#[source] Option<serde_json::Error>);
+
+fn default_revision() -> String {
+    revisions::DEFAULT.to_owned()
+}
+
+/// Name of the ConfigMap that holds the inventory of a revision.
+pub fn name(revision: &str) -> String {
+    format!("{NAME}{}", revisions::suffix(revision))
+}
+
+impl Default for Inventory {
+    fn default() -> Self {
+        Self {
+            version: String::new(),
+            values: Value::Null,
+            revision: default_revision(),
+            made_namespace: false,
+            crds: Vec::new(),
+            objects: Vec::new(),
+        }
+    }
+}
 
 impl Inventory {
     /// Reads it from its ConfigMap.
@@ -58,12 +84,17 @@ impl Inventory {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
-                "name": NAME,
+                "name": name(&self.revision),
                 "namespace": namespace,
                 "labels": labels(),
             },
             "data": { KEY: text },
         })
+    }
+
+    /// Whether the installation has the parts on nodes, which capture pods.
+    pub fn has_node_parts(&self) -> bool {
+        self.objects.iter().any(|object| object.kind == "DaemonSet")
     }
 
     /// Objects that this one has and `next` has not, in the order in which to delete.
@@ -121,12 +152,19 @@ mod tests {
         let inventory = Inventory {
             version: "1".to_owned(),
             values: json!({"a": 1}),
+            revision: "canary".to_owned(),
             made_namespace: true,
             crds: vec![],
             objects: vec![object("Service", "a")],
         };
         let read = |map| Inventory::read(&serde_json::from_value(map).unwrap());
-        assert_eq!(read(inventory.config_map("mesh")).unwrap(), inventory);
+        let map = inventory.config_map("mesh");
+        assert_eq!(map["metadata"]["name"], "ambit-inventory-canary");
+        assert_eq!(read(map).unwrap(), inventory);
+        let earlier =
+            r#"{"version": "1", "values": {}, "madeNamespace": true, "crds": [], "objects": []}"#;
+        let earlier = read(json!({"data": {"inventory.json": earlier}})).unwrap();
+        assert_eq!(name(&earlier.revision), "ambit-inventory");
         assert!(read(json!({"data": {"inventory.json": "{"}})).is_err());
         assert!(read(json!({})).is_err());
     }

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use ambit_k8s_api::revisions;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     coordination::v1::Lease,
@@ -153,12 +154,15 @@ async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
 /// goes on from there.
 pub async fn uninstall(
     cluster: &Cluster,
-    namespace: &str,
+    (namespace, revision): (&str, &str),
     removal: Removal,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let inventory = installed(cluster, namespace).await?;
-    let inventory = inventory.ok_or_else(|| InstallError::Absent(namespace.to_owned()))?;
+    let inventory = installed(cluster, namespace, revision).await?;
+    let inventory = inventory.ok_or_else(|| InstallError::Absent {
+        namespace: namespace.to_owned(),
+        revision: revision.to_owned(),
+    })?;
     let delete = async |name: &ObjectRef| -> Result<(), InstallError> {
         if cluster.delete(name, DELETION).await? {
             say(&format!("{name}: deleted"));
@@ -169,9 +173,18 @@ pub async fn uninstall(
         delete(&object).await?;
     }
     // What the control plane made while it ran.
+    let lease = format!("ambit-control-leader{}", revisions::suffix(revision));
+    delete(&ObjectRef::of_kind::<Lease>(Some(namespace), &lease)).await?;
+    if !inventory.has_node_parts() {
+        // The mesh goes on with another control plane.
+        cluster
+            .delete(&inventory_name(namespace, revision), DELETION)
+            .await?;
+        return Ok(());
+    }
     delete(&ObjectRef::of_kind::<Lease>(
         Some(namespace),
-        "ambit-control-leader",
+        "ambit-mesh-leader",
     ))
     .await?;
     for copy in root_copies(cluster).await? {
@@ -193,7 +206,9 @@ pub async fn uninstall(
     } else if !inventory.crds.is_empty() {
         say("the CRDs of Istio's kinds stay, with their objects: --crds deletes them too");
     }
-    cluster.delete(&inventory_name(namespace), DELETION).await?;
+    cluster
+        .delete(&inventory_name(namespace, revision), DELETION)
+        .await?;
     if removal.namespace && inventory.made_namespace {
         delete(&ObjectRef::of_kind::<Namespace>(None, namespace)).await?;
     }

@@ -1,5 +1,6 @@
 //! Checks values against the chart's schema: as much of JSON Schema as that schema uses.
 
+use regex::Regex;
 use serde_json::Value;
 
 use crate::chart;
@@ -102,6 +103,16 @@ fn check(root: &Value, schema: &Value, value: &Value, at: &Place, problems: &mut
         let text = format!("{path}: {value} is none of {}", allowed.join(", "));
         at.report(text, problems);
     }
+    if let (Some(pattern), Some(text)) = (
+        schema.get("pattern").and_then(Value::as_str),
+        value.as_str(),
+    ) && !Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text))
+    {
+        at.report(
+            format!("{path}: {value} is not of the form {pattern}"),
+            problems,
+        );
+    }
     if let (Some(minimum), Some(number)) = (
         schema.get("minimum").and_then(Value::as_i64),
         value.as_i64(),
@@ -194,6 +205,10 @@ mod tests {
             (
                 json!({"cni": {"reconcileSeconds": -1}}),
                 "cni.reconcileSeconds: -1 is below 0",
+            ),
+            (
+                json!({"revisionTags": ["a", "not_a_label"]}),
+                "revisionTags[1]: \"not_a_label\" is not of the form ^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$",
             ),
             (
                 json!({"global": {"Platform": ""}}),

@@ -1,5 +1,6 @@
 //! Values: defaults, files and single settings, laid over each other as Helm does.
 
+use ambit_k8s_api::revisions;
 use serde_json::{Map, Value};
 
 use crate::{chart, schema};
@@ -110,6 +111,14 @@ impl Overrides {
     /// As a value.
     pub fn into_value(self) -> Value {
         Value::Object(self.0)
+    }
+
+    /// Revision of the control plane.
+    pub fn revision(&self) -> &str {
+        let paths: [&[&str]; 2] = [&["global", "revision"], &["revision"]];
+        let set = paths.into_iter().filter_map(|path| self.text(path));
+        let mut set = set.filter(|name| !name.is_empty());
+        set.next().unwrap_or(revisions::DEFAULT)
     }
 
     /// A text at a path, if it is set.

@@ -45,8 +45,13 @@ impl Lab {
 
     /// Everything in the cluster that the plan of the defaults makes.
     async fn there(&self) -> Vec<String> {
+        self.there_of(&["global.networkPolicy.enabled=true"]).await
+    }
+
+    /// Objects of the chart with these values that are there.
+    async fn there_of(&self, settings: &[&str]) -> Vec<String> {
         let mut there = Vec::new();
-        let everything = plan(&["global.networkPolicy.enabled=true"]);
+        let everything = plan(settings);
         for object in everything.objects.iter().chain(&everything.crds) {
             let name = ObjectRef::of(object).unwrap();
             if self.cluster.get(&name).await.unwrap().is_some() {
@@ -154,7 +159,7 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
         "{first:?}"
     );
     assert!(first.contains(&"DaemonSet istio-system/ztunnel".to_owned()));
-    let inventory = apply::installed(&lab.cluster, "istio-system")
+    let inventory = apply::installed(&lab.cluster, "istio-system", "default")
         .await
         .unwrap()
         .unwrap();
@@ -183,21 +188,54 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(lab.there().await, Vec::<String>::new());
     assert_eq!(lab.server.list("/api/v1/namespaces"), Vec::<Value>::new());
     assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
-    let again = remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS).await;
-    assert!(matches!(again, Err(InstallError::Absent(_))));
+    let again =
+        remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS).await;
+    assert!(matches!(again, Err(InstallError::Absent { .. })));
+}
+
+#[tokio::test]
+async fn revision_is_installed_and_removed_beside_the_default_one() {
+    let canary = "global.revision=canary,global.components=control-plane";
+    let lab = Lab::new().await;
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let first = lab.there().await;
+    lab.install(&[canary], NO_WAIT).await.unwrap();
+    let second = lab.there_of(&[canary]).await;
+    assert!(second.contains(&"Service istio-system/istiod-canary".to_owned()));
+    // An upgrade of one takes nothing of the other away.
+    lab.install(&["global.tag=two"], NO_WAIT).await.unwrap();
+    assert_eq!(lab.there().await, first);
+    assert_eq!(lab.there_of(&[canary]).await, second);
+    let inventory = apply::installed(&lab.cluster, "istio-system", "canary").await;
+    assert!(!inventory.unwrap().unwrap().has_node_parts());
+    let all = Removal {
+        crds: true,
+        root: true,
+        namespace: true,
+    };
+    let of_canary = ("istio-system", "canary");
+    remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS)
+        .await
+        .unwrap();
+    assert_eq!(lab.there().await, first, "the mesh goes on");
+    let left = lab.there_of(&[canary]).await;
+    let is_definition = |name: &String| name.starts_with("CustomResourceDefinition ");
+    assert!(left.iter().all(is_definition), "{left:?}");
+    let again = remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS).await;
+    assert!(matches!(again, Err(InstallError::Absent { .. })));
 }
 
 #[tokio::test]
 async fn what_is_for_helm_alone_is_not_applied() {
     let lab = Lab::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
-    let inventory = apply::installed(&lab.cluster, "istio-system").await;
+    let inventory = apply::installed(&lab.cluster, "istio-system", "default").await;
     let objects = inventory.unwrap().unwrap().objects;
     assert!(objects.iter().all(|name| name.kind != "Job"), "{objects:?}");
     let jobs = lab.server.list("/apis/batch/v1/jobs");
@@ -268,7 +306,7 @@ async fn definitions_of_others_are_neither_changed_nor_taken_away() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(spec(&lab), json!({"group": "networking.istio.io"}));
@@ -313,7 +351,7 @@ async fn a_namespace_that_was_there_stays() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(lab.server.list("/api/v1/namespaces").len(), 1);
@@ -344,7 +382,7 @@ async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
     );
     assert!(!lab.there().await.is_empty());
     let none = Removal::default();
-    remove::uninstall(&lab.cluster, "istio-system", none, NO_PROGRESS)
+    remove::uninstall(&lab.cluster, ("istio-system", "default"), none, NO_PROGRESS)
         .await
         .unwrap();
     let left = lab.there().await;

@@ -142,6 +142,18 @@ fn values_of_every_form_are_rendered_alike() {
 }
 
 #[test]
+fn revisions_are_rendered_alike() {
+    for settings in [
+        "global.revision=canary,global.components=control-plane,revisionTags={stable,default}",
+        "revision=canary,global.networkPolicy.enabled=true",
+        "global.components=node,ztunnel.revision=canary,global.networkPolicy.enabled=true",
+        "global.revision=default",
+    ] {
+        same(&[settings], None);
+    }
+}
+
+#[test]
 fn dashboards_and_alerts_are_rendered_alike() {
     let rule = "monitoring.alerts.kind=PrometheusRule,monitoring.alerts.labels.release=prometheus";
     same(&["monitoring.dashboards.enabled=true", rule], None);
@@ -235,6 +247,10 @@ fn what_one_refuses_the_other_refuses() {
         "global.imagePullPolicy=Sometimes",
         "ztunnel.podLabels.app=mine",
         "global.openTelemetry.protocol=udp",
+        "global.revision=Canary",
+        "revisionTags={a.b}",
+        "global.revision=one,revision=two",
+        "pilot.env.REVISION=one",
     ] {
         let settings = [setting.to_owned()];
         assert!(

@@ -67,6 +67,10 @@ pub const USE_WAYPOINT_CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weigh
 pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 /// Label of a Gateway or its namespace: revision of the control plane that manages it.
 pub const REVISION: &str = "istio.io/rev";
+/// Label of a control plane's Service: a further name of its revision.
+pub const TAG: &str = "istio.io/tag";
+/// Label of the mesh's own objects.
+pub const PART_OF: &str = "app.kubernetes.io/part-of";
 /// Label of a Gateway or GatewayClass: what the waypoint serves, `service`, `workload`, `all` or `none`.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 /// Annotation of a Gateway: single service account whose pods it serves.

@@ -14,6 +14,7 @@ pub mod istio;
 pub mod labels;
 mod object;
 mod release;
+pub mod revisions;
 pub mod secret;
 pub mod selector;
 pub mod status;

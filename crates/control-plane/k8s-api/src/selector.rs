@@ -2,6 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize as _;
+use serde_json::Value;
+
+use crate::labels::NAMESPACE_NAME;
+
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// Whether labels match; nothing matches an operator that is not known.
@@ -25,4 +30,110 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
                     _ => false,
                 }
             })
+}
+
+/// Whether selectors of namespaces select one: any of them, or all namespaces if there are none.
+pub fn select_namespace(
+    selectors: &[LabelSelector],
+    name: &str,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    if selectors.is_empty() {
+        return true;
+    }
+    let mut labels = labels.clone();
+    // Kubernetes sets it; manifests need not have it.
+    labels.insert(NAMESPACE_NAME.to_owned(), name.to_owned());
+    selectors.iter().any(|selector| matches(selector, &labels))
+}
+
+/// Why a selector cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidSelector {
+    /// Field that selectors do not have: its meaning is unknown.
+    #[error("has the unknown field {0:?}; selectors have matchLabels and matchExpressions")]
+    Field(String),
+    /// Value of another form.
+    #[error("is not a label selector: {0}")]
+    Form(#[from] serde_json::Error),
+    /// Requirement that no labels can be compared with.
+    #[error(
+        "requires {operator:?} of the label {key:?}: In and NotIn need values, Exists and DoesNotExist have none"
+    )]
+    Requirement {
+        /// Key of the label.
+        key: String,
+        /// Operator of the requirement.
+        operator: String,
+    },
+}
+
+/// Reads a selector strictly: one that is misspelt would select others than it means to.
+///
+/// # Errors
+/// When any part of it has no meaning.
+pub fn read(value: &Value) -> Result<LabelSelector, InvalidSelector> {
+    let known = ["matchLabels", "matchExpressions"];
+    let mut fields = value.as_object().into_iter().flatten();
+    if let Some((field, _)) = fields.find(|(field, _)| !known.contains(&field.as_str())) {
+        return Err(InvalidSelector::Field(field.clone()));
+    }
+    let selector = LabelSelector::deserialize(value)?;
+    let mut requirements = selector.match_expressions.iter().flatten();
+    let wrong = requirements.find(|requirement| {
+        let values = requirement.values.as_ref();
+        let has_values = values.is_some_and(|all| !all.is_empty());
+        match requirement.operator.as_str() {
+            "In" | "NotIn" => !has_values,
+            "Exists" | "DoesNotExist" => has_values,
+            _ => true,
+        }
+    });
+    match wrong {
+        Some(requirement) => Err(InvalidSelector::Requirement {
+            key: requirement.key.clone(),
+            operator: requirement.operator.clone(),
+        }),
+        None => Ok(selector),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn selectors_are_read_strictly() {
+        let requires = |of: Value| json!({"matchExpressions": [of]});
+        for value in [
+            json!({}),
+            json!({"matchLabels": {"a": "b"}}),
+            requires(json!({"key": "a", "operator": "In", "values": ["b"]})),
+            requires(json!({"key": "a", "operator": "Exists"})),
+        ] {
+            assert!(read(&value).is_ok(), "{value}");
+        }
+        for (value, why) in [
+            (json!({"matchlabels": {"a": "b"}}), "matchlabels"),
+            (json!({"matchLabels": ["a"]}), "is not a label selector"),
+            (json!("a"), "is not a label selector"),
+            (
+                requires(json!({"key": "a", "operator": "in", "values": ["b"]})),
+                "\"in\"",
+            ),
+            (
+                requires(json!({"key": "a", "operator": "NotIn"})),
+                "need values",
+            ),
+            (
+                requires(json!({"key": "a", "operator": "Exists", "values": ["b"]})),
+                "have none",
+            ),
+        ] {
+            let refused = read(&value).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
 }

@@ -14,7 +14,7 @@ mod pod;
 mod settings;
 
 pub use objects::{Unusable, WaypointObjects, objects};
-pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_managed, is_ours};
+pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_deployed, is_managed, is_of_revision};
 pub use parameters::{ConfigMaps, InvalidParameters, Parameters, refers_to};
 pub use part::Part;
 pub use pod::{GATEWAY_NAME, HBONE_PORT};

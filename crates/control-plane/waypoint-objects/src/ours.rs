@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::{Gateway, labels::REVISION};
+use ambit_k8s_api::{Gateway, labels::REVISION, revisions::Revisions};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// The class of waypoints.
@@ -14,22 +14,28 @@ pub const MANAGED: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED`] on a waypoint's objects.
 pub const MANAGED_BY: &str = "istio.io-mesh-controller";
 
-/// Whether a Gateway's waypoint is to be made by a control plane of this revision. Namespaces choose a
-/// revision too: `namespace` are the labels of the Gateway's own.
-///
-/// A Gateway that requests an address by host name brings its own Service and its pods.
-pub fn is_ours(gateway: &Gateway, namespace: &BTreeMap<String, String>, revision: &str) -> bool {
+/// Whether a control plane takes care of a Gateway, of whatever class. Namespaces choose a revision, too: `namespace` are
+/// the labels of the Gateway's own.
+pub fn is_of_revision(
+    gateway: &Gateway,
+    namespace: &BTreeMap<String, String>,
+    revisions: &Revisions,
+) -> bool {
     let labels = gateway.metadata.labels.as_ref();
-    let label = labels
-        .and_then(|labels| labels.get(REVISION))
-        .or_else(|| namespace.get(REVISION))
-        .map_or("default", String::as_str);
+    let own = labels.and_then(|labels| labels.get(REVISION));
+    let of_namespace = namespace.get(REVISION);
+    revisions.is_own(own.map(String::as_str), of_namespace.map(String::as_str))
+}
+
+/// Whether a Gateway's waypoint is to be made: its class is that of waypoints, and it does not request an address by host
+/// name, by which it would bring its own Service and its pods.
+pub fn is_deployed(gateway: &Gateway) -> bool {
     let by_hostname = gateway
         .spec
         .addresses
         .iter()
         .any(|address| address.type_.as_deref() == Some("Hostname"));
-    gateway.spec.gateway_class_name == CLASS && !by_hostname && label == revision
+    gateway.spec.gateway_class_name == CLASS && !by_hostname
 }
 
 /// Whether an object was made for a waypoint, by us or by another implementation of the same controller.
@@ -63,26 +69,27 @@ mod tests {
     }
 
     #[test]
-    fn class_and_revision_decide_and_a_gateway_goes_before_its_namespace() {
+    fn revision_decides_and_a_gateway_goes_before_its_namespace() {
         let none = BTreeMap::new();
         let canary = BTreeMap::from([(REVISION.to_owned(), "canary".to_owned())]);
-        for (class, own, namespace, revision, ours) in [
-            (CLASS, None, &none, "default", true),
-            (CLASS, None, &none, "canary", false),
-            (CLASS, Some("canary"), &none, "canary", true),
-            (CLASS, Some("canary"), &none, "default", false),
-            (CLASS, None, &canary, "canary", true),
-            (CLASS, None, &canary, "default", false),
-            (CLASS, Some("default"), &canary, "default", true),
-            ("istio", None, &none, "default", false),
+        for (own, namespace, revision, ours) in [
+            (None, &none, "default", true),
+            (None, &none, "canary", false),
+            (Some("canary"), &none, "canary", true),
+            (Some("canary"), &none, "default", false),
+            (None, &canary, "canary", true),
+            (None, &canary, "default", false),
+            (Some("default"), &canary, "default", true),
         ] {
-            let gateway = gateway(class, own);
+            let gateway = gateway(CLASS, own);
             assert_eq!(
-                is_ours(&gateway, namespace, revision),
+                is_of_revision(&gateway, namespace, &Revisions::new(revision)),
                 ours,
-                "{class} {own:?} {namespace:?} {revision}"
+                "{own:?} {namespace:?} {revision}"
             );
         }
+        assert!(is_deployed(&gateway(CLASS, None)));
+        assert!(!is_deployed(&gateway("istio", None)));
     }
 
     #[test]
@@ -92,11 +99,11 @@ mod tests {
             type_: Some("IPAddress".into()),
             value: "10.0.0.1".into(),
         }];
-        assert!(is_ours(&gateway, &BTreeMap::new(), "default"));
+        assert!(is_deployed(&gateway));
         gateway.spec.addresses.push(GatewayAddress {
             type_: Some("Hostname".into()),
             value: "own.shop.svc.cluster.local".into(),
         });
-        assert!(!is_ours(&gateway, &BTreeMap::new(), "default"));
+        assert!(!is_deployed(&gateway));
     }
 }

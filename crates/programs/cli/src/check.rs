@@ -10,7 +10,7 @@ use ambit_install::{
     object::{label, name, namespace_of},
     platform, remove,
 };
-use ambit_k8s_api::{Deployment, Namespace, Node, Pod};
+use ambit_k8s_api::{Deployment, Namespace, Node, Pod, revisions};
 use clap::{Args, ValueEnum};
 use k8s_openapi::{
     api::{
@@ -188,7 +188,7 @@ async fn take(
     let (_, minor) = cluster.version().await.map_err(wrong)?;
     let nodes: Vec<Node> = cluster.all(None, None).await.map_err(wrong)?;
     let cilium = cluster.read(Some("kube-system"), "cilium-config").await;
-    let inventory = apply::installed(cluster, mesh_namespace)
+    let inventory = apply::installed(cluster, mesh_namespace, revisions::DEFAULT)
         .await
         .map_err(failed)?;
     let mut mesh = istio::of_cluster(cluster, mesh_namespace).await?;

@@ -13,7 +13,7 @@ use ambit_install::{
     render::{self, Release},
     values::Overrides,
 };
-use ambit_k8s_api::Node;
+use ambit_k8s_api::{Node, revisions};
 use clap::{ArgAction, Args};
 use serde_json::Value;
 
@@ -71,6 +71,9 @@ pub(crate) struct InstallArgs {
 pub(crate) struct UpgradeArgs {
     #[command(flatten)]
     install: InstallArgs,
+    /// Revision of the control plane to upgrade
+    #[arg(long, default_value = revisions::DEFAULT)]
+    revision: String,
     /// Discard the values of the installation instead of merging the given ones into them
     #[arg(long)]
     reset_values: bool,
@@ -81,6 +84,9 @@ pub(crate) struct UpgradeArgs {
 pub(crate) struct UninstallArgs {
     #[command(flatten)]
     target: Target,
+    /// Revision to remove; one that was installed without the parts on nodes leaves all pods in the mesh
+    #[arg(long, default_value = revisions::DEFAULT)]
+    revision: String,
     /// Remove the label from the namespaces of the mesh
     #[arg(long)]
     unlabel: bool,
@@ -117,12 +123,12 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<(), CliError> {
     wait(async {
         let cluster = args.install.target.cluster().await?;
         let namespace = &args.install.target.mesh_namespace;
-        let before = apply::installed(&cluster, namespace)
+        let before = apply::installed(&cluster, namespace, &args.revision)
             .await
             .map_err(failed)?;
         let before = before.ok_or_else(|| {
-            failed(InstallError::Absent(namespace.clone()))
-                .hint("`ambit install` installs; --mesh-namespace names another namespace")
+            absent(namespace, &args.revision)
+                .hint("`ambit install` installs; --mesh-namespace and --revision name another one")
         })?;
         let mut values = Overrides::default();
         if !args.reset_values {
@@ -130,6 +136,10 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<(), CliError> {
             values
                 .file("the values of the installation", &text)
                 .map_err(|error| failed(error.into()))?;
+        } else if args.revision != revisions::DEFAULT {
+            let setting = format!("global.revision={}", args.revision);
+            let set = values.set(&setting, true);
+            set.map_err(|error| failed(error.into()))?;
         }
         run(&args.install, values).await
     })
@@ -212,12 +222,26 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
         let namespace = &args.target.mesh_namespace;
+        let removal = Removal {
+            crds: args.crds,
+            root: args.root,
+            namespace: args.delete_namespace,
+        };
+        let remove = async || {
+            let revision = (namespace.as_str(), args.revision.as_str());
+            let removed = remove::uninstall(&cluster, revision, removal, &progress).await;
+            removed.map_err(failed)
+        };
         // Unenrolment alone reads nothing else: the chart's Job has rights for no more.
         if !args.release_only {
-            let known = apply::installed(&cluster, namespace).await;
-            if known.map_err(failed)?.is_none() {
-                return Err(failed(InstallError::Absent(namespace.clone()))
-                    .hint("what Helm installed, `helm uninstall` removes"));
+            let known = apply::installed(&cluster, namespace, &args.revision).await;
+            let known = known.map_err(failed)?.ok_or_else(|| {
+                absent(namespace, &args.revision)
+                    .hint("what Helm installed, `helm uninstall` removes")
+            })?;
+            if !known.has_node_parts() {
+                remove().await?;
+                return say(&format!("The revision {} is uninstalled.", args.revision));
             }
         }
         if args.unlabel || !args.release_only {
@@ -235,15 +259,15 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
         if args.release_only {
             return say("No pod is captured any longer.");
         }
-        let removal = Removal {
-            crds: args.crds,
-            root: args.root,
-            namespace: args.delete_namespace,
-        };
-        remove::uninstall(&cluster, namespace, removal, &progress)
-            .await
-            .map_err(failed)?;
+        remove().await?;
         say("Ambit is uninstalled.")
+    })
+}
+
+fn absent(namespace: &str, revision: &str) -> CliError {
+    failed(InstallError::Absent {
+        namespace: namespace.to_owned(),
+        revision: revision.to_owned(),
     })
 }
 
@@ -352,7 +376,7 @@ pub(crate) fn progress(text: &str) {
 pub(crate) fn failed(error: InstallError) -> CliError {
     let kind = match &error {
         InstallError::Values(_) => ErrorKind::Usage,
-        InstallError::Absent(_) => ErrorKind::NotFound,
+        InstallError::Absent { .. } => ErrorKind::NotFound,
         InstallError::Cluster(ClusterError::Api { source, .. })
             if !matches!(**source, kube::Error::Api(_)) =>
         {

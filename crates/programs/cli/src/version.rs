@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ambit_install::{apply, object::label};
+use ambit_k8s_api::revisions;
 use clap::Args;
 use serde::Serialize;
 
@@ -69,7 +70,7 @@ async fn ask(target: &Target) -> Result<Server, CliError> {
         .await
         .map_err(|error| failed(error.into()))?;
     let namespace = &target.mesh_namespace;
-    let installed = apply::installed(&cluster, namespace)
+    let installed = apply::installed(&cluster, namespace, revisions::DEFAULT)
         .await
         .map_err(failed)?;
     let mut parts = BTreeMap::new();

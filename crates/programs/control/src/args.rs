@@ -5,7 +5,10 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use ambit_derive::{
     ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointBinding, WaypointMissing,
 };
-use ambit_k8s_api::enablement::{Enablement, EnablementSelector, SelectorError};
+use ambit_k8s_api::{
+    enablement::{Enablement, EnablementSelector, SelectorError},
+    revisions,
+};
 use ambit_model::PathNormalization;
 use clap::{Parser, ValueEnum};
 
@@ -116,8 +119,9 @@ pub struct Args {
     /// none is.
     #[arg(long, env = "AMBIT_WAYPOINTS")]
     pub waypoints: Option<String>,
-    /// Gateways of this revision are ours, by their label istio.io/rev or their namespace's.
-    #[arg(long, default_value = "default", env = "REVISION")]
+    /// Revision of this control plane: it runs the waypoints of Gateways whose label istio.io/rev, or whose namespace's,
+    /// names it or one of its tags. Its Service is istiod-REVISION, and its MeshConfig is in istio-REVISION.
+    #[arg(long, default_value = revisions::DEFAULT, env = "REVISION")]
     pub revision: String,
     /// Let any service account read the whole mesh over xDS, as Istio does, rather than node proxies
     /// only.
@@ -339,6 +343,11 @@ impl From<Normalization> for PathNormalization {
 }
 
 impl Args {
+    /// Name of the control plane's Service.
+    pub fn service(&self) -> String {
+        format!("istiod{}", revisions::suffix(&self.revision))
+    }
+
     /// Namespace of the control plane.
     pub fn own_namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or(&self.root_namespace)

@@ -1,8 +1,9 @@
 //! Deploys waypoints on a cluster: applies the objects of each Gateway of the class `istio-waypoint`, and reports their
-//! progress in its status. By the leader only. They are owned by their Gateway and deleted with it.
+//! progress in its status. By the leader of their revision only; the class is written by the leader of the mesh. They are
+//! owned by their Gateway and deleted with it.
 //!
 //! Objects that another controller manages are left alone: a class of another controller, a Gateway of another
-//! revision, an object that was not made for a waypoint, or that another manager applies, for instance Istio's control
+//! revision or of a namespace that is not discovered, an object that was not made for a waypoint, or that another manager applies, for instance Istio's control
 //! plane.
 
 mod book;
@@ -12,7 +13,7 @@ mod write;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ambit_k8s_api::Gateway;
+use ambit_k8s_api::{Gateway, revisions::ControlPlane, selector::LabelSelector};
 use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
 use ambit_rt::{Backoff, ErrorChain};
 use ambit_waypoint_objects::{CLASS, MANAGED, MANAGED_BY, Parameters, Part, Settings};
@@ -30,7 +31,7 @@ use kube::{
     core::{DynamicObject, PartialObjectMeta},
 };
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use book::{Book, Class, ClassWork, Name, Plan, Standing};
 use release::Release;
@@ -41,30 +42,79 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// The definition without which there are no Gateways.
 const DEFINITION: &str = "gateways.gateway.networking.k8s.io";
 
-/// Deploys whenever the cluster has Gateways; never returns. `namespace`: the system's.
-pub(crate) async fn run(client: Client, settings: Settings, revision: String, namespace: String) {
-    let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
-    let api = Api::<CustomResourceDefinition>::all(client.clone());
-    let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
-        let release = Release::of(definition.metadata.annotations.as_ref());
-        serves_v1(definition).then_some(release)
-    });
-    let mut there = None;
-    loop {
-        let Some(release) = there.take() else {
-            there = changed(&mut definition, None).await;
-            continue;
-        };
-        release.warn();
-        let book = Book::new(
-            settings.clone(),
-            revision.clone(),
-            release.clone(),
-            &namespace,
-        );
-        tokio::select! {
-            () = deploy(&client, book) => {}
-            now = changed(&mut definition, Some(&release)) => there = now,
+/// Input of the deployment of waypoints.
+#[derive(Clone)]
+pub(crate) struct Deployer {
+    pub(crate) client: Client,
+    pub(crate) settings: Settings,
+    /// Revision of this control plane.
+    pub(crate) revision: String,
+    /// Namespace of the control planes.
+    pub(crate) system_namespace: String,
+    /// Whether this replica writes what all revisions share.
+    pub(crate) leads_mesh: watch::Receiver<bool>,
+    /// Selectors of the namespaces that belong to the mesh, as soon as they are known.
+    pub(crate) discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+}
+
+impl Deployer {
+    /// Deploys whenever the cluster has Gateways; never returns.
+    pub(crate) async fn run(self) {
+        let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
+        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
+        let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
+            let release = Release::of(definition.metadata.annotations.as_ref());
+            serves_v1(definition).then_some(release)
+        });
+        let mut there = None;
+        loop {
+            let Some(release) = there.take() else {
+                there = changed(&mut definition, None).await;
+                continue;
+            };
+            release.warn();
+            tokio::select! {
+                () = self.clone().deploy(release.clone()) => {}
+                now = changed(&mut definition, Some(&release)) => there = now,
+            }
+        }
+    }
+
+    /// Deploys by definitions of a release; never returns.
+    async fn deploy(mut self, release: Release) {
+        let namespace = self.system_namespace.as_str();
+        let mut book = Book::new(self.settings, &self.revision, release, namespace);
+        let mut watches = Watches::new(&self.client, namespace);
+        let mut listed = BTreeSet::new();
+        let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+        let mut retry_at: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                what = watches.next(&mut book) => listed.extend(what),
+                Ok(()) = self.leads_mesh.changed() => {}
+                Ok(()) = self.discovery.changed() => {}
+                () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                    retry_at = None;
+                }
+            }
+            let Some(selectors) = self.discovery.borrow_and_update().clone() else {
+                continue;
+            };
+            book.discover(selectors);
+            if listed.len() < KINDS || retry_at.is_some() {
+                continue;
+            }
+            let leads_mesh = *self.leads_mesh.borrow_and_update();
+            match work(&self.client, &mut book, leads_mesh).await {
+                Ok(()) => backoff.reset(),
+                // What changed comes by the watch: decided again when it should be here.
+                Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
+                Err(error) => {
+                    let error = ErrorChain(&error);
+                    tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
+                    retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
+                }
+            }
         }
     }
 }
@@ -96,6 +146,8 @@ struct Watches {
     namespaces: Watch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
     accounts: Watch<PartialObjectMeta<ServiceAccount>, Standing>,
     services: Watch<Service, Standing>,
+    /// Services of control planes.
+    control_planes: Watch<PartialObjectMeta<Service>, ControlPlane>,
     deployments: Watch<Deployment, Standing>,
     autoscalers: Watch<PartialObjectMeta<HorizontalPodAutoscaler>, Standing>,
     budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, Standing>,
@@ -104,8 +156,9 @@ struct Watches {
 }
 
 impl Watches {
-    fn new(client: &Client) -> Self {
+    fn new(client: &Client, system_namespace: &str) -> Self {
         let config = objects::config;
+        let of_control_planes = Api::namespaced(client.clone(), system_namespace);
         let managed = || config().labels(&format!("{MANAGED}={MANAGED_BY}"));
         let of_class = config().fields(&format!("metadata.name={CLASS}"));
         let classes = Api::all_with(client.clone(), &write::classes());
@@ -125,6 +178,12 @@ impl Watches {
                 standing,
             ),
             services: Watch::new("Service", Api::all(client.clone()), managed(), service),
+            control_planes: Watch::new(
+                "Service",
+                of_control_planes,
+                config().labels("app=istiod"),
+                |service| ControlPlane::of(service.metadata.labels.as_ref()),
+            ),
             deployments: Watch::new(
                 "Deployment",
                 Api::all(client.clone()),
@@ -172,6 +231,12 @@ impl Watches {
             },
             event = self.accounts.next() => return take(book, Part::ServiceAccount, event, "accounts"),
             event = self.services.next() => return take(book, Part::Service, event, "services"),
+            event = self.control_planes.next() => match event {
+                WatchEvent::Object(id, of) => book.control_plane(&id.name, Some(of)),
+                WatchEvent::Gone(id) => book.control_plane(&id.name, None),
+                WatchEvent::Listed => return Some("control planes"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
             event = self.deployments.next() => return take(book, Part::Deployment, event, "deployments"),
             event = self.autoscalers.next() => {
                 return take(book, Part::Autoscaler, event, "autoscalers");
@@ -189,7 +254,7 @@ impl Watches {
 }
 
 /// How many kinds are listed before anything is written: until then, what seems missing may be there.
-const KINDS: usize = 9;
+const KINDS: usize = 10;
 
 fn take(
     book: &mut Book,
@@ -285,37 +350,9 @@ fn deployment(deployment: &Deployment) -> Option<Standing> {
     })
 }
 
-async fn deploy(client: &Client, mut book: Book) {
-    let mut watches = Watches::new(client);
-    let mut listed = BTreeSet::new();
-    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
-    let mut retry_at: Option<Instant> = None;
-    loop {
-        tokio::select! {
-            what = watches.next(&mut book) => listed.extend(what),
-            () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
-                retry_at = None;
-            }
-        }
-        if listed.len() < KINDS || retry_at.is_some() {
-            continue;
-        }
-        match work(client, &mut book).await {
-            Ok(()) => backoff.reset(),
-            // What changed comes by the watch: decided again when it should be here.
-            Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
-            Err(error) => {
-                let error = ErrorChain(&error);
-                tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
-                retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
-            }
-        }
-    }
-}
-
 /// Writes what is due. What fails is due again; others are not kept from theirs.
-async fn work(client: &Client, book: &mut Book) -> Result<(), kube::Error> {
-    let class = match book.class_work() {
+async fn work(client: &Client, book: &mut Book, leads_mesh: bool) -> Result<(), kube::Error> {
+    let class = match book.class_work().filter(|_| leads_mesh) {
         Some(ClassWork::Make) => write::make_class(client).await,
         Some(ClassWork::Say(release, generation)) => {
             write::accept_class(client, release, generation).await

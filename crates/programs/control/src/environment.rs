@@ -2,10 +2,12 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use ambit_k8s_api::revisions;
 use ambit_kube_kit::lease;
 use ambit_manifests::ManifestDirs;
 use ambit_rt::{Backoff, DrainWatcher, ErrorChain};
 use anyhow::Context;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
@@ -18,8 +20,11 @@ use crate::{
     source::Source,
 };
 
-/// Name of the lease whose holder writes for all replicas.
+/// Name of the lease whose holder writes for all replicas of its revision; that of others but the default has the
+/// revision behind it.
 const LEASE: &str = "ambit-control-leader";
+/// Name of the lease whose holder writes what all revisions share. Only leaders of revisions take part.
+const MESH_LEASE: &str = "ambit-mesh-leader";
 /// First and longest pause while the Kubernetes API cannot be reached at the start.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
@@ -41,8 +46,10 @@ pub struct Environment {
 pub struct Cluster {
     /// Client of the cluster's API.
     pub client: Client,
-    /// Whether this replica is the leader.
+    /// Whether this replica is the leader of its revision.
     pub leads: watch::Receiver<bool>,
+    /// Whether this replica writes what all revisions share.
+    pub leads_mesh: watch::Receiver<bool>,
     /// Name of this replica.
     pub name: String,
 }
@@ -95,6 +102,7 @@ impl Environment {
     ) -> anyhow::Result<Self> {
         let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-control").await?;
         let (sender, leads) = watch::channel(false);
+        let (mesh_sender, leads_mesh) = watch::channel(false);
         let dir = args.ca_dir.as_deref();
         let found = match dir {
             Some(dir) => Material::read(dir)?,
@@ -108,7 +116,7 @@ impl Environment {
                 let material = patiently(&secret).await;
                 let publisher =
                     TrustPublisher::new(material, &secret.location(), Arc::clone(metrics))?;
-                let follow = secret.follow(publisher.clone(), leads.clone(), drain.clone());
+                let follow = secret.follow(publisher.clone(), leads_mesh.clone(), drain.clone());
                 ambit_rt::spawn("ca secret", follow);
                 publisher
             }
@@ -118,17 +126,21 @@ impl Environment {
             None => Arc::new(Reviewer::new(client.clone(), &args.token_audience)),
         };
         let name = replica_name(args);
+        let api = Api::namespaced(client.clone(), args.own_namespace());
+        let lease = format!("{LEASE}{}", revisions::suffix(&args.revision));
         let mut stop = drain.clone();
         let work = drain.open_work();
-        let api = Api::namespaced(client.clone(), args.own_namespace());
-        let identity = name.clone();
+        let (of_revision, identity) = (api.clone(), name.clone());
         ambit_rt::spawn("lease", async move {
             let stop = async move {
                 stop.started().await;
             };
-            lease::take_part(api, LEASE, &identity, sender, stop).await;
+            lease::take_part(of_revision, &lease, &identity, sender, stop).await;
             drop(work);
         });
+        let (of_mesh, identity) = (api, name.clone());
+        let elect = elect_for_mesh(of_mesh, identity, leads.clone(), mesh_sender, drain.clone());
+        ambit_rt::spawn("mesh lease", elect);
         Ok(Self {
             source: Source::Kubernetes(Informers::start(&client, args.image_pull_secrets, drain)),
             publisher,
@@ -136,10 +148,40 @@ impl Environment {
             cluster: Some(Cluster {
                 client,
                 leads,
+                leads_mesh,
                 name,
             }),
         })
     }
+}
+
+/// Takes part in the election among all revisions as long as this replica leads its own; until the drain.
+async fn elect_for_mesh(
+    api: Api<Lease>,
+    identity: String,
+    mut leads: watch::Receiver<bool>,
+    sender: watch::Sender<bool>,
+    mut drain: DrainWatcher,
+) {
+    let work = drain.open_work();
+    loop {
+        tokio::select! {
+            changed = leads.wait_for(|leads| *leads) => if changed.is_err() {
+                break;
+            },
+            _ = drain.started() => break,
+        }
+        let (mut lost, mut stop) = (leads.clone(), drain.clone());
+        let end = async move {
+            tokio::select! {
+                // Fails only at the end.
+                _ = lost.wait_for(|leads| !*leads) => {}
+                _ = stop.started() => {}
+            }
+        };
+        lease::take_part(api.clone(), MESH_LEASE, &identity, sender.clone(), end).await;
+    }
+    drop(work);
 }
 
 /// The authority of a directory, whose files are followed from now on.

@@ -29,7 +29,7 @@
 //! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status, backendtlspolicies/status | patch |
 //! | core | configmaps | create, list, watch; those named istio-ca-root-cert, istio-ca-crl: patch, delete |
 //! | events.k8s.io | events | create, patch |
-//! | coordination.k8s.io, own namespace | leases | create; the one named ambit-control-leader: get, update |
+//! | coordination.k8s.io, own namespace | leases | create; those named ambit-control-leader and ambit-mesh-leader: get, update |
 //! | core, with --untaint-nodes | nodes | patch |
 //! | core, own namespace, with --reset-restart-backoff | pods | delete |
 //! | core, with --image-pull-secrets | secrets | list, watch |

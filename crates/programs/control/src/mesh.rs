@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ambit_derive::{Index, MeshConfig, PodDirectory, Problem, RegisteredService, Severity};
-use ambit_k8s_api::ObjectEvent;
+use ambit_k8s_api::{ObjectEvent, selector::LabelSelector};
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
 use tokio::{
@@ -45,6 +45,8 @@ pub struct Mesh {
     pub published: watch::Receiver<u64>,
     /// Counter of changes of `pods` and waypoints; 0 until the initial objects were processed.
     pub followed: watch::Receiver<u64>,
+    /// Selectors of the namespaces that belong to the mesh; `None` until the objects at the start are known.
+    pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
 }
 
 /// Question that the index answers, with the sender of its answer.
@@ -103,6 +105,7 @@ pub(crate) fn start(
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
     let (inquiries, requests) = mpsc::channel(INQUIRIES);
+    let (discover, discovery) = watch::channel(None);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
@@ -110,6 +113,7 @@ pub(crate) fn start(
         inquiries,
         published,
         followed,
+        discovery,
     };
     let follower = Follower {
         mesh: mesh.clone(),
@@ -120,6 +124,7 @@ pub(crate) fn start(
         metrics,
         publish,
         follow,
+        discover,
     };
     ambit_rt::spawn("mesh", follower.run(source, requests, drain));
     mesh
@@ -134,6 +139,7 @@ struct Follower {
     metrics: Arc<Metrics>,
     publish: watch::Sender<u64>,
     follow: watch::Sender<u64>,
+    discover: watch::Sender<Option<Vec<LabelSelector>>>,
 }
 
 impl Follower {
@@ -279,6 +285,10 @@ impl Follower {
         self.key_sets.want(desired);
         let delta = self.index.flush();
         self.report_conflicts();
+        let selectors = self.index.discovery_selectors();
+        if self.discover.borrow().as_deref() != Some(selectors) {
+            self.discover.send_replace(Some(selectors.to_vec()));
+        }
         if self.waypoints.update(&delta) {
             self.follow.send_modify(|number| *number += 1);
         }

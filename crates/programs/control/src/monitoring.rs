@@ -8,7 +8,7 @@ mod clients;
 mod config;
 mod registry;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use ambit_mesh_json::Json;
 use ambit_model::WaypointRecordType;
@@ -26,11 +26,12 @@ use tokio::sync::Semaphore;
 
 use crate::{
     environment::Cluster,
-    mesh::Mesh,
+    mesh::{Mesh, Problems},
     metrics::Metrics,
     xds::{
         Sessions,
         entry::{Collection, Entry},
+        skew,
     },
 };
 
@@ -100,7 +101,7 @@ impl Monitoring {
                 None => text(404, "there is no cluster: the objects are the manifests\n"),
             },
             "debug/problems" => {
-                let problems = self.mesh.survey().await;
+                let problems = self.problems().await;
                 page(move || problems).await
             }
             "debug/ambientz" | "debug/config_dump" => {
@@ -117,6 +118,17 @@ impl Monitoring {
             ),
             _ => not_found(),
         }
+    }
+}
+
+impl Monitoring {
+    /// Everything that is wrong, with objects and with the proxies that are connected.
+    async fn problems(&self) -> Problems {
+        let mut problems = self.mesh.survey().await;
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        let of_proxies = skew::problems(&sessions, &self.mesh.store.read(), SystemTime::now());
+        problems.objects.extend(of_proxies);
+        problems
     }
 }
 

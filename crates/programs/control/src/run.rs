@@ -23,7 +23,7 @@ use crate::{
     args::{Args, Attachment, Outbound, WorkloadWaypoints},
     ca::{self, CertificateService, TrustPublisher, write_root},
     caller_pod::Pods,
-    deployments,
+    deployments::Deployer,
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
     grpc,
@@ -139,7 +139,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         watcher.clone(),
     );
     if let Some(cluster) = &cluster {
-        lead(cluster, &publisher, args, &watcher)?;
+        lead(cluster, &publisher, &mesh, args, &watcher)?;
     }
     let own = OwnIdentity::new(own_identity(args), publisher.follow());
     let proxies = mesh_proxies(args, &mesh, &access, own);
@@ -286,25 +286,26 @@ fn own_identity(args: &Args) -> Identity {
 fn lead(
     cluster: &Cluster,
     publisher: &TrustPublisher,
+    mesh: &Mesh,
     args: &Args,
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
-    let distribute = while_leading(cluster.leads.clone(), drain.clone(), move || {
+    let distribute = while_leading(cluster.leads_mesh.clone(), drain.clone(), move || {
         ca::distribute(client.clone(), trust.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
     if let Some(settings) = &args.waypoints {
-        let settings = waypoint_settings(settings, args)?;
-        let (client, revision) = (cluster.client.clone(), args.revision.clone());
-        let namespace = args.root_namespace.clone();
+        let deployer = Deployer {
+            client: cluster.client.clone(),
+            settings: waypoint_settings(settings, args)?,
+            revision: args.revision.clone(),
+            system_namespace: args.root_namespace.clone(),
+            leads_mesh: cluster.leads_mesh.clone(),
+            discovery: mesh.discovery.clone(),
+        };
         let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
-            deployments::run(
-                client.clone(),
-                settings.clone(),
-                revision.clone(),
-                namespace.clone(),
-            )
+            deployer.clone().run()
         });
         ambit_rt::spawn("waypoints", deploy);
     }
@@ -332,7 +333,11 @@ fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
     Ok(Settings {
         flow_reader: args.listen_flows.map(|_| own_identity(args).to_string()),
-        control_address: format!("https://istiod.{}.svc:15012", args.own_namespace()),
+        control_address: format!(
+            "https://{}.{}.svc:15012",
+            args.service(),
+            args.own_namespace()
+        ),
         trust_domain: args.trust_domain.clone(),
         cluster_id: args.cluster_id.clone(),
         cluster_domain: args.cluster_domain.clone(),
@@ -424,7 +429,10 @@ fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
 
 fn server_names(args: &Args) -> Vec<String> {
     let root = &args.root_namespace;
+    let service = args.service();
     let mut names = vec![
+        format!("{service}.{root}.svc"),
+        format!("{service}.{root}.svc.{}", args.cluster_domain),
         "localhost".to_owned(),
         "istiod.istio-system.svc".to_owned(),
         format!("istiod.{root}.svc"),

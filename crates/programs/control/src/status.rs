@@ -1,4 +1,5 @@
-//! What operators see on their objects: status conditions and events. Written by the leader only.
+//! What operators see on their objects: status conditions and events. Written by the leader of the mesh
+//! only, which may be of another revision than the control plane that runs a waypoint.
 //!
 //! `ambit_derive` computes the desired conditions of an object; [`book`] compares them with the published ones. Nothing
 //! is written on pods or namespaces.
@@ -153,7 +154,7 @@ fn parts(kind: Kind, status: &Value) -> Vec<Value> {
     parts.cloned().unwrap_or_default()
 }
 
-/// Begins to write what is reported, whenever this replica leads; ends with the drain.
+/// Begins to write what is reported, whenever this replica leads the mesh; ends with the drain.
 pub fn start(cluster: &Cluster, drain: &DrainWatcher) -> mpsc::UnboundedSender<Report> {
     let (reports, taken) = mpsc::unbounded_channel();
     let (wishes, wished) = mpsc::unbounded_channel();
@@ -164,7 +165,7 @@ pub fn start(cluster: &Cluster, drain: &DrainWatcher) -> mpsc::UnboundedSender<R
     ambit_rt::spawn("events", async move {
         events::run(client, CONTROLLER, &name, remarked).await;
     });
-    let leads = cluster.leads.clone();
+    let leads = cluster.leads_mesh.clone();
     ambit_rt::spawn(
         "status book",
         keep(taken, leads, wishes, remarks, drain.clone()),

@@ -3,7 +3,8 @@
 //! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record once;
 //! [`scope`] decides which client sees which; [`session`] is the pure state machine of one client; [`batch`] is what
 //! many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] decides which callers may open
-//! one; [`later`] answers clients of later versions; [`debug`] answers Istio's tools by [`sessions`].
+//! one; [`later`] answers clients of later versions; [`skew`] finds waypoints of earlier versions, and [`debug`] answers
+//! Istio's tools, by [`sessions`].
 
 mod admission;
 pub mod batch;
@@ -16,6 +17,7 @@ pub mod scope;
 pub mod service;
 pub mod session;
 pub mod sessions;
+pub mod skew;
 pub mod store;
 mod wire_form;
 

@@ -25,6 +25,9 @@ use prost_types::{Struct, value::Kind};
 use serde_json::{Value, json};
 use tonic::{Code, Request, Status};
 
+#[path = "kubernetes/revisions.rs"]
+mod revisions;
+
 const DEADLINE: Duration = Duration::from_secs(20);
 
 const NAMESPACES: &str = "/api/v1/namespaces";

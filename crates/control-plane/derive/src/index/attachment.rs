@@ -21,7 +21,7 @@ use super::{
     foreign::Foreign,
     kind::MeshKind,
 };
-use crate::{DEFAULT_REVISION, Labels, WaypointAttachment, WaypointMissing, WorkloadWaypoints};
+use crate::{Labels, WaypointAttachment, WaypointMissing, WorkloadWaypoints};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
@@ -203,16 +203,14 @@ impl Index {
         name.name == DEFAULT_ACCOUNT || service.is_some_and(|service| !service.is_managed)
     }
 
-    /// Whether a Gateway is a waypoint of ours: of another revision, another control plane runs it, and it may be
-    /// another implementation's.
+    /// Whether a Gateway is a waypoint of this mesh: one of its control planes runs it, and all of them serve it, so that
+    /// it may move from one to another. A Gateway of a revision that none of them has is another implementation's.
     pub(crate) fn is_waypoint(&self, gateway: &GatewayInput) -> bool {
-        let of_namespace = || {
-            let namespaces = self.objects("")?.all::<Namespace>();
-            let labels = &namespaces.get(&gateway.name.namespace)?.labels;
-            labels.get(labels::REVISION).map(String::as_str)
-        };
-        let own = gateway.revision.as_deref().or_else(of_namespace);
-        self.is_of_waypoints(gateway) && own.unwrap_or(DEFAULT_REVISION) == self.config.revision
+        let namespaces = self.objects("").map(|all| all.all::<Namespace>());
+        let namespace = namespaces.and_then(|all| all.get(&gateway.name.namespace));
+        let namespace = namespace.and_then(|one| one.labels.get(labels::REVISION));
+        let (own, namespace) = (gateway.revision.as_deref(), namespace.map(String::as_str));
+        self.is_of_waypoints(gateway) && self.revisions.is_of_mesh(own, namespace)
     }
 
     /// Whether a Gateway is a waypoint by its class.

@@ -1,15 +1,16 @@
 //! Namespaces that the mesh's settings leave out (`discoverySelectors`): their objects are kept and not seen, so that
-//! nothing is made of them and nothing that names them finds them.
+//! nothing is made of them and nothing that names them finds them. Their pods do not belong to the mesh: no
+//! node proxy gets a certificate for them.
 //!
 //! The namespaces without a name, of objects of the cluster, and the root namespace are always seen.
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{Namespace, ObjectKey, labels, selector};
+use ambit_k8s_api::{Namespace, ObjectKey, Pod, selector};
 use ambit_model::ArcStr;
 
 use super::{Index, Maker};
-use crate::Labels;
+use crate::PodDirectory;
 
 /// Which namespaces are seen.
 #[derive(Debug, Default)]
@@ -20,17 +21,12 @@ pub(super) struct Discovery {
     selected: BTreeSet<ArcStr>,
 }
 
-impl Discovery {
-    fn selects(&self, name: &ArcStr, labels: &Labels) -> bool {
-        let mut labels = labels.clone();
-        // Kubernetes sets it; manifests need not have it.
-        labels.insert(labels::NAMESPACE_NAME.to_owned(), name.to_string());
-        let mut selectors = self.selectors.iter();
-        selectors.any(|selector| selector::matches(selector, &labels))
-    }
-}
-
 impl Index {
+    /// Selectors of the namespaces that are seen; all are, if there are none.
+    pub fn discovery_selectors(&self) -> &[selector::LabelSelector] {
+        &self.discovery.selectors
+    }
+
     /// Whether the mesh's settings leave a namespace out.
     pub(crate) fn is_left_out(&self, namespace: &str) -> bool {
         let Discovery {
@@ -44,7 +40,7 @@ impl Index {
     }
 
     /// The settings, or the labels of a namespace, may leave out others than before.
-    pub(crate) fn discover(&mut self) {
+    pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
         let selectors = self.settings().map(|one| one.discovery_selectors.clone());
         let selectors = selectors.unwrap_or_default();
         if selectors.is_empty() && self.discovery.selectors.is_empty() {
@@ -56,7 +52,7 @@ impl Index {
         };
         let namespaces = self.objects("").map(|all| all.all::<Namespace>());
         for (name, namespace) in namespaces.into_iter().flatten() {
-            if discovery.selects(name, &namespace.labels) {
+            if selector::select_namespace(&discovery.selectors, name, &namespace.labels) {
                 discovery.selected.insert(name.clone());
             }
         }
@@ -66,6 +62,16 @@ impl Index {
         self.discovery = discovery;
         if !is_same {
             self.mark_everything();
+            self.enrol_pods(pods);
+        }
+    }
+
+    /// Pods of namespaces that are left out do not belong to the mesh.
+    fn enrol_pods(&self, pods: &mut PodDirectory) {
+        for (namespace, objects) in &self.namespaces {
+            for pod in objects.all::<Pod>().values() {
+                pods.insert(namespace, &pod.name, pod.facts(self));
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{
     AuthorizationPolicy, EndpointSlice, Gateway, Kind, ObjectKey, Pod, Service, ServiceEntry,
-    WorkloadEntry,
+    WorkloadEntry, revisions::ControlPlane,
 };
 use ambit_model::{ArcStr, GatewayName};
 
@@ -163,6 +163,16 @@ impl Index {
         let gateways = gateways.map(|one| (one.name.clone(), one.class.clone()));
         for (name, class) in gateways.collect::<Vec<_>>() {
             self.mark_gateway(&name, &class);
+        }
+    }
+
+    /// A control plane of the mesh came, changed or went: Gateways may have become another implementation's, or ours.
+    pub(crate) fn follow_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
+        if self.revisions.set(service, of) {
+            let namespaces: Vec<_> = self.namespaces.keys().cloned().collect();
+            for namespace in &namespaces {
+                self.mark_gateways_of(namespace);
+            }
         }
     }
 

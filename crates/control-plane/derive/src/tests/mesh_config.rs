@@ -341,3 +341,120 @@ fn namespaces_that_discovery_selectors_leave_out_are_not_the_meshs() {
     assert_eq!(problems(&mesh), ["Error data.mesh.discoverySelectors"]);
     assert!(has_cart(&mesh));
 }
+
+#[test]
+fn selector_that_cannot_be_read_leaves_the_last_ones_in_force() {
+    let namespace = |labels: &str| {
+        format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{{labels}}}}}\n")
+    };
+    let policy = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\n\
+                  spec: {action: DENY, rules: [{}]}\n";
+    let mut mesh = TestMesh::of(&all(&[&namespace("mesh: \"yes\""), CART, policy]));
+    let seen = |mesh: &TestMesh| {
+        let workload = mesh.workloads.contains_key("c1//Pod/shop/cart-1");
+        // A workload that is discovered has its policies.
+        assert_eq!(mesh.policies.contains_key("shop/p"), workload);
+        workload
+    };
+    mesh.apply(&config(
+        "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
+    ));
+    assert!(seen(&mesh));
+    for (selector, field) in [
+        ("all", ""),
+        ("[{matchLabels: {a: b}}, {matchlabels: {a: b}}]", "[1]"),
+        (
+            "[{matchExpressions: [{key: mesh, operator: in, values: [a]}]}]",
+            "[0]",
+        ),
+        ("[{matchExpressions: [{key: mesh, operator: In}]}]", "[0]"),
+    ] {
+        mesh.apply(&config(&format!("discoverySelectors: {selector}")));
+        let expected = format!("Error data.mesh.discoverySelectors{field}");
+        assert_eq!(problems(&mesh), [expected]);
+        assert!(seen(&mesh), "{selector}");
+        mesh.apply(&namespace("mesh: \"no\""));
+        assert!(!seen(&mesh), "{selector}: the last ones are followed");
+        mesh.apply(&namespace("mesh: \"yes\""));
+        assert!(seen(&mesh), "{selector}");
+    }
+}
+
+#[test]
+fn pods_of_namespaces_that_are_left_out_get_no_certificates() {
+    let namespace = |labels: &str| {
+        format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{istio.io/dataplane-mode: ambient{labels}}}}}\n"
+        )
+    };
+    let mut mesh = TestMesh::of(&all(&[&namespace(""), CART]));
+    let is_served = |mesh: &TestMesh| {
+        let workload = mesh.workloads.contains_key("c1//Pod/shop/cart-1");
+        assert_eq!(mesh.pods.is_served_on("n1", "shop", "cart"), workload);
+        workload
+    };
+    assert!(is_served(&mesh));
+    mesh.apply(&config(
+        "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
+    ));
+    assert!(!is_served(&mesh));
+    mesh.apply(&CART.replace("uid: u1", "uid: u2"));
+    assert!(!is_served(&mesh), "seen again");
+    mesh.apply(&namespace(", mesh: \"yes\""));
+    assert!(is_served(&mesh));
+    mesh.apply(&namespace(""));
+    assert!(!is_served(&mesh));
+    mesh.delete(Kind::ConfigMap, "istio-system", "istio");
+    assert!(is_served(&mesh));
+}
+
+#[test]
+fn waypoint_of_a_namespace_that_is_left_out_is_missing() {
+    let in_shop = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {mesh: \"yes\", \
+                   istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank}}\n";
+    let in_bank = "apiVersion: v1\nkind: Namespace\nmetadata: {name: bank}\n";
+    let gateway = GATEWAY
+        .replace("namespace: shop", "namespace: bank")
+        .replace(
+            "protocol: HBONE}",
+            "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}",
+        );
+    let mut mesh = TestMesh::of(&all(&[in_shop, in_bank, &gateway, CART, SERVICE]));
+    let waypoint = |mesh: &TestMesh| {
+        let service = mesh.service("shop/cart.shop.svc.cluster.local");
+        let address = service
+            .waypoint
+            .as_ref()
+            .map(|one| one.destination.to_string());
+        address.unwrap_or_default()
+    };
+    assert_eq!(waypoint(&mesh), "bank/wp.bank.svc.cluster.local");
+    mesh.apply(&config(
+        "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
+    ));
+    assert_eq!(waypoint(&mesh), "bank/missing.wp.bank.waypoint.invalid");
+}
+
+#[test]
+fn each_revision_has_a_config_map_of_its_own() {
+    let canary = MeshConfig {
+        revision: "canary".into(),
+        ..MeshConfig::default()
+    };
+    let own = "pathNormalization: {normalization: NONE}";
+    let of_default = config("pathNormalization: {normalization: MERGE_SLASHES}");
+    let of_canary = config(own).replace("name: istio,", "name: istio-canary,");
+    for (settings, expected) in [
+        (MeshConfig::default(), PathNormalization::MergeSlashes),
+        (canary, PathNormalization::None),
+    ] {
+        let revision = settings.revision.clone();
+        let mut mesh = TestMesh::with(settings);
+        let gateway = GATEWAY.replace(
+            "namespace: shop",
+            &format!("namespace: shop, labels: {{istio.io/rev: {revision}}}"),
+        );
+        mesh.apply(&all(&[&gateway, &of_default, &of_canary]));
+        assert_eq!(of_gateway(&mesh).0, expected);
+    }
+}

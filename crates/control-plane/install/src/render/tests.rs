@@ -661,3 +661,5 @@ fn misspelt_targets_are_refused_at_admission() {
     // AuthorizationPolicy, RequestAuthentication and Telemetry in two versions, RateLimit and WasmPlugin in one.
     assert_eq!(checked, 2 * 2 * 3 + 1 + 2);
 }
+
+mod revisions;

@@ -21,4 +21,5 @@ mod joining;
 mod nodes;
 mod outages;
 mod restart_backoff;
+mod revisions;
 mod upgrades;

@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_k8s_api::{Gateway, Kind, Object, ObjectKey};
-use ambit_waypoint_objects::{self as waypoint, ConfigMaps, Parameters, Settings, is_ours};
+use ambit_k8s_api::{
+    Gateway, Kind, Object, ObjectKey,
+    revisions::{self, Revisions},
+};
+use ambit_waypoint_objects::{
+    self as waypoint, ConfigMaps, Parameters, Settings, is_deployed, is_of_revision,
+};
 use serde_json::{Value, json};
 
 use super::SYSTEM;
-
-/// The revision of the lab's control plane.
-const REVISION: &str = "default";
 
 /// Objects that are generated for Gateways.
 pub(super) struct Waypoints {
@@ -69,11 +71,13 @@ impl Waypoints {
             return;
         };
         let maps = config_maps(objects);
+        let revisions = Revisions::new(revisions::DEFAULT);
         for (key, object) in objects {
             let Object::Gateway(gateway) = object else {
                 continue;
             };
-            if !is_ours(gateway, &namespace_labels(objects, key), REVISION) {
+            let labels = namespace_labels(objects, key);
+            if !is_deployed(gateway) || !is_of_revision(gateway, &labels, &revisions) {
                 continue;
             }
             match make(gateway, &settings, &maps, objects) {

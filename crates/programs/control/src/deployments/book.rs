@@ -2,9 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_k8s_api::Gateway;
+use ambit_k8s_api::{
+    Gateway,
+    revisions::{ControlPlane, Revisions},
+    selector::{self, LabelSelector},
+};
 use ambit_waypoint_objects::{
-    self as waypoint, CLASS, CONTROLLER, ConfigMaps, MANAGED, Parameters, Part, Settings, is_ours,
+    self as waypoint, CLASS, CONTROLLER, ConfigMaps, MANAGED, Parameters, Part, Settings,
+    is_deployed, is_of_revision,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
@@ -176,7 +181,11 @@ pub(super) struct Write {
 #[derive(Debug)]
 pub(super) struct Book {
     settings: Settings,
-    revision: String,
+    revisions: Revisions,
+    /// Namespace of the control planes, which is always discovered.
+    system_namespace: Box<str>,
+    /// Selectors of the namespaces that are discovered.
+    selectors: Vec<LabelSelector>,
     /// Of the definitions.
     release: Release,
     class: Option<Class>,
@@ -192,13 +201,15 @@ pub(super) struct Book {
 impl Book {
     pub(super) fn new(
         settings: Settings,
-        revision: String,
+        revision: &str,
         release: Release,
         system_namespace: &str,
     ) -> Self {
         Self {
             settings,
-            revision,
+            revisions: Revisions::new(revision),
+            system_namespace: system_namespace.into(),
+            selectors: Vec::new(),
             release,
             class: None,
             namespaces: BTreeMap::new(),
@@ -226,6 +237,21 @@ impl Book {
                 let says_so = class.is_accepted && class.release.as_ref() == Some(&self.release);
                 (!says_so).then_some(ClassWork::Say(&self.release, class.generation))
             }
+        }
+    }
+
+    /// Takes in the Service of a control plane, which may have become responsible for other Gateways.
+    pub(super) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
+        if self.revisions.set(service, of) {
+            self.due = self.gateways.keys().cloned().collect();
+        }
+    }
+
+    /// Sets which namespaces are discovered.
+    pub(super) fn discover(&mut self, selectors: Vec<LabelSelector>) {
+        if self.selectors != selectors {
+            self.selectors = selectors;
+            self.due = self.gateways.keys().cloned().collect();
         }
     }
 
@@ -286,16 +312,21 @@ impl Book {
         }
     }
 
-    /// Plan for a Gateway; none if it is not ours.
+    /// Plan for a Gateway; none if it is not ours: what was made for it is left to the control plane that takes it over.
     pub(super) fn plan(&self, name: &Name) -> Option<Plan> {
         let gateway = self.gateways.get(name)?;
+        let none = BTreeMap::new();
+        let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
+        let is_discovered = name.namespace == self.system_namespace
+            || selector::select_namespace(&self.selectors, &name.namespace, namespace);
+        if !is_discovered || !is_of_revision(gateway, namespace, &self.revisions) {
+            return None;
+        }
         if gateway.spec.gateway_class_name != CLASS {
             return self.release(name, gateway);
         }
-        let none = BTreeMap::new();
-        let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
         let class = self.class.as_ref()?;
-        if class.controller != CONTROLLER || !is_ours(gateway, namespace, &self.revision) {
+        if class.controller != CONTROLLER || !is_deployed(gateway) {
             return None;
         }
         let parts = || Part::ALL.into_iter();

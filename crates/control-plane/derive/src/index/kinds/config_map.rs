@@ -1,4 +1,4 @@
-//! The ConfigMap `istio` of the root namespace: Istio's MeshConfig, settings of the whole mesh that are followed while
+//! The ConfigMap `istio` of the root namespace, or `istio-REVISION`: Istio's MeshConfig, settings of the whole mesh that are followed while
 //! the mesh runs. Of others, the certificates of authorities that policies may refer to.
 //!
 //! What is not supported is noted and changes nothing. What cannot be read, or concerns security and cannot be
@@ -10,7 +10,7 @@ mod providers;
 mod settings;
 mod telemetry;
 
-use ambit_k8s_api::{ConfigMap, Kind, ObjectKey};
+use ambit_k8s_api::{ConfigMap, Kind, ObjectKey, revisions};
 use ambit_model::{ArcStr, PathNormalization};
 
 use crate::{
@@ -25,7 +25,7 @@ pub(crate) use callee::host;
 use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 
-/// Name of the ConfigMap.
+/// Name of the ConfigMap of the default revision; that of others has the revision behind it.
 const NAME: &str = "istio";
 /// Key of the MeshConfig in it.
 const KEY: &str = "mesh";
@@ -38,7 +38,10 @@ impl Followed for ConfigMap {
     const EXTENT: Extent = Extent::Whole { labels: None };
 
     fn cut(mut self) -> Self {
-        let is_settings = self.metadata.name.as_deref() == Some(NAME);
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let is_settings = name
+            .strip_prefix(NAME)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
         if let Some(data) = &mut self.data {
             data.retain(|key, _| key == AUTHORITIES || is_settings && key == KEY);
         }
@@ -79,7 +82,8 @@ impl MeshKind for ConfigMap {
     fn read(&self, config: &MeshConfig) -> Result<Read<MapInput>, FieldError> {
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
         let text = |key: &str| self.data.as_ref().and_then(|data| data.get(key));
-        if namespace != config.root_namespace || self.metadata.name.as_deref() != Some(NAME) {
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        if namespace != config.root_namespace || name != settings_name(config) {
             let is_usable = |text: &&String| {
                 text.len() <= MAX_AUTHORITIES && text.contains("-----BEGIN CERTIFICATE-----")
             };
@@ -94,14 +98,14 @@ impl MeshKind for ConfigMap {
         Ok(Read::of(Some(input), notes))
     }
 
-    fn changed(index: &mut Index, change: &Change<'_, MapInput>, _: &mut PodDirectory) {
+    fn changed(index: &mut Index, change: &Change<'_, MapInput>, pods: &mut PodDirectory) {
         if change.both().any(|one| one.authorities().is_some()) {
             index.mark_users_of_authorities(change.key);
         }
         if change.both().all(|one| one.settings().is_none()) {
             return;
         }
-        index.discover();
+        index.discover(pods);
         let hosts = |of: Option<&MapInput>| {
             let settings = of.and_then(MapInput::settings);
             settings.map(MeshSettings::hosts).unwrap_or_default()
@@ -120,6 +124,11 @@ impl MeshKind for ConfigMap {
     }
 }
 
+/// Name of the ConfigMap with the settings of a control plane.
+fn settings_name(config: &MeshConfig) -> String {
+    format!("{NAME}{}", revisions::suffix(&config.revision))
+}
+
 /// Error in a field of the MeshConfig.
 fn error(at: &str, message: impl Into<String>) -> FieldError {
     let dot = if at.is_empty() { "" } else { "." };
@@ -129,7 +138,8 @@ fn error(at: &str, message: impl Into<String>) -> FieldError {
 impl Index {
     /// The object that the mesh's settings are in.
     pub(crate) fn settings_key(&self) -> ObjectKey {
-        ObjectKey::new(Kind::ConfigMap, self.config.root_namespace.clone(), NAME)
+        let name = settings_name(&self.config);
+        ObjectKey::new(Kind::ConfigMap, self.config.root_namespace.clone(), name)
     }
 
     /// The mesh's settings, if there are any but those of the control plane's flags.

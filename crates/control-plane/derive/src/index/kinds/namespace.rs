@@ -66,7 +66,7 @@ impl MeshKind for Namespace {
         }
         index.bind(change.key, old.binding.as_ref(), new.binding.as_ref());
         index.bind_canary(change.key, old.canary.as_ref(), new.canary.as_ref());
-        index.discover();
+        index.discover(pods);
         // Gateways of other namespaces may allow those with certain labels.
         let other_waypoint = old.labels != new.labels;
         let other_canary = old.canary != new.canary;

@@ -235,8 +235,11 @@ impl PodInput {
     }
 
     /// Whether the agent captures the pod, by its own rules, or has captured it: an agent that has other rules, and a
-    /// pod that is just leaving, are known by the agent's annotation.
+    /// pod that is just leaving, are known by the agent's annotation. Not in a namespace that is left out.
     fn is_enrolled(&self, index: &Index) -> bool {
+        if index.is_left_out(&self.namespace) {
+            return false;
+        }
         let namespace = ObjectKey::new(Kind::Namespace, "", self.namespace.clone());
         let namespace = index.get::<Namespace>(&namespace);
         let none = Labels::new();

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use ambit_k8s_api::{ObjectKey, Service, created, labels};
+use ambit_k8s_api::{ObjectKey, Service, created, labels, revisions::ControlPlane};
 use ambit_model as model;
 use ambit_model::{
     AppProtocol, ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, PortMap,
@@ -51,6 +51,10 @@ impl MeshKind for Service {
             if index.cluster_addresses.replace(&old, &new) {
                 index.mark_gateways();
             }
+        }
+        if key.namespace == index.config.root_namespace {
+            let control_plane = change.new.and_then(|one| one.control_plane.clone());
+            index.follow_control_plane(&key.name, control_plane);
         }
         let domain = index.config.cluster_domain.clone();
         let host = |service: &ServiceInput| service.hostname(&domain);
@@ -152,6 +156,8 @@ pub(crate) struct ServiceInput {
     pub(crate) ingress: Option<bool>,
     /// Whether it was made for a Gateway.
     pub(crate) is_managed: bool,
+    /// Whose it is, if it is that of a control plane of the mesh.
+    control_plane: Option<ControlPlane>,
 }
 
 impl ServiceInput {
@@ -204,6 +210,7 @@ impl ServiceInput {
                 binding: own_labels.and_then(|all| Binding::of(all, namespace)),
                 canary: Canary::of(&service.metadata, namespace),
                 ingress: binding::ingress(&service.metadata),
+                control_plane: ControlPlane::of(own_labels),
                 is_managed: own_labels.is_some_and(|all| all.contains_key(labels::GATEWAY_MANAGED)),
             }),
             notes,

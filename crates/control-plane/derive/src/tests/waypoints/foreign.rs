@@ -139,6 +139,47 @@ fn a_gateway_of_another_revision_is_another_control_planes() {
 }
 
 #[test]
+fn gateways_of_all_revisions_of_the_mesh_are_its_own() {
+    let of = |revision: &str| {
+        let labels = format!(", labels: {{istio.io/waypoint-for: all, istio.io/rev: {revision}}}");
+        gateway("wp", &labels) + &format!("status: {{addresses: {AT}}}\n")
+    };
+    let control_plane = |name: &str, more: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: istio-system, labels: \
+             {{app: istiod, app.kubernetes.io/part-of: ambit, istio.io/rev: canary{more}}}}}\n\
+             spec: {{clusterIP: 10.96.0.99, ports: [{{port: 15012}}]}}\n"
+        )
+    };
+    let mut mesh = TestMesh::of(&all(&[&of("canary"), CART, SERVICE]));
+    let is_own = |mesh: &TestMesh| {
+        let at = service_waypoint(mesh).unwrap();
+        let is_own = !mesh.waypoint_gateways.is_empty();
+        assert_eq!(at == "shop/wp.shop.svc.cluster.local", is_own, "{at}");
+        is_own
+    };
+    assert!(!is_own(&mesh), "no such control plane is known");
+    mesh.apply(&control_plane("istiod-canary", ""));
+    assert!(is_own(&mesh));
+    // It moves: the waypoint's pods are served all the time.
+    assert_eq!(mesh.apply(&of("default")), [""; 0]);
+    assert_eq!(mesh.apply(&of("canary")), [""; 0]);
+    mesh.apply(&of("stable"));
+    assert!(!is_own(&mesh), "no such tag is known");
+    mesh.apply(&control_plane(
+        "istiod-revision-tag-stable",
+        ", istio.io/tag: stable",
+    ));
+    assert!(is_own(&mesh));
+    mesh.delete(Kind::Service, "istio-system", "istiod-revision-tag-stable");
+    assert!(!is_own(&mesh));
+    // Another implementation's control plane has a Service, too.
+    let istios = control_plane("istiod-stable", "").replace("part-of: ambit", "part-of: istio");
+    mesh.apply(&istios.replace("rev: canary", "rev: stable"));
+    assert!(!is_own(&mesh));
+}
+
+#[test]
 fn it_is_followed_as_its_address_comes_changes_and_goes() {
     let mut mesh = TestMesh::of(&all(&[
         &foreign(FOR_ALL, "[]"),

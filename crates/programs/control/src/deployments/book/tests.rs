@@ -25,13 +25,13 @@ fn gateway(metadata: Value, status: Value) -> Gateway {
 
 /// A book that knows the class and one Gateway.
 fn book(metadata: Value) -> Book {
+    book_of("default", metadata)
+}
+
+/// The same of the control plane of a revision.
+fn book_of(revision: &str, metadata: Value) -> Book {
     let release = Release::of(None);
-    let mut book = Book::new(
-        Settings::default(),
-        "default".into(),
-        release,
-        "istio-system",
-    );
+    let mut book = Book::new(Settings::default(), revision, release, "istio-system");
     book.class(Some(class(CONTROLLER)));
     book.gateway(name(), Some(gateway(metadata, Value::Null)));
     book
@@ -542,3 +542,5 @@ fn foreign_managed_gateway_reports_only_its_controller() {
         .unwrap();
     assert_eq!(conditions(&status)[1], "Programmed=False Invalid");
 }
+
+mod revisions;

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::selector::LabelSelector;
+use ambit_k8s_api::selector::{self, LabelSelector};
 use ambit_model::{ArcStr, PathNormalization};
-use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use super::{
@@ -212,13 +211,14 @@ fn unlike(name: &str, value: &Value, ours: &str, notes: &mut Vec<Note>) {
     }
 }
 
+/// A selector that cannot be understood in full could leave out namespaces, and their policies, that it means to select.
 fn discovery_selectors(value: &Value) -> Result<Vec<LabelSelector>, FieldError> {
-    Vec::deserialize(value).map_err(|cause| {
-        error(
-            DISCOVERY,
-            format!("is not a list of label selectors: {cause}"),
-        )
-    })
+    let not_a_list = || error(DISCOVERY, "is not a list of label selectors");
+    let all = value.as_array().ok_or_else(not_a_list)?;
+    let read = |(index, one): (usize, &Value)| {
+        selector::read(one).map_err(|why| error(&format!("{DISCOVERY}[{index}]"), why.to_string()))
+    };
+    all.iter().enumerate().map(read).collect()
 }
 
 fn is_empty(value: &Value) -> bool {

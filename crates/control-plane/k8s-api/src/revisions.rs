@@ -1,0 +1,167 @@
+//! Control planes of several revisions in one mesh, and the tags that name them. Pure.
+//!
+//! The label `istio.io/rev` of a Gateway, else that of its namespace, names a revision or a tag. The Services of control
+//! planes are the directory: each has the label `istio.io/rev`, and one that stands for a tag `istio.io/tag`, too. All
+//! control planes read the same Services, so a Gateway is of one revision.
+
+use std::collections::BTreeMap;
+
+use crate::labels;
+
+/// The revision of Gateways that name none.
+pub const DEFAULT: &str = "default";
+
+/// End of the names of a revision's own objects, such as `-canary`; the default revision has none.
+pub fn suffix(revision: &str) -> String {
+    match revision {
+        DEFAULT => String::new(),
+        other => format!("-{other}"),
+    }
+}
+
+/// Entry of the directory: the labels of a control plane's Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlPlane {
+    revision: String,
+    tag: Option<String>,
+}
+
+impl ControlPlane {
+    /// Reads the labels of a Service; none if it is not that of a control plane of Ambit.
+    pub fn of(labels: Option<&BTreeMap<String, String>>) -> Option<Self> {
+        let label = |name: &str| labels?.get(name).filter(|value| !value.is_empty());
+        let is_ours = label("app").is_some_and(|app| app == "istiod")
+            && label(labels::PART_OF).is_some_and(|of| of == "ambit");
+        is_ours.then_some(Self {
+            revision: label(labels::REVISION)?.clone(),
+            tag: label(labels::TAG).cloned(),
+        })
+    }
+}
+
+/// Revisions of the mesh, as one of its control planes knows them.
+#[derive(Clone, Debug)]
+pub struct Revisions {
+    own: Box<str>,
+    /// By the name of the Service: the first of several decides about a tag.
+    services: BTreeMap<Box<str>, ControlPlane>,
+}
+
+impl Revisions {
+    /// Revisions of a mesh whose only known control plane is that of the revision `own`.
+    pub fn new(own: &str) -> Self {
+        Self {
+            own: own.into(),
+            services: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in a Service of the root namespace. Returns whether anything changed.
+    pub fn set(&mut self, service: &str, control_plane: Option<ControlPlane>) -> bool {
+        let before = match control_plane.clone() {
+            Some(of) => self.services.insert(service.into(), of),
+            None => self.services.remove(service),
+        };
+        before != control_plane
+    }
+
+    /// The revision of an object, by the labels of the object and of its namespace.
+    pub fn of<'a>(&'a self, object: Option<&'a str>, namespace: Option<&'a str>) -> &'a str {
+        let mut named = [object, namespace].into_iter().flatten();
+        let name = named.find(|name| !name.is_empty()).unwrap_or(DEFAULT);
+        let mut services = self.services.values();
+        let tag = services.find(|one| one.tag.as_deref() == Some(name));
+        tag.map_or(name, |tag| tag.revision.as_str())
+    }
+
+    /// Whether the control plane of an object is this one.
+    pub fn is_own(&self, object: Option<&str>, namespace: Option<&str>) -> bool {
+        self.of(object, namespace) == &*self.own
+    }
+
+    /// Whether the control plane of an object is this one or another one of the mesh, and not another implementation's.
+    pub fn is_of_mesh(&self, object: Option<&str>, namespace: Option<&str>) -> bool {
+        let revision = self.of(object, namespace);
+        let mut services = self.services.values();
+        revision == &*self.own || services.any(|one| one.revision == revision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(revision: &str, tag: Option<&str>) -> Option<ControlPlane> {
+        let mut all = BTreeMap::from([
+            ("app".to_owned(), "istiod".to_owned()),
+            (labels::PART_OF.to_owned(), "ambit".to_owned()),
+            (labels::REVISION.to_owned(), revision.to_owned()),
+        ]);
+        all.extend(tag.map(|tag| (labels::TAG.to_owned(), tag.to_owned())));
+        ControlPlane::of(Some(&all))
+    }
+
+    #[test]
+    fn an_object_goes_before_its_namespace_and_the_default_is_last() {
+        let revisions = Revisions::new("canary");
+        for (object, namespace, revision) in [
+            (None, None, DEFAULT),
+            (None, Some("canary"), "canary"),
+            (Some("stable"), Some("canary"), "stable"),
+            (Some(""), Some("canary"), "canary"),
+            (Some(""), None, DEFAULT),
+        ] {
+            assert_eq!(revisions.of(object, namespace), revision);
+            assert_eq!(
+                revisions.is_own(object, namespace),
+                revision == "canary",
+                "{object:?} {namespace:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_control_plane_resolves_a_tag_to_the_same_revision() {
+        let mut first = Revisions::new(DEFAULT);
+        let mut second = Revisions::new("canary");
+        for (tagged, named, owner) in [
+            (None, "stable", None),
+            (Some(("stable", "canary")), "stable", Some("canary")),
+            (Some(("stable", "default")), "stable", Some(DEFAULT)),
+            // The default revision is whoever has its tag.
+            (Some(("default", "canary")), "", Some("canary")),
+            (None, "", Some(DEFAULT)),
+        ] {
+            let of_tag = tagged.and_then(|(tag, revision)| service(revision, Some(tag)));
+            for revisions in [&mut first, &mut second] {
+                revisions.set("istiod-revision-tag-x", of_tag.clone());
+            }
+            let owners = [(&first, DEFAULT), (&second, "canary")];
+            let owners = owners
+                .into_iter()
+                .filter(|(one, _)| one.is_own(Some(named), None));
+            let owners: Vec<_> = owners.map(|(_, name)| name).collect();
+            assert_eq!(owners, owner.into_iter().collect::<Vec<_>>(), "{tagged:?}");
+        }
+    }
+
+    #[test]
+    fn control_planes_of_the_mesh_are_known_by_their_services() {
+        let mut revisions = Revisions::new(DEFAULT);
+        assert!(!revisions.is_of_mesh(Some("canary"), None));
+        assert!(revisions.set("istiod-canary", service("canary", None)));
+        assert!(!revisions.set("istiod-canary", service("canary", None)));
+        assert!(revisions.is_of_mesh(Some("canary"), None));
+        assert!(!revisions.is_own(Some("canary"), None));
+        assert!(revisions.set("istiod-canary", None));
+        assert!(!revisions.is_of_mesh(None, Some("canary")));
+        assert!(revisions.is_of_mesh(None, None));
+        // Istio's own control plane is none of the mesh's.
+        let foreign = BTreeMap::from([
+            ("app".to_owned(), "istiod".to_owned()),
+            (labels::REVISION.to_owned(), "canary".to_owned()),
+        ]);
+        assert_eq!(ControlPlane::of(Some(&foreign)), None);
+        assert_eq!(ControlPlane::of(None), None);
+    }
+}

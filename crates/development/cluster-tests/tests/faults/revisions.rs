@@ -1,0 +1,82 @@
+//! A canary upgrade: a second control plane takes over waypoints and node proxies while they are used.
+
+use ambit_cluster_tests::{Load, Mesh, Waypoint};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+/// The second control plane, without the parts on nodes.
+const CANARY: &str = "global.revision=canary,global.components=control-plane,revisionTags={stable}";
+
+#[test]
+fn no_request_fails_while_a_second_control_plane_takes_over() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("canary");
+    space.serve_captured();
+    let waypoint = Waypoint::apply(&space);
+    assert!(uses(&waypoint.pods(), "istiod"));
+    let load = Load::start_gently(&space, "load", "n1", "server");
+    space.until_captured("load", true);
+    space.until_get("load", "http://server/", true);
+
+    mesh.install(&[CANARY]);
+    let before = names(&waypoint.pods());
+    let root = |name: &str| {
+        let namespace = ["--namespace", space.name()];
+        mesh.kubectl(
+            &[
+                &["get", "configmap", name, "--output=jsonpath={.data}"][..],
+                &namespace,
+            ]
+            .concat(),
+        )
+    };
+    let roots = root("istio-ca-root-cert");
+    assert_eq!(names(&waypoint.pods()), before, "nothing moves by itself");
+
+    // A Gateway of its own label, then of a tag, of its namespace, and of the default revision again.
+    waypoint.replaced(|waypoint| label(waypoint, "canary"));
+    assert!(uses(&waypoint.pods(), "istiod-canary"));
+    waypoint.until_condition("Programmed", "True Programmed");
+    let moved = names(&waypoint.pods());
+    label(&waypoint, "stable");
+    mesh.install(&["ztunnel.revision=canary"]);
+    assert_eq!(
+        names(&waypoint.pods()),
+        moved,
+        "the tag is of the same revision"
+    );
+    space.until_get("load", "http://server/", true);
+    assert_eq!(root("istio-ca-root-cert"), roots, "both have the same root");
+
+    // Back, and the second control plane goes.
+    mesh.install(&[]);
+    waypoint.replaced(|waypoint| label(waypoint, "default"));
+    assert!(uses(&waypoint.pods(), "istiod"));
+    mesh.ambit(&["uninstall", "--revision=canary"]);
+    assert!(!mesh.objects_of_the_chart().contains("canary"));
+    waypoint.until_condition("Programmed", "True Programmed");
+    space.until_get("load", "http://server/", true);
+    load.finish().assert_flawless();
+}
+
+/// Has the Gateway name a revision or a tag.
+fn label(waypoint: &Waypoint<'_>, revision: &str) {
+    waypoint.patch(&json!({"metadata": {"labels": {"istio.io/rev": revision}}}));
+}
+
+fn names(pods: &[Pod]) -> Vec<String> {
+    let names = pods.iter().filter_map(|pod| pod.metadata.name.clone());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+/// Whether all pods use the control plane behind a Service.
+fn uses(pods: &[Pod], service: &str) -> bool {
+    let address = format!("https://{service}.istio-system.svc:15012");
+    pods.iter().all(|pod| {
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let mut env = containers.flat_map(|container| container.env.iter().flatten());
+        env.any(|one| one.name == "XDS_ADDRESS" && one.value.as_ref() == Some(&address))
+    })
+}

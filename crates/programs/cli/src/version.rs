@@ -40,7 +40,7 @@ struct Versions {
 #[derive(Debug, Serialize)]
 struct Server {
     kubernetes: String,
-    /// Installed version.
+    /// Version that is installed.
     installed: Option<String>,
     /// Number of pods by component and version.
     parts: BTreeMap<&'static str, BTreeMap<String, usize>>,

@@ -83,7 +83,7 @@ pub enum TokenError {
     /// Subject that is not a service account.
     #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
     Subject,
-    /// Contradictory claims.
+    /// Claims that contradict each other.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
     Contradiction,
     /// Token that the Kubernetes API rejects.

@@ -30,7 +30,7 @@ pub enum Denied {
     /// A token that is bound to no pod names no node.
     #[error("the caller's token is not bound to a pod")]
     NotBound,
-    /// Unknown pod.
+    /// Pod that is unknown.
     #[error("the caller's pod {0} does not exist")]
     UnknownPod(String),
     /// Another pod of the same name.

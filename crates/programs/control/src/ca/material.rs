@@ -40,7 +40,7 @@ pub enum CaError {
     Partial {
         /// Path of the directory.
         dir: String,
-        /// Existing file.
+        /// Files that exist.
         present: String,
         /// File that is missing.
         missing: String,

@@ -26,7 +26,7 @@ impl fmt::Display for Origin {
 pub enum ObjectEvent {
     /// Added or changed object.
     Applied {
-        /// Current object.
+        /// Current state of the object.
         object: Object,
         /// File position of the object, if it is from a file.
         origin: Option<Origin>,

@@ -16,7 +16,7 @@ pub enum UnknownRelease {
         "the definitions of the Gateway API do not say of which release they are (annotation {BUNDLE_VERSION}): install a release's own, v1.0 to v1.6"
     )]
     Unsaid,
-    /// Unknown release.
+    /// Release that is unknown here.
     #[error(
         "the definitions of the Gateway API are those of {0}; known are v1.0 to v1.6: what others add has no effect"
     )]

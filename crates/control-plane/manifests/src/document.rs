@@ -33,7 +33,7 @@ impl Document {
     }
 }
 
-/// Unreadable document.
+/// Document that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
     /// Key of the object, if readable.

@@ -84,7 +84,7 @@ pub enum IssueError {
     /// A name is not valid in a certificate.
     #[error("{name:?} is not allowed in a certificate")]
     Name {
-        /// Wrong name.
+        /// Name that is wrong in the request.
         name: String,
         /// Cause of the error.
         #[source]

@@ -125,7 +125,7 @@ impl Surroundings {
                 Lapses,
                 "metadata.labels[istio.io/rev]".to_owned(),
                 format!("the waypoint is left to a control plane of the revision {revision}"),
-                "remove the label".to_owned(),
+                format!("remove the label, or install that revision (`--set global.revision={revision}`)"),
             )
         });
         other.into_iter().collect()
@@ -243,7 +243,7 @@ fn peer_authentication(value: &Value) -> Vec<Difference> {
         .collect()
 }
 
-/// Settings of a revision of Istio's control plane: none but the ConfigMap `istio` is read.
+/// Settings of a revision of Istio's control plane: a control plane of that revision reads them, the default one does not.
 fn revisioned_settings(value: &Value) -> Vec<Difference> {
     let name = text(value, "/metadata/name");
     let is_settings = name.starts_with("istio-") && value.pointer("/data/mesh").is_some();
@@ -251,8 +251,8 @@ fn revisioned_settings(value: &Value) -> Vec<Difference> {
         (
             Lapses,
             "data.mesh".to_owned(),
-            "settings of a revision are not read".to_owned(),
-            "write the settings into the ConfigMap istio".to_owned(),
+            "settings of a revision are read by a control plane of that revision alone".to_owned(),
+            "write the settings into the ConfigMap istio, or install that revision".to_owned(),
         )
     });
     difference.into_iter().collect()

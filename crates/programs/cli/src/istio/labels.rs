@@ -75,8 +75,8 @@ const RULES: &[Rule] = &[
         Namespace,
         ("istio.io/rev", None),
         Lapses,
-        NOT_INJECTED,
-        ENROLL,
+        "no sidecars are injected, and its waypoints are left to a control plane of that revision",
+        "remove it, or install that revision (`--set global.revision={value}`)",
     ),
     rule(
         Namespace,

@@ -450,8 +450,7 @@ spec:
         let log = scene.log();
         all.iter().all(|line| log.contains(line))
     });
-    let log = scene.log();
-    assert!(!log.contains(signed), "{log}");
+    assert!(!scene.log().contains(signed), "{}", scene.log());
     let metrics = scene.metrics();
     for label in ["asked=\"/private/forwarded?a=1\"", "kept=\"x=1\""] {
         assert!(metrics.contains(label), "{metrics}");

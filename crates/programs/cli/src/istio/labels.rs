@@ -76,7 +76,7 @@ const RULES: &[Rule] = &[
         ("istio.io/rev", None),
         Lapses,
         "no sidecars are injected, and its waypoints are left to a control plane of that revision",
-        "remove it, or install that revision (`--set global.revision={value}`)",
+        "remove it, or install a control plane of that revision (global.revision)",
     ),
     rule(
         Namespace,

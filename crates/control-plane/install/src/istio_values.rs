@@ -248,6 +248,24 @@ mod tests {
     }
 
     #[test]
+    fn revisions_and_tags_are_taken() {
+        for (chart, text, expected) in [
+            (
+                Chart::Istiod,
+                "{revision: canary, revisionTags: [stable]}",
+                json!({"revision": "canary", "revisionTags": ["stable"]}),
+            ),
+            (
+                Chart::Ztunnel,
+                "revision: canary",
+                json!({"ztunnel": {"revision": "canary"}}),
+            ),
+        ] {
+            assert_eq!(translated(chart, text), (expected, vec![]));
+        }
+    }
+
+    #[test]
     fn values_of_each_chart_come_to_their_section() {
         let (values, ignored) = translated(
             Chart::Ztunnel,

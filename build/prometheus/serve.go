@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -13,8 +12,8 @@ import (
 	"time"
 
 	"github.com/prometheus/common/model"
-	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
 )
 
 // server answers the part of Prometheus' HTTP API that Kiali asks, from scrapes that are posted to it.
@@ -35,8 +34,8 @@ func serve(address string, engine *promql.Engine) error {
 	s := &server{memory: newMemory(), engine: engine}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /scrape", s.scrape)
-	mux.HandleFunc("/api/v1/query", s.query)
-	mux.HandleFunc("/api/v1/query_range", s.queryRange)
+	mux.HandleFunc("/api/v1/query", s.execute(s.query))
+	mux.HandleFunc("/api/v1/query_range", s.execute(s.queryRange))
 	mux.HandleFunc("/api/v1/label/{name}/values", s.labelValues)
 	mux.HandleFunc("/api/v1/status/config", func(w http.ResponseWriter, _ *http.Request) {
 		respond(w, map[string]string{"yaml": "global:\n  scrape_interval: 1s\n"})
@@ -60,38 +59,30 @@ func (s *server) scrape(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *server) query(w http.ResponseWriter, r *http.Request) {
+// query makes an instant query of a request.
+func (s *server) query(r *http.Request) (promql.Query, error) {
 	at, err := parseTime(r.FormValue("time"))
 	if err != nil {
-		refuse(w, err)
-		return
+		return nil, err
 	}
-	s.mutex.RLock()
-	defer s.mutex.RUnlock()
-	query, err := s.engine.NewInstantQuery(r.Context(), s.memory, nil, r.FormValue("query"), at)
-	execute(w, r.Context(), query, err)
+	return s.engine.NewInstantQuery(r.Context(), s.memory, nil, r.FormValue("query"), at)
 }
 
-func (s *server) queryRange(w http.ResponseWriter, r *http.Request) {
+// queryRange makes a range query of a request.
+func (s *server) queryRange(r *http.Request) (promql.Query, error) {
 	start, err := parseTime(r.FormValue("start"))
 	if err != nil {
-		refuse(w, err)
-		return
+		return nil, err
 	}
 	end, err := parseTime(r.FormValue("end"))
 	if err != nil {
-		refuse(w, err)
-		return
+		return nil, err
 	}
 	step, err := parseStep(r.FormValue("step"))
 	if err != nil {
-		refuse(w, err)
-		return
+		return nil, err
 	}
-	s.mutex.RLock()
-	defer s.mutex.RUnlock()
-	query, err := s.engine.NewRangeQuery(r.Context(), s.memory, nil, r.FormValue("query"), start, end, step)
-	execute(w, r.Context(), query, err)
+	return s.engine.NewRangeQuery(r.Context(), s.memory, nil, r.FormValue("query"), start, end, step)
 }
 
 func (s *server) labelValues(w http.ResponseWriter, r *http.Request) {
@@ -111,26 +102,40 @@ func (s *server) labelValues(w http.ResponseWriter, r *http.Request) {
 	respond(w, values)
 }
 
-// execute runs a query and writes its result.
-func execute(w http.ResponseWriter, ctx context.Context, query promql.Query, err error) {
-	if err != nil {
-		refuse(w, err)
-		return
+// execute runs the queries that are made of requests, and writes their results.
+func (s *server) execute(parse func(*http.Request) (promql.Query, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		query, err := parse(r)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		defer query.Close()
+		s.mutex.RLock()
+		defer s.mutex.RUnlock()
+		answer := query.Exec(r.Context())
+		if answer.Err != nil {
+			refuse(w, answer.Err)
+			return
+		}
+		result, err := render(answer.Value)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		respond(w, map[string]any{"resultType": answer.Value.Type(), "result": result})
 	}
-	defer query.Close()
-	answer := query.Exec(ctx)
-	if answer.Err != nil {
-		refuse(w, answer.Err)
-		return
-	}
-	var result any
-	switch value := answer.Value.(type) {
+}
+
+// render returns a value in the API's form.
+func render(value parser.Value) (any, error) {
+	switch value := value.(type) {
 	case promql.Vector:
 		samples := []any{}
 		for _, one := range value {
-			samples = append(samples, map[string]any{"metric": metric(one.Metric), "value": pair(one.T, one.F)})
+			samples = append(samples, map[string]any{"metric": one.Metric.Map(), "value": pair(one.T, one.F)})
 		}
-		result = samples
+		return samples, nil
 	case promql.Matrix:
 		series := []any{}
 		for _, one := range value {
@@ -138,19 +143,15 @@ func execute(w http.ResponseWriter, ctx context.Context, query promql.Query, err
 			for _, point := range one.Floats {
 				values = append(values, pair(point.T, point.F))
 			}
-			series = append(series, map[string]any{"metric": metric(one.Metric), "values": values})
+			series = append(series, map[string]any{"metric": one.Metric.Map(), "values": values})
 		}
-		result = series
+		return series, nil
 	case promql.Scalar:
-		result = pair(value.T, value.V)
+		return pair(value.T, value.V), nil
 	default:
-		refuse(w, fmt.Errorf("the query gives a %s", value.Type()))
-		return
+		return nil, fmt.Errorf("the query gives a %s", value.Type())
 	}
-	respond(w, map[string]any{"resultType": answer.Value.Type(), "result": result})
 }
-
-func metric(of labels.Labels) map[string]string { return of.Map() }
 
 func pair(milliseconds int64, value float64) []any {
 	return []any{float64(milliseconds) / 1000, strconv.FormatFloat(value, 'f', -1, 64)}

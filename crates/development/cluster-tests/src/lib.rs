@@ -17,6 +17,7 @@
 
 mod load;
 mod mesh;
+mod process;
 mod space;
 mod waypoint;
 mod wire;
@@ -31,6 +32,7 @@ pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
 pub use ambit_testkit::{binary, target};
 pub use load::{Failure, Load, Outcome};
 pub use mesh::{Access, Mesh, Part};
+pub use process::Process;
 pub use space::{Space, address, is_captured, is_ready};
 pub use waypoint::{Waypoint, condition};
 pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};

@@ -5,27 +5,16 @@ use std::{
     io::{BufRead, BufReader},
     net::TcpListener,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::SystemTime,
 };
 
 use ambit_cluster::{Cluster, Places, Slot};
-use ambit_cluster_tests::{Mesh, Space, Waypoint, binary, sources, target, until};
+use ambit_cluster_tests::{Mesh, Process, Space, Waypoint, binary, sources, target, until};
 use ambit_testkit::http;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
-
-/// A process that ends with the test.
-#[derive(Debug)]
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
 
 /// Prometheus' engine behind the part of its API that Kiali asks, fed by the test.
 #[derive(Debug)]

@@ -2,24 +2,17 @@
 
 use std::{
     io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
-use ambit_cluster_tests::{Mesh, Space, binary, until};
+use ambit_cluster_tests::{Mesh, Process, Space, binary, until};
 use ambit_testkit::http;
 use serde_json::Value;
 
 struct Dashboard {
-    child: Child,
+    _process: Process,
     host: String,
     token: String,
-}
-
-impl Drop for Dashboard {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
 }
 
 impl Dashboard {
@@ -35,7 +28,7 @@ impl Dashboard {
         let url = line.strip_prefix("dashboard: http://").unwrap();
         let (host, token) = url.split_once("/#token=").unwrap();
         Self {
-            child,
+            _process: Process(child),
             host: host.to_owned(),
             token: token.to_owned(),
         }

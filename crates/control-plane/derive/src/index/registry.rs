@@ -98,7 +98,8 @@ impl Index {
     ) -> impl Iterator<Item = RegisteredService> + 'a {
         let registered = move |host: &ArcStr| {
             let visibility = self.visibility(entry, host)?;
-            let record = entry.record(host, &self.network, None, |_| true);
+            let addresses = entry.addresses_of(host);
+            let single = addresses.filter(|net| net.prefix_len() == net.max_prefix_len());
             let ports = entry.declared_ports();
             let ports = ports.map(|(name, number, app_protocol)| RegisteredPort {
                 name: name.to_owned(),
@@ -112,7 +113,7 @@ impl Index {
                 namespace: entry.namespace.clone(),
                 is_kubernetes: false,
                 is_public: visibility == Visibility::Public,
-                addresses: record.service.vips.iter().map(|vip| vip.address).collect(),
+                addresses: single.map(|net| net.addr()).collect(),
                 ports: ports.collect(),
                 selector: entry.selector.clone(),
                 resolution: entry.resolution,

@@ -382,6 +382,13 @@ impl ServiceEntryInput {
         by_dns && self.endpoints.is_empty() && self.selector.is_none()
     }
 
+    /// Virtual addresses of one of its hosts.
+    pub(crate) fn addresses_of(&self, host: &ArcStr) -> impl Iterator<Item = &IpNet> {
+        let of_host = self.addresses.iter();
+        let of_host = of_host.filter(move |(of, ..)| of.is_empty() || of == host);
+        of_host.map(|(_, net, _)| net)
+    }
+
     /// The record of one of its hosts with those of its addresses that are free, but for what depends on other
     /// objects: `canonical` and `visibility`.
     pub(crate) fn record(
@@ -391,12 +398,8 @@ impl ServiceEntryInput {
         namespace_distribution: Option<&str>,
         is_free: impl Fn(&IpNet) -> bool,
     ) -> ServiceRecord {
-        let of_host = self
-            .addresses
-            .iter()
-            .filter(|(of, net, _)| (of.is_empty() || of == host) && is_free(net));
         let (mut vips, mut cidr_vips) = (Vec::new(), Vec::new());
-        for (_, net, _) in of_host {
+        for net in self.addresses_of(host).filter(|net| is_free(net)) {
             if net.prefix_len() == net.max_prefix_len() {
                 vips.push(model::NetworkAddress::new(network.clone(), net.addr()));
             } else {

@@ -48,7 +48,9 @@ use ambit_derive::{Extent, Followed, KindVisitor, visit_kinds};
 use ambit_k8s_api::{Definition, Kind, Object, ObjectEvent, ObjectKey};
 use ambit_kube_kit::watch::{self, ObjectId, Watch, WatchEvent};
 use ambit_rt::DrainWatcher;
-use kube::{Api, Client, Resource, core::PartialObjectMeta, runtime::watcher};
+use kube::{
+    Api, Client, Resource, core::PartialObjectMeta, discovery::ApiResource, runtime::watcher,
+};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch as signal};
 
@@ -250,6 +252,17 @@ impl Updates {
     /// False when there is no receiver any more.
     async fn send(&self, update: Update) -> bool {
         self.sender.send(update).await.is_ok()
+    }
+}
+
+/// Resource of a custom kind in a version.
+pub(crate) fn resource(kind: Kind, version: &str) -> ApiResource {
+    ApiResource {
+        group: kind.group().to_owned(),
+        version: version.to_owned(),
+        api_version: format!("{}/{version}", kind.group()),
+        kind: kind.as_str().to_owned(),
+        plural: kind.plural().to_owned(),
     }
 }
 

@@ -11,7 +11,7 @@ use kube::{Api, Client, core::DynamicObject, discovery::ApiResource, runtime::wa
 use serde_json::{Value, json};
 use tokio::sync::watch as signal;
 
-use super::{Update, Updates, key, slim};
+use super::{Update, Updates, key, resource, slim};
 
 /// Versions that are read, the best first. They do not differ in what the mesh reads.
 const VERSIONS: &[&str] = &["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
@@ -154,13 +154,7 @@ impl Follower {
     /// objects that the index knows.
     async fn follow(&self, version: &'static str, there: &mut BTreeSet<ObjectKey>) -> bool {
         let kind = self.kind;
-        let resource = ApiResource {
-            group: kind.group().to_owned(),
-            version: version.to_owned(),
-            api_version: format!("{}/{version}", kind.group()),
-            kind: kind.as_str().to_owned(),
-            plural: kind.plural().to_owned(),
-        };
+        let resource = resource(kind, version);
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
         let api_version = resource.api_version.clone();
         let read = move |object: &DynamicObject| Some(read(kind, &api_version, object));

@@ -34,8 +34,7 @@ fn client(status: &SessionStatus, cluster_id: &str) -> Value {
         .collect();
     let mut client = json!({
         "cluster_id": cluster_id,
-        // `pod.namespace`, the third part of a node id, is what tools look pods up by.
-        "proxy": node.map(|node| node.id.split('~').nth(2).unwrap_or(&node.id)),
+        "proxy": node.map(|node| node.pod()),
         "id": node.map(|node| node.id.as_str()),
         "node": node.map(|node| node.node_name.as_str()),
         "version": node.map(|node| node.version.as_str()),

@@ -9,6 +9,8 @@ use kube::{
 };
 use serde_json::{Map, Value, json};
 
+use crate::kubernetes::resource;
+
 /// Objects of one page of a list.
 const LIMIT: u32 = 500;
 /// Annotation of kubectl with all of the object.
@@ -41,13 +43,7 @@ pub(super) async fn objects(client: &Client) -> Result<Vec<Value>, String> {
 
 /// Objects of a kind; none without its definition.
 async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
-    let resource = ApiResource {
-        group: kind.group().to_owned(),
-        version: kind.version().to_owned(),
-        api_version: format!("{}/{}", kind.group(), kind.version()),
-        kind: kind.as_str().to_owned(),
-        plural: kind.plural().to_owned(),
-    };
+    let resource = resource(kind, kind.version());
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let mut all = Vec::new();
     let mut page = ListParams::default().limit(LIMIT);
@@ -125,15 +121,10 @@ mod tests {
                 "jwtRules": [{"jwks": "kept"}],
             },
         });
-        let resource = ApiResource {
-            group: "extensions.istio.io".to_owned(),
-            version: "v1alpha1".to_owned(),
-            api_version: "extensions.istio.io/v1alpha1".to_owned(),
-            kind: "WasmPlugin".to_owned(),
-            plural: "wasmplugins".to_owned(),
-        };
+        let kind = Kind::WasmPlugin;
+        let resource = resource(kind, kind.version());
         let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
-        let plugin = shown(Kind::WasmPlugin, &resource, read(&object));
+        let plugin = shown(kind, &resource, read(&object));
         let expected = json!({
             "kind": "WasmPlugin",
             "apiVersion": "extensions.istio.io/v1alpha1",

@@ -153,8 +153,6 @@ impl DebugService {
     /// Returns the client of a session that has identified itself.
     fn node(&self, session: &SessionStatus) -> Option<Node> {
         let node = session.node.as_ref()?;
-        // `type~ip~pod.namespace~domain`: tools show the third part.
-        let name = node.id.split('~').nth(2).unwrap_or(&node.id);
         let text = |text: &str| Value {
             kind: Some(Kind::StringValue(text.to_owned())),
         };
@@ -169,7 +167,7 @@ impl DebugService {
             .map(|(name, value)| (name.to_owned(), text(value)))
             .collect();
         Some(Node {
-            id: name.to_owned(),
+            id: node.pod().to_owned(),
             metadata: Some(Struct { fields }),
             ..Node::default()
         })

@@ -24,6 +24,13 @@ pub struct NodeInfo {
     pub version: ArcStr,
 }
 
+impl NodeInfo {
+    /// Name that Istio's tools show and look pods up by: `pod.namespace`, the third part of the id.
+    pub fn pod(&self) -> &str {
+        self.id.split('~').nth(2).unwrap_or(&self.id)
+    }
+}
+
 /// Error of invalid node metadata.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {

@@ -107,7 +107,7 @@ impl Deployer {
             let leads_mesh = *self.leads_mesh.borrow_and_update();
             match work(&self.client, &mut book, leads_mesh).await {
                 Ok(()) => backoff.reset(),
-                // What changed comes by the watch: decided again when it should be here.
+                // The watch delivers the conflicting change: plan again when it should have arrived.
                 Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
                 Err(error) => {
                     let error = ErrorChain(&error);

@@ -155,7 +155,7 @@ impl Environment {
     }
 }
 
-/// Takes part in the election among all revisions as long as this replica leads its own; until the drain.
+/// Takes part in the election among all revisions while this replica is the leader of its own; until the drain.
 async fn elect_for_mesh(
     api: Api<Lease>,
     identity: String,

@@ -154,7 +154,7 @@ fn parts(kind: Kind, status: &Value) -> Vec<Value> {
     parts.cloned().unwrap_or_default()
 }
 
-/// Begins to write what is reported, whenever this replica leads the mesh; ends with the drain.
+/// Starts to write reported conditions while this replica is the leader of the mesh; ends with the drain.
 pub fn start(cluster: &Cluster, drain: &DrainWatcher) -> mpsc::UnboundedSender<Report> {
     let (reports, taken) = mpsc::unbounded_channel();
     let (wishes, wished) = mpsc::unbounded_channel();

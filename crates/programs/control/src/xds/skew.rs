@@ -189,7 +189,7 @@ mod tests {
         let pods = "wp-1 (version 0.0.1), wp-2 (version 0.0.1) do not follow";
         assert!(problem.contains(pods), "{problem}");
         assert!(problem.contains("of which the Gateway has 1"), "{problem}");
-        // It may still be about to subscribe.
+        // Its subscriptions may be incomplete.
         assert_eq!(found(&sessions, "wp", 5), [""; 0]);
         // Nothing is lost where there are no such objects.
         assert_eq!(found(&sessions, "other", 60), [""; 0]);

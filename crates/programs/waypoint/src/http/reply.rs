@@ -5,7 +5,7 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::message::{self, Body};
 
-/// Envoy's header that tells clients not to retry an overloaded server at once.
+/// Envoy's header that keeps clients from an immediate retry at an overloaded server.
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 
 /// Why a request is answered by the waypoint rather than by an application.

@@ -156,7 +156,7 @@ pub(crate) struct ServiceInput {
     pub(crate) ingress: Option<bool>,
     /// Whether it was made for a Gateway.
     pub(crate) is_managed: bool,
-    /// Whose it is, if it is that of a control plane of the mesh.
+    /// Entry of the directory of revisions, if it is the Service of a control plane of the mesh.
     control_plane: Option<ControlPlane>,
 }
 

@@ -161,7 +161,7 @@ fn gateways_of_all_revisions_of_the_mesh_are_its_own() {
     assert!(!is_own(&mesh), "no such control plane is known");
     mesh.apply(&control_plane("istiod-canary", ""));
     assert!(is_own(&mesh));
-    // It moves: the waypoint's pods are served all the time.
+    // The Gateway moves between revisions, and its waypoint is served throughout.
     assert_eq!(mesh.apply(&of("default")), [""; 0]);
     assert_eq!(mesh.apply(&of("canary")), [""; 0]);
     mesh.apply(&of("stable"));

@@ -22,7 +22,7 @@ use ambit_wire::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
 
 use crate::{
     environment::Cluster,
@@ -86,18 +86,24 @@ impl Monitoring {
                 let cluster_id = Arc::clone(&self.cluster_id);
                 page(move || clients::page(&sessions, &cluster_id)).await
             }
-            "debug/registryz" => match self.mesh.registry().await {
-                Some(services) => {
-                    let cluster_id = Arc::clone(&self.cluster_id);
-                    page(move || registry::page(&services, &cluster_id)).await
+            "debug/registryz" => {
+                let turn = PAGES.acquire().await;
+                match self.mesh.registry().await {
+                    Some(services) => {
+                        let cluster_id = Arc::clone(&self.cluster_id);
+                        page_in(turn, move || registry::page(&services, &cluster_id)).await
+                    }
+                    None => text(503, "objects are no longer followed\n"),
                 }
-                None => text(503, "objects are no longer followed\n"),
-            },
+            }
             "debug/configz" => match &self.cluster {
-                Some(cluster) => match config::objects(&cluster.client).await {
-                    Ok(objects) => page(move || objects).await,
-                    Err(error) => text(502, format!("{error}\n")),
-                },
+                Some(cluster) => {
+                    let turn = PAGES.acquire().await;
+                    match config::objects(&cluster.client).await {
+                        Ok(objects) => page_in(turn, move || objects).await,
+                        Err(error) => text(502, format!("{error}\n")),
+                    }
+                }
                 None => text(404, "there is no cluster: the objects are the manifests\n"),
             },
             "debug/problems" => {
@@ -132,10 +138,17 @@ impl Monitoring {
     }
 }
 
-/// A debug page, made on a thread of its own when it is its turn.
+/// Turn of a debug page. Whoever collects much for a page waits for its turn first.
+type Turn = Result<SemaphorePermit<'static>, AcquireError>;
+
+/// Makes a debug page on a thread of its own when it is its turn.
 async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Response {
-    // It is never closed. The client may go away; the page is made all the same.
-    let turn = PAGES.acquire().await;
+    // The semaphore is never closed. The client may go away; the page is made all the same.
+    page_in(PAGES.acquire().await, make).await
+}
+
+/// Makes a debug page on a thread of its own in a turn.
+async fn page_in<T: Serialize>(turn: Turn, make: impl FnOnce() -> T + Send + 'static) -> Response {
     let made = ambit_rt::spawn_blocking("debug page", move || {
         let page = json_pretty(200, &make());
         drop(turn);

@@ -1,6 +1,8 @@
 //! `/debug/configz`: the objects of Istio's and the Gateway API's kinds, as the API server has them, without secrets. The
 //! control plane keeps only what it understood of an object, so they are listed on request.
 
+use std::time::Duration;
+
 use ambit_k8s_api::{Definition, Kind};
 use kube::{
     Api, Client,
@@ -27,11 +29,23 @@ const SECRETS: [(Kind, &[&str]); 3] = [
     ),
 ];
 
+/// Timeout of all lists: other pages wait meanwhile.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
 /// All objects, by kind.
 ///
 /// # Errors
-/// Fails if a kind that has a definition cannot be listed; the text names it.
+/// Fails if a kind that has a definition cannot be listed, which the text names, or if the API server takes too long.
 pub(super) async fn objects(client: &Client) -> Result<Vec<Value>, String> {
+    let listed = tokio::time::timeout(TIMEOUT, list_all(client)).await;
+    listed.unwrap_or_else(|_| {
+        Err(format!(
+            "the API server did not list all objects in {TIMEOUT:?}"
+        ))
+    })
+}
+
+async fn list_all(client: &Client) -> Result<Vec<Value>, String> {
     let mut all = Vec::new();
     let custom = |kind: &&Kind| kind.definition() != Definition::BuiltIn;
     for kind in Kind::ALL.iter().filter(custom) {

@@ -6,6 +6,7 @@ use std::{
     process::Command,
 };
 
+use ambit_images::Architecture;
 use anyhow::{Context as _, Result};
 
 use crate::{images, outside, setup, shell, static_binary};
@@ -73,7 +74,11 @@ fn envoy() -> Result<PathBuf> {
 /// Builds the measured programs and returns their directory: release builds, with the static node proxy of its image.
 /// The directory is separate from cargo's, so that cargo's output stays unchanged.
 fn programs() -> Result<PathBuf> {
-    let proxy = static_binary::build("ambit-node-proxy")?;
+    let proxy = static_binary::build(
+        "ambit-node-proxy",
+        "ambit-node-proxy",
+        Architecture::native()?,
+    )?;
     let directory = shell::target_dir().join("bench");
     fs::create_dir_all(&directory)?;
     let built = shell::target_dir().join("release");

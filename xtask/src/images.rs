@@ -6,11 +6,11 @@ use std::{
     process::Command,
 };
 
-use ambit_images::{Binaries, Naming};
-use anyhow::{Context, Result, bail};
+use ambit_images::{Architecture, Binaries, Naming};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    plugin,
+    cross, plugin,
     setup::{self, Purpose},
     shell, static_binary,
 };
@@ -29,6 +29,8 @@ pub(crate) const STATIC: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
 /// Command-line options of the user.
 struct Options {
     release: bool,
+    /// Architectures of the images, in the order in which images list them.
+    architectures: Vec<Architecture>,
     out: PathBuf,
     hub: String,
     tag: String,
@@ -91,12 +93,19 @@ impl Load {
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let options = parse(args)?;
     setup::ensure(Purpose::Images)?;
-    let directory = if options.release {
-        release()?
-    } else {
-        debug()?
-    };
-    let archives = write(&directory, &options.out, &options.hub, &options.tag)?;
+    let mut built = Vec::new();
+    for architecture in options.architectures.iter().copied() {
+        if !architecture.is_native() {
+            setup::ensure(Purpose::Cross(architecture))?;
+        }
+        let directory = if options.release {
+            release(architecture)?
+        } else {
+            debug()?
+        };
+        built.push((architecture, directory));
+    }
+    let archives = write(&built, &options.out, &options.hub, &options.tag)?;
     let chart = chart(&options)?;
     for archive in archives.iter().chain([&chart]) {
         eprintln!("    {}", archive.display());
@@ -121,6 +130,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 fn parse(args: &[String]) -> Result<Options> {
     let mut options = Options {
         release: false,
+        architectures: vec![Architecture::native()?],
         out: shell::target_dir().join("images"),
         hub: "ambit".to_owned(),
         tag: env!("CARGO_PKG_VERSION").to_owned(),
@@ -132,6 +142,7 @@ fn parse(args: &[String]) -> Result<Options> {
         let mut value = || args.next().with_context(|| format!("{arg} wants a value"));
         match arg.as_str() {
             "--release" => options.release = true,
+            "--arch" => options.architectures = architectures(value()?)?,
             "--out" => options.out = Path::new(value()?).to_path_buf(),
             "--hub" => options.hub.clone_from(value()?),
             "--tag" => options.tag.clone_from(value()?),
@@ -141,11 +152,27 @@ fn parse(args: &[String]) -> Result<Options> {
             }
             "--load" => options.load = Some(Load::parse(value()?)?),
             other => bail!(
-                "unknown argument {other}; there are --release, --out, --hub, --tag, --push and --load"
+                "unknown argument {other}; there are --release, --arch, --out, --hub, --tag, --push and --load"
             ),
         }
     }
+    let all_native = options.architectures.iter().all(|a| a.is_native());
+    ensure!(
+        options.release || all_native,
+        "--arch: only optimised programs are built for other architectures; add --release"
+    );
     Ok(options)
+}
+
+/// Parses a list of architectures, each of them once.
+fn architectures(list: &str) -> Result<Vec<Architecture>> {
+    let mut found = Vec::new();
+    for name in list.split(',') {
+        let architecture = Architecture::parse(name).context("--arch")?;
+        ensure!(!found.contains(&architecture), "--arch names {name} twice");
+        found.push(architecture);
+    }
+    Ok(found)
 }
 
 /// Writes the chart, whose default values name the images.
@@ -176,20 +203,29 @@ pub(crate) fn for_benchmarks(programs: &Path) -> Result<Vec<PathBuf>> {
 
 fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
     let out = shell::target_dir().join(out);
-    write(binaries, &out, "ambit", "dev")
+    let built = [(Architecture::native()?, binaries.to_path_buf())];
+    write(&built, &out, "ambit", "dev")
 }
 
-/// Builds optimised programs for images in a target directory of their own, and returns it.
-fn release() -> Result<PathBuf> {
+/// Builds optimised programs for images in a target directory of their own, checks that they start, and returns their
+/// directory.
+fn release(architecture: Architecture) -> Result<PathBuf> {
     let target = static_binary::target_dir();
     let mut cargo = shell::cargo(&["build", "--locked", "--release", "--bins"]);
     cargo.arg("--target-dir").arg(&target);
+    cross::configure(&mut cargo, architecture)?;
     for package in PACKAGES {
         cargo.args(["--package", package]);
     }
-    shell::run("build the binaries", &mut cargo)?;
-    static_binary::build("ambit-node-proxy")?;
-    Ok(target.join("release"))
+    let what = format!("build the binaries, {}", architecture.name());
+    shell::run(&what, &mut cargo)?;
+    let node_proxy = static_binary::build("ambit-node-proxy", "ambit-node-proxy", architecture)?;
+    let directory = cross::release_dir(&target, architecture);
+    let programs = ["ambit-agent", "ambit-control", "ambit-waypoint", "ambit"];
+    let mut programs: Vec<PathBuf> = programs.map(|name| directory.join(name)).into();
+    programs.push(node_proxy);
+    cross::check_start(&programs, architecture)?;
+    Ok(directory)
 }
 
 /// Builds unoptimised programs, which takes less time, and returns their directory.
@@ -199,11 +235,29 @@ pub(crate) fn debug() -> Result<PathBuf> {
     Ok(shell::target_dir().join("debug"))
 }
 
-fn write(binaries: &Path, out: &Path, hub: &str, tag: &str) -> Result<Vec<PathBuf>> {
-    let binaries = Binaries {
-        directory: binaries,
-        plugin: &plugin::build()?,
-    };
+fn write(
+    built: &[(Architecture, PathBuf)],
+    out: &Path,
+    hub: &str,
+    tag: &str,
+) -> Result<Vec<PathBuf>> {
+    let mut others = Vec::new();
+    for (architecture, _) in built {
+        others.push((
+            plugin::build(*architecture)?,
+            cross::busybox(*architecture)?,
+        ));
+    }
+    let binaries: Vec<_> = built
+        .iter()
+        .zip(&others)
+        .map(|((architecture, directory), (plugin, busybox))| Binaries {
+            architecture: *architecture,
+            directory,
+            plugin,
+            busybox,
+        })
+        .collect();
     ambit_images::write(&binaries, &Naming { hub, tag }, out).context("cannot write the images")
 }
 
@@ -238,5 +292,19 @@ mod tests {
         let options = parse(&words.map(str::to_owned)).unwrap();
         assert!(options.push && options.hub == "registry.example.com/ambit");
         assert!(parse(&["--push".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn architectures_are_named_once_and_foreign_ones_are_optimised() {
+        let parsed = |words: &[&str]| {
+            let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
+            parse(&words).map(|options| options.architectures)
+        };
+        let both = parsed(&["--release", "--arch", "amd64,arm64"]).unwrap();
+        assert_eq!(both, Architecture::ALL);
+        for wrong in ["", "amd64,amd64", "arm64,", "riscv64"] {
+            assert!(parsed(&["--release", "--arch", wrong]).is_err(), "{wrong}");
+        }
+        assert!(parsed(&["--arch", "amd64,arm64"]).is_err());
     }
 }

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 mod bench;
 mod cluster;
+mod cross;
 mod demo;
+mod dist;
 mod fuzz;
 mod images;
 mod outside;
@@ -30,7 +32,8 @@ fn main() -> ExitCode {
         Some("fuzz") => fuzz::run(argument),
         Some("cluster") => cluster::run(args.get(1..).unwrap_or_default()),
         Some("images") => images::run(args.get(1..).unwrap_or_default()),
-        Some("plugin") => plugin::build().map(drop),
+        Some("dist") => dist::run(args.get(1..).unwrap_or_default()),
+        Some("plugin") => plugin::build_native().map(drop),
         Some("bench") => bench::run(args.get(1..).unwrap_or_default()),
         Some("web") => web::build(argument == Some("--check")),
         Some("gen") => proto::generate(argument == Some("--check")),

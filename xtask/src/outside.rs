@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::shell;
+use crate::{cross, shell};
 
 /// Compilation target of plugins in Rust. It is installed only when tests need it, since nothing else uses it.
 const WASM: &str = "wasm32-wasip1";
@@ -25,11 +25,16 @@ pub(crate) fn build() -> Result<()> {
     go("distribution", "oci-distribution", &[])?;
     go("prometheus", "prometheus-queries", &[])?;
     go("envoy-admin", "envoy-admin-decoder", &[])?;
-    target()?;
+    cross::install_target(WASM)?;
     rust_plugin()?;
     published_plugins()?;
     let wasm = ["-buildmode=c-shared", "-ldflags=-s -w"];
     go("plugins/go", "plugin-go.wasm", &wasm).map(drop)
+}
+
+/// Builds the linter of workflows and returns its path.
+pub(crate) fn actionlint() -> Result<PathBuf> {
+    go("actionlint", "actionlint", &[])
 }
 
 /// Builds the OTLP receiver and returns its path.
@@ -53,23 +58,6 @@ fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     }
     shell::run(&format!("build {name}"), &mut go)?;
     Ok(program)
-}
-
-/// Installs the standard library for [`WASM`] if it is not there.
-fn target() -> Result<()> {
-    let mut rustc = Command::new("rustc");
-    rustc.args(["--print", "target-libdir", "--target", WASM]);
-    let output = rustc.current_dir(shell::root()).output()?;
-    let directory = String::from_utf8_lossy(&output.stdout);
-    if Path::new(directory.trim()).join("self-contained").is_dir() {
-        return Ok(());
-    }
-    let mut rustup = Command::new("rustup");
-    rustup
-        .args(["target", "add", WASM])
-        .current_dir(shell::root());
-    let what = format!("install the Rust target {WASM}, which tests of plugins need");
-    shell::run(&what, &mut rustup)
 }
 
 /// Builds the plugin in Rust.

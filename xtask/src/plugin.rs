@@ -1,15 +1,22 @@
 //! `cargo xtask plugin`: the CNI plugin as one static file, since it runs on hosts with any C library.
 
-use std::{path::PathBuf, process::Command};
+use std::path::PathBuf;
 
+use ambit_images::Architecture;
 use anyhow::{Result, ensure};
 
 use crate::static_binary;
 
-/// Builds it, checks that it is what it should be, and gives its path.
-pub(crate) fn build() -> Result<PathBuf> {
-    let path = static_binary::build("ambit-cni")?;
-    let version = Command::new(&path).env("CNI_COMMAND", "VERSION").output()?;
+/// Builds the plugin for this machine and returns its path.
+pub(crate) fn build_native() -> Result<PathBuf> {
+    build(Architecture::native()?)
+}
+
+/// Builds the plugin for an architecture, checks that it is static and starts, and returns its path.
+pub(crate) fn build(architecture: Architecture) -> Result<PathBuf> {
+    let path = static_binary::build("ambit-cni", "ambit-cni", architecture)?;
+    let mut plugin = ambit_images::command(architecture, &path);
+    let version = plugin.env("CNI_COMMAND", "VERSION").output()?;
     ensure!(version.status.success(), "{} does not run", path.display());
     Ok(path)
 }

@@ -2,6 +2,7 @@
 
 use std::{path::Path, process::Command};
 
+use ambit_images::Architecture;
 use anyhow::{Result, bail};
 
 use crate::shell;
@@ -93,6 +94,36 @@ const IMAGES: &[Need] = &[
     Need {
         paths: &[ambit_images::BUSYBOX],
         package: "busybox-static",
+    },
+];
+
+/// Cross compilers and emulators of Debian, by the architecture of the programs.
+const ARM64: &[Need] = &[
+    Need {
+        paths: &["/usr/bin/aarch64-linux-gnu-gcc"],
+        package: "gcc-aarch64-linux-gnu",
+    },
+    Need {
+        paths: &["/usr/aarch64-linux-gnu/include/stdio.h"],
+        package: "libc6-dev-arm64-cross",
+    },
+    Need {
+        paths: &["/usr/bin/qemu-aarch64-static"],
+        package: "qemu-user-static",
+    },
+];
+const AMD64: &[Need] = &[
+    Need {
+        paths: &["/usr/bin/x86_64-linux-gnu-gcc"],
+        package: "gcc-x86-64-linux-gnu",
+    },
+    Need {
+        paths: &["/usr/x86_64-linux-gnu/include/stdio.h"],
+        package: "libc6-dev-amd64-cross",
+    },
+    Need {
+        paths: &["/usr/bin/qemu-x86_64-static"],
+        package: "qemu-user-static",
     },
 ];
 
@@ -215,6 +246,8 @@ pub(crate) enum Purpose {
     Bench,
     Cluster,
     Images,
+    /// Programs for an architecture other than this machine's.
+    Cross(Architecture),
     Web,
 }
 
@@ -223,6 +256,8 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
         Purpose::Images => &[BUILD, IMAGES],
+        Purpose::Cross(Architecture::Amd64) => &[BUILD, AMD64],
+        Purpose::Cross(Architecture::Arm64) => &[BUILD, ARM64],
         Purpose::Web => &[NODE],
         Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],

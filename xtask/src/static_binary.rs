@@ -4,15 +4,16 @@
 
 use std::{fs, path::PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use ambit_images::Architecture;
+use anyhow::{Result, ensure};
 
-use crate::shell;
+use crate::{cross, shell};
 
-/// Builds the only binary of a package, checks that it is statically linked, and returns its path.
+/// Builds a binary of a package for an architecture, checks that it is statically linked, and returns its path.
 ///
 /// The target directory is separate, so that the package's own set of features does not cause rebuilds of other
 /// packages.
-pub(crate) fn build(package: &str) -> Result<PathBuf> {
+pub(crate) fn build(package: &str, binary: &str, architecture: Architecture) -> Result<PathBuf> {
     let target = target_dir();
     let mut cargo = shell::cargo(&[
         "rustc",
@@ -21,9 +22,10 @@ pub(crate) fn build(package: &str) -> Result<PathBuf> {
         "--package",
         package,
         "--bin",
-        package,
+        binary,
     ]);
     cargo.arg("--target-dir").arg(&target);
+    cross::configure(&mut cargo, architecture)?;
     // Fat LTO removes unused code of which `thin` keeps a considerable part.
     cargo.env("CARGO_PROFILE_RELEASE_LTO", "fat");
     cargo.args([
@@ -31,42 +33,22 @@ pub(crate) fn build(package: &str) -> Result<PathBuf> {
         "-Ctarget-feature=+crt-static",
         "-Crelocation-model=static",
     ]);
-    shell::run(&format!("build {package}, static"), &mut cargo)?;
-    let path = target.join("release").join(package);
-    let elf = fs::read(&path)?;
+    shell::run(
+        &format!("build {binary}, static, {}", architecture.name()),
+        &mut cargo,
+    )?;
+    let path = cross::release_dir(&target, architecture).join(binary);
     ensure!(
-        !has_interpreter(&elf)?,
+        !ambit_images::has_interpreter(&path)?,
         "{} needs a dynamic linker",
         path.display()
     );
-    eprintln!("    {}: {} kB, static", path.display(), elf.len() / 1000);
+    let size = fs::metadata(&path)?.len();
+    eprintln!("    {}: {} kB, static", path.display(), size / 1000);
     Ok(path)
 }
 
 /// Returns the target directory of builds for images.
 pub(crate) fn target_dir() -> PathBuf {
     shell::target_dir().join("static")
-}
-
-/// Whether a 64-bit ELF file has a program header of type PT_INTERP.
-fn has_interpreter(elf: &[u8]) -> Result<bool> {
-    const PT_INTERP: u32 = 3;
-    let number = |at: usize, size: usize| -> Result<usize> {
-        let bytes = elf.get(at..at + size).context("a short ELF file")?;
-        Ok(bytes
-            .iter()
-            .rev()
-            .fold(0, |value, byte| value << 8 | usize::from(*byte)))
-    };
-    ensure!(
-        elf.starts_with(b"\x7fELF\x02\x01"),
-        "not a 64-bit little-endian ELF file"
-    );
-    let (start, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    for index in 0..count {
-        if number(start + index * size, 4)? == PT_INTERP as usize {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }

@@ -30,6 +30,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     web::build(true)?;
     let suites = suite::build()?;
     outside::build()?;
+    let mut workflows = Command::new(outside::actionlint()?);
+    workflows.current_dir(shell::root());
     images::for_cluster(&shell::target_dir().join("debug"))?;
     let (clusters, others): (Vec<_>, Vec<_>) = suites
         .into_iter()
@@ -49,6 +51,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         Lane::suites("labs", Priority::Normal, labs),
         Lane::suites("units", Priority::Low, units)
             .command("lints", lints())
+            .command("lints of workflows", workflows)
             .command("the programs without features of tests", programs_alone())
             .command(
                 "examples in documentation",

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ambit_images::{Image, Tree};
+use ambit_images::{Image, Tree, Variant};
 use anyhow::Result;
 
 use crate::node_config::PAUSE_IMAGE;
@@ -21,7 +21,7 @@ pub(crate) fn write(bin: &Path, out: &Path) -> Result<Vec<PathBuf>> {
         let path = out.join(format!("{program}.tar"));
         let image = Image {
             name,
-            layers: vec![tree.layer()?],
+            variants: vec![Variant::native(vec![tree.layer()?])?],
             entrypoint: &[&entrypoint],
             user: "",
         };

@@ -1,7 +1,7 @@
-//! OCI archives, as `cargo xtask images` writes them: one image, its layers uncompressed.
+//! OCI archives, as `cargo xtask images` writes them: one image for one architecture or several, or a chart.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::File,
     io::Read as _,
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use ambit_images::hex_digest;
 use anyhow::{Context, Result, bail, ensure};
 use oci_client::{
     Reference,
-    manifest::{OciImageIndex, OciImageManifest},
+    manifest::{OCI_IMAGE_INDEX_MEDIA_TYPE, OciImageIndex, OciImageManifest},
 };
 
 /// The annotation that holds the full name of an image, as containerd reads it.
@@ -29,10 +29,19 @@ pub(crate) struct Blob {
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) name: Reference,
-    pub(crate) manifest: Blob,
-    pub(crate) media_type: String,
-    /// Configuration and layers.
+    /// Manifest that the name stands for: that of an architecture, or an index.
+    pub(crate) root: Manifest,
+    /// Manifests that an index names.
+    pub(crate) variants: Vec<Manifest>,
+    /// Configurations and layers.
     pub(crate) blobs: Vec<Blob>,
+}
+
+/// A manifest, or an index of manifests.
+#[derive(Debug)]
+pub(crate) struct Manifest {
+    pub(crate) blob: Blob,
+    pub(crate) media_type: String,
 }
 
 /// Reads an archive and checks its digests.
@@ -62,19 +71,52 @@ fn read_image(path: &Path) -> Result<Image> {
     let name = name
         .parse()
         .with_context(|| format!("{name:?} is no name of an image"))?;
-    let media_type = described.media_type.clone();
-    let manifest = blob(&mut files, &described.digest)?;
-    let parsed: OciImageManifest =
-        serde_json::from_slice(&manifest.bytes).context("the manifest")?;
-    let blobs = std::iter::once(&parsed.config)
-        .chain(&parsed.layers)
-        .map(|described| blob(&mut files, &described.digest))
-        .collect::<Result<_>>()?;
+    let root = manifest(&mut files, &described.digest, &described.media_type)?;
+    let mut variants = Vec::new();
+    if root.media_type == OCI_IMAGE_INDEX_MEDIA_TYPE {
+        let index: OciImageIndex =
+            serde_json::from_slice(&root.blob.bytes).context("the index of manifests")?;
+        for described in index.manifests {
+            variants.push(manifest(
+                &mut files,
+                &described.digest,
+                &described.media_type,
+            )?);
+        }
+    }
+    let mut blobs = Vec::new();
+    let manifests = if variants.is_empty() {
+        std::slice::from_ref(&root)
+    } else {
+        variants.as_slice()
+    };
+    let mut collected = HashSet::new();
+    for manifest in manifests {
+        let parsed: OciImageManifest =
+            serde_json::from_slice(&manifest.blob.bytes).context("the manifest")?;
+        for described in std::iter::once(&parsed.config).chain(&parsed.layers) {
+            // Variants share blobs.
+            if collected.insert(described.digest.clone()) {
+                blobs.push(blob(&mut files, &described.digest)?);
+            }
+        }
+    }
     Ok(Image {
         name,
-        manifest,
-        media_type,
+        root,
+        variants,
         blobs,
+    })
+}
+
+fn manifest(
+    files: &mut HashMap<PathBuf, Vec<u8>>,
+    digest: &str,
+    media_type: &str,
+) -> Result<Manifest> {
+    Ok(Manifest {
+        blob: blob(files, digest)?,
+        media_type: media_type.to_owned(),
     })
 }
 

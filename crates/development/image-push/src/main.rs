@@ -1,5 +1,5 @@
 //! `ambit-image-push ARCHIVE...`: pushes OCI archives to the registries that their names begin with, with the credentials
-//! that `docker login` has stored. Called by `cargo xtask images --push`.
+//! that `docker login` has stored, and prints the name of each with its digest. Called by `cargo xtask images --push`.
 #![forbid(unsafe_code)]
 
 mod archive;
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "the result of a command")]
 fn run(archives: Vec<PathBuf>) -> Result<()> {
     ensure!(!archives.is_empty(), "usage: ambit-image-push ARCHIVE...");
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -34,7 +35,7 @@ fn run(archives: Vec<PathBuf>) -> Result<()> {
             .map(|path| archive::read(path))
             .collect::<Result<_>>()?;
         for image in &images {
-            push::push(image).await?;
+            println!("{}", push::push(image).await?);
         }
         Ok(())
     })

@@ -1,11 +1,12 @@
-//! Pushing of one image: blobs that the registry does not have, then the manifest.
+//! Pushing of one image: blobs that the registry does not have, then manifests of architectures, then what the name
+//! stands for.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use http::HeaderValue;
 use oci_client::{
-    Client, RegistryOperation,
+    Client, Reference, RegistryOperation,
     client::{ClientConfig, ClientProtocol},
 };
 
@@ -16,9 +17,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Read timeout of a registry.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pushes an image under its name.
+/// Pushes an image under its name, and returns the name that stands for these bytes alone: that with the digest.
 #[expect(clippy::print_stderr, reason = "progress of a command")]
-pub(crate) async fn push(image: &Image) -> Result<()> {
+pub(crate) async fn push(image: &Image) -> Result<Reference> {
     let name = &image.name;
     let registry = name.resolve_registry();
     let auth = credentials::of(name.registry())?;
@@ -45,18 +46,25 @@ pub(crate) async fn push(image: &Image) -> Result<()> {
             .with_context(failed)?;
         uploaded += blob.bytes.len();
     }
-    let media_type =
-        HeaderValue::from_str(&image.media_type).context("the manifest's media type")?;
-    client
-        .push_manifest_raw(name, image.manifest.bytes.clone(), media_type)
-        .await
-        .with_context(failed)?;
+    let variants = image.variants.iter().map(|manifest| {
+        let digest = manifest.blob.digest.clone();
+        (name.clone_with_digest(digest), manifest)
+    });
+    // The name last: whoever finds it finds everything that it stands for.
+    for (name, manifest) in variants.chain([(name.clone(), &image.root)]) {
+        let media_type =
+            HeaderValue::from_str(&manifest.media_type).context("the manifest's media type")?;
+        client
+            .push_manifest_raw(&name, manifest.blob.bytes.clone(), media_type)
+            .await
+            .with_context(failed)?;
+    }
     eprintln!(
         "    {name} {} ({} MB uploaded)",
-        image.manifest.digest,
+        image.root.blob.digest,
         uploaded / 1_000_000
     );
-    Ok(())
+    Ok(name.clone_with_digest(image.root.blob.digest.clone()))
 }
 
 /// A client that uses TLS unless the registry is on this machine, as docker does.

@@ -3,14 +3,18 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::BufWriter,
+    io::{BufWriter, Write as _},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
+use flate2::{Compression, GzBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::Architecture;
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -75,8 +79,18 @@ impl Tree {
         self.tar().map(Blob::new)
     }
 
+    /// Returns the archive of these files, compressed with gzip. It has no times: the same files give the same bytes.
+    ///
+    /// # Errors
+    /// Fails for paths that an archive cannot hold.
+    pub fn compressed(&self) -> Result<Vec<u8>> {
+        let mut compressed = GzBuilder::new().write(Vec::new(), Compression::best());
+        compressed.write_all(&self.tar()?)?;
+        Ok(compressed.finish()?)
+    }
+
     /// The archive that contains exactly these.
-    pub(crate) fn tar(&self) -> Result<Vec<u8>> {
+    fn tar(&self) -> Result<Vec<u8>> {
         let mut archive = tar::Builder::new(Vec::new());
         for (path, (mode, entry)) in &self.0 {
             let mut header = header(*mode);
@@ -133,29 +147,82 @@ impl Blob {
     }
 }
 
-/// An image: its layers, and its entry point.
+/// An image: its variants by architecture, and its entry point.
 #[derive(Debug)]
 pub struct Image<'a> {
     /// Image name with registry and tag.
     pub name: &'a str,
-    /// Layers of the image; later layers override files of earlier ones.
-    pub layers: Vec<Blob>,
+    /// Variants, at least one.
+    pub variants: Vec<Variant>,
     /// The entry point.
     pub entrypoint: &'a [&'a str],
     /// `UID:GID`, or nothing for root.
     pub user: &'a str,
 }
 
+/// Layers of an image for one architecture.
+#[derive(Debug)]
+pub struct Variant {
+    /// Architecture of the programs in the layers.
+    pub architecture: Architecture,
+    /// Layers; files of later ones override those of earlier ones.
+    pub layers: Vec<Blob>,
+}
+
+impl Variant {
+    /// Returns the variant for this machine.
+    ///
+    /// # Errors
+    /// Fails on a machine of an architecture that images are not built for.
+    pub fn native(layers: Vec<Blob>) -> Result<Self> {
+        let architecture = Architecture::native()?;
+        Ok(Self {
+            architecture,
+            layers,
+        })
+    }
+}
+
 impl Image<'_> {
-    /// Writes the archive, unless `path` already has the same image.
+    /// Writes the archive, unless `path` already has the same image. An image of one architecture is a manifest; of
+    /// several, an index of manifests.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let diffs: Vec<String> = self
+        let mut blobs = Vec::new();
+        let mut manifests = Vec::new();
+        for variant in &self.variants {
+            let manifest = Manifest {
+                config: (self.config(variant), CONFIG),
+                layers: &variant.layers,
+                layer_type: LAYER,
+            };
+            let (written, own) = manifest.blobs();
+            let mut descriptor = written.descriptor(MANIFEST);
+            let platform = json!({"architecture": variant.architecture.name(), "os": "linux"});
+            insert(&mut descriptor, "platform", platform);
+            manifests.push(descriptor);
+            blobs.push(written);
+            blobs.extend(own);
+        }
+        if let [_] = manifests.as_slice() {
+            let manifest = blobs.remove(0);
+            return write(self.name, (&manifest, MANIFEST), &blobs, path);
+        }
+        let index = Blob::json(&json!({
+            "schemaVersion": 2,
+            "mediaType": INDEX,
+            "manifests": manifests,
+        }));
+        write(self.name, (&index, INDEX), &blobs, path)
+    }
+
+    fn config(&self, variant: &Variant) -> Blob {
+        let diffs: Vec<String> = variant
             .layers
             .iter()
             .map(|layer| format!("sha256:{}", layer.digest))
             .collect();
-        let config = Blob::json(&json!({
-            "architecture": architecture(),
+        Blob::json(&json!({
+            "architecture": variant.architecture.name(),
             "os": "linux",
             "config": {
                 "Entrypoint": self.entrypoint,
@@ -164,21 +231,12 @@ impl Image<'_> {
                 "WorkingDir": "/",
             },
             "rootfs": {"type": "layers", "diff_ids": diffs},
-        }));
-        let artifact = Artifact {
-            name: self.name,
-            config: (config, CONFIG),
-            layers: &self.layers,
-            layer_type: LAYER,
-        };
-        artifact.write(path)
+        }))
     }
 }
 
-/// Artifact that a registry stores under a name: an image, or a chart.
-pub(crate) struct Artifact<'a> {
-    /// Full name, with registry and tag.
-    pub(crate) name: &'a str,
+/// Manifest of an image for one architecture, or of a chart.
+pub(crate) struct Manifest<'a> {
     /// Configuration with its media type.
     pub(crate) config: (Blob, &'a str),
     pub(crate) layers: &'a [Blob],
@@ -186,9 +244,15 @@ pub(crate) struct Artifact<'a> {
     pub(crate) layer_type: &'a str,
 }
 
-impl Artifact<'_> {
-    /// Writes the archive, unless `path` already has the same artifact.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+impl Manifest<'_> {
+    /// Writes the archive of an artifact that is this manifest alone, unless `path` already has the same one.
+    pub(crate) fn write(&self, name: &str, path: &Path) -> Result<()> {
+        let (manifest, blobs) = self.blobs();
+        write(name, (&manifest, MANIFEST), &blobs, path)
+    }
+
+    /// Returns the manifest, and the blobs that it names.
+    fn blobs(&self) -> (Blob, Vec<Blob>) {
         let (config, config_type) = &self.config;
         let layers = self.layers.iter();
         let layers: Vec<Value> = layers
@@ -200,46 +264,51 @@ impl Artifact<'_> {
             "config": config.descriptor(config_type),
             "layers": layers,
         }));
-        let mut described = manifest.descriptor(MANIFEST);
-        let tag = self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
-        if let Some(described) = described.as_object_mut() {
-            described.insert(
-                "annotations".to_owned(),
-                json!({
-                    "io.containerd.image.name": self.name,
-                    "org.opencontainers.image.ref.name": tag,
-                }),
-            );
-        }
-        let index = json!({"schemaVersion": 2, "manifests": [described]}).to_string();
-        let stamp = path.with_extension("digest");
-        let expected = hex_digest(index.as_bytes());
-        if path.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == expected) {
-            return Ok(());
-        }
-        let mut archive = tar::Builder::new(BufWriter::new(
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
-        ));
-        let mut put = |name: &str, bytes: &[u8]| {
-            let mut header = header(0o644);
-            header.set_size(bytes.len() as u64);
-            archive.append_data(&mut header, name, bytes)
-        };
-        put("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        put("index.json", index.as_bytes())?;
-        for blob in [&manifest, config].into_iter().chain(self.layers) {
-            put(&format!("blobs/sha256/{}", blob.digest), &blob.bytes)?;
-        }
-        archive.into_inner()?;
-        Ok(fs::write(stamp, expected)?)
+        let blobs = std::iter::once(config).chain(self.layers);
+        (manifest, blobs.cloned().collect())
     }
 }
 
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
+/// Writes an archive whose name stands for `root`, a blob with its media type, unless `path` already has the same.
+fn write(name: &str, (root, media_type): (&Blob, &str), blobs: &[Blob], path: &Path) -> Result<()> {
+    let mut described = root.descriptor(media_type);
+    let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
+    let annotations = json!({
+        "io.containerd.image.name": name,
+        "org.opencontainers.image.ref.name": tag,
+    });
+    insert(&mut described, "annotations", annotations);
+    let index = json!({"schemaVersion": 2, "manifests": [described]}).to_string();
+    let stamp = path.with_extension("digest");
+    let expected = hex_digest(index.as_bytes());
+    if path.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == expected) {
+        return Ok(());
+    }
+    let mut archive = tar::Builder::new(BufWriter::new(
+        File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
+    ));
+    let mut put = |name: &str, bytes: &[u8]| {
+        let mut header = header(0o644);
+        header.set_size(bytes.len() as u64);
+        archive.append_data(&mut header, name, bytes)
+    };
+    put("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    put("index.json", index.as_bytes())?;
+    // Variants share blobs, for instance an empty layer.
+    let blobs: BTreeMap<&str, &[u8]> = std::iter::once(root)
+        .chain(blobs)
+        .map(|blob| (blob.digest.as_str(), blob.bytes.as_slice()))
+        .collect();
+    for (digest, bytes) in blobs {
+        put(&format!("blobs/sha256/{digest}"), bytes)?;
+    }
+    archive.into_inner()?;
+    Ok(fs::write(stamp, expected)?)
+}
+
+fn insert(object: &mut Value, key: &str, value: Value) {
+    if let Some(object) = object.as_object_mut() {
+        object.insert(key.to_owned(), value);
     }
 }
 
@@ -247,14 +316,20 @@ fn architecture() -> &'static str {
 mod tests {
     use super::*;
 
-    fn image(path: &Path) {
+    fn image(path: &Path, architectures: &[Architecture]) {
         let mut tree = Tree::default();
         tree.text("/etc/passwd", "root:x:0:0::/:/bin/sh\n");
         tree.link("/bin/sh", "busybox");
         tree.directory("/tmp", 0o1777);
         let image = Image {
             name: "kube.local/test:1",
-            layers: vec![tree.layer().unwrap()],
+            variants: architectures
+                .iter()
+                .map(|architecture| Variant {
+                    architecture: *architecture,
+                    layers: vec![tree.layer().unwrap()],
+                })
+                .collect(),
             entrypoint: &["/bin/sh"],
             user: "",
         };
@@ -268,8 +343,8 @@ mod tests {
             directory.path().join("1.tar"),
             directory.path().join("2.tar"),
         );
-        image(&one);
-        image(&other);
+        image(&one, &Architecture::ALL);
+        image(&other, &Architecture::ALL);
         assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap());
     }
 
@@ -277,7 +352,7 @@ mod tests {
     fn every_blob_is_named_by_its_digest_and_every_parent_is_there() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image.tar");
-        image(&path);
+        image(&path, &[Architecture::Arm64]);
         let mut layers = 0;
         for entry in tar::Archive::new(File::open(path).unwrap())
             .entries()
@@ -310,5 +385,38 @@ mod tests {
             assert_eq!(names, ["bin", "bin/sh", "etc", "etc/passwd", "tmp"]);
         }
         assert_eq!(layers, 1);
+    }
+
+    #[test]
+    fn an_image_of_several_architectures_is_an_index() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image.tar");
+        image(&path, &Architecture::ALL);
+        let mut blobs = BTreeMap::new();
+        for entry in tar::Archive::new(File::open(path).unwrap())
+            .entries()
+            .unwrap()
+        {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().to_string_lossy().into_owned();
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
+            assert!(blobs.insert(name, bytes).is_none(), "each blob once");
+        }
+        let parse = |name: &str| serde_json::from_slice::<Value>(&blobs[name]).unwrap();
+        let blob = |descriptor: &Value| {
+            let digest = descriptor["digest"].as_str().unwrap();
+            parse(&format!("blobs/{}", digest.replace(':', "/")))
+        };
+        let root = parse("index.json");
+        assert_eq!(root["manifests"].as_array().unwrap().len(), 1);
+        let described = &root["manifests"][0];
+        assert_eq!(described["mediaType"], INDEX);
+        let index = blob(described);
+        for (at, name) in ["amd64", "arm64"].into_iter().enumerate() {
+            let variant = &index["manifests"][at];
+            assert_eq!(variant["platform"]["architecture"], name);
+            assert_eq!(blob(&blob(variant)["config"])["architecture"], name);
+        }
     }
 }

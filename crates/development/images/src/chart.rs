@@ -2,17 +2,15 @@
 
 use std::{
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
-use flate2::{Compression, GzBuilder};
 use serde_json::Value;
 
 use crate::{
     Naming, Tree,
-    archive::{Artifact, Blob},
+    archive::{Blob, Manifest},
 };
 
 const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
@@ -35,14 +33,13 @@ pub fn write_chart(directory: &Path, naming: &Naming<'_>, out: &Path) -> Result<
     let (name, version) = (field("name")?, field("version")?);
     let mut tree = Tree::default();
     add(&mut tree, directory, name, naming)?;
-    let artifact = Artifact {
-        name: &naming.of_chart(name, version),
+    let manifest = Manifest {
         config: (Blob::json(&metadata), CONFIG),
-        layers: &[Blob::new(compress(&tree.tar()?)?)],
+        layers: &[Blob::new(tree.compressed()?)],
         layer_type: CONTENT,
     };
     let path = out.join("chart.tar");
-    artifact.write(&path)?;
+    manifest.write(&naming.of_chart(name, version), &path)?;
     Ok(path)
 }
 
@@ -82,13 +79,6 @@ fn with_images(values: &str, naming: &Naming<'_>) -> Result<String> {
         text = text.replace(line, &format!("{key}{}\n", serde_json::to_string(value)?));
     }
     Ok(text)
-}
-
-/// Compressed bytes without a time, so that the same files give the same bytes.
-fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut compressed = GzBuilder::new().write(Vec::new(), Compression::best());
-    compressed.write_all(bytes)?;
-    Ok(compressed.finish()?)
 }
 
 #[cfg(test)]

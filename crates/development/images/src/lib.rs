@@ -1,12 +1,12 @@
 //! Ambit's container images, and those that tests need: their contents, written as OCI archives without a daemon.
 #![forbid(unsafe_code)]
 
+mod architecture;
 mod archive;
 mod chart;
 
 use std::{
     collections::BTreeSet,
-    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -14,7 +14,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-pub use archive::{Blob, Image, Tree, hex_digest};
+pub use architecture::{Architecture, has_interpreter};
+pub use archive::{Blob, Image, Tree, Variant, hex_digest};
 pub use chart::write_chart;
 
 /// The file of this machine that the images contain beside the programs.
@@ -23,13 +24,17 @@ pub const BUSYBOX: &str = "/bin/busybox";
 /// The user of images that need no privilege.
 const UNPRIVILEGED: &str = "65532:65532";
 
-/// The binaries of Ambit's images.
+/// The binaries of Ambit's images for one architecture.
 #[derive(Debug)]
 pub struct Binaries<'a> {
+    /// Architecture that they were built for.
+    pub architecture: Architecture,
     /// The directory of `ambit`, `ambit-agent`, `ambit-node-proxy`, `ambit-control` and `ambit-waypoint`.
     pub directory: &'a Path,
     /// The CNI plugin, which must be static: it runs on hosts.
     pub plugin: &'a Path,
+    /// Busybox for the image of tools, static.
+    pub busybox: &'a Path,
 }
 
 /// The names of Ambit's images: `HUB/agent:TAG` and so on.
@@ -66,9 +71,59 @@ impl Naming<'_> {
     }
 }
 
-/// Writes Ambit's images to `out`; returns the archives.
-pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
+/// Ambit's images: name, path of the program that is the entry point, and user.
+const IMAGES: [(&str, &str, &str); 5] = [
+    ("agent", "/ambit-agent", ""),
+    ("node-proxy", "/ambit-node-proxy", ""),
+    ("control", "/ambit-control", UNPRIVILEGED),
+    ("waypoint", "/ambit-waypoint", UNPRIVILEGED),
+    ("tools", "/usr/bin/ambit", ""),
+];
+
+/// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`; returns the archives.
+///
+/// # Errors
+/// Fails if a binary or one of its shared libraries cannot be read.
+pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
+    let mut variants: [Vec<Variant>; IMAGES.len()] = Default::default();
+    for binaries in binaries {
+        let contents = contents(binaries, out)?;
+        for (variants, tree) in variants.iter_mut().zip(contents.trees) {
+            variants.push(Variant {
+                architecture: binaries.architecture,
+                layers: vec![contents.layer.clone(), tree.layer()?],
+            });
+        }
+    }
+    let mut archives = Vec::new();
+    for ((name, entrypoint, user), variants) in IMAGES.into_iter().zip(variants) {
+        let path = out.join(format!("{name}.tar"));
+        let image = Image {
+            name: &naming.of(name),
+            variants,
+            entrypoint: &[entrypoint],
+            user,
+        };
+        image.write(&path)?;
+        archives.push(path);
+    }
+    Ok(archives)
+}
+
+/// Contents of the images for one architecture.
+struct Contents {
+    /// Layer that all images share.
+    layer: Blob,
+    /// Files of each image besides those of the shared layer, in the order of [`IMAGES`].
+    trees: [Tree; IMAGES.len()],
+}
+
+/// Collects the contents of the images for one architecture; `out` holds stripped programs meanwhile.
+fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
+    let architecture = binaries.architecture;
+    let stripped = out.join("stripped");
+    fs::create_dir_all(&stripped)?;
     let names = [
         "ambit-agent",
         "ambit-node-proxy",
@@ -76,63 +131,49 @@ pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result
         "ambit-waypoint",
         "ambit",
     ];
-    let stripped = out.join("stripped");
-    fs::create_dir_all(&stripped)?;
     for name in names {
-        strip(&binaries.directory.join(name), &stripped.join(name))?;
+        strip(
+            architecture,
+            &binaries.directory.join(name),
+            &stripped.join(name),
+        )?;
     }
-    strip(binaries.plugin, &stripped.join("ambit-cni"))?;
-    let busybox = Path::new(BUSYBOX);
-    let mut dynamic: Vec<PathBuf> = names.map(|name| stripped.join(name)).into();
-    dynamic.push(busybox.to_path_buf());
-    let base = base(&dynamic)?;
+    strip(architecture, binaries.plugin, &stripped.join("ambit-cni"))?;
+    let mut programs: Vec<PathBuf> = names.map(|name| stripped.join(name)).into();
+    programs.push(binaries.busybox.to_path_buf());
+    let layer = base(architecture, &programs)?;
 
-    let image = |name: &str, tree: &Tree, entrypoint: &str, user: &str| -> Result<PathBuf> {
-        let path = out.join(format!("{name}.tar"));
-        let image = Image {
-            name: &naming.of(name),
-            layers: vec![base.clone(), tree.layer()?],
-            entrypoint: &[entrypoint],
-            user,
-        };
-        image.write(&path)?;
-        Ok(path)
+    let tree = |program: &str, name: &str| -> Result<Tree> {
+        let mut tree = Tree::default();
+        tree.copy(program, &stripped.join(name), 0o755)?;
+        Ok(tree)
     };
-    let program =
-        |tree: &mut Tree, path: &str, name: &str| tree.copy(path, &stripped.join(name), 0o755);
-    let mut agent = Tree::default();
-    program(&mut agent, "/ambit-agent", "ambit-agent")?;
-    program(&mut agent, "/opt/cni/bin/ambit-cni", "ambit-cni")?;
-    let mut proxy = Tree::default();
-    program(&mut proxy, "/ambit-node-proxy", "ambit-node-proxy")?;
-    let mut control = Tree::default();
-    program(&mut control, "/ambit-control", "ambit-control")?;
-    let mut waypoint = Tree::default();
-    program(&mut waypoint, "/ambit-waypoint", "ambit-waypoint")?;
-    let mut tools = Tree::default();
-    program(&mut tools, "/usr/bin/ambit", "ambit")?;
-    tools.copy("/bin/busybox", busybox, 0o755)?;
-    for applet in output(busybox, &["--list".as_ref()])?.lines() {
+    let mut agent = tree("/ambit-agent", "ambit-agent")?;
+    agent.copy("/opt/cni/bin/ambit-cni", &stripped.join("ambit-cni"), 0o755)?;
+    let mut tools = tree("/usr/bin/ambit", "ambit")?;
+    tools.copy("/bin/busybox", binaries.busybox, 0o755)?;
+    for applet in output(command(architecture, binaries.busybox).arg("--list"))?.lines() {
         if applet != "busybox" {
             tools.link(&format!("/bin/{applet}"), "busybox");
         }
     }
-    let archives = vec![
-        image("agent", &agent, "/ambit-agent", "")?,
-        image("node-proxy", &proxy, "/ambit-node-proxy", "")?,
-        image("control", &control, "/ambit-control", UNPRIVILEGED)?,
-        image("waypoint", &waypoint, "/ambit-waypoint", UNPRIVILEGED)?,
-        image("tools", &tools, "/usr/bin/ambit", "")?,
+    let trees = [
+        agent,
+        tree("/ambit-node-proxy", "ambit-node-proxy")?,
+        tree("/ambit-control", "ambit-control")?,
+        tree("/ambit-waypoint", "ambit-waypoint")?,
+        tools,
     ];
     fs::remove_dir_all(stripped)?;
-    Ok(archives)
+    Ok(Contents { layer, trees })
 }
 
 /// Writes an image of one program that is called by several names, the first of them the entry point.
 pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path) -> Result<()> {
+    let architecture = Architecture::native()?;
     let stripped = out.with_extension("stripped");
-    strip(program, &stripped)?;
-    let base = base(std::slice::from_ref(&stripped))?;
+    strip(architecture, program, &stripped)?;
+    let base = base(architecture, std::slice::from_ref(&stripped))?;
     let mut tree = Tree::default();
     let path = |name: &str| format!("/usr/bin/{name}");
     let (first, others) = called.split_first().context("a program without a name")?;
@@ -144,7 +185,10 @@ pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path)
     fs::remove_file(stripped)?;
     let image = Image {
         name,
-        layers: vec![base, tree.layer()?],
+        variants: vec![Variant {
+            architecture,
+            layers: vec![base, tree.layer()?],
+        }],
         entrypoint: &[&entrypoint],
         user: "",
     };
@@ -152,10 +196,11 @@ pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path)
 }
 
 /// The base of all of Ambit's images: the C library, users, certificate authorities.
-fn base(programs: &[PathBuf]) -> Result<Blob> {
+fn base(architecture: Architecture, programs: &[PathBuf]) -> Result<Blob> {
     let mut tree = Tree::default();
-    for library in libraries(programs)? {
-        tree.copy(&library, Path::new(&library), 0o755)?;
+    for library in libraries(architecture, programs)? {
+        let source = library.strip_prefix('/').unwrap_or(&library);
+        tree.copy(&library, &architecture.sysroot().join(source), 0o755)?;
     }
     tree.directory("/tmp", 0o1777);
     tree.text(
@@ -173,14 +218,17 @@ fn base(programs: &[PathBuf]) -> Result<Blob> {
     tree.layer()
 }
 
-/// The shared libraries that the programs load, and the loader.
-fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<String>> {
+/// Returns the paths of the shared libraries that the programs load, and of the loader.
+fn libraries(architecture: Architecture, programs: &[PathBuf]) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for program in programs {
-        // Fails for static programs, which have none.
-        let Ok(text) = output("ldd", &[program.as_os_str()]) else {
+        if !has_interpreter(program)? {
             continue;
-        };
+        }
+        // With this variable, the loader lists libraries instead of starting the program; `ldd` sets it, too.
+        let mut command = command(architecture, program);
+        command.env("LD_TRACE_LOADED_OBJECTS", "1");
+        let text = output(&mut command)?;
         found.extend(
             text.split_whitespace()
                 .filter(|word| word.starts_with('/'))
@@ -190,17 +238,32 @@ fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-fn strip(from: &Path, to: &Path) -> Result<()> {
-    let arguments = ["-o".as_ref(), to.as_os_str(), from.as_os_str()];
-    output("strip", &arguments)
-        .map(drop)
-        .with_context(|| format!("cannot strip {}; is it built?", from.display()))
+fn strip(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
+    output(
+        Command::new(architecture.strip())
+            .arg("-o")
+            .arg(to)
+            .arg(from),
+    )
+    .map(drop)
+    .with_context(|| format!("cannot strip {}; is it built?", from.display()))
 }
 
-/// The output of a program of this machine; an error unless it succeeds.
-fn output(program: impl AsRef<OsStr>, arguments: &[&OsStr]) -> Result<String> {
-    let name = program.as_ref().display().to_string();
-    let run = Command::new(&program).args(arguments).output();
+/// Returns the command that runs a program of an architecture, emulated if it is not this machine's.
+#[must_use]
+pub fn command(architecture: Architecture, program: &Path) -> Command {
+    let mut words = architecture.runner();
+    words.push(program.into());
+    let mut words = words.into_iter();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
+}
+
+/// Runs a command and returns its output; an error unless it succeeds.
+fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().display().to_string();
+    let run = command.output();
     let run = run.with_context(|| format!("cannot start {name}"))?;
     let message = String::from_utf8_lossy(&run.stderr);
     ensure!(

@@ -3,7 +3,7 @@
 
 use std::{fs, net::SocketAddr, path::Path};
 
-use ambit_images::{Image, Naming, Tree};
+use ambit_images::{Image, Naming, Tree, Variant};
 use ambit_lab::ExecOutput;
 use ambit_system_tests::{Mesh, PAIR, binary};
 use ambit_testkit::helm;
@@ -76,7 +76,7 @@ spec:
         tree.text("/etc/motd", name);
         let image = Image {
             name: &format!("{HOST}/{name}"),
-            layers: vec![tree.layer().unwrap()],
+            variants: vec![Variant::native(vec![tree.layer().unwrap()]).unwrap()],
             entrypoint: &["/bin/sh"],
             user: "",
         };

@@ -1,0 +1,180 @@
+//! Processor architectures of images, and Debian's cross toolchain for each.
+
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Processor architecture of programs and images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// x86-64.
+    Amd64,
+    /// 64-bit ARM.
+    Arm64,
+}
+
+impl Architecture {
+    /// All architectures that images are built for.
+    pub const ALL: [Self; 2] = [Self::Amd64, Self::Arm64];
+
+    /// Returns the architecture of this machine.
+    ///
+    /// # Errors
+    /// Fails on a machine of another architecture than those of [`Architecture::ALL`].
+    pub fn native() -> Result<Self> {
+        let machine = std::env::consts::ARCH;
+        Self::ALL
+            .into_iter()
+            .find(|architecture| architecture.machine() == machine)
+            .with_context(|| format!("images are built on x86_64 and aarch64, not on {machine}"))
+    }
+
+    /// Parses the name that images have for it, as [`Architecture::name`] returns it.
+    ///
+    /// # Errors
+    /// Fails for other names.
+    pub fn parse(name: &str) -> Result<Self> {
+        let mut all = Self::ALL.into_iter();
+        let Some(found) = all.find(|architecture| architecture.name() == name) else {
+            bail!("{name:?} is no architecture of the images; there are amd64 and arm64");
+        };
+        Ok(found)
+    }
+
+    /// Returns the name in images and in Debian: `GOARCH` of the OCI image specification.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// Returns the name that `uname -m` prints.
+    #[must_use]
+    pub fn machine(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64",
+            Self::Arm64 => "aarch64",
+        }
+    }
+
+    /// Returns the prefix of GNU tools for it, which is its directory below `/usr` as well.
+    #[must_use]
+    pub fn gnu(self) -> String {
+        format!("{}-linux-gnu", self.machine())
+    }
+
+    /// Returns the target of the Rust compiler.
+    #[must_use]
+    pub fn rust_target(self) -> String {
+        format!("{}-unknown-linux-gnu", self.machine())
+    }
+
+    /// Whether this machine runs its programs without an emulator.
+    #[must_use]
+    pub fn is_native(self) -> bool {
+        self.machine() == std::env::consts::ARCH
+    }
+
+    /// Returns the words before a program's path with which this machine runs it: none natively, else QEMU with the C
+    /// library of the cross compiler.
+    #[must_use]
+    pub fn runner(self) -> Vec<OsString> {
+        if self.is_native() {
+            return Vec::new();
+        }
+        let emulator = format!("/usr/bin/qemu-{}-static", self.machine());
+        vec![emulator.into(), "-L".into(), self.sysroot().into()]
+    }
+
+    /// Returns the directory that stands for `/` where shared libraries of its programs are looked up.
+    pub(crate) fn sysroot(self) -> PathBuf {
+        if self.is_native() {
+            PathBuf::from("/")
+        } else {
+            Path::new("/usr").join(self.gnu())
+        }
+    }
+
+    /// Returns the path of `strip` for its programs.
+    pub(crate) fn strip(self) -> String {
+        if self.is_native() {
+            "strip".to_owned()
+        } else {
+            format!("{}-strip", self.gnu())
+        }
+    }
+}
+
+/// Whether a 64-bit ELF file is linked dynamically: it has a program header of type `PT_INTERP`.
+///
+/// # Errors
+/// Fails if the file cannot be read or is no such file.
+pub fn has_interpreter(path: &Path) -> Result<bool> {
+    let elf = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    interpreter(&elf).with_context(|| path.display().to_string())
+}
+
+fn interpreter(elf: &[u8]) -> Result<bool> {
+    const PT_INTERP: usize = 3;
+    let number = |at: usize, size: usize| -> Result<usize> {
+        let bytes = elf.get(at..at + size).context("a short ELF file")?;
+        Ok(bytes
+            .iter()
+            .rev()
+            .fold(0, |value, byte| value << 8 | usize::from(*byte)))
+    };
+    ensure!(
+        elf.starts_with(b"\x7fELF\x02\x01"),
+        "not a 64-bit little-endian ELF file"
+    );
+    let (start, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    for index in 0..count {
+        if number(start + index * size, 4)? == PT_INTERP {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_are_found_by_the_names_of_images() {
+        for architecture in Architecture::ALL {
+            assert_eq!(
+                Architecture::parse(architecture.name()).unwrap(),
+                architecture
+            );
+        }
+        let error = Architecture::parse("x86_64").unwrap_err().to_string();
+        assert!(error.contains("amd64 and arm64"), "{error}");
+    }
+
+    #[test]
+    fn only_the_machines_own_programs_run_without_an_emulator() {
+        let native = Architecture::native().unwrap();
+        for architecture in Architecture::ALL {
+            assert_eq!(
+                architecture.runner().is_empty(),
+                architecture == native,
+                "{architecture:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn dynamic_programs_have_an_interpreter() {
+        assert!(has_interpreter(&std::env::current_exe().unwrap()).unwrap());
+        let text = tempfile::NamedTempFile::new().unwrap();
+        fs::write(text.path(), "#!/bin/sh\n").unwrap();
+        assert!(has_interpreter(text.path()).is_err());
+    }
+}

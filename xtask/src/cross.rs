@@ -1,0 +1,138 @@
+//! Builds for other architectures than this machine's: compiler targets, Debian's cross compilers, and an emulator.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use ambit_images::Architecture;
+use anyhow::{Context, Result, ensure};
+
+use crate::shell;
+
+/// Installs the standard library of Rust for a target if it is not there. Only builds for that target need it.
+pub(crate) fn install_target(target: &str) -> Result<()> {
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--print", "target-libdir", "--target", target]);
+    let output = rustc.current_dir(shell::root()).output()?;
+    let directory = String::from_utf8_lossy(&output.stdout);
+    if output.status.success() && Path::new(directory.trim()).is_dir() {
+        return Ok(());
+    }
+    let mut rustup = Command::new("rustup");
+    rustup
+        .args(["target", "add", target])
+        .current_dir(shell::root());
+    shell::run(&format!("install the Rust target {target}"), &mut rustup)
+}
+
+/// Makes a build of cargo one for `architecture`; nothing changes for this machine's own.
+pub(crate) fn configure(cargo: &mut Command, architecture: Architecture) -> Result<()> {
+    if architecture.is_native() {
+        return Ok(());
+    }
+    let target = architecture.rust_target();
+    install_target(&target)?;
+    let name = target.replace('-', "_");
+    let gnu = architecture.gnu();
+    cargo
+        .args(["--target", &target])
+        .env(
+            format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()),
+            format!("{gnu}-gcc"),
+        )
+        .env(format!("CC_{name}"), format!("{gnu}-gcc"))
+        .env(format!("AR_{name}"), format!("{gnu}-ar"));
+    if architecture == Architecture::Arm64 {
+        // Kernels for arm64 have pages of 4, 16 or 64 KiB, and jemalloc works where pages are at most as large as it
+        // was built for; it takes those of the building machine unless it gets a size (the exponent of 2).
+        cargo.env("JEMALLOC_SYS_WITH_LG_PAGE", "16");
+    }
+    Ok(())
+}
+
+/// Returns the directory of optimised programs for `architecture` in a target directory.
+pub(crate) fn release_dir(target_dir: &Path, architecture: Architecture) -> PathBuf {
+    let directory = match architecture.is_native() {
+        true => target_dir.to_path_buf(),
+        false => target_dir.join(architecture.rust_target()),
+    };
+    directory.join("release")
+}
+
+/// Checks that programs start, emulated if they are for another architecture: each prints its version.
+pub(crate) fn check_start(programs: &[PathBuf], architecture: Architecture) -> Result<()> {
+    for program in programs {
+        let mut command = ambit_images::command(architecture, program);
+        let output = command.arg("--version").output();
+        let output = output.with_context(|| format!("cannot start {}", program.display()))?;
+        ensure!(
+            output.status.success(),
+            "{} for {} does not start ({}): {}",
+            program.display(),
+            architecture.name(),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let version = String::from_utf8_lossy(&output.stdout);
+        eprintln!("    {}: {}", architecture.name(), version.trim());
+    }
+    Ok(())
+}
+
+/// Returns the path of a static Busybox for `architecture`: this machine's, or that of Debian's package for the other
+/// architecture, which is downloaded without changing the packages of this machine.
+pub(crate) fn busybox(architecture: Architecture) -> Result<PathBuf> {
+    if architecture.is_native() {
+        return Ok(PathBuf::from(ambit_images::BUSYBOX));
+    }
+    let directory = shell::target_dir()
+        .join("busybox")
+        .join(architecture.name());
+    let path = directory.join("contents/bin/busybox");
+    if path.exists() {
+        return Ok(path);
+    }
+    // A package database of its own: with this machine's, apt would have to know the other architecture.
+    for part in ["state/lists/partial", "cache/archives/partial", "contents"] {
+        fs::create_dir_all(directory.join(part))?;
+    }
+    fs::write(directory.join("state/status"), "")?;
+    let options = [
+        format!("Dir::State={}/state", directory.display()),
+        format!("Dir::State::status={}/state/status", directory.display()),
+        format!("Dir::Cache={}/cache", directory.display()),
+        format!("APT::Architecture={}", architecture.name()),
+        format!("APT::Architectures={}", architecture.name()),
+    ];
+    let apt = |words: &[&str]| {
+        let mut apt = Command::new("apt-get");
+        apt.arg("-q");
+        for option in &options {
+            apt.args(["-o", option]);
+        }
+        apt.args(words).current_dir(&directory);
+        apt
+    };
+    let name = architecture.name();
+    shell::run(&format!("packages of {name}"), &mut apt(&["update"]))?;
+    shell::run(
+        &format!("Busybox of {name}"),
+        &mut apt(&["download", "busybox-static"]),
+    )?;
+    let packages = fs::read_dir(&directory)?.collect::<Result<Vec<_>, _>>()?;
+    let package = packages
+        .iter()
+        .map(fs::DirEntry::path)
+        .find(|path| path.extension().is_some_and(|ending| ending == "deb"))
+        .context("apt-get downloaded no package of Busybox")?;
+    let mut unpack = Command::new("dpkg-deb");
+    unpack
+        .arg("-x")
+        .arg(package)
+        .arg(directory.join("contents"));
+    shell::run(&format!("unpack Busybox of {name}"), &mut unpack)?;
+    ensure!(path.exists(), "the package has no {}", path.display());
+    Ok(path)
+}

@@ -407,20 +407,6 @@ fn read(socket: &OwnedFd, stop: &AtomicBool, mut traffic: Traffic) -> Traffic {
     }
 }
 
-/// A socket that sees every frame of the calling thread's namespace.
-pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(
-        rustix::net::AddressFamily::PACKET,
-        rustix::net::SocketType::RAW,
-        rustix::net::SocketFlags::CLOEXEC,
-        Some(rustix::net::eth::ALL),
-    )?;
-    // A burst between two reads must fit. The larger size needs a capability.
-    let _smaller_buffer = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 1 << 24);
-    let _not_permitted = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 1 << 24);
-    Ok(socket)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;

@@ -4,43 +4,69 @@
 //! ordinary manifests; everything it starts is in its own namespaces, and ends with it. [`launch`] creates
 //! them, [`cluster`] decides (pure), [`supervisor`] carries out, and [`client`] sends requests to a
 //! running lab.
+//!
+//! Labs need Linux. Elsewhere the crate has the client alone, so that the command line compiles, and finds no lab.
 #![forbid(unsafe_code)]
 
-mod addresses;
-mod announcement;
-mod board;
 mod capture;
 pub mod client;
-mod cluster;
-mod cni;
-mod cni_plugin;
-mod containers;
-mod daemon;
-mod dns;
-mod fabric;
 mod get;
-mod launch;
 mod layout;
-mod mesh;
 mod options;
-mod pods;
-mod probes;
 mod protocol;
-mod server;
-mod services;
-mod shim;
 mod state_dir;
+
+#[cfg(target_os = "linux")]
+mod addresses;
+#[cfg(target_os = "linux")]
+mod announcement;
+#[cfg(target_os = "linux")]
+mod board;
+#[cfg(target_os = "linux")]
+mod cluster;
+#[cfg(target_os = "linux")]
+mod cni;
+#[cfg(target_os = "linux")]
+mod cni_plugin;
+#[cfg(target_os = "linux")]
+mod containers;
+#[cfg(target_os = "linux")]
+mod daemon;
+#[cfg(target_os = "linux")]
+mod dns;
+#[cfg(target_os = "linux")]
+mod fabric;
+#[cfg(target_os = "linux")]
+mod launch;
+#[cfg(target_os = "linux")]
+mod mesh;
+#[cfg(target_os = "linux")]
+mod pods;
+#[cfg(target_os = "linux")]
+mod probes;
+#[cfg(target_os = "linux")]
+mod server;
+#[cfg(target_os = "linux")]
+mod services;
+#[cfg(target_os = "linux")]
+mod shim;
+#[cfg(target_os = "linux")]
 mod supervisor;
+#[cfg(target_os = "linux")]
 mod tokens;
 
 pub use capture::{Capture, FlowKind, FlowReport, Traffic};
 pub use client::{Client, ClientError, ExecOutput};
-pub use cni_plugin::{PLUGIN_NAME, run_plugin};
 pub use get::{Ending, Expected, denials};
-pub use launch::{LaunchError, Stage, launch, run_stage};
 pub use options::{IpFamily, MAX_NODES, Options, PrimaryCni};
 pub use protocol::{
     ContainerStatus, DaemonStatus, LabNetns, LogSource, NodeStatus, PodStatus, Replacement, Status,
 };
-pub use shim::run_shim;
 pub use state_dir::{StateDir, StateError, base_directory};
+
+#[cfg(target_os = "linux")]
+pub use cni_plugin::{PLUGIN_NAME, run_plugin};
+#[cfg(target_os = "linux")]
+pub use launch::{LaunchError, Stage, launch, run_stage};
+#[cfg(target_os = "linux")]
+pub use shim::run_shim;

@@ -21,6 +21,17 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const MAX_LINE: usize = 1 << 20;
 /// Descriptors attached to a line at most: standard input, output and error.
 const MAX_FDS: usize = 3;
+/// A client that went away must be an error to the caller, never a signal.
+#[cfg(target_os = "linux")]
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
+/// Received descriptors must not leak into programs that are started.
+#[cfg(target_os = "linux")]
+const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
+// Other systems do not have these flags, nor labs that answer.
+#[cfg(not(target_os = "linux"))]
+const SEND_FLAGS: SendFlags = SendFlags::empty();
+#[cfg(not(target_os = "linux"))]
+const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
 
 /// A namespace of the lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -236,8 +247,7 @@ pub(crate) fn send<T: Serialize>(
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::other("too many descriptors"));
         }
-        // A client that went away must be an error to the caller, never a signal.
-        let flags = SendFlags::NOSIGNAL;
+        let flags = SEND_FLAGS;
         let sent = rustix::io::retry_on_intr(|| {
             rustix::net::sendmsg(stream, &[IoSlice::new(rest)], &mut ancillary, flags)
         })?;
@@ -257,7 +267,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
         let mut buffer = [0_u8; 4096];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
+        let flags = RECEIVE_FLAGS;
         let received = rustix::io::retry_on_intr(|| {
             rustix::net::recvmsg(
                 stream.as_fd(),

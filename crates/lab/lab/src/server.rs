@@ -22,7 +22,6 @@ use tokio::sync::mpsc;
 use crate::{
     LabNetns, LogSource,
     board::{Board, Replace},
-    capture,
     containers::{self, exit_code},
     protocol::{self, Replacement, Reply, Request},
 };
@@ -102,7 +101,7 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
                 Err(why) => error(format!("cannot have {address} for UDP there: {why}")),
             }
         }
-        Request::Capture { place } => match inside(board, &place, capture::packet_socket) {
+        Request::Capture { place } => match inside(board, &place, packet_socket) {
             Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
             Err(why) => error(format!("cannot open a packet socket: {why}")),
         },
@@ -363,4 +362,18 @@ fn is_gone(stream: &UnixStream) -> bool {
     let mut byte = [0];
     let flags = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
     matches!(rustix::net::recv(stream, &mut byte, flags), Ok((0, _)))
+}
+
+/// A socket that sees every frame of the calling thread's namespace.
+fn packet_socket() -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::PACKET,
+        rustix::net::SocketType::RAW,
+        rustix::net::SocketFlags::CLOEXEC,
+        Some(rustix::net::eth::ALL),
+    )?;
+    // A burst between two reads must fit. The larger size needs a capability.
+    let _smaller_buffer = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 1 << 24);
+    let _not_permitted = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 1 << 24);
+    Ok(socket)
 }

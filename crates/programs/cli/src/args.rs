@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use ambit_lab::{IpFamily, MAX_NODES, PrimaryCni, Stage};
+#[cfg(target_os = "linux")]
+use ambit_lab::Stage;
+use ambit_lab::{IpFamily, MAX_NODES, PrimaryCni};
 use clap::{Parser, Subcommand};
 
 use crate::{
@@ -180,6 +182,7 @@ pub(crate) enum LabCommand {
         #[arg(long)]
         keep: bool,
     },
+    #[cfg(target_os = "linux")]
     #[command(hide = true)]
     Run {
         #[arg(long)]
@@ -187,6 +190,7 @@ pub(crate) enum LabCommand {
         #[arg(long)]
         state: PathBuf,
     },
+    #[cfg(target_os = "linux")]
     #[command(hide = true)]
     Shim { shim: String },
 }

@@ -19,7 +19,9 @@ use crate::{
 
 pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError> {
     match command {
+        #[cfg(target_os = "linux")]
         LabCommand::Run { stage, state } => return Ok(ambit_lab::run_stage(stage, state)),
+        #[cfg(target_os = "linux")]
         LabCommand::Shim { shim } => return Ok(ambit_lab::run_shim(&shim)),
         LabCommand::Up(args) => up(name, args)?,
         LabCommand::Down => match find(name) {

@@ -68,6 +68,7 @@ fn definition(name: Option<&OsStr>) -> Definition {
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let name = std::env::args_os().next();
+    #[cfg(target_os = "linux")]
     if name.as_deref().and_then(|name| Path::new(name).file_name())
         == Some(ambit_lab::PLUGIN_NAME.as_ref())
     {

@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_lab::{Client, Options, PodStatus, Status, base_directory};
+#[cfg(target_os = "linux")]
+use ambit_lab::base_directory;
+use ambit_lab::{Client, Options, PodStatus, Status};
 
 use crate::{
     CliError, ErrorKind,
@@ -13,6 +15,11 @@ use crate::{
     source::Source,
 };
 
+/// Starts a lab.
+///
+/// # Errors
+/// Fails if a lab of that name is running, or it does not come up.
+#[cfg(target_os = "linux")]
 pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
     let state = ambit_lab::launch(&base_directory(), options).map_err(|error| {
         let failed = CliError::new(ErrorKind::Failed, error.to_string());
@@ -22,6 +29,16 @@ pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
         }
     })?;
     Ok(Client::new(state))
+}
+
+/// Fails: labs are made of namespaces of Linux.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn launch(_options: &Options) -> Result<Client, CliError> {
+    let system = std::env::consts::OS;
+    Err(CliError::new(
+        ErrorKind::Failed,
+        format!("labs run on Linux, and this is {system}; install into a cluster with `ambit install`"),
+    ))
 }
 
 /// Every pod runs and is ready, or has done its work.

@@ -2,12 +2,25 @@
 
 use std::{path::PathBuf, process::Command};
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 
-use crate::{images, setup, shell};
+use crate::{images, setup, shell, test};
 
-/// Passes the arguments to `ambit-cluster`; `load` without archives first builds Ambit's images from the source tree.
+/// Environment variable with the release of Kubernetes that clusters of tests run.
+const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
+
+/// Releases of Kubernetes that `cluster test` runs by default; `cargo xtask test` runs one of them.
+const RELEASES: &str = "1.32,1.33,1.34,1.35";
+
+/// Tests that each release runs: labels, policies, probes, waypoints and more on a shared cluster; then what a mesh goes
+/// through, with clusters of their own.
+const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
+
+/// Passes the arguments to `ambit-cluster`; `test` runs tests of clusters on several releases of Kubernetes; `load` without archives first builds Ambit's images from the source tree.
 pub(crate) fn run(args: &[String]) -> Result<()> {
+    if let Some(("test", options)) = args.split_first().map(|(a, b)| (a.as_str(), b)) {
+        return test(options);
+    }
     setup::ensure(setup::Purpose::Cluster)?;
     let mut args = args.to_vec();
     if args.iter().any(|arg| arg == "load") && !args.iter().any(|arg| arg.ends_with(".tar")) {
@@ -19,6 +32,35 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         // `ambit-cluster` has printed the reason.
         std::process::exit(status.code().unwrap_or(1));
     }
+    Ok(())
+}
+
+/// Runs tests of clusters on each release that `--versions` lists, and prints which failed.
+fn test(options: &[String]) -> Result<()> {
+    let releases = match options {
+        [] => RELEASES,
+        [flag, releases] if flag == "--versions" => releases,
+        _ => bail!("usage: cargo xtask cluster test [--versions {RELEASES}]"),
+    };
+    let known: Vec<_> = RELEASES.split(',').collect();
+    for release in releases.split(',') {
+        ensure!(
+            known.contains(&release),
+            "--versions: there is no release {release:?} but {RELEASES}"
+        );
+    }
+    let mut failed = Vec::new();
+    for release in releases.split(',') {
+        for tests in TESTS {
+            let what = format!("Kubernetes {release}: {}", tests.join(" "));
+            let mut command = test::command("cluster-tests", tests)?;
+            command.env(KUBERNETES, release);
+            if let Err(error) = shell::run(&what, &mut command) {
+                failed.push(format!("{error:#}"));
+            }
+        }
+    }
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
     Ok(())
 }
 

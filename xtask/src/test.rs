@@ -66,6 +66,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 /// Runs the tests of the crate `name`; `rest` goes to `cargo test`.
 fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     let name = name.trim_start_matches("ambit-");
+    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let mut command = command(name, &rest)?;
+    shell::run(&format!("ambit-{name}"), &mut command)
+}
+
+/// Prepares the tests of the crate `name`, given without `ambit-`, and returns the command that runs them; `rest` goes to
+/// `cargo test`.
+pub(crate) fn command(name: &str, rest: &[&str]) -> Result<Command> {
     let package = format!("ambit-{name}");
     let tests = setup::Tests::of(name);
     tests.ensure()?;
@@ -79,10 +87,9 @@ fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     if package == "ambit-cluster-tests" {
         images::for_cluster(&shell::target_dir().join("debug"))?;
     }
-    shell::run(
-        &package,
-        shell::cargo(&["test", "--package", &package]).args(rest),
-    )
+    let mut cargo = shell::cargo(&["test", "--package", &package]);
+    cargo.args(rest);
+    Ok(cargo)
 }
 
 /// Checks formatting and lints.

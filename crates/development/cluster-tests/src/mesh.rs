@@ -459,8 +459,14 @@ fn archives() -> Vec<PathBuf> {
         .into()
 }
 
+/// Environment variable with the release of Kubernetes that clusters of tests run, for instance `1.35`;
+/// `cargo xtask cluster test` sets it.
+const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
+
 /// Starts a cluster that is removed when this process has ended.
 fn hold(slot: Slot, options: &[&str]) -> Holder {
+    let release = std::env::var(KUBERNETES);
+    let release = release.map(|release| format!("--kubernetes={release}"));
     let mut child = Command::new(binary("ambit-cluster"))
         .arg("--target")
         .arg(target())
@@ -468,6 +474,7 @@ fn hold(slot: Slot, options: &[&str]) -> Holder {
         .arg(sources())
         .arg(format!("--slot={slot}"))
         .args(["up", "--hold"])
+        .args(release)
         .args(options)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

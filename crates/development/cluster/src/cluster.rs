@@ -90,7 +90,7 @@ impl Cluster {
         cluster.remove()?;
         let cache = &cluster.places.cache;
         let building = lock(&cache.join("bin"))?;
-        programs::ensure(sources, &cluster.bin())?;
+        programs::ensure(sources, cluster.options.kubernetes, &cluster.bin())?;
         let own = images::write(&cluster.bin(), &cache.join("images"))?;
         drop(building);
         cluster.start(&own).inspect_err(|_| cluster.explain())?;
@@ -425,7 +425,8 @@ impl Cluster {
     }
 
     pub(crate) fn bin(&self) -> PathBuf {
-        self.places.cache.join("bin")
+        let directory = self.options.kubernetes.directory();
+        self.places.cache.join(directory)
     }
 
     fn pki(&self) -> PathBuf {

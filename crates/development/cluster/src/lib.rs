@@ -26,3 +26,4 @@ pub use cluster::{Cluster, Held};
 pub use network_policies::NetworkPolicies;
 pub use nodes::{Boot, Node};
 pub use options::{IpFamily, Options, Places, PrimaryCni, Slot};
+pub use programs::Kubernetes;

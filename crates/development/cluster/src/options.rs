@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::programs::Kubernetes;
+
 /// The addresses that pods and Services get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -42,6 +44,10 @@ pub struct Options {
     /// Which plugin wires the pods
     #[arg(long, value_enum, default_value_t)]
     pub primary_cni: PrimaryCni,
+    /// Which release of Kubernetes it is
+    #[arg(long, value_enum, default_value_t)]
+    #[serde(default)]
+    pub kubernetes: Kubernetes,
     /// Leave the cluster's DNS out
     #[arg(long)]
     pub no_dns: bool,
@@ -57,6 +63,7 @@ impl Default for Options {
             nodes: 2,
             ip_family: IpFamily::default(),
             primary_cni: PrimaryCni::default(),
+            kubernetes: Kubernetes::default(),
             no_dns: false,
             no_gateway_api: false,
         }

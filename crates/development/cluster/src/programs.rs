@@ -10,9 +10,58 @@ use std::{
 
 use ambit_images::hex_digest;
 use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-const KUBERNETES: &str = "v1.34.4";
+/// Release of Kubernetes that a cluster runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum Kubernetes {
+    /// 1.32.
+    #[value(name = "1.32")]
+    V1_32,
+    /// 1.33.
+    #[value(name = "1.33")]
+    V1_33,
+    /// 1.34.
+    #[default]
+    #[value(name = "1.34")]
+    V1_34,
+    /// 1.35.
+    #[value(name = "1.35")]
+    V1_35,
+}
+
+impl Kubernetes {
+    /// Returns the version, as its module is tagged.
+    fn version(self) -> &'static str {
+        match self {
+            Self::V1_32 => "v1.32.13",
+            Self::V1_33 => "v1.33.13",
+            Self::V1_34 => "v1.34.4",
+            Self::V1_35 => "v1.35.4",
+        }
+    }
+
+    /// Returns the minor version: 34.
+    fn minor(self) -> &'static str {
+        let mut parts = self.version().split('.');
+        parts.nth(1).unwrap_or_default()
+    }
+
+    /// Returns the module file in `build/kube` with the release's dependencies, unless it is that of the default one.
+    fn module_file(self) -> Option<String> {
+        (self != Self::default()).then(|| format!("v1.{}.mod", self.minor()))
+    }
+
+    /// Returns the directory of programs in the cache: releases do not replace each other's.
+    pub(crate) fn directory(self) -> String {
+        match self.module_file() {
+            None => "bin".to_owned(),
+            Some(_) => format!("bin-1.{}", self.minor()),
+        }
+    }
+}
+
 /// The definitions of the Gateway API.
 pub(crate) const GATEWAY_API: &str = "gateway-api";
 /// Gateway API's conformance tests of meshes.
@@ -21,16 +70,23 @@ pub(crate) const CONFORMANCE: &str = "conformance";
 pub(crate) const KIALI: &str = "kiali";
 
 /// Builds missing or outdated programs; `sources` is the repository's `build` directory.
-pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
+pub(crate) fn ensure(sources: &Path, kubernetes: Kubernetes, bin: &Path) -> Result<()> {
     fs::create_dir_all(bin)?;
     let version = "k8s.io/component-base/version";
-    let kube = format!(
-        "-s -w -X {version}.gitVersion={KUBERNETES} -X {version}.gitMajor=1 \
-         -X {version}.gitMinor=34 -X {version}.gitTreeState=clean"
+    let flags = format!(
+        "-s -w -X {version}.gitVersion={} -X {version}.gitMajor=1 -X {version}.gitMinor={} \
+         -X {version}.gitTreeState=clean",
+        kubernetes.version(),
+        kubernetes.minor()
     );
+    let mut command = vec!["build".to_owned()];
+    if let Some(file) = kubernetes.module_file() {
+        command.push(format!("-modfile={file}"));
+    }
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    go("kube", &command, &flags, ".", sources, bin)?;
     let flannel = "github.com/containernetworking/plugins/plugins/meta/flannel";
     for (name, flags, package) in [
-        ("kube", kube.as_str(), "."),
         ("etcd", "-s -w", "."),
         ("coredns", "-s -w", "."),
         ("flanneld", "-s -w", "."),

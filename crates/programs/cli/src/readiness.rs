@@ -37,7 +37,9 @@ pub(crate) fn launch(_options: &Options) -> Result<Client, CliError> {
     let system = std::env::consts::OS;
     Err(CliError::new(
         ErrorKind::Failed,
-        format!("labs run on Linux, and this is {system}; install into a cluster with `ambit install`"),
+        format!(
+            "labs run on Linux, and this is {system}; install into a cluster with `ambit install`"
+        ),
     ))
 }
 

@@ -3,7 +3,7 @@
 
 use std::{fs, net::SocketAddr, path::Path};
 
-use ambit_images::{Image, Naming, Tree, Variant};
+use ambit_images::{Architecture, Image, Naming, Tree, Variant};
 use ambit_lab::ExecOutput;
 use ambit_system_tests::{Mesh, PAIR, binary};
 use ambit_testkit::helm;
@@ -70,13 +70,29 @@ spec:
         scene
     }
 
-    /// An archive of an image of that name, with the digest of its manifest.
+    /// An archive of an image of that name for this machine, with the digest of its manifest.
     fn archive(&self, name: &str) -> (std::path::PathBuf, String) {
-        let mut tree = Tree::default();
-        tree.text("/etc/motd", name);
+        self.archive_for(name, &[Architecture::native().unwrap()])
+    }
+
+    /// An archive of an image of that name for several architectures, with the digest that its name stands for.
+    fn archive_for(
+        &self,
+        name: &str,
+        architectures: &[Architecture],
+    ) -> (std::path::PathBuf, String) {
+        let variant = |architecture: &Architecture| {
+            let mut tree = Tree::default();
+            tree.text("/etc/motd", name);
+            tree.text("/etc/architecture", architecture.name());
+            Variant {
+                architecture: *architecture,
+                layers: vec![tree.layer().unwrap()],
+            }
+        };
         let image = Image {
             name: &format!("{HOST}/{name}"),
-            variants: vec![Variant::native(vec![tree.layer().unwrap()]).unwrap()],
+            variants: architectures.iter().map(variant).collect(),
             entrypoint: &["/bin/sh"],
             user: "",
         };
@@ -147,6 +163,39 @@ fn images_are_pushed_with_the_credentials_of_docker() {
     assert!(pushed.stderr.contains(&agent_digest), "{pushed:?}");
     let again = scene.push(&both, true);
     assert_eq!(again.code, 0, "what is there already: {again:?}");
+}
+
+#[test]
+fn an_image_for_two_architectures_is_pushed_as_an_index() {
+    let scene = Scene::new();
+    let (agent, digest) = scene.archive_for("me/agent:v1", &Architecture::ALL);
+    scene.login(PASSWORD);
+    let pushed = scene.push(&[&agent], true);
+    assert_eq!(pushed.code, 0, "{pushed:?}");
+    assert_eq!(scene.tagged("me/agent", "v1"), Some(digest.clone()));
+    assert_eq!(pushed.stdout.trim(), format!("{HOST}/me/agent@{digest}"));
+
+    let blob = |digest: &str| -> serde_json::Value {
+        let hex = digest.trim_start_matches("sha256:");
+        let path = format!(
+            "storage/docker/registry/v2/blobs/sha256/{}/{hex}/data",
+            &hex[..2]
+        );
+        serde_json::from_slice(&fs::read(scene.path(&path)).unwrap()).unwrap()
+    };
+    let manifests = blob(&digest)["manifests"].clone();
+    let manifests = manifests.as_array().unwrap();
+    assert_eq!(manifests.len(), 2);
+    for (manifest, architecture) in manifests.iter().zip(["amd64", "arm64"]) {
+        let digest = manifest["digest"].as_str().unwrap();
+        let revision = digest.replace(':', "/");
+        let link = format!(
+            "storage/docker/registry/v2/repositories/me/agent/_manifests/revisions/{revision}/link"
+        );
+        assert_eq!(fs::read_to_string(scene.path(&link)).unwrap(), digest);
+        let config = blob(blob(digest)["config"]["digest"].as_str().unwrap());
+        assert_eq!(config["architecture"], architecture);
+    }
 }
 
 #[test]

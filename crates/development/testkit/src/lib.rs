@@ -28,6 +28,6 @@ pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
 pub use fake_ca::FakeCa;
 pub use helm::helm;
 pub use otlp_collector::{OTLP_VARIABLES, OtlpCollector};
-pub use pki::{Pki, revoke_by};
+pub use pki::{Pki, answer_by, revoke_by};
 pub use until::{pass, until, until_blocking, until_some, until_within};
 pub use workspace::{binary, target};

@@ -91,11 +91,10 @@ async fn accepts(ours: &WorkloadCert, peer: &WorkloadCert, expected: &[Identity]
 }
 
 fn is_accepted<T>(outcome: &Result<T, HandshakeError>) -> bool {
-    match outcome {
-        Ok(_) => true,
-        Err(HandshakeError::Tls(_)) => false,
-        Err(error) => panic!("{error}"),
-    }
+    let refusal = outcome.as_ref().err();
+    let is_of_tls = |error: &HandshakeError| matches!(error, HandshakeError::Tls(_));
+    assert!(refusal.is_none_or(is_of_tls), "{refusal:?}");
+    refusal.is_none()
 }
 
 /// Configurations of a peer that itself accepts whoever answers.
@@ -272,7 +271,7 @@ async fn peers_of_trust_domains_that_go_are_withdrawn() {
         let both = [Peer::Client, Peer::Server(&expected)];
         both.map(|role| ours.withdrawn(role, peer.chain()).unwrap())
     };
-    let waiting: Vec<_> = peers.iter().flat_map(|peer| waits(peer)).collect();
+    let waiting: Vec<_> = peers.iter().flat_map(waits).collect();
     let tasks: Vec<_> = waiting
         .into_iter()
         .map(|waiting| spawn_abortable("withdrawn", waiting))

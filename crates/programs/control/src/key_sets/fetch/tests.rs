@@ -223,3 +223,16 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
     let of_root = source(format!("http://{own}/"), KeyForm::KeySet);
     assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
 }
+
+#[tokio::test]
+async fn trust_bundles_are_fetched_as_their_roots() {
+    let bundle = r#"{"keys":[{"use":"x509-svid","kty":"EC","x5c":["AAAA"]}]}"#;
+    let address = server(vec![ok(bundle), ok(KEY), ok("[]")]).await;
+    let bundle = || source(format!("http://{address}/"), KeyForm::TrustBundle);
+    let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), pem);
+    // Its keys for tokens are no roots.
+    assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), "");
+    let refused = fetcher().key_set(&bundle()).await;
+    assert!(matches!(refused, Err(FetchError::Bundle(_))), "{refused:?}");
+}

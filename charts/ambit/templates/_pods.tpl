@@ -197,6 +197,7 @@ kubectl.kubernetes.io/default-container: node-proxy
 - name: AMBIT_FLOW_READER
   value: {{ printf "spiffe://%s/ns/%s/sa/ambit-control%s" .Values.meshConfig.trustDomain .Release.Namespace (include "ambit.suffix" (include "ambit.nodeRevision" .)) | quote }}
 {{- end }}
+- {name: AMBIT_TRUST_DOMAINS_PATH, value: /var/run/secrets/trust-domains/trust-domains.json}
 {{- if .Values.ztunnel.peerCaCrl.enabled }}
 - {name: CRL_PATH, value: /var/run/secrets/istio/crl/ca-crl.pem}
 {{- end }}

@@ -31,6 +31,7 @@ mod served;
 mod standing;
 mod survey;
 mod targets;
+pub(crate) mod trust_domains;
 mod waypoint_rules;
 mod workloads;
 
@@ -54,7 +55,8 @@ pub(crate) use attachment::{Consent, Obstacle, Origin, Serves};
 pub(crate) use binding::Binding;
 use cluster_addresses::ClusterAddresses;
 use instances::Instances;
-pub use key_sets::{KeySource, KeyState};
+pub use key_sets::{KeyForm, KeySource, KeyState};
+pub use trust_domains::AcceptedTrustDomains;
 
 use kind::{Change, Read, Rendered};
 pub use kind::{Extent, Followed};

@@ -24,8 +24,9 @@ use ambit_model::{
 use ipnet::IpNet;
 
 pub use index::{
-    CONTROLLER, Extent, Followed, Index, KeySource, KeyState, KindVisitor, RegisteredPort,
-    RegisteredService, ServiceRecord, conditions, is_attached, parts, visit_kinds,
+    AcceptedTrustDomains, CONTROLLER, Extent, Followed, Index, KeyForm, KeySource, KeyState,
+    KindVisitor, RegisteredPort, RegisteredService, ServiceRecord, conditions, is_attached, parts,
+    visit_kinds,
 };
 pub use pod_directory::{PodDirectory, PodEntry, PodFacts};
 pub use problem::{FieldError, Problem, Severity};

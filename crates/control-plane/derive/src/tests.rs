@@ -8,6 +8,7 @@ mod policies;
 mod property;
 mod services;
 mod survey;
+mod trust_domains;
 mod waypoints;
 mod workloads;
 

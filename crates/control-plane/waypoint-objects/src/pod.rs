@@ -21,7 +21,13 @@ const GRACE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
 /// The name of the one container.
 pub(crate) const CONTAINER: &str = "istio-proxy";
 /// The volumes that it has: the token and the roots by which it gets its certificates, room, and revocation lists.
-pub(crate) const VOLUMES: [&str; 4] = ["istio-token", "istiod-ca-cert", "tmp", "peer-ca-crl"];
+pub(crate) const VOLUMES: [&str; 5] = [
+    "istio-token",
+    "istiod-ca-cert",
+    "trust-domains",
+    "tmp",
+    "peer-ca-crl",
+];
 /// An account without rights.
 const USER: u32 = 1337;
 
@@ -114,6 +120,7 @@ fn mounts(settings: &Settings) -> Vec<Value> {
     let mut mounts = vec![
         json!({"name": "istio-token", "mountPath": "/var/run/secrets/tokens", "readOnly": true}),
         json!({"name": "istiod-ca-cert", "mountPath": "/var/run/secrets/istio", "readOnly": true}),
+        json!({"name": "trust-domains", "mountPath": "/var/run/secrets/trust-domains", "readOnly": true}),
         json!({"name": "tmp", "mountPath": "/tmp"}),
     ];
     if settings.peer_ca_crl {
@@ -168,6 +175,7 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         ("CA_ADDRESS", ca_address),
         ("XDS_ROOT_CA", &settings.files.root_cert),
         ("CA_ROOT_CA", &settings.files.root_cert),
+        ("AMBIT_TRUST_DOMAINS_PATH", &settings.files.trust_domains),
         ("CRL_PATH", crl.unwrap_or_default()),
         (
             "AMBIT_FLOW_READER",
@@ -208,13 +216,15 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
 }
 
 fn volumes(settings: &Settings) -> Vec<Value> {
-    let [token_name, roots, room, revoked] = VOLUMES;
+    let [token_name, roots, domains, room, revoked] = VOLUMES;
     let token = json!({
         "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME,
     });
     let mut volumes = vec![
         json!({"name": token_name, "projected": {"sources": [{"serviceAccountToken": token}]}}),
         json!({"name": roots, "configMap": {"name": "istio-ca-root-cert"}}),
+        // The control plane makes it only where other trust domains are accepted.
+        json!({"name": domains, "configMap": {"name": "ambit-trust-domains", "optional": true}}),
         json!({"name": room, "emptyDir": {}}),
     ];
     if settings.peer_ca_crl {

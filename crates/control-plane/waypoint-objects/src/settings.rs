@@ -115,6 +115,8 @@ pub struct Files {
     pub root_cert: String,
     /// The revocation lists.
     pub crl: String,
+    /// The accepted trust domains.
+    pub trust_domains: String,
 }
 
 impl Default for Files {
@@ -123,6 +125,7 @@ impl Default for Files {
             token: "/var/run/secrets/tokens/istio-token".into(),
             root_cert: "/var/run/secrets/istio/root-cert.pem".into(),
             crl: "/var/run/secrets/istio/crl/ca-crl.pem".into(),
+            trust_domains: "/var/run/secrets/trust-domains/trust-domains.json".into(),
         }
     }
 }

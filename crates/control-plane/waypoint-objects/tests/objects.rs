@@ -270,16 +270,23 @@ fn a_ca_of_its_own_and_revocation_lists_reach_the_container() {
         "https://istio-csr:443"
     );
     assert_eq!(env(&changed, "AMBIT_METRICS_PRINCIPALS").unwrap(), "false");
-    let list = json!({"name": "istio-ca-crl", "optional": true});
-    let volumes = changed["volumes"].as_array().unwrap();
-    let volume = volumes.iter().find(|one| one["configMap"] == list).unwrap();
-    let mounts = changed["containers"][0]["volumeMounts"].as_array().unwrap();
-    let mount = mounts
-        .iter()
-        .find(|one| one["name"] == volume["name"])
-        .unwrap();
-    let path = format!("{}/ca-crl.pem", mount["mountPath"].as_str().unwrap());
-    assert_eq!(env(&changed, "CRL_PATH"), Some(path));
+    for (map, file, variable) in [
+        ("istio-ca-crl", "ca-crl.pem", "CRL_PATH"),
+        (
+            "ambit-trust-domains",
+            "trust-domains.json",
+            "AMBIT_TRUST_DOMAINS_PATH",
+        ),
+    ] {
+        let optional = json!({"name": map, "optional": true});
+        let mut volumes = changed["volumes"].as_array().unwrap().iter();
+        let volume = volumes.find(|one| one["configMap"] == optional).unwrap();
+        let mounts = &changed["containers"][0]["volumeMounts"];
+        let mut mounts = mounts.as_array().unwrap().iter();
+        let mount = mounts.find(|one| one["name"] == volume["name"]).unwrap();
+        let path = format!("{}/{file}", mount["mountPath"].as_str().unwrap());
+        assert_eq!(env(&changed, variable), Some(path));
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use ambit_tls::Withdrawal;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
@@ -30,8 +31,8 @@ pub struct Coarse<IO> {
     io: IO,
     /// Read but not returned yet; has capacity only then.
     held: BytesMut,
-    /// Completes when the connection must be closed because of a revoked certificate.
-    revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Completes when the connection must be closed because its peer is no longer accepted.
+    withdrawn: Option<Pin<Box<dyn Future<Output = Withdrawal> + Send>>>,
 }
 
 impl<IO: fmt::Debug> fmt::Debug for Coarse<IO> {
@@ -48,13 +49,16 @@ impl<IO> Coarse<IO> {
         Self {
             io,
             held: BytesMut::new(),
-            revoked: None,
+            withdrawn: None,
         }
     }
 
-    /// Makes reads fail once `revoked` completes.
-    pub(crate) fn end_when(&mut self, revoked: impl Future<Output = ()> + Send + 'static) {
-        self.revoked = Some(Box::pin(revoked));
+    /// Makes reads fail once `withdrawn` completes.
+    pub(crate) fn end_when(
+        &mut self,
+        withdrawn: impl Future<Output = Withdrawal> + Send + 'static,
+    ) {
+        self.withdrawn = Some(Box::pin(withdrawn));
     }
 }
 
@@ -79,13 +83,16 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { io, held, revoked } = self.get_mut();
-        if revoked
-            .as_mut()
-            .is_some_and(|revoked| revoked.as_mut().poll(cx).is_ready())
+        let Self {
+            io,
+            held,
+            withdrawn,
+        } = self.get_mut();
+        if let Some(waiting) = withdrawn
+            && let Poll::Ready(why) = waiting.as_mut().poll(cx)
         {
-            *revoked = None;
-            return Poll::Ready(Err(crate::tls::revoked()));
+            *withdrawn = None;
+            return Poll::Ready(Err(crate::tls::withdrawn(why)));
         }
         if held.is_empty() {
             if out.remaining() >= SCRATCH {

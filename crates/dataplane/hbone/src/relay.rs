@@ -92,7 +92,7 @@ impl RelayError {
     /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> ambit_model::Reason {
         match self {
-            Self::Tunnel(error) if crate::tls::is_revoked(error) => {
+            Self::Tunnel(error) if crate::tls::is_withdrawn(error) => {
                 ambit_model::Reason::CertRevoked
             }
             Self::Tunnel(_) => ambit_model::Reason::H2Failure,

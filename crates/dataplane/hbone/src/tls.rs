@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_tls::Withdrawal;
 use rustls::{
     ClientConfig, ServerConfig,
     pki_types::{CertificateDer, IpAddr, ServerName},
@@ -95,32 +96,36 @@ pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
-/// Wraps a connection that closes when `revocation` completes, since the peer's certificate was revoked.
-pub fn end_when_revoked<IO>(
+/// Wraps a connection that closes when `withdrawn` completes, since the peer is no longer accepted.
+pub fn end_when_withdrawn<IO>(
     stream: &mut TlsStream<IO>,
-    revocation: impl Future<Output = ()> + Send + 'static,
+    withdrawn: impl Future<Output = Withdrawal> + Send + 'static,
 ) {
     let io = match stream {
         tokio_rustls::TlsStream::Client(stream) => stream.get_mut().0,
         tokio_rustls::TlsStream::Server(stream) => stream.get_mut().0,
     };
-    io.end_when(revocation);
+    io.end_when(withdrawn);
 }
 
 /// No operating system gives this kind for a socket that was already open.
-const REVOKED: std::io::ErrorKind = std::io::ErrorKind::PermissionDenied;
+const WITHDRAWN: std::io::ErrorKind = std::io::ErrorKind::PermissionDenied;
 
-pub(crate) fn revoked() -> std::io::Error {
-    std::io::Error::new(
-        REVOKED,
-        "connection closed: peer certificate revoked by CRL",
-    )
+pub(crate) fn withdrawn(why: Withdrawal) -> std::io::Error {
+    let text = match why {
+        Withdrawal::Revoked => "connection closed: peer certificate revoked by CRL",
+        Withdrawal::TrustDomain => {
+            "connection closed: the peer's trust domain, or its root, is no longer accepted"
+        }
+    };
+    std::io::Error::new(WITHDRAWN, text)
 }
 
-/// Whether a tunnel ended because its peer's certificate was revoked. HTTP/2 keeps the kind of an
-/// error, not its type.
-pub(crate) fn is_revoked(error: &h2::Error) -> bool {
-    error.get_io().is_some_and(|error| error.kind() == REVOKED)
+/// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 keeps the kind of an error, not its type.
+pub(crate) fn is_withdrawn(error: &h2::Error) -> bool {
+    error
+        .get_io()
+        .is_some_and(|error| error.kind() == WITHDRAWN)
 }
 
 fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {

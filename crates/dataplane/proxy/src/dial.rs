@@ -20,7 +20,7 @@ use ambit_sys::{
     netns::Netns,
     socket::{self, OutboundSpec, SocketError, Tuning},
 };
-use ambit_tls::{PeerRole, WorkloadCert};
+use ambit_tls::{Peer, WorkloadCert};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, uri::InvalidUri};
 use rand::Rng;
 use tokio::{net::TcpStream, time::timeout};
@@ -283,8 +283,8 @@ impl Dialer {
             .await
             .map_err(|source| DialError::Tls { addr, source })?;
         let chain = tls::peer_certificates(&stream);
-        if let Some(revocation) = certificate.revocation(PeerRole::Server, chain) {
-            tls::end_when_revoked(&mut stream, revocation);
+        if let Some(withdrawn) = certificate.withdrawn(Peer::Server(&key.expected), chain) {
+            tls::end_when_withdrawn(&mut stream, withdrawn);
         }
         Ok(stream)
     }

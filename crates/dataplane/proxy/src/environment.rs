@@ -1,7 +1,7 @@
 //! What all proxies read from the environment: Istio's node proxy contract, and our own variables that start with
 //! `AMBIT_`. Every error names its variable.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use ambit_hbone::Settings;
 use ambit_model::ArcStr;
@@ -78,6 +78,12 @@ pub fn upstream(
             .filter(|t| !t.is_empty())
             .map(str::to_owned),
     })
+}
+
+/// The path in a variable, if it is set and not empty.
+pub fn path(env: &Env, name: &str) -> Option<PathBuf> {
+    let path = env.get(name).filter(|path| !path.is_empty());
+    path.map(Into::into)
 }
 
 /// `AUTH_TOKEN`, or the projected token where it is mounted.

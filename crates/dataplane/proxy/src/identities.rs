@@ -6,7 +6,7 @@ use ambit_certificates::{Certificates, CertificatesOptions, CsrClient, CsrClient
 use ambit_control_channel::{CallHeaders, channel};
 use ambit_model::{ArcStr, Identity};
 use ambit_rt::Env;
-use ambit_tls::{Crls, TlsSettings};
+use ambit_tls::{Crls, TlsSettings, TrustDomains};
 use anyhow::Context as _;
 use tokio::time::sleep;
 
@@ -35,6 +35,8 @@ pub struct CertificateSettings {
     pub ttl: Duration,
     /// Certificate revocation lists.
     pub crl_path: Option<PathBuf>,
+    /// Trust domains that are accepted besides the own one.
+    pub trust_domains_path: Option<PathBuf>,
 }
 
 /// Starts fetching certificates, from `cache` first. Headers and TLS parameters are the environment's.
@@ -54,6 +56,14 @@ pub fn start(
         }
         ambit_rt::spawn_essential("revocation lists", lists.clone().follow(path.clone()));
         tls = tls.with_crls(lists);
+    }
+    if let Some(path) = &settings.trust_domains_path {
+        let domains = TrustDomains::new();
+        if let Err(error) = domains.load(path) {
+            tracing::warn!(%error, "no trust domain is accepted but the own one");
+        }
+        ambit_rt::spawn_essential("trust domains", domains.clone().follow(path.clone()));
+        tls = tls.with_trust_domains(domains);
     }
     let upstream = settings
         .ca

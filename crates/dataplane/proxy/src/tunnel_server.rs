@@ -5,7 +5,7 @@ use std::{error::Error, net::SocketAddr, pin::pin, time::Duration};
 
 use ambit_hbone::{Incoming, Settings, server, tls};
 use ambit_rt::DrainWatcher;
-use ambit_tls::PeerRole;
+use ambit_tls::Peer;
 use tokio::{net::TcpStream, time::timeout};
 
 use crate::{Dialer, report::chain};
@@ -37,8 +37,8 @@ async fn handshake(
     let limit = dialer.http2.handshake_timeout;
     let mut stream = tls::accept(stream, config, limit).await?;
     let chain = tls::peer_certificates(&stream);
-    if let Some(revocation) = certificate.revocation(PeerRole::Client, chain) {
-        tls::end_when_revoked(&mut stream, revocation);
+    if let Some(withdrawn) = certificate.withdrawn(Peer::Client, chain) {
+        tls::end_when_withdrawn(&mut stream, withdrawn);
     }
     Ok(stream)
 }

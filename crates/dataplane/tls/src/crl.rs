@@ -2,10 +2,8 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
 };
 
 use parking_lot::RwLock;
@@ -13,9 +11,7 @@ use rustls_pki_types::{CertificateRevocationListDer, pem, pem::PemObject};
 use tokio::sync::watch;
 use webpki::{CertRevocationList, OwnedCertRevocationList};
 
-/// Interval at which the CRL file is checked. Comparing device, inode, size and time also detects changes of Kubernetes
-/// volumes, which swap a symbolic link.
-const POLL: Duration = Duration::from_secs(2);
+use crate::followed_file;
 
 /// Why a file of revocation lists cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -106,23 +102,16 @@ impl Crls {
     /// Follows a file: loads it now and after each change. A missing or broken file is reported once and
     /// leaves the lists in force unchanged; it does not block traffic.
     pub async fn follow(self, path: PathBuf) {
-        let mut last = None;
-        loop {
-            let seen = Some(Signature::of(&path));
-            if seen != last {
-                last = seen;
-                match self.load(&path) {
-                    Ok(lists) => {
-                        tracing::info!(path = %path.display(), lists, "revocation lists loaded");
-                    }
-                    Err(error) => {
-                        let error: &(dyn std::error::Error + 'static) = &error;
-                        tracing::warn!(error, "revocation lists unchanged");
-                    }
-                }
+        let load = || match self.load(&path) {
+            Ok(lists) => {
+                tracing::info!(path = %path.display(), lists, "revocation lists loaded");
             }
-            tokio::time::sleep(POLL).await;
-        }
+            Err(error) => {
+                let error: &(dyn std::error::Error + 'static) = &error;
+                tracing::warn!(error, "revocation lists unchanged");
+            }
+        };
+        followed_file::follow(&path, load).await;
     }
 
     /// Notifies of each change, so that open connections can be checked again.
@@ -132,19 +121,5 @@ impl Crls {
 
     pub(crate) fn current(&self) -> Lists {
         self.lists.read().clone()
-    }
-}
-
-/// The file's signature, by which changes are detected.
-#[derive(Debug, PartialEq, Eq)]
-struct Signature(Option<(u64, u64, u64, Option<SystemTime>)>);
-
-impl Signature {
-    fn of(path: &Path) -> Self {
-        Self(
-            fs::metadata(path)
-                .ok()
-                .map(|meta| (meta.dev(), meta.ino(), meta.len(), meta.modified().ok())),
-        )
     }
 }

@@ -1,5 +1,5 @@
 //! Mesh identity in TLS: a workload's certificate, the SPIFFE checks on both sides of a handshake,
-//! revocation lists; the server name that the clients of others ask for; and TLS with servers outside of the mesh.
+//! revocation lists, accepted trust domains; the server name that the clients of others ask for; and TLS with servers outside of the mesh.
 //!
 //! Knows nothing of HBONE, gRPC, Kubernetes or where certificates come from. Private keys stay in memory.
 #![forbid(unsafe_code)]
@@ -7,10 +7,12 @@
 mod chain;
 mod client_hello;
 mod crl;
+mod followed_file;
 mod handshake;
 mod outward;
 pub mod pem;
 mod settings;
+mod trust_domains;
 mod verify;
 mod workload_cert;
 
@@ -22,5 +24,6 @@ pub use handshake::{
 };
 pub use outward::{Authorities, Outward, OutwardConnectError, OutwardError, Shown};
 pub use settings::{ALPN_H2, TlsSettings};
-pub use verify::PeerIdentityError;
-pub use workload_cert::{PeerRole, WorkloadCert};
+pub use trust_domains::{TrustDomains, TrustDomainsError};
+pub use verify::{Peer, PeerIdentityError};
+pub use workload_cert::{Withdrawal, WorkloadCert};

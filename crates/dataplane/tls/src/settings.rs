@@ -1,4 +1,4 @@
-//! The TLS settings of a process: versions, suites, key exchange, revocation lists.
+//! The TLS settings of a process: versions, suites, key exchange, revocation lists, accepted trust domains.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use crate::Crls;
+use crate::{Crls, TrustDomains};
 
 static BOTH: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 static ONLY_TLS13: &[&SupportedProtocolVersion] = &[&TLS13];
@@ -23,6 +23,7 @@ pub struct TlsSettings {
     pub(crate) provider: Arc<CryptoProvider>,
     pub(crate) tls12: bool,
     pub(crate) crls: Option<Crls>,
+    pub(crate) trust_domains: TrustDomains,
 }
 
 impl Default for TlsSettings {
@@ -65,6 +66,7 @@ impl TlsSettings {
             provider: Arc::new(provider),
             tls12,
             crls: None,
+            trust_domains: TrustDomains::new(),
         }
     }
 
@@ -89,6 +91,12 @@ impl TlsSettings {
     /// Also checks peers of the mesh against revocation lists.
     pub fn with_crls(mut self, crls: Crls) -> Self {
         self.crls = Some(crls);
+        self
+    }
+
+    /// Also accepts peers of other trust domains than the own one.
+    pub fn with_trust_domains(mut self, trust_domains: TrustDomains) -> Self {
+        self.trust_domains = trust_domains;
         self
     }
 

@@ -1,10 +1,10 @@
-//! Verifies a peer's certificate: its chain to the mesh's roots, and its SPIFFE id.
+//! Verifies a peer's certificate: its chain to the roots of its trust domain, and its SPIFFE id.
 //!
 //! Host names play no part in the mesh. Nothing is cached between handshakes.
 
 use std::{fmt, sync::Arc};
 
-use ambit_model::Identity;
+use ambit_model::{ArcStr, Identity};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, OtherError, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -14,7 +14,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
-use crate::TlsSettings;
+use crate::{TlsSettings, trust_domains::Accepted};
 
 /// Why a peer with a valid certificate is refused: its identity is not an accepted one.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +38,15 @@ pub enum PeerIdentityError {
         /// Our trust domain.
         trust_domain: String,
     },
+    /// The peer has SPIFFE ids of several trust domains, whose roots differ.
+    #[error(
+        "the peer is {}: all its SPIFFE ids must be of one trust domain",
+        List(presented)
+    )]
+    SeveralTrustDomains {
+        /// URI names of its certificate (at most 8).
+        presented: Vec<String>,
+    },
 }
 
 /// `rustls` writes the errors of verifiers with their debug form; this one is for operators.
@@ -58,23 +67,102 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// The chain check of both sides.
-#[derive(Debug)]
-pub(crate) struct ChainVerifier {
-    pub(crate) settings: TlsSettings,
-    pub(crate) anchors: Vec<TrustAnchor<'static>>,
+/// A peer's role in the handshake, and which peers are accepted in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer<'a> {
+    /// A client, of any identity in an accepted trust domain.
+    Client,
+    /// A server, which has one of these identities.
+    Server(&'a [Identity]),
 }
 
-impl ChainVerifier {
-    /// Verifies a chain for one usage at a time; returns the leaf.
-    pub(crate) fn verify<'a>(
+/// The check of peers of both sides.
+#[derive(Debug)]
+pub(crate) struct PeerVerifier {
+    pub(crate) settings: TlsSettings,
+    /// Roots of the mesh's CA.
+    pub(crate) anchors: Vec<TrustAnchor<'static>>,
+    /// Trust domain of the own identity.
+    pub(crate) trust_domain: ArcStr,
+}
+
+impl PeerVerifier {
+    /// Verifies a peer's chain with the roots of its trust domain, and its identity.
+    pub(crate) fn verify(
         &self,
-        leaf: &'a CertificateDer<'a>,
+        peer: Peer<'_>,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let leaf = EndEntityCert::try_from(leaf).map_err(pki_error)?;
+        let accepted = self.settings.trust_domains.current();
+        let domain = trust_domain_of(&leaf)?;
+        self.verify_peer_chain(&accepted, domain, &leaf, intermediates, now, usage_of(peer))?;
+        match peer {
+            Peer::Client => self.verify_client(&accepted, domain, &leaf),
+            Peer::Server(expected) => self.verify_server(&accepted, &leaf, expected),
+        }
+    }
+
+    /// Verifies the chain of a leaf whose identity is the own one.
+    pub(crate) fn verify_own_chain(
+        &self,
+        leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
         usage: KeyUsage,
-    ) -> Result<EndEntityCert<'a>, rustls::Error> {
+    ) -> Result<(), rustls::Error> {
         let leaf = EndEntityCert::try_from(leaf).map_err(pki_error)?;
+        self.verify_chain(&self.anchors, &leaf, intermediates, now, usage)
+    }
+
+    /// Whether the acceptance of a peer depends on the trust domains that are accepted besides the own one.
+    pub(crate) fn depends_on_trust_domains(&self, leaf: &CertificateDer<'_>) -> bool {
+        let accepted = self.settings.trust_domains.current();
+        let own = self.trust_domain.as_str();
+        let leaf = EndEntityCert::try_from(leaf);
+        let domain = leaf.as_ref().ok().map(trust_domain_of);
+        domain != Some(Ok(Some(own))) || accepted.has_had_roots(own)
+    }
+
+    /// Verifies a chain with the roots of a trust domain, and with no others.
+    fn verify_peer_chain(
+        &self,
+        accepted: &Accepted,
+        domain: Option<&str>,
+        leaf: &EndEntityCert<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+        usage: KeyUsage,
+    ) -> Result<(), rustls::Error> {
+        let own = self.trust_domain.as_str();
+        // A peer without a SPIFFE id is refused whatever verifies its chain.
+        let rooted = accepted.rooted(own, domain.unwrap_or(own));
+        let further = accepted.anchors(rooted);
+        if let Some(further) = further
+            && rooted != own
+        {
+            return self.verify_chain(further, leaf, intermediates, now, usage);
+        }
+        let verified = self.verify_chain(&self.anchors, leaf, intermediates, now, usage);
+        match (verified, further) {
+            (Err(error), Some(further)) if error == unknown_issuer() => {
+                self.verify_chain(further, leaf, intermediates, now, usage)
+            }
+            (verified, _) => verified,
+        }
+    }
+
+    /// Verifies a chain for one usage at a time.
+    fn verify_chain(
+        &self,
+        anchors: &[TrustAnchor<'_>],
+        leaf: &EndEntityCert<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+        usage: KeyUsage,
+    ) -> Result<(), rustls::Error> {
         let crls = self.settings.crls.as_ref().map(crate::Crls::current);
         let borrowed: Vec<&webpki::CertRevocationList<'_>> =
             crls.iter().flat_map(|crls| crls.iter()).collect();
@@ -91,7 +179,7 @@ impl ChainVerifier {
             });
         leaf.verify_for_usage(
             self.settings.provider.signature_verification_algorithms.all,
-            &self.anchors,
+            anchors,
             intermediates,
             now,
             usage,
@@ -99,7 +187,51 @@ impl ChainVerifier {
             None,
         )
         .map_err(pki_error)?;
-        Ok(leaf)
+        Ok(())
+    }
+
+    fn verify_client(
+        &self,
+        accepted: &Accepted,
+        domain: Option<&str>,
+        leaf: &EndEntityCert<'_>,
+    ) -> Result<(), rustls::Error> {
+        let own = self.trust_domain.as_str();
+        let is_accepted = domain.is_some_and(|domain| accepted.accepts(own, domain));
+        // Waypoints' own calls have rights by their name alone, which another authority could sign.
+        let may_be = |id: &Identity| id.trust_domain == own || !id.is_of_waypoint_calls();
+        if is_accepted && identity_in(leaf).is_some_and(|id| may_be(&id)) {
+            return Ok(());
+        }
+        Err(identity_error(PeerIdentityError::ForeignTrustDomain {
+            presented: presented(leaf),
+            trust_domain: own.to_owned(),
+        }))
+    }
+
+    /// Verifies that a server has one of the expected identities, under any name of their trust domain. An empty list
+    /// accepts no server: it must never come to accept all.
+    fn verify_server(
+        &self,
+        accepted: &Accepted,
+        leaf: &EndEntityCert<'_>,
+        expected: &[Identity],
+    ) -> Result<(), rustls::Error> {
+        let is_expected = |id: Identity| {
+            expected.iter().any(|one| {
+                one.namespace == id.namespace
+                    && one.service_account == id.service_account
+                    && accepted.is_same(&self.trust_domain, &one.trust_domain, &id.trust_domain)
+            })
+        };
+        let mut identities = leaf.valid_uri_names().filter_map(|name| name.parse().ok());
+        if identities.any(is_expected) {
+            return Ok(());
+        }
+        Err(identity_error(PeerIdentityError::Unexpected {
+            presented: presented(leaf),
+            expected: expected.iter().take(8).map(ToString::to_string).collect(),
+        }))
     }
 
     fn provider(&self) -> &CryptoProvider {
@@ -107,12 +239,11 @@ impl ChainVerifier {
     }
 }
 
-/// Verifies servers: the certificate must carry one of the expected ids, exactly.
+/// Verifies servers: the certificate must carry one of the expected ids.
 #[derive(Debug)]
 pub(crate) struct ServerVerifier {
-    pub(crate) chain: Arc<ChainVerifier>,
-    /// Full SPIFFE ids.
-    pub(crate) expected: Box<[String]>,
+    pub(crate) peers: Arc<PeerVerifier>,
+    pub(crate) expected: Box<[Identity]>,
 }
 
 impl ServerCertVerifier for ServerVerifier {
@@ -124,18 +255,10 @@ impl ServerCertVerifier for ServerVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let leaf = self
-            .chain
-            .verify(end_entity, intermediates, now, KeyUsage::server_auth())?;
-        // An empty list accepts no server: it must never come to accept all.
-        let known = |name: &str| self.expected.iter().any(|expected| expected == name);
-        if leaf.valid_uri_names().any(known) {
-            return Ok(ServerCertVerified::assertion());
-        }
-        Err(identity_error(PeerIdentityError::Unexpected {
-            presented: presented(&leaf),
-            expected: self.expected.iter().take(8).cloned().collect(),
-        }))
+        let expected = Peer::Server(&self.expected);
+        self.peers
+            .verify(expected, end_entity, intermediates, now)?;
+        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -144,7 +267,7 @@ impl ServerCertVerifier for ServerVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.chain.provider().signature_verification_algorithms;
+        let algorithms = &self.peers.provider().signature_verification_algorithms;
         verify_tls12_signature(message, cert, dss, algorithms)
     }
 
@@ -154,24 +277,22 @@ impl ServerCertVerifier for ServerVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.chain.provider().signature_verification_algorithms;
+        let algorithms = &self.peers.provider().signature_verification_algorithms;
         verify_tls13_signature(message, cert, dss, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chain
+        self.peers
             .provider()
             .signature_verification_algorithms
             .supported_schemes()
     }
 }
 
-/// Verifies clients: a certificate is required, and one of its SPIFFE ids must be of our own trust
-/// domain.
+/// Verifies clients: a certificate is required, and its SPIFFE id must be of an accepted trust domain.
 #[derive(Debug)]
 pub(crate) struct ClientVerifier {
-    pub(crate) chain: Arc<ChainVerifier>,
-    pub(crate) trust_domain: String,
+    pub(crate) peers: Arc<PeerVerifier>,
 }
 
 impl ClientCertVerifier for ClientVerifier {
@@ -186,20 +307,9 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        let leaf = self
-            .chain
-            .verify(end_entity, intermediates, now, KeyUsage::client_auth())?;
-        let ours = |name: &str| {
-            name.parse::<Identity>()
-                .is_ok_and(|id| id.trust_domain == self.trust_domain)
-        };
-        if leaf.valid_uri_names().any(ours) {
-            return Ok(ClientCertVerified::assertion());
-        }
-        Err(identity_error(PeerIdentityError::ForeignTrustDomain {
-            presented: presented(&leaf),
-            trust_domain: self.trust_domain.clone(),
-        }))
+        self.peers
+            .verify(Peer::Client, end_entity, intermediates, now)?;
+        Ok(ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -208,7 +318,7 @@ impl ClientCertVerifier for ClientVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.chain.provider().signature_verification_algorithms;
+        let algorithms = &self.peers.provider().signature_verification_algorithms;
         verify_tls12_signature(message, cert, dss, algorithms)
     }
 
@@ -218,12 +328,12 @@ impl ClientCertVerifier for ClientVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.chain.provider().signature_verification_algorithms;
+        let algorithms = &self.peers.provider().signature_verification_algorithms;
         verify_tls13_signature(message, cert, dss, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chain
+        self.peers
             .provider()
             .signature_verification_algorithms
             .supported_schemes()
@@ -232,8 +342,35 @@ impl ClientCertVerifier for ClientVerifier {
 
 /// The identity of a leaf: its first SPIFFE id of the Kubernetes form.
 pub(crate) fn identity_of(leaf: &CertificateDer<'_>) -> Option<Identity> {
-    let leaf = EndEntityCert::try_from(leaf).ok()?;
+    identity_in(&EndEntityCert::try_from(leaf).ok()?)
+}
+
+fn identity_in(leaf: &EndEntityCert<'_>) -> Option<Identity> {
     leaf.valid_uri_names().find_map(|name| name.parse().ok())
+}
+
+/// The trust domain of all SPIFFE ids of a leaf; `None` if it has none.
+fn trust_domain_of<'a>(leaf: &'a EndEntityCert<'_>) -> Result<Option<&'a str>, rustls::Error> {
+    let ids = leaf.valid_uri_names();
+    let mut domains = ids.filter_map(|name| name.strip_prefix("spiffe://")?.split('/').next());
+    let first = domains.next();
+    match first.is_some_and(|first| domains.any(|other| other != first)) {
+        true => Err(identity_error(PeerIdentityError::SeveralTrustDomains {
+            presented: presented(leaf),
+        })),
+        false => Ok(first),
+    }
+}
+
+fn usage_of(peer: Peer<'_>) -> KeyUsage {
+    match peer {
+        Peer::Client => KeyUsage::client_auth(),
+        Peer::Server(_) => KeyUsage::server_auth(),
+    }
+}
+
+fn unknown_issuer() -> rustls::Error {
+    CertificateError::UnknownIssuer.into()
 }
 
 fn presented(leaf: &EndEntityCert<'_>) -> Vec<String> {
@@ -260,7 +397,7 @@ fn pki_error(error: webpki::Error) -> rustls::Error {
         Error::CertNotValidYet { time, not_before } => {
             CertificateError::NotValidYetContext { time, not_before }.into()
         }
-        Error::UnknownIssuer => CertificateError::UnknownIssuer.into(),
+        Error::UnknownIssuer => unknown_issuer(),
         Error::CertRevoked => CertificateError::Revoked.into(),
         Error::InvalidSignatureForPublicKey => CertificateError::BadSignature.into(),
         Error::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose.into(),

@@ -18,6 +18,7 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use tokio::sync::watch;
 use webpki::KeyUsage;
 use zeroize::Zeroizing;
 
@@ -25,20 +26,20 @@ use crate::{
     ChainError, TlsSettings,
     chain::{self, Leaf},
     settings::ALPN_H2,
-    verify::{ChainVerifier, ClientVerifier, ServerVerifier},
+    verify::{ClientVerifier, Peer, PeerVerifier, ServerVerifier},
 };
 
 /// Maximum client configurations cached for a certificate, one for each set of dialed identities. Beyond it, all are
 /// dropped and created again, which takes microseconds each.
 const MAX_CLIENT_CONFIGS: usize = 4096;
 
-/// The peer's role in the handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PeerRole {
-    /// Usage as a client.
-    Client,
-    /// Usage as a server.
-    Server,
+/// Why the peer of an established connection is no longer accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withdrawal {
+    /// Its certificate is revoked.
+    Revoked,
+    /// Its trust domain is no longer accepted, or has other roots.
+    TrustDomain,
 }
 
 /// Immutable certificate of one identity; renewal creates a new one.
@@ -49,7 +50,7 @@ pub struct WorkloadCert {
     not_before: SystemTime,
     not_after: SystemTime,
     settings: TlsSettings,
-    verifier: Arc<ChainVerifier>,
+    verifier: Arc<PeerVerifier>,
     server: OnceLock<Result<Arc<ServerConfig>, rustls::Error>>,
     clients: Mutex<HashMap<Box<[Identity]>, Arc<ClientConfig>>>,
 }
@@ -90,16 +91,17 @@ impl WorkloadCert {
             crls: None,
             ..settings.clone()
         };
-        let verifier = ChainVerifier {
+        let verifier = PeerVerifier {
             settings: own,
             anchors: store.roots,
+            trust_domain: leaf.identity.trust_domain.clone(),
         };
         let since_epoch = now
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         for usage in [KeyUsage::server_auth(), KeyUsage::client_auth()] {
             verifier
-                .verify(
+                .verify_own_chain(
                     leaf_der,
                     intermediates,
                     UnixTime::since_unix_epoch(since_epoch),
@@ -107,7 +109,7 @@ impl WorkloadCert {
                 )
                 .map_err(ChainError::Unverified)?;
         }
-        let verifier = ChainVerifier {
+        let verifier = PeerVerifier {
             settings: settings.clone(),
             ..verifier
         };
@@ -198,55 +200,69 @@ impl WorkloadCert {
         Ok(clients.entry(expected.into()).or_insert(config).clone())
     }
 
-    /// Returns the server configuration, which requires client certificates of the own trust domain. Cached.
+    /// Returns the server configuration, which requires client certificates of an accepted trust domain. Cached.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>, rustls::Error> {
         self.server
             .get_or_init(|| self.make_server_config().map(Arc::new))
             .clone()
     }
 
-    /// Whether a peer that was accepted at a given time is revoked now. Only revocation is checked: open
-    /// connections are not closed because a certificate has expired since.
+    /// Why a peer that was accepted at a given time is no longer accepted, if so. Open connections are not closed because
+    /// a certificate has expired since.
     ///
-    /// Evaluated again for established connections whenever [`crate::Crls::changes`] reports new lists.
-    pub fn is_revoked(
+    /// Evaluated again for established connections whenever revocation lists or trust domains change.
+    pub fn withdrawal(
         &self,
-        peer: PeerRole,
+        peer: Peer<'_>,
         chain: &[CertificateDer<'_>],
         accepted: SystemTime,
-    ) -> bool {
-        let Some((leaf, intermediates)) = chain.split_first() else {
-            return false;
-        };
-        let usage = match peer {
-            PeerRole::Client => KeyUsage::client_auth(),
-            PeerRole::Server => KeyUsage::server_auth(),
-        };
+    ) -> Option<Withdrawal> {
+        let (leaf, intermediates) = chain.split_first()?;
         let accepted = accepted
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
-        let now = UnixTime::since_unix_epoch(accepted);
-        matches!(
-            self.verifier.verify(leaf, intermediates, now, usage),
-            Err(rustls::Error::InvalidCertificate(CertificateError::Revoked))
-        )
+        let then = UnixTime::since_unix_epoch(accepted);
+        match self.verifier.verify(peer, leaf, intermediates, then) {
+            Err(rustls::Error::InvalidCertificate(CertificateError::Revoked)) => {
+                Some(Withdrawal::Revoked)
+            }
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::Other(_),
+            )) if self.verifier.depends_on_trust_domains(leaf) => Some(Withdrawal::TrustDomain),
+            Ok(()) | Err(_) => None,
+        }
     }
 
-    /// Completes once a peer accepted now is revoked. `None` where no lists are configured, so that
-    /// connections need not wait for it.
-    pub fn revocation(
+    /// Completes once a peer accepted now is no longer accepted. `None` where neither revocation lists nor trust domains
+    /// besides the own one concern it, so that connections need not wait for it.
+    pub fn withdrawn(
         self: &Arc<Self>,
-        peer: PeerRole,
+        peer: Peer<'_>,
         chain: &[CertificateDer<'static>],
-    ) -> Option<impl Future<Output = ()> + Send + 'static> {
-        let mut changes = self.settings.crls()?.changes();
+    ) -> Option<impl Future<Output = Withdrawal> + Send + use<>> {
+        let mut lists = self.settings.crls().map(crate::Crls::changes);
+        let leaf = chain.first();
+        let mut domains = leaf
+            .is_some_and(|leaf| self.verifier.depends_on_trust_domains(leaf))
+            .then(|| self.settings.trust_domains.changes());
+        if lists.is_none() && domains.is_none() {
+            return None;
+        }
+        let expected: Option<Box<[Identity]>> = match peer {
+            Peer::Client => None,
+            Peer::Server(expected) => Some(expected.into()),
+        };
         let (certificate, chain) = (self.clone(), chain.to_vec());
         let accepted = SystemTime::now();
         Some(async move {
-            while !certificate.is_revoked(peer, &chain, accepted) {
-                if changes.changed().await.is_err() {
-                    // The lists are no longer followed: they stay as they are.
-                    std::future::pending::<()>().await;
+            loop {
+                let peer = expected.as_deref().map_or(Peer::Client, Peer::Server);
+                if let Some(why) = certificate.withdrawal(peer, &chain, accepted) {
+                    return why;
+                }
+                tokio::select! {
+                    () = changed(&mut lists) => {}
+                    () = changed(&mut domains) => {}
                 }
             }
         })
@@ -254,8 +270,8 @@ impl WorkloadCert {
 
     fn make_client_config(&self, expected: &[Identity]) -> Result<ClientConfig, rustls::Error> {
         let verifier = ServerVerifier {
-            chain: self.verifier.clone(),
-            expected: expected.iter().map(ToString::to_string).collect(),
+            peers: self.verifier.clone(),
+            expected: expected.into(),
         };
         let mut config = ClientConfig::builder_with_provider(self.settings.provider())
             .with_protocol_versions(self.settings.versions())?
@@ -272,8 +288,7 @@ impl WorkloadCert {
 
     fn make_server_config(&self) -> Result<ServerConfig, rustls::Error> {
         let verifier = ClientVerifier {
-            chain: self.verifier.clone(),
-            trust_domain: self.identity.trust_domain.to_string(),
+            peers: self.verifier.clone(),
         };
         let mut config = ServerConfig::builder_with_provider(self.settings.provider())
             .with_protocol_versions(self.settings.versions())?
@@ -284,6 +299,16 @@ impl WorkloadCert {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(config)
     }
+}
+
+/// Waits for a change; for ever where there is nothing to change, or where it is no longer followed.
+async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 impl fmt::Debug for WorkloadCert {

@@ -12,7 +12,7 @@ use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, cha
 use ambit_hbone::{Settings, TunnelError, client, tls};
 use ambit_lab::LabNetns;
 use ambit_model::Identity;
-use ambit_testkit::{Pki, revoke_by};
+use ambit_testkit::{Pki, answer_by, revoke_by};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use tokio::{
@@ -97,10 +97,19 @@ impl<'a> Peer<'a> {
 
     /// A pod whose certificate another authority has signed, for any identity. It trusts the mesh.
     pub fn foreign(mesh: &'a Mesh, pod: &str, identity: &str) -> Self {
+        Self::signed_by(mesh, pod, identity, Some(&Pki::new()))
+    }
+
+    /// A pod whose certificate an authority has signed, or the mesh's own one, for any identity. It trusts the mesh.
+    pub fn signed_by(mesh: &'a Mesh, pod: &str, identity: &str, authority: Option<&Pki>) -> Self {
         let identity: Identity = identity.parse().expect("a SPIFFE id");
         let request = CertificateRequest::new(&identity).expect("a request");
         let day = Duration::from_secs(86_400);
-        let mut answer = Pki::new().answer(&request.pem, &identity, day);
+        let of_mesh = |file: &str| in_lab(mesh, "shop/client", &format!("ca/{file}"));
+        let mut answer = match authority {
+            Some(pki) => pki.answer(&request.pem, &identity, day),
+            None => answer_by(of_mesh, &request.pem, &identity),
+        };
         if let Some(roots) = answer.last_mut() {
             roots.push_str(&in_lab(mesh, "shop/client", "root-cert.pem"));
         }
@@ -132,6 +141,11 @@ impl<'a> Peer<'a> {
         revoke_by(read, &self.cert)
     }
 
+    /// Opens a tunnel at a server of an identity, and closes it once it is established.
+    pub fn open(&self, server: (&str, SocketAddr), authority: &str) -> Outcome {
+        self.call(server, authority, &[], None)
+    }
+
     /// Opens a tunnel at a server of an identity, sends, and reads until the other side ends.
     pub fn ask(
         &self,
@@ -139,6 +153,16 @@ impl<'a> Peer<'a> {
         authority: &str,
         headers: &[(&'static str, &str)],
         request: &str,
+    ) -> Outcome {
+        self.call(server, authority, headers, Some(request))
+    }
+
+    fn call(
+        &self,
+        server: (&str, SocketAddr),
+        authority: &str,
+        headers: &[(&'static str, &str)],
+        request: Option<&str>,
     ) -> Outcome {
         let (identity, address) = server;
         let expected: Identity = identity.parse().expect("a SPIFFE id");
@@ -169,7 +193,7 @@ impl<'a> Peer<'a> {
         expected: &Identity,
         authority: Uri,
         headers: HeaderMap,
-        request: &str,
+        request: Option<&str>,
     ) -> Result<Outcome, Outcome> {
         let cut = |error: &dyn std::fmt::Display| Outcome::Cut(error.to_string());
         let config = self.cert.client_config(std::slice::from_ref(expected));
@@ -185,6 +209,10 @@ impl<'a> Peer<'a> {
             TunnelError::Status(status) => Outcome::Refused(status.as_u16()),
             other => cut(&other),
         })?;
+        let Some(request) = request else {
+            driver.abort();
+            return Ok(Outcome::Said(String::new()));
+        };
         let mut io = tunnel.into_io();
         io.write_all(request.as_bytes())
             .await

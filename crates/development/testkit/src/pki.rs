@@ -151,6 +151,24 @@ impl Pki {
 /// A revocation list (PEM) of a certificate, by an authority in a directory of Istio's four files, which are given by
 /// `read`.
 pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
+    let leaf = cert.chain().first().cloned();
+    authority_of(read)
+        .revoke(leaf.as_slice(), SystemTime::now())
+        .expect("a revocation list")
+}
+
+/// The CSR API's answer of such an authority, for any identity.
+pub fn answer_by(
+    read: impl Fn(&str) -> String,
+    request_pem: &str,
+    identity: &Identity,
+) -> Vec<String> {
+    authority_of(read)
+        .issue(request_pem, identity, DAY, SystemTime::now())
+        .expect("an issued certificate")
+}
+
+fn authority_of(read: impl Fn(&str) -> String) -> Authority {
     let [own, key, chain, root] = [
         "ca-cert.pem",
         "ca-key.pem",
@@ -158,11 +176,7 @@ pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
         "root-cert.pem",
     ]
     .map(read);
-    let authority = Authority::from_pem(&own, &key, &chain, &root).expect("an authority");
-    let leaf = cert.chain().first().cloned();
-    authority
-        .revoke(leaf.as_slice(), SystemTime::now())
-        .expect("a revocation list")
+    Authority::from_pem(&own, &key, &chain, &root).expect("an authority")
 }
 
 fn pem(text: &str) -> Vec<CertificateDer<'static>> {

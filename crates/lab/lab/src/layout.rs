@@ -47,6 +47,8 @@ impl Layout {
         ca = "run/ca";
         /// Root certificate for the proxies.
         root_cert = "run/root-cert.pem";
+        /// Trust domains that the proxies accept besides the mesh's own one.
+        trust_domains = "run/trust-domains.json";
         /// Public key that tokens are checked with.
         token_keys = "run/token-keys.pem";
         /// Links to the plugins.

@@ -151,6 +151,7 @@ pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
         files: Files {
             token: token.display().to_string(),
             root_cert: board.layout.root_cert().display().to_string(),
+            trust_domains: board.layout.trust_domains().display().to_string(),
             ..Files::default()
         },
         ..Settings::default()
@@ -210,6 +211,10 @@ fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
     flag("listen-monitoring", SocketAddr::new(any, 15014).to_string());
     flag("ca-dir", layout.ca().display().to_string());
     flag("root-cert-out", layout.root_cert().display().to_string());
+    flag(
+        "trust-domains-out",
+        layout.trust_domains().display().to_string(),
+    );
     flag("token-keys", layout.token_keys().display().to_string());
     flag("server-san", format!("istiod.{SYSTEM}.svc"));
     for ip in control {
@@ -272,6 +277,10 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
         ("CA_ADDRESS", control),
         ("XDS_ROOT_CA", root.clone()),
         ("CA_ROOT_CA", root),
+        (
+            "AMBIT_TRUST_DOMAINS_PATH",
+            board.layout.trust_domains().display().to_string(),
+        ),
         ("AUTH_TOKEN", node.dir.join("token").display().to_string()),
         ("INPOD_UDS", zds_socket(node).display().to_string()),
         ("NODE_NAME", node.name.clone()),

@@ -69,6 +69,9 @@ pub struct Args {
     /// File to write the root certificates to, for clients.
     #[arg(long, env = "AMBIT_ROOT_CERT_OUT")]
     pub root_cert_out: Option<PathBuf>,
+    /// File to write the accepted trust domains to, for clients; there is none while the mesh's own one alone is accepted.
+    #[arg(long, env = "AMBIT_TRUST_DOMAINS_OUT")]
+    pub trust_domains_out: Option<PathBuf>,
     /// Further DNS name or IP address of the serving certificate.
     #[arg(long, env = "AMBIT_SERVER_SAN", value_delimiter = ',')]
     pub server_san: Vec<String>,

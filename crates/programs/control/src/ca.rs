@@ -17,8 +17,9 @@ pub mod material;
 mod secret;
 pub mod service;
 pub mod trust;
+pub(crate) mod trust_domains;
 
-pub use config_maps::distribute;
+pub(crate) use config_maps::distribute;
 pub use directory::follow as follow_directory;
 pub use material::{CaError, Material, open_or_make, write_root};
 pub use secret::{CaSecret, SecretError};

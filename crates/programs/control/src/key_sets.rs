@@ -1,7 +1,8 @@
-//! Key sets of token issuers: fetched here, so that waypoints need no way out and all of them have the same keys at the
-//! same time. What is wanted is what objects name (`ambit_derive`); what is due when is [`schedule`], the way to an issuer is
+//! Key sets of token issuers, and trust bundles: fetched here, so that proxies need no way out and all of them have the
+//! same keys at the same time. What is wanted is what objects name (`ambit_derive`); what is due when is [`schedule`], the way to an issuer is
 //! [`fetch`].
 
+mod bundle;
 mod callees;
 mod fetch;
 mod schedule;

@@ -27,7 +27,7 @@
 //! | telemetry.istio.io | telemetries/status | patch |
 //! | extensions.istio.io | wasmplugins/status | patch |
 //! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status, backendtlspolicies/status | patch |
-//! | core | configmaps | create, list, watch; those named istio-ca-root-cert, istio-ca-crl: patch, delete |
+//! | core | configmaps | create, list, watch; those named istio-ca-root-cert, istio-ca-crl, ambit-trust-domains: patch, delete |
 //! | events.k8s.io | events | create, patch |
 //! | coordination.k8s.io, own namespace | leases | create; those named ambit-control-leader and ambit-mesh-leader: get, update |
 //! | core, with --untaint-nodes | nodes | patch |

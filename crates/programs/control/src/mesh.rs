@@ -5,7 +5,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_derive::{Index, MeshConfig, PodDirectory, Problem, RegisteredService, Severity};
+use ambit_derive::{
+    AcceptedTrustDomains, Index, MeshConfig, PodDirectory, Problem, RegisteredService, Severity,
+};
 use ambit_k8s_api::{ObjectEvent, selector::LabelSelector};
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
@@ -47,6 +49,8 @@ pub struct Mesh {
     pub followed: watch::Receiver<u64>,
     /// Selectors of the namespaces that belong to the mesh; `None` until the objects at the start are known.
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+    /// Trust domains that are accepted besides the mesh's own one; `None` until the objects at the start are known.
+    pub trust_domains: watch::Receiver<Option<AcceptedTrustDomains>>,
 }
 
 /// Question that the index answers, with the sender of its answer.
@@ -106,6 +110,7 @@ pub(crate) fn start(
     let (follow, followed) = watch::channel(0);
     let (inquiries, requests) = mpsc::channel(INQUIRIES);
     let (discover, discovery) = watch::channel(None);
+    let (accept, trust_domains) = watch::channel(None);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
@@ -114,6 +119,7 @@ pub(crate) fn start(
         published,
         followed,
         discovery,
+        trust_domains,
     };
     let follower = Follower {
         mesh: mesh.clone(),
@@ -125,6 +131,7 @@ pub(crate) fn start(
         publish,
         follow,
         discover,
+        accept,
     };
     ambit_rt::spawn("mesh", follower.run(source, requests, drain));
     mesh
@@ -140,6 +147,7 @@ struct Follower {
     publish: watch::Sender<u64>,
     follow: watch::Sender<u64>,
     discover: watch::Sender<Option<Vec<LabelSelector>>>,
+    accept: watch::Sender<Option<AcceptedTrustDomains>>,
 }
 
 impl Follower {
@@ -288,6 +296,10 @@ impl Follower {
         let selectors = self.index.discovery_selectors();
         if self.discover.borrow().as_deref() != Some(selectors) {
             self.discover.send_replace(Some(selectors.to_vec()));
+        }
+        let accepted = Some(self.index.accepted_trust_domains());
+        if *self.accept.borrow() != accepted {
+            self.accept.send_replace(accepted);
         }
         if self.waypoints.update(&delta) {
             self.follow.send_modify(|number| *number += 1);

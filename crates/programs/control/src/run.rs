@@ -16,12 +16,17 @@ use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, 
 use ambit_waypoint_objects::Settings;
 use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use anyhow::Context;
+use tokio::sync::watch;
 use tonic::service::Routes;
 
 use crate::{
     access::{Access, Accounts, parse_accounts},
     args::{Args, Attachment, Outbound, WorkloadWaypoints},
-    ca::{self, CertificateService, TrustPublisher, write_root},
+    ca::{
+        self, CertificateService, TrustPublisher,
+        trust_domains::{self, Last, Published},
+        write_root,
+    },
     caller_pod::Pods,
     deployments::Deployer,
     environment::{Cluster, Environment},
@@ -110,9 +115,6 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         authenticator,
         cluster,
     } = Environment::open(args, &metrics, &watcher).await?;
-    if let Some(path) = &args.root_cert_out {
-        keep_root_written(path, &publisher)?;
-    }
     let waypoints = Arc::<Waypoints>::default();
     let access = Access::new(
         authenticator,
@@ -138,8 +140,12 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         Arc::clone(&metrics),
         watcher.clone(),
     );
+    let trust_domains = publish_trust_domains(args, cluster.as_ref(), &publisher, &mesh);
+    if let Some(path) = &args.root_cert_out {
+        keep_root_written(path, &publisher, trust_domains.clone())?;
+    }
     if let Some(cluster) = &cluster {
-        lead(cluster, &publisher, &mesh, args, &watcher)?;
+        lead(cluster, &publisher, trust_domains, &mesh, args, &watcher)?;
     }
     let own = OwnIdentity::new(own_identity(args), publisher.follow());
     let proxies = mesh_proxies(args, &mesh, &access, own);
@@ -286,13 +292,14 @@ fn own_identity(args: &Args) -> Identity {
 fn lead(
     cluster: &Cluster,
     publisher: &TrustPublisher,
+    trust_domains: watch::Receiver<Published>,
     mesh: &Mesh,
     args: &Args,
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
     let distribute = while_leading(cluster.leads_mesh.clone(), drain.clone(), move || {
-        ca::distribute(client.clone(), trust.clone())
+        ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
     if let Some(settings) = &args.waypoints {
@@ -346,19 +353,57 @@ fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
 }
 
 /// Writes the roots for clients that read them from a file, now and whenever they change.
-fn keep_root_written(path: &Path, publisher: &TrustPublisher) -> anyhow::Result<()> {
+fn keep_root_written(
+    path: &Path,
+    publisher: &TrustPublisher,
+    mut trust_domains: watch::Receiver<Published>,
+) -> anyhow::Result<()> {
     let mut trust = publisher.follow();
     write_root(path, &trust.borrow_and_update().authority.root_pem())?;
     let path = path.to_owned();
     ambit_rt::spawn("root file", async move {
-        while trust.changed().await.is_ok() {
-            let roots = trust.borrow_and_update().authority.root_pem();
+        loop {
+            let changed = tokio::select! {
+                changed = trust.changed() => changed,
+                changed = trust_domains.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+            let mut roots = trust.borrow_and_update().authority.root_pem();
+            if let Some(known) = &*trust_domains.borrow_and_update() {
+                roots.push_str(&known.further_roots);
+            }
             if let Err(error) = write_root(&path, &roots) {
                 tracing::error!(%error, "the roots are not written for clients");
             }
         }
     });
     Ok(())
+}
+
+/// Publishes the trust domains that are accepted besides the mesh's own one.
+fn publish_trust_domains(
+    args: &Args,
+    cluster: Option<&Cluster>,
+    publisher: &TrustPublisher,
+    mesh: &Mesh,
+) -> watch::Receiver<Published> {
+    let last = match (cluster, &args.trust_domains_out) {
+        (Some(cluster), _) => Last::ConfigMap(cluster.client.clone(), args.own_namespace().into()),
+        (None, Some(path)) => Last::File(path.clone()),
+        (None, None) => Last::Nowhere,
+    };
+    let (sender, published) = watch::channel(None);
+    let (own, trust) = (args.trust_domain.clone(), publisher.follow());
+    let desired = mesh.trust_domains.clone();
+    let publish = trust_domains::publish(own, desired, trust, last, sender);
+    ambit_rt::spawn("trust domains", publish);
+    if let Some(path) = args.trust_domains_out.clone() {
+        let keep = trust_domains::keep_written(path, published.clone());
+        ambit_rt::spawn("trust domains file", keep);
+    }
+    published
 }
 
 /// Ready once the objects that exist at the start are published.

@@ -27,6 +27,8 @@ use tonic::{Code, Request, Status};
 
 #[path = "kubernetes/revisions.rs"]
 mod revisions;
+#[path = "kubernetes/trust_domains.rs"]
+mod trust_domains;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -1033,7 +1035,7 @@ async fn followed(cluster: &Cluster, collection: &str) {
 /// events, a Gateway's change of class, flow events (`flows.rs`).
 const ELSEWHERE: [&str; 10] = [
     "create authorization.k8s.io/subjectaccessreviews",
-    "delete core/configmaps istio-ca-root-cert,istio-ca-crl",
+    "delete core/configmaps istio-ca-root-cert,istio-ca-crl,ambit-trust-domains",
     "get apiextensions.k8s.io/customresourcedefinitions",
     "update core/secrets istio-ca-secret",
     "patch events.k8s.io/events",

@@ -403,6 +403,7 @@ fn certificate_settings(config: &Config) -> CertificateSettings {
         own: None,
         ttl: config.secret_ttl,
         crl_path: config.crl_path.clone(),
+        trust_domains_path: config.trust_domains_path.clone(),
     }
 }
 

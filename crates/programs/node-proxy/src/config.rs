@@ -166,6 +166,8 @@ pub struct Config {
     pub allowed_addresses: Vec<ipnet::IpNet>,
     /// File of certificate revocation lists (`CRL_PATH`).
     pub crl_path: Option<PathBuf>,
+    /// `AMBIT_TRUST_DOMAINS_PATH`: file of the trust domains that are accepted besides the own one.
+    pub trust_domains_path: Option<PathBuf>,
     /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
     pub metrics_principals: bool,
     /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Nobody, if not set.
@@ -257,10 +259,8 @@ impl Config {
             keep_last_good_policy: env.flag("AMBIT_KEEP_LAST_GOOD_POLICY")?.unwrap_or(false),
             registry_only: registry_only(env)?,
             allowed_addresses: allowed_addresses(env)?,
-            crl_path: env
-                .get("CRL_PATH")
-                .filter(|path| !path.is_empty())
-                .map(Into::into),
+            crl_path: environment::path(env, "CRL_PATH"),
+            trust_domains_path: environment::path(env, "AMBIT_TRUST_DOMAINS_PATH"),
             metrics_principals: env.flag("AMBIT_METRICS_PRINCIPALS")?.unwrap_or(true),
             flow_reader: env.parse("AMBIT_FLOW_READER", "a SPIFFE identity")?,
             admin_port: mesh.proxy_admin_port.unwrap_or(15000),

@@ -283,6 +283,7 @@ fn build(
             own: Some(config.identity()),
             ttl: config.secret_ttl,
             crl_path: config.crl_path.clone(),
+            trust_domains_path: config.trust_domains_path.clone(),
         },
         keys,
     )?;

@@ -59,6 +59,8 @@ pub struct Config {
     pub secret_ttl: Duration,
     /// `CRL_PATH`: certificate revocation lists.
     pub crl_path: Option<PathBuf>,
+    /// `AMBIT_TRUST_DOMAINS_PATH`: file of the trust domains that are accepted besides the own one.
+    pub trust_domains_path: Option<PathBuf>,
     /// TCP options of connections (`KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`).
     #[serde(skip)]
     pub tuning: Tuning,
@@ -225,10 +227,8 @@ impl Config {
             secret_ttl: env
                 .duration("SECRET_TTL")?
                 .unwrap_or(Duration::from_secs(24 * 3600)),
-            crl_path: env
-                .get("CRL_PATH")
-                .filter(|path| !path.is_empty())
-                .map(Into::into),
+            crl_path: environment::path(env, "CRL_PATH"),
+            trust_domains_path: environment::path(env, "AMBIT_TRUST_DOMAINS_PATH"),
             tuning: environment::tuning(env)?,
             http2: Arc::new(environment::http2(env)?),
             setup_limits: environment::setup_limits(env)?,

@@ -8,8 +8,11 @@ use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 
+use ambit_model::Identity;
 use ambit_netlab::Host;
-use ambit_testkit::{OTLP_VARIABLES, OtlpCollector, until_blocking};
+use ambit_testkit::{
+    ISTIO_CSR_NAME, IstioCsr, OTLP_VARIABLES, OtlpCollector, until, until_blocking,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn program() -> Command {
@@ -161,6 +164,13 @@ async fn metrics_and_logs_reach_an_opentelemetry_collector() {
 
 /// Requests a page of the process under a host name, and returns the status.
 fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) -> u16 {
+    let answer = respond(running, port, method, path, name);
+    let status = answer.split(' ').nth(1).unwrap_or_default();
+    status.parse().unwrap()
+}
+
+/// Response to a request, as text.
+fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -> String {
     let mut stream = running.knock(port).unwrap();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {name}\r\nAuthorization: Bearer any\r\nConnection: close\r\n\r\n"
@@ -168,8 +178,7 @@ fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) ->
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    let status = answer.split(' ').nth(1).unwrap_or_default();
-    status.parse().unwrap()
+    answer
 }
 
 #[tokio::test]
@@ -215,4 +224,43 @@ async fn dumps_and_log_levels_are_for_the_pod_itself_alone() {
         status(&running, 15000, "GET", "/config_dump", "localhost:15000"),
         200
     );
+}
+
+/// A waypoint whose CA is not the control plane, which is away.
+#[tokio::test]
+async fn certificates_come_from_the_ca_at_ca_address() {
+    let host = Host::new("waypoint").await.unwrap();
+    let own = Identity::new("cluster.local", "shop", "waypoint");
+    let listener = host.run(|| std::net::TcpListener::bind("127.0.0.1:0"));
+    let listener = listener.unwrap().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+    let csr = IstioCsr::start_on(listener, &[("token-of-waypoint", &own)], &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (roots, token) = (path("root-cert.pem"), path("token"));
+    // The control plane's root comes first, as in istio-ca-root-cert.
+    let text = ambit_testkit::Pki::new().root_pem() + csr.root_pem();
+    std::fs::write(&roots, text).unwrap();
+    std::fs::write(&token, "token-of-waypoint").unwrap();
+    let address = format!("https://{}", csr.address);
+    let variables = [
+        ("CA_ADDRESS", address.as_str()),
+        ("ALT_CA_HOSTNAME", ISTIO_CSR_NAME),
+        ("CA_ROOT_CA", &roots),
+        ("AUTH_TOKEN", &token),
+    ];
+    let running = Running::start_on(host, &variables);
+
+    until("the waypoint has a certificate", || {
+        !csr.issued().is_empty()
+    })
+    .await;
+    assert_eq!(csr.issued(), std::slice::from_ref(&own));
+    until("the certificate is used", || {
+        let dump = respond(&running, 15000, "GET", "/config_dump", "localhost");
+        let dump = dump.replace(char::is_whitespace, "");
+        dump.contains(&own.to_string()) && dump.contains("\"state\":\"Available\"")
+    })
+    .await;
 }

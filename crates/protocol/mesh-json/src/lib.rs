@@ -1,5 +1,5 @@
 //! The JSON of workloads, services and policies: a node proxy's `/config_dump`, files at `LOCAL_XDS_PATH`, and the
-//! fields that the command line reads of both (Istio's keys, camelCase).
+//! fields that the command line reads of both (Istio's keys, camelCase); and the file of accepted trust domains.
 //!
 //! [`Json`] gives a type of the model this form. Each form is a copy of the model's type for serde alone
 //! (`#[serde(remote)]`), so that a field that is added there does not compile until it has a form here.
@@ -9,8 +9,10 @@ pub mod explain;
 mod names;
 mod policy;
 mod service;
+mod trust_domains;
 mod workload;
 
+pub use trust_domains::TrustDomains;
 pub use workload::PodNameForm;
 
 use serde::{Deserialize, Deserializer};

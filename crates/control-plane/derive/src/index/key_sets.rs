@@ -12,14 +12,25 @@ use crate::selects;
 /// Where a key set comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeySource {
-    /// Its address; that of the issuer if [`Self::is_issuer`].
+    /// Its address; that of the issuer for [`KeyForm::Issuer`].
     pub url: ArcStr,
-    /// Whether the address comes from the issuer's discovery document (OpenID Connect Discovery 1.0).
-    pub is_issuer: bool,
+    /// Form of the document at the address.
+    pub form: KeyForm,
     /// How long fetching it may take.
     pub timeout: Duration,
     /// The namespace for whose objects it is fetched. `None`: the root namespace, whose objects may name any address.
     pub namespace: Option<ArcStr>,
+}
+
+/// Form of the document at the address of a key set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KeyForm {
+    /// Keys that sign tokens (JWKS).
+    KeySet,
+    /// An issuer of tokens, whose discovery document (OpenID Connect Discovery 1.0) has the address of its keys.
+    Issuer,
+    /// The roots of a trust domain (SPIFFE Trust Domain and Bundle, section 4): the state has them as PEM.
+    TrustBundle,
 }
 
 /// State of a key set.
@@ -32,11 +43,12 @@ pub struct KeyState {
 }
 
 impl Index {
-    /// The key sets that objects name.
+    /// The key sets and trust bundles that objects name.
     pub fn key_sources(&self) -> BTreeSet<KeySource> {
         let objects = self.namespaces.values();
         let all = objects.flat_map(|objects| objects.all::<RequestAuthentication>().values());
-        all.flat_map(|one| one.sources().cloned()).collect()
+        let of_tokens = all.flat_map(|one| one.sources().cloned());
+        of_tokens.chain(self.bundle_sources()).collect()
     }
 
     /// Whether key sets are fetched at an address for RequestAuthentications of a namespace: not from a Service or pod of
@@ -87,6 +99,9 @@ impl Index {
             return;
         }
         let mut users = Vec::new();
+        if source.form == KeyForm::TrustBundle {
+            users.push(self.settings_key());
+        }
         for (namespace, objects) in &self.namespaces {
             let all = objects.all::<RequestAuthentication>().iter();
             let using = all.filter(|(_, one)| one.sources().any(|one| one == source));

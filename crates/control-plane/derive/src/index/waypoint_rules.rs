@@ -75,7 +75,7 @@ impl Index {
             Kind::AuthorizationPolicy => {
                 let policy = self.get::<AuthorizationPolicy>(object);
                 let attached = policy.and_then(|policy| policy.attached.as_ref());
-                attached.map(|one| one.scopes()).unwrap_or_default()
+                attached.map(|one| one.scopes(self)).unwrap_or_default()
             }
             Kind::RateLimit => {
                 let limit = self.get::<RateLimit>(object);

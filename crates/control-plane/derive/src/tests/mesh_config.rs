@@ -5,13 +5,13 @@ use ambit_model::PathNormalization;
 
 use super::*;
 
-const GATEWAY: &str = "apiVersion: gateway.networking.k8s.io/v1
+pub(super) const GATEWAY: &str = "apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: wp, namespace: shop}
 spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
 ";
 
-fn config(mesh: &str) -> String {
+pub(super) fn config(mesh: &str) -> String {
     let mut text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata:\n  mesh: |\n".to_owned();
     for line in mesh.lines() {
         text += &format!("    {line}\n");
@@ -19,7 +19,7 @@ fn config(mesh: &str) -> String {
     text
 }
 
-fn problems(mesh: &TestMesh) -> Vec<String> {
+pub(super) fn problems(mesh: &TestMesh) -> Vec<String> {
     let key = ObjectKey::new(Kind::ConfigMap, "istio-system", "istio");
     let problems = mesh.index.problems_of(&key).into_iter();
     problems
@@ -51,7 +51,7 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
     let mut mesh = TestMesh::of(&config(of_istio));
     assert_eq!(problems(&mesh), [""; 0]);
     mesh.apply(&config(
-        "outboundTrafficPolicy: {mode: REGISTRY_ONLY}\nmade: up\ntrustDomainAliases: [old.local]\nwaypointBinding: ready\nwaypointMissing: allow\nextensionProviders:\n- name: a\n  zipkin: {service: z.x, port: 1}\n- name: b\n  future: {}",
+        "outboundTrafficPolicy: {mode: REGISTRY_ONLY}\nmade: up\nwaypointBinding: ready\nwaypointMissing: allow\nextensionProviders:\n- name: a\n  zipkin: {service: z.x, port: 1}\n- name: b\n  future: {}",
     ));
     let mut found = problems(&mesh);
     found.sort();
@@ -62,7 +62,6 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
             "Warning data.mesh.extensionProviders[1].future",
             "Warning data.mesh.made",
             "Warning data.mesh.outboundTrafficPolicy.mode",
-            "Warning data.mesh.trustDomainAliases",
             "Warning data.mesh.waypointBinding",
             "Warning data.mesh.waypointMissing",
         ]

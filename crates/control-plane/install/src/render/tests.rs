@@ -344,21 +344,28 @@ fn secrets_are_listed_only_for_pull_secrets() {
 }
 
 #[test]
-fn revocation_lists_are_mounted_where_the_proxy_reads_them() {
+fn revocations_and_trust_domains_are_mounted_where_the_proxy_reads_them() {
     let objects = render(&["ztunnel.peerCaCrl.enabled=true"]);
     let pod = &find(&objects, "DaemonSet", "ztunnel")["spec"]["template"]["spec"];
     let volumes = pod["volumes"].as_array().unwrap();
-    let list = json!({"name": "istio-ca-crl", "optional": true});
-    let volume = volumes.iter().find(|one| one["configMap"] == list).unwrap();
-    for container in pod["containers"].as_array().unwrap() {
-        let mounts = container["volumeMounts"].as_array().unwrap();
-        let mount = mounts
-            .iter()
-            .find(|one| one["name"] == volume["name"])
-            .unwrap();
-        let path = format!("{}/ca-crl.pem", mount["mountPath"].as_str().unwrap());
-        let env = container["env"].as_array().unwrap();
-        assert!(env.contains(&json!({"name": "CRL_PATH", "value": path})));
+    for (map, file, variable) in [
+        ("istio-ca-crl", "ca-crl.pem", "CRL_PATH"),
+        (
+            "ambit-trust-domains",
+            "trust-domains.json",
+            "AMBIT_TRUST_DOMAINS_PATH",
+        ),
+    ] {
+        let optional = json!({"name": map, "optional": true});
+        let mut all = volumes.iter();
+        let volume = all.find(|one| one["configMap"] == optional).unwrap();
+        for container in pod["containers"].as_array().unwrap() {
+            let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
+            let mount = mounts.find(|one| one["name"] == volume["name"]).unwrap();
+            let path = format!("{}/{file}", mount["mountPath"].as_str().unwrap());
+            let env = container["env"].as_array().unwrap();
+            assert!(env.contains(&json!({"name": variable, "value": path})));
+        }
     }
 }
 

@@ -2,4 +2,5 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod csr;
+mod istio_csr;
 mod store;

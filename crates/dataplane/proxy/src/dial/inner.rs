@@ -9,7 +9,7 @@ use ambit_codec::Baggage;
 use ambit_hbone::{DialError, Tunnel, TunnelError, client, tls};
 use ambit_model::{Identity, Reason};
 use ambit_route::InnerTunnel;
-use ambit_tls::PeerRole;
+use ambit_tls::Peer;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::Dialer;
@@ -77,8 +77,8 @@ impl Dialer {
             .map_err(|source| DialError::Tls { addr, source })?;
         let chain = tls::peer_certificates(&stream);
         let far = ambit_tls::peer_identity(chain);
-        if let Some(revocation) = certificate.revocation(PeerRole::Server, chain) {
-            tls::end_when_revoked(&mut stream, revocation);
+        if let Some(withdrawn) = certificate.withdrawn(Peer::Server(&inner.expected), chain) {
+            tls::end_when_withdrawn(&mut stream, withdrawn);
         }
         let (connection, driver) = client::handshake(stream, settings)
             .await

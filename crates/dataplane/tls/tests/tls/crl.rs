@@ -9,7 +9,7 @@ use std::{
 use ambit_model::{Identity, Reason};
 use ambit_rt::spawn_abortable;
 use ambit_testkit::{Pki, until};
-use ambit_tls::{CrlError, HandshakeError, PeerRole, WorkloadCert, accept, connect};
+use ambit_tls::{CrlError, HandshakeError, Peer, Withdrawal, WorkloadCert, accept, connect};
 use tokio::io::duplex;
 
 fn id(name: &str) -> Identity {
@@ -60,16 +60,19 @@ async fn open_connections_can_be_checked_again() {
     let now = SystemTime::now();
     let (good, bad) = (pki.cert(&id("good")), pki.cert(&id("bad")));
     let dir = tempfile::tempdir().unwrap();
-    let revoked = |cert: &WorkloadCert, role| ours.is_revoked(role, cert.chain(), now);
-    assert!(!revoked(&bad, PeerRole::Client));
+    let names = [id("good"), id("bad")];
+    let revoked = |cert: &WorkloadCert, peer| {
+        ours.withdrawal(peer, cert.chain(), now) == Some(Withdrawal::Revoked)
+    };
+    assert!(!revoked(&bad, Peer::Client));
     crls.load(&write(&dir, &pki.revoke(&[&bad]))).unwrap();
-    assert!(revoked(&bad, PeerRole::Client) && revoked(&bad, PeerRole::Server));
-    assert!(!revoked(&good, PeerRole::Client) && !revoked(&good, PeerRole::Server));
+    assert!(revoked(&bad, Peer::Client) && revoked(&bad, Peer::Server(&names)));
+    assert!(!revoked(&good, Peer::Client) && !revoked(&good, Peer::Server(&names)));
     // Expiry since the handshake does not count.
     let old = pki.expired_cert(&id("old"));
     let then = old.not_before() + Duration::from_secs(1);
-    assert!(!ours.is_revoked(PeerRole::Client, old.chain(), then));
-    assert!(!ours.is_revoked(PeerRole::Client, &[], now));
+    assert_eq!(ours.withdrawal(Peer::Client, old.chain(), then), None);
+    assert_eq!(ours.withdrawal(Peer::Client, &[], now), None);
 }
 
 #[tokio::test]

@@ -140,7 +140,7 @@ async fn expired_certificates_are_refused_on_both_sides() {
 }
 
 /// A client configuration that accepts any server, as others may have.
-fn client_config(
+pub(crate) fn client_config(
     cert: Option<&WorkloadCert>,
     versions: &[&'static rustls::SupportedProtocolVersion],
     alpn: &[&[u8]],

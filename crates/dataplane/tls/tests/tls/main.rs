@@ -5,3 +5,4 @@ mod chain;
 mod crl;
 mod handshake;
 mod hostile;
+mod trust_domains;

@@ -24,5 +24,6 @@ mod revoked;
 mod service_attachments;
 mod stalled_clients;
 mod truncation;
+mod trust_domains;
 mod waypoint_calls;
 mod waypoint_tunnels;

@@ -1,5 +1,5 @@
-//! The roots, and the revocation list if there is one, as a ConfigMap in every namespace: proxies and applications
-//! mount them. Written again when a user edits or deletes one. By the leader only.
+//! The roots, the revocation list if there is one, and the accepted trust domains if there are other ones, as ConfigMaps
+//! in every namespace: proxies and applications mount them. Written again when a user edits or deletes one. By the leader only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,6 +9,7 @@ use std::{
 };
 
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
+use ambit_mesh_json::TrustDomains;
 use ambit_rt::Backoff;
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -20,11 +21,16 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{Trust, material::CRL_FILE};
+use super::{
+    Trust,
+    material::CRL_FILE,
+    trust_domains::{self, Published},
+};
 
 /// Names, and the key that holds the text.
 const ROOTS: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
 const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
+const TRUST_DOMAINS: (&str, &str) = (trust_domains::CONFIG_MAP, TrustDomains::FILE);
 /// Namespaces without copies.
 const LEFT_OUT: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 /// Field manager of the writes.
@@ -58,13 +64,15 @@ struct Due {
 }
 
 impl Copies {
-    fn want(&mut self, trust: &Trust) {
+    fn want(&mut self, trust: &Trust, domains: &Published) {
         let crl = trust.material.crl.as_deref().map(Arc::from);
-        self.desired = [
-            (ROOTS.0, Some(trust.authority.root_pem().into())),
-            (REVOKED.0, crl),
-        ]
-        .into();
+        self.desired.insert(REVOKED.0, crl);
+        // Copies that are there stay until it is known what they have to be.
+        if let Some(domains) = domains {
+            let roots = trust.authority.root_pem() + &domains.further_roots;
+            self.desired.insert(ROOTS.0, Some(roots.into()));
+            self.desired.insert(TRUST_DOMAINS.0, domains.text.clone());
+        }
     }
 
     fn due(&self) -> Vec<Due> {
@@ -115,7 +123,11 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
 }
 
 /// Distributes; returns only when no authority signs any more.
-pub async fn distribute(client: Client, mut trust: watch::Receiver<Arc<Trust>>) {
+pub(crate) async fn distribute(
+    client: Client,
+    mut trust: watch::Receiver<Arc<Trust>>,
+    mut trust_domains: watch::Receiver<Published>,
+) {
     let client = &client;
     let mut namespaces = Watch::new(
         "Namespace",
@@ -134,10 +146,14 @@ pub async fn distribute(client: Client, mut trust: watch::Receiver<Arc<Trust>>) 
         Watch::new("ConfigMap", api, config, move |map| Some(hash_of(map, key)))
     };
     let (mut roots, mut revoked) = (maps(ROOTS), maps(REVOKED));
+    let mut domains = maps(TRUST_DOMAINS);
     let mut copies = Copies::default();
-    copies.want(&trust.borrow_and_update());
+    copies.want(
+        &trust.borrow_and_update(),
+        &trust_domains.borrow_and_update(),
+    );
     // Before everything is known, whatever seems missing may be there.
-    let mut unknown = BTreeSet::from(["namespaces", ROOTS.0, REVOKED.0]);
+    let mut unknown = BTreeSet::from(["namespaces", ROOTS.0, REVOKED.0, TRUST_DOMAINS.0]);
     let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
     let mut retry_at: Option<Instant> = None;
     loop {
@@ -150,11 +166,18 @@ pub async fn distribute(client: Client, mut trust: watch::Receiver<Arc<Trust>>) 
             },
             event = roots.next() => note(&mut copies, &mut unknown, ROOTS.0, event),
             event = revoked.next() => note(&mut copies, &mut unknown, REVOKED.0, event),
+            event = domains.next() => note(&mut copies, &mut unknown, TRUST_DOMAINS.0, event),
             changed = trust.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                copies.want(&trust.borrow_and_update());
+                copies.want(&trust.borrow_and_update(), &trust_domains.borrow());
+            }
+            changed = trust_domains.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                copies.want(&trust.borrow(), &trust_domains.borrow_and_update());
             }
             () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                 retry_at = None;
@@ -198,11 +221,9 @@ fn note(copies: &mut Copies, unknown: &mut BTreeSet<Name>, name: Name, event: Wa
 
 async fn write(client: &Client, due: &Due) -> Result<(), kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), &due.namespace);
-    let key = if due.name == ROOTS.0 {
-        ROOTS.1
-    } else {
-        REVOKED.1
-    };
+    let maps = [ROOTS, REVOKED, TRUST_DOMAINS];
+    let key = maps.iter().find(|(name, _)| *name == due.name);
+    let key = key.map_or(ROOTS.1, |(_, key)| key);
     let Some(text) = &due.text else {
         return match api.delete(due.name, &DeleteParams::default()).await {
             Ok(_) => Ok(()),
@@ -232,7 +253,7 @@ mod tests {
     use ambit_issuer::Authority;
 
     use super::*;
-    use crate::ca::Material;
+    use crate::ca::{Material, trust_domains::Publication};
 
     fn trust(crl: Option<&str>) -> Trust {
         let day = Duration::from_secs(86_400);
@@ -265,7 +286,7 @@ mod tests {
     #[test]
     fn every_namespace_gets_the_roots_and_gets_them_again() {
         let mut copies = Copies::default();
-        copies.want(&trust(None));
+        copies.want(&trust(None), &Some(Arc::default()));
         copies.namespaces.extend(["a".into(), "b".into()]);
         assert_eq!(
             names(&copies),
@@ -278,7 +299,7 @@ mod tests {
         copies.there.remove(&("b".into(), ROOTS.0));
         assert_eq!(copies.due().len(), 2);
         write_all(&mut copies);
-        copies.want(&trust(None));
+        copies.want(&trust(None), &Some(Arc::default()));
         assert_eq!(copies.due().len(), 2, "another root");
         copies.namespaces.remove("b");
         assert_eq!(names(&copies), ["a/istio-ca-root-cert"]);
@@ -288,12 +309,42 @@ mod tests {
     fn a_revocation_list_comes_and_goes() {
         let mut copies = Copies::default();
         copies.namespaces.insert("a".into());
-        copies.want(&trust(Some("list")));
+        copies.want(&trust(Some("list")), &Some(Arc::default()));
         assert_eq!(names(&copies), ["a/istio-ca-crl", "a/istio-ca-root-cert"]);
         write_all(&mut copies);
         let roots = copies.desired[ROOTS.0].clone();
         copies.desired = [(ROOTS.0, roots), (REVOKED.0, None)].into();
         assert_eq!(names(&copies), ["-a/istio-ca-crl"]);
+    }
+
+    #[test]
+    fn copies_are_left_alone_until_trust_domains_are_known() {
+        let mut copies = Copies::default();
+        copies.namespaces.insert("a".into());
+        let trust = trust(None);
+        copies.there.insert(("a".into(), ROOTS.0), 7);
+        copies.there.insert(("a".into(), TRUST_DOMAINS.0), 7);
+        copies.want(&trust, &None);
+        assert!(copies.due().is_empty());
+        let publication = |text: Option<&str>, further: &str| {
+            Some(Arc::new(Publication {
+                text: text.map(Into::into),
+                further_roots: further.to_owned(),
+            }))
+        };
+        copies.want(&trust, &publication(Some("{}"), "further"));
+        assert_eq!(
+            names(&copies),
+            ["a/ambit-trust-domains", "a/istio-ca-root-cert"]
+        );
+        let roots = copies.desired[ROOTS.0].clone().unwrap();
+        assert!(roots.starts_with("-----BEGIN") && roots.ends_with("further"));
+        write_all(&mut copies);
+        copies.want(&trust, &publication(None, ""));
+        assert_eq!(
+            names(&copies),
+            ["-a/ambit-trust-domains", "a/istio-ca-root-cert"]
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::{io, sync::Arc};
 
-use ambit_derive::KeySource;
+use ambit_derive::{KeyForm, KeySource};
 use ambit_egress::{ConnectError, Guard};
 use ambit_jwt::{KeySet, KeySetError, MAX_KEY_SET};
 use ambit_model::ArcStr;
@@ -19,7 +19,10 @@ use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 
-use super::callees::{CalleeError, Callees};
+use super::{
+    bundle::{self, BundleError},
+    callees::{CalleeError, Callees},
+};
 
 /// Maximum redirects of a fetch.
 const MAX_REDIRECTS: usize = 3;
@@ -57,6 +60,8 @@ pub(crate) enum FetchError {
     #[error("the issuer's configuration names no jwks_uri, or another issuer")]
     Discovery,
     #[error(transparent)]
+    Bundle(#[from] BundleError),
+    #[error(transparent)]
     KeySet(#[from] KeySetError),
     #[error("the set has no key that can be used")]
     NoKeys,
@@ -83,15 +88,18 @@ impl Fetcher {
         }
     }
 
-    /// The key set, in which there is a key that can be used.
+    /// The key set, in which there is a key that can be used; of a trust bundle its roots, as PEM.
     pub(super) async fn key_set(&self, source: &KeySource) -> Result<String, FetchError> {
         let fetching = async {
             let caller = source.namespace.as_ref();
-            let url = match source.is_issuer {
-                false => source.url.to_string(),
-                true => self.discover(&source.url, caller).await?,
+            let url = match source.form {
+                KeyForm::KeySet | KeyForm::TrustBundle => source.url.to_string(),
+                KeyForm::Issuer => self.discover(&source.url, caller).await?,
             };
             let text = self.get(&url, caller).await?;
+            if source.form == KeyForm::TrustBundle {
+                return Ok(bundle::roots(&text)?);
+            }
             let keys = KeySet::read(&text)?;
             if keys.is_empty() {
                 return Err(FetchError::NoKeys);

@@ -119,7 +119,7 @@ mod tests {
     fn source(url: &str) -> KeySource {
         KeySource {
             url: url.into(),
-            is_issuer: false,
+            form: ambit_derive::KeyForm::KeySet,
             timeout: Duration::from_secs(5),
             namespace: None,
         }

@@ -164,10 +164,15 @@ impl Mesh {
     }
 
     pub(crate) async fn with_pki(pki: Arc<Pki>, env: &[(&str, &str)]) -> Self {
+        let nodes = vec![Node::new(&pki, env), Node::new(&pki, env)];
+        Self::with_nodes(pki, nodes).await
+    }
+
+    /// Nodes on one bridge.
+    pub(crate) async fn with_nodes(pki: Arc<Pki>, nodes: Vec<Node>) -> Self {
         let bridge = Host::new("bridge").await.unwrap();
         bridge.bridge("br0").await.unwrap();
         bridge.up("br0").await.unwrap();
-        let nodes = vec![Node::new(&pki, env), Node::new(&pki, env)];
         Self {
             pki,
             nodes,

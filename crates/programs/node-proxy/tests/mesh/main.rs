@@ -21,4 +21,5 @@ mod policy;
 mod redirection;
 mod resets;
 mod revocation;
+mod trust_domains;
 mod waypoint;

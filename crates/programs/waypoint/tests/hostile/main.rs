@@ -36,6 +36,7 @@ mod revoked;
 mod routes;
 mod spellings;
 mod stalls;
+mod trust_domains;
 mod undeclared;
 mod upgrades;
 

@@ -8,7 +8,10 @@ mod rules;
 mod scopes;
 mod values;
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    sync::Arc,
+};
 
 use ambit_k8s_api::{
     AuthorizationPolicy, Kind, ObjectKey, ObjectMeta,
@@ -25,6 +28,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        trust_domains::TrustDomainNames,
     },
     problem::{FieldError, Note},
     selects,
@@ -112,8 +116,9 @@ impl MeshKind for AuthorizationPolicy {
 
     fn render(index: &Index, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
         let attached = policy.attached.as_ref();
+        let names = index.own_trust_domain_names();
         let mut rendered = Rendered {
-            policies: policy.sent.clone().into_iter().collect(),
+            policies: policy.for_node_proxies(&names).into_iter().collect(),
             conflicts: policy
                 .note(index)
                 .into_iter()
@@ -218,6 +223,8 @@ pub(crate) struct PolicyInput {
     pub(crate) attached: Option<Attached>,
     /// Hash of its action and rules; `None` for those that have no effect or are not understood.
     content: Option<u64>,
+    /// Rules of [`Self::sent`] as they are written, if they compare principals.
+    with_principals: Option<Arc<[istio::Rule]>>,
 }
 
 impl PolicyInput {
@@ -237,6 +244,7 @@ impl PolicyInput {
                     callers: None,
                     attached: None,
                     content: None,
+                    with_principals: None,
                 },
                 vec![note],
             ))
@@ -255,6 +263,7 @@ impl PolicyInput {
                 callers: None,
                 attached: Some(Attached::read(policy, config, &mut notes)?),
                 content: content(&spec.action, &spec.rules),
+                with_principals: None,
             };
             return Ok((attached, notes));
         }
@@ -274,11 +283,8 @@ impl PolicyInput {
                 ));
             }
         };
-        let mut rules = Vec::new();
-        for (index, rule) in spec.rules.iter().enumerate() {
-            let at = format!("spec.rules[{index}]");
-            rules.extend(rules::convert(rule, action, &namespace, &at, &mut notes)?);
-        }
+        let as_written = TrustDomainNames::default();
+        let rules = convert(&spec.rules, action, &namespace, &as_written, &mut notes)?;
         let dry_run = is_dry_run(policy)?;
         if dry_run && !config.dry_run_policies {
             return nothing(Note::new(
@@ -289,7 +295,27 @@ impl PolicyInput {
         let mut input = Self::sent(policy, config, action, rules, dry_run);
         input.callers = callers::field(&spec.rules);
         input.content = content(&spec.action, &spec.rules);
+        let names_principals = spec.rules.iter().any(rules::names_principals);
+        input.with_principals = names_principals.then(|| spec.rules.as_slice().into());
         Ok((input, notes))
+    }
+
+    /// The policy as node proxies see it, with principals under all names of the mesh's trust domain.
+    fn for_node_proxies(&self, names: &TrustDomainNames) -> Option<Authorization> {
+        let mut sent = self.sent.clone()?;
+        if let Some(rules) = self
+            .with_principals
+            .as_deref()
+            .filter(|_| !names.is_literal())
+        {
+            let expanded = convert(rules, sent.action, &sent.namespace, names, &mut Vec::new());
+            match expanded {
+                Ok(rules) => sent.rules = rules,
+                // The same rules were read before.
+                Err(error) => sent.not_understood = Some(error.to_string().into()),
+            }
+        }
+        Some(sent)
     }
 
     /// Note on the part that has no effect because of waypoints.
@@ -310,6 +336,7 @@ impl PolicyInput {
                 callers: None,
                 attached: Some(Attached::substitute(policy, config)?),
                 content: None,
+                with_principals: None,
             });
         }
         // A rule without clauses matches everything.
@@ -347,8 +374,24 @@ impl PolicyInput {
             callers: None,
             attached: None,
             content: None,
+            with_principals: None,
         }
     }
+}
+
+fn convert(
+    rules: &[istio::Rule],
+    action: Action,
+    namespace: &ArcStr,
+    names: &TrustDomainNames,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<Rule>, FieldError> {
+    let mut converted = Vec::new();
+    for (index, rule) in rules.iter().enumerate() {
+        let at = format!("spec.rules[{index}]");
+        converted.extend(rules::convert(rule, action, namespace, names, &at, notes)?);
+    }
+    Ok(converted)
 }
 
 fn content(action: &PolicyAction, rules: &[istio::Rule]) -> Option<u64> {

@@ -6,9 +6,11 @@
 
 mod callee;
 mod ext_authz;
+mod fields;
 mod providers;
 mod settings;
 mod telemetry;
+mod trust_domains;
 
 use ambit_k8s_api::{ConfigMap, Kind, ObjectKey, revisions};
 use ambit_model::{ArcStr, PathNormalization};
@@ -17,9 +19,10 @@ use crate::{
     MeshConfig, PodDirectory,
     index::{
         Index,
-        kind::{Change, Extent, Followed, MeshKind, Read},
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+        trust_domains::RootSource,
     },
-    problem::FieldError,
+    problem::{FieldError, Note},
 };
 pub(crate) use callee::host;
 use providers::ExtensionProvider;
@@ -113,6 +116,16 @@ impl MeshKind for ConfigMap {
         index
             .callees
             .replace(change.key, hosts(change.old), hosts(change.new));
+        let domains = |of: Option<&MapInput>| {
+            let settings = of.and_then(MapInput::settings)?;
+            let (aliases, roots) = (&settings.trust_domain_aliases, &settings.ca_certificates);
+            (!aliases.is_empty() || !roots.is_empty()).then(|| (aliases.clone(), roots.clone()))
+        };
+        if domains(change.old) != domains(change.new) {
+            index.mark_callers();
+            // Entries must not name identities of other namespaces, under any name of the trust domain.
+            index.mark_exports();
+        }
         let export = |of: Option<&MapInput>| of.and_then(MapInput::settings)?.default_export;
         if export(change.old) != export(change.new) {
             index.mark_exports();
@@ -122,6 +135,29 @@ impl MeshKind for ConfigMap {
         index.mark(change.key.clone());
         index.mark_telemetry();
     }
+
+    fn render(index: &Index, _: &ObjectKey, input: &MapInput) -> Rendered {
+        let settings = input.settings();
+        Rendered {
+            conflicts: settings.map(|one| notes(index, one)).unwrap_or_default(),
+            ..Rendered::default()
+        }
+    }
+}
+
+/// Notes on trust bundles that cannot be fetched.
+fn notes(index: &Index, settings: &MeshSettings) -> Vec<Note> {
+    let all = settings.ca_certificates.iter().enumerate();
+    let notes = all.filter_map(|(number, one)| {
+        let RootSource::Bundle(url) = &one.source else {
+            return None;
+        };
+        let trouble = index.bundle_trouble(url)?;
+        let at = format!("caCertificates[{number}].spiffeBundleUrl");
+        let message = format!("cannot be fetched, so that its last roots stay: {trouble}");
+        Some(error(&at, message))
+    });
+    notes.collect()
 }
 
 /// Name of the ConfigMap with the settings of a control plane.

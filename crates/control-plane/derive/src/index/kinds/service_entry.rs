@@ -106,6 +106,11 @@ impl MeshKind for ServiceEntry {
         let is_free = |net: &IpNet| taken_by(index, entry, net).is_none();
         let mut record = entry.record(host, &index.network, distribution, is_free);
         record.service.visibility = index.visibility(entry, host)?;
+        let aliases = index.own_trust_domain_names();
+        let is_published = |name: &ArcStr| {
+            !is_of_another_namespace(name, &entry.namespace, &index.config, |td| aliases.has(td))
+        };
+        record.service.subject_alt_names.retain(is_published);
         Some(record)
     }
 }
@@ -526,11 +531,8 @@ fn read_names(
     notes: &mut Vec<Note>,
 ) -> Vec<ArcStr> {
     let is_foreign = |name: &str| {
-        let identity = name.parse::<Identity>();
-        namespace != config.root_namespace
-            && identity.is_ok_and(|identity| {
-                identity.trust_domain == config.trust_domain && identity.namespace != namespace
-            })
+        let is_own = |trust_domain: &str| trust_domain == config.trust_domain;
+        is_of_another_namespace(name, namespace, config, is_own)
     };
     let mut read = Vec::new();
     for (index, name) in names.iter().enumerate() {
@@ -546,6 +548,19 @@ fn read_names(
         }
     }
     read
+}
+
+/// Whether a name is an identity of another namespace of this mesh, in an entry that may not name it.
+fn is_of_another_namespace(
+    name: &str,
+    namespace: &str,
+    config: &MeshConfig,
+    is_own: impl Fn(&str) -> bool,
+) -> bool {
+    let identity = name.parse::<Identity>();
+    namespace != config.root_namespace
+        && identity
+            .is_ok_and(|identity| is_own(&identity.trust_domain) && identity.namespace != namespace)
 }
 
 fn read_hosts(hosts: &[String]) -> Result<Vec<ArcStr>, FieldError> {

@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::JwtKeys;
 
 use super::{routes_and_conditions::grant, *};
-use crate::{KeySource, KeyState, condition::Subject};
+use crate::{KeyForm, KeySource, KeyState, condition::Subject};
 
 const PUBLISHED: &str = "shop/wp by shop/ra";
 const KEYS: &str =
@@ -189,13 +189,13 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
         panic!("{sources:?}")
     };
     assert_eq!(
-        (by_address.url.as_str(), by_address.is_issuer),
-        ("https://i/keys", false)
+        (by_address.url.as_str(), by_address.form),
+        ("https://i/keys", KeyForm::KeySet)
     );
     assert_eq!(by_address.timeout.as_secs(), 5);
     assert_eq!(
-        (by_issuer.url.as_str(), by_issuer.is_issuer),
-        ("https://j", true)
+        (by_issuer.url.as_str(), by_issuer.form),
+        ("https://j", KeyForm::Issuer)
     );
     assert_eq!(by_issuer.timeout.as_secs(), 30);
     let keys = |mesh: &TestMesh, rule: usize| {

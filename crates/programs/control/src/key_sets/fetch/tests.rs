@@ -46,10 +46,10 @@ fn ok(body: &str) -> String {
     )
 }
 
-fn source(url: String, is_issuer: bool) -> KeySource {
+fn source(url: String, form: KeyForm) -> KeySource {
     KeySource {
         url: url.into(),
-        is_issuer,
+        form,
         timeout: Duration::from_secs(10),
         namespace: None,
     }
@@ -65,7 +65,7 @@ fn fetcher() -> Fetcher {
 async fn fetched(answers: Vec<String>) -> Result<String, FetchError> {
     let address = server(answers).await;
     fetcher()
-        .key_set(&source(format!("http://{address}/keys"), false))
+        .key_set(&source(format!("http://{address}/keys"), KeyForm::KeySet))
         .await
 }
 
@@ -100,7 +100,7 @@ async fn issuer_metadata_has_key_address_and_name() {
         vec![says(&issuer), says("http://other"), ok("{}")],
     );
     let fetcher = fetcher();
-    let of_issuer = source(issuer, true);
+    let of_issuer = source(issuer, KeyForm::Issuer);
     assert_eq!(fetcher.key_set(&of_issuer).await.unwrap(), KEY);
     for _ in 0..2 {
         let refused = fetcher.key_set(&of_issuer).await;
@@ -141,7 +141,7 @@ async fn hanging_server_is_waited_for_until_the_rules_timeout() {
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let source = KeySource {
         timeout: Duration::from_secs(3),
-        ..source(url, false)
+        ..source(url, KeyForm::KeySet)
     };
     let began = tokio::time::Instant::now();
     let hanging = fetcher().key_set(&source).await;
@@ -162,7 +162,7 @@ async fn control_plane_and_metadata_addresses_are_not_called() {
         "[fe80::1]",
         "0.0.0.0",
     ] {
-        let source = source(format!("http://{host}:1/"), false);
+        let source = source(format!("http://{host}:1/"), KeyForm::KeySet);
         let refused = Fetcher::with_system_roots(Guard::default(), Callees::new().0)
             .key_set(&source)
             .await;
@@ -201,7 +201,7 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
     );
     let tenants = |url: String| KeySource {
         namespace: Some("tenant".into()),
-        ..source(url, false)
+        ..source(url, KeyForm::KeySet)
     };
     let refused = fetcher.key_set(&tenants(format!("http://{own}/"))).await;
     let text = refused.unwrap_err().to_string();
@@ -220,6 +220,19 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
         "{redirected:?}"
     );
     // There is no query for the administrator's.
-    let of_root = source(format!("http://{own}/"), false);
+    let of_root = source(format!("http://{own}/"), KeyForm::KeySet);
     assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
+}
+
+#[tokio::test]
+async fn trust_bundles_are_fetched_as_their_roots() {
+    let bundle = r#"{"keys":[{"use":"x509-svid","kty":"EC","x5c":["AAAA"]}]}"#;
+    let address = server(vec![ok(bundle), ok(KEY), ok("[]")]).await;
+    let bundle = || source(format!("http://{address}/"), KeyForm::TrustBundle);
+    let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), pem);
+    // Its keys for tokens are no roots.
+    assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), "");
+    let refused = fetcher().key_set(&bundle()).await;
+    assert!(matches!(refused, Err(FetchError::Bundle(_))), "{refused:?}");
 }

@@ -65,16 +65,27 @@ impl Attached {
         let waypoints = self.targets.concerned(index).into_iter();
         let provider = self.provider.as_ref();
         let provider = provider.map(|name| Arc::new(index.authorizer(name)));
+        let expanded = self.expanded(index);
         let policy = |(gateway, concerned): (_, Concerned)| {
             let policy = HttpPolicy {
                 for_gateway: concerned.for_gateway,
                 services: concerned.services,
                 provider: provider.clone(),
-                ..self.policy.clone()
+                ..expanded.clone()
             };
             (gateway, policy)
         };
         waypoints.map(policy).collect()
+    }
+
+    /// The policy with principals under all names of the mesh's trust domain.
+    pub(super) fn expanded(&self, index: &Index) -> HttpPolicy {
+        let mut policy = self.policy.clone();
+        let names = index.own_trust_domain_names();
+        if !names.is_literal() {
+            names.expand_in(&mut policy);
+        }
+        policy
     }
 
     /// Note on the reason why its provider is not called.

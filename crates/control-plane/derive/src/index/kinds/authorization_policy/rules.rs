@@ -12,19 +12,24 @@ use ambit_k8s_api::istio::{Condition, Operation, Rule as PolicyRule, RuleFrom, R
 use ambit_model::{Action, ArcStr, Clause, Match, Rule, StringMatch};
 
 use super::values::{list, matches_nobody, names, net, port, service_account};
-use crate::problem::{FieldError, Note};
+use crate::{
+    index::trust_domains::TrustDomainNames,
+    problem::{FieldError, Note},
+};
 
 /// Conversion of a rule: usually to one rule, to several where sources had to be taken apart, to none where the rule is
-/// about requests.
+/// about requests. Principals of the mesh's trust domain are expanded to all `names` of it.
 pub(super) fn convert(
     rule: &PolicyRule,
     action: Action,
     namespace: &ArcStr,
+    names: &TrustDomainNames,
     at: &str,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<Rule>, FieldError> {
     let mut converter = Converter {
         namespace,
+        names,
         notes,
         l7: Vec::new(),
     };
@@ -78,6 +83,7 @@ pub(super) fn convert(
 
 struct Converter<'a> {
     namespace: &'a ArcStr,
+    names: &'a TrustDomainNames,
     notes: &'a mut Vec<Note>,
     /// Fields about requests that were met.
     l7: Vec<String>,
@@ -171,8 +177,8 @@ impl Converter<'_> {
         }
         let account = |text: &str| service_account(text, self.namespace);
         let mut matched = Match {
-            principals: self.names(&source.principals, &field("principals"))?,
-            not_principals: self.names(&source.not_principals, &field("notPrincipals"))?,
+            principals: self.principals(&source.principals, &field("principals"))?,
+            not_principals: self.principals(&source.not_principals, &field("notPrincipals"))?,
             namespaces: self.names(&source.namespaces, &field("namespaces"))?,
             not_namespaces: self.names(&source.not_namespaces, &field("notNamespaces"))?,
             service_accounts: list(&source.service_accounts, &field("serviceAccounts"), account)?,
@@ -233,8 +239,8 @@ impl Converter<'_> {
                 ..empty()
             },
             "source.principal" => Match {
-                principals: self.names(values, &some)?,
-                not_principals: self.names(not_values, &none)?,
+                principals: self.principals(values, &some)?,
+                not_principals: self.principals(not_values, &none)?,
                 ..empty()
             },
             "source.trustDomain" => Match {
@@ -273,6 +279,14 @@ impl Converter<'_> {
         })
     }
 
+    fn principals(
+        &mut self,
+        values: &[String],
+        field: &str,
+    ) -> Result<Vec<StringMatch>, FieldError> {
+        Ok(self.names.expand(self.names(values, field)?))
+    }
+
     fn names(&mut self, values: &[String], field: &str) -> Result<Vec<StringMatch>, FieldError> {
         names(values, field, self.notes)
     }
@@ -284,6 +298,14 @@ impl Converter<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a rule compares principals.
+pub(super) fn names_principals(rule: &PolicyRule) -> bool {
+    let sources = rule.from.iter().filter_map(|from| from.source.as_ref());
+    let mut names = sources.map(|source| (&source.principals, &source.not_principals));
+    names.any(|(some, none)| !some.is_empty() || !none.is_empty())
+        || rule.when.iter().any(|when| when.key == "source.principal")
 }
 
 fn is_request_key(key: &str) -> bool {

@@ -1,19 +1,21 @@
 //! MeshConfig as a whole: each of its fields is followed, or noted as one that has no effect.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::selector::{self, LabelSelector};
 use ambit_model::{ArcStr, PathNormalization};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
     error,
+    fields::{map, rest},
     providers::{self, ExtensionProvider},
     telemetry::{self, MeshTelemetry},
+    trust_domains,
 };
 use crate::{
     MeshConfig, WaypointAttachment, WaypointBinding, WaypointMissing, WorkloadWaypoints,
-    index::exports::Export,
+    index::{exports::Export, trust_domains::RootCertificates},
     problem::{FieldError, Note},
 };
 
@@ -32,6 +34,10 @@ pub(crate) struct MeshSettings {
     pub(crate) discovery_selectors: Vec<LabelSelector>,
     /// Telemetry of requests.
     pub(crate) telemetry: MeshTelemetry,
+    /// Other names of the mesh's trust domain.
+    pub(crate) trust_domain_aliases: BTreeSet<ArcStr>,
+    /// Roots of trust domains.
+    pub(crate) ca_certificates: Vec<RootCertificates>,
 }
 
 impl MeshSettings {
@@ -43,9 +49,8 @@ impl MeshSettings {
 }
 
 /// Fields of Istio's that concern sidecars and ingress gateways alone, or what this mesh always does in one way.
-const ELSEWHERE: [&str; 41] = [
+const ELSEWHERE: [&str; 39] = [
     "ca",
-    "caCertificates",
     "certificates",
     "configSources",
     "connectTimeout",
@@ -82,7 +87,6 @@ const ELSEWHERE: [&str; 41] = [
     "tcpKeepalive",
     "thriftConfig",
     "tlsDefaults",
-    "trustDomainAliases",
     "verifyCertificateAtClient",
     "xdsAuthProvider",
 ];
@@ -126,11 +130,12 @@ pub(super) fn read(
             "pathNormalization" => settings.path_normalization = normalization(value, notes)?,
             "defaultConfig" => settings.trusted_proxies = default_config(value, notes)?,
             DISCOVERY => settings.discovery_selectors = discovery_selectors(value)?,
-            "trustDomainAliases" if is_empty(value) => {}
-            "trustDomainAliases" => notes.push(error(
-                name,
-                "is not supported: identities of other trust domains are accepted nowhere",
-            )),
+            trust_domains::ALIASES => {
+                settings.trust_domain_aliases = trust_domains::aliases(value)?
+            }
+            trust_domains::CERTIFICATES => {
+                settings.ca_certificates = trust_domains::certificates(value, notes)?;
+            }
             "enableAutoMtls" if *value == Value::Bool(true) => {}
             known if ELSEWHERE.contains(&known) => notes.push(error(
                 known,
@@ -221,10 +226,6 @@ fn discovery_selectors(value: &Value) -> Result<Vec<LabelSelector>, FieldError> 
     all.iter().enumerate().map(read).collect()
 }
 
-fn is_empty(value: &Value) -> bool {
-    value.as_array().is_some_and(Vec::is_empty)
-}
-
 fn normalization(
     value: &Value,
     notes: &mut Vec<Note>,
@@ -298,23 +299,4 @@ fn default_config(value: &Value, notes: &mut Vec<Note>) -> Result<Option<u32>, F
         let message = format!("{number} is not a number of proxies");
         error(&format!("{place}.numTrustedProxies"), message)
     })
-}
-
-fn map<'a>(at: &str, value: Option<&'a Value>) -> Result<&'a Map<String, Value>, FieldError> {
-    static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
-    match value {
-        None | Some(Value::Null) => Ok(&NONE),
-        Some(Value::Object(map)) => Ok(map),
-        Some(_) => Err(error(at, "is not a map")),
-    }
-}
-
-/// Notes all but what is read.
-fn rest(at: &str, all: &Map<String, Value>, read: &[&str], notes: &mut Vec<Note>) {
-    for name in all.keys().filter(|name| !read.contains(&name.as_str())) {
-        notes.push(error(
-            &format!("{at}.{name}"),
-            "has no effect: node proxies and waypoints have no such setting",
-        ));
-    }
 }

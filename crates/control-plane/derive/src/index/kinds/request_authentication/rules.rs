@@ -9,7 +9,7 @@ use http::{HeaderName, Uri, header};
 
 use super::{super::destination_rule::values::duration, RuleInput};
 use crate::{
-    index::KeySource,
+    index::{KeyForm, KeySource},
     problem::{FieldError, Note},
 };
 
@@ -69,9 +69,9 @@ fn one(
             "key sets are waited for at most 30 seconds",
         ));
     }
-    let source = |url: &str, is_issuer| KeySource {
+    let source = |url: &str, form| KeySource {
         url: url.into(),
-        is_issuer,
+        form,
         timeout: timeout.min(LONGEST_TIMEOUT),
         namespace: caller.cloned(),
     };
@@ -85,13 +85,16 @@ fn one(
                     ),
                 );
             }
-            (JwtKeys::Pending, Some(source(&from.issuer, true)))
+            (
+                JwtKeys::Pending,
+                Some(source(&from.issuer, KeyForm::Issuer)),
+            )
         }
         ("", url) => {
             if let Err(why) = fetched_from(url) {
                 return error("jwksUri", why);
             }
-            (JwtKeys::Pending, Some(source(url, false)))
+            (JwtKeys::Pending, Some(source(url, KeyForm::KeySet)))
         }
         (_, url) if !url.is_empty() => {
             return error("jwks", "cannot be given together with jwksUri".to_owned());

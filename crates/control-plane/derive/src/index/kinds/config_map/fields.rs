@@ -1,0 +1,29 @@
+//! Maps of the MeshConfig.
+
+use serde_json::{Map, Value};
+
+use super::error;
+use crate::problem::{FieldError, Note};
+
+/// Reads a map; an absent one is empty.
+pub(super) fn map<'a>(
+    at: &str,
+    value: Option<&'a Value>,
+) -> Result<&'a Map<String, Value>, FieldError> {
+    static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+    match value {
+        None | Some(Value::Null) => Ok(&NONE),
+        Some(Value::Object(map)) => Ok(map),
+        Some(_) => Err(error(at, "is not a map")),
+    }
+}
+
+/// Notes all but what is read.
+pub(super) fn rest(at: &str, all: &Map<String, Value>, read: &[&str], notes: &mut Vec<Note>) {
+    for name in all.keys().filter(|name| !read.contains(&name.as_str())) {
+        notes.push(error(
+            &format!("{at}.{name}"),
+            "has no effect: node proxies and waypoints have no such setting",
+        ));
+    }
+}

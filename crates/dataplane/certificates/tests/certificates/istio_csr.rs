@@ -1,0 +1,86 @@
+//! Certificates of cert-manager's istio-csr: for a waypoint's own account, and for those that a node proxy impersonates.
+
+use std::time::Duration;
+
+use ambit_certificates::{CaClient, CsrClient, CsrClientOptions, FetchError};
+use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_model::Identity;
+use ambit_testkit::{ISTIO_CSR_NAME, IstioCsr};
+use ambit_tls::{TlsSettings, WorkloadCert, accept, connect};
+use tokio::{io::duplex, net::TcpListener};
+
+fn id(namespace: &str, account: &str) -> Identity {
+    Identity::new("cluster.local", namespace, account)
+}
+
+async fn start() -> IstioCsr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (waypoint, node) = (id("shop", "waypoint"), id("istio-system", "ztunnel"));
+    let accounts = [("of-waypoint", &waypoint), ("of-node", &node)];
+    IstioCsr::start_on(listener, &accounts, std::slice::from_ref(&node))
+}
+
+fn client(server: &IstioCsr, token: &str, own: Option<Identity>) -> CsrClient {
+    let config = ChannelConfig {
+        address: format!("https://{}", server.address),
+        roots: RootCa::Pem(server.root_pem().to_owned()),
+        alternative_name: Some(ISTIO_CSR_NAME.to_owned()),
+        tls: TlsSettings::default(),
+    };
+    let token = TokenSource::Literal(token.to_owned());
+    let headers = CallHeaders::new(Some(token), Some("Kubernetes"), []).unwrap();
+    let options = CsrClientOptions {
+        own,
+        timeout: Duration::from_secs(5),
+        ..Default::default()
+    };
+    let channel = channel(&config).unwrap();
+    CsrClient::new(channel, headers, TlsSettings::default(), options)
+}
+
+async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
+    let (near, far) = duplex(64 * 1024);
+    let expected = std::slice::from_ref(server.identity());
+    let (client, server) = tokio::join!(
+        connect(client.client_config(expected).unwrap(), near),
+        accept(server.server_config().unwrap(), far)
+    );
+    client.is_ok() && server.is_ok()
+}
+
+#[tokio::test]
+async fn waypoints_and_node_proxies_get_certificates_of_one_mesh() {
+    let server = start().await;
+    let own = id("shop", "waypoint");
+    let of_waypoint = client(&server, "of-waypoint", Some(own.clone()));
+    let waypoint = of_waypoint.fetch(&own).await.unwrap();
+    let life = waypoint.not_after().duration_since(waypoint.not_before());
+    assert!(life.unwrap() <= Duration::from_secs(3600));
+    let of_node = client(&server, "of-node", None);
+    let pod = of_node.fetch(&id("shop", "cart")).await.unwrap();
+    assert!(is_accepted(&pod, &waypoint).await && is_accepted(&waypoint, &pod).await);
+    assert_eq!(server.issued(), [own, id("shop", "cart")]);
+}
+
+#[tokio::test]
+async fn certificates_of_others_are_refused() {
+    let server = start().await;
+    let own = id("shop", "waypoint");
+    for (token, requested) in [
+        ("unknown", own.clone()),
+        ("of-waypoint", id("shop", "cart")),
+        // Waypoints' own calls for others: no account has this name.
+        (
+            "of-waypoint",
+            Identity::of_waypoint_calls("cluster.local", "shop"),
+        ),
+        // A node proxy that does not impersonate speaks for itself.
+        ("of-node", own.clone()),
+    ] {
+        let client = client(&server, token, Some(own.clone()));
+        let refused = client.fetch(&requested).await.unwrap_err();
+        assert!(matches!(refused, FetchError::Status(_)), "{refused}");
+        assert!(refused.is_refusal());
+    }
+    assert!(server.issued().is_empty());
+}

@@ -1,0 +1,199 @@
+//! Trust domains whose peers are accepted besides those of the own one: aliases of it, and domains with roots of their
+//! own. Read from a file, followed, and checked at every handshake.
+//!
+//! Roots verify certificates of their own trust domain only, so that no authority can sign for another one's.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use ambit_mesh_json::TrustDomains as Contents;
+use parking_lot::RwLock;
+use rustls_pki_types::TrustAnchor;
+use tokio::sync::watch;
+
+use crate::{ChainError, followed_file, pem};
+
+/// Why a file of trust domains cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustDomainsError {
+    /// The file cannot be read.
+    #[error("cannot read trust domains from {}", path.display())]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause of the error.
+        #[source]
+        source: io::Error,
+    },
+    /// The file has another form.
+    #[error("{} does not have the form of trust domains", path.display())]
+    Form {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause of the error.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The roots of a trust domain are no certificates.
+    #[error("the roots of trust domain {trust_domain} cannot be used")]
+    Roots {
+        /// Trust domain of the roots.
+        trust_domain: String,
+        /// Cause of the error.
+        #[source]
+        source: ChainError,
+    },
+}
+
+/// Trust domains that are accepted besides the own one. Clones share them.
+#[derive(Clone, Debug)]
+pub struct TrustDomains {
+    accepted: Arc<RwLock<Arc<Accepted>>>,
+    changes: Arc<watch::Sender<u64>>,
+}
+
+impl Default for TrustDomains {
+    fn default() -> Self {
+        Self {
+            accepted: Arc::default(),
+            changes: Arc::new(watch::Sender::new(0)),
+        }
+    }
+}
+
+impl TrustDomains {
+    /// Creates a set without any trust domain but the own one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts the trust domains of a file in force; without the file, the own one alone is accepted. On an error those in
+    /// force stay. Returns how many there are.
+    pub fn load(&self, path: &Path) -> Result<usize, TrustDomainsError> {
+        let contents = match fs::read(path) {
+            Ok(text) => {
+                serde_json::from_slice(&text).map_err(|source| TrustDomainsError::Form {
+                    path: path.to_owned(),
+                    source,
+                })?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Contents::default(),
+            Err(source) => {
+                return Err(TrustDomainsError::Read {
+                    path: path.to_owned(),
+                    source,
+                });
+            }
+        };
+        self.replace(&contents)
+    }
+
+    /// Puts other trust domains in force. On an error those in force stay. Returns how many there are.
+    pub fn replace(&self, contents: &Contents) -> Result<usize, TrustDomainsError> {
+        let mut anchors = BTreeMap::new();
+        for (domain, text) in &contents.roots {
+            let error = |source| TrustDomainsError::Roots {
+                trust_domain: domain.clone(),
+                source,
+            };
+            let roots = pem::certificates(0, text).map_err(error)?;
+            let mut store = rustls::RootCertStore::empty();
+            for root in roots {
+                store
+                    .add(root)
+                    .map_err(|source| error(ChainError::Root(source)))?;
+            }
+            anchors.insert(domain.clone(), store.roots);
+        }
+        let mut current = self.accepted.write();
+        let mut with_roots = current.with_roots.clone();
+        with_roots.extend(anchors.keys().cloned());
+        let accepted = Accepted {
+            aliases: contents.aliases.clone(),
+            anchors,
+            with_roots,
+        };
+        let count = accepted.count();
+        *current = Arc::new(accepted);
+        drop(current);
+        self.changes.send_modify(|version| *version += 1);
+        Ok(count)
+    }
+
+    /// Follows a file: loads it now and after each change.
+    pub async fn follow(self, path: PathBuf) {
+        let load = || match self.load(&path) {
+            Ok(domains) => {
+                tracing::info!(path = %path.display(), domains, "trust domains loaded");
+            }
+            Err(error) => {
+                let error: &(dyn std::error::Error + 'static) = &error;
+                tracing::warn!(error, "trust domains unchanged");
+            }
+        };
+        followed_file::follow(&path, load).await;
+    }
+
+    /// Notifies of each change, so that open connections can be checked again.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(crate) fn current(&self) -> Arc<Accepted> {
+        self.accepted.read().clone()
+    }
+}
+
+/// Trust domains in force.
+#[derive(Debug, Default)]
+pub(crate) struct Accepted {
+    aliases: BTreeSet<String>,
+    anchors: BTreeMap<String, Vec<TrustAnchor<'static>>>,
+    /// Trust domains that have, or had, roots of their own.
+    with_roots: BTreeSet<String>,
+}
+
+impl Accepted {
+    /// Whether workloads of a trust domain are accepted by those of `own`.
+    pub(crate) fn accepts(&self, own: &str, domain: &str) -> bool {
+        self.is_own(own, domain) || self.anchors.contains_key(domain)
+    }
+
+    /// Whether a trust domain is `own`, or an alias of it.
+    fn is_own(&self, own: &str, domain: &str) -> bool {
+        domain == own || self.aliases.contains(domain)
+    }
+
+    /// Whether two trust domains are the same one, under two of its names.
+    pub(crate) fn is_same(&self, own: &str, one: &str, other: &str) -> bool {
+        one == other || self.is_own(own, one) && self.is_own(own, other)
+    }
+
+    /// The trust domain whose roots verify certificates of `domain`: that of `own` for aliases without roots.
+    pub(crate) fn rooted<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
+        match self.anchors.contains_key(domain) {
+            false if self.is_own(own, domain) => own,
+            _ => domain,
+        }
+    }
+
+    /// Roots of a trust domain, besides those of the mesh's CA.
+    pub(crate) fn anchors(&self, domain: &str) -> Option<&[TrustAnchor<'static>]> {
+        self.anchors.get(domain).map(Vec::as_slice)
+    }
+
+    /// Whether roots besides those of the CA verify certificates of a trust domain, or did before the last change.
+    pub(crate) fn has_had_roots(&self, domain: &str) -> bool {
+        self.with_roots.contains(domain)
+    }
+
+    fn count(&self) -> usize {
+        let mut all: BTreeSet<_> = self.anchors.keys().collect();
+        all.extend(&self.aliases);
+        all.len()
+    }
+}

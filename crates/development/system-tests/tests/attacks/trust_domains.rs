@@ -1,0 +1,157 @@
+//! Clients of other trust domains reach what policies let them, while their trust domain is accepted and as long as its
+//! own authority has signed for them; at node proxies and at waypoints.
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{Mesh, Outcome, Peer, idle_pod, options, until, with_waypoint_and};
+use ambit_testkit::Pki;
+
+const FAR: &str = "
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: far, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: server, namespace: far}
+spec:
+  nodeName: node-2
+  serviceAccountName: server
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, \"8080\", --name, far-server]
+    readinessProbe: {tcpSocket: {port: 8080}}
+";
+const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+
+/// Outcome of a call: the server responds, a policy denies it, or the certificate is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Passes,
+    Denied,
+    Refused,
+}
+
+/// Policies of both servers: they allow one principal.
+fn allow(principal: &str) -> String {
+    let policy = |namespace: &str, target: &str| {
+        format!(
+            "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: one, namespace: {namespace}}}\n\
+             spec:\n  {target}\n  rules: [{{from: [{{source: {{principals: [{principal}]}}}}]}}]\n"
+        )
+    };
+    let gateway = "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]";
+    policy("far", "action: ALLOW") + &policy("shop", gateway)
+}
+
+fn settings(aliases: &str, west: &Pki) -> String {
+    let pem = west.root_pem().replace('\n', "\n        ");
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\ndata:\n  mesh: |\n    \
+         trustDomainAliases: [{aliases}]\n    caCertificates:\n    - trustDomains: [west]\n      pem: |\n        {pem}\n"
+    )
+}
+
+/// Clients by trust domain and authority, and the servers that they call.
+struct Scene<'a> {
+    clients: Vec<(&'static str, Peer<'a>)>,
+    node_proxy: SocketAddr,
+    waypoint: SocketAddr,
+    target: String,
+}
+
+impl<'a> Scene<'a> {
+    fn new(mesh: &'a Mesh, west: &Pki) -> Self {
+        let all = [
+            ("own", "cluster.local", None),
+            ("alias", "old", None),
+            ("west", "west", Some(west)),
+            ("west by the mesh", "west", None),
+            ("own by west", "cluster.local", Some(west)),
+            ("alias by west", "old", Some(west)),
+            ("foreign", "foreign", None),
+        ];
+        let client = |(name, domain, authority): (_, &str, Option<&Pki>)| {
+            let identity = format!("spiffe://{domain}/ns/legacy/sa/sidecar");
+            let peer = Peer::signed_by(mesh, "legacy/sidecar", &identity, authority);
+            (name, peer)
+        };
+        let at = |pod: &str, port: u16| SocketAddr::new(mesh.ip(pod), port);
+        Self {
+            clients: all.map(client).into(),
+            node_proxy: at("far/server", 15008),
+            waypoint: at("shop/waypoint", 15008),
+            target: at("shop/server", 8080).to_string(),
+        }
+    }
+
+    fn fates(&self) -> Vec<(&'static str, [Fate; 2])> {
+        let far = SocketAddr::new(self.node_proxy.ip(), 8080).to_string();
+        let node_proxy = ("spiffe://cluster.local/ns/far/sa/server", self.node_proxy);
+        let waypoint = ("spiffe://cluster.local/ns/shop/sa/waypoint", self.waypoint);
+        let clients = self.clients.iter();
+        clients
+            .map(|(name, peer)| {
+                let tunnel = peer.open(node_proxy, &far);
+                let request = peer.ask(waypoint, &self.target, &[], GET);
+                (*name, [fate(&tunnel, ""), fate(&request, "HTTP/1.1 200")])
+            })
+            .collect()
+    }
+
+    /// Waits for fates of own, alias and west; all others are always refused.
+    #[track_caller]
+    fn expect(&self, what: &str, [own, alias, west]: [Fate; 3]) {
+        let others = [
+            "west by the mesh",
+            "own by west",
+            "alias by west",
+            "foreign",
+        ];
+        let mut expected = vec![("own", own), ("alias", alias), ("west", west)];
+        expected.extend(others.map(|name| (name, Fate::Refused)));
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(name, fate)| (name, [fate; 2]))
+            .collect();
+        let mut last = Vec::new();
+        let is_met = || {
+            last = self.fates();
+            last == expected
+        };
+        until(what, is_met);
+    }
+}
+
+/// The fate of a call whose success begins with this text.
+fn fate(outcome: &Outcome, success: &str) -> Fate {
+    match outcome {
+        Outcome::Refused(401) => Fate::Denied,
+        Outcome::Said(text) if text.starts_with("HTTP/1.1 403") => Fate::Denied,
+        Outcome::Said(text) if text.starts_with(success) => Fate::Passes,
+        Outcome::Cut(_) | Outcome::Refused(_) | Outcome::Said(_) => Fate::Refused,
+    }
+}
+
+#[test]
+fn clients_of_other_trust_domains_reach_what_policies_let_them() {
+    use Fate::{Denied, Passes, Refused};
+    let west = Pki::new();
+    let sidecar = idle_pod("legacy/sidecar", "node-1", "app: sidecar");
+    let (mesh, _) = with_waypoint_and(&format!("{FAR}{sidecar}"), options());
+    let scene = Scene::new(&mesh, &west);
+    mesh.apply("policies", &allow("cluster.local/ns/legacy/sa/sidecar"));
+    scene.expect("own alone", [Passes, Refused, Refused]);
+    mesh.apply("settings", &settings("old", &west));
+    scene.expect("the alias is the mesh's", [Passes, Passes, Denied]);
+    mesh.apply("policies", &allow("west/ns/legacy/sa/sidecar"));
+    scene.expect("west is another one", [Denied, Denied, Passes]);
+    mesh.apply("policies", &allow("old/ns/legacy/sa/*"));
+    scene.expect("own is meant by the alias", [Passes, Passes, Denied]);
+    mesh.apply("settings", &settings("", &west));
+    scene.expect("the alias is gone", [Denied, Refused, Denied]);
+    mesh.remove("settings");
+    scene.expect("west is gone", [Denied, Refused, Refused]);
+}

@@ -1,0 +1,223 @@
+//! A stand-in for cert-manager's istio-csr: the CSR API as strict as it is there, over TLS under a root of its own. Keys of
+//! its authority and of its server are RSA, as they are by default.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ambit_model::Identity;
+use ambit_rt::{AbortOnDrop, Drain, drain};
+use ambit_tls::TlsSettings;
+use ambit_wire::citadel::{
+    IstioCertificateRequest, IstioCertificateResponse,
+    istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer},
+};
+use parking_lot::Mutex;
+use prost_types::value::Kind;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_RSA_SHA256, SanType,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpListener;
+use tonic::{Request, Response, Status};
+
+/// Longest life of its certificates, as it is by default.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Its name in a cluster.
+pub const ISTIO_CSR_NAME: &str = "cert-manager-istio-csr.cert-manager.svc";
+
+/// The running server; it ends when dropped.
+#[derive(Debug)]
+pub struct IstioCsr {
+    /// Address of the server, whose certificate is for [`ISTIO_CSR_NAME`] alone.
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    _drain: Drain,
+    _task: AbortOnDrop<()>,
+}
+
+struct Shared {
+    issuer: Issuer<'static, KeyPair>,
+    root_pem: String,
+    /// Accounts by their tokens.
+    accounts: BTreeMap<String, Identity>,
+    /// Accounts that may impersonate others.
+    node_accounts: Vec<Identity>,
+    issued: Mutex<Vec<Identity>>,
+}
+
+impl Shared {
+    fn sign(
+        &self,
+        mut request: CertificateSigningRequestParams,
+        life: Duration,
+    ) -> Result<Vec<String>, rcgen::Error> {
+        request.params.not_before = SystemTime::now().into();
+        request.params.not_after = (SystemTime::now() + life).into();
+        request.params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ClientAuth,
+            ExtendedKeyUsagePurpose::ServerAuth,
+        ];
+        let leaf = request.signed_by(&self.issuer)?;
+        Ok(vec![leaf.pem(), self.root_pem.clone()])
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl IstioCsr {
+    /// Starts it on a listener. It knows accounts by their tokens, and lets `node_accounts` impersonate others.
+    pub fn start_on(
+        listener: TcpListener,
+        accounts: &[(&str, &Identity)],
+        node_accounts: &[Identity],
+    ) -> Self {
+        let address = listener.local_addr().expect("an address");
+        let key = KeyPair::generate_for(&PKCS_RSA_SHA256).expect("a key");
+        let mut root = params();
+        root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        root.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        root.distinguished_name
+            .push(rcgen::DnType::CommonName, "istio-ca");
+        let root_pem = root.self_signed(&key).expect("a root").pem();
+        let issuer = Issuer::new(root, key);
+        let (chain, key) = serving(&issuer);
+        let accounts = accounts.iter();
+        let shared = Arc::new(Shared {
+            issuer,
+            root_pem,
+            accounts: accounts
+                .map(|(token, identity)| ((*token).to_owned(), (*identity).clone()))
+                .collect(),
+            node_accounts: node_accounts.to_vec(),
+            issued: Mutex::default(),
+        });
+        let config = ambit_grpc_listener::server_config(&TlsSettings::default(), chain, key)
+            .expect("a server config");
+        let (drain, watcher) = drain::channel();
+        let incoming =
+            ambit_grpc_listener::incoming(listener, watcher, move || config.clone(), |_| ());
+        let service = IstioCertificateServiceServer::new(Service(shared.clone()));
+        let task = ambit_rt::spawn_abortable("istio-csr", async move {
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(incoming)
+                .await
+                .ok();
+        });
+        Self {
+            address,
+            shared,
+            _drain: drain,
+            _task: task,
+        }
+    }
+
+    /// The root, as PEM.
+    pub fn root_pem(&self) -> &str {
+        &self.shared.root_pem
+    }
+
+    /// Identities of the certificates so far.
+    pub fn issued(&self) -> Vec<Identity> {
+        self.shared.issued.lock().clone()
+    }
+}
+
+fn params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.not_before = (SystemTime::now() - Duration::from_secs(60)).into();
+    params.not_after = (SystemTime::now() + 24 * LONGEST).into();
+    params
+}
+
+fn serving(
+    issuer: &Issuer<'static, KeyPair>,
+) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+    let key = KeyPair::generate_for(&PKCS_RSA_SHA256).expect("a key");
+    let mut leaf = params();
+    let name = ISTIO_CSR_NAME.try_into().expect("a name");
+    leaf.subject_alt_names = vec![SanType::DnsName(name)];
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let leaf = leaf.signed_by(&key, issuer).expect("a certificate");
+    (
+        vec![leaf.into()],
+        PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+    )
+}
+
+#[derive(Debug)]
+struct Service(Arc<Shared>);
+
+impl Service {
+    /// The identity that a call may have a certificate for, or why none.
+    fn identity(&self, request: &Request<IstioCertificateRequest>) -> Result<Identity, String> {
+        let header = |name: &str| {
+            let value = request.metadata().get(name);
+            value.and_then(|value| value.to_str().ok())
+        };
+        if header("clusterid") != Some("Kubernetes") {
+            return Err("clusterid".to_owned());
+        }
+        let token = header("authorization").and_then(|value| value.strip_prefix("Bearer "));
+        let account = token.and_then(|token| self.0.accounts.get(token));
+        let account = account.ok_or("the token is nobody's")?;
+        let metadata = request.get_ref().metadata.as_ref();
+        let impersonated = metadata.and_then(|all| all.fields.get("ImpersonatedIdentity"));
+        let Some(impersonated) = impersonated else {
+            return Ok(account.clone());
+        };
+        if !self.0.node_accounts.contains(account) {
+            return Err(format!("{account} may not impersonate"));
+        }
+        match &impersonated.kind {
+            Some(Kind::StringValue(text)) => text.parse().map_err(|_| text.clone()),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    /// The request, if it names nothing but one identity.
+    fn request(text: &str, identity: &Identity) -> Result<CertificateSigningRequestParams, String> {
+        let request = CertificateSigningRequestParams::from_pem(text);
+        let request = request.map_err(|error| error.to_string())?;
+        let names = &request.params.subject_alt_names;
+        let is_identity = |name: &SanType| matches!(name, SanType::URI(uri) if uri.as_str() == identity.to_string());
+        match names.as_slice() {
+            [name] if is_identity(name) => {}
+            other => return Err(format!("names {other:?}, not {identity}")),
+        }
+        if request.params.distinguished_name.iter().next().is_some() {
+            return Err("a subject".to_owned());
+        }
+        Ok(request)
+    }
+}
+
+#[tonic::async_trait]
+impl IstioCertificateService for Service {
+    async fn create_certificate(
+        &self,
+        request: Request<IstioCertificateRequest>,
+    ) -> Result<Response<IstioCertificateResponse>, Status> {
+        let refuse = |_why: String| Status::unauthenticated("request authenticate failure");
+        let identity = self.identity(&request).map_err(refuse)?;
+        let request = request.into_inner();
+        let signed = Self::request(&request.csr, &identity).map_err(refuse)?;
+        let requested = u64::try_from(request.validity_duration)
+            .map_err(|_| Status::internal("failed to sign certificate request"))?;
+        let life = Duration::from_secs(requested).min(LONGEST);
+        let cert_chain = self.0.sign(signed, life);
+        let cert_chain = cert_chain.map_err(|error| Status::internal(error.to_string()))?;
+        self.0.issued.lock().push(identity);
+        Ok(Response::new(IstioCertificateResponse { cert_chain }))
+    }
+}

@@ -1,0 +1,90 @@
+//! SPIFFE trust bundles (SPIFFE Trust Domain and Bundle, section 4): the roots of a trust domain, as a key set.
+
+use ambit_tls::pem;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+
+/// Most roots of a trust domain.
+const MAX_ROOTS: usize = 64;
+
+/// Why a text is not a trust bundle.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BundleError {
+    #[error("the response is not a SPIFFE trust bundle")]
+    Form(#[source] serde_json::Error),
+    #[error("key {0} of the trust bundle has no certificate, or several")]
+    Certificate(usize),
+    #[error("the trust bundle has more than {MAX_ROOTS} roots")]
+    TooMany,
+}
+
+#[derive(Deserialize)]
+struct Bundle {
+    keys: Vec<Key>,
+}
+
+#[derive(Deserialize)]
+struct Key {
+    #[serde(default, rename = "use")]
+    usage: String,
+    #[serde(default)]
+    x5c: Vec<String>,
+}
+
+/// Reads the roots of a bundle as PEM. None are left where the trust domain has revoked all.
+pub(super) fn roots(text: &[u8]) -> Result<String, BundleError> {
+    let bundle: Bundle = serde_json::from_slice(text).map_err(BundleError::Form)?;
+    let all = bundle.keys.iter().enumerate();
+    let roots: Vec<_> = all.filter(|(_, key)| key.usage == "x509-svid").collect();
+    if roots.len() > MAX_ROOTS {
+        return Err(BundleError::TooMany);
+    }
+    let mut text = String::new();
+    for (index, key) in roots {
+        let [certificate] = key.x5c.as_slice() else {
+            return Err(BundleError::Certificate(index));
+        };
+        let der = STANDARD
+            .decode(certificate)
+            .map_err(|_| BundleError::Certificate(index))?;
+        text += &pem::text("CERTIFICATE", &der);
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bundle(keys: &str) -> Result<String, BundleError> {
+        roots(format!("{{\"keys\": [{keys}], \"spiffe_sequence\": 1}}").as_bytes())
+    }
+
+    #[test]
+    fn roots_are_those_for_x509_alone() {
+        let jwt = r#"{"use": "jwt-svid", "kty": "EC", "kid": "a"}"#;
+        let root = r#"{"use": "x509-svid", "kty": "EC", "x5c": ["AAAA"]}"#;
+        let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert_eq!(bundle(&format!("{jwt},{root}")).unwrap(), pem);
+        assert_eq!(bundle(&format!("{root},{root}")).unwrap(), pem.repeat(2));
+        assert_eq!(bundle(jwt).unwrap(), "");
+        assert_eq!(bundle("").unwrap(), "");
+    }
+
+    #[test]
+    fn a_bundle_that_is_not_understood_is_refused() {
+        for keys in [
+            r#"{"use": "x509-svid"}"#,
+            r#"{"use": "x509-svid", "x5c": ["AAAA", "AAAA"]}"#,
+            r#"{"use": "x509-svid", "x5c": ["?"]}"#,
+            r#"{"use": 1}"#,
+        ] {
+            assert!(bundle(keys).is_err(), "{keys}");
+        }
+        for text in ["", "[]", "{}", r#"{"keys": {}}"#] {
+            assert!(roots(text.as_bytes()).is_err(), "{text}");
+        }
+        let many = [r#"{"use": "x509-svid", "x5c": ["AAAA"]}"#; MAX_ROOTS + 1];
+        assert!(matches!(bundle(&many.join(",")), Err(BundleError::TooMany)));
+    }
+}

@@ -1,0 +1,71 @@
+//! Trust domains that MeshConfig accepts, as proxies in every namespace find them.
+
+use ambit_testkit::Pki;
+use serde_json::{Value, json};
+
+use super::{CONFIG_MAPS, Cluster, shown};
+
+const COPY: &str = "ambit-trust-domains";
+
+fn settings(cluster: &Cluster, mesh: &str) {
+    let metadata = json!({"name": "istio", "namespace": "istio-system"});
+    cluster.server.put(
+        CONFIG_MAPS,
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"mesh": mesh}}),
+    );
+}
+
+/// The copy of a namespace.
+fn copy(cluster: &Cluster, namespace: &str) -> Option<Value> {
+    let map = cluster.server.get(CONFIG_MAPS, namespace, COPY)?;
+    serde_json::from_str(map["data"]["trust-domains.json"].as_str()?).ok()
+}
+
+#[tokio::test]
+async fn accepted_trust_domains_are_copied_into_every_namespace() {
+    let cluster = Cluster::start();
+    let replica = cluster.replica("a").await;
+    let root = replica.root();
+    shown("the root", || cluster.config_map("shop")).await;
+    assert_eq!(copy(&cluster, "shop"), None);
+    let (west, further) = (Pki::new().root_pem(), Pki::new().root_pem());
+    let certificates = json!([
+        {"trustDomains": ["west"], "pem": west},
+        {"pem": further},
+        // Not available, so that nothing is known of it.
+        {"trustDomains": ["east"], "spiffeBundleUrl": "https://127.0.0.1:1/bundle"},
+        {"trustDomains": ["broken"], "pem": "-----BEGIN CERTIFICATE-----\n"},
+    ]);
+    let mesh = json!({"trustDomainAliases": ["old"], "caCertificates": certificates});
+    settings(&cluster, &mesh.to_string());
+    let roots = json!({"west": west, "cluster.local": format!("{further}{root}")});
+    let expected = json!({"aliases": ["cluster.local", "old"], "roots": roots});
+    for namespace in ["istio-system", "shop"] {
+        let is_there = || copy(&cluster, namespace).filter(|copy| *copy == expected);
+        shown(namespace, is_there).await;
+    }
+    // Proxies verify the server of another CA by the roots that they have of this one.
+    let both = format!("{root}{further}");
+    let is_there = || cluster.config_map("shop").filter(|copy| *copy == both);
+    shown("both roots", is_there).await;
+
+    replica.running.stop().await;
+    // The next one has the bundle's last roots.
+    let mut map = cluster
+        .server
+        .get(CONFIG_MAPS, "istio-system", COPY)
+        .unwrap();
+    let mut with_east = expected.clone();
+    with_east["roots"]["east"] = json!(west);
+    map["data"]["trust-domains.json"] = json!(with_east.to_string());
+    cluster.server.put(CONFIG_MAPS, map);
+    let replica = cluster.replica("b").await;
+    let is_there = || copy(&cluster, "shop").filter(|copy| *copy == with_east);
+    shown("the last roots", is_there).await;
+    settings(&cluster, "{}");
+    let is_gone = || copy(&cluster, "shop").is_none().then_some(());
+    shown("no copy", is_gone).await;
+    let is_there = || cluster.config_map("shop").filter(|copy| *copy == root);
+    shown("its own root", is_there).await;
+    replica.running.stop().await;
+}

@@ -1,0 +1,122 @@
+//! Peers of other trust domains: both ends of a connection, and what becomes of it when a trust domain goes.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_mesh_json::TrustDomains as Contents;
+use ambit_testkit::{Pki, build};
+use ambit_tls::{TlsSettings, TrustDomains};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
+
+use crate::fixture::{Mesh, Node, PodHost, line, rest};
+
+const OWN: &str = "cluster.local";
+
+/// An authority whose certificates accept these trust domains.
+fn authority() -> (Arc<Pki>, TrustDomains) {
+    let domains = TrustDomains::new();
+    let settings = TlsSettings::default().with_trust_domains(domains.clone());
+    (Arc::new(Pki::with_settings(settings)), domains)
+}
+
+fn accept(domains: &TrustDomains, aliases: &[&str], roots: &[(&str, &Pki)]) {
+    let roots = roots.iter();
+    let contents = Contents {
+        aliases: aliases.iter().map(ToString::to_string).collect(),
+        roots: roots
+            .map(|(domain, pki)| ((*domain).to_owned(), pki.root_pem()))
+            .collect(),
+    };
+    domains.replace(&contents).unwrap();
+}
+
+/// A client on the first node, and a server on the second one that belongs to `domain` there and to `named` at the
+/// client's.
+struct Pair {
+    mesh: Mesh,
+    client: PodHost,
+    address: SocketAddr,
+    _server: PodHost,
+}
+
+impl Pair {
+    async fn new(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Self {
+        let [own, other] = pkis;
+        let nodes = vec![
+            Node::new(&own, &[]),
+            Node::new(&other, &[("TRUST_DOMAIN", domain)]),
+        ];
+        let mut mesh = Mesh::with_nodes(own, nodes).await;
+        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let mut server = mesh.pod("server", "10.9.0.2").await;
+        for (node, trust_domain) in [named, domain].into_iter().enumerate() {
+            let mut record = build::workload("server", &["10.9.0.2"]);
+            record.trust_domain = trust_domain.into();
+            mesh.nodes[node].publish_all([record]);
+        }
+        mesh.capture(1, &mut server);
+        server.echo(8080);
+        Self {
+            mesh,
+            client,
+            address: SocketAddr::new(server.ip, 8080),
+            _server: server,
+        }
+    }
+
+    async fn open(&self) -> std::io::Result<TcpStream> {
+        let mut stream = self.client.connect(self.address).await?;
+        line(&mut stream).await?;
+        Ok(stream)
+    }
+
+    /// Opens a connection; it ends when `change` takes a trust domain away, as do those after it.
+    async fn loses(&self, judge: usize, change: impl Fn()) {
+        let mut stream = self.open().await.unwrap();
+        stream.write_all(b"hello\n").await.unwrap();
+        assert_eq!(line(&mut stream).await.unwrap(), "hello");
+        change();
+        let left = rest(&mut stream).await;
+        assert!(left.as_ref().map_or(true, Vec::is_empty), "{left:?}");
+        let judge = &self.mesh.nodes[judge];
+        ambit_testkit::until("the metrics name the reason", || {
+            judge.metrics().contains("response_flags=\"CERT_REVOKED\"")
+        })
+        .await;
+        assert!(self.open().await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn federated_meshes_accept_each_other_by_their_roots() {
+    let ((own, domains), (west, of_west)) = (authority(), authority());
+    let pair = Pair::new([own.clone(), west.clone()], "west", "west").await;
+    assert!(pair.open().await.is_err(), "neither accepts the other");
+    accept(&domains, &[], &[("west", &west)]);
+    assert!(pair.open().await.is_err(), "the server's side does not");
+    accept(&of_west, &[], &[(OWN, &own)]);
+    pair.loses(1, || accept(&of_west, &[], &[(OWN, &west)]))
+        .await;
+    accept(&of_west, &[], &[(OWN, &own)]);
+    pair.loses(0, || accept(&domains, &[], &[])).await;
+}
+
+#[tokio::test]
+async fn an_authority_cannot_sign_for_another_trust_domain() {
+    let ((own, domains), (west, of_west)) = (authority(), authority());
+    accept(&domains, &[], &[("west", &west)]);
+    accept(&of_west, &[], &[(OWN, &own)]);
+    // Its server claims to be of the client's mesh.
+    let pair = Pair::new([own.clone(), west.clone()], OWN, OWN).await;
+    assert!(pair.open().await.is_err());
+    accept(&domains, &[], &[(OWN, &west)]);
+    pair.open().await.unwrap();
+}
+
+#[tokio::test]
+async fn workloads_under_an_alias_are_the_meshs_own() {
+    let (own, domains) = authority();
+    let pair = Pair::new([own.clone(), own.clone()], "old", OWN).await;
+    assert!(pair.open().await.is_err(), "no alias yet");
+    accept(&domains, &["old", OWN], &[]);
+    pair.loses(0, || accept(&domains, &[], &[])).await;
+}

@@ -16,17 +16,17 @@ use serde_json::Value;
 /// Release of Kubernetes that a cluster runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum Kubernetes {
-    /// 1.32.
+    /// Kubernetes 1.32, its last patch release available.
     #[value(name = "1.32")]
     V1_32,
-    /// 1.33.
+    /// Kubernetes 1.33, its last patch release available.
     #[value(name = "1.33")]
     V1_33,
-    /// 1.34.
+    /// Kubernetes 1.34, its last patch release available.
     #[default]
     #[value(name = "1.34")]
     V1_34,
-    /// 1.35.
+    /// Kubernetes 1.35, its last patch release available.
     #[value(name = "1.35")]
     V1_35,
 }

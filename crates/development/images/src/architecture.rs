@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail, ensure};
 /// Processor architecture of programs and images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// x86-64.
+    /// The x86-64 architecture.
     Amd64,
-    /// 64-bit ARM.
+    /// The 64-bit ARM architecture.
     Arm64,
 }
 

@@ -196,7 +196,7 @@ impl Tests {
             "sys" => (&[LAB, IPTABLES], true, false),
             "cni" => (&[LAB, PLUGINS], true, false),
             // Without root, the lab runs in a user namespace.
-            "cli" => (&[LAB, PLUGINS], false, true),
+            "cli" => (&[LAB, PLUGINS, CLOCKS], false, true),
             "system-tests" => (
                 &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, NODE, BROWSER],
                 true,

@@ -31,7 +31,7 @@ pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryC
 pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
 pub use ambit_testkit::{binary, target};
 pub use load::{Failure, Load, Outcome};
-pub use mesh::{Access, Mesh, Part};
+pub use mesh::{Access, Mesh, Part, VALUES};
 pub use process::Process;
 pub use space::{Space, address, is_captured, is_ready};
 pub use waypoint::{Waypoint, condition};

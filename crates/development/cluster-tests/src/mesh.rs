@@ -23,8 +23,8 @@ const MESH_NAMESPACE: &str = "istio-system";
 /// The name of the Helm release.
 const RELEASE: &str = "ambit";
 
-/// Our own images; and waypoints that let connections go on for longer than a test lasts.
-const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never,\
+/// Values for images of the test cluster, and for waypoints that let connections go on for longer than a test lasts.
+pub const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never,\
     global.waypoint.terminationGracePeriodSeconds=300";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();

@@ -1,5 +1,5 @@
 //! What tests share: waiting for a condition, a PKI, fake certificate authorities, scripted HTTP/2
-//! peers, builders of mesh objects, and real Helm. A dev-dependency only.
+//! peers, builders of mesh objects, commands of documents, and real Helm. A dev-dependency only.
 //!
 //! Everything here panics with a clear text when a test is set up wrongly: that is its purpose.
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@
 mod api_server;
 pub mod build;
 mod csr_server;
+pub mod documents;
 mod fake_ca;
 pub mod h2_peer;
 mod helm;

@@ -361,7 +361,7 @@ fn yaml(object: &Value) -> Result<String, CliError> {
 
 /// Advice on images that cannot be pulled.
 const IMAGE_HINTS: &[&str] = &[
-    "no images of Ambit are published: `cargo xtask images --release` builds them (README, \"Images\"), and \
+    "no images of Ambit are published: `cargo xtask images --release` builds them (README, \"On Kubernetes\"), and \
      --set global.hub=REGISTRY/PATH,global.tag=TAG says where they are",
     "--set global.imagePullSecrets={NAME} names a Secret with the registry's credentials",
     "the same command goes on from here",

@@ -1,6 +1,7 @@
 //! The mesh on a real Kubernetes. One binary, so that all tests share one cluster.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
+mod book;
 mod conformance;
 mod harness;
 mod joining;

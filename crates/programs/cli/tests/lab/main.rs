@@ -1,11 +1,11 @@
 //! The lab as a user has it: the real command, real namespaces, pods that run real programs.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod book;
 mod life;
 mod lint;
 mod manual;
 mod mesh;
 mod pods;
-mod readme;
 mod support;
 mod waypoint;

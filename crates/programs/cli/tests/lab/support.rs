@@ -86,14 +86,16 @@ impl Lab {
             .unwrap()
     }
 
-    /// A shell command as documents have it, for this lab; `/tmp/shop` is replaced by the directory of manifests.
+    /// A shell command as documents have it, for this lab, in the root of the repository. `/tmp` is a directory of the
+    /// test's own; programs in its `bin` go before others.
     pub(crate) fn shell(&self, command: &str) -> Output {
         let bin = Path::new(ambit()).parent().unwrap().display().to_string();
         let path = std::env::var("PATH").unwrap();
-        let manifests = self.manifests.path().to_str().unwrap();
+        let own = format!("{}/", self.manifests.path().display());
         Command::new("sh")
-            .args(["-ec", &command.replace("/tmp/shop", manifests)])
-            .env("PATH", format!("{bin}:{path}"))
+            .args(["-ec", &command.replace("/tmp/", &own)])
+            .current_dir(ambit_testkit::documents::repository())
+            .env("PATH", format!("{own}bin:{bin}:{path}"))
             .env("AMBIT_LAB_DIR", self.base.path())
             .env("KUBECONFIG", self.base.path().join("no-kubeconfig"))
             .output()

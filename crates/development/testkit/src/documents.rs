@@ -1,0 +1,231 @@
+//! Commands of documents, which tests run: README.md and the pages of the book (`docs/src`).
+//!
+//! A comment before a block of commands names its runner: `<!-- run: lab -->` or `<!-- run: cluster -->`. A comment that
+//! contains commands itself, below `<!-- run: lab`, has steps that readers do not see, such as the making of a symptom.
+//! `<!-- not run: REASON -->` is for a block that no test runs. A line `$ COMMAND` begins a step; lines below it are its
+//! output, of which `…` leaves out what differs from run to run.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Output,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Pause between two attempts of a step.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Begin of a command that writes a file from the lines below it.
+const HERE_DOCUMENT: &str = "<<'END'";
+
+/// A command of a document, and the output that the document shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Line of the document, from 1.
+    pub line: usize,
+    /// Command for a shell, with its here-document.
+    pub command: String,
+    /// Lines of output that the document shows.
+    pub output: Vec<String>,
+}
+
+/// Returns the root directory of the repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+/// Returns the steps of a document, given relative to the repository, for one runner.
+pub fn steps_of(path: &str, runner: &str) -> Vec<Step> {
+    let file = repository().join(path);
+    let text = fs::read_to_string(&file)
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+    let steps = steps(&text, runner);
+    assert!(!steps.is_empty(), "{path} has no commands for {runner}");
+    steps
+}
+
+/// Returns the steps of a document's text for one runner.
+pub fn steps(text: &str, runner: &str) -> Vec<Step> {
+    let shown = format!("<!-- run: {runner} -->");
+    let hidden = format!("<!-- run: {runner}");
+    let mut steps = Vec::new();
+    let mut lines = text.lines().enumerate();
+    while let Some((_, line)) = lines.next() {
+        let end = if line == shown {
+            let fence = lines.next().map(|(_, line)| line);
+            assert_eq!(fence, Some("```console"), "no commands follow {line:?}");
+            "```"
+        } else if line == hidden {
+            "-->"
+        } else {
+            continue;
+        };
+        let block = lines.by_ref().take_while(|(_, line)| *line != end);
+        read(block, &mut steps);
+    }
+    steps
+}
+
+/// Reads the steps of one block.
+fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<Step>) {
+    let mut in_document = false;
+    for (index, line) in block {
+        if in_document {
+            let step = steps.last_mut().expect("a command precedes its document");
+            let _infallible = write!(step.command, "\n{line}");
+            in_document = line != "END";
+        } else if let Some(command) = line.strip_prefix("$ ") {
+            let command = command.split("  #").next().unwrap_or_default().trim_end();
+            in_document = command.contains(HERE_DOCUMENT);
+            steps.push(Step {
+                line: index + 1,
+                command: command.to_owned(),
+                output: Vec::new(),
+            });
+        } else {
+            let step = steps.last_mut().expect("a command precedes its output");
+            step.output.push(line.to_owned());
+        }
+    }
+}
+
+impl Step {
+    /// Returns the first line that the document shows and the output does not have. A command without shown output must
+    /// succeed.
+    fn missing(&self, output: &Output) -> Option<String> {
+        let text = text_of(output);
+        let has = |shown: &&String| text.lines().any(|line| is_shown_by(line, shown));
+        match self.output.iter().find(|shown| !has(shown)) {
+            Some(line) => Some(format!("no line {line:?}")),
+            None if self.output.is_empty() && !output.status.success() => {
+                Some(output.status.to_string())
+            }
+            None => None,
+        }
+    }
+}
+
+/// Whether a line of output is as a document shows it, regardless of the widths of columns.
+fn is_shown_by(line: &str, shown: &str) -> bool {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = words(line);
+    let mut rest = line.as_str();
+    shown.split('…').all(|part| {
+        let found = rest.split_once(words(part).as_str());
+        rest = found.map_or("", |(_, after)| after);
+        found.is_some()
+    })
+}
+
+fn text_of(output: &Output) -> String {
+    let text = [&*output.stdout, &*output.stderr].concat();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Carries out steps in order. Each is repeated until its output is as shown, since the mesh follows changes, but not at
+/// once; panics with the output if that takes longer than `timeout`.
+pub fn follow(steps: &[Step], timeout: Duration, run: impl Fn(&str) -> Output) {
+    for step in steps {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let output = run(&step.command);
+            let Some(missing) = step.missing(&output) else {
+                break;
+            };
+            assert!(
+                Instant::now() < deadline,
+                "line {}: {}: {missing} in:\n{}",
+                step.line,
+                step.command,
+                text_of(&output)
+            );
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const PAGE: &str = "# Page
+<!-- run: lab
+$ touch a
+-->
+<!-- run: lab -->
+```console
+$ cat > b <<'END'
+$ not a command
+END
+$ ls /tmp     # comment
+a … c
+…
+```
+<!-- run: cluster -->
+```console
+$ kubectl get pods
+```
+<!-- not run: needs a registry -->
+```console
+$ docker push
+```
+";
+
+    fn shell(command: &str) -> Output {
+        Command::new("sh").args(["-c", command]).output().unwrap()
+    }
+
+    #[test]
+    fn steps_are_those_of_one_runner_in_order() {
+        let all = steps(PAGE, "lab");
+        let commands: Vec<_> = all.iter().map(|step| step.command.as_str()).collect();
+        let document = "cat > b <<'END'\n$ not a command\nEND";
+        assert_eq!(commands, ["touch a", document, "ls /tmp"]);
+        assert_eq!(all[2].output, ["a … c", "…"]);
+        assert_eq!((all[0].line, all[2].line), (3, 10));
+        assert_eq!(steps(PAGE, "cluster").len(), 1);
+        assert!(steps(PAGE, "registry").is_empty());
+    }
+
+    #[test]
+    fn output_may_differ_only_where_the_document_leaves_it_out() {
+        for (line, shown, is_shown) in [
+            ("a   b  c", "a b … c", true),
+            ("a b 17 c", "a b … c", true),
+            ("a b", "a b c", false),
+            ("c a b", "a b … c", false),
+            ("anything", "…", true),
+        ] {
+            assert_eq!(is_shown_by(line, shown), is_shown, "{line:?} {shown:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_that_is_shown_is_no_failure() {
+        let step = |command: &str, output: &[&str]| Step {
+            line: 1,
+            command: command.to_owned(),
+            output: output.iter().map(|line| (*line).to_owned()).collect(),
+        };
+        let missing = |step: &Step| step.missing(&shell(&step.command));
+        assert_eq!(missing(&step("echo DENIED >&2; exit 1", &["DENIED"])), None);
+        assert!(missing(&step("exit 1", &[])).is_some());
+        assert!(missing(&step("echo ALLOWED", &["DENIED"])).is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "line 1: echo a: no line \"b\" in:\na")]
+    fn output_that_never_comes_names_the_step() {
+        let steps = steps("<!-- run: lab\n$ echo a\nb\n-->", "lab");
+        // The line is that of the command.
+        assert_eq!(steps[0].line, 2);
+        let first = Step {
+            line: 1,
+            ..steps[0].clone()
+        };
+        follow(&[first], Duration::ZERO, shell);
+    }
+}

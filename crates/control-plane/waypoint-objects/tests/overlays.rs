@@ -95,8 +95,8 @@ spec:
     let container = &pod["containers"][0];
     assert_eq!(container["image"], "ambit/waypoint");
     assert_eq!(container["resources"], json!({"limits": {"cpu": 2}}));
-    assert_eq!(container["volumeMounts"].as_array().unwrap().len(), 4);
-    assert_eq!(pod["volumes"].as_array().unwrap().len(), 4);
+    assert_eq!(container["volumeMounts"].as_array().unwrap().len(), 5);
+    assert_eq!(pod["volumes"].as_array().unwrap().len(), 5);
     let value = |name: &str| {
         let env = container["env"].as_array().unwrap().iter();
         let mut found = env.filter(|one| one["name"] == name);

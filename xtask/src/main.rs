@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 mod bench;
+mod book;
 mod cluster;
 mod cross;
 mod demo;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Some("plugin") => plugin::build_native().map(drop),
         Some("bench") => bench::run(args.get(1..).unwrap_or_default()),
         Some("web") => web::build(argument == Some("--check")),
+        Some("book") => book::run(args.get(1..).unwrap_or_default()),
         Some("gen") => proto::generate(argument == Some("--check")),
         _ => {
             eprint!("{USAGE}");

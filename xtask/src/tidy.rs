@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 
-use crate::shell;
+use crate::{book, shell};
 
 mod claims;
 mod deny;
@@ -29,6 +29,7 @@ pub(crate) fn run() -> Result<()> {
     broken.extend(deny::broken(&workspace)?);
     broken.extend(images::broken()?);
     broken.extend(recipes::broken()?);
+    broken.extend(book::broken()?);
     let manifest = fs::read_to_string(shell::root().join("Cargo.toml"))?;
     broken.extend(unused::of_workspace(&manifest, &workspace)?);
     for package in workspace.ours() {

@@ -14,7 +14,7 @@ use ambit_model::{
 use super::values::{count, duration, duration_or_zero, thousandths, within};
 use crate::problem::{FieldError, Note};
 
-/// On a rule: the bound of consistent hashing, in percent of the mean, for which Istio has no field.
+/// Annotation of a DestinationRule: bound of consistent hashing in percent of the mean, for which Istio has no field.
 const BALANCE_FACTOR: &str = "ambit.io/hash-balance-factor";
 /// Largest table of Maglev, as in Istio.
 const LARGEST_TABLE: i64 = 5_000_011;

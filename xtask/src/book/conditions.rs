@@ -1,0 +1,71 @@
+//! Reference of conditions: the table in the documentation of the control plane's writer of conditions. Every type of
+//! condition in the code must be in it.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use syn::{Expr, Item};
+
+use super::code::{literal, parse};
+use crate::shell;
+
+/// File whose module documentation has the table.
+const WRITER: &str = "crates/programs/control/src/status.rs";
+/// File with the types of conditions.
+const TYPES: &str = "crates/control-plane/derive/src/condition.rs";
+
+/// Returns the page's table.
+pub(super) fn render() -> Result<String> {
+    let text = fs::read_to_string(shell::root().join(WRITER))
+        .with_context(|| format!("cannot read {WRITER}"))?;
+    let table = table_of(&text);
+    for name in types(&parse(TYPES)?) {
+        ensure!(
+            table.contains(&format!("`{name}`")),
+            "the table of {WRITER} does not have the condition {name}"
+        );
+    }
+    Ok(format!(
+        "# Conditions\n\n\
+         The control plane writes what it makes of an object into the object's status. `ambit problems` lists every \
+         condition that needs attention, and `kubectl get` and `kubectl describe` show them all.\n\n{table}"
+    ))
+}
+
+/// Returns the lines of the table in a module's documentation.
+fn table_of(text: &str) -> String {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("//! "));
+    let rows = lines.filter(|line| line.starts_with('|'));
+    rows.map(|line| format!("{line}\n")).collect()
+}
+
+/// Returns the names of all types of conditions.
+fn types(file: &syn::File) -> Vec<String> {
+    let mut names = Vec::new();
+    for item in &file.items {
+        if let Item::Const(item) = item
+            && let Expr::Struct(value) = &*item.expr
+            && value.path.is_ident("ConditionType")
+        {
+            let named = value.fields.iter().filter(
+                |field| matches!(&field.member, syn::Member::Named(member) if member == "name"),
+            );
+            names.extend(named.filter_map(|field| literal(&field.expr)));
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_conditions_are_found_with_their_table() {
+        let text = "//! Text.\n//! | object | condition |\n//! |---|---|\n\
+                    const A: ConditionType = ConditionType { name: \"Good\", verdict: v };\n\
+                    const B: ConditionType = ConditionType { verdict: w, ..A };";
+        assert_eq!(types(&syn::parse_file(text).unwrap()), ["Good"]);
+        assert_eq!(table_of(text), "| object | condition |\n|---|---|\n");
+    }
+}

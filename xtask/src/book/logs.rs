@@ -1,0 +1,206 @@
+//! Reference of logs: the fields of access logs, and the flags of responses and connections.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use quote::ToTokens as _;
+use syn::{
+    Arm, Item, Macro, Pat,
+    visit::{self, Visit},
+};
+
+use super::code::{constants, doc, literal, parse, sentence, table, variants};
+
+/// File with the fields of a node proxy's access log.
+const CONNECTIONS: &str = "crates/dataplane/telemetry/src/access_log.rs";
+/// File with the formats of a waypoint's access log.
+const FORMATS: &str = "crates/dataplane/observation/src/format.rs";
+/// File with the flags of responses.
+const FLAGS: &str = "crates/dataplane/telemetry/src/http/flags.rs";
+/// File with the flags of connections.
+const REASONS: &str = "crates/protocol/model/src/reason.rs";
+
+/// Meaning of fields that no structure has.
+const MEASURED: &[(&str, &str)] = &[
+    ("bytes_sent", "Bytes that the pod's side sent."),
+    ("bytes_recv", "Bytes that the pod's side received."),
+    ("duration", "Time from the first packet to the end."),
+    (
+        "error",
+        "Cause of a failure; the line has the level `error` then.",
+    ),
+];
+
+/// Returns the page's tables.
+pub(super) fn render() -> Result<String> {
+    Ok(format!(
+        "# Logs\n\n\
+         All programs log to standard output, as text or, with `global.logAsJson`, as JSON. `ambit log-level` changes \
+         the level while they run.\n\n\
+         ## Connections at a node proxy\n\n\
+         One line for each connection, in the scope `access`.\n\n{}\n\
+         ## Requests at a waypoint\n\n\
+         One line for each request, in Istio's formats; `Telemetry` objects and `meshConfig` choose others. The text has \
+         the same values in the same order.\n\n{}\n\
+         ## Flags of responses\n\n\
+         `%RESPONSE_FLAGS%`, and the label `response_flags` of request metrics.\n\n{}\n\
+         ## Flags of connections\n\n\
+         The label `response_flags` of TCP metrics.\n\n{}",
+        fields()?,
+        requests()?,
+        flags()?,
+        reasons()?
+    ))
+}
+
+fn fields() -> Result<String> {
+    let file = parse(CONNECTIONS)?;
+    let mut docs: BTreeMap<String, String> = BTreeMap::new();
+    for item in &file.items {
+        if let Item::Struct(item) = item
+            && item.ident == "AccessLog"
+        {
+            for field in &item.fields {
+                let name = field.ident.as_ref().map(ToString::to_string);
+                docs.insert(name.unwrap_or_default(), doc(&field.attrs));
+            }
+        }
+    }
+    let mut events = Events::default();
+    events.visit_file(&file);
+    let longest = events.0.into_iter().max_by_key(Vec::len);
+    let rows = longest
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(name, source)| {
+            let measured = MEASURED.iter().find(|(field, _)| *field == name);
+            let meaning = measured.map(|(_, text)| (*text).to_owned());
+            let meaning = meaning.or_else(|| docs.get(&source).cloned());
+            let meaning =
+                meaning.with_context(|| format!("the log's field {name} has no meaning"))?;
+            Ok(vec![format!("`{name}`"), meaning])
+        });
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    ensure!(rows.len() > 10, "{CONNECTIONS} has no fields");
+    Ok(table(&["field", "meaning"], &rows))
+}
+
+/// Fields of each call of `tracing::event!`, with the field of the structure that each is read from.
+#[derive(Default)]
+struct Events(Vec<Vec<(String, String)>>);
+
+impl<'ast> Visit<'ast> for Events {
+    fn visit_macro(&mut self, one: &'ast Macro) {
+        if one.path.to_token_stream().to_string() == "tracing :: event" {
+            self.0.push(event_fields(&one.tokens.to_string()));
+        }
+        visit::visit_macro(self, one);
+    }
+
+    /// Reads an event within a macro of the file's own.
+    fn visit_item_macro(&mut self, one: &'ast syn::ItemMacro) {
+        self.0.push(event_fields(&one.mac.tokens.to_string()));
+    }
+}
+
+/// Returns the fields in the tokens of an event.
+fn event_fields(tokens: &str) -> Vec<(String, String)> {
+    let parts = tokens.split(',').map(str::trim);
+    let fields = parts.filter_map(|part| {
+        let (name, value) = part.split_once('=').unwrap_or((part, part));
+        let name = name.replace(' ', "");
+        let is_name = name
+            .chars()
+            .all(|one| one.is_ascii_lowercase() || "._".contains(one));
+        let value = value.split("self . ").nth(1).unwrap_or(value);
+        let source: String = value
+            .trim()
+            .chars()
+            .take_while(|one| one.is_alphanumeric() || *one == '_')
+            .collect();
+        (is_name && !name.is_empty()).then_some((name, source))
+    });
+    fields.collect()
+}
+
+fn requests() -> Result<String> {
+    let constants = constants(&parse(FORMATS)?);
+    let json = constants.iter().find(|one| one.name == "ISTIO_JSON");
+    let json = json.with_context(|| format!("{FORMATS} has no ISTIO_JSON"))?;
+    // Parsed line by line: the order of the fields is that of the text.
+    let pairs = json.value.split(['{', '}', ',', '\n']).filter_map(|pair| {
+        let (key, value) = pair.trim().split_once("\":\"")?;
+        let operator = value.trim_end_matches('"');
+        Some(vec![
+            format!("`{}`", key.trim_start_matches('"')),
+            format!("`{operator}`"),
+        ])
+    });
+    Ok(table(&["JSON field", "value"], &pairs.collect::<Vec<_>>()))
+}
+
+fn flags() -> Result<String> {
+    let rows = variants(&parse(FLAGS)?, "ResponseFlag").into_iter();
+    let rows = rows.map(|(name, doc)| {
+        let (flag, meaning) = doc
+            .split_once(": ")
+            .with_context(|| format!("{FLAGS}: {name} does not begin with its flag"))?;
+        Ok(vec![flag.to_owned(), sentence(meaning)])
+    });
+    Ok(table(
+        &["flag", "meaning"],
+        &rows.collect::<Result<Vec<_>>>()?,
+    ))
+}
+
+fn reasons() -> Result<String> {
+    let file = parse(REASONS)?;
+    let mut texts = Texts::default();
+    texts.visit_file(&file);
+    let rows = variants(&file, "Reason").into_iter().map(|(name, doc)| {
+        let text = texts.0.get(&name);
+        let text = text.with_context(|| format!("{REASONS}: {name} has no text"))?;
+        Ok(vec![format!("`{text}`"), doc])
+    });
+    Ok(table(
+        &["flag", "meaning"],
+        &rows.collect::<Result<Vec<_>>>()?,
+    ))
+}
+
+/// Texts of variants: the arms `Self::Variant => "text"`.
+#[derive(Default)]
+struct Texts(BTreeMap<String, String>);
+
+impl<'ast> Visit<'ast> for Texts {
+    fn visit_arm(&mut self, arm: &'ast Arm) {
+        if let (Pat::Path(path), Some(text)) = (&arm.pat, literal(&arm.body))
+            && let Some(variant) = path.path.segments.last()
+        {
+            self.0.insert(variant.ident.to_string(), text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_an_event_name_their_source() {
+        let tokens = "target : \"access\" , src . workload = self . src_workload . as_deref () , \
+                      dst . addr = % self . dst , bytes_sent , error , \"connection complete\"";
+        let fields = event_fields(tokens);
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(name, source)| (name.as_str(), source.as_str()))
+            .collect();
+        let expected = [
+            ("src.workload", "src_workload"),
+            ("dst.addr", "dst"),
+            ("bytes_sent", "bytes_sent"),
+            ("error", "error"),
+        ];
+        assert_eq!(fields, expected);
+    }
+}

@@ -1,0 +1,130 @@
+//! Reference of metrics: each family that a program registers or encodes, with the help text of a scrape, its type and
+//! its labels, as the code has them.
+
+mod families;
+mod labels;
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+
+use super::code::{parse, table};
+use families::Family;
+use labels::LabelSets;
+
+/// Files with metric families, and the programs that serve them.
+const FILES: &[(&str, &str)] = &[
+    (
+        "crates/dataplane/telemetry/src/traffic.rs",
+        "node proxy, waypoint",
+    ),
+    (
+        "crates/dataplane/telemetry/src/families.rs",
+        "node proxy, waypoint",
+    ),
+    (
+        "crates/dataplane/telemetry/src/flows.rs",
+        "node proxy, waypoint",
+    ),
+    ("crates/dataplane/proxy/src/policy_metrics.rs", "node proxy"),
+    (
+        "crates/dataplane/certificates/src/metrics.rs",
+        "node proxy, waypoint",
+    ),
+    ("crates/dataplane/telemetry/src/http/metrics.rs", "waypoint"),
+    (
+        "crates/dataplane/telemetry/src/http/destinations.rs",
+        "waypoint",
+    ),
+    ("crates/programs/waypoint/src/memory_gauge.rs", "waypoint"),
+    (
+        "crates/programs/waypoint/src/plugins/metrics.rs",
+        "waypoint",
+    ),
+    ("crates/programs/agent/src/metrics.rs", "agent"),
+    ("crates/programs/agent/src/install/metrics.rs", "agent"),
+    ("crates/programs/control/src/metrics.rs", "control plane"),
+    ("crates/runtime/rt/src/metrics.rs", "all"),
+    ("crates/runtime/otlp-export/src/own_metrics.rs", "all"),
+];
+
+/// Files with label sets that are encoded by hand.
+const LABEL_FILES: &[&str] = &[
+    "crates/dataplane/telemetry/src/labels.rs",
+    "crates/dataplane/telemetry/src/http/labels.rs",
+];
+
+/// Label sets of the traffic metrics, and the files of the families that have them.
+const TRAFFIC: &[(&str, &str, &str)] = &[
+    (
+        "TCP",
+        "Flagged",
+        "crates/dataplane/telemetry/src/traffic.rs",
+    ),
+    (
+        "HTTP",
+        "HttpLabels",
+        "crates/dataplane/telemetry/src/http/metrics.rs",
+    ),
+];
+
+/// Returns the page's tables.
+pub(super) fn render() -> Result<String> {
+    let mut sets = LabelSets::default();
+    for path in LABEL_FILES {
+        sets.add(&parse(path)?);
+    }
+    let mut text = "# Metrics\n\n\
+         Names as a scrape has them. Node proxies and waypoints serve them on port 15020, the control plane and agents on \
+         15014, at `/metrics` and `/stats/prometheus`.\n"
+        .to_owned();
+    let programs: BTreeSet<_> = FILES.iter().map(|(_, programs)| *programs).collect();
+    for programs in programs {
+        let mut rows = Vec::new();
+        for (path, _) in FILES.iter().filter(|(_, of)| *of == programs) {
+            let file = parse(path)?;
+            let families = families::of(&file, &sets)?;
+            ensure!(!families.is_empty(), "{path} has no metrics");
+            rows.extend(families.iter().map(|family| row(family, path)));
+        }
+        rows.sort();
+        let heading = title(programs);
+        let table = table(&["metric", "type", "labels", "meaning"], &rows);
+        text.push_str(&format!("\n## {heading}\n\n{table}"));
+    }
+    text.push_str("\n## Labels of traffic\n");
+    for (protocol, set, _) in TRAFFIC {
+        let labels = sets.of(set);
+        ensure!(!labels.is_empty(), "{set} has no labels");
+        text.push_str(&format!("\n{protocol}: {}\n", quoted(&labels)));
+    }
+    Ok(text)
+}
+
+fn title(programs: &str) -> String {
+    match programs {
+        "all" => "All programs".to_owned(),
+        "node proxy, waypoint" => "Node proxies and waypoints".to_owned(),
+        "node proxy" => "Node proxies".to_owned(),
+        "waypoint" => "Waypoints".to_owned(),
+        "agent" => "Node agents".to_owned(),
+        _ => "Control plane".to_owned(),
+    }
+}
+
+fn row(family: &Family, path: &str) -> Vec<String> {
+    let of_traffic = TRAFFIC.iter().find(|(_, _, file)| *file == path);
+    let labels = match of_traffic {
+        Some((protocol, ..)) if family.name.starts_with("istio_") => {
+            format!("[traffic, {protocol}](#labels-of-traffic)")
+        }
+        _ => quoted(&family.labels),
+    };
+    let name = format!("`{}`", family.exposed());
+    vec![name, family.kind.to_owned(), labels, family.help.clone()]
+}
+
+fn quoted(labels: &[String]) -> String {
+    let quoted: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+    quoted.join(", ")
+}

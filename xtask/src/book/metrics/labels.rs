@@ -1,0 +1,150 @@
+//! Label sets: the fields of structures that derive their encoding, and the names that others write by hand.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quote::ToTokens as _;
+use syn::{
+    Expr, ExprCall, ExprMethodCall, ExprTuple, Fields, Item, ItemFn, ItemImpl, Type,
+    visit::{self, Visit},
+};
+
+use super::super::code::literal;
+
+/// Labels by the name of their structure, or of the function that writes them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LabelSets {
+    sets: BTreeMap<String, Vec<Part>>,
+}
+
+/// A part of a label set.
+#[derive(Clone, Debug)]
+enum Part {
+    Label(String),
+    /// Labels of another set.
+    Set(String),
+}
+
+impl LabelSets {
+    /// Adds the label sets of a file.
+    pub(super) fn add(&mut self, file: &syn::File) {
+        for item in &file.items {
+            match item {
+                Item::Struct(item) => {
+                    let derives = item
+                        .attrs
+                        .iter()
+                        .map(|attribute| attribute.to_token_stream());
+                    let mut derives = derives.map(|tokens| tokens.to_string());
+                    if let Fields::Named(fields) = &item.fields
+                        && derives.any(|text| text.contains("EncodeLabelSet"))
+                    {
+                        let names = fields.named.iter().filter_map(|field| field.ident.as_ref());
+                        let names = names.map(|name| {
+                            let name = name.to_string();
+                            Part::Label(name.trim_start_matches("r#").to_owned())
+                        });
+                        self.sets.insert(item.ident.to_string(), names.collect());
+                    }
+                }
+                Item::Fn(item) => self.add_function(item),
+                Item::Impl(item) => self.add_impl(item),
+                _ => {}
+            }
+        }
+    }
+
+    fn add_function(&mut self, item: &ItemFn) {
+        let mut written = Written::default();
+        written.visit_block(&item.block);
+        self.extend(item.sig.ident.to_string(), written.0);
+    }
+
+    fn add_impl(&mut self, item: &ItemImpl) {
+        let Type::Path(of) = &*item.self_ty else {
+            return;
+        };
+        let Some(of) = of.path.segments.last() else {
+            return;
+        };
+        let mut written = Written::default();
+        written.visit_item_impl(item);
+        self.extend(of.ident.to_string(), written.0);
+    }
+
+    fn extend(&mut self, name: String, parts: Vec<Part>) {
+        if !parts.is_empty() {
+            self.sets.entry(name).or_default().extend(parts);
+        }
+    }
+
+    /// Returns the labels of a set, in the order in which they are written.
+    pub(super) fn of(&self, name: &str) -> Vec<String> {
+        let mut labels = Vec::new();
+        self.collect(name, &mut BTreeSet::new(), &mut labels);
+        labels
+    }
+
+    fn collect<'a>(
+        &'a self,
+        name: &'a str,
+        seen: &mut BTreeSet<&'a str>,
+        labels: &mut Vec<String>,
+    ) {
+        if !seen.insert(name) {
+            return;
+        }
+        for part in self.sets.get(name).into_iter().flatten() {
+            match part {
+                Part::Label(label) if labels.contains(label) => {}
+                Part::Label(label) => labels.push(label.clone()),
+                Part::Set(other) => self.collect(other, seen, labels),
+            }
+        }
+    }
+}
+
+/// Labels that code writes: `labels.put("name", …)`, `("name", …).encode(…)`, and calls of other functions.
+#[derive(Default)]
+struct Written(Vec<Part>);
+
+impl<'ast> Visit<'ast> for Written {
+    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
+        let label = match (&*call.receiver, call.args.first()) {
+            (_, Some(first)) if call.method == "put" => literal(first),
+            (Expr::Tuple(ExprTuple { elems, .. }), _) if call.method == "encode" => {
+                elems.first().and_then(literal)
+            }
+            _ => None,
+        };
+        self.0.extend(label.map(Part::Label));
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_call(&mut self, call: &'ast ExprCall) {
+        if let Expr::Path(path) = &*call.func
+            && let Some(function) = path.path.get_ident()
+        {
+            self.0.push(Part::Set(function.to_string()));
+        }
+        visit::visit_expr_call(self, call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_fields_or_what_code_writes() {
+        let mut sets = LabelSets::default();
+        let text = "#[derive(Clone, EncodeLabelSet)] struct A { r#type: u8, reason: u8 }
+            fn parties(l: &mut L) { l.put(\"source\", x)?; l.put(\"destination\", y) }
+            impl EncodeLabelSet for B { fn encode(&self, e: &mut E) { parties(e)?; e.put(\"flags\", z) } }
+            impl EncodeLabelSet for C { fn encode(&self, e: &mut E) { (\"reporter\", 1).encode(e.encode_label()) } }";
+        sets.add(&syn::parse_file(text).unwrap());
+        assert_eq!(sets.of("A"), ["type", "reason"]);
+        assert_eq!(sets.of("B"), ["source", "destination", "flags"]);
+        assert_eq!(sets.of("C"), ["reporter"]);
+        assert!(sets.of("D").is_empty());
+    }
+}

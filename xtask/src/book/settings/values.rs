@@ -1,0 +1,71 @@
+//! Reads values with the comments before them. The file is YAML, whose parsers drop comments; its form is plain: a key a
+//! line, two spaces a level.
+
+/// A value of the chart.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ChartValue {
+    /// Keys from the outermost on, with dots between them.
+    pub(super) path: String,
+    /// Default as it is written; empty for a group of values.
+    pub(super) default: String,
+    pub(super) comment: String,
+}
+
+/// Returns values that have a comment or a default, in order.
+pub(super) fn read(text: &str) -> Vec<ChartValue> {
+    let mut values: Vec<ChartValue> = Vec::new();
+    let mut keys: Vec<(usize, &str)> = Vec::new();
+    let mut comment: Vec<&str> = Vec::new();
+    for line in text.lines() {
+        let content = line.trim_start();
+        let indent = line.len() - content.len();
+        if content.is_empty() {
+            // A comment that is followed by nothing is of the file.
+            comment.clear();
+        } else if let Some(text) = content.strip_prefix('#') {
+            comment.push(text.trim());
+        } else if content.starts_with("- ") {
+            if let Some(last) = values.last_mut() {
+                if !last.default.is_empty() {
+                    last.default.push(' ');
+                }
+                last.default.push_str(content);
+            }
+        } else if let Some((key, default)) = content.split_once(':') {
+            keys.retain(|(outer, _)| *outer < indent);
+            keys.push((indent, key));
+            let path: Vec<_> = keys.iter().map(|(_, key)| *key).collect();
+            values.push(ChartValue {
+                path: path.join("."),
+                default: default.trim().to_owned(),
+                comment: comment.join(" "),
+            });
+            comment.clear();
+        }
+    }
+    values.retain(|value| !value.default.is_empty() || !value.comment.is_empty());
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_their_path_default_and_comment() {
+        let text = "# Of the file.\n\nglobal:\n  # Registry of\n  # images.\n  hub: ambit\n  proxy:\n    domain: local\n\
+                    # The agent.\ncni:\n  tolerations:\n    - {operator: Exists}\n";
+        let value = |path: &str, default: &str, comment: &str| ChartValue {
+            path: path.to_owned(),
+            default: default.to_owned(),
+            comment: comment.to_owned(),
+        };
+        let expected = [
+            value("global.hub", "ambit", "Registry of images."),
+            value("global.proxy.domain", "local", ""),
+            value("cni", "", "The agent."),
+            value("cni.tolerations", "- {operator: Exists}", ""),
+        ];
+        assert_eq!(read(text), expected);
+    }
+}

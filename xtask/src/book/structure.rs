@@ -1,0 +1,178 @@
+//! Structure of the book: the summary has every page, links and anchors resolve, and blocks of commands name the runner
+//! of their test.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Component, Path, PathBuf},
+};
+
+/// Page that lists the others.
+const SUMMARY: &str = "SUMMARY.md";
+/// Comments that may precede a block of commands.
+const MARKS: &[&str] = &[
+    "<!-- run: lab -->",
+    "<!-- run: cluster -->",
+    "<!-- not run: ",
+];
+
+/// Pages by their path below `docs/src`, with their texts.
+pub(super) type Pages = BTreeMap<PathBuf, String>;
+
+/// Returns every violation. `exists` tells whether there is a file, given relative to `docs/src`.
+pub(super) fn broken(pages: &Pages, exists: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut broken = Vec::new();
+    let summary = pages.get(Path::new(SUMMARY)).map_or("", String::as_str);
+    let listed: BTreeSet<_> = links(summary).into_iter().map(PathBuf::from).collect();
+    for path in pages.keys().filter(|path| *path != Path::new(SUMMARY)) {
+        if !listed.contains(path) {
+            broken.push(format!("docs/src/{}: not in {SUMMARY}", path.display()));
+        }
+    }
+    for (path, text) in pages {
+        let at = |what: String| format!("docs/src/{}: {what}", path.display());
+        for link in links(text) {
+            if let Some(problem) = problem_of(link, path, pages, &exists) {
+                broken.push(at(problem));
+            }
+        }
+        broken.extend(unmarked(text).map(|line| {
+            at(format!(
+                "line {line}: commands without `<!-- run: … -->` or `<!-- not run: REASON -->`"
+            ))
+        }));
+    }
+    broken
+}
+
+fn problem_of(
+    link: &str,
+    from: &Path,
+    pages: &Pages,
+    exists: &impl Fn(&Path) -> bool,
+) -> Option<String> {
+    if link.contains("://") || link.starts_with("mailto:") {
+        return None;
+    }
+    let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
+    let path = match target {
+        "" => from.to_path_buf(),
+        target => normal(&from.parent()?.join(target)),
+    };
+    let Some(page) = pages.get(&path) else {
+        return (!exists(&path)).then(|| format!("the link {link} leads to no file"));
+    };
+    let is_heading =
+        anchor.is_empty() || headings(page).any(|heading| anchor_of(heading) == anchor);
+    (!is_heading).then(|| format!("the link {link} leads to no heading"))
+}
+
+/// Resolves `..` in a path without links.
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        if part != Component::ParentDir || !normal.pop() {
+            normal.push(part);
+        }
+    }
+    normal
+}
+
+/// Lines outside of fenced blocks, with their number from 1.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_block = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_block ^= is_fence;
+        (!in_block && !is_fence).then_some((index + 1, line))
+    })
+}
+
+fn headings(text: &str) -> impl Iterator<Item = &str> {
+    let lines = prose(text).filter(|(_, line)| line.starts_with('#'));
+    lines.map(|(_, line)| line.trim_start_matches('#').trim())
+}
+
+/// Returns the identifier of a heading, as mdBook and code hosts make it.
+fn anchor_of(heading: &str) -> String {
+    let letters = heading.to_lowercase();
+    let letters = letters.chars().filter_map(|one| match one {
+        ' ' => Some('-'),
+        one if one.is_alphanumeric() || "-_".contains(one) => Some(one),
+        _ => None,
+    });
+    letters.collect()
+}
+
+/// Returns the targets of links and images outside of code.
+fn links(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for (_, line) in prose(text) {
+        // Odd parts are code.
+        for part in line.split('`').step_by(2) {
+            found.extend(
+                part.split("](")
+                    .skip(1)
+                    .filter_map(|rest| rest.split(')').next()),
+            );
+        }
+        // A link's text may be code, which ends before the target.
+        let after_code = line.split("`](").skip(1);
+        found.extend(after_code.filter_map(|rest| rest.split(')').next()));
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Lines of blocks of commands that no comment precedes.
+fn unmarked(text: &str) -> impl Iterator<Item = usize> {
+    let before = std::iter::once("").chain(text.lines());
+    let blocks = before.zip(text.lines()).enumerate();
+    blocks.filter_map(|(index, (before, line))| {
+        let is_marked = MARKS.iter().any(|mark| before.starts_with(mark));
+        (line.starts_with("```console") && !is_marked).then_some(index + 1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(page: &str) -> Vec<String> {
+        let pages = [
+            (SUMMARY, "- [A](a.md)\n- [B](b/c.md)"),
+            ("a.md", page),
+            ("b/c.md", "# The `C`, in short\n[back](../a.md)"),
+        ];
+        let pages = pages.map(|(path, text)| (PathBuf::from(path), text.to_owned()));
+        broken(&pages.into(), |path| path == Path::new("images/a.svg"))
+    }
+
+    #[test]
+    fn links_lead_to_pages_headings_and_files() {
+        let fine = "[c](b/c.md#the-c-in-short) ![a](images/a.svg) [x](https://example.com) `[no](link)`\n```\n[no](link)\n```";
+        assert_eq!(found(fine), [""; 0]);
+        for (page, expected) in [
+            ("[c](c.md)", "c.md leads to no file"),
+            ("[c](b/c.md#c)", "leads to no heading"),
+            ("[`c`](images/b.svg)", "images/b.svg leads to no file"),
+        ] {
+            assert!(found(page)[0].contains(expected), "{page}");
+        }
+    }
+
+    #[test]
+    fn every_page_is_in_the_summary() {
+        let page = (PathBuf::from("lost.md"), String::new());
+        let lost = broken(&[page].into(), |_| true);
+        assert_eq!(lost, ["docs/src/lost.md: not in SUMMARY.md"]);
+    }
+
+    #[test]
+    fn commands_name_their_runner() {
+        for mark in ["<!-- run: lab -->", "<!-- not run: needs a registry -->"] {
+            assert_eq!(found(&format!("{mark}\n```console\n$ a\n```")), [""; 0]);
+        }
+        assert!(found("\n```console\n$ a\n```")[0].contains("a.md: line 2: commands without"));
+    }
+}

@@ -1,9 +1,6 @@
 //! The commands of the book's pages (`docs/src`) for a cluster.
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+use std::process::{Command, Output};
 
 use ambit_cluster_tests::{Mesh, TIMEOUT, VALUES, binary};
 use ambit_testkit::documents::{Step, follow, repository, steps_of};
@@ -33,7 +30,7 @@ fn shell(mesh: &Mesh, own: &TempDir, command: &str) -> Output {
         .replace("/tmp/", &format!("{}/", own.path().display()));
     let script = format!("kubectl() {{ {} \"$@\"; }}\n{command}", words.join(" "));
     let programs = binary("ambit");
-    let programs = programs.parent().unwrap_or(Path::new("."));
+    let programs = programs.parent().unwrap();
     let path = std::env::var("PATH").unwrap();
     Command::new("sh")
         .args(["-ec", &script])

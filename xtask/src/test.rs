@@ -52,6 +52,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         Lane::suites("units", Priority::Low, units)
             .command("lints", lints())
             .command("lints of workflows", workflows)
+            .command(
+                "the book",
+                shell::cargo(&["run", "--quiet", "--package", "xtask", "--", "book"]),
+            )
             .command("the programs without features of tests", programs_alone())
             .command(
                 "examples in documentation",

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ambit_k8s_api::{ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels};
+use ambit_k8s_api::{
+    Kind, ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels,
+};
 use ambit_model as model;
 use ambit_model::{
     AppProtocol, ArcStr, GatewayName, HealthPolicy, Identity, LbMode, LoadBalancing,
@@ -68,9 +70,14 @@ impl MeshKind for ServiceEntry {
                 .flat_map(|entry| entry.gateways())
                 .collect()
         };
-        index
-            .bound
-            .replace(key, bindings(change.old), bindings(change.new));
+        let (old, new) = (bindings(change.old), bindings(change.new));
+        if old != new {
+            // Notes on a Gateway depend on which objects are bound to it.
+            for name in old.iter().chain(&new).cloned() {
+                index.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
+            }
+            index.bound.replace(key, old, new);
+        }
         let own = |entry: Option<&ServiceEntryInput>| entry.and_then(|one| one.binding.clone());
         index.relabel(key, own(change.old).as_ref(), own(change.new).as_ref());
         index.mark_attached_to(key);

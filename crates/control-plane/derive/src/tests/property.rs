@@ -304,7 +304,13 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_rate_limits, &fresh.waypoint_rate_limits);
         prop_assert_eq!(&mesh.waypoint_extensions, &fresh.waypoint_extensions);
         for key in left.keys() {
-            prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);
+            // A waypoint that was ready once stays introduced, which a fresh index does not know.
+            let standing = |index: &Index| {
+                let mut standing = index.standing(key)?.clone();
+                standing.introduction = None;
+                Some(standing)
+            };
+            prop_assert_eq!(standing(&mesh.index), standing(&fresh.index), "{}", key);
             let (found, expected) = (mesh.index.problems_of(key), fresh.index.problems_of(key));
             let is_error = |problem: &Problem| problem.severity == crate::problem::Severity::Error;
             // Records of an object that is refused since are removed.

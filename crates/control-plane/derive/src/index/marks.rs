@@ -224,11 +224,26 @@ impl Index {
         let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
         if old != new {
             self.relabel(key, old, new);
-            self.bound.replace(key, gateway(old), gateway(new));
-            for name in gateway(old).into_iter().chain(gateway(new)) {
-                self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
-            }
+            self.rebind(key, gateway(old), gateway(new));
             self.mark_users_of_providers();
+        }
+    }
+
+    /// An object is bound to other Gateways than before, whose notes depend on which objects are.
+    pub(crate) fn rebind(
+        &mut self,
+        key: &ObjectKey,
+        old: impl IntoIterator<Item = GatewayName> + Clone,
+        new: impl IntoIterator<Item = GatewayName> + Clone,
+    ) {
+        self.bound.replace(key, old.clone(), new.clone());
+        self.mark_each_gateway(old.into_iter().chain(new));
+    }
+
+    /// Gateways alone, without what they attach.
+    fn mark_each_gateway(&mut self, names: impl IntoIterator<Item = GatewayName>) {
+        for name in names {
+            self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
         }
     }
 
@@ -242,9 +257,7 @@ impl Index {
         let gateway = |canary: Option<&Canary>| canary.map(|canary| canary.gateway.clone());
         if old != new {
             self.canaries.replace(key, gateway(old), gateway(new));
-            for name in gateway(old).into_iter().chain(gateway(new)) {
-                self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
-            }
+            self.mark_each_gateway(gateway(old).into_iter().chain(gateway(new)));
         }
     }
 

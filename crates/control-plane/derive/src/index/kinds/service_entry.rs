@@ -72,11 +72,7 @@ impl MeshKind for ServiceEntry {
         };
         let (old, new) = (bindings(change.old), bindings(change.new));
         if old != new {
-            // Notes on a Gateway depend on which objects are bound to it.
-            for name in old.iter().chain(&new).cloned() {
-                index.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
-            }
-            index.bound.replace(key, old, new);
+            index.rebind(key, old, new);
         }
         let own = |entry: Option<&ServiceEntryInput>| entry.and_then(|one| one.binding.clone());
         index.relabel(key, own(change.old).as_ref(), own(change.new).as_ref());

@@ -25,7 +25,7 @@ pub(super) fn doc(attributes: &[Attribute]) -> String {
     lines.join(" ").trim().to_owned()
 }
 
-/// Returns a doc comment without links to items, which lead nowhere in the book.
+/// Returns a doc comment without links to items, which the book does not have.
 pub(super) fn unlinked(doc: &str) -> String {
     doc.replace("[`", "`").replace("`]", "`")
 }

@@ -18,7 +18,7 @@ const MARKS: &[&str] = &[
 /// Pages by their path below `docs/src`, with their texts.
 pub(super) type Pages = BTreeMap<PathBuf, String>;
 
-/// Returns every violation. `exists` tells whether there is a file, given relative to `docs/src`.
+/// Returns every violation. `exists` looks for a file, given relative to `docs/src`.
 pub(super) fn broken(pages: &Pages, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut broken = Vec::new();
     let summary = pages.get(Path::new(SUMMARY)).map_or("", String::as_str);
@@ -59,11 +59,11 @@ fn problem_of(
         target => normal(&from.parent()?.join(target)),
     };
     let Some(page) = pages.get(&path) else {
-        return (!exists(&path)).then(|| format!("the link {link} leads to no file"));
+        return (!exists(&path)).then(|| format!("the link {link} has no such file"));
     };
     let is_heading =
         anchor.is_empty() || headings(page).any(|heading| anchor_of(heading) == anchor);
-    (!is_heading).then(|| format!("the link {link} leads to no heading"))
+    (!is_heading).then(|| format!("the link {link} has no such heading"))
 }
 
 /// Resolves `..` in a path without links.
@@ -149,13 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_pages_headings_and_files() {
+    fn links_resolve_to_pages_headings_and_files() {
         let fine = "[c](b/c.md#the-c-in-short) ![a](images/a.svg) [x](https://example.com) `[no](link)`\n```\n[no](link)\n```";
         assert_eq!(found(fine), [""; 0]);
         for (page, expected) in [
-            ("[c](c.md)", "c.md leads to no file"),
-            ("[c](b/c.md#c)", "leads to no heading"),
-            ("[`c`](images/b.svg)", "images/b.svg leads to no file"),
+            ("[c](c.md)", "c.md has no such file"),
+            ("[c](b/c.md#c)", "has no such heading"),
+            ("[`c`](images/b.svg)", "images/b.svg has no such file"),
         ] {
             assert!(found(page)[0].contains(expected), "{page}");
         }

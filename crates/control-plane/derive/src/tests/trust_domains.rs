@@ -122,7 +122,7 @@ fn cluster_local_means_the_meshs_own_trust_domain() {
     let first = |mesh: &TestMesh| principals(mesh.policy("shop/p"))[0][0].clone();
     let expanded = "cluster.local/ns/a/sa/b td/ns/a/sa/b west/ns/a/sa/b";
     assert_eq!(first(&mesh), expanded);
-    // It has roots of its own: another mesh.
+    // A trust domain with roots of its own belongs to another mesh.
     mesh.apply(&config(&pem("trustDomains: [cluster.local]")));
     assert_eq!(first(&mesh), "cluster.local/ns/a/sa/b west/ns/a/sa/b");
 }

@@ -1,5 +1,6 @@
 //! The roots, the revocation list if there is one, and the accepted trust domains if there are other ones, as ConfigMaps
-//! in every namespace: proxies and applications mount them. Written again when a user edits or deletes one. By the leader only.
+//! in every namespace: proxies and applications mount them. Written again when a user edits or deletes one. By the leader
+//! only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -155,7 +155,9 @@ fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Pub
     }
     let further_roots = domains.roots.get(own).cloned().unwrap_or_default();
     let mut domains = domains.clone();
-    if let Some(roots) = domains.roots.get_mut(own) {
+    if let Some(roots) = domains.roots.get_mut(own)
+        && !roots.contains(own_roots)
+    {
         // Proxies whose certificates are another CA's know the roots of that one only.
         roots.push_str(own_roots);
     }
@@ -285,6 +287,9 @@ mod tests {
         let domains: TrustDomains = serde_json::from_str(&text).unwrap();
         assert_eq!(domains.roots["td"], format!("{further}{own}"));
         assert_eq!(domains.roots["west"], west);
+        // The last published roots of a bundle that is not known already have them.
+        let again = super::publication("td", &domains, &own).unwrap();
+        assert_eq!(again.text, Some(text));
     }
 
     #[tokio::test]

@@ -61,23 +61,21 @@ pub(crate) fn release_dir(target_dir: &Path, architecture: Architecture) -> Path
     directory.join("release")
 }
 
-/// Checks that programs start, emulated if they are for another architecture: each prints its version.
-pub(crate) fn check_start(programs: &[PathBuf], architecture: Architecture) -> Result<()> {
-    for program in programs {
-        let mut command = ambit_images::command(architecture, program);
-        let output = command.arg("--version").output();
-        let output = output.with_context(|| format!("cannot start {}", program.display()))?;
-        ensure!(
-            output.status.success(),
-            "{} for {} does not start ({}): {}",
-            program.display(),
-            architecture.name(),
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let version = String::from_utf8_lossy(&output.stdout);
-        eprintln!("    {}: {}", architecture.name(), version.trim());
-    }
+/// Checks that a program starts, emulated if it is for another architecture: it prints its version.
+pub(crate) fn check_start(program: &Path, architecture: Architecture) -> Result<()> {
+    let mut command = ambit_images::command(architecture, program);
+    let output = command.arg("--version").output();
+    let output = output.with_context(|| format!("cannot start {}", program.display()))?;
+    ensure!(
+        output.status.success(),
+        "{} for {} does not start ({}): {}",
+        program.display(),
+        architecture.name(),
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let version = String::from_utf8_lossy(&output.stdout);
+    eprintln!("    {}: {}", architecture.name(), version.trim());
     Ok(())
 }
 

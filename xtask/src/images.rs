@@ -219,12 +219,11 @@ fn release(architecture: Architecture) -> Result<PathBuf> {
     }
     let what = format!("build the binaries, {}", architecture.name());
     shell::run(&what, &mut cargo)?;
-    let node_proxy = static_binary::build("ambit-node-proxy", "ambit-node-proxy", architecture)?;
+    static_binary::build("ambit-node-proxy", "ambit-node-proxy", architecture)?;
     let directory = cross::release_dir(&target, architecture);
-    let programs = ["ambit-agent", "ambit-control", "ambit-waypoint", "ambit"];
-    let mut programs: Vec<PathBuf> = programs.map(|name| directory.join(name)).into();
-    programs.push(node_proxy);
-    cross::check_start(&programs, architecture)?;
+    for name in ambit_images::programs() {
+        cross::check_start(&directory.join(name), architecture)?;
+    }
     Ok(directory)
 }
 

@@ -348,20 +348,26 @@ mod tests {
         assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap());
     }
 
+    /// Files of an archive by their paths.
+    fn files(archive: impl std::io::Read) -> BTreeMap<String, Vec<u8>> {
+        let mut files = BTreeMap::new();
+        for entry in tar::Archive::new(archive).entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let path = entry.path().unwrap().to_string_lossy().into_owned();
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
+            assert!(files.insert(path, bytes).is_none(), "each file once");
+        }
+        files
+    }
+
     #[test]
     fn every_blob_is_named_by_its_digest_and_every_parent_is_there() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image.tar");
         image(&path, &[Architecture::Arm64]);
         let mut layers = 0;
-        for entry in tar::Archive::new(File::open(path).unwrap())
-            .entries()
-            .unwrap()
-        {
-            let mut entry = entry.unwrap();
-            let name = entry.path().unwrap().to_string_lossy().into_owned();
-            let mut bytes = Vec::new();
-            std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
+        for (name, bytes) in files(File::open(path).unwrap()) {
             let Some(digest) = name.strip_prefix("blobs/sha256/") else {
                 continue;
             };
@@ -370,18 +376,7 @@ mod tests {
                 continue;
             }
             layers += 1;
-            let names: Vec<String> = tar::Archive::new(bytes.as_slice())
-                .entries()
-                .unwrap()
-                .map(|entry| {
-                    entry
-                        .unwrap()
-                        .path()
-                        .unwrap()
-                        .to_string_lossy()
-                        .into_owned()
-                })
-                .collect();
+            let names: Vec<_> = files(bytes.as_slice()).into_keys().collect();
             assert_eq!(names, ["bin", "bin/sh", "etc", "etc/passwd", "tmp"]);
         }
         assert_eq!(layers, 1);
@@ -392,18 +387,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image.tar");
         image(&path, &Architecture::ALL);
-        let mut blobs = BTreeMap::new();
-        for entry in tar::Archive::new(File::open(path).unwrap())
-            .entries()
-            .unwrap()
-        {
-            let mut entry = entry.unwrap();
-            let name = entry.path().unwrap().to_string_lossy().into_owned();
-            let mut bytes = Vec::new();
-            std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
-            assert!(blobs.insert(name, bytes).is_none(), "each blob once");
-        }
-        let parse = |name: &str| serde_json::from_slice::<Value>(&blobs[name]).unwrap();
+        let files = files(File::open(path).unwrap());
+        let parse = |name: &str| serde_json::from_slice::<Value>(&files[name]).unwrap();
         let blob = |descriptor: &Value| {
             let digest = descriptor["digest"].as_str().unwrap();
             parse(&format!("blobs/{}", digest.replace(':', "/")))

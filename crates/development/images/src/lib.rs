@@ -111,61 +111,65 @@ pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Resu
     Ok(archives)
 }
 
+/// Returns the names of the images' programs, which are their entry points.
+pub fn programs() -> impl Iterator<Item = &'static str> {
+    IMAGES.iter().map(|(_, path, _)| program_of(path))
+}
+
+fn program_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(_, name)| name)
+}
+
 /// Contents of the images for one architecture.
 struct Contents {
     /// Layer that all images share.
     layer: Blob,
     /// Files of each image besides those of the shared layer, in the order of [`IMAGES`].
-    trees: [Tree; IMAGES.len()],
+    trees: Vec<Tree>,
 }
 
 /// Collects the contents of the images for one architecture; `out` holds stripped programs meanwhile.
 fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
     let architecture = binaries.architecture;
-    let stripped = out.join("stripped");
-    fs::create_dir_all(&stripped)?;
-    let names = [
-        "ambit-agent",
-        "ambit-node-proxy",
-        "ambit-control",
-        "ambit-waypoint",
-        "ambit",
-    ];
-    for name in names {
-        strip(
-            architecture,
-            &binaries.directory.join(name),
-            &stripped.join(name),
-        )?;
-    }
-    strip(architecture, binaries.plugin, &stripped.join("ambit-cni"))?;
-    let mut programs: Vec<PathBuf> = names.map(|name| stripped.join(name)).into();
-    programs.push(binaries.busybox.to_path_buf());
-    let layer = base(architecture, &programs)?;
-
-    let tree = |program: &str, name: &str| -> Result<Tree> {
-        let mut tree = Tree::default();
-        tree.copy(program, &stripped.join(name), 0o755)?;
-        Ok(tree)
+    let directory = out.join("stripped");
+    fs::create_dir_all(&directory)?;
+    let stripped = |from: &Path, name: &str| -> Result<PathBuf> {
+        let to = directory.join(name);
+        strip(architecture, from, &to)?;
+        Ok(to)
     };
-    let mut agent = tree("/ambit-agent", "ambit-agent")?;
-    agent.copy("/opt/cni/bin/ambit-cni", &stripped.join("ambit-cni"), 0o755)?;
-    let mut tools = tree("/usr/bin/ambit", "ambit")?;
-    tools.copy("/bin/busybox", binaries.busybox, 0o755)?;
-    for applet in output(command(architecture, binaries.busybox).arg("--list"))?.lines() {
+    let mut programs = vec![binaries.busybox.to_path_buf()];
+    let mut trees = Vec::new();
+    for (image, path, _) in IMAGES {
+        let mut tree = Tree::default();
+        let name = program_of(path);
+        let program = stripped(&binaries.directory.join(name), name)?;
+        tree.copy(path, &program, 0o755)?;
+        programs.push(program);
+        match image {
+            "agent" => {
+                let plugin = stripped(binaries.plugin, "ambit-cni")?;
+                tree.copy("/opt/cni/bin/ambit-cni", &plugin, 0o755)?;
+            }
+            "tools" => add_busybox(&mut tree, architecture, binaries.busybox)?,
+            _ => {}
+        }
+        trees.push(tree);
+    }
+    let layer = base(architecture, &programs)?;
+    fs::remove_dir_all(directory)?;
+    Ok(Contents { layer, trees })
+}
+
+/// Adds Busybox with a link for each of its programs.
+fn add_busybox(tree: &mut Tree, architecture: Architecture, busybox: &Path) -> Result<()> {
+    tree.copy("/bin/busybox", busybox, 0o755)?;
+    for applet in output(command(architecture, busybox).arg("--list"))?.lines() {
         if applet != "busybox" {
-            tools.link(&format!("/bin/{applet}"), "busybox");
+            tree.link(&format!("/bin/{applet}"), "busybox");
         }
     }
-    let trees = [
-        agent,
-        tree("/ambit-node-proxy", "ambit-node-proxy")?,
-        tree("/ambit-control", "ambit-control")?,
-        tree("/ambit-waypoint", "ambit-waypoint")?,
-        tools,
-    ];
-    fs::remove_dir_all(stripped)?;
-    Ok(Contents { layer, trees })
+    Ok(())
 }
 
 /// Writes an image of one program that is called by several names, the first of them the entry point.
@@ -185,10 +189,7 @@ pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path)
     fs::remove_file(stripped)?;
     let image = Image {
         name,
-        variants: vec![Variant {
-            architecture,
-            layers: vec![base, tree.layer()?],
-        }],
+        variants: vec![Variant::native(vec![base, tree.layer()?])?],
         entrypoint: &[&entrypoint],
         user: "",
     };

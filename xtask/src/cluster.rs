@@ -16,7 +16,8 @@ const RELEASES: &str = "1.32,1.33,1.34,1.35";
 /// through, with clusters of their own.
 const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
-/// Passes the arguments to `ambit-cluster`; `test` runs tests of clusters on several releases of Kubernetes; `load` without archives first builds Ambit's images from the source tree.
+/// Passes the arguments to `ambit-cluster`; `load` without archives first builds Ambit's images from the source tree.
+/// `test` runs tests of clusters on several releases of Kubernetes.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if let Some(("test", options)) = args.split_first().map(|(a, b)| (a.as_str(), b)) {
         return test(options);
@@ -49,12 +50,13 @@ fn test(options: &[String]) -> Result<()> {
             "--versions: there is no release {release:?} but {RELEASES}"
         );
     }
+    test::prepare("cluster-tests")?;
     let mut failed = Vec::new();
     for release in releases.split(',') {
         for tests in TESTS {
             let what = format!("Kubernetes {release}: {}", tests.join(" "));
-            let mut command = test::command("cluster-tests", tests)?;
-            command.env(KUBERNETES, release);
+            let mut command = test::command("cluster-tests");
+            command.args(tests).env(KUBERNETES, release);
             if let Err(error) = shell::run(&what, &mut command) {
                 failed.push(format!("{error:#}"));
             }

@@ -44,13 +44,13 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     fs::create_dir_all(&out)?;
     setup::ensure(Purpose::Images)?;
+    bills_of_materials(&out)?;
     for architecture in Architecture::ALL {
         if !architecture.is_native() {
             setup::ensure(Purpose::Cross(architecture))?;
         }
         command_line(architecture, &out)?;
     }
-    bills_of_materials(&out)?;
     checksums(&out)
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 /// versions of the C library.
 fn command_line(architecture: Architecture, out: &Path) -> Result<()> {
     let program = static_binary::build("ambit-cli", "ambit", architecture)?;
-    cross::check_start(std::slice::from_ref(&program), architecture)?;
+    cross::check_start(&program, architecture)?;
     let mut tree = Tree::default();
     tree.copy("ambit", &program, 0o755)?;
     // kubectl finds its plugins by their names.
@@ -71,24 +71,29 @@ fn command_line(architecture: Architecture, out: &Path) -> Result<()> {
 
 /// Writes a bill of materials of each program, in the form of CycloneDX.
 fn bills_of_materials(out: &Path) -> Result<()> {
-    let tool = cyclonedx()?;
-    let target = Architecture::native()?.rust_target();
+    let mut command = Command::new(cyclonedx()?);
+    command
+        .args(["cyclonedx", "--format", "json", "--spec-version", "1.5"])
+        .args(["--target", &Architecture::native()?.rust_target()])
+        .args(["--override-filename", "bill"])
+        .current_dir(shell::root())
+        // The same sources give the same bytes: no time of today.
+        .env("SOURCE_DATE_EPOCH", commit_time()?);
+    // The tool writes beside the manifest of each crate of the workspace.
+    let written = shell::run("bills of materials", &mut command).and_then(|()| copy_bills(out));
+    remove_bills(&shell::root())?;
+    written
+}
+
+/// Copies the bills of the programs, without the path of this checkout.
+fn copy_bills(out: &Path) -> Result<()> {
+    let root = shell::root();
     for (folder, name) in PROGRAMS {
-        let directory = shell::root().join("crates/programs").join(folder);
-        let mut command = Command::new(&tool);
-        command
-            .args(["cyclonedx", "--format", "json", "--spec-version", "1.5"])
-            .args(["--target", &target, "--override-filename", "bill"])
-            .arg("--manifest-path")
-            .arg(directory.join("Cargo.toml"))
-            // The same sources give the same bytes: no time of today.
-            .env("SOURCE_DATE_EPOCH", commit_time()?);
-        shell::run(&format!("bill of materials of {name}"), &mut command)?;
-        // The tool writes beside the manifest of each crate of the workspace that the program depends on.
-        let bill = directory.join("bill.json");
-        fs::copy(&bill, out.join(format!("{name}.cdx.json")))
+        let bill = root.join("crates/programs").join(folder).join("bill.json");
+        let text = fs::read_to_string(&bill)
             .with_context(|| format!("cargo-cyclonedx did not write {}", bill.display()))?;
-        remove_bills(&shell::root().join("crates"))?;
+        let text = text.replace(&format!("file://{}", root.display()), "file://");
+        fs::write(out.join(format!("{name}.cdx.json")), text)?;
     }
     Ok(())
 }
@@ -102,9 +107,14 @@ fn commit_time() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-fn remove_bills(crates: &Path) -> Result<()> {
-    for folder in fs::read_dir(crates)? {
-        for entry in fs::read_dir(folder?.path())? {
+/// Removes the bills of all crates of the workspace, which are at the root or in a layer of `crates`.
+fn remove_bills(root: &Path) -> Result<()> {
+    let mut folders = vec![root.to_path_buf()];
+    for layer in fs::read_dir(root.join("crates"))? {
+        folders.push(layer?.path());
+    }
+    for folder in folders {
+        for entry in fs::read_dir(folder)? {
             let bill = entry?.path().join("bill.json");
             if bill.exists() {
                 fs::remove_file(bill)?;

@@ -70,15 +70,13 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 /// Runs the tests of the crate `name`; `rest` goes to `cargo test`.
 fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     let name = name.trim_start_matches("ambit-");
-    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
-    let mut command = command(name, &rest)?;
-    shell::run(&format!("ambit-{name}"), &mut command)
+    prepare(name)?;
+    let mut command = command(name);
+    shell::run(&format!("ambit-{name}"), command.args(rest))
 }
 
-/// Prepares the tests of the crate `name`, given without `ambit-`, and returns the command that runs them; `rest` goes to
-/// `cargo test`.
-pub(crate) fn command(name: &str, rest: &[&str]) -> Result<Command> {
-    let package = format!("ambit-{name}");
+/// Installs and builds what the tests of the crate `name`, given without `ambit-`, need.
+pub(crate) fn prepare(name: &str) -> Result<()> {
     let tests = setup::Tests::of(name);
     tests.ensure()?;
     if tests.binaries {
@@ -88,12 +86,15 @@ pub(crate) fn command(name: &str, rest: &[&str]) -> Result<Command> {
         outside::build()?;
         web::install()?;
     }
-    if package == "ambit-cluster-tests" {
+    if name == "cluster-tests" {
         images::for_cluster(&shell::target_dir().join("debug"))?;
     }
-    let mut cargo = shell::cargo(&["test", "--package", &package]);
-    cargo.args(rest);
-    Ok(cargo)
+    Ok(())
+}
+
+/// Returns the command that runs the tests of the crate `name`, given without `ambit-`.
+pub(crate) fn command(name: &str) -> Command {
+    shell::cargo(&["test", "--package", &format!("ambit-{name}")])
 }
 
 /// Checks formatting and lints.

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ambit_k8s_api::{
-    Kind, ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels,
-};
+use ambit_k8s_api::{ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels};
 use ambit_model as model;
 use ambit_model::{
     AppProtocol, ArcStr, GatewayName, HealthPolicy, Identity, LbMode, LoadBalancing,

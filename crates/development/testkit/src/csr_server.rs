@@ -3,18 +3,16 @@
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_model::Identity;
-use ambit_rt::{AbortOnDrop, Drain, drain};
-
 use ambit_wire::citadel::{
     IstioCertificateRequest, IstioCertificateResponse,
-    istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer},
+    istio_certificate_service_server::IstioCertificateService,
 };
 use parking_lot::Mutex;
 use prost_types::value::Kind;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
-use crate::Pki;
+use crate::{Pki, csr_api::CsrApi};
 
 /// The server's next answer; when nothing is scripted it issues the requested certificate.
 #[derive(Clone, Debug)]
@@ -48,8 +46,7 @@ pub struct CsrServer {
     /// Address of the server, whose certificate is for `localhost` and `127.0.0.1`.
     pub address: SocketAddr,
     shared: Arc<Shared>,
-    _drain: Drain,
-    _task: AbortOnDrop<()>,
+    _api: CsrApi,
 }
 
 #[derive(Debug)]
@@ -68,31 +65,18 @@ impl CsrServer {
 
     /// Starts the server on a given listener.
     pub fn start_on(pki: Arc<Pki>, listener: TcpListener) -> Self {
-        let address = listener.local_addr().expect("an address");
         let (chain, key) = pki.serving(&["localhost", "127.0.0.1"]);
-        let config =
-            ambit_grpc_listener::server_config(&pki.settings, chain, key).expect("a server config");
         let shared = Arc::new(Shared {
             pki,
             script: Mutex::default(),
             seen: Mutex::default(),
         });
-        let (drain, watcher) = drain::channel();
-        let incoming =
-            ambit_grpc_listener::incoming(listener, watcher, move || config.clone(), |_| ());
-        let service = IstioCertificateServiceServer::from_arc(Arc::new(Service(shared.clone())));
-        let task = ambit_rt::spawn_abortable("csr server", async move {
-            tonic::transport::Server::builder()
-                .add_service(service)
-                .serve_with_incoming(incoming)
-                .await
-                .ok();
-        });
+        let service = Service(shared.clone());
+        let api = CsrApi::start(listener, &shared.pki.settings, chain, key, service);
         Self {
-            address,
+            address: api.address,
             shared,
-            _drain: drain,
-            _task: task,
+            _api: api,
         }
     }
 

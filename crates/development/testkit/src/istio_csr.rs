@@ -9,11 +9,10 @@ use std::{
 };
 
 use ambit_model::Identity;
-use ambit_rt::{AbortOnDrop, Drain, drain};
 use ambit_tls::TlsSettings;
 use ambit_wire::citadel::{
     IstioCertificateRequest, IstioCertificateResponse,
-    istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer},
+    istio_certificate_service_server::IstioCertificateService,
 };
 use parking_lot::Mutex;
 use prost_types::value::Kind;
@@ -24,6 +23,8 @@ use rcgen::{
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status};
+
+use crate::csr_api::CsrApi;
 
 /// Longest life of its certificates, as it is by default.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -36,8 +37,7 @@ pub struct IstioCsr {
     /// Address of the server, whose certificate is for [`ISTIO_CSR_NAME`] alone.
     pub address: SocketAddr,
     shared: Arc<Shared>,
-    _drain: Drain,
-    _task: AbortOnDrop<()>,
+    _api: CsrApi,
 }
 
 struct Shared {
@@ -80,7 +80,6 @@ impl IstioCsr {
         accounts: &[(&str, &Identity)],
         node_accounts: &[Identity],
     ) -> Self {
-        let address = listener.local_addr().expect("an address");
         let key = KeyPair::generate_for(&PKCS_RSA_SHA256).expect("a key");
         let mut root = params();
         root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -100,24 +99,12 @@ impl IstioCsr {
             node_accounts: node_accounts.to_vec(),
             issued: Mutex::default(),
         });
-        let config = ambit_grpc_listener::server_config(&TlsSettings::default(), chain, key)
-            .expect("a server config");
-        let (drain, watcher) = drain::channel();
-        let incoming =
-            ambit_grpc_listener::incoming(listener, watcher, move || config.clone(), |_| ());
-        let service = IstioCertificateServiceServer::new(Service(shared.clone()));
-        let task = ambit_rt::spawn_abortable("istio-csr", async move {
-            tonic::transport::Server::builder()
-                .add_service(service)
-                .serve_with_incoming(incoming)
-                .await
-                .ok();
-        });
+        let service = Service(shared.clone());
+        let api = CsrApi::start(listener, &TlsSettings::default(), chain, key, service);
         Self {
-            address,
+            address: api.address,
             shared,
-            _drain: drain,
-            _task: task,
+            _api: api,
         }
     }
 

@@ -12,6 +12,7 @@
 
 mod api_server;
 pub mod build;
+mod csr_api;
 mod csr_server;
 pub mod documents;
 mod fake_ca;
@@ -31,6 +32,6 @@ pub use fake_ca::FakeCa;
 pub use helm::helm;
 pub use istio_csr::{ISTIO_CSR_NAME, IstioCsr};
 pub use otlp_collector::{OTLP_VARIABLES, OtlpCollector};
-pub use pki::{Pki, answer_by, revoke_by};
+pub use pki::{Pki, accept_trust_domains, answer_by, revoke_by};
 pub use until::{pass, until, until_blocking, until_some, until_within};
 pub use workspace::{binary, target};

@@ -5,11 +5,24 @@ use std::time::{Duration, SystemTime};
 use ambit_certificates::CertificateRequest;
 use ambit_control_channel::RootCa;
 use ambit_issuer::Authority;
+use ambit_mesh_json::TrustDomains as Contents;
 use ambit_model::Identity;
-use ambit_tls::{Crls, TlsSettings, WorkloadCert};
+use ambit_tls::{Crls, TlsSettings, TrustDomains, WorkloadCert};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 const DAY: Duration = Duration::from_secs(86_400);
+
+/// Accepts aliases of the own trust domain, and the roots of meshes for trust domains, in place of those before.
+pub fn accept_trust_domains(domains: &TrustDomains, aliases: &[&str], roots: &[(&str, &Pki)]) {
+    let roots = roots.iter();
+    let contents = Contents {
+        aliases: aliases.iter().map(ToString::to_string).collect(),
+        roots: roots
+            .map(|(domain, pki)| ((*domain).to_owned(), pki.root_pem()))
+            .collect(),
+    };
+    domains.replace(&contents).expect("roots");
+}
 
 /// A mesh with a root and an intermediate that signs.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::{
 use ambit_mesh_json::TrustDomains as Contents;
 use ambit_model::Identity;
 use ambit_rt::spawn_abortable;
-use ambit_testkit::{Pki, until};
+use ambit_testkit::{Pki, accept_trust_domains, until};
 use ambit_tls::{
     HandshakeError, Peer, TlsSettings, TrustDomains, TrustDomainsError, Withdrawal, WorkloadCert,
     accept, connect,
@@ -48,14 +48,7 @@ impl Meshes {
     }
 
     fn accept(&self, aliases: &[&str], roots: &[(&str, &Pki)]) {
-        let roots = roots.iter();
-        let contents = Contents {
-            aliases: aliases.iter().map(ToString::to_string).collect(),
-            roots: roots
-                .map(|(domain, pki)| ((*domain).to_owned(), pki.root_pem()))
-                .collect(),
-        };
-        self.domains.replace(&contents).unwrap();
+        accept_trust_domains(&self.domains, aliases, roots);
     }
 
     fn ours(&self) -> Arc<WorkloadCert> {

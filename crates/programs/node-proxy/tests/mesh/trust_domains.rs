@@ -2,8 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use ambit_mesh_json::TrustDomains as Contents;
-use ambit_testkit::{Pki, build};
+use ambit_testkit::{Pki, accept_trust_domains as accept, build};
 use ambit_tls::{TlsSettings, TrustDomains};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
@@ -16,17 +15,6 @@ fn authority() -> (Arc<Pki>, TrustDomains) {
     let domains = TrustDomains::new();
     let settings = TlsSettings::default().with_trust_domains(domains.clone());
     (Arc::new(Pki::with_settings(settings)), domains)
-}
-
-fn accept(domains: &TrustDomains, aliases: &[&str], roots: &[(&str, &Pki)]) {
-    let roots = roots.iter();
-    let contents = Contents {
-        aliases: aliases.iter().map(ToString::to_string).collect(),
-        roots: roots
-            .map(|(domain, pki)| ((*domain).to_owned(), pki.root_pem()))
-            .collect(),
-    };
-    domains.replace(&contents).unwrap();
 }
 
 /// A client on the first node, and a server on the second one that belongs to `domain` there and to `named` at the

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use ambit_mesh_json::TrustDomains as Contents;
 use ambit_model::Identity;
-use ambit_testkit::Pki;
+use ambit_testkit::{Pki, accept_trust_domains};
 use ambit_tls::{TlsSettings, TrustDomains, WorkloadCert};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -33,19 +32,11 @@ async fn clients_of_other_trust_domains_pass_while_those_are_accepted() {
     let (application, address) = listener().await;
     world.serve("db", SERVICE, &[address]);
     let accept = |aliases: &[&str], roots: &Pki| {
-        let contents = Contents {
-            aliases: aliases.iter().map(ToString::to_string).collect(),
-            roots: [("west".to_owned(), roots.root_pem())].into(),
-        };
-        domains.replace(&contents).unwrap();
+        accept_trust_domains(&domains, aliases, &[("west", roots)]);
     };
     // Clients accept the waypoint, whatever theirs is.
     let of_clients = TrustDomains::new();
-    let contents = Contents {
-        roots: [("cluster.local".to_owned(), world.pki.root_pem())].into(),
-        ..Contents::default()
-    };
-    of_clients.replace(&contents).unwrap();
+    accept_trust_domains(&of_clients, &[], &[("cluster.local", &world.pki)]);
     let of_clients = TlsSettings::default().with_trust_domains(of_clients);
     let certificate = |pki: &Pki, domain: &str| {
         let identity = Identity::new(domain, "ns", "client");

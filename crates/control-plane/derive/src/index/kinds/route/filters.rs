@@ -298,10 +298,10 @@ impl Reader<'_> {
             let message = format!("{text:?} is no path: it begins with a slash and has no query");
             return Err(FieldError::new(at, message));
         }
-        Ok(Some(if is_prefix {
-            PathChange::Prefix(text.into())
-        } else {
-            PathChange::Full(text.into())
+        Ok(Some(match (is_prefix, self.has_text_prefixes) {
+            (true, true) => PathChange::Matched(text.into()),
+            (true, false) => PathChange::Prefix(text.into()),
+            (false, _) => PathChange::Full(text.into()),
         }))
     }
 }

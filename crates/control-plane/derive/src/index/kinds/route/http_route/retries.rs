@@ -14,7 +14,7 @@ const ATTEMPTS: i32 = 2;
 const MOST_ATTEMPTS: u32 = 64;
 
 /// Reads it. What cannot be done makes the rule unusable.
-pub(super) fn read(
+pub(in crate::index::kinds::route) fn read(
     reader: &mut Reader<'_>,
     at: &str,
     from: &HttpRouteRetry,

@@ -34,7 +34,7 @@ const RECIPES: &[Recipe] = &[
     Recipe {
         title: "### A new filter of routes",
         name: "cors",
-        marks: &["HttpCors", "HttpFilter::Cors", "mod cors"],
+        marks: &["HttpCors", "HttpFilter::Cors", "mod cors", "cors_policy"],
     },
 ];
 

@@ -140,6 +140,12 @@ pub(crate) const RULE_USED: ConditionType = ConditionType {
     ..USED
 };
 
+/// Which waypoints follow a VirtualService.
+pub(crate) const VIRTUAL_SERVICE_USED: ConditionType = ConditionType {
+    manager: "ambit-virtual-service",
+    ..RULE_USED
+};
+
 /// Which routes inject a fault.
 pub(crate) const FAULT_USED: ConditionType = ConditionType {
     manager: "ambit-http-fault",

@@ -129,6 +129,10 @@ pub struct Index {
     pub(crate) route_backends: References<ObjectKey>,
     /// Routes by their backends of the kind Hostname.
     pub(crate) route_hosts: References<ArcStr>,
+    /// VirtualServices by the hosts that they are for.
+    pub(crate) virtual_hosts: References<ArcStr>,
+    /// VirtualServices with a rule for all requests, by the hosts that they are for.
+    pub(crate) catch_alls: References<ArcStr>,
     /// Gateways by where their controllers say that they are.
     pub(crate) gateway_addresses: References<foreign::Address>,
     /// Destination rules by the hosts that they are for.
@@ -195,6 +199,8 @@ impl Index {
             route_parents: References::default(),
             route_backends: References::default(),
             route_hosts: References::default(),
+            virtual_hosts: References::default(),
+            catch_alls: References::default(),
             gateway_addresses: References::default(),
             destination_rules: References::default(),
             callees: References::default(),

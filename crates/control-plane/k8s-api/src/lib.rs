@@ -20,6 +20,7 @@ pub mod selector;
 pub mod status;
 pub mod telemetry;
 pub mod unread;
+pub mod virtual_service;
 pub mod wasm;
 
 pub use ambit::{HTTPFault, RateLimit};
@@ -48,5 +49,6 @@ pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use secret::Secret;
 pub use status::Status;
 pub use telemetry::Telemetry;
-pub use unread::{EnvoyFilter, VirtualService};
+pub use unread::EnvoyFilter;
+pub use virtual_service::VirtualService;
 pub use wasm::WasmPlugin;

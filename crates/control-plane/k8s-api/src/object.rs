@@ -47,12 +47,12 @@ macro_rules! for_each_kind {
             GRPCRoute, true, Custom, "Where gRPC requests to a service go.";
             TLSRoute, true, Custom, "Where TLS connections to a service go.";
             TCPRoute, true, Custom, "Where connections to a service go.";
+            VirtualService, true, Custom, "Routes of Istio's own API.";
             AuthorizationPolicy, true, Custom, "Allowed and denied callers of workloads.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
             RequestAuthentication, true, Custom, "Who requests come from, by JSON web tokens.";
             Telemetry, true, Custom, "What is measured, logged and traced.";
             WasmPlugin, true, Custom, "Code that runs in waypoints.";
-            VirtualService, true, Unread, "Routes of Istio's own API.";
             EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
         }
     };

@@ -11,11 +11,6 @@ use crate::status::Status;
 const INSTEAD: &[(&str, &str, &str)] = &[
     (
         "networking.istio.io",
-        "VirtualService",
-        "`ambit convert` makes HTTPRoutes of them",
-    ),
-    (
-        "networking.istio.io",
         "EnvoyFilter",
         "use RateLimit, WasmPlugin, Telemetry, DestinationRule, HTTPRoute or HTTPFault",
     ),
@@ -131,8 +126,6 @@ macro_rules! unread {
 }
 
 unread! {
-    /// Routes of Istio's own API.
-    VirtualService, "networking.istio.io", "virtualservices";
     /// Changes of Envoy's configuration.
     EnvoyFilter, "networking.istio.io", "envoyfilters";
 }

@@ -1,8 +1,10 @@
-//! The routes of one port of a service, ready for look-up: Gateway API's HTTPRoute with a Service as parent.
+//! The routes of one port of a service, ready for look-up: Gateway API's HTTPRoute with a Service as parent, and Istio's
+//! VirtualService.
 //!
 //! All routes of a service are one table. The most specific match wins, whatever route it is in: the path by its
 //! kind (exact, prefix, regular expression) and length, then the method, the number of headers, the number of
-//! parameters; then the older route, its name, and the order in it.
+//! parameters; then the older route, its name, and the order in it. Of VirtualServices the first rule that matches wins,
+//! in the order of the routes' age and name and of the rules in each.
 
 mod filters;
 mod lookup;
@@ -114,15 +116,19 @@ impl RouteTable {
         let mut matches = Vec::new();
         let is_in =
             |route: &&HttpRoute| route.clients.as_deref() == clients && concerns(route, port);
-        let first = routes.iter().find(is_in).map(|route| &route.name.kind);
-        let is_followed = |route: &&HttpRoute| is_in(route) && Some(&route.name.kind) == first;
+        let first = routes.iter().find(is_in);
+        let kind = first.map(|route| &route.name.kind);
+        let is_followed = |route: &&HttpRoute| is_in(route) && Some(&route.name.kind) == kind;
         for route in routes.iter().filter(is_followed) {
             table.has_routes = true;
             for (index, rule) in route.rules.iter().enumerate() {
                 table.add(route, index, rule, &mut matches);
             }
         }
-        table.matches = Lookup::new(matches);
+        table.matches = match first.is_some_and(|route| route.first_match) {
+            true => Lookup::in_order(matches),
+            false => Lookup::new(matches),
+        };
         table
     }
 
@@ -219,7 +225,7 @@ impl Rule {
             filters: filters(&rule.filters),
             timeouts: rule.timeouts,
             unsupported,
-            is_of_clients: route.clients.is_some(),
+            is_of_clients: route.clients.is_some() && !route.of_service,
         }
     }
 

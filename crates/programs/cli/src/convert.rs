@@ -1,14 +1,10 @@
 //! `ambit convert`: VirtualServices as equivalent HTTPRoutes. An object that cannot be converted whole is left, with each
 //! reason: half of its rules would route requests differently.
 
-mod filters;
-mod order;
-mod route;
-mod values;
-mod virtual_service;
+use std::{path::PathBuf, process::ExitCode};
 
-use std::{fmt, path::PathBuf, process::ExitCode};
-
+use ambit_k8s_api::{Kind, Object, ObjectKey};
+use ambit_virtual_service::{Remark, http_routes};
 use serde_json::Value;
 
 use crate::{
@@ -16,7 +12,6 @@ use crate::{
     files::text_of,
     output::{Format, print, printable, say},
 };
-use virtual_service::VirtualService;
 
 /// Flags of `ambit convert`.
 #[derive(Clone, Debug, clap::Args)]
@@ -30,45 +25,6 @@ pub(crate) struct ConvertArgs {
     /// Print JSON instead of YAML
     #[arg(long)]
     json: bool,
-}
-
-/// Reason why an object is left, or a note on one that is converted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Remark {
-    /// Path of the field in the spec.
-    pub(crate) field: String,
-    pub(crate) message: String,
-}
-
-impl Remark {
-    fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            field: field.into(),
-            message: message.into(),
-        }
-    }
-}
-
-impl fmt::Display for Remark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "spec.{}: {}", self.field, self.message)
-    }
-}
-
-/// Objects that stand for a VirtualService.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Conversion {
-    pub(crate) objects: Vec<Value>,
-    /// Differences that its owner should know.
-    pub(crate) notes: Vec<Remark>,
-}
-
-/// Converts a VirtualService without printing it, or gives every reason why it cannot be converted.
-pub(crate) fn preview(object: &Value, cluster_domain: &str) -> Result<Conversion, Vec<Remark>> {
-    match VirtualService::read(object) {
-        Ok(whole) => route::convert(&whole, cluster_domain),
-        Err(error) => Err(vec![Remark::new("", error.to_string())]),
-    }
 }
 
 /// Prints the converted objects; fails if one is left.
@@ -86,21 +42,25 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
                 continue;
             }
             found += 1;
-            let whole = VirtualService::read(&object).map_err(|error| {
+            let whole = Object::from_value(Kind::VirtualService, &object).map_err(|error| {
                 let what = format!("{origin}: a VirtualService");
                 CliError::new(ErrorKind::Usage, what).because(error)
             })?;
-            match route::convert(&whole, &args.cluster_domain) {
+            let Object::VirtualService(whole) = whole else {
+                continue;
+            };
+            let key = Object::VirtualService(whole.clone()).key();
+            match http_routes(&whole, &args.cluster_domain) {
                 Ok(conversion) => {
                     for note in conversion.notes {
-                        report("note", &whole, &note);
+                        report("note", &key, &note);
                     }
                     converted.extend(conversion.objects);
                 }
                 Err(reasons) => {
                     left += 1;
                     for reason in reasons {
-                        report("left", &whole, &reason);
+                        report("left", &key, &reason);
                     }
                 }
             }
@@ -127,8 +87,8 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
 }
 
 #[expect(clippy::print_stderr, reason = "standard output has the manifests")]
-fn report(what: &str, of: &VirtualService, remark: &Remark) {
-    eprintln!("{}", printable(&format!("{what}: {}: {remark}", of.name())));
+fn report(what: &str, of: &ObjectKey, remark: &Remark) {
+    eprintln!("{}", printable(&format!("{what}: {of}: {remark}")));
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 mod collect;
 mod differences;
 pub(crate) mod labels;
-mod virtual_service;
 
 use std::collections::BTreeSet;
 
@@ -47,9 +46,6 @@ pub(crate) struct Effect {
     pub(crate) effect: String,
     /// Advice on it; empty where there is nothing to do.
     pub(crate) advice: String,
-    /// Objects to apply in its place.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) replacement: Vec<Value>,
 }
 
 impl Effect {
@@ -66,7 +62,6 @@ impl Effect {
             field: field.into(),
             effect: effect.into(),
             advice: advice.into(),
-            replacement: Vec::new(),
         }
     }
 }
@@ -95,10 +90,9 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
         all.extend(trust_domain(&mut config, &settings));
     }
     let surroundings = Surroundings::new(&config, &settings, values());
-    let cluster_domain = config.cluster_domain.to_string();
     all.extend(derived(mesh, config, &surroundings));
     for value in values() {
-        all.extend(without_effect(value, &cluster_domain));
+        all.extend(without_effect(value));
         all.extend(surroundings.of_value(value));
         let marks = labels::of_value(value).into_iter();
         all.extend(marks.map(|mark| {
@@ -183,7 +177,7 @@ fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<
         let is_of_unread = kind.definition() == Definition::Unread
             || problem
                 .message
-                .contains("objects of such kinds have no effect");
+                .contains("such objects have no effect on waypoints");
         let is_of_no_class = *kind == Kind::Gateway
             && problem.field == "spec.gatewayClassName"
             && (!has_classes || surroundings.explains(namespace, name));
@@ -244,6 +238,9 @@ fn remedy(problem: &Problem) -> String {
             "make a waypoint: `ambit waypoint apply -n {namespace} --enroll-namespace`"
         );
     }
+    if *kind == Kind::VirtualService {
+        return of_virtual_service(message).to_owned();
+    }
     let is_of_sidecars = has("targetRefs") || problem.field == "spec.selector";
     if is_of_sidecars && *kind != Kind::PeerAuthentication {
         return "name the waypoint, or a Service, in spec.targetRefs".to_owned();
@@ -254,29 +251,33 @@ fn remedy(problem: &Problem) -> String {
     String::new()
 }
 
+/// Advice on a problem of a VirtualService.
+fn of_virtual_service(message: &str) -> &'static str {
+    let has = |words: &str| message.contains(words);
+    if has("does not contain mesh") {
+        "attach an HTTPRoute to a Gateway of a controller of ingress gateways, or keep Istio's control plane for it"
+    } else if has("no ReferenceGrant") {
+        "add a ReferenceGrant from VirtualServices of its namespace there"
+    } else if has("answered with 500") {
+        "write the rule without it; until then it refuses its requests"
+    } else {
+        ""
+    }
+}
+
 /// Effects of an object of a kind that is not followed.
-fn without_effect(value: &Value, cluster_domain: &str) -> Vec<Effect> {
-    let Some((group, kind)) = group_and_kind(value) else {
-        return Vec::new();
-    };
+fn without_effect(value: &Value) -> Option<Effect> {
+    let (group, kind) = group_and_kind(value)?;
     let version = value.get("apiVersion").and_then(Value::as_str);
     let known = Kind::find(version, kind);
     let is_followed = known.is_some_and(|known| known.definition() != Definition::Unread);
     if is_followed || !is_mesh_group(group) {
-        return Vec::new();
-    }
-    if known == Some(Kind::VirtualService) {
-        return virtual_service::effects(value, cluster_domain);
+        return None;
     }
     let advice = instead_of(group, kind).unwrap_or("nothing in Ambit is in its place");
     let effect = "objects of this kind have no effect";
-    vec![Effect::new(
-        Outcome::Lapses,
-        &object_name(value),
-        ".",
-        effect,
-        advice,
-    )]
+    let object = object_name(value);
+    Some(Effect::new(Outcome::Lapses, &object, ".", effect, advice))
 }
 
 /// Adds the objects of the mesh's kinds that nothing is found of, and drops what works of the others.

@@ -809,6 +809,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"host": "one"}),
         ),
         (
+            VIRTUAL_SERVICES,
+            "VirtualService",
+            "networking.istio.io/v1",
+            json!({"hosts": ["one"], "http": [{"route": [{"destination": {"host": "one"}}]}]}),
+        ),
+        (
             WASM_PLUGINS,
             "WasmPlugin",
             "extensions.istio.io/v1alpha1",
@@ -849,6 +855,7 @@ fn put_one(cluster: &Cluster, (collection, kind, api): (&str, &str, &str), spec:
 /// Defines the kinds that clusters need not have.
 fn define_kinds(cluster: &Cluster) {
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
+    cluster.define("networking.istio.io", "virtualservices", "VirtualService");
     cluster.define_as("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
     cluster.define_as("ambit.io", "ratelimits", "RateLimit", "v1alpha1");
     cluster.define(
@@ -1047,13 +1054,12 @@ const ELSEWHERE: [&str; 10] = [
 ];
 
 /// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 3] = [
+const ONLY_READ: [(&str, &str, &str); 2] = [
     (
         "gateway.networking.k8s.io",
         "referencegrants",
         "ReferenceGrant",
     ),
-    ("networking.istio.io", "virtualservices", "VirtualService"),
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
 ];
 
@@ -1063,6 +1069,7 @@ const WITH_CONDITIONS: &[&str] = &[
     ENTRIES,
     WORKLOAD_ENTRIES,
     DESTINATION_RULES,
+    VIRTUAL_SERVICES,
     FAULTS,
     RATE_LIMITS,
     AUTHENTICATIONS,
@@ -1073,6 +1080,7 @@ const WASM_PLUGINS: &str = "/apis/extensions.istio.io/v1alpha1/wasmplugins";
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
+const VIRTUAL_SERVICES: &str = "/apis/networking.istio.io/v1/virtualservices";
 const FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
 const RATE_LIMITS: &str = "/apis/ambit.io/v1alpha1/ratelimits";
 const TELEMETRIES: &str = "/apis/telemetry.istio.io/v1/telemetries";

@@ -1,4 +1,4 @@
-//! Routes of HTTP requests at waypoints: Gateway API's HTTPRoute with a service as parent.
+//! Routes of HTTP requests at waypoints: Gateway API's HTTPRoute with a service as parent, and Istio's VirtualService.
 
 use std::{fmt, time::Duration};
 
@@ -71,11 +71,11 @@ impl fmt::Display for RouteName {
     }
 }
 
-/// HTTPRoute or GRPCRoute for one parent service.
+/// HTTPRoute, GRPCRoute or VirtualService for one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRoute {
-    /// Name of the HTTPRoute or GRPCRoute.
+    /// Name of the HTTPRoute, GRPCRoute or VirtualService.
     pub name: RouteName,
     /// Ports of the service to which the route applies; all of them if empty.
     pub ports: Vec<u16>,
@@ -84,6 +84,12 @@ pub struct HttpRoute {
     /// Consumer namespace: if set, the route applies only to clients of this namespace, for which it replaces the
     /// routes for all clients.
     pub clients: Option<ArcStr>,
+    /// Whether the first rule that matches applies, in the order of the routes and of their rules, as with
+    /// VirtualServices; else the most specific match.
+    pub first_match: bool,
+    /// Whether the service's side wrote the route although it applies only to clients of one namespace: the rules of a
+    /// VirtualService with a `sourceNamespace`.
+    pub of_service: bool,
 }
 
 /// Rule of an HTTP route.
@@ -138,6 +144,8 @@ pub struct HttpRouteMatch {
     pub headers: Vec<(ArcStr, HttpValueMatch)>,
     /// Matches on query parameters. Of several entries with one name, the first applies.
     pub query_params: Vec<(ArcStr, HttpValueMatch)>,
+    /// Headers that the request must not have with such a value, by lower-case name. Only VirtualServices have them.
+    pub without_headers: Vec<(ArcStr, HttpValueMatch)>,
 }
 
 /// Path match of a route.
@@ -150,6 +158,8 @@ pub enum HttpPathMatch {
     Prefix(ArcStr),
     /// RE2 regular expression that must match the whole value.
     Regex(ArcStr),
+    /// Prefix of the path that may end within a segment, as in VirtualServices.
+    TextPrefix(ArcStr),
 }
 
 /// Match on the value of a header or query parameter.
@@ -249,6 +259,8 @@ pub enum PathChange {
     Full(ArcStr),
     /// Replacement of the prefix that the rule matched.
     Prefix(ArcStr),
+    /// Replacement of the text prefix that the rule matched, else of the full path, as in VirtualServices.
+    Matched(ArcStr),
 }
 
 /// Redirect of [`HttpFilter::Redirect`]. Parts that are `None` stay as in the request.

@@ -100,7 +100,7 @@ impl Index {
     }
 
     /// The objects that make the records of a host, and whether all namespaces see what each makes.
-    pub(super) fn records_of(&self, host: &ArcStr) -> Vec<(&ObjectKey, bool)> {
+    pub(crate) fn records_of(&self, host: &ArcStr) -> Vec<(&ObjectKey, bool)> {
         let winners = self.winners(host).into_values();
         winners
             .map(|(_, is_public, key)| (key, is_public))
@@ -137,7 +137,7 @@ impl Index {
             for gateway in gateways {
                 let service = WaypointService {
                     service: record.service.namespaced_hostname(),
-                    routes: self.http_routes(key, &gateway),
+                    routes: self.http_routes(host, key, &gateway),
                     tcp_routes: self.stream_routes(Kind::TCPRoute, key, &gateway),
                     tls_routes: self.stream_routes(Kind::TLSRoute, key, &gateway),
                     resolves_hosts: self

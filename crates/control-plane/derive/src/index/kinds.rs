@@ -6,6 +6,7 @@ mod backend_tls_policy;
 mod callers;
 mod config_map;
 mod destination_rule;
+mod durations;
 mod endpoint_slice;
 mod gateway;
 mod gateway_class;

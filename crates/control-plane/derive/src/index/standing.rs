@@ -33,10 +33,8 @@ impl Index {
         let keys: Vec<ObjectKey> = match maker {
             Maker::Object(key) => vec![key.clone()],
             Maker::Host(host) => self
-                .declares
-                .get(host)
-                .into_iter()
-                .flatten()
+                .declarers(host)
+                .chain(self.virtual_hosts.of(host))
                 .cloned()
                 .collect(),
             Maker::StaticStrict => return,

@@ -4,8 +4,7 @@
 //! condition can say, since nothing writes on such objects.
 
 use ambit_k8s_api::{
-    EnvoyFilter, Gateway, Kind, Namespace, ObjectKey, Pod, VirtualService, labels,
-    unread::instead_of,
+    EnvoyFilter, Gateway, Kind, Namespace, ObjectKey, Pod, labels, unread::instead_of,
 };
 use serde_json::Value;
 
@@ -33,7 +32,6 @@ impl Index {
         self.gateways_of_nobody(&mut all);
         self.missing_waypoints(&mut all);
         self.pods_without_namespace(&mut all);
-        self.without_effect::<VirtualService>(&mut all);
         self.without_effect::<EnvoyFilter>(&mut all);
         all.sort_by(|a, b| {
             (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message))

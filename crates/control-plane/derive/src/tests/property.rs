@@ -169,7 +169,16 @@ fn step() -> impl Strategy<Value = Step> {
                     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}, labels: {{app: {app}{waypoint}{}}}}}\n", if flag { ", istio.io/rev: other" } else { "" })
                 }
                 Kind::Gateway => gateway((namespace, number), app, mode, variant, flag),
-                Kind::VirtualService => head("networking.istio.io/v1"),
+                Kind::VirtualService => {
+                    let host = ["svc0", "svc1.a.svc.cluster.local", "h2.com"][usize::from(number)];
+                    let matches = match mode {
+                        "STRICT" => "match: [{sourceNamespace: a}, {port: 80}], ",
+                        "UNSET" => "match: [{uri: {prefix: /a}}], rewrite: {uri: /b}, ",
+                        _ => "",
+                    };
+                    let gateways = if flag { "" } else { ", gateways: [edge, mesh]" };
+                    head("networking.istio.io/v1") + &format!("spec: {{hosts: [{host}]{gateways}, http: [{{{matches}route: [{{destination: {{host: svc{variant}, subset: v1}}}}, {{destination: {{host: h{variant}.com}}}}]}}]}}\n")
+                }
                 Kind::DestinationRule => {
                     let host = ["svc0.a.svc.cluster.local", "'*.cluster.local'", "svc1", "h2.com"][usize::from(number) + usize::from(flag)];
                     let exported = if mode == "STRICT" { "exportTo: [.], " } else { "" };

@@ -42,6 +42,7 @@ spec:
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: vs, namespace: shop}
+spec: {hosts: [web], gateways: [edge]}
 ---
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -106,7 +107,7 @@ fn survey_lists_problems_with_and_without_conditions() {
             "status.parents[Service web].ResolvedRefs",
             "missing",
         ),
-        ("VirtualService shop/vs", ".", "have no effect"),
+        ("VirtualService shop/vs", "ambit.io/Used", "no effect"),
         (
             "AuthorizationPolicy shop/addresses",
             "ipBlocks[0]",

@@ -20,6 +20,7 @@ mod rules;
 mod service_scope;
 mod sessions;
 mod telemetry;
+mod virtual_services;
 mod warnings;
 
 use ambit_model::NamespacedHostname;

@@ -106,6 +106,10 @@ impl PathMatcher {
                     Shape::Below(lower(path).into()),
                 )
             }
+            HttpPathMatch::TextPrefix(path) => (
+                Shape::Text(StringMatch::Prefix(canonical(path).into())),
+                Shape::Text(StringMatch::Prefix(lower(path).into())),
+            ),
             HttpPathMatch::Regex(pattern) => {
                 let shape = |pattern: &str| regex(pattern).map_or(Shape::Everything, Shape::Regex);
                 (shape(pattern), shape(&format!("(?i:{pattern})")))

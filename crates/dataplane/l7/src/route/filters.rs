@@ -218,6 +218,9 @@ pub fn changed(
                 joined
             }
         }
+        // Without a prefix, the match is of the full path.
+        Some(PathChange::Matched(with)) if matched.prefix == 0 => with.to_string(),
+        Some(PathChange::Matched(with)) => format!("{with}{}", rest()),
     };
     if let Some(query) = matched.query {
         target.push('?');
@@ -230,7 +233,7 @@ pub fn changed(
 fn check(change: Option<&PathChange>) -> Result<(), ArcStr> {
     let (text, may_be_empty) = match change {
         None => return Ok(()),
-        Some(PathChange::Full(text)) => (text, false),
+        Some(PathChange::Full(text) | PathChange::Matched(text)) => (text, false),
         Some(PathChange::Prefix(text)) => (text, true),
     };
     let is_path = text.starts_with('/') && !text.contains(['?', '#']);

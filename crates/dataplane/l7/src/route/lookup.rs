@@ -2,7 +2,7 @@
 //!
 //! They stand in the order of the specification, the most specific first. A path finds those that name it, or a prefix
 //! of it, by hash: what a request costs does not grow with the routes of a service, but for regular expressions,
-//! which are tried one after the other.
+//! which are tried one after the other. So are all matches where the first one wins, as in VirtualServices.
 
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
@@ -33,6 +33,7 @@ pub(super) struct Entry {
     method: Option<ArcStr>,
     headers: Vec<(HeaderName, Value)>,
     query: Vec<(ArcStr, Value)>,
+    without: Vec<(HeaderName, Value)>,
     /// The place of its rule in the table.
     pub(super) rule: usize,
     /// The place of the match in its rule.
@@ -45,6 +46,7 @@ pub(super) struct Entry {
 enum Path {
     Exact(ArcStr),
     Prefix(ArcStr),
+    TextPrefix(ArcStr),
     Regex(Regex),
     Any,
 }
@@ -64,7 +66,7 @@ pub enum Mismatch {
     Path,
     /// The request's method differs.
     Method,
-    /// The header of this name is missing, or has another value.
+    /// The header of this name is missing, or has another value; or the match excludes the one that it has.
     Header(ArcStr),
     /// The query parameter of this name is missing, or has another value.
     QueryParam(ArcStr),
@@ -90,6 +92,14 @@ impl Lookup {
         &self.entries
     }
 
+    /// Builds a table in which the first match wins.
+    pub(super) fn in_order(entries: Vec<Entry>) -> Self {
+        Self {
+            entries,
+            ..Self::default()
+        }
+    }
+
     /// Builds the table from matches in the order of their rules' age and name.
     pub(super) fn new(mut entries: Vec<Entry>) -> Self {
         // Stable: what is equally specific stays in the order of age, name and place.
@@ -104,7 +114,7 @@ impl Lookup {
                     }
                     lookup.prefixes.entry(path.clone())
                 }
-                Path::Prefix(_) | Path::Any | Path::Regex(_) => continue,
+                Path::Prefix(_) | Path::TextPrefix(_) | Path::Any | Path::Regex(_) => continue,
             };
             of_path.or_insert(index..index).end = index + 1;
             lookup.rest = index + 1;
@@ -143,6 +153,7 @@ impl Entry {
                 let path = canonical(path);
                 Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
             }
+            Some(HttpPathMatch::TextPrefix(path)) => Path::TextPrefix(canonical(path)),
             Some(HttpPathMatch::Regex(pattern)) => {
                 compiled(pattern, &mut broken).map_or(Path::Any, Path::Regex)
             }
@@ -155,19 +166,25 @@ impl Entry {
         };
         let query = of.query_params.iter();
         let query = query.map(|(name, of)| (name.clone(), value(of))).collect();
-        let mut headers = Vec::new();
         let mut unknown = false;
-        for (name, of) in &of.headers {
-            match HeaderName::from_bytes(name.as_bytes()) {
-                Ok(name) => headers.push((name, value(of))),
-                Err(_) => unknown = true,
+        let mut named = |of: &[(ArcStr, HttpValueMatch)]| {
+            let mut headers = Vec::new();
+            for (name, of) in of {
+                match HeaderName::from_bytes(name.as_bytes()) {
+                    Ok(name) => headers.push((name, value(of))),
+                    Err(_) => unknown = true,
+                }
             }
-        }
+            headers
+        };
+        let headers = named(&of.headers);
+        let without = named(&of.without_headers);
         Self {
             path,
             method: of.method.clone(),
             headers,
             query,
+            without,
             rule,
             index,
             broken: broken || unknown,
@@ -177,7 +194,7 @@ impl Entry {
     /// Returns how many bytes of the path the match consumes as prefix.
     pub(super) fn prefix(&self) -> usize {
         match &self.path {
-            Path::Prefix(prefix) => prefix.len(),
+            Path::Prefix(prefix) | Path::TextPrefix(prefix) => prefix.len(),
             Path::Exact(_) | Path::Regex(_) | Path::Any => 0,
         }
     }
@@ -189,6 +206,7 @@ impl Entry {
             Path::Prefix(path) => (1, path.len(), path.as_str()),
             // As a prefix of everything.
             Path::Any => (1, 0, ""),
+            Path::TextPrefix(path) => (2, path.len(), ""),
             Path::Regex(pattern) => (2, pattern.as_str().len(), ""),
         };
         (
@@ -214,6 +232,7 @@ impl Entry {
                 .path
                 .strip_prefix(prefix.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
+            Path::TextPrefix(prefix) => request.path.starts_with(prefix.as_str()),
             Path::Regex(pattern) => pattern.is_match(request.path),
         };
         if !has_path {
@@ -233,7 +252,17 @@ impl Entry {
             let value = request.headers.get(name);
             value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
         };
-        if let Some((name, _)) = self.headers.iter().find(|one| !has_header(one)) {
+        // A value that is no text may be any.
+        let may_have_header = |(name, of): &&(HeaderName, Value)| {
+            if *name == HOST {
+                return of.matches(request.host);
+            }
+            let mut values = request.headers.get_all(name).iter();
+            values.any(|value| value.to_str().map_or(true, |value| of.matches(value)))
+        };
+        let mut missing = self.headers.iter().filter(|one| !has_header(one));
+        let mut excluded = self.without.iter().filter(|one| may_have_header(one));
+        if let Some((name, _)) = missing.next().or_else(|| excluded.next()) {
             return Some(Mismatch::Header(name.as_str().into()));
         }
         let has_param = |(name, of): &&(ArcStr, Value)| {

@@ -45,7 +45,7 @@ fn route(name: &str, ports: &[u16], rules: Vec<HttpRouteRule>) -> HttpRoute {
         },
         ports: ports.to_vec(),
         rules,
-        clients: None,
+        ..HttpRoute::default()
     }
 }
 
@@ -176,6 +176,7 @@ fn the_most_specific_match_wins_in_any_order() {
                 )
             })
             .collect(),
+        ..HttpRouteMatch::default()
     };
     let routes = [
         route(
@@ -388,6 +389,67 @@ fn a_match_of_the_host_sees_the_host_which_http_2_has_no_header_for() {
         assert_eq!(chosen(&table, "/", &[]), expected);
         // Regardless of a header of the same name.
         assert_eq!(chosen(&table, "/", &[("host", "web")]), expected);
+    }
+}
+
+#[test]
+fn first_rule_that_matches_wins_where_routes_say_so() {
+    let text = |text: &str| path(HttpPathMatch::TextPrefix(text.into()));
+    let exact = path(HttpPathMatch::Exact("/a/b".into()));
+    let without = HttpRouteMatch {
+        without_headers: vec![("x-a".into(), HttpValueMatch::Exact("1".into()))],
+        ..HttpRouteMatch::default()
+    };
+    let in_order = |name: &str, rules| HttpRoute {
+        first_match: true,
+        ..route(name, &[], rules)
+    };
+    let routes = [
+        in_order(
+            "old",
+            vec![
+                rule(vec![text("/a/")]),
+                rule(vec![exact.clone(), text("/al")]),
+            ],
+        ),
+        in_order(
+            "new",
+            vec![rule(vec![without]), rule(Vec::new()), rule(vec![exact])],
+        ),
+    ];
+    let table = RouteTable::new(&routes, 80, None);
+    for (target, headers, expected) in [
+        // The first, not the most specific one.
+        ("/a/b", &[][..], "old/0"),
+        ("/a", &[], "new/0"),
+        // Within a segment.
+        ("/all", &[], "old/1"),
+        ("/b", &[("x-a", "2")], "new/0"),
+        ("/b", &[("x-a", "1")], "new/1"),
+        ("/b", &[("x-a", "2"), ("x-a", "1")], "new/1"),
+    ] {
+        assert_eq!(
+            chosen(&table, target, headers),
+            expected,
+            "{target} {headers:?}"
+        );
+    }
+    let listed = table.matches().map(|of| (of.rule.index, of.index));
+    let expected = [(0, 0), (1, 0), (1, 1), (0, 0), (1, 0), (2, 0)];
+    assert_eq!(listed.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn rules_of_the_services_side_for_one_namespace_are_not_the_clients() {
+    let of_bank = |of_service| HttpRoute {
+        clients: Some("bank".into()),
+        of_service,
+        ..route("r", &[], vec![rule(Vec::new())])
+    };
+    for of_service in [false, true] {
+        let table = RouteTable::new(&[of_bank(of_service)], 80, Some("bank"));
+        let listed = table.matches().map(|of| of.rule.is_of_clients);
+        assert_eq!(listed.collect::<Vec<_>>(), [!of_service]);
     }
 }
 

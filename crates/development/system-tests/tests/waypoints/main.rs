@@ -35,4 +35,5 @@ mod routed_policies;
 mod sessions;
 mod telemetry;
 mod tls_routes;
+mod virtual_services;
 mod websocket;

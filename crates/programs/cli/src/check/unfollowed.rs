@@ -82,12 +82,13 @@ mod tests {
                 (
                     Level::Warning,
                     "VirtualService books/d",
-                    "objects of this kind have no effect"
+                    "spec.tcp: has no effect: of a VirtualService waypoints follow the rules for HTTP; use TCPRoute or \
+                     TLSRoute"
                 ),
                 (
                     Level::Warning,
                     "VirtualService books/d",
-                    "spec.tcp: there is no counterpart in an HTTPRoute"
+                    "status.conditions[ambit.io/Used]: there are no rules for HTTP: it has no effect"
                 ),
                 (
                     Level::Warning,

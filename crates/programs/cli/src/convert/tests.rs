@@ -1,158 +1,259 @@
-//! VirtualServices like those of Istio's documents, and random ones whose routes must choose alike.
+//! Random VirtualServices: the waypoint's own table of routes must choose for random requests the rule that the
+//! VirtualService's first match is, from the VirtualService itself and from the objects that it is converted to.
 
-mod choices;
+use std::collections::BTreeMap;
+
+use ambit_derive::MeshConfig;
+use ambit_k8s_api::{
+    ObjectEvent, VirtualService,
+    virtual_service::{HttpMatch, HttpRule, StringMatch},
+};
+use ambit_l7::route::{Choice, RouteRequest, RouteTable};
+use ambit_model::WaypointService;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use serde_json::json;
 
 use super::*;
+use crate::rehearsal::index_of;
 
-fn read(text: &str) -> VirtualService {
-    let spec: Value = serde_saphyr::from_str(text).unwrap();
-    let object = serde_json::json!({
-        "apiVersion": "networking.istio.io/v1",
-        "kind": "VirtualService",
-        "metadata": {"name": "reviews", "namespace": "shop"},
-        "spec": spec,
-    });
-    VirtualService::read(&object).unwrap()
+const MESH: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: wp, namespace: shop}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop, labels: {istio.io/use-waypoint: wp}}
+spec: {clusterIP: 10.0.0.9, selector: {app: reviews}, ports: [{port: 80}]}
+";
+
+const PATHS: [&str; 6] = ["/", "/a", "/a/b", "/ab", "/b", "/a/b/c"];
+const METHODS: [&str; 3] = ["GET", "PUT", "POST"];
+const HEADERS: [&str; 2] = ["x-one", "x-two"];
+const VALUES: [&str; 2] = ["1", "2"];
+
+/// How prefixes of paths are matched.
+#[derive(Clone, Copy, PartialEq)]
+enum Prefixes {
+    /// As text, as in VirtualServices.
+    Text,
+    /// By whole segments, as in HTTPRoutes.
+    Segments,
 }
 
-fn yaml(spec: &str) -> String {
-    let conversion = route::convert(&read(spec), "cluster.local").unwrap();
-    let objects = conversion.objects.iter();
-    let texts: Vec<_> = objects
-        .map(|object| serde_saphyr::to_string(&object["spec"]).unwrap())
-        .collect();
-    texts.join("---\n")
+fn pick<'a>(rng: &mut StdRng, from: &[&'a str]) -> &'a str {
+    from[rng.random_range(0..from.len())]
 }
 
-fn left(spec: &str) -> Vec<String> {
-    let reasons = route::convert(&read(spec), "cluster.local").unwrap_err();
-    reasons.iter().map(ToString::to_string).collect()
-}
-
-#[test]
-fn shares_of_subsets_are_backends_with_weights() {
-    insta::assert_snapshot!(yaml(
-        "
-hosts: [reviews]
-http:
-- match:
-  - headers: {end-user: {exact: jason}}
-  route:
-  - destination: {host: reviews, subset: v2, port: {number: 9080}}
-- route:
-  - destination: {host: reviews.shop.svc.cluster.local, subset: v1, port: {number: 9080}}
-    weight: 90
-  - destination: {host: reviews, subset: v3, port: {number: 9080}}
-    weight: 10
-"
-    ));
-}
-
-#[test]
-fn filters_timeouts_and_retries_are_converted() {
-    insta::assert_snapshot!(yaml(
-        "
-hosts: [reviews]
-gateways: [mesh]
-http:
-- name: api
-  match:
-  - uri: {prefix: /api/}
-    method: {exact: GET}
-    queryParams: {v: {exact: '2'}, any: {}}
-  rewrite: {uri: /, authority: reviews.example.com}
-  route:
-  - destination: {host: reviews, port: {number: 9080}}
-    headers: {response: {remove: [x-debug]}}
-  timeout: 1.5s
-  retries: {attempts: 3, perTryTimeout: 500ms, retryOn: 'gateway-error,connect-failure,429'}
-  mirror: {host: audit, port: {number: 80}}
-  mirrorPercentage: {value: 12.5}
-  corsPolicy: {allowOrigins: [{exact: 'https://a.example'}], allowMethods: [GET], maxAge: 24h}
-  headers: {request: {set: {x-a: b}, remove: [x-c]}}
-- match: [{uri: {exact: /old}}]
-  redirect: {uri: /new, authority: shop.example}
-- fault:
-    delay: {fixedDelay: 7s, percentage: {value: 0.5}}
-    abort: {httpStatus: 503, percentage: {value: 10}}
-  route: [{destination: {host: reviews, port: {number: 9080}}}]
-"
-    ));
-}
-
-#[test]
-fn what_has_no_counterpart_leaves_the_object_with_each_reason() {
-    let reasons = left(
-        "
-hosts: ['*.example.com', reviews.shop, reviews]
-gateways: [istio-system/edge]
-exportTo: [.]
-tcp: [{route: []}]
-http:
-- match:
-  - sourceLabels: {app: a}
-    ignoreUriCase: true
-    method: {prefix: G}
-    headers: {':authority': {exact: a}}
-  directResponse: {status: 200}
-- route:
-  - destination: {host: reviews}
-  retries: {attempts: 1, retryOn: odd}
-  timeout: soon
-  mirror: {host: reviews, subset: v1, port: {number: 80}}
-  rewrite: {uri: /x}
-- redirect: {redirectCode: 200, derivePort: FROM_REQUEST_PORT}
-  headers: {request: {set: {x: '%START_TIME%'}}}
-  corsPolicy: {allowOrigins: [{regex: a}]}
-  fault: {abort: {http2Error: a, percentage: {value: 120}}}
-",
-    );
-    insta::assert_snapshot!(reasons.join("\n"));
-}
-
-#[test]
-fn rules_whose_order_would_change_are_left() {
-    for (rules, field) in [
-        // The catch-all is first.
-        (
-            "- {route: [TO]}\n- {match: [{uri: {exact: /a}}], route: [TO]}",
-            Some("http[1]"),
-        ),
-        (
-            "- {match: [{uri: {prefix: /a}}], route: [TO]}\n- {match: [{uri: {prefix: /a/b}}], route: [TO]}",
-            Some("http[1]"),
-        ),
-        (
-            "- {match: [{uri: {prefix: /a}}], route: [TO]}\n- {match: [{uri: {prefix: /ab}}], route: [TO]}",
-            None,
-        ),
-        (
-            "- {match: [{uri: {regex: /a.*}}], route: [TO]}\n- {match: [{uri: {prefix: /b}}], route: [TO]}",
-            Some("http[1]"),
-        ),
-        (
-            "- {match: [{headers: {a: {exact: x}}}], route: [TO]}\n- {match: [{headers: {A: {exact: other}, b: {exact: z}}}], route: [TO]}",
-            None,
-        ),
-        (
-            "- {match: [{headers: {a: {exact: x}}}], route: [TO]}\n- {match: [{headers: {a: {exact: x}, b: {exact: z}}}], route: [TO]}",
-            Some("http[1]"),
-        ),
-        (
-            "- {match: [{method: {exact: GET}}], route: [TO]}\n- {match: [{uri: {prefix: /x}, method: {exact: PUT}}], route: [TO]}",
-            None,
-        ),
-    ] {
-        let rules = rules.replace("TO", "{destination: {host: reviews, port: {number: 80}}}");
-        let spec = format!("hosts: [reviews]\nhttp:\n{rules}\n");
-        let result = route::convert(&read(&spec), "cluster.local");
-        match (field, result) {
-            (None, Ok(_)) => {}
-            (Some(field), Err(reasons)) => {
-                assert_eq!(reasons.len(), 1, "{reasons:?}");
-                assert_eq!(reasons[0].field, field, "{rules}");
-            }
-            (_, other) => panic!("{rules}: {other:?}"),
+fn random_match(rng: &mut StdRng) -> Value {
+    let mut one = json!({});
+    if rng.random_bool(0.7) {
+        let kind = pick(rng, &["exact", "prefix", "prefix"]);
+        one["uri"] = json!({kind: pick(rng, &PATHS)});
+    }
+    if rng.random_bool(0.3) {
+        one["method"] = json!({"exact": pick(rng, &METHODS)});
+    }
+    for (field, share) in [("headers", 0.4), ("queryParams", 0.2)] {
+        if rng.random_bool(share) {
+            one[field] = json!({pick(rng, &HEADERS): {"exact": pick(rng, &VALUES)}});
         }
     }
+    one
+}
+
+fn random_service(rng: &mut StdRng) -> Object {
+    let rules: Vec<_> = (0..rng.random_range(1..=4))
+        .map(|_| {
+            let matches: Vec<_> = (0..rng.random_range(0..=2))
+                .map(|_| random_match(rng))
+                .collect();
+            json!({
+                "match": matches,
+                "route": [{"destination": {"host": "reviews", "port": {"number": 80}}}],
+            })
+        })
+        .collect();
+    let object = json!({
+        "metadata": {"name": "reviews", "namespace": "shop"},
+        "spec": {"hosts": ["reviews"], "http": rules},
+    });
+    Object::from_value(Kind::VirtualService, &object).unwrap()
+}
+
+fn whole(object: &Object) -> &VirtualService {
+    match object {
+        Object::VirtualService(whole) => whole,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A request: method, path, value of each header and of each parameter.
+struct Request {
+    method: &'static str,
+    path: &'static str,
+    headers: [Option<&'static str>; 2],
+    parameters: [Option<&'static str>; 2],
+}
+
+fn random_request(rng: &mut StdRng) -> Request {
+    let mut value = || rng.random_bool(0.5).then(|| pick(rng, &VALUES));
+    let (headers, parameters) = ([value(), value()], [value(), value()]);
+    Request {
+        method: pick(rng, &METHODS),
+        path: pick(rng, &PATHS),
+        headers,
+        parameters,
+    }
+}
+
+/// The first rule that matches, as Istio documents it.
+fn first_rule(rules: &[HttpRule], request: &Request, prefixes: Prefixes) -> Option<usize> {
+    rules.iter().position(|rule| {
+        let mut matches = rule.matches.iter();
+        rule.matches.is_empty() || matches.any(|one| has(one, request, prefixes))
+    })
+}
+
+fn has(one: &HttpMatch, request: &Request, prefixes: Prefixes) -> bool {
+    let path = one.uri.as_ref().is_none_or(|uri| match uri {
+        StringMatch {
+            exact: Some(exact), ..
+        } => request.path == exact,
+        StringMatch {
+            prefix: Some(prefix),
+            ..
+        } if prefixes == Prefixes::Text => request.path.starts_with(prefix),
+        StringMatch {
+            prefix: Some(prefix),
+            ..
+        } => {
+            let rest = request.path.strip_prefix(prefix.trim_end_matches('/'));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        _ => false,
+    });
+    let method = one
+        .method
+        .as_ref()
+        .and_then(|method| method.exact.as_deref());
+    let named = |given: &BTreeMap<String, StringMatch>, values: &[Option<&str>; 2]| {
+        given.iter().all(|(name, wanted)| {
+            let at = HEADERS.iter().position(|one| one == name).unwrap();
+            values[at] == wanted.exact.as_deref()
+        })
+    };
+    path && method.is_none_or(|method| method == request.method)
+        && named(&one.headers, &request.headers)
+        && named(&one.query_params, &request.parameters)
+}
+
+/// The table that a waypoint makes of the routes among some objects.
+fn table(routes: Vec<Object>) -> RouteTable {
+    let snapshot = ambit_manifests::parse(std::path::Path::new("mesh.yaml"), MESH);
+    let present = snapshot.objects.into_values().map(|(object, _)| object);
+    let applied = |object| ObjectEvent::Applied {
+        object,
+        origin: None,
+    };
+    let objects: Vec<_> = present.chain(routes).map(applied).collect();
+    let mut index = index_of(MeshConfig::default(), &objects);
+    let delta = index.flush();
+    let mut services = delta.records_of::<WaypointService>();
+    let routes = services
+        .find_map(|(_, service)| Some(&service?.routes))
+        .unwrap();
+    assert_eq!(routes.len(), 1);
+    RouteTable::new(routes, 80, None)
+}
+
+fn chosen(table: &RouteTable, request: &Request) -> Option<usize> {
+    let (mut headers, mut query) = (HeaderMap::new(), Vec::new());
+    for (at, name) in HEADERS.iter().enumerate() {
+        if let Some(value) = request.headers[at] {
+            headers.insert(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            );
+        }
+        if let Some(value) = request.parameters[at] {
+            query.push(format!("{name}={value}"));
+        }
+    }
+    let query = query.join("&");
+    match table.choose(&RouteRequest {
+        method: request.method,
+        path: request.path,
+        query: Some(&query),
+        host: "reviews",
+        headers: &headers,
+    }) {
+        Choice::Rule(rule, _) => Some(rule.index),
+        Choice::NoMatch => None,
+        Choice::Itself => panic!("there is a route"),
+    }
+}
+
+/// Checks that a table chooses the rules of a VirtualService for random requests.
+fn check(table: &RouteTable, of: &VirtualService, rng: &mut StdRng, prefixes: Prefixes) {
+    for _ in 0..100 {
+        let request = random_request(rng);
+        let expected = first_rule(&of.spec.http, &request, prefixes);
+        assert_eq!(
+            chosen(table, &request),
+            expected,
+            "{} {} {:?} {:?} of {:#?}",
+            request.method,
+            request.path,
+            request.headers,
+            request.parameters,
+            of.spec.http
+        );
+    }
+}
+
+#[test]
+fn virtual_services_are_followed_first_match_first() {
+    let mut rng = StdRng::seed_from_u64(7);
+    for _ in 0..150 {
+        let object = random_service(&mut rng);
+        let table = table(vec![object.clone()]);
+        check(&table, whole(&object), &mut rng, Prefixes::Text);
+    }
+}
+
+#[test]
+fn converted_routes_choose_as_their_virtual_services_do() {
+    let mut rng = StdRng::seed_from_u64(2026);
+    let (mut converted, mut left) = (0, 0);
+    while converted < 150 {
+        let object = random_service(&mut rng);
+        let whole = whole(&object);
+        let Ok(conversion) = http_routes(whole, "cluster.local") else {
+            left += 1;
+            continue;
+        };
+        converted += 1;
+        let objects = conversion.objects.iter();
+        let objects = objects.map(|object| Object::from_value(Kind::HTTPRoute, object).unwrap());
+        let of_objects = table(objects.collect());
+        check(&of_objects, whole, &mut rng, Prefixes::Segments);
+        // Where no prefix ends within a segment, both decide alike.
+        let itself = table(vec![object.clone()]);
+        for _ in 0..100 {
+            let request = random_request(&mut rng);
+            let text = first_rule(&whole.spec.http, &request, Prefixes::Text);
+            if text == first_rule(&whole.spec.http, &request, Prefixes::Segments) {
+                let both = (chosen(&itself, &request), chosen(&of_objects, &request));
+                assert_eq!(both.0, both.1, "{:#?}", whole.spec.http);
+            }
+        }
+    }
+    assert!(left > 20, "the order matters in {left} of them only");
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use ambit_derive::MeshConfig;
+use ambit_virtual_service::{MESH, full_name};
 use serde_json::Value;
 
 use super::{
@@ -24,6 +25,7 @@ const GATEWAY_API: &str = "gateway.networking.k8s.io";
 /// Objects that differences of others depend on.
 pub(super) struct Surroundings {
     root_namespace: String,
+    cluster_domain: String,
     revision: String,
     /// Whether ServiceEntries are seen everywhere unless they say otherwise.
     exports_to_all: bool,
@@ -52,6 +54,7 @@ impl Surroundings {
         let exports = exports.and_then(Value::as_array);
         let mut all = Self {
             root_namespace: config.root_namespace.to_string(),
+            cluster_domain: config.cluster_domain.to_string(),
             revision: config.revision.to_string(),
             exports_to_all: exports.is_some_and(|list| list.iter().any(|one| one == "*")),
             controllers: of_kind("GatewayClass").map(controller).collect(),
@@ -93,6 +96,7 @@ impl Surroundings {
             (GATEWAY_API, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => self.route(value),
             ("networking.istio.io", "ServiceEntry") => self.service_entry(value),
             ("networking.istio.io", "DestinationRule") => destination_rule(value),
+            ("networking.istio.io", "VirtualService") => self.virtual_service(value),
             ("security.istio.io", "PeerAuthentication") => peer_authentication(value),
             ("", "ConfigMap") => revisioned_settings(value),
             _ => Vec::new(),
@@ -172,6 +176,49 @@ impl Surroundings {
                 self.root_namespace
             ),
         )]
+    }
+}
+
+impl Surroundings {
+    /// Differences between waypoints and sidecars, each of which follows VirtualServices for its own namespace.
+    fn virtual_service(&self, value: &Value) -> Vec<Difference> {
+        let own = namespace(value);
+        let list = |at: &str| {
+            let list = value.pointer(at).and_then(Value::as_array);
+            let texts = list.into_iter().flatten().filter_map(Value::as_str);
+            texts.collect::<Vec<_>>()
+        };
+        let gateways = list("/spec/gateways");
+        if !gateways.is_empty() && !gateways.contains(&MESH) {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        let exports = list("/spec/exportTo");
+        if !exports.is_empty() && !exports.contains(&"*") {
+            found.push((
+                Changes,
+                "spec.exportTo".to_owned(),
+                "waypoints of these namespaces follow it, for clients of all namespaces".to_owned(),
+                "add sourceNamespace to its matches, if it is for some clients alone".to_owned(),
+            ));
+        }
+        for (number, host) in list("/spec/hosts").into_iter().enumerate() {
+            let full = full_name(host, own, &self.cluster_domain).unwrap_or_default();
+            let suffix = format!(".svc.{}", self.cluster_domain);
+            let service = full
+                .strip_suffix(&suffix)
+                .and_then(|name| name.split_once('.'));
+            let Some((_, of)) = service.filter(|(_, of)| *of != own) else {
+                continue;
+            };
+            found.push((
+                Changes,
+                format!("spec.hosts[{number}]"),
+                format!("it is followed for clients of {own} alone, unless the waypoint is of {own}, too"),
+                format!("write it in {of}, if it is for all clients"),
+            ));
+        }
+        found
     }
 }
 

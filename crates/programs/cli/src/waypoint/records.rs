@@ -90,6 +90,7 @@ struct RouteMatch {
     method: Option<String>,
     headers: Vec<(String, Map<String, Value>)>,
     query_params: Vec<(String, Map<String, Value>)>,
+    without_headers: Vec<(String, Map<String, Value>)>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -360,7 +361,9 @@ impl RouteMatch {
     fn text(&self) -> String {
         let value = |of: &Map<String, Value>| match of.iter().next() {
             Some((kind, Value::String(text))) if kind == "exact" => text.clone(),
-            Some((kind, Value::String(text))) if kind == "prefix" => format!("{text}*"),
+            Some((kind, Value::String(text))) if kind == "prefix" || kind == "textPrefix" => {
+                format!("{text}*")
+            }
             Some((_, Value::String(text))) => format!("~{text}"),
             _ => String::new(),
         };
@@ -373,6 +376,8 @@ impl RouteMatch {
                 .iter()
                 .map(|one| format!("?{}", named(one))),
         );
+        let without = self.without_headers.iter();
+        parts.extend(without.map(|one| format!("!{}", named(one))));
         parts.join(" ")
     }
 }

@@ -85,17 +85,20 @@ fn route(
     compact(fields.into())
 }
 
-/// The route object, where Istio names the `VirtualService` that it makes of an `HTTPRoute`: `istioctl` knows no other
-/// kind there. No `VirtualService` can have such a name.
+/// The route object: a `VirtualService` by its name, others where Istio names the `VirtualService` that it makes of an
+/// `HTTPRoute`, since `istioctl` knows no other kind there. No `VirtualService` can have such a name.
 fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {
     let RouteName {
         kind,
         namespace,
         name,
     } = name;
-    let config = format!(
-        "/apis/networking.istio.io/v1/namespaces/{namespace}/virtual-service/{kind}~{name}"
-    );
+    let called = match kind.as_str() {
+        "VirtualService" => name.to_string(),
+        kind => format!("{kind}~{name}"),
+    };
+    let config =
+        format!("/apis/networking.istio.io/v1/namespaces/{namespace}/virtual-service/{called}");
     let session = record.session.as_ref().map(crate::record_store::shown);
     json!({"filter_metadata": {
         "istio": {"config": config},

@@ -191,6 +191,7 @@ mod tests {
             ports: ports.to_vec(),
             clients: clients.map(ArcStr::from),
             rules: vec![ambit_model::HttpRouteRule::default()],
+            ..HttpRoute::default()
         };
         let served = Served::new(WaypointService {
             service: NamespacedHostname::new("ns", "a"),

@@ -134,6 +134,7 @@ fn rules() -> Vec<HttpRouteRule> {
             method: Some("GET".into()),
             headers: vec![("x-user".into(), HttpValueMatch::Exact("ann".into()))],
             query_params: vec![("page".into(), HttpValueMatch::Regex("[0-9]+".into()))],
+            ..HttpRouteMatch::default()
         }],
         backends: vec![to("back")],
         ..HttpRouteRule::default()
@@ -165,6 +166,7 @@ fn web() -> WaypointService {
             ..HttpRouteRule::default()
         }],
         ports: vec![HTTP1],
+        ..HttpRoute::default()
     };
     let stream = StreamRoute {
         name: name("TLSRoute", "by-name"),
@@ -184,7 +186,7 @@ fn web() -> WaypointService {
                 name: name("HTTPRoute", "main"),
                 ports: vec![HTTP1],
                 rules: rules(),
-                clients: None,
+                ..HttpRoute::default()
             },
             own,
         ],

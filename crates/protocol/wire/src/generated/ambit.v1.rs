@@ -130,6 +130,12 @@ pub struct HttpRoute {
     /// clients.
     #[prost(string, tag = "4")]
     pub clients: ::prost::alloc::string::String,
+    /// The first rule that matches applies, in the order of the routes and of their rules; else the most specific match.
+    #[prost(bool, tag = "5")]
+    pub first_match: bool,
+    /// With `clients`: the service's side wrote it for clients of that namespace, so it is no consumer route.
+    #[prost(bool, tag = "6")]
+    pub of_service: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpRouteRule {
@@ -179,10 +185,13 @@ pub struct HttpRouteMatch {
     pub headers: ::prost::alloc::vec::Vec<HttpNamedMatch>,
     #[prost(message, repeated, tag = "4")]
     pub query_params: ::prost::alloc::vec::Vec<HttpNamedMatch>,
+    /// Headers that the request must not have with such a value.
+    #[prost(message, repeated, tag = "5")]
+    pub without_headers: ::prost::alloc::vec::Vec<HttpNamedMatch>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HttpPathMatch {
-    #[prost(oneof = "http_path_match::Kind", tags = "1, 2, 3")]
+    #[prost(oneof = "http_path_match::Kind", tags = "1, 2, 3, 4")]
     pub kind: ::core::option::Option<http_path_match::Kind>,
 }
 /// Nested message and enum types in `HttpPathMatch`.
@@ -191,10 +200,14 @@ pub mod http_path_match {
     pub enum Kind {
         #[prost(string, tag = "1")]
         Exact(::prost::alloc::string::String),
+        /// Whole segments of the path.
         #[prost(string, tag = "2")]
         Prefix(::prost::alloc::string::String),
         #[prost(string, tag = "3")]
         Regex(::prost::alloc::string::String),
+        /// The beginning of the path, which may end within a segment.
+        #[prost(string, tag = "4")]
+        TextPrefix(::prost::alloc::string::String),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -325,7 +338,7 @@ pub struct HttpHeader {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PathChange {
-    #[prost(oneof = "path_change::Kind", tags = "1, 2")]
+    #[prost(oneof = "path_change::Kind", tags = "1, 2, 3")]
     pub kind: ::core::option::Option<path_change::Kind>,
 }
 /// Nested message and enum types in `PathChange`.
@@ -336,6 +349,9 @@ pub mod path_change {
         Full(::prost::alloc::string::String),
         #[prost(string, tag = "2")]
         Prefix(::prost::alloc::string::String),
+        /// Replaces what the match has of the path: its text prefix, else the full path.
+        #[prost(string, tag = "3")]
+        Matched(::prost::alloc::string::String),
     }
 }
 /// Location of a redirect; empty or zero parts stay as in the request.

@@ -361,6 +361,8 @@ pub(crate) static AMBIT_V1_HTTPROUTE: Message = Message {
         (2, None),
         (3, Some(&AMBIT_V1_HTTPROUTERULE)),
         (4, None),
+        (5, None),
+        (6, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPROUTERULE: Message = Message {
@@ -469,6 +471,7 @@ pub(crate) static AMBIT_V1_PATHCHANGE: Message = Message {
     fields: &[
         (1, None),
         (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPREDIRECT: Message = Message {
@@ -507,6 +510,7 @@ pub(crate) static AMBIT_V1_HTTPROUTEMATCH: Message = Message {
         (2, None),
         (3, Some(&AMBIT_V1_HTTPNAMEDMATCH)),
         (4, Some(&AMBIT_V1_HTTPNAMEDMATCH)),
+        (5, Some(&AMBIT_V1_HTTPNAMEDMATCH)),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPNAMEDMATCH: Message = Message {
@@ -523,6 +527,7 @@ pub(crate) static AMBIT_V1_HTTPPATHMATCH: Message = Message {
         (1, None),
         (2, None),
         (3, None),
+        (4, None),
     ],
 };
 pub(crate) static AMBIT_V1_WAYPOINTRULES: Message = Message {

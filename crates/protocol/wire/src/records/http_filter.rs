@@ -120,6 +120,7 @@ fn path_change(from: wire::PathChange) -> Result<model::PathChange, DecodeError>
     match from.kind {
         Some(Kind::Full(path)) => Ok(model::PathChange::Full(path.into())),
         Some(Kind::Prefix(path)) => Ok(model::PathChange::Prefix(path.into())),
+        Some(Kind::Matched(path)) => Ok(model::PathChange::Matched(path.into())),
         None => Err(DecodeError::missing("path_change.kind")),
     }
 }
@@ -206,6 +207,7 @@ impl From<&model::PathChange> for wire::PathChange {
         let kind = match from {
             model::PathChange::Full(path) => Kind::Full(path.to_string()),
             model::PathChange::Prefix(path) => Kind::Prefix(path.to_string()),
+            model::PathChange::Matched(path) => Kind::Matched(path.to_string()),
         };
         Self { kind: Some(kind) }
     }

@@ -20,6 +20,8 @@ pub(super) fn route(from: wire::HttpRoute) -> Result<model::HttpRoute, DecodeErr
         ports: ports("http_route.ports", from.ports)?,
         rules: all(from.rules, route_rule)?,
         clients: optional(from.clients),
+        first_match: from.first_match,
+        of_service: from.of_service,
     })
 }
 
@@ -84,6 +86,7 @@ pub(super) fn route_match(
         Some(Kind::Exact(text)) => Ok(model::HttpPathMatch::Exact(text.into())),
         Some(Kind::Prefix(text)) => Ok(model::HttpPathMatch::Prefix(text.into())),
         Some(Kind::Regex(text)) => Ok(model::HttpPathMatch::Regex(text.into())),
+        Some(Kind::TextPrefix(text)) => Ok(model::HttpPathMatch::TextPrefix(text.into())),
         None => Err(DecodeError::missing("http_path_match.kind")),
     };
     Ok(model::HttpRouteMatch {
@@ -91,6 +94,7 @@ pub(super) fn route_match(
         method: optional(from.method),
         headers: all(from.headers, named)?,
         query_params: all(from.query_params, named)?,
+        without_headers: all(from.without_headers, named)?,
     })
 }
 
@@ -133,6 +137,8 @@ impl From<&model::HttpRoute> for wire::HttpRoute {
             ports: from.ports.iter().copied().map(u32::from).collect(),
             rules: write::all(&from.rules),
             clients: write::optional(from.clients.as_ref()),
+            first_match: from.first_match,
+            of_service: from.of_service,
         }
     }
 }
@@ -182,6 +188,7 @@ impl From<&model::HttpRouteMatch> for wire::HttpRouteMatch {
             model::HttpPathMatch::Exact(text) => Kind::Exact(text.to_string()),
             model::HttpPathMatch::Prefix(text) => Kind::Prefix(text.to_string()),
             model::HttpPathMatch::Regex(text) => Kind::Regex(text.to_string()),
+            model::HttpPathMatch::TextPrefix(text) => Kind::TextPrefix(text.to_string()),
         };
         Self {
             path: from.path.as_ref().map(|one| wire::HttpPathMatch {
@@ -190,6 +197,7 @@ impl From<&model::HttpRouteMatch> for wire::HttpRouteMatch {
             method: write::optional(from.method.as_ref()),
             headers: from.headers.iter().map(named_match).collect(),
             query_params: from.query_params.iter().map(named_match).collect(),
+            without_headers: from.without_headers.iter().map(named_match).collect(),
         }
     }
 }

@@ -191,6 +191,7 @@ fn services_read_back_what_was_written() {
                     method: Some("GET".into()),
                     headers: vec![("x".into(), HttpValueMatch::Exact("1".into()))],
                     query_params: vec![("q".into(), HttpValueMatch::Regex("a+".into()))],
+                    without_headers: vec![("n".into(), HttpValueMatch::Exact("2".into()))],
                 }],
                 backends: vec![
                     HttpBackend {
@@ -260,6 +261,8 @@ fn services_read_back_what_was_written() {
                 unsupported: Some("filters".into()),
             }],
             clients: Some("bank".into()),
+            first_match: true,
+            of_service: true,
         }],
         ..WaypointService::default()
     };

@@ -192,7 +192,8 @@ fn host(host: &str, namespace: &str, config: &MeshConfig) -> Result<ArcStr, Stri
     Ok(arcstr::format!("{host}.{namespace}.svc.{domain}"))
 }
 
-fn exported(to: &[String], namespace: &str) -> Option<BTreeSet<ArcStr>> {
+/// Namespaces whose waypoints see an object; `None` for all.
+pub(super) fn exported(to: &[String], namespace: &str) -> Option<BTreeSet<ArcStr>> {
     if to.is_empty() || to.iter().any(|one| one == "*") {
         return None;
     }
@@ -337,11 +338,8 @@ impl Index {
             route.is_some_and(|route| self.record_seen_in(route.namespace(), host) == Some(key))
         });
         for route in self.route_backends.of(key).chain(by_name) {
-            let parents = self.route(route).into_iter();
-            for parent in parents.flat_map(|route| &route.parents) {
-                for host in self.hosts_of(&parent.target) {
-                    gateways.extend(self.waypoints_serving(&parent.target, &host));
-                }
+            for (target, host) in self.services_routed_by(route) {
+                gateways.extend(self.waypoints_serving(&target, &host));
             }
         }
         gateways
@@ -352,7 +350,9 @@ impl Index {
         if !self.has_destinations() {
             return;
         }
-        let routes = self.route_parents.of(parent);
+        let hosts = self.hosts_of(parent);
+        let by_host = hosts.iter().flat_map(|host| self.virtual_hosts.of(host));
+        let routes = self.route_parents.of(parent).chain(by_host);
         let routes = routes.filter_map(|route| self.route(route));
         let routes: Vec<_> = routes.collect();
         let targets = routes.iter().flat_map(|route| route.targets());

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use ambit_k8s_api::{
     HTTPFault, ObjectKey,
-    ambit::{FaultAbort, FaultDelay},
+    ambit::{FaultAbort, FaultDelay, HttpFaultSpec},
 };
 use ambit_model::{FaultStatus, HttpFault, Share};
 use serde_json::Value;
 
-use super::{route::durations, share};
+use super::{durations, share};
 use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, FAULT_USED, Standing},
@@ -54,14 +54,7 @@ impl MeshKind for HTTPFault {
     const CONDITIONS: &'static [ConditionType] = &[FAULT_USED];
 
     fn read(&self, _: &MeshConfig) -> Result<Read<HttpFault>, FieldError> {
-        let spec = &self.spec;
-        if spec.delay.is_none() && spec.abort.is_none() {
-            return Err(FieldError::new("spec", "a delay or an abort is needed"));
-        }
-        Ok(Read::plain(HttpFault {
-            delay: spec.delay.as_ref().map(delay).transpose()?,
-            abort: spec.abort.as_ref().map(abort).transpose()?,
-        }))
+        Ok(Read::plain(fault(&self.spec, "spec")?))
     }
 
     fn changed(index: &mut Index, change: &Change<'_, HttpFault>, _: &mut PodDirectory) {
@@ -73,9 +66,23 @@ impl MeshKind for HTTPFault {
     }
 }
 
-fn delay(from: &FaultDelay) -> Result<(Duration, Share), FieldError> {
-    const AT: &str = "spec.delay";
-    let error = |message: String| FieldError::new(format!("{AT}.fixedDelay"), message);
+/// Reads faults; `at` is their path in an object.
+pub(super) fn fault(from: &HttpFaultSpec, at: &str) -> Result<HttpFault, FieldError> {
+    if from.delay.is_none() && from.abort.is_none() {
+        return Err(FieldError::new(at, "a delay or an abort is needed"));
+    }
+    let delay = from.delay.as_ref();
+    let delay = delay.map(|one| delay_of(one, &format!("{at}.delay")));
+    let abort = from.abort.as_ref();
+    let abort = abort.map(|one| abort_of(one, &format!("{at}.abort")));
+    Ok(HttpFault {
+        delay: delay.transpose()?,
+        abort: abort.transpose()?,
+    })
+}
+
+fn delay_of(from: &FaultDelay, at: &str) -> Result<(Duration, Share), FieldError> {
+    let error = |message: String| FieldError::new(format!("{at}.fixedDelay"), message);
     let text = from.fixed_delay.as_deref();
     let text = text.ok_or_else(|| error("is needed".to_owned()))?;
     let read = durations::read(text).map_err(error)?.unwrap_or_default();
@@ -83,29 +90,28 @@ fn delay(from: &FaultDelay) -> Result<(Duration, Share), FieldError> {
         let most = LONGEST.as_secs();
         return Err(error(format!("{text:?} is not from 1ms to {most}s")));
     }
-    let share = share::read(from.percent, from.fraction.as_ref(), AT)?;
+    let share = share::read(from.percent, from.fraction.as_ref(), at)?;
     Ok((read, share))
 }
 
-fn abort(from: &FaultAbort) -> Result<(FaultStatus, Share), FieldError> {
-    const AT: &str = "spec.abort";
-    let share = share::read(from.percent, from.fraction.as_ref(), AT)?;
+fn abort_of(from: &FaultAbort, at: &str) -> Result<(FaultStatus, Share), FieldError> {
+    let share = share::read(from.percent, from.fraction.as_ref(), at)?;
     let status = match (from.http_status, &from.grpc_status) {
         (Some(status), None) => {
             let known = u16::try_from(status).ok();
             let known = known.filter(|status| (200..=599).contains(status));
             known.map(FaultStatus::Http).ok_or_else(|| {
                 let message = format!("{status} is no status that ends a request, 200 to 599");
-                FieldError::new(format!("{AT}.httpStatus"), message)
+                FieldError::new(format!("{at}.httpStatus"), message)
             })?
         }
         (None, Some(status)) => grpc(status).map(FaultStatus::Grpc).ok_or_else(|| {
             let message = format!("{status} is no status of gRPC: its name, or 0 to 16");
-            FieldError::new(format!("{AT}.grpcStatus"), message)
+            FieldError::new(format!("{at}.grpcStatus"), message)
         })?,
         _ => {
             let message = "one of httpStatus and grpcStatus is needed";
-            return Err(FieldError::new(AT, message));
+            return Err(FieldError::new(at, message));
         }
     };
     Ok((status, share))

@@ -70,7 +70,8 @@ impl MeshKind for ReferenceGrant {
         });
         let from = self.spec.from.iter().filter_map(|from| {
             let kind = Kind::find(Some(&format!("{}/v1", from.group)), &from.kind)?;
-            let is_read = from.group == gateway::GROUP || CALLING.contains(&kind);
+            let is_route = from.group == gateway::GROUP || kind == Kind::VirtualService;
+            let is_read = is_route || CALLING.contains(&kind);
             is_read.then(|| (kind, from.namespace.as_str().into()))
         });
         let to = |kind: &str| {

@@ -3,7 +3,6 @@
 
 mod backends;
 mod cors;
-pub(super) mod durations;
 mod extension;
 mod filters;
 mod grpc_route;
@@ -14,10 +13,11 @@ mod references;
 mod session;
 mod standing;
 mod stream;
+mod virtual_service;
 
 use ambit_k8s_api::{
     GRPCRoute, HTTPRoute, Kind, ObjectKey, ObjectMeta, ObjectType, Service, ServiceEntry, TCPRoute,
-    TLSRoute, created,
+    TLSRoute, VirtualService, created,
     gateway::{self, ParentReference},
 };
 use ambit_model::{AppProtocol, ArcStr, GatewayName, HttpRoute, RouteName, StreamRoute};
@@ -37,6 +37,8 @@ use http_route::RuleInput;
 pub(super) use reader::{Reader, is_token};
 use references::{Named, Unresolved};
 use stream::StreamInput;
+use virtual_service::HostScope;
+pub(super) use virtual_service::is_for_mesh;
 
 /// The reason of a condition: the API has it, and this mesh has not.
 pub(super) const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
@@ -107,6 +109,8 @@ pub(crate) struct RouteInput {
     name: RouteName,
     created: String,
     pub(crate) parents: Vec<Parent>,
+    /// Hosts that it is for, in the place of parents, if it is a VirtualService.
+    scope: Option<HostScope>,
     rules: Rules,
 }
 
@@ -115,6 +119,8 @@ pub(crate) struct RouteInput {
 pub(crate) struct AttachedRoute<'a> {
     route: &'a RouteInput,
     parent: &'a ObjectKey,
+    /// The port of the parent that is called; any if `None`.
+    port: Option<u16>,
 }
 
 /// Rules of a route.
@@ -194,6 +200,7 @@ macro_rules! routes {
             pub(super) fn route(&self, key: &ObjectKey) -> Option<&RouteInput> {
                 match key.kind {
                     $(Kind::$kind => self.get::<$kind>(key),)*
+                    Kind::VirtualService => self.get::<VirtualService>(key),
                     _ => None,
                 }
             }
@@ -343,6 +350,7 @@ impl RouteInput {
         AttachedRoute {
             route: self,
             parent,
+            port: None,
         }
     }
 
@@ -440,6 +448,7 @@ fn route<K: RouteObject>(from: &K, parents: Vec<Parent>, rules: Rules) -> RouteI
         },
         created: created(metadata),
         parents,
+        scope: None,
         rules,
     }
 }
@@ -458,8 +467,20 @@ impl Index {
         routes
     }
 
-    /// The routes that a waypoint follows for requests to a service, oldest first and then by name.
-    pub(crate) fn http_routes(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<HttpRoute> {
+    /// The routes that a waypoint follows for requests to a host of a service, oldest first and then by name; after
+    /// those of the Gateway API the VirtualServices.
+    pub(crate) fn http_routes(
+        &self,
+        host: &ArcStr,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+    ) -> Vec<HttpRoute> {
+        let mut routes = self.gateway_api_routes(target, gateway);
+        routes.extend(self.virtual_routes(host, target, gateway));
+        routes
+    }
+
+    fn gateway_api_routes(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<HttpRoute> {
         let resolved = |route: &RouteInput| {
             let Rules::Http(rules) = &route.rules else {
                 return None;
@@ -476,6 +497,8 @@ impl Index {
                 ports: route.ports(self, target)?,
                 clients: route.clients(target, gateway),
                 rules: rules.iter().enumerate().map(rule).collect(),
+                first_match: false,
+                of_service: false,
             })
         };
         let routes = self.sorted_routes_of(target);
@@ -510,14 +533,29 @@ impl Index {
         let leading = entries.flat_map(|entry| self.route_backends.of(entry));
         let routes: Vec<_> = self.route_hosts.of(host).chain(leading).cloned().collect();
         for key in routes {
-            let parents = self.route(&key).map(|route| route.parents.clone());
+            let services = self.services_routed_by(&key);
             self.mark(key);
-            for parent in parents.into_iter().flatten() {
-                for host in self.hosts_of(&parent.target) {
-                    self.mark_only_host(host);
-                }
+            for (_, host) in services {
+                self.mark_only_host(host);
             }
         }
+    }
+
+    /// The services that a route is for, each with a host of it.
+    pub(crate) fn services_routed_by(&self, key: &ObjectKey) -> Vec<(ObjectKey, ArcStr)> {
+        let route = self.route(key);
+        let parents = route.into_iter().flat_map(|route| &route.parents);
+        let of_parents = parents.flat_map(|parent| {
+            let hosts = self.hosts_of(&parent.target).into_iter();
+            hosts.map(move |host| (parent.target.clone(), host))
+        });
+        let scope = route.and_then(|route| route.scope.as_ref());
+        let called = scope.into_iter().flat_map(HostScope::hosts);
+        let called = called.flat_map(|host| {
+            let records = self.records_of(host).into_iter();
+            records.map(move |(target, _)| (target.clone(), host.clone()))
+        });
+        of_parents.chain(called).collect()
     }
 
     /// Routes have these Services as backends: the records of the routes' services change with them.

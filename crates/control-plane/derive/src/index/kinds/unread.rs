@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{EnvoyFilter, Kind, VirtualService};
 use ambit_model::{ArcStr, GatewayName};
 
-use super::Objects;
+use super::{Objects, route};
 use crate::{
     MeshConfig, PodDirectory,
     index::{
@@ -34,20 +34,23 @@ macro_rules! unread {
             }
         })*
 
-        /// All objects of such kinds in a namespace, as text.
+        /// All objects of such kinds in a namespace, as text, and VirtualServices that are for gateways alone.
         fn present(namespace: &str, objects: &Objects) -> Vec<String> {
             let mut all = Vec::new();
             $(
                 let names = objects.all::<$kind>().keys();
                 all.extend(names.map(|name| format!("{} {namespace}/{name}", Kind::$kind)));
             )*
+            let routes = objects.all::<VirtualService>().iter();
+            let routes = routes.filter(|(_, route)| !route::is_for_mesh(route));
+            all.extend(routes.map(|(name, _)| format!("{} {namespace}/{name}", Kind::VirtualService)));
             all
         }
     };
 }
 
 unread! {
-    VirtualService EnvoyFilter
+    EnvoyFilter
 }
 
 /// Note on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose labels, or whose
@@ -66,7 +69,7 @@ pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
     let of = |namespace: &&ArcStr| Some(present(namespace, index.objects(namespace)?));
     let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
     let message = format!(
-        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute and its like, DestinationRule, and AuthorizationPolicy with \
+        "{}: such objects have no effect on waypoints; use HTTPRoute and its like, DestinationRule, and AuthorizationPolicy with \
          targetRefs",
         listed(&all)?
     );

@@ -232,8 +232,12 @@ fn a_class_with_a_wrong_label_stays_a_class_of_waypoints() {
 #[test]
 fn kinds_without_effect_are_named_on_their_gateways() {
     let unread = |kind: Kind, namespace: &str, name: &str| {
+        let spec = match kind {
+            Kind::VirtualService => "gateways: [edge]",
+            _ => "any: [null]",
+        };
         format!(
-            "apiVersion: {}/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{any: [null]}}\n",
+            "apiVersion: {}/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{{spec}}}\n",
             kind.group()
         )
     };
@@ -242,7 +246,7 @@ fn kinds_without_effect_are_named_on_their_gateways() {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
             mesh.apply(&unread(kind, namespace, "x"));
             let warning = effective(&mesh);
-            let expected = format!("{kind} {namespace}/x: objects of such kinds have no effect");
+            let expected = format!("{kind} {namespace}/x: such objects have no effect");
             assert_eq!(warning.is_some(), concerns, "{kind} {namespace}");
             assert!(warning.unwrap_or_default().starts_with(&expected) || !concerns);
             mesh.delete(kind, namespace, "x");

@@ -43,6 +43,22 @@ fn prefixes_are_replaced_as_the_specification_has_it() {
     assert_eq!(target.as_deref(), Ok("/all?a=b?c"));
 }
 
+#[test]
+fn what_a_match_has_of_the_path_is_replaced_as_text() {
+    for (path, prefix, with, expected) in [
+        ("/api/x", "/api/", "/", "/x"),
+        ("/api/", "/api/", "/new/", "/new/"),
+        ("/apis", "/api", "/new", "/news"),
+        ("/foo", "/", "/x", "/xfoo"),
+        // Of a match of the full path.
+        ("/foo/bar", "", "/all", "/all"),
+    ] {
+        let change = PathChange::Matched(with.into());
+        let target = changed(Some(&change), request_of(path, prefix.len()), BASE);
+        assert_eq!(target.as_deref(), Ok(expected), "{path} {prefix} {with}");
+    }
+}
+
 fn location(to: HttpRedirect, host: &str, port: u16) -> String {
     let redirect = Redirect::new(&HttpRedirect { status: 302, ..to }).unwrap();
     let location = redirect.location(host, port, request_of("//evil/x", 0), BASE);

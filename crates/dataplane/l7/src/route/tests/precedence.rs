@@ -23,6 +23,7 @@ fn holds(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
             segments(path).starts_with(&segments(prefix))
         }
         Some(HttpPathMatch::Regex(_)) => path.starts_with("/a"),
+        Some(HttpPathMatch::TextPrefix(prefix)) => path.starts_with(prefix.as_str()),
     };
     let named = |matchers: &[(ArcStr, HttpValueMatch)], letter: &str, there: &[usize]| {
         let is_there = |name: &str| there.iter().any(|one| format!("{letter}{one}") == name);
@@ -39,12 +40,15 @@ fn compare(a: &HttpRouteMatch, b: &HttpRouteMatch) -> Ordering {
     let kind = |of: &HttpRouteMatch| match &of.path {
         Some(HttpPathMatch::Exact(_)) => 3,
         Some(HttpPathMatch::Prefix(_)) | None => 2,
-        Some(HttpPathMatch::Regex(_)) => 1,
+        Some(HttpPathMatch::Regex(_) | HttpPathMatch::TextPrefix(_)) => 1,
     };
     let length = |of: &HttpRouteMatch| match &of.path {
         Some(HttpPathMatch::Prefix(path)) if path == "/" => 0,
         Some(
-            HttpPathMatch::Exact(path) | HttpPathMatch::Prefix(path) | HttpPathMatch::Regex(path),
+            HttpPathMatch::Exact(path)
+            | HttpPathMatch::Prefix(path)
+            | HttpPathMatch::Regex(path)
+            | HttpPathMatch::TextPrefix(path),
         ) => path.len(),
         None => 0,
     };
@@ -103,6 +107,7 @@ fn matches() -> impl Strategy<Value = HttpRouteMatch> {
             method: method.map(ArcStr::from),
             headers: values("h", headers),
             query_params: values("q", params),
+            ..HttpRouteMatch::default()
         }
     })
 }

@@ -83,7 +83,9 @@ fn redirected(to: &HttpRedirect) -> Value {
     let (path, prefix) = match &to.path {
         None => (None, None),
         Some(PathChange::Full(path)) => (Some(path.as_str()), None),
-        Some(PathChange::Prefix(prefix)) => (None, Some(prefix.as_str())),
+        Some(PathChange::Prefix(prefix) | PathChange::Matched(prefix)) => {
+            (None, Some(prefix.as_str()))
+        }
     };
     json!({
         "scheme_redirect": to.scheme.as_deref(),
@@ -179,7 +181,7 @@ fn rewrite(to: &HttpRewrite) -> Map<String, Value> {
     }
     match &to.path {
         None => {}
-        Some(PathChange::Prefix(prefix)) => {
+        Some(PathChange::Prefix(prefix) | PathChange::Matched(prefix)) => {
             fields.insert("prefix_rewrite".to_owned(), prefix.as_str().into());
         }
         Some(PathChange::Full(path)) => {

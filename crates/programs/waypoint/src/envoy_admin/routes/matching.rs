@@ -12,12 +12,17 @@ pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
         .iter()
         .map(|method| json!({"name": ":method", "string_match": {"exact": method.as_str()}}));
     let headers = of.headers.iter().map(|(name, value)| header(name, value));
+    let without = of.without_headers.iter().map(|(name, value)| {
+        let mut excluded = header(name, value);
+        extend(&mut excluded, json!({"invert_match": true}));
+        excluded
+    });
     let parameters = of.query_params.iter().map(
         |(name, value)| json!({"name": name.as_str(), "string_match": string_match(name, value)}),
     );
     let mut fields = path(of.path.as_ref());
     let more = json!({
-        "headers": method.chain(headers).collect::<Value>(),
+        "headers": method.chain(headers).chain(without).collect::<Value>(),
         "query_parameters": parameters.collect::<Value>(),
     });
     extend(&mut fields, more);
@@ -32,6 +37,7 @@ fn path(of: Option<&HttpPathMatch>) -> Value {
             "" => json!({"prefix": "/"}),
             prefix => json!({"path_separated_prefix": prefix}),
         },
+        Some(HttpPathMatch::TextPrefix(prefix)) => json!({"prefix": prefix.as_str()}),
         Some(HttpPathMatch::Regex(regex)) => json!({"safe_regex": {"regex": regex.as_str()}}),
     }
 }

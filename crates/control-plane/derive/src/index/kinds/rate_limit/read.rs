@@ -11,7 +11,10 @@ use ambit_model::{
 };
 
 use crate::{
-    index::kinds::route::{Reader, durations, is_token},
+    index::kinds::{
+        durations,
+        route::{Reader, is_token},
+    },
     problem::FieldError,
 };
 

@@ -85,14 +85,14 @@ impl BackendInput {
         })
     }
 
-    /// The service that it is for requests to a parent, at a waypoint.
+    /// The service that it is, and its port, for requests to a parent, at a waypoint.
     pub(super) fn find(
         &self,
         index: &Index,
         route: AttachedRoute<'_>,
         gateway: &GatewayName,
-    ) -> Result<NamespacedHostname, Unresolved> {
-        let service = self.to.find(index, route)?;
+    ) -> Result<(NamespacedHostname, u16), Unresolved> {
+        let (service, port) = self.to.find(index, route)?;
         if let Some(subset) = &self.subset
             && !index.has_subset(&service, gateway, subset)
         {
@@ -104,6 +104,6 @@ impl BackendInput {
                 text,
             });
         }
-        Ok(service)
+        Ok((service, port))
     }
 }

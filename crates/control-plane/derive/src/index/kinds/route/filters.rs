@@ -9,13 +9,16 @@ use ambit_model::{
 };
 
 use super::{
-    AttachedRoute, cors, durations,
+    AttachedRoute, cors,
     extension::ExtensionInput,
     mirrors::MirrorInput,
     reader::{Reader, is_token},
     references::{self, Unresolved},
 };
-use crate::{index::Index, problem::FieldError};
+use crate::{
+    index::{Index, kinds::durations},
+    problem::FieldError,
+};
 
 /// The reason of a condition, as the Gateway API has it.
 pub(super) const INCOMPATIBLE: &str = "IncompatibleFilters";
@@ -298,10 +301,10 @@ impl Reader<'_> {
             let message = format!("{text:?} is no path: it begins with a slash and has no query");
             return Err(FieldError::new(at, message));
         }
-        Ok(Some(if is_prefix {
-            PathChange::Prefix(text.into())
-        } else {
-            PathChange::Full(text.into())
+        Ok(Some(match (is_prefix, self.has_text_prefixes) {
+            (true, true) => PathChange::Matched(text.into()),
+            (true, false) => PathChange::Prefix(text.into()),
+            (false, _) => PathChange::Full(text.into()),
         }))
     }
 }

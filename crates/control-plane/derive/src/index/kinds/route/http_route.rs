@@ -1,6 +1,6 @@
 //! HTTP routes of services: where a waypoint sends requests.
 
-mod retries;
+pub(super) mod retries;
 mod rules;
 
 use ambit_k8s_api::{HTTPRoute, gateway::ParentReference};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{RouteObject, Rules, note_hostnames};
 use crate::problem::{FieldError, Note};
 
-pub(super) use rules::RuleInput;
+pub(super) use rules::{MatchScope, RuleInput};
 
 impl RouteObject for HTTPRoute {
     fn parent_refs(&self) -> &[ParentReference] {

@@ -13,7 +13,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MirrorInput {
     pub(super) to: Reference,
-    share: Share,
+    pub(super) share: Share,
 }
 
 impl MirrorInput {
@@ -36,9 +36,10 @@ impl MirrorInput {
 
     /// With its service as it is now for requests to a parent, if there is one.
     pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> Option<HttpMirror> {
+        let (service, port) = self.to.find(index, route).ok()?;
         Some(HttpMirror {
-            service: self.to.find(index, route).ok()?,
-            port: self.to.port,
+            service,
+            port,
             numerator: self.share.numerator,
             denominator: self.share.denominator,
         })

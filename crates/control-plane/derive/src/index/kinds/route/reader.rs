@@ -16,6 +16,8 @@ pub(crate) struct Reader<'a> {
     pub(super) notes: &'a mut Vec<Note>,
     /// The first thing in the rule that is not supported.
     pub(super) unsupported: Option<Unsupported>,
+    /// Whether prefixes of paths may end within a segment, as in VirtualServices.
+    pub(super) has_text_prefixes: bool,
 }
 
 impl<'a> Reader<'a> {
@@ -23,6 +25,15 @@ impl<'a> Reader<'a> {
         Self {
             notes,
             unsupported: None,
+            has_text_prefixes: false,
+        }
+    }
+
+    /// A reader of rules in which prefixes of paths may end within a segment.
+    pub(super) fn of_text_prefixes(notes: &'a mut Vec<Note>) -> Self {
+        Self {
+            has_text_prefixes: true,
+            ..Self::new(notes)
         }
     }
 

@@ -22,7 +22,8 @@ const ISTIO: &str = "networking.istio.io";
 pub(crate) struct Reference {
     /// An error if it cannot be used.
     target: Result<Named, ArcStr>,
-    pub(super) port: u16,
+    /// The only port of the service, or the one that is called, if `None`.
+    pub(super) port: Option<u16>,
 }
 
 /// How a service is named.
@@ -63,20 +64,28 @@ impl Reference {
             (Some(named), Some(number)) => {
                 let number = port(number)
                     .map_err(|message| FieldError::new(format!("{at}.port"), message))?;
-                (Ok(named), number)
+                (Ok(named), Some(number))
             }
             (Some(_), None) => {
                 let message = format!("is needed: {otherwise}");
                 notes.push(Note::new(format!("{at}.port"), message));
-                (Err(arcstr::literal!("a backend without a port")), 0)
+                (Err(arcstr::literal!("a backend without a port")), None)
             }
             (None, _) => {
                 let message = format!("{kind} is not supported: {otherwise}");
                 notes.push(Note::new(format!("{at}.kind"), message));
-                (Err(arcstr::format!("a backend of the kind {kind}")), 0)
+                (Err(arcstr::format!("a backend of the kind {kind}")), None)
             }
         };
         Ok(Self { target, port })
+    }
+
+    /// Reference to a host; an error if it is no name.
+    pub(super) fn to_host(host: Result<ArcStr, ArcStr>, port: Option<u16>) -> Self {
+        Self {
+            target: host.map(Named::Host),
+            port,
+        }
     }
 
     /// How it is named, if it can be used.
@@ -84,13 +93,17 @@ impl Reference {
         self.target.as_ref().ok()
     }
 
-    /// The service that it is, for requests to a parent of the route. A parent needs no grant for requests to itself;
-    /// for requests to other parents it is a backend like any other.
+    /// The service that it is, and its port, for requests to a parent of the route. A parent needs no grant for requests
+    /// to itself; for requests to other parents it is a backend like any other.
     pub(super) fn find(
         &self,
         index: &Index,
-        AttachedRoute { route, parent }: AttachedRoute<'_>,
-    ) -> Result<NamespacedHostname, Unresolved> {
+        AttachedRoute {
+            route,
+            parent,
+            port: called,
+        }: AttachedRoute<'_>,
+    ) -> Result<(NamespacedHostname, u16), Unresolved> {
         let unresolved = |reason, text| Unresolved { reason, text };
         let named = self.target.as_ref();
         let (key, host) = match named.map_err(|why| unresolved("InvalidKind", why.clone()))? {
@@ -128,11 +141,20 @@ impl Reference {
         };
         let host = host.map_err(missing)?;
         let ports = declared_ports(index, key).unwrap_or_default();
-        if !ports.iter().any(|(_, port, _)| *port == self.port) {
-            let port = self.port;
+        let has = |number: u16| ports.iter().any(|(_, port, _)| *port == number);
+        let port = match (self.port, ports.as_slice(), called) {
+            (Some(port), ..) => port,
+            (None, [(_, port, _)], _) => *port,
+            (None, _, Some(called)) => called,
+            (None, _, None) => {
+                let text = arcstr::format!("{key} has several ports, and none is named");
+                return Err(missing(text));
+            }
+        };
+        if !has(port) {
             return Err(missing(arcstr::format!("{key} has no port {port}")));
         }
-        Ok(NamespacedHostname::new(key.namespace.clone(), host))
+        Ok((NamespacedHostname::new(key.namespace.clone(), host), port))
     }
 }
 

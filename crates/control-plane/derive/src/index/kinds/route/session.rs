@@ -3,8 +3,8 @@
 use ambit_k8s_api::gateway::SessionPersistence;
 use ambit_model::{ArcStr, HttpSession, RouteName, is_reserved_header};
 
-use super::{durations, is_token, reader::Reader};
-use crate::problem::FieldError;
+use super::{is_token, reader::Reader};
+use crate::{index::kinds::durations, problem::FieldError};
 
 /// Longest name, as the API has it.
 const MOST_NAME: usize = 128;

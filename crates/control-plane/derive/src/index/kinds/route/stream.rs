@@ -57,10 +57,16 @@ impl StreamInput {
 
     /// With its current backends for connections to a parent; without fields of the whole route.
     pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> StreamRoute {
-        let backend = |from: &BackendInput| StreamBackend {
-            service: from.to.find(index, route).map_err(|error| error.text),
-            port: from.to.port,
-            weight: from.weight,
+        let backend = |from: &BackendInput| {
+            let found = from.to.find(index, route);
+            let port = found.as_ref().map_or(from.to.port, |(_, port)| Some(*port));
+            StreamBackend {
+                service: found
+                    .map(|(service, _)| service)
+                    .map_err(|error| error.text),
+                port: port.unwrap_or_default(),
+                weight: from.weight,
+            }
         };
         StreamRoute {
             hostnames: self.hostnames.clone(),

@@ -4,7 +4,7 @@ use ambit_k8s_api::gateway::HttpRouteRetry;
 use ambit_model::HttpRetry;
 
 use crate::{
-    index::kinds::route::{durations, reader::Reader},
+    index::kinds::{durations, route::reader::Reader},
     problem::FieldError,
 };
 
@@ -14,7 +14,7 @@ const ATTEMPTS: i32 = 2;
 const MOST_ATTEMPTS: u32 = 64;
 
 /// Reads it. What cannot be done makes the rule unusable.
-pub(super) fn read(
+pub(in crate::index::kinds::route) fn read(
     reader: &mut Reader<'_>,
     at: &str,
     from: &HttpRouteRetry,

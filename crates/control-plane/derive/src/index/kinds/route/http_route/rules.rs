@@ -32,33 +32,38 @@ use crate::{
 };
 
 /// Rule of a route.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RuleInput {
-    name: Option<ArcStr>,
-    matches: Vec<HttpRouteMatch>,
-    filters: Vec<FilterInput>,
-    backends: Vec<BackendInput>,
-    timeouts: HttpTimeouts,
-    retry: Option<HttpRetry>,
-    session: Option<HttpSession>,
-    unsupported: Option<Unsupported>,
+    pub(in super::super) name: Option<ArcStr>,
+    pub(in super::super) matches: Vec<HttpRouteMatch>,
+    /// Clients and ports of the matches, in the same order; all without.
+    pub(in super::super) scopes: Vec<MatchScope>,
+    pub(in super::super) filters: Vec<FilterInput>,
+    pub(in super::super) backends: Vec<BackendInput>,
+    pub(in super::super) timeouts: HttpTimeouts,
+    pub(in super::super) retry: Option<HttpRetry>,
+    pub(in super::super) session: Option<HttpSession>,
+    pub(in super::super) unsupported: Option<Unsupported>,
+}
+
+/// Requests of which a match is, beyond what they contain: only VirtualServices have such conditions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct MatchScope {
+    /// Port of the service that is called.
+    pub(in super::super) port: Option<u16>,
+    /// Namespace of the client.
+    pub(in super::super) namespace: Option<ArcStr>,
 }
 
 impl RuleInput {
     /// The only rule of a route that cannot be used.
     pub(in super::super) fn unusable() -> Self {
         Self {
-            name: None,
-            matches: Vec::new(),
-            filters: Vec::new(),
-            backends: Vec::new(),
-            timeouts: HttpTimeouts::default(),
-            retry: None,
-            session: None,
             unsupported: Some(Unsupported {
                 reason: UNSUPPORTED_VALUE,
                 text: arcstr::literal!("the route cannot be used as it is written"),
             }),
+            ..Self::default()
         }
     }
 
@@ -96,7 +101,7 @@ impl RuleInput {
         found.filter_map(Result::err).collect()
     }
 
-    fn mirrors(&self) -> impl Iterator<Item = &MirrorInput> {
+    pub(in super::super) fn mirrors(&self) -> impl Iterator<Item = &MirrorInput> {
         let of_backends = self.backends.iter();
         let of_backends = of_backends.flat_map(|backend| filters::mirrors(&backend.filters));
         filters::mirrors(&self.filters).chain(of_backends)
@@ -127,10 +132,12 @@ impl RuleInput {
         let backend = |from: &BackendInput| {
             let filters = filters::resolved(&from.filters, index, route);
             let (filters, missing) = split(filters);
-            let service = from.find(index, route, gateway);
+            let found = from.find(index, route, gateway);
+            let port = found.as_ref().map_or(from.to.port, |(_, port)| Some(*port));
+            let service = found.map(|(service, _)| service);
             HttpBackend {
                 service: missing.map_or(service, Err).map_err(|error| error.text),
-                port: from.to.port,
+                port: port.unwrap_or_default(),
                 subset: from.subset.clone(),
                 weight: from.weight,
                 filters,
@@ -273,6 +280,7 @@ impl Reader<'_> {
             backends,
             timeouts,
             unsupported: self.unsupported.take(),
+            ..RuleInput::default()
         })
     }
 
@@ -292,6 +300,7 @@ impl Reader<'_> {
             method: from.method.as_deref().map(ArcStr::from),
             headers: self.header_matches(&from.headers, at),
             query_params: self.named(&from.query_params, &format!("{at}.queryParams")),
+            ..HttpRouteMatch::default()
         })
     }
 
@@ -308,7 +317,7 @@ impl Reader<'_> {
         headers.into_iter().map(lower).collect()
     }
 
-    fn path(
+    pub(in super::super) fn path(
         &mut self,
         from: &gateway::HttpPathMatch,
         at: &str,
@@ -321,6 +330,7 @@ impl Reader<'_> {
         }
         Ok(match kind {
             "Exact" => Some(HttpPathMatch::Exact(value.into())),
+            "PathPrefix" if self.has_text_prefixes => Some(HttpPathMatch::TextPrefix(value.into())),
             "PathPrefix" => {
                 let trimmed = value.trim_end_matches('/');
                 let prefix = if trimmed.is_empty() { "/" } else { trimmed };

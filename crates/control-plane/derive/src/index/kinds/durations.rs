@@ -5,11 +5,11 @@ use std::time::Duration;
 /// Units, each at most once, in this order.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-/// Reads one; zero is none.
+/// Reads a duration; zero is none.
 ///
 /// # Errors
-/// When it is written in another way.
-pub(in super::super) fn read(text: &str) -> Result<Option<Duration>, String> {
+/// If the text is no duration.
+pub(super) fn read(text: &str) -> Result<Option<Duration>, String> {
     let broken = || {
         format!(
             "{text:?} is no duration: numbers of up to 5 digits, each with h, m, s or ms, as in 1m30s"

@@ -6,7 +6,7 @@ use ambit_k8s_api::gateway::{HttpNamedMatch, HttpRouteMatch, HttpRouteRule};
 use super::Remark;
 
 /// Pairs of matches whose order would change.
-pub(super) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
+pub(crate) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
     let all = HttpRouteMatch::default();
     let matches: Vec<(usize, &HttpRouteMatch)> = rules
         .iter()

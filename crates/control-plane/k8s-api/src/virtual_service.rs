@@ -1,55 +1,55 @@
-//! Istio's VirtualService (networking.istio.io/v1), as far as HTTP goes. Every type keeps the fields that it does not know:
-//! they must be named, since they may be what matters.
+//! Spec of a `VirtualService`; field names as in Istio's definition.
+//!
+//! Every type keeps the fields that it does not know: a field may decide where requests go, so it must be named and must
+//! not be lost. Fields without a counterpart in Ambit's routes are among them.
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Fields that a type does not know.
-pub(super) type Other = BTreeMap<String, Value>;
+use crate::{
+    istio::custom_resource,
+    status::{self, Status},
+};
+
+custom_resource! {
+    /// Routes of Istio's own API.
+    VirtualService, VirtualServiceSpec, "networking.istio.io", "virtualservices", NamespaceResourceScope
+}
+
+/// Fields that a type does not know, by name.
+pub type Unknown = BTreeMap<String, Value>;
 
 macro_rules! parts {
-    ($($(#[doc = $doc:literal])+ $name:ident { $($(#[$attribute:meta])* $field:ident: $type:ty,)* })*) => {
-        $(
-            $(#[doc = $doc])+
-            #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-            #[serde(rename_all = "camelCase", default)]
-            pub(super) struct $name {
-                $($(#[$attribute])* pub(super) $field: $type,)*
-                #[serde(flatten)]
-                pub(super) other: Other,
-            }
-        )*
+    ($($(#[$doc:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $type:ty,)* })*) => {
+        $($(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        #[expect(missing_docs, reason = "the fields are the contract's")]
+        pub struct $name {
+            $($(#[$of_field])* pub $field: $type,)*
+            #[serde(flatten)]
+            pub unknown: Unknown,
+        })*
     };
 }
 
 parts! {
-    /// The part of an object that names it.
-    Metadata {
-        name: String,
-        namespace: Option<String>,
-    }
-
-    /// VirtualService of Istio.
-    VirtualService {
-        metadata: Metadata,
-        spec: Spec,
-    }
-
-    /// Specification of a VirtualService.
-    Spec {
+    /// Specification of a [`VirtualService`].
+    VirtualServiceSpec {
         hosts: Vec<String>,
         gateways: Vec<String>,
         http: Vec<HttpRule>,
         export_to: Vec<String>,
     }
 
-    /// Rule for requests; the first that matches is followed.
+    /// Rule for requests. The first rule that matches applies.
     HttpRule {
         name: Option<String>,
         #[serde(rename = "match")]
-        matches: Vec<Match>,
+        matches: Vec<HttpMatch>,
         route: Vec<RouteDestination>,
         redirect: Option<Redirect>,
         rewrite: Option<Rewrite>,
@@ -63,24 +63,30 @@ parts! {
         cors_policy: Option<CorsPolicy>,
     }
 
-    /// Conditions that must all hold.
-    Match {
+    /// Match on attributes of a request, all of which must match.
+    HttpMatch {
         name: Option<String>,
         uri: Option<StringMatch>,
+        ignore_uri_case: bool,
         method: Option<StringMatch>,
+        authority: Option<StringMatch>,
         headers: BTreeMap<String, StringMatch>,
+        without_headers: BTreeMap<String, StringMatch>,
         query_params: BTreeMap<String, StringMatch>,
+        port: Option<i64>,
+        source_namespace: Option<String>,
         gateways: Vec<String>,
+        stat_prefix: Option<String>,
     }
 
-    /// Comparison of a text; without a value, its presence.
+    /// Match of a text; without a value, of its presence.
     StringMatch {
         exact: Option<String>,
         prefix: Option<String>,
         regex: Option<String>,
     }
 
-    /// Destination with its share.
+    /// Destination with its weight.
     RouteDestination {
         destination: Destination,
         weight: Option<i32>,
@@ -94,12 +100,12 @@ parts! {
         port: Option<Port>,
     }
 
-    /// Port by its number.
+    /// Port of a [`Destination`].
     Port {
         number: Option<i32>,
     }
 
-    /// Redirect of requests to another location.
+    /// Redirect that answers a request.
     Redirect {
         uri: Option<String>,
         authority: Option<String>,
@@ -108,20 +114,21 @@ parts! {
         redirect_code: Option<i32>,
     }
 
-    /// Rewrite of requests.
+    /// Rewrite of the request's path or host.
     Rewrite {
         uri: Option<String>,
         authority: Option<String>,
     }
 
-    /// Retries of requests.
+    /// Retries of a request.
     Retries {
         attempts: i32,
         per_try_timeout: Option<String>,
         retry_on: Option<String>,
+        backoff: Option<String>,
     }
 
-    /// Faults that are injected.
+    /// Faults that are injected into requests.
     Fault {
         delay: Option<Delay>,
         abort: Option<Abort>,
@@ -140,7 +147,7 @@ parts! {
         percentage: Option<Percent>,
     }
 
-    /// Share of requests, 0 to 100.
+    /// Percentage of requests, 0 to 100.
     Percent {
         value: f64,
     }
@@ -157,14 +164,14 @@ parts! {
         response: HeaderChanges,
     }
 
-    /// Changes of headers of one direction.
+    /// Changes of the headers of one direction.
     HeaderChanges {
         set: BTreeMap<String, String>,
         add: BTreeMap<String, String>,
         remove: Vec<String>,
     }
 
-    /// Access of scripts of other origins.
+    /// CORS policy of the responses.
     CorsPolicy {
         allow_origins: Vec<StringMatch>,
         allow_methods: Vec<String>,
@@ -172,22 +179,5 @@ parts! {
         expose_headers: Vec<String>,
         max_age: Option<String>,
         allow_credentials: Option<bool>,
-    }
-}
-
-impl VirtualService {
-    /// Reads an object of the kind.
-    pub(super) fn read(object: &Value) -> Result<Self, serde_json::Error> {
-        serde_json::from_value(object.clone())
-    }
-
-    /// Namespace of the object.
-    pub(super) fn namespace(&self) -> &str {
-        self.metadata.namespace.as_deref().unwrap_or("default")
-    }
-
-    /// Kind and name of the object, as `VirtualService namespace/name`.
-    pub(super) fn name(&self) -> String {
-        format!("VirtualService {}/{}", self.namespace(), self.metadata.name)
     }
 }

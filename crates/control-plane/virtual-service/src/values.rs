@@ -34,6 +34,26 @@ pub(super) fn milliseconds(text: &str) -> Option<u64> {
     is_fit.then_some(all as u64)
 }
 
+/// Milliseconds as the Gateway API writes a duration (GEP-2257); `None` if it has no form for as many.
+pub(super) fn gateway_duration(milliseconds: u64) -> Option<String> {
+    let mut rest = milliseconds;
+    let mut text = String::new();
+    for (unit, of) in [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)] {
+        let count = rest / of;
+        rest %= of;
+        match count {
+            0 => {}
+            1..=99_999 => text += &format!("{count}{unit}"),
+            _ => return None,
+        }
+    }
+    Some(if text.is_empty() {
+        "0s".to_owned()
+    } else {
+        text
+    })
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "at most a million")]
 pub(super) fn whole_number(value: f64) -> i32 {
     value as i32
@@ -56,7 +76,7 @@ pub(super) fn plain(value: &impl Serialize) -> Value {
     without_empty(serde_json::to_value(value).unwrap_or_default())
 }
 
-pub(super) fn without_empty(value: Value) -> Value {
+fn without_empty(value: Value) -> Value {
     match value {
         Value::Object(map) => map
             .into_iter()
@@ -70,5 +90,31 @@ pub(super) fn without_empty(value: Value) -> Value {
             .collect(),
         Value::Array(items) => items.into_iter().map(without_empty).collect(),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_of_istio_are_written_as_the_gateway_api_has_them() {
+        for (text, expected) in [
+            ("0s", Some("0s")),
+            ("1.5s", Some("1s500ms")),
+            ("90s", Some("1m30s")),
+            ("1h30m", Some("1h30m")),
+            ("150.5s", Some("2m30s500ms")),
+            ("20ms", Some("20ms")),
+            ("1us", None),
+            ("0.0001s", None),
+            ("", None),
+            ("s", None),
+            ("-1s", None),
+            ("soon", None),
+        ] {
+            let read = milliseconds(text).and_then(gateway_duration);
+            assert_eq!(read.as_deref(), expected, "{text:?}");
+        }
     }
 }

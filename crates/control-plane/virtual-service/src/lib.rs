@@ -1,0 +1,50 @@
+//! VirtualServices (Istio's routes) in the form of HTTPRoutes, which the mesh follows: for the control plane as rules
+//! ([`Rule`]), for `ambit convert` as whole objects ([`http_routes`]).
+//!
+//! What neither has a counterpart is named with its field and never left out silently: a field may decide which requests
+//! a rule matches. HTTPRoutes can say less than waypoints can do for VirtualServices (the order of rules, prefixes that end
+//! within a segment, namespaces of clients); these differences are in [`http_routes`] alone.
+#![forbid(unsafe_code)]
+
+mod convert;
+mod filters;
+mod hosts;
+mod order;
+mod rule;
+mod values;
+
+use std::fmt;
+
+pub use convert::{Conversion, http_routes};
+pub use hosts::full_name;
+pub use rule::{Rule, RuleDestination, RuleMatch, RuleMirror, Target};
+
+/// Name by which VirtualServices mean clients within the mesh, in the place of a gateway.
+pub const MESH: &str = "mesh";
+
+/// A field of a VirtualService, and what is to be known of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remark {
+    /// Path of the field in the spec.
+    pub field: String,
+    /// Problem, and how to solve it.
+    pub message: String,
+}
+
+impl Remark {
+    pub(crate) fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "spec.{}: {}", self.field, self.message)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,394 @@
+//! One rule of a VirtualService in the parts of an HTTPRoute's rule, and what of it has no counterpart.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    ambit::HttpFaultSpec,
+    gateway::{
+        Fraction, HttpNamedMatch, HttpPathMatch, HttpRouteFilter, HttpRouteMatch, HttpRouteRetry,
+        HttpRouteTimeouts,
+    },
+    virtual_service::{Destination, HttpMatch, HttpRule, Retries, StringMatch, Unknown},
+};
+
+use super::{
+    MESH, Remark,
+    values::{escaped, gateway_duration, milliseconds},
+};
+
+/// Statuses of the retry condition `5xx`: all that are registered.
+const SERVER_ERRORS: [i32; 11] = [500, 501, 502, 503, 504, 505, 506, 507, 508, 510, 511];
+/// Statuses of the retry condition `gateway-error`.
+const GATEWAY_ERRORS: [i32; 3] = [502, 503, 504];
+/// Retry conditions of connections, which are retried without being named.
+const CONNECTION_ERRORS: [&str; 6] = [
+    "connect-failure",
+    "refused-stream",
+    "reset",
+    "reset-before-request",
+    "unavailable",
+    "cancelled",
+];
+
+/// Rule of a VirtualService, as described for the module.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rule {
+    /// Path of the rule in the spec, such as `http[0]`.
+    pub at: String,
+    /// Name of the rule.
+    pub name: Option<String>,
+    /// Matches, of which one suffices; every request matches if empty.
+    pub matches: Vec<RuleMatch>,
+    /// Filters of requests and responses, but mirrors and faults. A rewrite of the path replaces what the match has of it
+    /// (`ReplacePrefixMatch`): the prefix, or the whole of another match.
+    pub filters: Vec<HttpRouteFilter>,
+    /// Faults to inject.
+    pub fault: Option<HttpFaultSpec>,
+    /// Services that get copies of requests.
+    pub mirrors: Vec<RuleMirror>,
+    /// Services that requests go to.
+    pub destinations: Vec<RuleDestination>,
+    /// Timeouts of requests.
+    pub timeouts: HttpRouteTimeouts,
+    /// Retry policy; zero attempts are none.
+    pub retry: Option<HttpRouteRetry>,
+    /// Fields without a counterpart, or with a value that cannot be: the rule would be another one without them.
+    pub unsupported: Vec<Remark>,
+    /// Fields without an effect, which change nothing else.
+    pub notes: Vec<Remark>,
+}
+
+/// Match of a rule; all its parts must match.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleMatch {
+    /// Path of the match in the spec.
+    pub at: String,
+    /// Attributes of a request. A path of the type `PathPrefix` is a prefix that may end within a segment.
+    pub request: HttpRouteMatch,
+    /// Headers that a request must not have.
+    pub without_headers: Vec<HttpNamedMatch>,
+    /// Port of the service that is called.
+    pub port: Option<u16>,
+    /// Namespace of the client.
+    pub source_namespace: Option<String>,
+    /// Whether it is for clients within the mesh, not only for gateways.
+    pub is_for_mesh: bool,
+}
+
+/// Service, or some of its endpoints.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Target {
+    /// Path of the destination in the spec.
+    pub at: String,
+    /// Host as it is written.
+    pub host: String,
+    /// Subset of the endpoints.
+    pub subset: Option<String>,
+    /// Port; the only one of the service, or the one that is called, if absent.
+    pub port: Option<u16>,
+}
+
+/// Destination of a rule's requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleDestination {
+    /// Service that requests go to.
+    pub to: Target,
+    /// Weight among the destinations.
+    pub weight: u32,
+    /// Filters of requests to the destination.
+    pub filters: Vec<HttpRouteFilter>,
+}
+
+/// Destination of copies of a rule's requests. Without a share, all are copied.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleMirror {
+    /// Service that gets the copies.
+    pub to: Target,
+    /// Mirrored percentage, 0 to 100.
+    pub percent: Option<i32>,
+    /// Mirrored fraction, where it is no whole percentage.
+    pub fraction: Option<Fraction>,
+}
+
+impl Rule {
+    /// Reads a rule by its position among the rules for HTTP.
+    pub fn read(number: usize, from: &HttpRule) -> Self {
+        let at = format!("http[{number}]");
+        let mut rule = Self {
+            at: at.clone(),
+            name: from.name.clone().filter(|name| !name.is_empty()),
+            ..Self::default()
+        };
+        rule.unknown(&at, &from.unknown);
+        let matches = from.matches.iter().enumerate();
+        rule.matches = matches
+            .map(|(index, one)| rule.one_match(format!("{at}.match[{index}]"), one))
+            .collect();
+        rule.read_filters(from);
+        rule.read_destinations(from);
+        rule.read_mirrors(from);
+        rule.read_timeouts(from);
+        let retries = from.retries.as_ref();
+        rule.retry = retries.map(|retries| rule.read_retries(retries));
+        rule
+    }
+
+    fn read_timeouts(&mut self, from: &HttpRule) {
+        let of_request = from.timeout.as_deref();
+        let retries = from.retries.as_ref();
+        let of_attempt = retries.and_then(|retries| retries.per_try_timeout.as_deref());
+        let field = format!("{}.retries.perTryTimeout", self.at);
+        let length = |text: Option<&str>| text.and_then(milliseconds).filter(|all| *all > 0);
+        let is_longer = length(of_request)
+            .zip(length(of_attempt))
+            .is_some_and(|(request, attempt)| attempt > request);
+        self.timeouts.request = self.duration(format!("{}.timeout", self.at), of_request);
+        self.timeouts.backend_request = self.duration(field.clone(), of_attempt);
+        if is_longer {
+            let message = "has no effect: the timeout of the whole request is shorter";
+            self.notes.push(Remark::new(field, message));
+            self.timeouts.backend_request = None;
+        }
+    }
+
+    pub(super) fn unsupported(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.unsupported.push(Remark::new(field, message));
+    }
+
+    /// Names fields that have no counterpart, or that are not known.
+    pub(super) fn unknown(&mut self, at: &str, unknown: &Unknown) {
+        for key in unknown.keys() {
+            self.unsupported(format!("{at}.{key}"), "is not supported");
+        }
+    }
+
+    fn one_match(&mut self, at: String, from: &HttpMatch) -> RuleMatch {
+        self.unknown(&at, &from.unknown);
+        if from.stat_prefix.is_some() {
+            self.notes.push(Remark::new(
+                format!("{at}.statPrefix"),
+                "has no effect: metrics have Istio's names",
+            ));
+        }
+        let method = from.method.as_ref().and_then(|method| {
+            if method.exact.is_none() {
+                self.unsupported(format!("{at}.method"), "only whole methods can be matched");
+            }
+            method.exact.clone()
+        });
+        let uri = from.uri.as_ref();
+        let path = uri.and_then(|uri| self.path(format!("{at}.uri"), uri, from.ignore_uri_case));
+        let mut headers = self.named(&format!("{at}.headers"), &from.headers, true);
+        if let Some(authority) = &from.authority {
+            self.unknown(&format!("{at}.authority"), &authority.unknown);
+            headers.push(named_match("host", authority));
+        }
+        let port = from.port.and_then(|port| {
+            let read = u16::try_from(port).ok().filter(|port| *port > 0);
+            if read.is_none() {
+                self.unsupported(format!("{at}.port"), format!("{port} is no port"));
+            }
+            read
+        });
+        RuleMatch {
+            request: HttpRouteMatch {
+                path,
+                headers,
+                query_params: self.named(&format!("{at}.queryParams"), &from.query_params, false),
+                method,
+                ..HttpRouteMatch::default()
+            },
+            without_headers: self.named(
+                &format!("{at}.withoutHeaders"),
+                &from.without_headers,
+                true,
+            ),
+            port,
+            source_namespace: from.source_namespace.clone().filter(|one| !one.is_empty()),
+            is_for_mesh: from.gateways.is_empty() || from.gateways.iter().any(|one| one == MESH),
+            at,
+        }
+    }
+
+    fn path(
+        &mut self,
+        at: String,
+        from: &StringMatch,
+        ignores_case: bool,
+    ) -> Option<HttpPathMatch> {
+        self.unknown(&at, &from.unknown);
+        let (kind, value) = match from {
+            StringMatch {
+                exact: Some(value), ..
+            } if ignores_case => ("RegularExpression", format!("(?i){}", escaped(value))),
+            StringMatch {
+                prefix: Some(value),
+                ..
+            } if ignores_case => ("RegularExpression", format!("(?i){}.*", escaped(value))),
+            StringMatch {
+                exact: Some(value), ..
+            } => ("Exact", value.clone()),
+            StringMatch {
+                prefix: Some(value),
+                ..
+            } => ("PathPrefix", value.clone()),
+            StringMatch {
+                regex: Some(value), ..
+            } => ("RegularExpression", value.clone()),
+            _ => {
+                self.unsupported(at, "it has no value");
+                return None;
+            }
+        };
+        if kind != "RegularExpression" && !value.starts_with('/') {
+            self.unsupported(at, format!("{value:?} does not begin with a slash"));
+            return None;
+        }
+        Some(HttpPathMatch {
+            type_: Some(kind.to_owned()),
+            value: Some(value),
+        })
+    }
+
+    fn named(
+        &mut self,
+        at: &str,
+        from: &BTreeMap<String, StringMatch>,
+        are_headers: bool,
+    ) -> Vec<HttpNamedMatch> {
+        let mut matches = Vec::new();
+        for (name, value) in from {
+            let field = format!("{at}[{name}]");
+            self.unknown(&field, &value.unknown);
+            let name = match name.as_str() {
+                ":authority" if are_headers => "host",
+                name => name,
+            };
+            if name.starts_with(':') {
+                self.unsupported(field, "only the pseudo-header :authority can be matched");
+                continue;
+            }
+            matches.push(named_match(name, value));
+        }
+        matches
+    }
+
+    fn read_destinations(&mut self, from: &HttpRule) {
+        let is_only = from.route.len() == 1;
+        for (number, to) in from.route.iter().enumerate() {
+            let at = format!("{}.route[{number}]", self.at);
+            self.unknown(&at, &to.unknown);
+            let filters = self.headers(&format!("{at}.headers"), to.headers.as_ref());
+            let weight = u32::try_from(to.weight.unwrap_or_default()).unwrap_or_else(|_| {
+                self.unsupported(format!("{at}.weight"), "is less than 0");
+                0
+            });
+            let to = self.target(format!("{at}.destination"), &to.destination);
+            self.destinations.push(RuleDestination {
+                to,
+                // Istio takes no notice of the weight of a single destination.
+                weight: if is_only { 1 } else { weight },
+                filters,
+            });
+        }
+        let at = self.at.clone();
+        match (from.route.is_empty(), from.redirect.is_some()) {
+            (true, false) => self.unsupported(at, "it sends requests nowhere"),
+            (false, true) => self.unsupported(at, "redirect and route exclude each other"),
+            _ => {}
+        }
+    }
+
+    pub(super) fn target(&mut self, at: String, from: &Destination) -> Target {
+        self.unknown(&at, &from.unknown);
+        if let Some(port) = &from.port {
+            self.unknown(&format!("{at}.port"), &port.unknown);
+        }
+        let number = from.port.as_ref().and_then(|port| port.number);
+        let port = number.and_then(|number| {
+            let read = u16::try_from(number).ok().filter(|port| *port > 0);
+            if read.is_none() {
+                self.unsupported(format!("{at}.port.number"), format!("{number} is no port"));
+            }
+            read
+        });
+        Target {
+            host: from.host.clone(),
+            subset: from.subset.clone().filter(|subset| !subset.is_empty()),
+            port,
+            at,
+        }
+    }
+
+    fn read_retries(&mut self, from: &Retries) -> HttpRouteRetry {
+        let at = format!("{}.retries", self.at);
+        self.unknown(&at, &from.unknown);
+        if from.attempts < 0 {
+            self.unsupported(format!("{at}.attempts"), "is less than 0");
+        }
+        let mut codes = Vec::new();
+        let conditions = from.retry_on.as_deref().unwrap_or_default();
+        let conditions = conditions.split(',').map(str::trim);
+        let conditions: Vec<_> = conditions.filter(|one| !one.is_empty()).collect();
+        for condition in &conditions {
+            match *condition {
+                "5xx" => codes.extend(SERVER_ERRORS),
+                "gateway-error" => codes.extend(GATEWAY_ERRORS),
+                "retriable-4xx" => codes.push(409),
+                condition if CONNECTION_ERRORS.contains(&condition) => {}
+                condition => match condition.parse() {
+                    Ok(code) => codes.push(code),
+                    Err(_) => self.unsupported(
+                        format!("{at}.retryOn"),
+                        format!("{condition:?} has no counterpart; statuses have"),
+                    ),
+                },
+            }
+        }
+        if conditions.is_empty() {
+            // Istio's default.
+            codes.push(503);
+        }
+        codes.sort_unstable();
+        codes.dedup();
+        HttpRouteRetry {
+            codes,
+            attempts: Some(from.attempts.max(0)),
+            backoff: self.duration(format!("{at}.backoff"), from.backoff.as_deref()),
+            ..HttpRouteRetry::default()
+        }
+    }
+
+    /// A duration in the form of the Gateway API.
+    pub(super) fn duration(&mut self, field: String, text: Option<&str>) -> Option<String> {
+        let text = text.filter(|text| !text.is_empty())?;
+        let read = milliseconds(text).and_then(gateway_duration);
+        if read.is_none() {
+            let message = format!("{text:?} is no duration of whole milliseconds, such as 1.5s");
+            self.unsupported(field, message);
+        }
+        read
+    }
+}
+
+/// Match of a value; without one, of its presence.
+fn named_match(name: &str, value: &StringMatch) -> HttpNamedMatch {
+    let (kind, value) = match value {
+        StringMatch {
+            exact: Some(value), ..
+        } => (None, value.clone()),
+        StringMatch {
+            prefix: Some(value),
+            ..
+        } => (Some("RegularExpression"), format!("{}.*", escaped(value))),
+        StringMatch {
+            regex: Some(value), ..
+        } => (Some("RegularExpression"), value.clone()),
+        _ => (Some("RegularExpression"), ".*".to_owned()),
+    };
+    HttpNamedMatch {
+        type_: kind.map(str::to_owned),
+        name: name.to_owned(),
+        value,
+    }
+}

@@ -15,6 +15,7 @@ use crate::{
     images::Images,
     inventory::{self, Inventory, InventoryError},
     object::{self, ObjectRef},
+    ownership::{Ownership, ownership},
     render::{self, Release, RenderError},
     rollout::{Rollout, Workload, rollout_of},
     values::{Overrides, ValuesError},
@@ -215,7 +216,8 @@ pub async fn install(
         }
     }
     for gone in before.iter().flat_map(|before| before.pruned(&names)) {
-        if cluster.delete(&gone, DELETION).await? {
+        let is_ours = ownership(cluster, &gone).await? == Ownership::Ours;
+        if is_ours && cluster.delete(&gone, DELETION).await? {
             say(&format!("{gone} is no longer wanted: deleted"));
         }
     }

@@ -1,10 +1,11 @@
 //! What attaches pods and services to waypoints, where the user does not say it.
 //!
-//! A cluster that comes from Istio has labels that name waypoints, and objects that rely on having none without one.
-//! There, labels alone attach; elsewhere, Gateways attach by themselves what is theirs. It is found out once: an
-//! installation keeps what it has.
+//! A cluster that comes from Istio has labels that name waypoints, or Istio's control plane, and objects that rely on
+//! having no waypoint without a label. There, labels alone attach; elsewhere, Gateways attach by themselves what is
+//! theirs. It is found out once: an installation keeps what it has.
 
 use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
+use serde_json::Value;
 
 use crate::{
     apply::{self, InstallError},
@@ -25,8 +26,8 @@ const KINDS: &[(&str, &str)] = &[
     ("networking.istio.io/v1beta1", "WorkloadEntry"),
 ];
 
-/// Sets the value unless the user did: as it is in the installation of a namespace, whose default revision all others
-/// follow, or by what is in the cluster if there is none. `say` gets the choice and why.
+/// Sets the value unless the user did: as it is in the revision's installation or in that of the default one, which new
+/// revisions follow, or by what is in the cluster if there is none. `say` gets the choice and why.
 ///
 /// # Errors
 /// When the API server refuses or is away.
@@ -40,23 +41,53 @@ pub async fn choose(
     if overrides.text(&VALUE).is_some() {
         return Ok(());
     }
-    if let Some(before) = apply::installed(cluster, namespace, revisions::DEFAULT).await? {
-        let pointer = format!("/{}", VALUE.join("/"));
-        let value = before.values.pointer(&pointer);
-        if let Some(value) = value.and_then(serde_json::Value::as_str) {
+    let revision = overrides.text(&["global", "revision"]);
+    let revision = revision.unwrap_or(revisions::DEFAULT).to_owned();
+    for revision in [revision.as_str(), revisions::DEFAULT] {
+        let Some(before) = apply::installed(cluster, namespace, revision).await? else {
+            continue;
+        };
+        let text = |pointer: &str| before.values.pointer(pointer).and_then(Value::as_str);
+        if text("/global/components") == Some("node") {
+            continue;
+        }
+        if let Some(value) = text(&format!("/{}", VALUE.join("/"))) {
             overrides.set(&format!("{path}={value}"), true)?;
             say(&format!("{path}: {value}, as it is installed"));
         }
         return Ok(());
     }
-    if let Some(object) = labelled(cluster).await? {
+    let because = match labelled(cluster).await? {
+        Some(object) => Some(format!("{object} has the label {USE_WAYPOINT}")),
+        None => istio(cluster).await?,
+    };
+    if let Some(because) = because {
         overrides.set(&format!("{path}=labels"), true)?;
         say(&format!(
-            "{path}: labels, because {object} has the label {USE_WAYPOINT}; --set {path}=seed lets Gateways also \
-             take their namespaces by themselves"
+            "{path}: labels, because {because}; --set {path}=seed lets Gateways also take their namespaces by themselves"
         ));
     }
     Ok(())
+}
+
+/// Istio's control plane, if there is one: what has no label has no waypoint there.
+async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
+    let found = cluster
+        .list("apps/v1", "Deployment", None, Some("app=istiod"))
+        .await?;
+    let theirs = found.iter().find(|one| {
+        let part_of = one.pointer("/metadata/labels/app.kubernetes.io~1part-of");
+        part_of.and_then(Value::as_str) != Some("ambit")
+    });
+    Ok(theirs.map(|one| {
+        let text = |pointer: &str| {
+            one.pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        format!("Istio's control plane, Deployment {namespace}/{name}, attaches by labels")
+    }))
 }
 
 /// An object whose label names a waypoint, if there is any.
@@ -68,7 +99,7 @@ async fn labelled(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
         let Some(first) = found.first() else {
             continue;
         };
-        let text = |pointer: &str| first.pointer(pointer).and_then(serde_json::Value::as_str);
+        let text = |pointer: &str| first.pointer(pointer).and_then(Value::as_str);
         let name = text("/metadata/name").unwrap_or_default();
         return Ok(Some(match text("/metadata/namespace") {
             Some(namespace) => format!("{kind} {namespace}/{name}"),

@@ -11,6 +11,7 @@ mod images;
 pub mod inventory;
 pub mod istio_values;
 pub mod object;
+mod ownership;
 pub mod platform;
 pub mod remove;
 pub mod render;

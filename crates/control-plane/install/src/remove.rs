@@ -16,6 +16,7 @@ use crate::{
     cluster::Cluster,
     inventory::removal_order,
     object::{self, ObjectRef},
+    ownership::{Ownership, ownership},
     rollout::{Rollout, rollout_of},
 };
 
@@ -170,7 +171,13 @@ pub async fn uninstall(
         Ok(())
     };
     for object in removal_order(inventory.objects.clone()) {
-        delete(&object).await?;
+        match ownership(cluster, &object).await? {
+            Ownership::Ours => delete(&object).await?,
+            Ownership::Another => say(&format!(
+                "{object}: left, it has become another installation's"
+            )),
+            Ownership::Gone => {}
+        }
     }
     // What the control plane made while it ran.
     let lease = format!("ambit-control-leader{}", revisions::suffix(revision));

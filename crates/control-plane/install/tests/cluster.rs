@@ -121,6 +121,43 @@ async fn labels_attach_alone_where_there_are_some_at_the_first_installation() {
 }
 
 #[tokio::test]
+async fn labels_attach_alone_beside_the_control_plane_of_istio() {
+    let istiod = |part_of: &str| {
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {
+            "name": "istiod", "namespace": "istio-system",
+            "labels": {"app": "istiod", "app.kubernetes.io/part-of": part_of},
+        }})
+    };
+    let lab = Lab::new().await;
+    lab.cluster.apply(&istiod("ambit"), false).await.unwrap();
+    assert_eq!(attachment(&lab, &[]).await.0, None, "our own");
+    lab.cluster.apply(&istiod("istio"), true).await.unwrap();
+    let revision = ["global.revision=canary", "global.components=control-plane"];
+    let (chosen, printed) = attachment(&lab, &revision).await;
+    assert_eq!(chosen.as_deref(), Some("labels"));
+    let because = "because Istio's control plane, Deployment istio-system/istiod, attaches";
+    assert!(printed.concat().contains(because), "{printed:?}");
+
+    // It stays when Istio's has gone, whatever the release of the nodes is.
+    let labels = "meshConfig.waypointAttachment=labels";
+    lab.install(&[&revision[..], &[labels]].concat(), NO_WAIT)
+        .await
+        .unwrap();
+    let node = ["global.components=node", "ztunnel.revision=canary"];
+    lab.install(&node, NO_WAIT).await.unwrap();
+    let name = ObjectRef::of(&istiod("istio")).unwrap();
+    lab.cluster
+        .delete(&name, Duration::from_secs(9))
+        .await
+        .unwrap();
+    assert_eq!(
+        attachment(&lab, &revision).await.0.as_deref(),
+        Some("labels")
+    );
+    assert_eq!(attachment(&lab, &[]).await.0, None);
+}
+
+#[tokio::test]
 async fn an_installation_keeps_what_attaches_to_waypoints() {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
         "metadata": {"name": "x", "labels": {"istio.io/use-waypoint": "way"}}});
@@ -335,6 +372,29 @@ async fn what_another_installed_is_not_touched() {
     };
     lab.install(&[], force).await.unwrap();
     lab.install(&[], NO_WAIT).await.unwrap();
+}
+
+#[tokio::test]
+async fn objects_that_became_others_stay_when_the_rest_is_removed() {
+    let lab = Lab::new().await;
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let theirs = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {
+        "name": "ztunnel", "namespace": "istio-system",
+        "labels": {"app": "ztunnel", "app.kubernetes.io/part-of": "istio"},
+    }});
+    lab.server.put("/apis/apps/v1/daemonsets", theirs);
+    let said = RefCell::new(Vec::new());
+    let of = ("istio-system", "default");
+    let say = |line: &str| said.borrow_mut().push(line.to_owned());
+    remove::uninstall(&lab.cluster, of, Removal::default(), &say)
+        .await
+        .unwrap();
+    let mut left = lab.there().await;
+    left.retain(|name| !name.starts_with("CustomResourceDefinition "));
+    assert_eq!(left, ["DaemonSet istio-system/ztunnel"]);
+    let said = said.into_inner();
+    let line = "DaemonSet istio-system/ztunnel: left, it has become another installation's";
+    assert!(said.iter().any(|one| one == line), "{said:#?}");
 }
 
 #[tokio::test]

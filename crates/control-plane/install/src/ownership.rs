@@ -1,0 +1,37 @@
+//! Whose an object of an installation is: it may have become another's since it was applied.
+
+use serde_json::Value;
+
+use crate::{
+    cluster::{Cluster, ClusterError},
+    object::ObjectRef,
+};
+
+/// Owner of an object that was applied once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ownership {
+    /// Ours: it has the label of the chart's objects.
+    Ours,
+    /// Another's: it was taken over, or deleted and made anew, as Istio's DaemonSet `ztunnel` is when a mesh moves back.
+    Another,
+    /// It does not exist.
+    Gone,
+}
+
+/// Returns whose an object is now.
+///
+/// # Errors
+/// When the API server refuses or is away.
+pub(crate) async fn ownership(
+    cluster: &Cluster,
+    name: &ObjectRef,
+) -> Result<Ownership, ClusterError> {
+    let Some(object) = cluster.get(name).await? else {
+        return Ok(Ownership::Gone);
+    };
+    let part_of = object.pointer("/metadata/labels/app.kubernetes.io~1part-of");
+    Ok(match part_of.and_then(Value::as_str) {
+        Some("ambit") => Ownership::Ours,
+        _ => Ownership::Another,
+    })
+}

@@ -87,18 +87,20 @@ fn problem_of_cell(cell: &str) -> Option<String> {
 }
 
 fn problem_of_tests(cell: &str, exists: &impl Fn(&str) -> bool) -> Option<String> {
-    let mut missing = code(cell).filter(|span| !is_path(span) && !exists(span));
-    missing
-        .next()
-        .map(|path| format!("the path {path} of a test does not exist"))
+    // [`problems`] finds the others.
+    let missing = code(cell).find(|span| !is_path(span) && !exists(span));
+    missing.map(|path| format!("the path {path} of a test does not exist"))
 }
 
 /// Whether code names a file or directory of a crate.
 fn is_path(code: &str) -> bool {
+    let is_rust = Path::new(code)
+        .extension()
+        .is_some_and(|extension| extension == "rs");
     let is_below = |directory: &str| {
         code.ends_with(&format!("/{directory}")) || code.contains(&format!("/{directory}/"))
     };
-    code.ends_with(".rs") || is_below("src") || is_below("tests")
+    is_rust || is_below("src") || is_below("tests")
 }
 
 /// Code within a line.
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn cells_are_one_short_sentence() {
         let (fits, too_long) = ("é".repeat(200), "é".repeat(201));
-        for fine in [&fits, "with `a. b` in code", "a\\|b"] {
+        for fine in [fits.as_str(), "with `a. b` in code", "a\\|b"] {
             assert_eq!(found(&format!("| x | {fine} | `zds` |")), [""; 0]);
         }
         for (cell, expected) in [

@@ -1,8 +1,9 @@
 //! `cargo xtask book`: the book in `docs/`. Pages of its reference are generated from code; `cargo xtask tidy` compares
-//! them with those that are checked in and checks the structure of all pages. HTML is built by mdBook, which is compiled
-//! once (45 s of processor time).
+//! them with those that are checked in, and checks the structure of all pages and the form of those on compatibility.
+//! HTML is built by mdBook, which is compiled once (45 s of processor time).
 
 mod code;
+mod compatibility;
 mod conditions;
 mod labels;
 mod logs;
@@ -90,6 +91,11 @@ pub(crate) fn broken() -> Result<Vec<String>> {
     let mut pages = structure::Pages::new();
     read(&source(), &mut pages)?;
     let mut broken = structure::broken(&pages, |path| source().join(path).exists());
+    let pointer = fs::read_to_string(shell::root().join("COMPATIBILITY.md"))?;
+    let roots = path_roots()?;
+    broken.extend(compatibility::broken(&pages, &pointer, |path| {
+        roots.iter().any(|root| root.join(path).exists())
+    }));
     for page in PAGES {
         if pages.get(Path::new(page.path)) != Some(&text_of(page)?) {
             broken.push(format!(
@@ -104,6 +110,15 @@ pub(crate) fn broken() -> Result<Vec<String>> {
 fn text_of(page: &Page) -> Result<String> {
     let text = (page.render)().with_context(|| format!("cannot generate {}", page.path))?;
     Ok(format!("{GENERATED}{text}"))
+}
+
+/// Returns the directories at which paths of pages may begin: the repository's root, and the folders of crates.
+fn path_roots() -> Result<Vec<PathBuf>> {
+    let mut roots = vec![shell::root()];
+    for folder in fs::read_dir(shell::root().join("crates"))? {
+        roots.push(folder?.path());
+    }
+    Ok(roots)
 }
 
 fn source() -> PathBuf {

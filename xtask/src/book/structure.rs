@@ -78,7 +78,7 @@ fn normal(path: &Path) -> PathBuf {
 }
 
 /// Lines outside of fenced blocks, with their number from 1.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_block = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
         let is_fence = line.trim_start().starts_with("```");
@@ -104,7 +104,7 @@ fn anchor_of(heading: &str) -> String {
 }
 
 /// Returns the targets of links and images outside of code.
-fn links(text: &str) -> Vec<&str> {
+pub(super) fn links(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (_, line) in prose(text) {
         // Odd parts are code.

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::{Result, bail, ensure};
 
-use crate::{images, setup, shell, test};
+use crate::{images, istio, setup, shell, test};
 
 /// Environment variable with the release of Kubernetes that clusters of tests run.
 const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
@@ -15,6 +15,9 @@ const RELEASES: &str = "1.32,1.33,1.34,1.35";
 /// Tests that each release runs: labels, policies, probes, waypoints and more on a shared cluster; then what a mesh goes
 /// through, with clusters of their own.
 const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
+
+/// Tests that begin with an installation of Istio.
+const ISTIO: &[&str] = &["--test", "istio"];
 
 /// Passes the arguments to `ambit-cluster`; `load` without archives first builds Ambit's images from the source tree.
 /// `test` runs tests of clusters on several releases of Kubernetes.
@@ -36,12 +39,20 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests of clusters on each release that `--versions` lists, and prints which failed.
+/// Runs tests of clusters on each release that `--versions` lists, and prints which failed; or those that begin with
+/// Istio.
 fn test(options: &[String]) -> Result<()> {
-    let releases = match options {
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let releases = match options[..] {
         [] => RELEASES,
-        [flag, releases] if flag == "--versions" => releases,
-        _ => bail!("usage: cargo xtask cluster test [--versions {RELEASES}]"),
+        ["--versions", releases] => releases,
+        ["--istio"] => {
+            test::prepare("cluster-tests")?;
+            istio::build()?;
+            let mut command = test::command("cluster-tests");
+            return shell::run("migration from Istio", command.args(ISTIO));
+        }
+        _ => bail!("usage: cargo xtask cluster test [--versions {RELEASES} | --istio]"),
     };
     let known: Vec<_> = RELEASES.split(',').collect();
     for release in releases.split(',') {

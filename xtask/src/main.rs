@@ -10,6 +10,7 @@ mod demo;
 mod dist;
 mod fuzz;
 mod images;
+mod istio;
 mod outside;
 mod plugin;
 mod proto;

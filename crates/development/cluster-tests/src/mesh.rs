@@ -5,11 +5,12 @@ use std::{
     ops::Deref,
     os::unix::process::CommandExt,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::OnceLock,
 };
 
 use ambit_cluster::{Cluster, Places, Slot, objects};
+use ambit_testkit::documents::repository;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -173,6 +174,20 @@ impl Mesh {
         Access { mesh, guard }
     }
 
+    /// A cluster of its own with Ambit's images and further archives of images, and nothing installed. No other test
+    /// runs.
+    pub fn bare(further: &[PathBuf]) -> Access {
+        let guard = Guard::Alone {
+            _guard: ALONE.write(),
+        };
+        let mesh = Self::loaded(Slot::BENCHMARKS, Some(hold(Slot::BENCHMARKS, &[])));
+        mesh.cluster
+            .load(further)
+            .unwrap_or_else(|error| panic!("{error:#}"));
+        let mesh = Reach::Own(Box::new(mesh));
+        Access { mesh, guard }
+    }
+
     fn up() -> Self {
         match std::env::var("AMBIT_TEST_SLOT") {
             Ok(number) => Self::on(number.parse().expect("a slot's number"), None, &[]),
@@ -188,6 +203,13 @@ impl Mesh {
 
     /// Installs Ambit; also its images, on a cluster that was just started.
     fn on(slot: Slot, holder: Option<Holder>, values: &[&str]) -> Self {
+        let mesh = Self::loaded(slot, holder);
+        mesh.install(values);
+        mesh
+    }
+
+    /// Finds the cluster, and loads Ambit's images if it was just started.
+    fn loaded(slot: Slot, holder: Option<Holder>) -> Self {
         let places = Places::in_target(&target(), slot);
         let cluster = Cluster::find(places, slot)
             .expect("the cluster's state can be read")
@@ -212,7 +234,6 @@ impl Mesh {
                 .load(&archives())
                 .unwrap_or_else(|error| panic!("{error:#}"));
         }
-        mesh.install(values);
         mesh
     }
 
@@ -342,6 +363,27 @@ impl Mesh {
     #[track_caller]
     pub fn kubectl(&self, args: &[&str]) -> String {
         succeed(self.cluster.kubectl().args(args))
+    }
+
+    /// A command of a shell in the repository, where `ambit` and `kubectl` are for this cluster.
+    pub fn shell(&self, command: &str) -> Output {
+        let kubectl = self.cluster.kubectl();
+        let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy());
+        let words: Vec<_> = std::iter::once(kubectl.get_program())
+            .chain(kubectl.get_args())
+            .map(quoted)
+            .collect();
+        let script = format!("kubectl() {{ {} \"$@\"; }}\n{command}", words.join(" "));
+        let programs = binary("ambit");
+        let programs = programs.parent().expect("a directory");
+        let path = std::env::var("PATH").expect("a path");
+        Command::new("sh")
+            .args(["-ec", &script])
+            .current_dir(repository())
+            .env("PATH", format!("{}:{path}", programs.display()))
+            .env("KUBECONFIG", self.cluster.kubeconfig())
+            .output()
+            .unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
     /// A namespace for one test.

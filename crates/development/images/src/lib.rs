@@ -172,6 +172,38 @@ fn add_busybox(tree: &mut Tree, architecture: Architecture, busybox: &Path) -> R
     Ok(())
 }
 
+/// Writes an image of files of other projects, each as its path there and here, with the shared libraries that the
+/// programs among them load. The first one is the entry point; `links` are symbolic links, each with its target.
+///
+/// # Errors
+/// Fails if a file or one of the shared libraries cannot be read.
+pub fn write_of_files(
+    name: &str,
+    files: &[(String, PathBuf)],
+    links: &[(&str, &str)],
+    user: &str,
+    out: &Path,
+) -> Result<()> {
+    let architecture = Architecture::native()?;
+    let (entrypoint, _) = files.first().context("an image without files")?;
+    let sources: Vec<_> = files.iter().map(|(_, source)| source.clone()).collect();
+    let base = base(architecture, &sources)?;
+    let mut tree = Tree::default();
+    for (path, source) in files {
+        tree.copy(path, source, 0o755)?;
+    }
+    for (path, target) in links {
+        tree.link(path, target);
+    }
+    let image = Image {
+        name,
+        variants: vec![Variant::native(vec![base, tree.layer()?])?],
+        entrypoint: &[entrypoint],
+        user,
+    };
+    image.write(out)
+}
+
 /// Writes an image of one program that is called by several names, the first of them the entry point.
 pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path) -> Result<()> {
     let architecture = Architecture::native()?;

@@ -1,0 +1,108 @@
+//! An installation of Istio's ambient mode.
+
+use std::{fs, path::PathBuf, process::Command, time::Duration};
+
+use ambit_cluster_tests::{Access, Mesh, is_ready, target, until};
+use ambit_testkit::documents::{follow, steps_of};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, api::ListParams};
+use tempfile::TempDir;
+
+/// Namespace of the mesh.
+const NAMESPACE: &str = "istio-system";
+
+/// Images of the test cluster, as values of Ambit's chart.
+const VALUES: &str = "hub: ambit, tag: dev, imagePullPolicy: Never";
+/// Settings of Istio's installation: images that the cluster has, of which Ambit's node proxy is one.
+const SETTINGS: [&str; 7] = [
+    "hub=docker.io/istio",
+    "tag=dev",
+    "values.global.imagePullPolicy=Never",
+    "values.global.variant=",
+    "values.ztunnel.image=docker.io/ambit/node-proxy:dev",
+    "values.pilot.resources.requests.cpu=10m",
+    "values.pilot.resources.requests.memory=100Mi",
+];
+
+/// Istio in a cluster of its own.
+pub(crate) struct Istio {
+    pub(crate) mesh: Access,
+    manifest: PathBuf,
+    /// In place of `/tmp`.
+    own: TempDir,
+}
+
+impl Istio {
+    /// Starts a cluster and installs Istio's ambient mode. Returns when all pods of it are ready.
+    pub(crate) fn installed() -> Self {
+        let directory = target().join("istio");
+        let archives = ["pilot.tar", "install-cni.tar"].map(|name| directory.join(name));
+        for archive in &archives {
+            let hint = "use `cargo xtask cluster test --istio`";
+            assert!(archive.exists(), "no image {}: {hint}", archive.display());
+        }
+        let mut istioctl = Command::new(directory.join("istioctl"));
+        istioctl.args(["manifest", "generate", "--set", "profile=ambient"]);
+        for setting in SETTINGS {
+            istioctl.args(["--set", setting]);
+        }
+        let written = istioctl.output().unwrap();
+        assert!(written.status.success(), "{written:?}");
+        let manifest = directory.join("ambient.yaml");
+        fs::write(&manifest, written.stdout).unwrap();
+        let istio = Self {
+            mesh: Mesh::bare(&archives),
+            manifest,
+            own: tempfile::tempdir().unwrap(),
+        };
+        istio.mesh.kubectl(&["create", "namespace", NAMESPACE]);
+        istio.install();
+        istio.follow("istio", "");
+        istio
+    }
+
+    /// Applies all objects of the installation, and waits until its pods are ready.
+    pub(crate) fn install(&self) {
+        let manifest = self.manifest.to_str().unwrap();
+        let apply = ["apply", "--server-side", "--force-conflicts", "--filename"];
+        self.mesh.kubectl(&[&apply[..], &[manifest]].concat());
+        for (app, count) in [("istiod", 1), ("ztunnel", 2)] {
+            self.until_ready(&format!("app={app}"), count);
+        }
+        self.until_ready("k8s-app=istio-cni-node", 2);
+    }
+
+    /// Runs commands of the book's page about migrations, with the images of the test cluster and a test's namespace.
+    pub(crate) fn follow(&self, runner: &str, namespace: &str) {
+        let steps = steps_of("docs/src/migration.md", runner);
+        follow(&steps, Duration::from_secs(180), |command| {
+            let command = command
+                .replace("hub: registry.example.com/ambit, tag: v1", VALUES)
+                .replace(" shop ", &format!(" {namespace} "))
+                .replace("/tmp/", &format!("{}/", self.own.path().display()));
+            self.mesh.shell(&command)
+        });
+    }
+
+    /// `kubectl` in the namespace of the mesh.
+    pub(crate) fn kubectl(&self, args: &[&str]) -> String {
+        self.mesh
+            .kubectl(&[args, &["--namespace", NAMESPACE]].concat())
+    }
+
+    /// Pods with a label that are not ending.
+    pub(crate) fn pods(&self, label: &str) -> Vec<Pod> {
+        let pods: Api<Pod> = Api::namespaced(self.mesh.client(), NAMESPACE);
+        let list = ListParams::default().labels(label);
+        let mut pods = self.mesh.wait_for(pods.list(&list)).unwrap().items;
+        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        pods
+    }
+
+    fn until_ready(&self, label: &str, count: usize) {
+        until(&format!("{count} pods {label} are ready"), || {
+            let pods = self.pods(label);
+            pods.len() == count && pods.iter().all(is_ready)
+        });
+    }
+}

@@ -1,0 +1,152 @@
+//! The steps of the book's page about a migration, each under load.
+
+use ambit_cluster_tests::{Ending, Load, Outcome, Space, address};
+
+use crate::istio::Istio;
+
+/// Control plane first, nodes next, waypoints, and Istio's control plane goes; then all the way back.
+#[test]
+fn an_istio_mesh_moves_to_ambit_and_back_under_load() {
+    let istio = Istio::installed();
+    let mesh = &istio.mesh;
+    let space = mesh.space("shop");
+    space.serve_captured();
+    space.client("client", Some("n1"));
+    let root = root(&space);
+
+    let load = self::load(&space, "first");
+    istio.follow("istio control plane", space.name());
+    assert_eq!(self::root(&space), root, "both have the same root");
+    istio.follow("istio nodes", space.name());
+    all_opened(&load.finish(), "to Ambit's nodes");
+
+    let load = self::load(&space, "second");
+    istio.follow("istio waypoints", space.name());
+    let refused = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-deletions}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: by-ambit}]
+  action: DENY
+  rules: [{to: [{operation: {methods: [GET], paths: [/refused]}}]}]
+";
+    space.apply(refused);
+    space.until_get("client", "http://server/refused", Ending::HttpError);
+    istio.follow("istio end", space.name());
+    let problems = mesh.ambit(&["check"]);
+    assert!(!problems.contains("Istio's control plane"), "{problems}");
+    space.until_get("client", "http://server/refused", Ending::HttpError);
+    space.until_get("client", "http://server/", true);
+    load.finish().assert_flawless();
+    mesh.kubectl(&["label", "namespace", space.name(), "istio.io/use-waypoint-"]);
+    mesh.kubectl(&["delete", "gateway/by-ambit", "--namespace", space.name()]);
+
+    let load = self::load(&space, "third");
+    istio.install();
+    istio.follow("istio back", space.name());
+    istio.install();
+    istio.follow("istio back to the end", space.name());
+    space.until_get("client", "http://server/", true);
+    all_opened(&load.finish(), "back to Istio's");
+    is_only_istios(&istio, &space);
+}
+
+/// Nodes first: Ambit's are under Istio's control plane for a while, then under Ambit's.
+#[test]
+fn nodes_that_move_first_follow_istios_control_plane() {
+    let istio = Istio::installed();
+    let space = istio.mesh.space("nodes");
+    space.serve_captured();
+    space.client("client", Some("n1"));
+    let load = self::load(&space, "first");
+    istio.follow("istio nodes first", space.name());
+    all_opened(&load.finish(), "to Ambit's nodes");
+
+    // Pods that start now, and policies, come by way of Istio's control plane.
+    space.client("late", Some("n2"));
+    space.until_captured("late", true);
+    space.until_get("late", "http://server/", true);
+    space.apply(
+        "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: not-late}
+spec:
+  action: DENY
+  rules: [{from: [{source: {principals: ['*/sa/late']}}]}]
+",
+    );
+    space.until_get("late", "http://server/", false);
+    space.until_get("client", "http://server/", true);
+
+    let load = self::load(&space, "second");
+    istio.follow("istio control plane", space.name());
+    istio.follow("istio nodes follow", space.name());
+    istio.follow("istio end", space.name());
+    space.until_get("late", "http://server/", false);
+    space.until_get("client", "http://server/", true);
+    load.finish().assert_flawless();
+}
+
+/// Checks that nothing of Ambit is left but in the namespaces of pods that have not been restarted, and that one that is
+/// has only Istio's rules.
+fn is_only_istios(istio: &Istio, space: &Space<'_>) {
+    let objects = istio.kubectl(&[
+        "get",
+        "daemonset,deployment,service,serviceaccount",
+        "--output=name",
+    ]);
+    assert!(!objects.contains("ambit"), "{objects}");
+    assert!(objects.contains("daemonset.apps/ztunnel"), "{objects}");
+    space.client("fresh", Some("n1"));
+    space.until_captured("fresh", true);
+    space.until_get("fresh", "http://server/", true);
+    let rules = rules(istio, space, "fresh");
+    assert!(rules.contains("ISTIO_OUTPUT"), "{rules}");
+    assert!(!rules.contains("table inet ambit"), "{rules}");
+}
+
+/// The rules in the namespace of a pod on the first node.
+fn rules(istio: &Istio, space: &Space<'_>, app: &str) -> String {
+    let address = address(&space.pods(app).remove(0));
+    let script = format!(
+        "for netns in /run/netns/*; do
+             nsenter --net=$netns ip -oneline address | grep -q ' {address}/' &&
+                 nsenter --net=$netns nft list ruleset
+         done; true"
+    );
+    let mut nodes = istio.mesh.cluster().nodes();
+    let node = nodes.find(|node| node.name() == "n1").unwrap();
+    let listed = node.command("sh").unwrap().args(["-c", &script]).output();
+    String::from_utf8_lossy(&listed.unwrap().stdout).into_owned()
+}
+
+/// A load between captured pods of two nodes. Requests may take long: steps start many programs at once.
+fn load<'a>(space: &'a Space<'a>, name: &str) -> Load<'a> {
+    let load = Load::start_gently(space, name, "n1", "server");
+    space.until_captured(name, true);
+    load
+}
+
+/// Asserts that every connection could be opened: those that were open longer than Istio gives its node proxies are cut
+/// when these end.
+fn all_opened(outcome: &Outcome, step: &str) {
+    eprintln!("{step}: longest silence {:?}", outcome.longest_silence);
+    outcome.assert_all_opened();
+    let mut failures = outcome.failures.iter();
+    let opening = failures.find(|failure| failure.line.contains(r#""opening":true"#));
+    assert!(opening.is_none(), "{step}: {outcome}");
+}
+
+/// The root certificates in a namespace.
+fn root(space: &Space<'_>) -> String {
+    let namespace = ["--namespace", space.name()];
+    let get = [
+        "get",
+        "configmap",
+        "istio-ca-root-cert",
+        "--output=jsonpath={.data}",
+    ];
+    space.mesh().kubectl(&[&get[..], &namespace].concat())
+}

@@ -1,0 +1,90 @@
+//! Istio's own programs, built from its Go module for tests of a migration: the control plane, the node agent with its
+//! plugin, and `istioctl`, which writes the objects of an installation. Nobody has to read their sources for that.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use ambit_images::{Architecture, write_of_files};
+use anyhow::{Context as _, Result};
+
+use crate::shell;
+
+/// Packages of the programs.
+const PACKAGES: [&str; 4] = [
+    "istio.io/istio/istioctl/cmd/istioctl",
+    "istio.io/istio/pilot/cmd/pilot-discovery",
+    "istio.io/istio/cni/cmd/install-cni",
+    "istio.io/istio/cni/cmd/istio-cni",
+];
+
+/// Names by which the agent calls the one program that sets rules.
+const IPTABLES: [&str; 6] = [
+    "iptables",
+    "iptables-save",
+    "iptables-restore",
+    "ip6tables",
+    "ip6tables-save",
+    "ip6tables-restore",
+];
+
+/// Builds the programs, and writes images of them below the target directory, where the tests find them.
+pub(crate) fn build() -> Result<()> {
+    let out = shell::target_dir().join("istio");
+    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    let mut go = Command::new("go");
+    go.args([
+        "build",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags=-s -w",
+        "-o",
+    ])
+    .arg(&out)
+    .args(PACKAGES)
+    .current_dir(shell::root().join("build/istio"))
+    .env("CGO_ENABLED", "0");
+    shell::run("build Istio's programs", &mut go)?;
+    let pilot = [(
+        "/usr/bin/pilot-discovery".to_owned(),
+        out.join("pilot-discovery"),
+    )];
+    let user = "1337:1337";
+    write_of_files(
+        "docker.io/istio/pilot:dev",
+        &pilot,
+        &[],
+        user,
+        &out.join("pilot.tar"),
+    )?;
+    let mut agent = vec![
+        ("/usr/bin/install-cni".to_owned(), out.join("install-cni")),
+        ("/opt/cni/bin/istio-cni".to_owned(), out.join("istio-cni")),
+        (
+            "/usr/bin/xtables-nft-multi".to_owned(),
+            PathBuf::from("/usr/sbin/xtables-nft-multi"),
+        ),
+    ];
+    // Extensions are loaded by their paths, which the architecture is part of.
+    let modules = Path::new("/usr/lib")
+        .join(Architecture::native()?.gnu())
+        .join("xtables");
+    for module in fs::read_dir(&modules).with_context(|| format!("no {}", modules.display()))? {
+        let module = module?.path();
+        agent.push((module.display().to_string(), module));
+    }
+    let links = IPTABLES.map(|name| (format!("/usr/bin/{name}"), "xtables-nft-multi"));
+    let links: Vec<_> = links
+        .iter()
+        .map(|(path, to)| (path.as_str(), *to))
+        .collect();
+    write_of_files(
+        "docker.io/istio/install-cni:dev",
+        &agent,
+        &links,
+        "",
+        &out.join("install-cni.tar"),
+    )
+}

@@ -16,6 +16,9 @@ const RELEASES: &str = "1.32,1.33,1.34,1.35";
 /// through, with clusters of their own.
 const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
+/// Tests on primary CNIs and layouts of nodes, with clusters of their own.
+const PLATFORMS: &[&str] = &["--test", "platforms"];
+
 /// Passes the arguments to `ambit-cluster`; `load` without archives first builds Ambit's images from the source tree.
 /// `test` runs tests of clusters on several releases of Kubernetes.
 pub(crate) fn run(args: &[String]) -> Result<()> {
@@ -36,12 +39,18 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests of clusters on each release that `--versions` lists, and prints which failed.
+/// Runs tests of clusters on each release that `--versions` lists, or on all platforms, and prints which failed.
 fn test(options: &[String]) -> Result<()> {
-    let releases = match options {
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let releases = match options[..] {
         [] => RELEASES,
-        [flag, releases] if flag == "--versions" => releases,
-        _ => bail!("usage: cargo xtask cluster test [--versions {RELEASES}]"),
+        ["--versions", releases] => releases,
+        ["--platforms"] => {
+            test::prepare("cluster-tests")?;
+            let mut command = test::command("cluster-tests");
+            return shell::run("platforms", command.args(PLATFORMS));
+        }
+        _ => bail!("usage: cargo xtask cluster test [--versions {RELEASES} | --platforms]"),
     };
     let known: Vec<_> = RELEASES.split(',').collect();
     for release in releases.split(',') {

@@ -29,9 +29,21 @@ var parts = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kubelet":                 newKubelet,
 	"kube-proxy":              proxy.NewProxyCommand,
 	"kubectl":                 func() *cobra.Command { return kubectl.NewDefaultKubectlCommand() },
+}
+
+// newKubelet calls a function that takes a context since Kubernetes 1.33.
+func newKubelet() *cobra.Command {
+	switch command := any(kubelet.NewKubeletCommand).(type) {
+	case func(context.Context) *cobra.Command:
+		return command(context.Background())
+	case func() *cobra.Command:
+		return command()
+	default:
+		panic(fmt.Sprintf("NewKubeletCommand is a %T", command))
+	}
 }
 
 func main() {

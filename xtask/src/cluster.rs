@@ -16,6 +16,9 @@ const RELEASES: &str = "1.32,1.33,1.34,1.35";
 /// through, with clusters of their own.
 const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
+/// Tests on primary CNIs and layouts of nodes, with clusters of their own.
+const PLATFORMS: &[&str] = &["--test", "platforms"];
+
 /// Tests that begin with an installation of Istio.
 const ISTIO: &[&str] = &["--test", "istio"];
 
@@ -39,20 +42,27 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests of clusters on each release that `--versions` lists, and prints which failed; or those that begin with
-/// Istio.
+/// Runs tests of clusters on each release that `--versions` lists, and prints which failed; or those on all platforms, or
+/// those that begin with Istio.
 fn test(options: &[String]) -> Result<()> {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let releases = match options[..] {
         [] => RELEASES,
         ["--versions", releases] => releases,
+        ["--platforms"] => {
+            test::prepare("cluster-tests")?;
+            let mut command = test::command("cluster-tests");
+            return shell::run("platforms", command.args(PLATFORMS));
+        }
         ["--istio"] => {
             test::prepare("cluster-tests")?;
             istio::build()?;
             let mut command = test::command("cluster-tests");
             return shell::run("migration from Istio", command.args(ISTIO));
         }
-        _ => bail!("usage: cargo xtask cluster test [--versions {RELEASES} | --istio]"),
+        _ => {
+            bail!("usage: cargo xtask cluster test [--versions {RELEASES} | --platforms | --istio]")
+        }
     };
     let known: Vec<_> = RELEASES.split(',').collect();
     for release in releases.split(',') {

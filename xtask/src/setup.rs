@@ -80,6 +80,10 @@ const CLUSTER: &[Need] = &[
         package: "conntrack",
     },
     Need {
+        paths: &["/usr/sbin/ipset", "/sbin/ipset"],
+        package: "ipset",
+    },
+    Need {
         paths: &["/bin/busybox"],
         package: "busybox-static",
     },

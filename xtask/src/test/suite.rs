@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::{setup, shell};
 
 /// Suites that take minutes and build programs of others: `cargo xtask cluster test` runs them.
-const APART: [&str; 1] = ["cluster-tests::istio"];
+const APART: [&str; 2] = ["cluster-tests::istio", "cluster-tests::platforms"];
 
 /// A test program that cargo has built.
 #[derive(Debug)]

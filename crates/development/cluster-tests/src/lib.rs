@@ -17,8 +17,11 @@
 
 mod load;
 mod mesh;
+mod network_policies;
+mod primary_cni;
 mod process;
 mod space;
+mod uninstall;
 mod waypoint;
 mod wire;
 
@@ -32,8 +35,11 @@ pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
 pub use ambit_testkit::{binary, target};
 pub use load::{Failure, Load, Outcome};
 pub use mesh::{Access, Mesh, Part, VALUES};
+pub use network_policies::{PolicyEngine, assert_network_policies_hold};
+pub use primary_cni::{Probes, assert_at_home, delay_loopback, plugins};
 pub use process::Process;
 pub use space::{Space, address, is_captured, is_ready};
+pub use uninstall::assert_uninstalls;
 pub use waypoint::{Waypoint, condition};
 pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};
 

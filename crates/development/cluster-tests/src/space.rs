@@ -241,6 +241,14 @@ impl<'a> Space<'a> {
         events(&self.log(pod))
     }
 
+    /// The event of a starter's first connection ([`Self::deploy_starters`]), which must have succeeded.
+    #[track_caller]
+    pub fn first_answer(&self, pod: &Pod) -> Value {
+        let event = self.until_event(&pod.name_any(), "first-connect");
+        assert!(event["first_answer_ms"].is_number(), "{event}");
+        event
+    }
+
     /// Deletes a pod at once.
     pub fn delete_pod(&self, name: &str) {
         let at_once = DeleteParams::default().grace_period(0);

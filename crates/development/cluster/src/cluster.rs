@@ -21,6 +21,7 @@ use serde_json::json;
 use crate::{
     cgroups,
     control_plane::{self, API_SERVER, ControlPlane, ETCD},
+    definitions::{Definitions, GATEWAY_API},
     images,
     network::Network,
     network_policies::NetworkPolicies,
@@ -90,7 +91,13 @@ impl Cluster {
         cluster.remove()?;
         let cache = &cluster.places.cache;
         let building = lock(&cache.join("bin"))?;
-        programs::ensure(sources, cluster.options.kubernetes, &cluster.bin())?;
+        let options = &cluster.options;
+        programs::ensure(
+            sources,
+            options.kubernetes,
+            options.primary_cni,
+            &cluster.bin(),
+        )?;
         let own = images::write(&cluster.bin(), &cache.join("images"))?;
         drop(building);
         cluster.start(&own).inspect_err(|_| cluster.explain())?;
@@ -172,6 +179,9 @@ impl Cluster {
         let client = self.client().await?;
         if !self.options.no_gateway_api {
             objects::apply(&client, &self.gateway_api()?).await?;
+        }
+        if let Some(definitions) = self.options.primary_cni.definitions() {
+            objects::apply(&client, &self.definitions(definitions)?).await?;
         }
         let nodes: Api<NodeObject> = Api::all(client.clone());
         for node in self.nodes() {
@@ -371,7 +381,11 @@ impl Cluster {
 
     /// The manifest of the Gateway API's definitions.
     pub fn gateway_api(&self) -> Result<String> {
-        Ok(fs::read_to_string(self.bin().join(programs::GATEWAY_API))?)
+        self.definitions(&GATEWAY_API)
+    }
+
+    fn definitions(&self, of: &Definitions) -> Result<String> {
+        Ok(fs::read_to_string(self.bin().join(of.manifest))?)
     }
 
     /// The administrator's kubeconfig.

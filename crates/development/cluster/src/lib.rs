@@ -1,6 +1,6 @@
 //! A real Kubernetes on one machine, for tests and development: etcd, API server, controllers,
 //! scheduler, and nodes with containerd, kubelet and kube-proxy, each node in namespaces of its own with
-//! its own `/etc/cni/net.d`, `/opt/cni/bin`, `/run` and `/var/lib`.
+//! its own `/etc`, `/opt`, `/run` and `/var`.
 //!
 //! Everything is built from Go modules, Debian packages and images made here. A running cluster can be
 //! reached from this machine: the API server, pods and Services have routes.
@@ -11,6 +11,7 @@ mod cluster;
 mod command;
 pub mod command_line;
 mod control_plane;
+mod definitions;
 mod images;
 mod network;
 mod network_policies;
@@ -19,11 +20,13 @@ mod nodes;
 pub mod objects;
 mod options;
 mod pki;
+mod primary_cni;
 mod process;
 mod programs;
+mod releases;
 
 pub use cluster::{Cluster, Held};
 pub use network_policies::NetworkPolicies;
 pub use nodes::{Boot, Node};
-pub use options::{IpFamily, Options, Places, PrimaryCni, Slot};
-pub use programs::Kubernetes;
+pub use options::{IpFamily, Layout, Options, Places, PrimaryCni, Slot};
+pub use releases::Kubernetes;

@@ -119,6 +119,11 @@ impl Network {
         Ipv4Addr::new(10, 96 + self.slot, 0, 10)
     }
 
+    /// Whether pods and Services have addresses of both families.
+    pub(crate) fn is_dual(self) -> bool {
+        self.dual
+    }
+
     fn both(self, v4: String, v6: String) -> Vec<String> {
         if self.dual { vec![v4, v6] } else { vec![v4] }
     }
@@ -183,8 +188,7 @@ impl Network {
         if self.primary_cni == PrimaryCni::Macvlan {
             self.macvlan(&mut batch, number)?;
         }
-        // Flannel carries packets between nodes itself.
-        if self.primary_cni != PrimaryCni::Flannel {
+        if !self.primary_cni.routes_between_nodes() {
             for other in (1..=nodes).filter(|other| *other != number) {
                 self.routes(&mut batch, other)?;
             }

@@ -2,9 +2,9 @@
 # Pid 1 of a node, in mount, uts, ipc, pid and network namespaces of its own: makes the directories that a
 # node has to itself, then runs containerd, the kubelet and kube-proxy.
 #   $1 the node's name   $2 its directory   $3 where etcd, kube and the like are
-#   $4 its addresses     $5 the directory of keys
+#   $4 its addresses     $5 the directory of keys   $6 the directory of CNI plugins
 set -eu
-name=$1 dir=$2 bin=$3 addresses=$4 pki=$5
+name=$1 dir=$2 bin=$3 addresses=$4 pki=$5 plugins=$6
 hostname "$name"
 
 # A sysfs of this network namespace, with the cgroups in it. All mounts are private until the end of this
@@ -22,9 +22,9 @@ own() { # what is written there is this node's
 }
 own /etc
 own /opt
-own /var/lib
-mkdir -p /opt/cni/bin
-own /opt/cni/bin /usr/lib/cni
+own /var
+mkdir -p "$plugins"
+own "$plugins" /usr/lib/cni
 # A copy of a mount of somebody's network namespace would keep that namespace after its end.
 [ ! -d /run/netns ] || umount -R -l /run/netns || true
 mount -t tmpfs -o mode=755 tmpfs /run
@@ -58,11 +58,9 @@ again_and_again() { # as systemd does: the kubelet ends if containerd is not don
 again_and_again "$bin/kube" kubelet --config="$dir/kubelet.json" --kubeconfig="$pki/$name.conf" \
     --cert-dir="$dir/certificates" --hostname-override="$name" --node-ip="$addresses" >>/var/log/kubelet.log 2>&1 &
 again_and_again "$bin/kube" kube-proxy --config="$dir/kube-proxy.json" >>/var/log/kube-proxy.log 2>&1 &
-if [ -e "$dir/flannel.json" ]; then
-    mkdir /run/flannel
-    # Also until the node has its range.
-    NODE_NAME=$name again_and_again "$bin/flanneld" "$pki/admin.conf" "$dir/flannel.json" \
-        /run/flannel/subnet.env >>/var/log/flanneld.log 2>&1 &
+if [ -e "$dir/cni-agent.sh" ]; then
+    # Also until the node is registered.
+    again_and_again bash "$dir/cni-agent.sh" >>/var/log/cni-agent.log 2>&1 &
 fi
 trap 'exit 0' TERM INT
 while :; do wait -n || true; jobs -r >/dev/null; sleep 1; done

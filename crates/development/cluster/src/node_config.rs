@@ -1,17 +1,18 @@
 //! The files of a node: containerd's, the kubelet's and kube-proxy's configuration, and the primary CNI's.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Result;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     network::Network,
-    options::{Options, PrimaryCni},
+    options::{Layout, Options, PrimaryCni},
+    primary_cni::{AgentOptions, CNI_FILE},
 };
-
-/// The file that the primary CNI owns in `/etc/cni/net.d`.
-pub(crate) const CNI_FILE: &str = "10-kube.conflist";
 
 /// The image that holds a pod's namespaces.
 pub(crate) const PAUSE_IMAGE: &str = "kube.local/pause:1";
@@ -26,94 +27,70 @@ pub(crate) fn write(
     number: u8,
 ) -> Result<()> {
     let etc = directory.join("own/etc");
-    fs::create_dir_all(etc.join("cni/net.d"))?;
-    fs::write(directory.join("containerd.toml"), containerd(directory))?;
+    let name = format!("n{number}");
+    fs::create_dir_all(&etc)?;
+    let containerd = containerd(directory, options.layout);
+    fs::write(directory.join("containerd.toml"), containerd)?;
     let save = |name: &str, value: &Value| fs::write(directory.join(name), value.to_string());
     save("kubelet.json", &kubelet(directory, pki, network, number))?;
     let plugin = options.primary_cni;
     save("kube-proxy.json", &kube_proxy(pki, network, plugin, number))?;
-    fs::write(etc.join("hostname"), format!("n{number}\n"))?;
+    fs::write(etc.join("hostname"), format!("{name}\n"))?;
     fs::write(
         etc.join("machine-id"),
         format!("{:032x}\n", u128::from(number)),
     )?;
     // Pods that use the node's resolver get none, instead of that of the machine under the cluster.
     fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.1\n")?;
-    if plugin == PrimaryCni::Flannel {
-        save("flannel.json", &flannel(network))?;
-        let plugins = directory.join("own/opt/cni/bin");
+    if let Some(program) = plugin.plugin() {
+        let plugins = own(directory, options.layout.plugins());
         fs::create_dir_all(&plugins)?;
-        fs::copy(bin.join("flannel"), plugins.join("flannel"))?;
+        fs::copy(bin.join(program), plugins.join(program))?;
     }
-    reset_cni(directory, network, plugin, number, false)
+    let kubeconfig = pki.join("admin.conf");
+    let agent = plugin.agent(&AgentOptions {
+        node: &name,
+        bin,
+        kubeconfig: &kubeconfig,
+        network,
+        layout: options.layout,
+    });
+    if let Some(agent) = agent {
+        fs::write(directory.join("cni-agent.sh"), agent)?;
+    }
+    fs::create_dir_all(own(directory, options.layout.configurations()))?;
+    reset_cni(directory, network, options, number, &kubeconfig, false)
 }
 
 /// The primary CNI rewrites its configuration, as some do at each boot of their node.
 pub(crate) fn reset_cni(
     directory: &Path,
     network: Network,
-    plugin: PrimaryCni,
+    options: &Options,
     number: u8,
+    kubeconfig: &Path,
     alone: bool,
 ) -> Result<()> {
-    let configurations = directory.join("own/etc/cni/net.d");
+    let configurations = own(directory, options.layout.configurations());
     if alone {
         for entry in configurations.read_dir()? {
             fs::remove_file(entry?.path())?;
         }
     }
-    let text = format!("{:#}\n", cni(network, plugin, number));
-    Ok(fs::write(configurations.join(CNI_FILE), text)?)
+    let plugin = options.primary_cni;
+    let text = plugin.configuration(network, number, kubeconfig);
+    Ok(fs::write(
+        configurations.join(CNI_FILE),
+        format!("{text:#}\n"),
+    )?)
 }
 
-fn cni(network: Network, plugin: PrimaryCni, number: u8) -> Value {
-    let ranges = network.pods(number);
-    let routes: Vec<Value> = ranges
-        .iter()
-        .map(|range| json!({"dst": if range.contains(':') { "::/0" } else { "0.0.0.0/0" }}))
-        .collect();
-    let ranges: Vec<Value> = ranges
-        .iter()
-        .map(|range| json!([{"subnet": range}]))
-        .collect();
-    let ipam = json!({"type": "host-local", "ranges": ranges, "routes": routes});
-    let wiring = match plugin {
-        PrimaryCni::Bridge => json!({
-            "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
-            "hairpinMode": true, "ipam": ipam,
-        }),
-        PrimaryCni::Ptp => json!({"type": "ptp", "ipMasq": false, "ipam": ipam}),
-        PrimaryCni::Macvlan => json!({
-            "type": "macvlan", "master": "eth0", "mode": "bridge", "ipam": ipam,
-        }),
-        PrimaryCni::Flannel => json!({
-            "type": "flannel",
-            "delegate": {"hairpinMode": true, "isDefaultGateway": true, "ipMasq": false},
-        }),
-    };
-    json!({
-        "cniVersion": "0.4.0", "name": "kube",
-        "plugins": [wiring, {"type": "portmap", "capabilities": {"portMappings": true}}],
-    })
+/// Where the files of the node's own directory `path` lie while the node is down.
+fn own(directory: &Path, path: &str) -> PathBuf {
+    directory.join("own").join(path.trim_start_matches('/'))
 }
 
-/// The daemon's configuration, which has the node start one.
-fn flannel(network: Network) -> Value {
-    let mut config = Map::new();
-    config.insert("Backend".to_owned(), json!({"Type": "vxlan"}));
-    for range in network.all_pods() {
-        let name = if range.contains(':') {
-            config.insert("EnableIPv6".to_owned(), true.into());
-            "IPv6Network"
-        } else {
-            "Network"
-        };
-        config.insert(name.to_owned(), range.into());
-    }
-    config.into()
-}
-
-fn containerd(directory: &Path) -> String {
+fn containerd(directory: &Path, layout: Layout) -> String {
     format!(
         r#"version = 2
 disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp"]
@@ -125,15 +102,17 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
   # Root of a container or a small virtual machine may lack what it takes to lower a process's score.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/opt/cni/bin"
-    conf_dir = "/etc/cni/net.d"
+    bin_dir = "{plugins}"
+    conf_dir = "{configurations}"
     max_conf_num = 1
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       SystemdCgroup = false
 "#,
-        opt = directory.join("containerd-opt").display()
+        opt = directory.join("containerd-opt").display(),
+        plugins = layout.plugins(),
+        configurations = layout.configurations(),
     )
 }
 

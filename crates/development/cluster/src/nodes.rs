@@ -63,6 +63,18 @@ impl Node<'_> {
         Ok(PathBuf::from(format!("/proc/{pid}/root")))
     }
 
+    /// Returns the directory of the configurations of CNI plugins while the node is up.
+    pub fn configurations(&self) -> Result<PathBuf> {
+        let directory = self.cluster.options().layout.configurations();
+        Ok(self.root()?.join(directory.trim_start_matches('/')))
+    }
+
+    /// Returns the directory of the CNI plugins while the node is up.
+    pub fn plugins(&self) -> Result<PathBuf> {
+        let directory = self.cluster.options().layout.plugins();
+        Ok(self.root()?.join(directory.trim_start_matches('/')))
+    }
+
     /// A command inside the node, as a shell on it would run it.
     pub fn command(&self, program: &str) -> Result<std::process::Command> {
         let pid = self
@@ -138,9 +150,14 @@ impl Node<'_> {
         ensure!(self.pid().is_none(), "node {} is up", self.name());
         let (network, places) = (self.cluster.network(), self.cluster.places());
         if boot != Boot::Plain {
-            let plugin = self.cluster.options().primary_cni;
-            let alone = boot == Boot::CniAlone;
-            node_config::reset_cni(&self.directory(), network, plugin, self.number, alone)?;
+            node_config::reset_cni(
+                &self.directory(),
+                network,
+                self.cluster.options(),
+                self.number,
+                &self.cluster.kubeconfig(),
+                boot == Boot::CniAlone,
+            )?;
         }
         cgroups::make(&node_config::cgroup(network, self.number))?;
         let init = Tool::new("nsenter")
@@ -152,7 +169,8 @@ impl Node<'_> {
             .arg(self.directory())
             .arg(self.cluster.bin())
             .arg(network.node_addresses(self.number))
-            .arg(places.state.join("pki"));
+            .arg(places.state.join("pki"))
+            .arg(self.cluster.options().layout.plugins());
         self.cluster.processes().start(&self.name(), &init)?;
         let deadline = Instant::now() + Duration::from_secs(30);
         while !self.answers() {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::programs::Kubernetes;
+use crate::releases::Kubernetes;
 
 /// The addresses that pods and Services get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -30,6 +30,52 @@ pub enum PrimaryCni {
     Macvlan,
     /// Flannel: a bridge on each node, VXLAN between them.
     Flannel,
+    /// Calico: a veth pair and routes for each pod, `NetworkPolicies` by Felix.
+    Calico,
+    /// kube-router: a bridge on each node, routes of IPv4 between them by BGP, `NetworkPolicies` by ipsets.
+    KubeRouter,
+}
+
+impl PrimaryCni {
+    /// Whether its agents set the routes to the pods of other nodes.
+    pub(crate) fn routes_between_nodes(self) -> bool {
+        matches!(self, Self::Flannel | Self::KubeRouter)
+    }
+}
+
+/// The directories of CNI that a distribution of Kubernetes uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    /// Directories of kubeadm, and most others.
+    #[default]
+    Kubeadm,
+    /// Directories of k3s.
+    K3s,
+    /// Directories of MicroK8s.
+    #[value(name = "microk8s")]
+    #[serde(rename = "microk8s")]
+    MicroK8s,
+}
+
+impl Layout {
+    /// Returns the directory of the configurations of plugins.
+    pub fn configurations(self) -> &'static str {
+        match self {
+            Self::Kubeadm => "/etc/cni/net.d",
+            Self::K3s => "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+            Self::MicroK8s => "/var/snap/microk8s/current/args/cni-network",
+        }
+    }
+
+    /// Returns the directory of the plugins.
+    pub fn plugins(self) -> &'static str {
+        match self {
+            Self::Kubeadm => "/opt/cni/bin",
+            Self::K3s => "/var/lib/rancher/k3s/data/cni",
+            Self::MicroK8s => "/var/snap/microk8s/current/opt/cni/bin",
+        }
+    }
 }
 
 /// A cluster before it is up.
@@ -44,6 +90,10 @@ pub struct Options {
     /// Which plugin wires the pods
     #[arg(long, value_enum, default_value_t)]
     pub primary_cni: PrimaryCni,
+    /// Whose directories of CNI the nodes have
+    #[arg(long, value_enum, default_value_t)]
+    #[serde(default)]
+    pub layout: Layout,
     /// Which release of Kubernetes it is
     #[arg(long, value_enum, default_value_t)]
     #[serde(default)]
@@ -63,6 +113,7 @@ impl Default for Options {
             nodes: 2,
             ip_family: IpFamily::default(),
             primary_cni: PrimaryCni::default(),
+            layout: Layout::default(),
             kubernetes: Kubernetes::default(),
             no_dns: false,
             no_gateway_api: false,

@@ -10,67 +10,25 @@ use std::{
 
 use ambit_images::hex_digest;
 use anyhow::{Context, Result, ensure};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-/// Release of Kubernetes that a cluster runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub enum Kubernetes {
-    /// Kubernetes 1.32, its last patch release available.
-    #[value(name = "1.32")]
-    V1_32,
-    /// Kubernetes 1.33, its last patch release available.
-    #[value(name = "1.33")]
-    V1_33,
-    /// Kubernetes 1.34, its last patch release available.
-    #[default]
-    #[value(name = "1.34")]
-    V1_34,
-    /// Kubernetes 1.35, its last patch release available.
-    #[value(name = "1.35")]
-    V1_35,
-}
+use crate::{
+    definitions::{GATEWAY_API, files},
+    options::PrimaryCni,
+    releases::Kubernetes,
+};
 
-impl Kubernetes {
-    /// Returns the version, as its module is tagged.
-    fn version(self) -> &'static str {
-        match self {
-            Self::V1_32 => "v1.32.13",
-            Self::V1_33 => "v1.33.13",
-            Self::V1_34 => "v1.34.4",
-            Self::V1_35 => "v1.35.4",
-        }
-    }
-
-    /// Returns the minor version: 34.
-    fn minor(self) -> &'static str {
-        let mut parts = self.version().split('.');
-        parts.nth(1).unwrap_or_default()
-    }
-
-    /// Returns the module file in `build/kube` with the release's dependencies, unless it is that of the default one.
-    fn module_file(self) -> Option<String> {
-        (self != Self::default()).then(|| format!("v1.{}.mod", self.minor()))
-    }
-
-    /// Returns the directory of programs in the cache: releases do not replace each other's.
-    pub(crate) fn directory(self) -> String {
-        match self.module_file() {
-            None => "bin".to_owned(),
-            Some(_) => format!("bin-1.{}", self.minor()),
-        }
-    }
-}
-
-/// The definitions of the Gateway API.
-pub(crate) const GATEWAY_API: &str = "gateway-api";
 /// Gateway API's conformance tests of meshes.
 pub(crate) const CONFORMANCE: &str = "conformance";
 /// Server of Kiali.
 pub(crate) const KIALI: &str = "kiali";
 
 /// Builds missing or outdated programs; `sources` is the repository's `build` directory.
-pub(crate) fn ensure(sources: &Path, kubernetes: Kubernetes, bin: &Path) -> Result<()> {
+pub(crate) fn ensure(
+    sources: &Path,
+    kubernetes: Kubernetes,
+    primary_cni: PrimaryCni,
+    bin: &Path,
+) -> Result<()> {
     fs::create_dir_all(bin)?;
     let version = "k8s.io/component-base/version";
     let flags = format!(
@@ -85,15 +43,15 @@ pub(crate) fn ensure(sources: &Path, kubernetes: Kubernetes, bin: &Path) -> Resu
     }
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     go("kube", &command, &flags, ".", sources, bin)?;
-    let flannel = "github.com/containernetworking/plugins/plugins/meta/flannel";
-    for (name, flags, package) in [
-        ("etcd", "-s -w", "."),
-        ("coredns", "-s -w", "."),
-        ("flanneld", "-s -w", "."),
-        ("flannel", "-s -w", flannel),
-        ("kube-network-policies", "-s -w", "."),
-    ] {
-        go(name, &["build"], flags, package, sources, bin)?;
+    for (name, package) in [
+        ("etcd", "."),
+        ("coredns", "."),
+        ("kube-network-policies", "."),
+    ]
+    .iter()
+    .chain(primary_cni.programs())
+    {
+        go(name, &["build"], "-s -w", package, sources, bin)?;
     }
     build("pause", &sources.join("pause"), bin, "", |output| {
         let mut cc = Command::new("cc");
@@ -103,10 +61,13 @@ pub(crate) fn ensure(sources: &Path, kubernetes: Kubernetes, bin: &Path) -> Resu
             .current_dir(sources.join("pause"));
         compile("pause", &mut cc)
     })?;
-    let source = sources.join(GATEWAY_API);
-    build(GATEWAY_API, &source, bin, "", |output| {
-        definitions(&source, output)
-    })
+    for definitions in [GATEWAY_API].iter().chain(primary_cni.definitions()) {
+        let source = sources.join(definitions.source);
+        build(definitions.manifest, &source, bin, "", |output| {
+            definitions.write(&source, output)
+        })?;
+    }
+    Ok(())
 }
 
 /// Builds the conformance tests, if they are missing or outdated; gives the program.
@@ -156,34 +117,6 @@ fn compile(name: &str, compiler: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Writes the definitions of the standard channel, which are files of the module, as one manifest.
-fn definitions(source: &Path, output: &Path) -> Result<()> {
-    let module = "sigs.k8s.io/gateway-api";
-    let listed = Command::new("go")
-        .args(["mod", "download", "-json", module])
-        .current_dir(source)
-        .output()
-        .context("cannot download the Gateway API: is Go (1.24 or later) installed?")?;
-    ensure!(
-        listed.status.success(),
-        "downloading {module} failed: {}",
-        String::from_utf8_lossy(&listed.stderr)
-    );
-    let listed: Value = serde_json::from_slice(&listed.stdout)?;
-    let directory = listed.get("Dir").and_then(Value::as_str);
-    let directory = directory.with_context(|| format!("go names no directory of {module}"))?;
-    let mut all = String::new();
-    for file in files(&Path::new(directory).join("config/crd/standard"))? {
-        let text = fs::read_to_string(file)?;
-        // Beside them is a policy that forbids older ones, which tests do install.
-        if text.contains("\nkind: CustomResourceDefinition\n") {
-            all += &format!("---\n{text}");
-        }
-    }
-    ensure!(!all.is_empty(), "no definitions are in {directory}");
-    Ok(fs::write(output, all)?)
-}
-
 fn build(
     name: &str,
     source: &Path,
@@ -214,14 +147,4 @@ fn fingerprint(source: &Path, flags: &str) -> Result<String> {
         all.extend(fs::read(file)?);
     }
     Ok(hex_digest(&all))
-}
-
-/// The files of a directory, sorted.
-fn files(directory: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(directory)
-        .with_context(|| format!("no files in {}", directory.display()))?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
-    files.sort();
-    Ok(files)
 }

@@ -37,6 +37,9 @@ pub enum Primary<'a> {
     Found(&'a ConfFile, Network),
     /// Incomplete file that precedes every usable one.
     Settling(&'a ConfFile, Invalid),
+    /// File that precedes every usable one and cannot be read here, with the error. The runtime may be able to read
+    /// it: a link leads elsewhere in the agent's container than on the node.
+    Unreadable(&'a ConfFile, &'a str),
     /// No primary configuration exists.
     None,
 }
@@ -53,6 +56,9 @@ pub fn primary<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> Primary<'a> {
     for file in files {
         if pinned.is_some_and(|pinned| stem(pinned) != stem(&file.name)) {
             continue;
+        }
+        if let Err(error) = &file.text {
+            return Primary::Unreadable(file, error);
         }
         match file.network() {
             Ok(network) if network.is_ours() => {}
@@ -184,6 +190,42 @@ mod tests {
         };
         assert_eq!(settling.name, "10-a.conflist");
         assert_eq!(found(&files[1..], None), Some("20-b.conflist"));
+    }
+
+    #[test]
+    fn a_file_that_only_the_runtime_may_read_is_not_passed_over() {
+        let mut linked = file("10-a.conflist", "", Duration::MAX);
+        linked.text = Err("no such file".to_owned());
+        let files = [
+            file("00-broken.conflist", "{", OLD),
+            linked,
+            file("20-b.conflist", &list("b"), OLD),
+        ];
+        let Primary::Unreadable(unreadable, _) = primary(&files, None) else {
+            panic!("passed over");
+        };
+        assert_eq!(unreadable.name, "10-a.conflist");
+        assert_eq!(found(&files, Some("20-b.conflist")), Some("20-b.conflist"));
+    }
+
+    #[test]
+    fn links_are_read_where_they_lead() {
+        let dir = tempfile::tempdir().unwrap();
+        let conf = dir.path().join("net.d");
+        fs::create_dir(&conf).unwrap();
+        fs::write(dir.path().join("elsewhere"), list("a")).unwrap();
+        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, conf.join(name));
+        link("../elsewhere", "10-a.conflist").unwrap();
+        link("/nowhere/on/this/machine", "20-b.conflist").unwrap();
+        link("..", "30-c.conflist").unwrap();
+        let files = read(&conf).unwrap();
+        assert_eq!(found(&files, None), Some("10-a.conflist"));
+        for file in &files[1..] {
+            assert!(matches!(
+                primary(std::slice::from_ref(file), None),
+                Primary::Unreadable(_, _)
+            ));
+        }
     }
 
     #[test]

@@ -183,6 +183,9 @@ impl<'a> Call<'a> {
                     let settles = directory::SETTLES_WITHIN.max(wait);
                     (format!("{} is being written: {error}", file.name), settles)
                 }
+                Primary::Unreadable(file, error) => {
+                    (format!("{} cannot be read: {error}", file.name), wait)
+                }
                 Primary::None => ("there is none".to_owned(), wait),
             };
             if started.elapsed() + LOOK_EVERY > wait {

@@ -1,17 +1,9 @@
 //! Pods that start in the mesh.
 
-use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_plaintext, assert_only_tls, until};
+use ambit_cluster_tests::{Mesh, assert_nothing_in_plaintext, assert_only_tls, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
-
-/// A pod's first connection, which must have succeeded at once.
-#[track_caller]
-pub(crate) fn first_answer(space: &Space<'_>, pod: &Pod) -> Value {
-    let event = space.until_event(&pod.name_any(), "first-connect");
-    assert!(event["first_answer_ms"].is_number(), "{event}");
-    event
-}
 
 #[test]
 fn forty_pods_start_with_every_first_packet_captured() {
@@ -28,7 +20,7 @@ fn forty_pods_start_with_every_first_packet_captured() {
     space.deploy_starters(40, None);
     let mut worst: f64 = 0.0;
     for pod in space.ready("starter", 40) {
-        let event = first_answer(&space, &pod);
+        let event = space.first_answer(&pod);
         assert_eq!(event["retries"], 0, "{event}");
         worst = worst.max(event["first_answer_ms"].as_f64().unwrap());
     }

@@ -10,7 +10,14 @@ use ambit_cluster_tests::{
 fn a_cluster_comes_and_goes_without_a_trace() {
     // No other test may load the machine while this one is up; and it shares the directories below.
     let _alone = Mesh::alone();
-    let directories = ["/etc", "/opt", "/var/lib", "/etc/cni/net.d", "/opt/cni/bin"];
+    let directories = [
+        "/etc",
+        "/opt",
+        "/var",
+        "/var/lib",
+        "/etc/cni/net.d",
+        "/opt/cni/bin",
+    ];
     let before = directories.map(list);
     let places = Places::in_target(&target(), Slot::OWN);
     let _held = Cluster::hold(&places).unwrap();

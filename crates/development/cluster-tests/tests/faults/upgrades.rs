@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ambit_cluster_tests::{Load, Mesh, Part, assert_only_tls, throughout, until};
+use ambit_cluster_tests::{
+    Load, Mesh, Part, assert_only_tls, assert_uninstalls, throughout, until,
+};
 
 use crate::{PROXY, WORKER};
 
@@ -83,7 +85,7 @@ fn hold_seconds() -> u64 {
 #[test]
 fn uninstalling_breaks_nothing_and_leaves_nothing() {
     let mesh = Mesh::alone();
-    uninstalled(&mesh, || {
+    assert_uninstalls(&mesh, || {
         mesh.ambit(&["uninstall", "--unlabel", "--timeout=90s"]);
     });
     mesh.install(&[]);
@@ -93,56 +95,7 @@ fn uninstalling_breaks_nothing_and_leaves_nothing() {
 fn uninstalling_with_helm_breaks_nothing_and_leaves_nothing() {
     let mesh = Mesh::alone();
     mesh.install_with_helm();
-    uninstalled(&mesh, || mesh.uninstall_with_helm());
+    assert_uninstalls(&mesh, || mesh.uninstall_with_helm());
     assert_eq!(mesh.objects_of_the_chart(), "");
     mesh.install(&[]);
-}
-
-/// Uninstalls the mesh under load, and checks that nothing of it is left on the nodes.
-fn uninstalled(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
-    let space = mesh.space("uninstall");
-    space.serve_captured();
-    // Unenrolled pods depend on the node's kube-proxy: it must know the server, too.
-    let outside = mesh.space("outside");
-    outside.client("client", Some("n1"));
-    let url = format!("http://server.{}/", space.name());
-    outside.until_get("client", &url, true);
-    let load = Load::start_captured(&space);
-    // Connections that were opened through the mesh continue as long as their proxies drain, and so
-    // does the command: until the load ends.
-    std::thread::scope(|scope| {
-        let uninstall = scope.spawn(uninstall);
-        space.until_captured("server", false);
-        space.until_captured("load", false);
-        space.client("late", Some("n1"));
-        space.until_get("late", "http://server/", true);
-        load.finish().assert_flawless();
-        uninstall.join().unwrap();
-    });
-    mesh.until_gone();
-    for node in mesh.cluster().nodes() {
-        let root = node.root().unwrap();
-        let list = |directory: &str| -> Vec<String> {
-            let entries = root.join(directory).read_dir().unwrap();
-            let names = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
-            names.collect()
-        };
-        assert_eq!(list("etc/cni/net.d"), ["10-kube.conflist"]);
-        let plugins = list("opt/cni/bin");
-        assert!(
-            !plugins.iter().any(|name| name.contains("ambit")),
-            "{plugins:?}"
-        );
-        let rules = node
-            .command("nft")
-            .unwrap()
-            .args(["list", "tables"])
-            .output()
-            .unwrap();
-        let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
-        assert!(
-            !rules.contains("ambit") && !rules.contains("istio"),
-            "{rules}"
-        );
-    }
 }

@@ -66,10 +66,14 @@ impl Istio {
         let manifest = self.manifest.to_str().unwrap();
         let apply = ["apply", "--server-side", "--force-conflicts", "--filename"];
         self.mesh.kubectl(&[&apply[..], &[manifest]].concat());
-        for (app, count) in [("istiod", 1), ("ztunnel", 2)] {
-            self.until_ready(&format!("app={app}"), count);
+        let parts = [
+            ("istio=pilot", 1),
+            ("app=ztunnel", 2),
+            ("k8s-app=istio-cni-node", 2),
+        ];
+        for (label, count) in parts {
+            self.until_ready(label, count);
         }
-        self.until_ready("k8s-app=istio-cni-node", 2);
     }
 
     /// Runs commands of the book's page about migrations, with the images of the test cluster and a test's namespace.

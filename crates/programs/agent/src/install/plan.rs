@@ -114,6 +114,15 @@ pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Pl
             state: State::Settling,
             look_again: Some(SETTLES_WITHIN.saturating_sub(file.age)),
         },
+        Primary::Unreadable(file, error) => Plan {
+            actions: Vec::new(),
+            state: State::Waiting(format!(
+                "{} cannot be read here, and the runtime may use it: {error}; put the file itself into the directory, or \
+                 remove it",
+                file.name
+            )),
+            look_again: None,
+        },
         Primary::None => without_primary(files, desired, absent),
     }
 }

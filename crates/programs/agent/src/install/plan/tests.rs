@@ -222,6 +222,21 @@ fn the_list_in_force_is_chained_and_no_other() {
 }
 
 #[test]
+fn no_other_list_takes_the_place_of_an_unreadable_one() {
+    for mode in [Mode::Owned, Mode::Chained] {
+        let mut linked = file("10-a.conflist", "");
+        linked.text = Err("no such file".to_owned());
+        let mut files = vec![linked, file("20-b.conflist", &list(&["b"]))];
+        let State::Waiting(why) = settle(&mut files, &desired(mode)) else {
+            panic!("{mode:?} is installed beside a list that may be in force");
+        };
+        assert!(why.starts_with("10-a.conflist cannot be read"), "{why}");
+        assert_eq!(names(&files), ["10-a.conflist", "20-b.conflist"]);
+        assert_eq!(kinds(&files, "20-b.conflist"), ["b"]);
+    }
+}
+
+#[test]
 fn the_pinned_file_is_chained_under_either_ending() {
     let mut pinned = desired(Mode::Chained);
     pinned.primary = Some("20-b.conf".to_owned());

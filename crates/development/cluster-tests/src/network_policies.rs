@@ -1,0 +1,120 @@
+//! NetworkPolicies, which apply to packets: between captured pods to those of the tunnel, pod to pod.
+
+use serde_json::json;
+
+use crate::{Ending, Mesh, Space, is_ready, until};
+
+/// The clients that may call the server, and at which ports.
+const INGRESS: &str = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: server}
+spec:
+  podSelector: {matchLabels: {app: server}}
+  ingress:
+  - from: [{podSelector: {matchExpressions: [{key: app, operator: In, values: $PEERS}]}}]
+    ports: $PORTS
+";
+
+/// The servers that the hermit may call.
+const EGRESS: &str = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: hermit}
+spec:
+  podSelector: {matchLabels: {app: hermit}}
+  policyTypes: [Egress]
+  egress: $RULES
+";
+
+const SERVER: &str = "http://server/";
+
+/// Whose NetworkPolicies are in force.
+#[derive(Clone, Copy, Debug)]
+pub enum PolicyEngine {
+    /// The primary CNI's own.
+    PrimaryCni,
+    /// An engine that is added for the test.
+    Added,
+}
+
+/// NetworkPolicies must allow and deny calls between captured pods, whether on one node or two.
+#[track_caller]
+pub fn assert_network_policies_hold(mesh: &Mesh, engine: PolicyEngine) {
+    let space = mesh.space("network-policies");
+    space.label(Some("ambient"));
+    let set = |peers: &str, ports: &str, hermit: &str| {
+        space.apply(&INGRESS.replace("$PEERS", peers).replace("$PORTS", ports));
+        space.apply(&EGRESS.replace("$RULES", hermit));
+    };
+    space.serve("server", Some("n2"));
+    let captured = ["friend", "stranger", "neighbour", "hermit"];
+    for app in captured {
+        let node = if app == "neighbour" { "n2" } else { "n1" };
+        space.deploy(app, 1, Some(node), &["sleep"]);
+    }
+    for app in captured {
+        space.ready(app, 1);
+        space.until_captured(app, true);
+    }
+    space.until_captured("server", true);
+    // A client that is not in the mesh.
+    let outside = "outside";
+    let apart = json!({"istio.io/dataplane-mode": "none"});
+    space.lone(outside, Some("n1"), apart, json!({}));
+    space.ready(outside, 1);
+    space.until_get(outside, SERVER, true);
+
+    // Only openings are checked, and the mesh keeps its connections: one from before a policy continues
+    // under it. So there is no call through the mesh before a first policy is in force.
+    set("[friend]", "[{port: 8080}]", "[]");
+    let _enforced = match engine {
+        PolicyEngine::PrimaryCni => None,
+        PolicyEngine::Added => Some(mesh.cluster().enforce_network_policies().unwrap()),
+    };
+    until("the first policy is in force", || {
+        is_blocked(space.try_get(outside, SERVER).0)
+    });
+    // A policy that names only the app's port blocks the mesh's calls at 15008.
+    set("[friend, outside]", "[{port: 8080}]", "[]");
+    space.until_get(outside, SERVER, true);
+    assert_all_fail(&space, &["friend", "hermit"]);
+
+    // A call that succeeds now has been accepted by the engines of both nodes: they know this policy.
+    let ports = "[{port: 8080}, {port: 15008}]";
+    set("[friend]", ports, "[]");
+    space.until_get("friend", SERVER, true);
+    assert_all_fail(&space, &["stranger", "neighbour", "hermit", outside]);
+
+    let everyone = "[friend, stranger, neighbour, hermit, outside]";
+    set(everyone, ports, "[]");
+    for app in ["stranger", "neighbour", outside] {
+        space.until_get(app, SERVER, true);
+    }
+    assert_all_fail(&space, &["hermit"]);
+    let to_server = "[{to: [{podSelector: {matchLabels: {app: server}}}], ports: [{port: 15008}]}]";
+    set(everyone, ports, to_server);
+    space.until_get("hermit", SERVER, true);
+    // Kubelet's probes, one a second, have passed meanwhile.
+    let server = space.pods("server").remove(0);
+    let statuses = server
+        .status
+        .iter()
+        .flat_map(|s| s.container_statuses.iter());
+    assert!(is_ready(&server) && statuses.flatten().all(|status| status.restart_count == 0));
+}
+
+/// Sends requests from each app concurrently: a blocked call waits until its timeout, or its proxy's.
+fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
+    std::thread::scope(|scope| {
+        for app in apps {
+            scope.spawn(move || {
+                let (ending, text) = space.try_get(app, SERVER);
+                assert!(is_blocked(ending), "{app} -> {SERVER}: {ending:?}: {text}");
+            });
+        }
+    });
+}
+
+/// Whether packets of a call were dropped or rejected on their way.
+fn is_blocked(ending: Ending) -> bool {
+    ending.is_cut() || matches!(ending, Ending::TimedOut | Ending::Refused)
+}

@@ -1,0 +1,241 @@
+//! Assertions about the mesh over a primary CNI, the same for each.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+};
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::Api;
+use serde_json::Value;
+
+use crate::{
+    Expected, FlowKind, FlowReport, IpFamily, Mesh, Node, Space, assert_nothing_in_plaintext,
+    assert_only_tls, is_ready, until,
+};
+
+/// Fate of kubelet's probes where only mutual TLS is accepted.
+#[derive(Clone, Copy, Debug)]
+pub enum Probes {
+    /// Kubelet is known by its address, and its probes pass.
+    Exempt,
+    /// The node does not see the pod's frames: a neighbour could pretend to be its kubelet.
+    AsAnyPlaintext,
+}
+
+/// The mesh must work the same with every primary CNI. Returns a namespace with STRICT mTLS, a server and
+/// its clients.
+#[track_caller]
+pub fn assert_at_home(mesh: &Mesh, probes: Probes) -> Space<'_> {
+    let space = mesh.space("wired");
+    let server = space.serve_captured();
+    let service = service_of_all_families(mesh, &space);
+    assert_tls_alone(mesh, &space, &server, &service);
+    assert_starters_captured(mesh, &space, &server);
+    let urls = match probes {
+        Probes::Exempt => service.cluster_ips.iter().map(|ip| url(ip, 80)).collect(),
+        // A server that is not ready is no endpoint of its Service.
+        Probes::AsAnyPlaintext => pod_ips(mesh, &server)
+            .iter()
+            .map(|ip| url(ip, 8080))
+            .collect(),
+    };
+    assert_probes_alone_in_plaintext(mesh, &space, urls, probes);
+    space
+}
+
+#[track_caller]
+fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &AllFamilies) {
+    let clients = ["far", "near"];
+    let [far, near] =
+        [("far", "n1"), ("near", "n2")].map(|(name, node)| space.client(name, Some(node)));
+    for client in clients {
+        space.until_captured(client, true);
+    }
+    let mut urls = vec!["http://server/".to_owned(), "http://all/".to_owned()];
+    urls.extend(service.cluster_ips.iter().map(|ip| url(ip, 80)));
+    urls.extend(pod_ips(mesh, server).iter().map(|ip| url(ip, 8080)));
+    for client in clients {
+        for url in &urls {
+            space.until_get(client, url, true);
+        }
+    }
+
+    let wire = mesh.watch(&["GET /"]);
+    for client in clients {
+        for url in &urls {
+            space.get(client, url).unwrap();
+        }
+    }
+    let reports = wire.finish();
+    for client in [&far, &near] {
+        assert_only_tls(&reports, &[server, client]);
+    }
+    let dual = families(mesh) == 2;
+    assert!(
+        !dual || reports.iter().any(is_tunnelled_over_ipv6),
+        "{reports:#?}"
+    );
+
+    // A node's own address is not the mesh's: kube-proxy forwards such calls.
+    for node in ["11", "12"] {
+        let addresses = [format!("10.252.0.{node}"), format!("fd00:2:250::{node}")];
+        for address in &addresses[..families(mesh)] {
+            space.until_get("far", &url(address, service.node_port), true);
+        }
+    }
+}
+
+/// Pods whose first act is to call the server, on either node.
+#[track_caller]
+fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
+    let wire = mesh.watch(&[&space.marker()]);
+    space.deploy_starters(4, None);
+    for pod in space.ready("starter", 4) {
+        let event = space.first_answer(&pod);
+        assert_eq!(event["retries"], 0, "{event}");
+    }
+    assert_nothing_in_plaintext(&wire.finish(), &[server], &[9000]);
+}
+
+/// Once only mutual TLS is accepted, pods outside the mesh are refused; kubelet is not where it can be
+/// known.
+#[track_caller]
+fn assert_probes_alone_in_plaintext(
+    mesh: &Mesh,
+    space: &Space<'_>,
+    urls: Vec<String>,
+    probes: Probes,
+) {
+    let outside = mesh.space("outside");
+    let clients = [("far", "n1"), ("near", "n2")].map(|(name, node)| {
+        outside.client(name, Some(node));
+        name
+    });
+    let until_all_come_to = |expected: Expected<'_>| {
+        for client in clients {
+            for url in &urls {
+                outside.until_get(client, url, expected);
+            }
+        }
+    };
+    until_all_come_to(Expected::Answer);
+    space.apply(
+        "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict}
+spec: {mtls: {mode: STRICT}}
+",
+    );
+    until_all_come_to(Expected::Denial("istio_converted_static_strict"));
+    match probes {
+        // The server's node knows the policy by now: another server there becomes ready by its probes.
+        Probes::Exempt => {
+            space.serve("probed", Some("n2"));
+            space.until_captured("probed", true);
+        }
+        Probes::AsAnyPlaintext => {
+            until("the server's probes are refused", || {
+                !space.pods("server").iter().any(is_ready)
+            });
+            space.apply(
+                "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict}
+spec: {mtls: {mode: PERMISSIVE}}
+",
+            );
+            space.ready("server", 1);
+        }
+    }
+}
+
+/// The runtime calls the loopback plugin at the same time as all others: from now on that one is done
+/// last.
+pub fn delay_loopback(node: Node<'_>) {
+    let plugins = node.plugins().unwrap();
+    fs::copy(plugins.join("loopback"), plugins.join("loopback-itself")).unwrap();
+    let script = "#!/bin/sh\nsleep 0.5\nexec /opt/cni/bin/loopback-itself\n";
+    // The runtime may be about to run the existing one.
+    fs::write(plugins.join("new"), script).unwrap();
+    fs::set_permissions(plugins.join("new"), Permissions::from_mode(0o755)).unwrap();
+    fs::rename(plugins.join("new"), plugins.join("loopback")).unwrap();
+}
+
+/// The types of the plugins in the first configuration, which the node's runtime uses, in order.
+pub fn plugins(node: Node<'_>) -> Vec<String> {
+    let directory = node.configurations().unwrap();
+    let files = directory
+        .read_dir()
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let lists = files.filter(|file| file.extension().is_some_and(|end| end == "conflist"));
+    let text = fs::read_to_string(lists.min().unwrap()).unwrap();
+    let list: Value = serde_json::from_str(&text).unwrap();
+    let plugins = list["plugins"].as_array().unwrap().iter();
+    plugins
+        .map(|plugin| plugin["type"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+struct AllFamilies {
+    cluster_ips: Vec<String>,
+    node_port: u16,
+}
+
+/// A Service of the server with addresses of all families of the cluster, and a port on every node.
+fn service_of_all_families(mesh: &Mesh, space: &Space<'_>) -> AllFamilies {
+    space.apply(
+        "apiVersion: v1
+kind: Service
+metadata: {name: all}
+spec:
+  type: NodePort
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+",
+    );
+    let services: Api<Service> = Api::namespaced(mesh.client(), space.name());
+    let spec = mesh.wait_for(services.get("all")).unwrap().spec.unwrap();
+    let cluster_ips = spec.cluster_ips.unwrap();
+    assert_eq!(cluster_ips.len(), families(mesh));
+    AllFamilies {
+        cluster_ips,
+        node_port: spec.ports.unwrap()[0]
+            .node_port
+            .unwrap()
+            .try_into()
+            .unwrap(),
+    }
+}
+
+fn families(mesh: &Mesh) -> usize {
+    match mesh.cluster().options().ip_family {
+        IpFamily::Ipv4 => 1,
+        IpFamily::Dual => 2,
+    }
+}
+
+/// The addresses of a pod in all families of the cluster.
+fn pod_ips(mesh: &Mesh, pod: &Pod) -> Vec<String> {
+    let ips = pod
+        .status
+        .iter()
+        .flat_map(|status| status.pod_ips.iter().flatten());
+    let ips: Vec<String> = ips.map(|ip| ip.ip.clone()).collect();
+    assert_eq!(ips.len(), families(mesh));
+    ips
+}
+
+fn url(ip: &str, port: u16) -> String {
+    if ip.contains(':') {
+        format!("http://[{ip}]:{port}/")
+    } else {
+        format!("http://{ip}:{port}/")
+    }
+}
+
+fn is_tunnelled_over_ipv6(report: &FlowReport) -> bool {
+    report.kind == FlowKind::Hbone && report.server.is_ipv6() && report.bytes > 0
+}

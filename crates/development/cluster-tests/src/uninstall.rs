@@ -1,0 +1,68 @@
+//! Uninstalling the mesh, and what may be left of it.
+
+use std::{fs, path::Path};
+
+use crate::{Load, Mesh, succeed};
+
+/// The primary CNI's configuration, which the plugin was added to.
+const CONFIGURATION: &str = "10-kube.conflist";
+
+/// Statements of nftables in captured pods, which nothing else needs there.
+const CAPTURING: [&str; 3] = ["redirect", "reject", "prerouting"];
+
+const NODE_RULES: &str = "nft list tables";
+
+const POD_RULES: &str = "for netns in /run/netns/*; do
+    echo $netns
+    nsenter --net=$netns nft list ruleset
+done";
+
+/// Uninstalls the mesh under load, and checks that nothing of it is left on the nodes and in the pods there.
+#[track_caller]
+pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
+    let space = mesh.space("uninstall");
+    space.serve_captured();
+    // Unenrolled pods depend on the node's kube-proxy: it must know the server, too.
+    let outside = mesh.space("outside");
+    outside.client("client", Some("n1"));
+    let url = format!("http://server.{}/", space.name());
+    outside.until_get("client", &url, true);
+    let load = Load::start_captured(&space);
+    // Connections that were opened through the mesh continue as long as their proxies drain, and so
+    // does the command: until the load ends.
+    std::thread::scope(|scope| {
+        let uninstall = scope.spawn(uninstall);
+        space.until_captured("server", false);
+        space.until_captured("load", false);
+        space.client("late", Some("n1"));
+        space.until_get("late", "http://server/", true);
+        load.finish().assert_flawless();
+        uninstall.join().unwrap();
+    });
+    mesh.until_gone();
+    for node in mesh.cluster().nodes() {
+        assert_eq!(names(&node.configurations().unwrap()), [CONFIGURATION]);
+        let file = node.configurations().unwrap().join(CONFIGURATION);
+        let text = fs::read_to_string(file).unwrap();
+        let plugins = names(&node.plugins().unwrap());
+        let ours = plugins.iter().any(|name| name.contains("ambit"));
+        assert!(!ours && !text.contains("ambit"), "{plugins:?}, {text}");
+        let [of_node, of_pods] = [NODE_RULES, POD_RULES].map(|script| {
+            let mut shell = node.command("sh").unwrap();
+            succeed(shell.args(["-ec", script]))
+        });
+        for ours in ["ambit", "istio"] {
+            assert!(!of_node.contains(ours), "{ours}: {of_node}");
+        }
+        // What open connections of a released pod needed stays until its end, and redirects nothing.
+        for statement in CAPTURING {
+            assert!(!of_pods.contains(statement), "{statement}: {of_pods}");
+        }
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = directory.read_dir().unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    names.collect()
+}

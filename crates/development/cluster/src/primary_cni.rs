@@ -1,0 +1,156 @@
+//! The primary CNIs: the configuration of their plugins, and the agents that some of them run on every node.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    definitions::{self, Definitions},
+    network::Network,
+    options::{Layout, PrimaryCni},
+};
+
+/// The file that the primary CNI owns in the directory of configurations.
+pub(crate) const CNI_FILE: &str = "10-kube.conflist";
+
+/// The node of an agent, and what it reaches the API server with.
+#[derive(Debug)]
+pub(crate) struct AgentOptions<'a> {
+    pub(crate) node: &'a str,
+    pub(crate) bin: &'a Path,
+    pub(crate) kubeconfig: &'a Path,
+    pub(crate) network: Network,
+    pub(crate) layout: Layout,
+}
+
+impl PrimaryCni {
+    /// Returns the programs to build, by their directories in `build`, and their Go packages.
+    pub(crate) fn programs(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Bridge | Self::Ptp | Self::Macvlan => &[],
+            Self::Flannel => &[
+                ("flanneld", "."),
+                (
+                    "flannel",
+                    "github.com/containernetworking/plugins/plugins/meta/flannel",
+                ),
+            ],
+            Self::Calico => &[("calico", ".")],
+            Self::KubeRouter => &[(
+                "kube-router",
+                "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+            )],
+        }
+    }
+
+    /// Returns the program that is its plugin, unless that is one of Debian's.
+    pub(crate) fn plugin(self) -> Option<&'static str> {
+        match self {
+            Self::Bridge | Self::Ptp | Self::Macvlan | Self::KubeRouter => None,
+            Self::Flannel => Some("flannel"),
+            Self::Calico => Some("calico"),
+        }
+    }
+
+    /// Returns the definitions of its custom resources, if it has any.
+    pub(crate) fn definitions(self) -> Option<&'static Definitions> {
+        (self == Self::Calico).then_some(&definitions::CALICO)
+    }
+
+    /// Returns the plugin's configuration on a node.
+    pub(crate) fn configuration(self, network: Network, number: u8, kubeconfig: &Path) -> Value {
+        let ipam = host_local(network, number);
+        let wiring = match self {
+            Self::Bridge => json!({
+                "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
+                "hairpinMode": true, "ipam": ipam,
+            }),
+            Self::Ptp => json!({"type": "ptp", "ipMasq": false, "ipam": ipam}),
+            Self::Macvlan => json!({
+                "type": "macvlan", "master": "eth0", "mode": "bridge", "ipam": ipam,
+            }),
+            Self::Flannel => json!({
+                "type": "flannel",
+                "delegate": {"hairpinMode": true, "isDefaultGateway": true, "ipMasq": false},
+            }),
+            Self::Calico => json!({
+                "type": "calico", "datastore_type": "kubernetes", "nodename": format!("n{number}"),
+                "policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": kubeconfig}, "ipam": ipam,
+            }),
+            // The agent writes the node's ranges into it.
+            Self::KubeRouter => json!({
+                "type": "bridge", "bridge": "kube-bridge", "isDefaultGateway": true,
+                "hairpinMode": true, "ipam": {"type": "host-local"},
+            }),
+        };
+        json!({
+            "cniVersion": "0.4.0", "name": "kube",
+            "plugins": [wiring, {"type": "portmap", "capabilities": {"portMappings": true}}],
+        })
+    }
+
+    /// Returns the shell script that becomes its agent on a node, if it has one. It fails until the node is registered.
+    pub(crate) fn agent(self, options: &AgentOptions<'_>) -> Option<String> {
+        let AgentOptions { node, network, .. } = options;
+        let (bin, kubeconfig) = (options.bin.display(), options.kubeconfig.display());
+        Some(match self {
+            Self::Bridge | Self::Ptp | Self::Macvlan => return None,
+            Self::Flannel => format!(
+                "mkdir -p /run/flannel
+echo '{}' >/run/flannel/net-conf.json
+NODE_NAME={node} exec {bin}/flanneld {kubeconfig} /run/flannel/net-conf.json /run/flannel/subnet.env
+",
+                flannel(*network)
+            ),
+            Self::Calico => format!(
+                "mkdir -p /var/lib/calico
+echo -n {node} >/var/lib/calico/nodename
+export KUBECONFIG={kubeconfig} DATASTORE_TYPE=kubernetes FELIX_DATASTORETYPE=kubernetes
+export FELIX_FELIXHOSTNAME={node} FELIX_IPV6SUPPORT={dual} FELIX_ROUTESOURCE=WorkloadIPs
+export FELIX_DEFAULTENDPOINTTOHOSTACTION=ACCEPT FELIX_IPTABLESBACKEND=nft
+export FELIX_LOGFILEPATH=none FELIX_LOGSEVERITYSCREEN=warning FELIX_USAGEREPORTINGENABLED=false
+exec -a calico-felix {bin}/calico
+",
+                dual = network.is_dual(),
+            ),
+            Self::KubeRouter => format!(
+                "export KUBE_ROUTER_CNI_CONF_FILE={configurations}/{CNI_FILE}
+exec {bin}/kube-router --kubeconfig={kubeconfig} --hostname-override={node} --run-service-proxy=false \
+                 --run-router=true --run-firewall=true --enable-overlay=false --enable-pod-egress=false \
+                 --enable-ipv6={dual} --hairpin-mode=true --service-cluster-ip-range={services}
+",
+                configurations = options.layout.configurations(),
+                dual = network.is_dual(),
+                services = network.services(),
+            ),
+        })
+    }
+}
+
+fn host_local(network: Network, number: u8) -> Value {
+    let ranges = network.pods(number);
+    let routes: Vec<Value> = ranges
+        .iter()
+        .map(|range| json!({"dst": if range.contains(':') { "::/0" } else { "0.0.0.0/0" }}))
+        .collect();
+    let ranges: Vec<Value> = ranges
+        .iter()
+        .map(|range| json!([{"subnet": range}]))
+        .collect();
+    json!({"type": "host-local", "ranges": ranges, "routes": routes})
+}
+
+fn flannel(network: Network) -> Value {
+    let mut config = Map::new();
+    config.insert("Backend".to_owned(), json!({"Type": "vxlan"}));
+    for range in network.all_pods() {
+        let name = if range.contains(':') {
+            config.insert("EnableIPv6".to_owned(), true.into());
+            "IPv6Network"
+        } else {
+            "Network"
+        };
+        config.insert(name.to_owned(), range.into());
+    }
+    config.into()
+}

@@ -103,7 +103,9 @@ pub fn uri_names(leaf: &CertificateDer<'_>) -> Result<usize, ChainError> {
     let names = leaf.subject_alternative_name();
     let names = names.ok().flatten().map(|names| &names.value.general_names);
     let names = names.into_iter().flatten();
-    Ok(names.filter(|name| matches!(name, GeneralName::URI(_))).count())
+    Ok(names
+        .filter(|name| matches!(name, GeneralName::URI(_)))
+        .count())
 }
 
 /// The parsed fields of a leaf.

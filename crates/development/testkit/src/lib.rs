@@ -23,6 +23,7 @@ mod istio_csr;
 mod otlp_collector;
 mod pki;
 pub mod roles;
+mod spiffe_agent;
 mod until;
 mod workspace;
 
@@ -33,5 +34,6 @@ pub use helm::helm;
 pub use istio_csr::{ISTIO_CSR_NAME, IstioCsr};
 pub use otlp_collector::{OTLP_VARIABLES, OtlpCollector};
 pub use pki::{Pki, accept_trust_domains, answer_by, revoke_by};
+pub use spiffe_agent::{SpiffeAgent, SpiffeEntries, SpiffeSvid};
 pub use until::{pass, until, until_blocking, until_some, until_within};
 pub use workspace::{binary, target};

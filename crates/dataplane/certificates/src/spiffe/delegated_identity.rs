@@ -39,8 +39,6 @@ struct Shared {
     bundles: watch::Sender<Answer<Bundles>>,
     followed: Mutex<HashMap<Identity, Followed>>,
     renewals: Renewals,
-    /// Why there is no stream of bundles, if there is none.
-    outage: Mutex<Option<SpiffeError>>,
 }
 
 /// The agent's last answer.
@@ -78,7 +76,6 @@ impl DelegatedIdentity {
             bundles: watch::Sender::new(Answer::Awaited),
             followed: Mutex::default(),
             renewals: Renewals::default(),
-            outage: Mutex::default(),
         });
         let channel = socket.channel();
         let bundles = ambit_rt::spawn_abortable("spiffe bundles", {
@@ -143,21 +140,18 @@ async fn follow(
     .await;
 }
 
-/// Stores an answer, but no error in place of an earlier answer, which stays until its certificates expire. Returns
-/// whether anything changed.
+/// Stores an answer. Returns whether it differs from the one before, so that certificates are to be fetched again; after
+/// an error they stay until they expire.
 fn replace<T: PartialEq>(slot: &watch::Sender<Answer<T>>, answer: Result<T, SpiffeError>) -> bool {
-    slot.send_if_modified(|last| match (answer, &*last) {
-        (Ok(new), Answer::Available(old)) if **old == new => false,
-        (Ok(new), _) => {
-            *last = Answer::Available(Arc::new(new));
-            true
-        }
-        (Err(_), Answer::Available(_)) => false,
-        (Err(error), Answer::Awaited | Answer::Failed(_)) => {
-            *last = Answer::Failed(error);
-            true
-        }
-    })
+    let answer = match answer {
+        Ok(answer) => Answer::Available(Arc::new(answer)),
+        Err(error) => Answer::Failed(error),
+    };
+    let last = slot.send_replace(answer);
+    match (&last, &*slot.borrow()) {
+        (Answer::Available(last), Answer::Available(new)) => last != new,
+        (_, new) => matches!(new, Answer::Available(_)),
+    }
 }
 
 impl Workload {
@@ -185,9 +179,12 @@ fn spiffe_id(svid: &X509svidWithKey) -> String {
 
 impl Shared {
     fn bundles_answered(&self, answer: Result<SubscribeToX509BundlesResponse, SpiffeError>) {
-        *self.outage.lock() = answer.as_ref().err().cloned();
-        let decode =
-            |message: SubscribeToX509BundlesResponse| agent::bundles(&self.api, &message.ca_certificates);
+        if let (Err(error), Answer::Available(_)) = (&answer, &*self.bundles.borrow()) {
+            agent::warn_of_outage(error);
+        }
+        let decode = |message: SubscribeToX509BundlesResponse| {
+            agent::bundles(&self.api, &message.ca_certificates)
+        };
         if !replace(&self.bundles, answer.map(decode)) {
             return;
         }
@@ -225,7 +222,12 @@ impl Shared {
             of_identity.map(|one| (one.workload.subscribe(), one.settings.clone()))
         };
         let (workload, settings) = followed.ok_or_else(|| SpiffeError::Ended(self.api.clone()))?;
-        let both = async { (self.answer(self.bundles.subscribe()).await, self.answer(workload).await) };
+        let both = async {
+            (
+                self.answer(self.bundles.subscribe()).await,
+                self.answer(workload).await,
+            )
+        };
         let (bundles, workload) = tokio::time::timeout(TIMEOUT, both)
             .await
             .map_err(|_| FetchError::TimedOut(TIMEOUT))?;
@@ -245,21 +247,14 @@ impl Shared {
             }));
         };
         let certificate = svid.certificate(&settings, identity, roots.clone());
-        Ok(certificate.map_err(|source| {
-            // Without the agent, the last certificate expires.
-            let outage = self.outage.lock().clone();
-            outage.unwrap_or_else(|| SpiffeError::Svid {
-                api,
-                identity: boxed(),
-                source: Arc::new(source),
-            })
+        Ok(certificate.map_err(|source| SpiffeError::Svid {
+            api,
+            identity: boxed(),
+            source: Arc::new(source),
         })?)
     }
 
-    async fn answer<T>(
-        &self,
-        mut slot: watch::Receiver<Answer<T>>,
-    ) -> Result<Arc<T>, SpiffeError> {
+    async fn answer<T>(&self, mut slot: watch::Receiver<Answer<T>>) -> Result<Arc<T>, SpiffeError> {
         let answer = slot.wait_for(|answer| !matches!(answer, Answer::Awaited));
         match answer.await.as_deref() {
             Ok(Answer::Available(answer)) => Ok(answer.clone()),

@@ -34,8 +34,6 @@ struct Shared {
     answer: watch::Sender<Answer>,
     followed: Mutex<BTreeSet<Identity>>,
     renewals: Renewals,
-    /// Why there is no stream, if there is none.
-    outage: Mutex<Option<SpiffeError>>,
 }
 
 /// The agent's last answer.
@@ -59,7 +57,6 @@ impl WorkloadApi {
             answer: watch::Sender::new(Answer::Awaited),
             followed: Mutex::default(),
             renewals: Renewals::default(),
-            outage: Mutex::default(),
         });
         let stream = ambit_rt::spawn_abortable("workload api", {
             let (shared, channel) = (shared.clone(), socket.channel());
@@ -87,18 +84,14 @@ impl WorkloadApi {
 
 impl Shared {
     fn answered(&self, answer: Result<X509svidResponse, SpiffeError>) {
-        *self.outage.lock() = answer.as_ref().err().cloned();
         let message = match answer {
             Ok(message) => message,
             Err(error) => {
-                // SVIDs stay until they expire.
-                self.answer.send_if_modified(|last| {
-                    let has_none = !matches!(last, Answer::Svids(_));
-                    if has_none {
-                        *last = Answer::Failed(error);
-                    }
-                    has_none
-                });
+                // Certificates stay until they expire.
+                if matches!(*self.answer.borrow(), Answer::Svids(_)) {
+                    agent::warn_of_outage(&error);
+                }
+                self.answer.send_replace(Answer::Failed(error));
                 return;
             }
         };
@@ -155,14 +148,10 @@ impl Shared {
         let roots = concatenated(bundle).map_err(Into::into);
         roots
             .and_then(|roots| svid.certificate(&self.settings, identity, roots))
-            .map_err(|source| {
-                // Without the agent, the last certificate expires.
-                let outage = self.outage.lock().clone();
-                outage.unwrap_or_else(|| SpiffeError::Svid {
-                    api,
-                    identity: Box::new(identity.clone()),
-                    source: Arc::new(source),
-                })
+            .map_err(|source| SpiffeError::Svid {
+                api,
+                identity: Box::new(identity.clone()),
+                source: Arc::new(source),
             })
     }
 }

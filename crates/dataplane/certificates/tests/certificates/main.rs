@@ -3,4 +3,5 @@
 
 mod csr;
 mod istio_csr;
+mod spiffe;
 mod store;

@@ -47,7 +47,7 @@ impl std::fmt::Debug for SpiffeSvid {
 pub struct SpiffeEntries {
     /// SVIDs of the process that calls the Workload API.
     pub own: Vec<SpiffeSvid>,
-    /// SVIDs by the namespace and account of their selectors, with the trust domains that they federate with.
+    /// SVIDs by the namespace and account of their selectors, with the IDs of trust domains that they federate with.
     pub delegated: BTreeMap<(String, String), (Vec<SpiffeSvid>, Vec<String>)>,
     /// Concatenated DER certificates by trust domain.
     pub bundles: BTreeMap<String, Vec<u8>>,
@@ -62,7 +62,8 @@ impl SpiffeEntries {
             identity.namespace.to_string(),
             identity.service_account.to_string(),
         );
-        let domains = federates_with.iter().map(ToString::to_string).collect();
+        let domains = federates_with.iter();
+        let domains = domains.map(|name| format!("spiffe://{name}")).collect();
         self.delegated.insert(key, (vec![svid], domains));
     }
 }
@@ -239,7 +240,9 @@ impl DelegatedIdentity for Admin {
         let answers = entries.map(|entries| {
             let bundles = entries.bundles.into_iter();
             Ok(SubscribeToX509BundlesResponse {
-                ca_certificates: bundles.map(|(domain, der)| (domain, der.into())).collect(),
+                ca_certificates: bundles
+                    .map(|(domain, der)| (format!("spiffe://{domain}"), der.into()))
+                    .collect(),
             })
         });
         Ok(Response::new(Box::pin(answers)))

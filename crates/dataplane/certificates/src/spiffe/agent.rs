@@ -14,6 +14,7 @@ use ambit_tls::concatenated;
 use bytes::Bytes;
 use rand::Rng;
 use rustls_pki_types::CertificateDer;
+use serde::{Serialize, Serializer};
 use tonic::{
     Response, Status, Streaming,
     transport::{Channel, Endpoint},
@@ -77,6 +78,12 @@ impl FromStr for SpiffeSocket {
 impl fmt::Display for SpiffeSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "unix://{}", self.0.display())
+    }
+}
+
+impl Serialize for SpiffeSocket {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

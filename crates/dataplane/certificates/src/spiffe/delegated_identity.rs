@@ -166,7 +166,11 @@ impl Workload {
                 Svid::new(chain.map(|der| &der[..]), &one.x509_svid_key)
             }),
             others: others.take(8).map(spiffe_id).collect(),
-            federates_with: message.federates_with.iter().cloned().collect(),
+            federates_with: message
+                .federates_with
+                .iter()
+                .map(|id| agent::trust_domain(id).to_owned())
+                .collect(),
         }
     }
 }

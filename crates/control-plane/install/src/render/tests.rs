@@ -568,7 +568,12 @@ fn node_proxies_mount_the_admin_socket_of_the_spiffe_agent() {
         {"name": "AMBIT_SPIRE_ADMIN_SOCKET", "value": "unix:///var/run/spire/admin.sock"}
     );
     for container in pod["containers"].as_array().unwrap() {
-        assert!(container["volumeMounts"].as_array().unwrap().contains(&mount));
+        assert!(
+            container["volumeMounts"]
+                .as_array()
+                .unwrap()
+                .contains(&mount)
+        );
         assert!(container["env"].as_array().unwrap().contains(&socket));
     }
 }

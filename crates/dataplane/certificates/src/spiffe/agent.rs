@@ -3,13 +3,13 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     str::FromStr,
     sync::Arc,
     time::Duration,
 };
 
-use ambit_rt::Backoff;
+use ambit_rt::{AbortOnDrop, Backoff};
 use ambit_tls::concatenated;
 use bytes::Bytes;
 use rand::Rng;
@@ -40,25 +40,16 @@ pub(super) type Bundles = BTreeMap<String, Vec<CertificateDer<'static>>>;
 pub struct SocketError(String);
 
 /// The Unix socket of a SPIFFE agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpiffeSocket(PathBuf);
+#[derive(Clone, Debug)]
+pub struct SpiffeSocket {
+    path: PathBuf,
+    endpoint: Endpoint,
+}
 
 impl SpiffeSocket {
-    /// Returns the path of the socket.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
     /// Returns a channel that connects when first used, and again whenever the connection is lost.
     pub(super) fn channel(&self) -> Channel {
-        let path = self.0.display();
-        // The parser accepted the path, and so does this.
-        let endpoint = Endpoint::from_shared(format!("unix://{path}"));
-        endpoint
-            .unwrap_or_else(|_| Endpoint::from_static("http://localhost"))
-            .http2_keep_alive_interval(Duration::from_secs(30))
-            .keep_alive_timeout(Duration::from_secs(10))
-            .connect_lazy()
+        self.endpoint.connect_lazy()
     }
 }
 
@@ -66,18 +57,24 @@ impl FromStr for SpiffeSocket {
     type Err = SocketError;
 
     fn from_str(text: &str) -> Result<Self, SocketError> {
-        let path = text.strip_prefix("unix:");
-        let path = path.map(|path| path.strip_prefix("//").unwrap_or(path));
-        match path {
-            Some(path) if path.starts_with('/') => Ok(Self(path.into())),
-            _ => Err(SocketError(text.to_owned())),
+        let error = || SocketError(text.to_owned());
+        let path = text.strip_prefix("unix:").ok_or_else(error)?;
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if !path.starts_with('/') {
+            return Err(error());
         }
+        let endpoint = Endpoint::from_shared(format!("unix://{path}")).map_err(|_| error())?;
+        // Without HTTP/2 pings: SPIRE's agent closes connections that send them, and the kernel reports an agent's end.
+        Ok(Self {
+            path: path.into(),
+            endpoint,
+        })
     }
 }
 
 impl fmt::Display for SpiffeSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unix://{}", self.0.display())
+        write!(f, "unix://{}", self.path.display())
     }
 }
 
@@ -85,6 +82,14 @@ impl Serialize for SpiffeSocket {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
+}
+
+/// Spawns a task without which the process would lose its certificates: its panic ends the process.
+pub(super) fn spawn(
+    name: &'static str,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> AbortOnDrop<()> {
+    ambit_rt::spawn_abortable(name, ambit_rt::essential(name, task))
 }
 
 /// Follows a stream of the agent, and opens it again whenever it ends. Never returns.

@@ -78,7 +78,7 @@ impl DelegatedIdentity {
             renewals: Renewals::default(),
         });
         let channel = socket.channel();
-        let bundles = ambit_rt::spawn_abortable("spiffe bundles", {
+        let bundles = agent::spawn("spiffe bundles", {
             let (shared, channel) = (shared.clone(), channel.clone());
             async move {
                 let open = || {
@@ -291,7 +291,7 @@ impl CaClient for DelegatedIdentity {
             Followed {
                 workload,
                 settings: self.shared.settings.clone().with_trust_domains(of_workload),
-                _stream: ambit_rt::spawn_abortable("spiffe identity", stream),
+                _stream: agent::spawn("spiffe identity", stream),
             }
         });
     }

@@ -58,7 +58,7 @@ impl WorkloadApi {
             followed: Mutex::default(),
             renewals: Renewals::default(),
         });
-        let stream = ambit_rt::spawn_abortable("workload api", {
+        let stream = agent::spawn("workload api", {
             let (shared, channel) = (shared.clone(), socket.channel());
             async move {
                 let open = || {

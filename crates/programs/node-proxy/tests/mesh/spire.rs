@@ -141,7 +141,9 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
     let settings = TlsSettings::default();
     let peer = {
         let der = client.roots().iter();
-        let pem = der.map(|root| ambit_tls::pem::text("CERTIFICATE", root)).collect();
+        let pem = der
+            .map(|root| ambit_tls::pem::text("CERTIFICATE", root))
+            .collect();
         let contents = ambit_mesh_json::TrustDomains {
             roots: [("cluster.local".to_owned(), pem)].into(),
             ..Default::default()

@@ -76,7 +76,7 @@ impl SpiffeError {
     }
 }
 
-/// What to do about a status.
+/// Advice for operators about a status.
 struct Advice(Code);
 
 impl fmt::Display for Advice {

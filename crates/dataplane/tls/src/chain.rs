@@ -41,7 +41,7 @@ pub enum ChainError {
     Der {
         /// Counted from 0.
         index: usize,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: x509_parser::nom::Err<x509_parser::error::X509Error>,
     },

@@ -42,7 +42,7 @@ impl std::fmt::Debug for SpiffeSvid {
     }
 }
 
-/// What the agent has for its callers.
+/// Contents of the agent: SVIDs and bundles.
 #[derive(Clone, Debug, Default)]
 pub struct SpiffeEntries {
     /// SVIDs of the process that calls the Workload API.

@@ -58,7 +58,7 @@ struct Followed {
     _stream: AbortOnDrop<()>,
 }
 
-/// What the agent has for one identity.
+/// The agent's last answer for one identity.
 #[derive(Debug, PartialEq, Eq)]
 struct Workload {
     svid: Option<Svid>,

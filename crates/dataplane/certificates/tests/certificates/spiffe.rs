@@ -147,7 +147,7 @@ async fn an_identity_without_entry_is_closed_until_it_has_one() {
 }
 
 #[tokio::test]
-async fn a_delegate_that_is_not_authorized_is_told_what_to_do() {
+async fn an_unauthorized_delegate_gets_advice() {
     let mesh = Mesh::new(Api::Delegated);
     mesh.agent
         .change(|entries| entries.refuses_delegates = true);

@@ -23,7 +23,7 @@ pub enum SpiffeError {
     Ended(Arc<str>),
     /// The agent has no SVID of this identity for the caller.
     #[error(
-        "{api} has no SVID of {identity}, but of {}; create a registration entry for it on this node, with the selectors \
+        "{api} has no SVID of {identity}, it has {}; create a registration entry for it on this node, with the selectors \
          k8s:ns:{} and k8s:sa:{}",
         List(others), identity.namespace, identity.service_account
     )]

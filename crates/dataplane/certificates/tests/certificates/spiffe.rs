@@ -166,7 +166,7 @@ async fn an_svid_of_another_identity_is_refused() {
         let error = mesh.refusal(&id("cart")).await;
         let text = ErrorChain(error.as_ref()).to_string();
         assert!(
-            text.contains("but of spiffe://td/ns/shop/sa/other"),
+            text.contains("it has spiffe://td/ns/shop/sa/other"),
             "{text}"
         );
         // The message has the right name, and its certificate another.

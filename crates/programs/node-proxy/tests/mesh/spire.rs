@@ -111,7 +111,8 @@ async fn pods_connect_with_identities_of_real_spire() {
     spire.start_agent();
     let third = next(client, &id("client"), Some(&second)).await;
     next(server, &id("server"), None).await;
-    assert!(third.not_after() > second.not_after());
+    // Certificates have whole seconds, and the second one may be as young.
+    assert!(third.not_after() >= second.not_after());
     pair.open().await.unwrap();
 }
 

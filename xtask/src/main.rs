@@ -29,6 +29,7 @@ fn main() -> ExitCode {
     let result = match args.first().map(String::as_str) {
         Some("demo") => demo::run(),
         Some("test") => test::run(args.get(1..).unwrap_or_default()),
+        Some("spire") => test::spire(),
         Some("check") => test::check(),
         Some("tidy") => tidy::run(),
         Some("fuzz") => fuzz::run(argument),

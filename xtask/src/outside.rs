@@ -1,5 +1,5 @@
 //! Builds third-party programs for the system tests, and programs on top of third-party libraries: the receiver of an
-//! OpenTelemetry collector, an ext_authz provider and a rate-limit service with Envoy's messages, an image registry,
+//! OpenTelemetry collector, SPIRE, an ext_authz provider and a rate-limit service with Envoy's messages, an image registry,
 //! Prometheus' query engine, a decoder of Envoy's admin messages, plugins in Rust and Go, and published filters. cargo
 //! and Go rebuild only what has changed.
 
@@ -42,22 +42,33 @@ pub(crate) fn collector() -> Result<PathBuf> {
     go("collector", "otlp-collector", &[])
 }
 
+/// Builds SPIRE, which takes minutes the first time.
+pub(crate) fn spire() -> Result<()> {
+    let program = shell::target_dir().join("debug/spire");
+    // Its data store is a C library.
+    let mut go = go_build("spire", &program);
+    shell::run("build spire", go.arg(".").env("CGO_ENABLED", "1"))
+}
+
 /// Builds a Go program, or with flags a WebAssembly module, into the directory of our own programs.
 fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     let program = shell::target_dir().join("debug").join(name);
-    let mut go = Command::new("go");
-    go.args(["build", "-trimpath", "-buildvcs=false"])
-        .args(wasm)
-        .arg("-o")
-        .arg(&program)
-        .arg(".")
-        .current_dir(shell::root().join("build").join(source))
-        .env("CGO_ENABLED", "0");
+    let mut go = go_build(source, &program);
+    go.args(wasm).arg(".").env("CGO_ENABLED", "0");
     if !wasm.is_empty() {
         go.env("GOOS", "wasip1").env("GOARCH", "wasm");
     }
     shell::run(&format!("build {name}"), &mut go)?;
     Ok(program)
+}
+
+/// Returns the command that builds the Go module of a directory below `build`, but for further flags and the package.
+fn go_build(source: &str, program: &Path) -> Command {
+    let mut go = Command::new("go");
+    go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
+        .arg(program)
+        .current_dir(shell::root().join("build").join(source));
+    go
 }
 
 /// Builds the plugin in Rust.

@@ -253,6 +253,7 @@ pub(crate) enum Purpose {
     /// Programs for an architecture other than this machine's.
     Cross(Architecture),
     Web,
+    Spire,
 }
 
 /// Installs missing tools for `purpose`, or lists them.
@@ -263,6 +264,7 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
         Purpose::Cross(Architecture::Amd64) => &[BUILD, AMD64],
         Purpose::Cross(Architecture::Arm64) => &[BUILD, ARM64],
         Purpose::Web => &[NODE],
+        Purpose::Spire => &[BUILD, GO],
         Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
     })

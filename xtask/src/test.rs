@@ -92,6 +92,16 @@ pub(crate) fn prepare(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Runs the tests with real SPIRE. `test` does not: building SPIRE takes longer than they do, by minutes.
+pub(crate) fn spire() -> Result<()> {
+    setup::ensure(setup::Purpose::Spire)?;
+    prepare("node-proxy")?;
+    outside::spire()?;
+    let mut tests = command("node-proxy");
+    tests.args(["--features", "spire", "--test", "mesh", "--", "spire::"]);
+    shell::run("tests with SPIRE", &mut tests)
+}
+
 /// Returns the command that runs the tests of the crate `name`, given without `ambit-`.
 pub(crate) fn command(name: &str) -> Command {
     shell::cargo(&["test", "--package", &format!("ambit-{name}")])

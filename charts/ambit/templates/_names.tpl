@@ -95,11 +95,15 @@ https://istiod{{ include "ambit.suffix" (include "ambit.nodeRevision" .) }}.{{ .
 {{- $rest := dict "image" (include "ambit.image" (list . "waypoint")) "network" $global.network -}}
 {{- $ca := dict "caAddress" ($global.waypoint.caAddress | default .Values.ztunnel.caAddress) "peerCaCrl" .Values.ztunnel.peerCaCrl.enabled -}}
 {{- $log := dict "logLevel" $global.logging.level "logAsJson" $global.logAsJson "metricsPrincipals" $global.metrics.principals -}}
+{{- $spiffe := dict -}}
+{{- if $global.spiffe.enabled -}}
+{{- $spiffe = dict "spiffe" $global.spiffe.workloadApi -}}
+{{- end -}}
 {{- $telemetry := dict -}}
 {{- if $global.openTelemetry.endpoint -}}
 {{- $telemetry = dict "openTelemetry" $global.openTelemetry -}}
 {{- end -}}
-{{ merge $rest $ca $images $log $telemetry (omit $global.waypoint "servicePolicyScope" "caAddress") | toJson }}
+{{ merge $rest $ca $spiffe $images $log $telemetry (omit $global.waypoint "servicePolicyScope" "caAddress") | toJson }}
 {{- end }}
 
 {{/* Environment variables of the exports to an OpenTelemetry collector, as a map. */}}

@@ -156,6 +156,10 @@ kubectl.kubernetes.io/default-container: node-proxy
   value: {{ .Values.ztunnel.xdsAddress | default (include "ambit.controlAddress" .) | quote }}
 - name: CA_ADDRESS
   value: {{ .Values.ztunnel.caAddress | default (include "ambit.controlAddress" .) | quote }}
+{{- if .Values.global.spiffe.enabled }}
+- name: AMBIT_SPIRE_ADMIN_SOCKET
+  value: {{ printf "unix:///var/run/spire/%s" .Values.global.spiffe.delegatedIdentity.socket | quote }}
+{{- end }}
 - name: TRUST_DOMAIN
   value: {{ .Values.meshConfig.trustDomain | quote }}
 - name: CLUSTER_ID

@@ -12,6 +12,7 @@ const SUMMARY: &str = "SUMMARY.md";
 const MARKS: &[&str] = &[
     "<!-- run: lab -->",
     "<!-- run: cluster -->",
+    "<!-- run: istio",
     "<!-- not run: ",
 ];
 

@@ -14,7 +14,7 @@ pub(crate) enum Ownership {
     Ours,
     /// Another's: it was taken over, or deleted and made anew, as Istio's DaemonSet `ztunnel` is when a mesh moves back.
     Another,
-    /// It does not exist.
+    /// Neither: the object does not exist.
     Gone,
 }
 

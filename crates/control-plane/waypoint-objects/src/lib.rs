@@ -18,4 +18,4 @@ pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_deployed, is_managed, 
 pub use parameters::{ConfigMaps, InvalidParameters, Parameters, refers_to};
 pub use part::Part;
 pub use pod::{GATEWAY_NAME, HBONE_PORT};
-pub use settings::{Files, OpenTelemetry, SecretKey, Settings};
+pub use settings::{Files, OpenTelemetry, SecretKey, Settings, WorkloadApi};

@@ -20,14 +20,18 @@ const TOKEN_LIFETIME: u32 = 43_200;
 const GRACE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
 /// The name of the one container.
 pub(crate) const CONTAINER: &str = "istio-proxy";
-/// The volumes that it has: the token and the roots by which it gets its certificates, room, and revocation lists.
-pub(crate) const VOLUMES: [&str; 5] = [
+/// The volumes that it has: the token and the roots by which it gets its certificates, room, revocation lists, and the
+/// socket of a SPIFFE agent.
+pub(crate) const VOLUMES: [&str; 6] = [
     "istio-token",
     "istiod-ca-cert",
     "trust-domains",
     "tmp",
     "peer-ca-crl",
+    "spiffe-workload-api",
 ];
+/// Directory of the Workload API's socket.
+const WORKLOAD_API: &str = "/var/run/spiffe";
 /// An account without rights.
 const USER: u32 = 1337;
 
@@ -128,6 +132,11 @@ fn mounts(settings: &Settings) -> Vec<Value> {
             {"name": "peer-ca-crl", "mountPath": "/var/run/secrets/istio/crl", "readOnly": true}
         ));
     }
+    if settings.spiffe.is_some() {
+        mounts.push(
+            json!({"name": "spiffe-workload-api", "mountPath": WORKLOAD_API, "readOnly": true}),
+        );
+    }
     mounts
 }
 
@@ -169,10 +178,16 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         "" => &settings.control_address,
         other => other,
     };
+    let workload_api = settings.spiffe.as_ref();
+    let workload_api = workload_api.map(|api| format!("unix://{WORKLOAD_API}/{}", api.socket));
     let fixed = [
         ("GATEWAY_NAME", gateway),
         ("XDS_ADDRESS", &settings.control_address),
         ("CA_ADDRESS", ca_address),
+        (
+            "SPIFFE_ENDPOINT_SOCKET",
+            workload_api.as_deref().unwrap_or_default(),
+        ),
         ("XDS_ROOT_CA", &settings.files.root_cert),
         ("CA_ROOT_CA", &settings.files.root_cert),
         ("AMBIT_TRUST_DOMAINS_PATH", &settings.files.trust_domains),
@@ -216,7 +231,7 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
 }
 
 fn volumes(settings: &Settings) -> Vec<Value> {
-    let [token_name, roots, domains, room, revoked] = VOLUMES;
+    let [token_name, roots, domains, room, revoked, workload_api] = VOLUMES;
     let token = json!({
         "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME,
     });
@@ -232,6 +247,16 @@ fn volumes(settings: &Settings) -> Vec<Value> {
         volumes.push(
             json!({"name": revoked, "configMap": {"name": "istio-ca-crl", "optional": true}}),
         );
+    }
+    if let Some(api) = &settings.spiffe {
+        // The agent makes its socket anew when it starts.
+        volumes.push(match api.csi_driver.as_str() {
+            "" => json!({
+                "name": workload_api,
+                "hostPath": {"path": api.host_path, "type": "DirectoryOrCreate"},
+            }),
+            driver => json!({"name": workload_api, "csi": {"driver": driver, "readOnly": true}}),
+        });
     }
     volumes
 }

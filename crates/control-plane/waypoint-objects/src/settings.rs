@@ -39,6 +39,8 @@ pub struct Settings {
     pub control_address: String,
     /// URL of the CA; empty uses the control plane.
     pub ca_address: String,
+    /// Socket of SPIFFE's Workload API, from which certificates come in place of the CA.
+    pub spiffe: Option<WorkloadApi>,
     /// SPIFFE id that reads flow events for users.
     pub flow_reader: Option<String>,
     /// Whether peers are refused whose certificates the ConfigMap `istio-ca-crl` revokes.
@@ -95,6 +97,18 @@ impl Default for OpenTelemetry {
     }
 }
 
+/// Socket of SPIFFE's Workload API on each node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct WorkloadApi {
+    /// CSI driver that mounts the directory of the socket; empty mounts `host_path`.
+    pub csi_driver: String,
+    /// Directory of the socket on nodes.
+    pub host_path: String,
+    /// Name of the socket.
+    pub socket: String,
+}
+
 /// Key of a Secret in the namespace of each waypoint, which need not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -147,6 +161,7 @@ impl Default for Settings {
             termination_grace_period_seconds: 3600,
             control_address: "https://istiod.istio-system.svc:15012".into(),
             ca_address: String::new(),
+            spiffe: None,
             flow_reader: None,
             peer_ca_crl: false,
             trust_domain: "cluster.local".into(),

@@ -290,6 +290,38 @@ fn a_ca_of_its_own_and_revocation_lists_reach_the_container() {
 }
 
 #[test]
+fn waypoints_mount_the_workload_api_and_know_its_socket() {
+    for (driver, volume) in [
+        (
+            "csi.spiffe.io",
+            json!({"csi": {"driver": "csi.spiffe.io", "readOnly": true}}),
+        ),
+        (
+            "",
+            json!({"hostPath": {"path": "/run/spire", "type": "DirectoryOrCreate"}}),
+        ),
+    ] {
+        let spiffe =
+            json!({"spiffe": {"csiDriver": driver, "hostPath": "/run/spire", "socket": "a.sock"}});
+        let settings = serde_json::from_value::<Settings>(spiffe).unwrap();
+        let made = objects(&gateway(json!({}), json!({})), &settings).unwrap();
+        let pod = &made.deployment["spec"]["template"]["spec"];
+        let container = &pod["containers"][0];
+        let socket =
+            json!({"name": "SPIFFE_ENDPOINT_SOCKET", "value": "unix:///var/run/spiffe/a.sock"});
+        assert!(container["env"].as_array().unwrap().contains(&socket));
+        let mut volumes = pod["volumes"].as_array().unwrap().iter();
+        let name = json!("spiffe-workload-api");
+        let mut found = volumes.find(|one| one["name"] == name).unwrap().clone();
+        found.as_object_mut().unwrap().remove("name");
+        assert_eq!(found, volume);
+        let mount = json!({"name": name, "mountPath": "/var/run/spiffe", "readOnly": true});
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        assert!(mounts.contains(&mount));
+    }
+}
+
+#[test]
 fn waypoints_push_to_the_collector_that_is_set() {
     let env = |change: Value| {
         let settings = serde_json::from_value::<Settings>(change).unwrap();

@@ -1,6 +1,6 @@
 //! Fetching certificates: the interface that the certificate store uses, and its CSR API implementation.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use ambit_control_channel::{CallHeaders, CallHeadersError};
 use ambit_model::Identity;
@@ -9,12 +9,14 @@ use ambit_tls::{ChainError, TlsSettings, WorkloadCert};
 use ambit_wire::citadel::{
     IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
 };
+use parking_lot::Mutex;
 use prost_types::{Struct, Value, value::Kind};
 use rustls_pki_types::PrivateKeyDer;
+use tokio::sync::Notify;
 use tonic::{Request, transport::Channel};
 use zeroize::Zeroizing;
 
-use crate::{CertificateRequest, CsrError};
+use crate::{CertificateRequest, CsrError, SpiffeError};
 
 /// Client of a certificate authority.
 pub trait CaClient: Send + Sync + 'static {
@@ -24,6 +26,46 @@ pub trait CaClient: Send + Sync + 'static {
         &'a self,
         identity: &'a Identity,
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
+
+    /// Begins to follow an identity, before its fetches.
+    fn follow(&self, _identity: &Identity) {}
+
+    /// Ends what [`Self::follow`] began.
+    fn forget(&self, _identity: &Identity) {}
+
+    /// Returns the certificates that the authority replaces by itself; without such an authority there are none.
+    fn renewals(&self) -> Renewals {
+        Renewals::default()
+    }
+}
+
+/// Identities whose certificates are to be fetched before they are due. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Renewals(Arc<Pending>);
+
+#[derive(Debug, Default)]
+struct Pending {
+    identities: Mutex<BTreeSet<Identity>>,
+    added: Notify,
+}
+
+impl Renewals {
+    /// Adds an identity.
+    pub fn add(&self, identity: Identity) {
+        self.0.identities.lock().insert(identity);
+        self.0.added.notify_one();
+    }
+
+    /// Removes and returns the next identity; waits until there is one.
+    pub async fn next(&self) -> Identity {
+        loop {
+            let next = self.0.identities.lock().pop_first();
+            match next {
+                Some(identity) => return identity,
+                None => self.0.added.notified().await,
+            }
+        }
+    }
 }
 
 /// Warm start: keeps certificates beyond the lifetime of the process that fetched them.
@@ -53,6 +95,9 @@ pub enum FetchError {
     /// Invalid certificate chain in the CA's response.
     #[error("the CA's answer cannot be used")]
     Answer(#[from] ChainError),
+    /// A SPIFFE agent gave no certificate.
+    #[error(transparent)]
+    Spiffe(#[from] SpiffeError),
     /// The fetching task panicked; the log has the details.
     #[error("the request for the certificate panicked")]
     Panicked,
@@ -76,6 +121,7 @@ impl FetchError {
                     | Code::NotFound
             ),
             Self::Request(_) | Self::Answer(_) | Self::Expired => true,
+            Self::Spiffe(error) => error.is_refusal(),
             Self::Headers(_) | Self::TimedOut(_) | Self::Panicked => false,
         }
     }

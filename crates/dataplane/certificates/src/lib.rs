@@ -1,7 +1,7 @@
-//! The certificates of a proxy's workloads: requested, fetched from the control plane's CSR API, renewed,
-//! and given to connections.
+//! The certificates of a proxy's workloads: requested, fetched from the control plane's CSR API or from a SPIFFE agent,
+//! renewed, and given to connections.
 //!
-//! Private keys are made here and stay in memory; only a [`CertificateCache`] keeps them beyond the
+//! Private keys are made here, or by the agent, and stay in memory; only a [`CertificateCache`] keeps them beyond the
 //! process. How a handshake uses a certificate is in `ambit-tls`.
 #![forbid(unsafe_code)]
 
@@ -9,10 +9,18 @@ mod ca_client;
 mod csr;
 mod dump;
 mod metrics;
+mod spiffe;
+mod spiffe_error;
 mod store;
+mod svid;
 
-pub use ca_client::{CaClient, CertificateCache, CsrClient, CsrClientOptions, FetchError};
+pub use ca_client::{
+    CaClient, CertificateCache, CsrClient, CsrClientOptions, FetchError, Renewals,
+};
 pub use csr::{CertificateRequest, CsrError};
 pub use dump::{CertificateDump, CertificateEntry};
 pub use metrics::{CertificateCounts, CertificateMetrics};
+pub use spiffe::{DelegatedIdentity, SocketError, SpiffeSocket, WorkloadApi};
+pub use spiffe_error::SpiffeError;
 pub use store::{CertError, Certificates, CertificatesOptions, Priority};
+pub use svid::SvidError;

@@ -307,13 +307,17 @@ async fn run(
     options: CertificatesOptions,
 ) {
     let mut state = State::new(options);
+    let renewals = client.renewals();
     let (done, mut fetched) = mpsc::channel::<Fetched>(options.parallel.max(1));
     loop {
         let wake = state.next_wake();
         let event = tokio::select! {
             command = commands.recv() => match command {
                 Some(Command::Request(identity, priority)) => Event::Request(identity, priority),
-                Some(Command::Forget(identity)) => Event::Forget(identity),
+                Some(Command::Forget(identity)) => {
+                    client.forget(&identity);
+                    Event::Forget(identity)
+                }
                 Some(Command::Expired(identity)) => Event::Expired(identity),
                 None => return,
             },
@@ -330,6 +334,7 @@ async fn run(
                     }
                 }
             }
+            identity = renewals.next() => Event::Renew(identity),
             () = ambit_rt::sleep_until(wake) => Event::Tick,
         };
         let Some(shared) = shared.upgrade() else {
@@ -338,6 +343,7 @@ async fn run(
         for effect in state.on_event(event, Instant::now().into_std()) {
             match effect {
                 Effect::Fetch(identity, attempt) => {
+                    client.follow(&identity);
                     let (client, done) = (client.clone(), done.clone());
                     let fetch = {
                         let identity = identity.clone();

@@ -2,7 +2,10 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use ambit_certificates::{Certificates, CertificatesOptions, CsrClient, CsrClientOptions};
+use ambit_certificates::{
+    CaClient, Certificates, CertificatesOptions, CsrClient, CsrClientOptions, DelegatedIdentity,
+    SpiffeSocket, WorkloadApi,
+};
 use ambit_control_channel::{CallHeaders, channel};
 use ambit_model::{ArcStr, Identity};
 use ambit_rt::Env;
@@ -20,9 +23,20 @@ use crate::{
 /// workload yet.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
+/// A SPIFFE agent that issues certificates in place of the CA.
+#[derive(Clone, Debug)]
+pub enum SpiffeAgent {
+    /// For the process itself, by SPIFFE's Workload API.
+    WorkloadApi(SpiffeSocket),
+    /// For the workloads of the node, by SPIRE's Delegated Identity API.
+    DelegatedIdentity(SpiffeSocket),
+}
+
 /// Settings of the certificate source.
 #[derive(Clone, Debug)]
 pub struct CertificateSettings {
+    /// SPIFFE agent; without one, certificates are the CA's.
+    pub spiffe: Option<SpiffeAgent>,
     /// Address of the CA.
     pub ca: Upstream,
     /// A path or the token itself.
@@ -39,7 +53,7 @@ pub struct CertificateSettings {
     pub trust_domains_path: Option<PathBuf>,
 }
 
-/// Starts fetching certificates, from `cache` first. Headers and TLS parameters are the environment's.
+/// Starts fetching certificates: from `cache` first, unless a SPIFFE agent on the same node has them. Headers and TLS parameters are the environment's.
 ///
 /// # Errors
 /// When the settings cannot be used.
@@ -65,6 +79,23 @@ pub fn start(
         ambit_rt::spawn_essential("trust domains", domains.clone().follow(path.clone()));
         tls = tls.with_trust_domains(domains);
     }
+    let client: Arc<dyn CaClient> = match &settings.spiffe {
+        Some(SpiffeAgent::WorkloadApi(socket)) => Arc::new(WorkloadApi::start(socket, &tls)),
+        Some(SpiffeAgent::DelegatedIdentity(socket)) => {
+            Arc::new(DelegatedIdentity::start(socket, &tls))
+        }
+        None => Arc::new(csr_client(env, settings, tls, cache)?),
+    };
+    Ok(Certificates::start(client, CertificatesOptions::default()))
+}
+
+/// Returns the client of the CA.
+fn csr_client(
+    env: &Env,
+    settings: &CertificateSettings,
+    tls: TlsSettings,
+    cache: Option<Arc<WarmCertificates>>,
+) -> anyhow::Result<CsrClient> {
     let upstream = settings
         .ca
         .channel(tls.clone())
@@ -81,14 +112,10 @@ pub fn start(
             ..CsrClientOptions::default()
         },
     );
-    let client = match cache {
+    Ok(match cache {
         Some(cache) => client.with_cache(cache),
         None => client,
-    };
-    Ok(Certificates::start(
-        Arc::new(client),
-        CertificatesOptions::default(),
-    ))
+    })
 }
 
 /// Fetches certificates of local workloads ahead of use, and forgets those of identities that left the node.

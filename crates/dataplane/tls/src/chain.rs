@@ -7,7 +7,11 @@ use std::{
 
 use ambit_model::Identity;
 use rustls_pki_types::{CertificateDer, pem};
-use x509_parser::{certificate::X509Certificate, prelude::FromDer, time::ASN1Time};
+use x509_parser::{
+    certificate::X509Certificate,
+    prelude::{FromDer, GeneralName},
+    time::ASN1Time,
+};
 
 use crate::{
     pem::{MAX_CERTIFICATES, certificates},
@@ -31,6 +35,15 @@ pub enum ChainError {
         /// The cause, unless the entry is empty.
         #[source]
         source: Option<pem::Error>,
+    },
+    /// Bytes that are no sequence of DER certificates.
+    #[error("certificate {index} of the sequence is not a certificate in DER")]
+    Der {
+        /// Counted from 0.
+        index: usize,
+        /// Cause of the error.
+        #[source]
+        source: x509_parser::nom::Err<x509_parser::error::X509Error>,
     },
     /// The leaf's entry holds several certificates.
     #[error("entry 0 of the certificate chain holds {0} certificates, expected the leaf alone")]
@@ -61,6 +74,38 @@ pub enum ChainError {
     /// The key does not match the leaf.
     #[error("the private key does not fit the certificate")]
     Key(#[source] rustls::Error),
+}
+
+/// Splits a concatenation of DER certificates.
+pub fn concatenated(der: &[u8]) -> Result<Vec<CertificateDer<'static>>, ChainError> {
+    let mut certificates = Vec::new();
+    let mut rest = der;
+    while !rest.is_empty() {
+        if certificates.len() == MAX_CERTIFICATES {
+            return Err(ChainError::TooLong);
+        }
+        let index = certificates.len();
+        let (tail, _) =
+            X509Certificate::from_der(rest).map_err(|source| ChainError::Der { index, source })?;
+        let (one, _) = rest.split_at(rest.len() - tail.len());
+        certificates.push(CertificateDer::from(one.to_vec()));
+        rest = tail;
+    }
+    match certificates.is_empty() {
+        true => Err(ChainError::Empty),
+        false => Ok(certificates),
+    }
+}
+
+/// Counts the URI names of a leaf.
+pub fn uri_names(leaf: &CertificateDer<'_>) -> Result<usize, ChainError> {
+    let (_, leaf) = X509Certificate::from_der(leaf).map_err(ChainError::MalformedLeaf)?;
+    let names = leaf.subject_alternative_name();
+    let names = names.ok().flatten().map(|names| &names.value.general_names);
+    let names = names.into_iter().flatten();
+    Ok(names
+        .filter(|name| matches!(name, GeneralName::URI(_)))
+        .count())
 }
 
 /// The parsed fields of a leaf.

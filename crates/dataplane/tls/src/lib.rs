@@ -16,7 +16,7 @@ mod trust_domains;
 mod verify;
 mod workload_cert;
 
-pub use chain::{ChainError, validity};
+pub use chain::{ChainError, concatenated, uri_names, validity};
 pub use client_hello::{FirstMessage, HelloError, HelloReader, MAX_CLIENT_HELLO};
 pub use crl::{CrlError, Crls};
 pub use handshake::{

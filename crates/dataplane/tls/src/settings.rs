@@ -100,6 +100,11 @@ impl TlsSettings {
         self
     }
 
+    /// Returns the trust domains that are accepted besides the own one.
+    pub fn trust_domains(&self) -> &TrustDomains {
+        &self.trust_domains
+    }
+
     /// Returns the revocation lists, if any.
     pub fn crls(&self) -> Option<&Crls> {
         self.crls.as_ref()

@@ -1,5 +1,6 @@
 //! Trust domains whose peers are accepted besides those of the own one: aliases of it, and domains with roots of their
-//! own. Read from a file, followed, and checked at every handshake.
+//! own. Configured by a file, which is followed, or by the bundles that a workload is given with its certificate; checked
+//! at every handshake.
 //!
 //! Roots verify certificates of their own trust domain only, so that no authority can sign for another one's.
 
@@ -12,7 +13,7 @@ use std::{
 
 use ambit_mesh_json::TrustDomains as Contents;
 use parking_lot::RwLock;
-use rustls_pki_types::TrustAnchor;
+use rustls_pki_types::{CertificateDer, TrustAnchor};
 use tokio::sync::watch;
 
 use crate::{ChainError, followed_file, pem};
@@ -52,14 +53,16 @@ pub enum TrustDomainsError {
 /// Trust domains that are accepted besides the own one. Clones share them.
 #[derive(Clone, Debug)]
 pub struct TrustDomains {
-    accepted: Arc<RwLock<Arc<Accepted>>>,
+    configured: Arc<RwLock<Arc<Domains>>>,
+    federated: Arc<RwLock<Arc<Domains>>>,
     changes: Arc<watch::Sender<u64>>,
 }
 
 impl Default for TrustDomains {
     fn default() -> Self {
         Self {
-            accepted: Arc::default(),
+            configured: Arc::default(),
+            federated: Arc::default(),
             changes: Arc::new(watch::Sender::new(0)),
         }
     }
@@ -96,32 +99,54 @@ impl TrustDomains {
     pub fn replace(&self, contents: &Contents) -> Result<usize, TrustDomainsError> {
         let mut anchors = BTreeMap::new();
         for (domain, text) in &contents.roots {
-            let error = |source| TrustDomainsError::Roots {
-                trust_domain: domain.clone(),
-                source,
-            };
-            let roots = pem::certificates(0, text).map_err(error)?;
-            let mut store = rustls::RootCertStore::empty();
-            for root in roots {
-                store
-                    .add(root)
-                    .map_err(|source| error(ChainError::Root(source)))?;
-            }
-            anchors.insert(domain.clone(), store.roots);
+            let roots = pem::certificates(0, text).map_err(|source| unusable(domain, source))?;
+            anchors.insert(domain.clone(), anchors_of(domain, roots)?);
         }
-        let mut current = self.accepted.write();
-        let mut with_roots = current.with_roots.clone();
-        with_roots.extend(anchors.keys().cloned());
-        let accepted = Accepted {
+        let domains = Domains {
             aliases: contents.aliases.clone(),
             anchors,
-            with_roots,
+            ..Domains::default()
         };
-        let count = accepted.count();
-        *current = Arc::new(accepted);
+        let count = domains.count();
+        self.put_in_force(&self.configured, domains);
+        Ok(count)
+    }
+
+    /// Returns a set for one workload, which shares the configured trust domains and has no federated ones yet.
+    #[must_use]
+    pub fn of_workload(&self) -> Self {
+        Self {
+            federated: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Replaces the trust domains with which the workloads of this set federate. Their roots go before configured ones.
+    /// On an error those in force stay.
+    pub fn federate(
+        &self,
+        bundles: BTreeMap<String, Vec<CertificateDer<'static>>>,
+    ) -> Result<(), TrustDomainsError> {
+        let mut anchors = BTreeMap::new();
+        for (domain, roots) in bundles {
+            let of_domain = anchors_of(&domain, roots)?;
+            anchors.insert(domain, of_domain);
+        }
+        let domains = Domains {
+            anchors,
+            ..Domains::default()
+        };
+        self.put_in_force(&self.federated, domains);
+        Ok(())
+    }
+
+    fn put_in_force(&self, current: &RwLock<Arc<Domains>>, mut domains: Domains) {
+        let mut current = current.write();
+        domains.with_roots.clone_from(&current.with_roots);
+        domains.with_roots.extend(domains.anchors.keys().cloned());
+        *current = Arc::new(domains);
         drop(current);
         self.changes.send_modify(|version| *version += 1);
-        Ok(count)
     }
 
     /// Follows a file: loads it now and after each change.
@@ -143,29 +168,66 @@ impl TrustDomains {
         self.changes.subscribe()
     }
 
-    pub(crate) fn current(&self) -> Arc<Accepted> {
-        self.accepted.read().clone()
+    pub(crate) fn current(&self) -> Accepted {
+        Accepted {
+            configured: self.configured.read().clone(),
+            federated: self.federated.read().clone(),
+        }
     }
 }
 
-/// Trust domains in force.
+fn anchors_of(
+    domain: &str,
+    roots: Vec<CertificateDer<'static>>,
+) -> Result<Vec<TrustAnchor<'static>>, TrustDomainsError> {
+    let mut store = rustls::RootCertStore::empty();
+    for root in roots {
+        let added = store.add(root);
+        added.map_err(|source| unusable(domain, ChainError::Root(source)))?;
+    }
+    Ok(store.roots)
+}
+
+fn unusable(domain: &str, source: ChainError) -> TrustDomainsError {
+    TrustDomainsError::Roots {
+        trust_domain: domain.to_owned(),
+        source,
+    }
+}
+
+/// Trust domains of one origin.
 #[derive(Debug, Default)]
-pub(crate) struct Accepted {
+struct Domains {
     aliases: BTreeSet<String>,
     anchors: BTreeMap<String, Vec<TrustAnchor<'static>>>,
     /// Trust domains that have, or had, roots of their own.
     with_roots: BTreeSet<String>,
 }
 
+impl Domains {
+    fn count(&self) -> usize {
+        let mut all: BTreeSet<_> = self.anchors.keys().collect();
+        all.extend(&self.aliases);
+        all.len()
+    }
+}
+
+/// Trust domains in force.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    configured: Arc<Domains>,
+    federated: Arc<Domains>,
+}
+
 impl Accepted {
     /// Whether workloads of a trust domain are accepted by those of `own`.
     pub(crate) fn accepts(&self, own: &str, domain: &str) -> bool {
-        self.is_own(own, domain) || self.anchors.contains_key(domain)
+        self.is_own(own, domain) || self.anchors(domain).is_some()
     }
 
     /// Whether a trust domain is `own`, or an alias of it.
     fn is_own(&self, own: &str, domain: &str) -> bool {
-        domain == own || self.aliases.contains(domain)
+        domain == own || self.configured.aliases.contains(domain)
     }
 
     /// Whether two trust domains are the same one, under two of its names.
@@ -175,25 +237,22 @@ impl Accepted {
 
     /// The trust domain whose roots verify certificates of `domain`: that of `own` for aliases without roots.
     pub(crate) fn rooted<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
-        match self.anchors.contains_key(domain) {
-            false if self.is_own(own, domain) => own,
+        match self.anchors(domain) {
+            None if self.is_own(own, domain) => own,
             _ => domain,
         }
     }
 
     /// Roots of a trust domain, besides those of the mesh's CA.
     pub(crate) fn anchors(&self, domain: &str) -> Option<&[TrustAnchor<'static>]> {
-        self.anchors.get(domain).map(Vec::as_slice)
+        let federated = self.federated.anchors.get(domain);
+        let anchors = federated.or_else(|| self.configured.anchors.get(domain));
+        anchors.map(Vec::as_slice)
     }
 
     /// Whether roots besides those of the CA verify certificates of a trust domain, or did before the last change.
     pub(crate) fn has_had_roots(&self, domain: &str) -> bool {
-        self.with_roots.contains(domain)
-    }
-
-    fn count(&self) -> usize {
-        let mut all: BTreeSet<_> = self.anchors.keys().collect();
-        all.extend(&self.aliases);
-        all.len()
+        let mut origins = [&self.configured, &self.federated].into_iter();
+        origins.any(|domains| domains.with_roots.contains(domain))
     }
 }

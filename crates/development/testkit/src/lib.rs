@@ -1,5 +1,5 @@
 //! What tests share: waiting for a condition, a PKI, fake certificate authorities, scripted HTTP/2
-//! peers, builders of mesh objects, commands of documents, and real Helm. A dev-dependency only.
+//! peers, builders of mesh objects, commands of documents, real Helm and real SPIRE. A dev-dependency only.
 //!
 //! Everything here panics with a clear text when a test is set up wrongly: that is its purpose.
 #![forbid(unsafe_code)]
@@ -23,6 +23,8 @@ mod istio_csr;
 mod otlp_collector;
 mod pki;
 pub mod roles;
+mod spiffe_agent;
+mod spire;
 mod until;
 mod workspace;
 
@@ -33,5 +35,7 @@ pub use helm::helm;
 pub use istio_csr::{ISTIO_CSR_NAME, IstioCsr};
 pub use otlp_collector::{OTLP_VARIABLES, OtlpCollector};
 pub use pki::{Pki, accept_trust_domains, answer_by, revoke_by};
+pub use spiffe_agent::{SpiffeAgent, SpiffeEntries, SpiffeSvid};
+pub use spire::Spire;
 pub use until::{pass, until, until_blocking, until_some, until_within};
 pub use workspace::{binary, target};

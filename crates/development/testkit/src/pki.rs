@@ -10,6 +10,8 @@ use ambit_model::Identity;
 use ambit_tls::{Crls, TlsSettings, TrustDomains, WorkloadCert};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::SpiffeSvid;
+
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Accepts aliases of the own trust domain, and the roots of meshes for trust domains, in place of those before.
@@ -112,6 +114,30 @@ impl Pki {
         let roots = self.root.roots().to_vec();
         WorkloadCert::valid_at(settings, chain, request.key, roots, now)
             .expect("a valid certificate")
+    }
+
+    /// An X.509-SVID that is valid for `ttl`.
+    pub fn svid(&self, identity: &Identity, ttl: Duration) -> SpiffeSvid {
+        self.svid_at(identity, SystemTime::now(), ttl)
+    }
+
+    /// An X.509-SVID issued at a given time.
+    pub fn svid_at(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> SpiffeSvid {
+        let (chain, key) = self
+            .signer
+            .issue_workload(identity, ttl, now)
+            .expect("an issued certificate");
+        SpiffeSvid {
+            id: identity.to_string(),
+            chain: chain.iter().map(|der| der.to_vec()).collect(),
+            key: key.secret_der().to_vec(),
+        }
+    }
+
+    /// The root in DER, as SPIFFE bundles have it.
+    pub fn bundle(&self) -> Vec<u8> {
+        let roots = self.root.roots().iter();
+        roots.flat_map(|root| root.to_vec()).collect()
     }
 
     /// The CSR API's answer to a request.

@@ -11,7 +11,7 @@ use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
     control_plane::{self, Follower, XdsSettings},
-    identities::{self, CertificateSettings},
+    identities::{self, CertificateSettings, SpiffeAgent},
     local_xds,
     policy_metrics::PolicyCollector,
     state::{AddressDemand, NotUnderstoodPolicies, StateConfig},
@@ -396,7 +396,9 @@ fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
 }
 
 fn certificate_settings(config: &Config) -> CertificateSettings {
+    let socket = config.spire_admin_socket.clone();
     CertificateSettings {
+        spiffe: socket.map(SpiffeAgent::DelegatedIdentity),
         ca: config.ca.clone(),
         auth_token: config.auth_token.clone(),
         cluster_id: config.cluster_id.clone(),

@@ -4,6 +4,7 @@
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use ambit_certificates::SpiffeSocket;
 use ambit_hbone::Settings;
 use ambit_model::{ArcStr, Identity, PROXY_MARK, PodName};
 use ambit_proxy::{
@@ -107,6 +108,9 @@ pub struct Config {
     pub xds: Upstream,
     /// `CA_ADDRESS` and companions.
     pub ca: Upstream,
+    /// `AMBIT_SPIRE_ADMIN_SOCKET`: admin socket of SPIRE's agent (`unix:///PATH`), from which certificates of the node's pods
+    /// come in place of the CA, by the Delegated Identity API.
+    pub spire_admin_socket: Option<SpiffeSocket>,
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
     pub auth_token: Option<String>,
@@ -230,6 +234,7 @@ impl Config {
             },
             xds: upstream(env, "XDS", mesh.discovery_address.as_deref())?,
             ca: upstream(env, "CA", mesh.discovery_address.as_deref())?,
+            spire_admin_socket: env.parse("AMBIT_SPIRE_ADMIN_SOCKET", "unix:///PATH")?,
             auth_token: environment::auth_token(env),
             xds_on_demand: on_demand(env)?,
             dns_proxy: dns_proxy(env),

@@ -10,7 +10,7 @@ use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
     control_plane::{XdsSettings, client_options},
-    identities::{self, CertificateSettings},
+    identities::{self, CertificateSettings, SpiffeAgent},
     state::{NotUnderstoodPolicies, StateConfig},
     warm_start::{self, MeshCache, WarmCertificates},
 };
@@ -277,6 +277,7 @@ fn build(
     let certificates = identities::start(
         env,
         &CertificateSettings {
+            spiffe: config.spiffe_socket.clone().map(SpiffeAgent::WorkloadApi),
             ca: config.ca.clone(),
             auth_token: config.auth_token.clone(),
             cluster_id: config.cluster_id.clone(),

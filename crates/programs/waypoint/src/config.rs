@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use ambit_certificates::SpiffeSocket;
 use ambit_hbone::Settings;
 use ambit_model::{
     ArcStr, Destination, GatewayAddress, GatewayName, HBONE_PORT, Identity, NamespacedHostname,
@@ -52,6 +53,9 @@ pub struct Config {
     pub xds: Upstream,
     /// `CA_ADDRESS` and companions.
     pub ca: Upstream,
+    /// `SPIFFE_ENDPOINT_SOCKET`: socket of SPIFFE's Workload API (`unix:///PATH`), from which certificates come in place of
+    /// the CA.
+    pub spiffe_socket: Option<SpiffeSocket>,
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
     pub auth_token: Option<String>,
@@ -223,6 +227,7 @@ impl Config {
             cluster_domain: env.text("CLUSTER_DOMAIN", "cluster.local").into(),
             xds: upstream(env, "XDS", None)?,
             ca: upstream(env, "CA", None)?,
+            spiffe_socket: env.parse("SPIFFE_ENDPOINT_SOCKET", "unix:///PATH")?,
             auth_token: environment::auth_token(env),
             secret_ttl: env
                 .duration("SECRET_TTL")?

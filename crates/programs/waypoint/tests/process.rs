@@ -6,12 +6,14 @@ use std::{
     net::TcpStream,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    time::Duration,
 };
 
 use ambit_model::Identity;
 use ambit_netlab::Host;
 use ambit_testkit::{
-    ISTIO_CSR_NAME, IstioCsr, OTLP_VARIABLES, OtlpCollector, until, until_blocking,
+    ISTIO_CSR_NAME, IstioCsr, OTLP_VARIABLES, OtlpCollector, Pki, SpiffeAgent, until,
+    until_blocking,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -240,7 +242,7 @@ async fn certificates_come_from_the_ca_at_ca_address() {
     let path = |name: &str| directory.path().join(name).display().to_string();
     let (roots, token) = (path("root-cert.pem"), path("token"));
     // The control plane's root comes first, as in istio-ca-root-cert.
-    let text = ambit_testkit::Pki::new().root_pem() + csr.root_pem();
+    let text = Pki::new().root_pem() + csr.root_pem();
     std::fs::write(&roots, text).unwrap();
     std::fs::write(&token, "token-of-waypoint").unwrap();
     let address = format!("https://{}", csr.address);
@@ -263,4 +265,33 @@ async fn certificates_come_from_the_ca_at_ca_address() {
         dump.contains(&own.to_string()) && dump.contains("\"state\":\"Available\"")
     })
     .await;
+}
+
+/// A waypoint whose certificates are a SPIFFE agent's, while CA and control plane are away.
+#[tokio::test]
+async fn certificates_come_from_the_spiffe_workload_api() {
+    let host = Host::new("waypoint").await.unwrap();
+    let own = Identity::new("cluster.local", "shop", "waypoint");
+    let (agent, pki) = (SpiffeAgent::start(), Pki::new());
+    let socket = agent.workload_socket();
+    let running = Running::start_on(host, &[("SPIFFE_ENDPOINT_SOCKET", &socket)]);
+    let dump = || respond(&running, 15000, "GET", "/config_dump", "localhost");
+    until("the missing entry is reported", || {
+        dump().contains("no identity issued; create a registration entry")
+    })
+    .await;
+    let svid = pki.svid(&own, Duration::from_secs(3600));
+    let key = ambit_tls::pem::text("KEY", &svid.key);
+    let key = key.lines().nth(1).unwrap().to_owned();
+    agent.change(|entries| {
+        let domain = "cluster.local".to_owned();
+        entries.bundles.insert(domain, pki.bundle());
+        entries.own = vec![svid];
+    });
+    until("the certificate is used", || {
+        let dump = dump().replace(char::is_whitespace, "");
+        dump.contains(&own.to_string()) && dump.contains("\"state\":\"Available\"")
+    })
+    .await;
+    assert!(!dump().contains(&key), "the dump has the key");
 }

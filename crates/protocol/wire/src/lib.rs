@@ -39,6 +39,23 @@ mod generated {
             }
         }
     }
+    pub mod spiffe {
+        include!("generated/_.rs");
+    }
+    pub mod spire {
+        pub mod api {
+            pub mod types {
+                include!("generated/spire.api.types.rs");
+            }
+            pub mod agent {
+                pub mod delegatedidentity {
+                    pub mod v1 {
+                        include!("generated/spire.api.agent.delegatedidentity.v1.rs");
+                    }
+                }
+            }
+        }
+    }
     pub mod ambit {
         pub mod v1 {
             include!("generated/ambit.v1.rs");
@@ -53,6 +70,7 @@ mod envoy;
 pub mod ext_authz;
 pub mod rate_limit_service;
 pub mod records;
+mod secrets;
 mod unknown;
 pub mod zds_codec;
 
@@ -60,4 +78,6 @@ pub use generated::{
     ambit::v1 as ambit,
     envoy::service::discovery::v3 as discovery,
     istio::{security, v1::auth as citadel, workload, workload::zds},
+    spiffe,
+    spire::api::{agent::delegatedidentity::v1 as delegated_identity, types as spire_types},
 };

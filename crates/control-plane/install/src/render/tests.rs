@@ -549,6 +549,33 @@ fn waypoints_have_the_ca_and_the_revocations_of_node_proxies() {
         settings(&["ztunnel.caAddress=https://csr:443,global.waypoint.caAddress=https://own:1"]);
     assert_eq!(own.ca_address, "https://own:1");
     assert!(!settings(&["global.metrics.principals=false"]).metrics_principals);
+    assert_eq!(shared.spiffe, None);
+    let spiffe = settings(&["global.spiffe.enabled=true"]).spiffe.unwrap();
+    assert_eq!(spiffe.csi_driver, "csi.spiffe.io");
+    assert_eq!(spiffe.socket, "spire-agent.sock");
+}
+
+#[test]
+fn node_proxies_mount_the_admin_socket_of_the_spiffe_agent() {
+    let values = ["global.spiffe.enabled=true,global.spiffe.delegatedIdentity.hostPath=/run/a"];
+    let objects = render(&values);
+    let pod = &find(&objects, "DaemonSet", "ztunnel")["spec"]["template"]["spec"];
+    let host_path = json!({"path": "/run/a", "type": "DirectoryOrCreate"});
+    let volume = json!({"name": "spire-admin", "hostPath": host_path});
+    assert!(pod["volumes"].as_array().unwrap().contains(&volume));
+    let mount = json!({"name": "spire-admin", "mountPath": "/var/run/spire", "readOnly": true});
+    let socket = json!(
+        {"name": "AMBIT_SPIRE_ADMIN_SOCKET", "value": "unix:///var/run/spire/admin.sock"}
+    );
+    for container in pod["containers"].as_array().unwrap() {
+        assert!(
+            container["volumeMounts"]
+                .as_array()
+                .unwrap()
+                .contains(&mount)
+        );
+        assert!(container["env"].as_array().unwrap().contains(&socket));
+    }
 }
 
 #[test]

@@ -58,6 +58,8 @@ impl Life {
 pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Request(Identity, Priority),
     Forget(Identity),
+    /// The authority has replaced the certificate.
+    Renew(Identity),
     /// The current certificate has expired by the wall clock, which this state does not see: the machine
     /// slept, or its clock was set.
     Expired(Identity),
@@ -92,6 +94,8 @@ struct Entry {
     backoff: Backoff,
     /// The last attempt failed.
     is_failing: bool,
+    /// The authority replaced the certificate while it was being fetched.
+    is_replaced: bool,
 }
 
 /// Outage of the CA. Identities retry with growing delays; in addition, one of them is tried every
@@ -158,6 +162,7 @@ impl State {
         match event {
             Event::Request(identity, priority) => self.request(identity, priority, now),
             Event::Forget(identity) => self.forget(&identity),
+            Event::Renew(identity) => self.renew(identity, now),
             Event::Expired(identity) => self.expired(identity, now),
             Event::Fetched(identity, attempt, life, cert) => {
                 if self.finish(&identity, attempt) {
@@ -203,6 +208,7 @@ impl State {
                     expires: None,
                     backoff,
                     is_failing: false,
+                    is_replaced: false,
                 },
             );
             return;
@@ -228,6 +234,23 @@ impl State {
             }
             // Its result will be ignored.
             Some(Phase::Fetching(_)) | None => {}
+        }
+    }
+
+    fn renew(&mut self, identity: Identity, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&identity) else {
+            return;
+        };
+        match entry.phase {
+            Phase::Waiting(due) => {
+                entry.phase = Phase::Ready(Priority::Warmup, now);
+                self.timers.remove(&(due, identity.clone()));
+                self.ready
+                    .insert((Reverse(Priority::Warmup), now, identity));
+            }
+            // Its result may be the one before.
+            Phase::Fetching(_) => entry.is_replaced = true,
+            Phase::Ready(..) => {}
         }
     }
 
@@ -262,7 +285,10 @@ impl State {
         entry.backoff.reset();
         entry.is_failing = false;
         // At least a second, so that certificates with no lifetime cannot cause a busy loop.
-        let due = now + life.renew_in.max(Duration::from_secs(1));
+        let due = match std::mem::take(&mut entry.is_replaced) {
+            true => now,
+            false => now + life.renew_in.max(Duration::from_secs(1)),
+        };
         entry.phase = Phase::Waiting(due);
         self.timers.insert((due, identity.clone()));
     }
@@ -282,6 +308,7 @@ impl State {
         let delay = entry.backoff.next_delay(random);
         let kept = entry.expires.filter(|expires| *expires > now);
         let due = match kept {
+            _ if std::mem::take(&mut entry.is_replaced) => now,
             // At expiry another attempt decides whether the certificate must be dropped.
             Some(expires) => (now + delay).min(expires),
             None => now + delay,

@@ -21,5 +21,8 @@ mod policy;
 mod redirection;
 mod resets;
 mod revocation;
+mod spiffe;
+#[cfg(feature = "spire")]
+mod spire;
 mod trust_domains;
 mod waypoint;

@@ -405,3 +405,29 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_replaced_certificate_is_fetched_before_it_is_due() {
+    let mut run = Run::new(8);
+    assert_eq!(run.on(Event::Renew(id("unknown"))), []);
+    run.request("a", Priority::Warmup);
+    run.on(Event::Fetched(id("a"), 1, day(), 1));
+    assert_eq!(run.on(Event::Renew(id("a"))), [fetch("a", 2)]);
+    // Once more during the fetch, which may have seen the one before.
+    assert_eq!(run.on(Event::Renew(id("a"))), []);
+    assert_eq!(
+        run.on(Event::Fetched(id("a"), 2, day(), 2)),
+        [Effect::Publish(id("a"), 2), fetch("a", 3)]
+    );
+    let last = run.on(Event::Fetched(id("a"), 3, day(), 3));
+    assert_eq!(last, [Effect::Publish(id("a"), 3)]);
+}
+
+#[test]
+fn a_certificate_replaced_during_a_failing_fetch_is_fetched_at_once() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::Warmup);
+    run.on(Event::Renew(id("a")));
+    let effects = run.on(Event::Failed(id("a"), 1, "no", 0.5));
+    assert_eq!(effects.last(), Some(&fetch("a", 2)));
+}

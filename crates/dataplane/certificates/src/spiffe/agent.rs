@@ -1,0 +1,167 @@
+//! The connection to a SPIFFE agent: its socket, and streams that are opened again.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use ambit_rt::{AbortOnDrop, Backoff};
+use ambit_tls::concatenated;
+use bytes::Bytes;
+use rand::Rng;
+use rustls_pki_types::CertificateDer;
+use serde::{Serialize, Serializer};
+use tonic::{
+    Response, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use crate::SpiffeError;
+
+/// Timeout for an agent's first answer.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum of a message with bundles, or of one with all identities of a workload.
+pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// Maximum of a message with the identities of one of a node's workloads.
+pub(super) const MAX_SVIDS_BYTES: usize = 1 << 20;
+const BACKOFF_INITIAL: Duration = Duration::from_millis(100);
+const BACKOFF_CAP: Duration = Duration::from_secs(5);
+
+/// Root certificates by trust domain.
+pub(super) type Bundles = BTreeMap<String, Vec<CertificateDer<'static>>>;
+
+/// A text that names no Unix socket.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a Unix socket of the form unix:///PATH")]
+pub struct SocketError(String);
+
+/// The Unix socket of a SPIFFE agent.
+#[derive(Clone, Debug)]
+pub struct SpiffeSocket {
+    path: PathBuf,
+    endpoint: Endpoint,
+}
+
+impl SpiffeSocket {
+    /// Returns a channel that connects when first used, and again whenever the connection is lost.
+    pub(super) fn channel(&self) -> Channel {
+        self.endpoint.connect_lazy()
+    }
+}
+
+impl FromStr for SpiffeSocket {
+    type Err = SocketError;
+
+    fn from_str(text: &str) -> Result<Self, SocketError> {
+        let error = || SocketError(text.to_owned());
+        let path = text.strip_prefix("unix:").ok_or_else(error)?;
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if !path.starts_with('/') {
+            return Err(error());
+        }
+        let endpoint = Endpoint::from_shared(format!("unix://{path}")).map_err(|_| error())?;
+        // Without HTTP/2 pings: SPIRE's agent closes connections that send them, and the kernel reports an agent's end.
+        Ok(Self {
+            path: path.into(),
+            endpoint,
+        })
+    }
+}
+
+impl fmt::Display for SpiffeSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix://{}", self.path.display())
+    }
+}
+
+impl Serialize for SpiffeSocket {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Spawns a task without which the process would lose its certificates: its panic ends the process.
+pub(super) fn spawn(
+    name: &'static str,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> AbortOnDrop<()> {
+    ambit_rt::spawn_abortable(name, ambit_rt::essential(name, task))
+}
+
+/// Follows a stream of the agent, and opens it again whenever it ends. Never returns.
+pub(super) async fn follow<M, F>(
+    api: &Arc<str>,
+    open: impl Fn() -> F,
+    mut on_answer: impl FnMut(Result<M, SpiffeError>),
+) where
+    F: Future<Output = Result<Response<Streaming<M>>, Status>>,
+{
+    let mut backoff = Backoff::new(BACKOFF_INITIAL, BACKOFF_CAP, 0.2);
+    loop {
+        let error = match open().await {
+            Ok(stream) => {
+                let mut stream = stream.into_inner();
+                loop {
+                    match stream.message().await {
+                        Ok(Some(message)) => {
+                            backoff.reset();
+                            on_answer(Ok(message));
+                        }
+                        Ok(None) => break SpiffeError::Ended(api.clone()),
+                        Err(status) => break failure(api, status),
+                    }
+                }
+            }
+            Err(status) => failure(api, status),
+        };
+        let delay = backoff.next_delay(rand::rng().random());
+        tracing::debug!(%error, retry_in = ?delay, "no stream of the SPIFFE agent");
+        on_answer(Err(error));
+        tokio::time::sleep(delay).await;
+    }
+}
+
+/// Reports that a stream has ended after it had answers.
+pub(super) fn warn_of_outage(error: &SpiffeError) {
+    tracing::warn!(%error, "no SPIFFE agent: its certificates stay until they expire");
+}
+
+fn failure(api: &Arc<str>, status: Status) -> SpiffeError {
+    SpiffeError::Status {
+        api: api.clone(),
+        status: Box::new(status),
+    }
+}
+
+/// Returns the trust domain of a SPIFFE ID, or of a text that is its name alone.
+pub(super) fn trust_domain(id: &str) -> &str {
+    let rest = id.strip_prefix("spiffe://").unwrap_or(id);
+    rest.split_once('/').map_or(rest, |(domain, _)| domain)
+}
+
+/// Decodes bundles. Those that cannot be decoded are left out: their trust domains are not accepted.
+pub(super) fn bundles(api: &str, encoded: &HashMap<String, Bytes>) -> Bundles {
+    let mut bundles = Bundles::new();
+    for (domain, der) in encoded {
+        let domain = trust_domain(domain);
+        match concatenated(der) {
+            Ok(roots) => {
+                bundles.insert(domain.to_owned(), roots);
+            }
+            Err(error) => {
+                let error: &(dyn std::error::Error + 'static) = &error;
+                tracing::warn!(
+                    api,
+                    domain,
+                    error,
+                    "the bundle of a trust domain cannot be used"
+                );
+            }
+        }
+    }
+    bundles
+}

@@ -1,0 +1,306 @@
+//! SPIRE's Delegated Identity API: a stream for each identity of the node, and one for all bundles.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    pin::Pin,
+    sync::Arc,
+};
+
+use ambit_model::Identity;
+use ambit_rt::AbortOnDrop;
+use ambit_tls::{TlsSettings, WorkloadCert};
+use ambit_wire::{
+    delegated_identity::{
+        SubscribeToX509BundlesRequest, SubscribeToX509BundlesResponse, SubscribeToX509sviDsRequest,
+        SubscribeToX509sviDsResponse, X509svidWithKey,
+        delegated_identity_client::DelegatedIdentityClient,
+    },
+    spire_types::Selector,
+};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tonic::transport::Channel;
+
+use super::agent::{self, Bundles, MAX_MESSAGE_BYTES, MAX_SVIDS_BYTES, SpiffeSocket, TIMEOUT};
+use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
+
+/// The identities of a node's workloads, from the admin socket of SPIRE's agent.
+#[derive(Debug)]
+pub struct DelegatedIdentity {
+    shared: Arc<Shared>,
+    channel: Channel,
+    _bundles: AbortOnDrop<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    api: Arc<str>,
+    settings: TlsSettings,
+    bundles: watch::Sender<Answer<Bundles>>,
+    followed: Mutex<HashMap<Identity, Followed>>,
+    renewals: Renewals,
+}
+
+/// The agent's last answer.
+#[derive(Clone, Debug)]
+enum Answer<T> {
+    Awaited,
+    Failed(SpiffeError),
+    Available(Arc<T>),
+}
+
+/// An identity of the node.
+#[derive(Debug)]
+struct Followed {
+    workload: Arc<watch::Sender<Answer<Workload>>>,
+    /// With the trust domains that its registration entry federates with.
+    settings: TlsSettings,
+    _stream: AbortOnDrop<()>,
+}
+
+/// The agent's last answer for one identity.
+#[derive(Debug, PartialEq, Eq)]
+struct Workload {
+    svid: Option<Svid>,
+    /// SPIFFE IDs of other SVIDs for the same selectors (at most 8).
+    others: Vec<String>,
+    federates_with: BTreeSet<String>,
+}
+
+impl DelegatedIdentity {
+    /// Starts to follow the agent, until the value is dropped. Call within the runtime that is to do so.
+    pub fn start(socket: &SpiffeSocket, settings: &TlsSettings) -> Self {
+        let shared = Arc::new(Shared {
+            api: format!("the Delegated Identity API at {socket}").into(),
+            settings: settings.clone(),
+            bundles: watch::Sender::new(Answer::Awaited),
+            followed: Mutex::default(),
+            renewals: Renewals::default(),
+        });
+        let channel = socket.channel();
+        let bundles = agent::spawn("spiffe bundles", {
+            let (shared, channel) = (shared.clone(), channel.clone());
+            async move {
+                let open = || {
+                    let mut client = client(&channel, MAX_MESSAGE_BYTES);
+                    let request = SubscribeToX509BundlesRequest {};
+                    async move { client.subscribe_to_x509_bundles(request).await }
+                };
+                agent::follow(&shared.api, open, |answer| shared.bundles_answered(answer)).await;
+            }
+        });
+        Self {
+            shared,
+            channel,
+            _bundles: bundles,
+        }
+    }
+}
+
+impl Drop for DelegatedIdentity {
+    fn drop(&mut self) {
+        // Ends their streams, which hold the rest.
+        self.shared.followed.lock().clear();
+    }
+}
+
+fn client(channel: &Channel, max_bytes: usize) -> DelegatedIdentityClient<Channel> {
+    DelegatedIdentityClient::new(channel.clone()).max_decoding_message_size(max_bytes)
+}
+
+/// Follows the SVIDs of an identity.
+async fn follow(
+    shared: Arc<Shared>,
+    channel: Channel,
+    identity: Identity,
+    slot: Arc<watch::Sender<Answer<Workload>>>,
+) {
+    let selector = |value: String| Selector {
+        r#type: "k8s".to_owned(),
+        value,
+    };
+    let open = || {
+        let mut client = client(&channel, MAX_SVIDS_BYTES);
+        let request = SubscribeToX509sviDsRequest {
+            selectors: vec![
+                selector(format!("ns:{}", identity.namespace)),
+                selector(format!("sa:{}", identity.service_account)),
+            ],
+        };
+        async move { client.subscribe_to_x509svi_ds(request).await }
+    };
+    agent::follow(&shared.api, open, |answer| {
+        let workload =
+            answer.map(|message: SubscribeToX509sviDsResponse| Workload::new(&identity, &message));
+        if replace(&slot, workload) {
+            shared.federate(&identity);
+            shared.renewals.add(identity.clone());
+        }
+    })
+    .await;
+}
+
+/// Stores an answer. Returns whether it differs from the one before, so that certificates are to be fetched again; after
+/// an error they stay until they expire.
+fn replace<T: PartialEq>(slot: &watch::Sender<Answer<T>>, answer: Result<T, SpiffeError>) -> bool {
+    let answer = match answer {
+        Ok(answer) => Answer::Available(Arc::new(answer)),
+        Err(error) => Answer::Failed(error),
+    };
+    let last = slot.send_replace(answer);
+    match (&last, &*slot.borrow()) {
+        (Answer::Available(last), Answer::Available(new)) => last != new,
+        (_, new) => matches!(new, Answer::Available(_)),
+    }
+}
+
+impl Workload {
+    fn new(identity: &Identity, message: &SubscribeToX509sviDsResponse) -> Self {
+        let id = identity.to_string();
+        let is_own = |one: &&X509svidWithKey| spiffe_id(one) == id;
+        let own = message.x509_svids.iter().find(is_own);
+        let others = message.x509_svids.iter().filter(|one| !is_own(one));
+        Self {
+            svid: own.map(|one| {
+                let chain = one.x509_svid.iter().flat_map(|svid| &svid.cert_chain);
+                Svid::new(chain.map(|der| &der[..]), &one.x509_svid_key)
+            }),
+            others: others.take(8).map(spiffe_id).collect(),
+            federates_with: message
+                .federates_with
+                .iter()
+                .map(|id| agent::trust_domain(id).to_owned())
+                .collect(),
+        }
+    }
+}
+
+fn spiffe_id(svid: &X509svidWithKey) -> String {
+    let id = svid.x509_svid.as_ref().and_then(|svid| svid.id.as_ref());
+    let text = id.map(|id| format!("spiffe://{}{}", id.trust_domain, id.path));
+    text.unwrap_or_default()
+}
+
+impl Shared {
+    fn bundles_answered(&self, answer: Result<SubscribeToX509BundlesResponse, SpiffeError>) {
+        if let (Err(error), Answer::Available(_)) = (&answer, &*self.bundles.borrow()) {
+            agent::warn_of_outage(error);
+        }
+        let decode = |message: SubscribeToX509BundlesResponse| {
+            agent::bundles(&self.api, &message.ca_certificates)
+        };
+        if !replace(&self.bundles, answer.map(decode)) {
+            return;
+        }
+        let followed: Vec<_> = self.followed.lock().keys().cloned().collect();
+        for identity in followed {
+            self.federate(&identity);
+            self.renewals.add(identity);
+        }
+    }
+
+    /// Accepts the trust domains with which an identity federates, under the roots of the last bundles.
+    fn federate(&self, identity: &Identity) {
+        let followed = self.followed.lock();
+        let Some(followed) = followed.get(identity) else {
+            return;
+        };
+        let (bundles, workload) = (self.bundles.borrow(), followed.workload.borrow());
+        let (Answer::Available(bundles), Answer::Available(workload)) = (&*bundles, &*workload)
+        else {
+            return;
+        };
+        let mut federated = Bundles::clone(bundles);
+        federated.retain(|domain, _| {
+            workload.federates_with.contains(domain) && identity.trust_domain != domain.as_str()
+        });
+        if let Err(error) = followed.settings.trust_domains().federate(federated) {
+            tracing::warn!(%identity, %error, "federated trust domains unchanged");
+        }
+    }
+
+    async fn fetch(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
+        let followed = {
+            let followed = self.followed.lock();
+            let of_identity = followed.get(identity);
+            of_identity.map(|one| (one.workload.subscribe(), one.settings.clone()))
+        };
+        let (workload, settings) = followed.ok_or_else(|| SpiffeError::Ended(self.api.clone()))?;
+        let both = async {
+            (
+                self.answer(self.bundles.subscribe()).await,
+                self.answer(workload).await,
+            )
+        };
+        let (bundles, workload) = tokio::time::timeout(TIMEOUT, both)
+            .await
+            .map_err(|_| FetchError::TimedOut(TIMEOUT))?;
+        let (api, boxed) = (self.api.clone(), || Box::new(identity.clone()));
+        let (bundles, workload) = (bundles?, workload?);
+        let Some(svid) = &workload.svid else {
+            return Err(FetchError::from(SpiffeError::NoEntry {
+                api,
+                identity: boxed(),
+                others: workload.others.clone(),
+            }));
+        };
+        let Some(roots) = bundles.get(identity.trust_domain.as_str()) else {
+            return Err(FetchError::from(SpiffeError::NoBundle {
+                api,
+                identity: boxed(),
+            }));
+        };
+        let certificate = svid.certificate(&settings, identity, roots.clone());
+        Ok(certificate.map_err(|source| SpiffeError::Svid {
+            api,
+            identity: boxed(),
+            source: Arc::new(source),
+        })?)
+    }
+
+    async fn answer<T>(&self, mut slot: watch::Receiver<Answer<T>>) -> Result<Arc<T>, SpiffeError> {
+        let answer = slot.wait_for(|answer| !matches!(answer, Answer::Awaited));
+        match answer.await.as_deref() {
+            Ok(Answer::Available(answer)) => Ok(answer.clone()),
+            Ok(Answer::Failed(error)) => Err(error.clone()),
+            // The identity has left the node.
+            Ok(Answer::Awaited) | Err(_) => Err(SpiffeError::Ended(self.api.clone())),
+        }
+    }
+}
+
+impl CaClient for DelegatedIdentity {
+    fn fetch<'a>(
+        &'a self,
+        identity: &'a Identity,
+    ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>> {
+        Box::pin(self.shared.fetch(identity))
+    }
+
+    fn follow(&self, identity: &Identity) {
+        let mut followed = self.shared.followed.lock();
+        followed.entry(identity.clone()).or_insert_with(|| {
+            let of_workload = self.shared.settings.trust_domains().of_workload();
+            let workload = Arc::new(watch::Sender::new(Answer::Awaited));
+            let stream = follow(
+                self.shared.clone(),
+                self.channel.clone(),
+                identity.clone(),
+                workload.clone(),
+            );
+            Followed {
+                workload,
+                settings: self.shared.settings.clone().with_trust_domains(of_workload),
+                _stream: agent::spawn("spiffe identity", stream),
+            }
+        });
+    }
+
+    fn forget(&self, identity: &Identity) {
+        self.shared.followed.lock().remove(identity);
+    }
+
+    fn renewals(&self) -> Renewals {
+        self.shared.renewals.clone()
+    }
+}

@@ -1,0 +1,178 @@
+//! SPIFFE's Workload API: all identities of the calling process, in one stream.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    pin::Pin,
+    sync::Arc,
+};
+
+use ambit_model::Identity;
+use ambit_rt::AbortOnDrop;
+use ambit_tls::{TlsSettings, WorkloadCert, concatenated};
+use ambit_wire::spiffe::{
+    X509svidRequest, X509svidResponse, spiffe_workload_api_client::SpiffeWorkloadApiClient,
+};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tonic::{Request, metadata::MetadataValue};
+
+use super::agent::{self, MAX_MESSAGE_BYTES, SpiffeSocket, TIMEOUT};
+use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
+
+/// The identities of this process, from SPIFFE's Workload API.
+#[derive(Debug)]
+pub struct WorkloadApi {
+    shared: Arc<Shared>,
+    _stream: AbortOnDrop<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    api: Arc<str>,
+    settings: TlsSettings,
+    answer: watch::Sender<Answer>,
+    followed: Mutex<BTreeSet<Identity>>,
+    renewals: Renewals,
+}
+
+/// The agent's last answer.
+#[derive(Debug)]
+enum Answer {
+    Awaited,
+    Failed(SpiffeError),
+    Svids(Svids),
+}
+
+/// SVIDs with the bundles of their trust domains, by SPIFFE ID.
+type Svids = HashMap<String, (Svid, Bytes)>;
+
+impl WorkloadApi {
+    /// Starts to follow the agent, until the value is dropped. Call within the runtime that is to do so.
+    pub fn start(socket: &SpiffeSocket, settings: &TlsSettings) -> Self {
+        let of_workload = settings.trust_domains().of_workload();
+        let shared = Arc::new(Shared {
+            api: format!("the Workload API at {socket}").into(),
+            settings: settings.clone().with_trust_domains(of_workload),
+            answer: watch::Sender::new(Answer::Awaited),
+            followed: Mutex::default(),
+            renewals: Renewals::default(),
+        });
+        let stream = agent::spawn("workload api", {
+            let (shared, channel) = (shared.clone(), socket.channel());
+            async move {
+                let open = || {
+                    let client = SpiffeWorkloadApiClient::new(channel.clone());
+                    let mut client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
+                    let mut request = Request::new(X509svidRequest {});
+                    // Browsers cannot be made to send it, so that pages cannot call the agent.
+                    let security = MetadataValue::from_static("true");
+                    request
+                        .metadata_mut()
+                        .insert("workload.spiffe.io", security);
+                    async move { client.fetch_x509svid(request).await }
+                };
+                agent::follow(&shared.api, open, |answer| shared.answered(answer)).await;
+            }
+        });
+        Self {
+            shared,
+            _stream: stream,
+        }
+    }
+}
+
+impl Shared {
+    fn answered(&self, answer: Result<X509svidResponse, SpiffeError>) {
+        let message = match answer {
+            Ok(message) => message,
+            Err(error) => {
+                // Certificates stay until they expire.
+                if matches!(*self.answer.borrow(), Answer::Svids(_)) {
+                    agent::warn_of_outage(&error);
+                }
+                self.answer.send_replace(Answer::Failed(error));
+                return;
+            }
+        };
+        let ids = message.svids.iter().map(|svid| svid.spiffe_id.as_str());
+        let own: BTreeSet<&str> = ids.map(agent::trust_domain).collect();
+        let mut federated = agent::bundles(&self.api, &message.federated_bundles);
+        federated.retain(|domain, _| !own.contains(domain.as_str()));
+        if let Err(error) = self.settings.trust_domains().federate(federated) {
+            tracing::warn!(%error, "federated trust domains unchanged");
+        }
+        let mut svids = Svids::new();
+        for one in message.svids {
+            let svid = Svid::new([&one.x509_svid[..]], &one.x509_svid_key);
+            // Of several for one identity, the first is the default.
+            svids.entry(one.spiffe_id).or_insert((svid, one.bundle));
+        }
+        let last = self.answer.send_replace(Answer::Svids(svids));
+        let last = match &last {
+            Answer::Svids(svids) => svids,
+            Answer::Awaited | Answer::Failed(_) => &Svids::new(),
+        };
+        if let Answer::Svids(svids) = &*self.answer.borrow() {
+            for identity in &*self.followed.lock() {
+                let id = identity.to_string();
+                if svids.get(&id) != last.get(&id) {
+                    self.renewals.add(identity.clone());
+                }
+            }
+        }
+    }
+
+    async fn fetch(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
+        let mut answer = self.answer.subscribe();
+        let answered = answer.wait_for(|answer| !matches!(answer, Answer::Awaited));
+        let answer = tokio::time::timeout(TIMEOUT, answered)
+            .await
+            .map_err(|_| FetchError::TimedOut(TIMEOUT))?;
+        match answer.as_deref() {
+            Ok(Answer::Svids(svids)) => Ok(self.certificate(identity, svids)?),
+            Ok(Answer::Failed(error)) => Err(error.clone().into()),
+            Ok(Answer::Awaited) | Err(_) => Err(SpiffeError::Ended(self.api.clone()).into()),
+        }
+    }
+
+    fn certificate(&self, identity: &Identity, svids: &Svids) -> Result<WorkloadCert, SpiffeError> {
+        let api = self.api.clone();
+        let Some((svid, bundle)) = svids.get(&identity.to_string()) else {
+            return Err(SpiffeError::NoEntry {
+                api,
+                identity: Box::new(identity.clone()),
+                others: svids.keys().take(8).cloned().collect(),
+            });
+        };
+        let roots = concatenated(bundle).map_err(Into::into);
+        roots
+            .and_then(|roots| svid.certificate(&self.settings, identity, roots))
+            .map_err(|source| SpiffeError::Svid {
+                api,
+                identity: Box::new(identity.clone()),
+                source: Arc::new(source),
+            })
+    }
+}
+
+impl CaClient for WorkloadApi {
+    fn fetch<'a>(
+        &'a self,
+        identity: &'a Identity,
+    ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>> {
+        Box::pin(self.shared.fetch(identity))
+    }
+
+    fn follow(&self, identity: &Identity) {
+        self.shared.followed.lock().insert(identity.clone());
+    }
+
+    fn forget(&self, identity: &Identity) {
+        self.shared.followed.lock().remove(identity);
+    }
+
+    fn renewals(&self) -> Renewals {
+        self.shared.renewals.clone()
+    }
+}

@@ -1,0 +1,74 @@
+//! An X.509-SVID as a SPIFFE agent sends it, and the certificate made of it.
+
+use std::fmt;
+
+use ambit_model::Identity;
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert, concatenated, uri_names};
+use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use zeroize::Zeroizing;
+
+/// Why an X.509-SVID cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SvidError {
+    /// The message has no private key.
+    #[error("it has no private key")]
+    NoKey,
+    /// The leaf has no URI name, or several.
+    #[error("its leaf has {0} URI names, and an X.509-SVID has one")]
+    Names(usize),
+    /// The certificate has another identity than its message says.
+    #[error("its leaf is of {0}")]
+    OtherIdentity(Box<Identity>),
+    /// Chain, bundle or key are unusable.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+}
+
+/// An undecoded X.509-SVID with its key.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Svid {
+    /// DER certificates, or concatenations of them; the leaf first.
+    chain: Vec<Box<[u8]>>,
+    /// PKCS#8 in DER.
+    key: Zeroizing<Vec<u8>>,
+}
+
+impl fmt::Debug for Svid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Svid").finish_non_exhaustive()
+    }
+}
+
+impl Svid {
+    pub(crate) fn new<'a>(chain: impl IntoIterator<Item = &'a [u8]>, key: &[u8]) -> Self {
+        Self {
+            chain: chain.into_iter().map(Into::into).collect(),
+            key: Zeroizing::new(key.to_vec()),
+        }
+    }
+
+    /// Builds the certificate of an identity, with the roots of its trust domain.
+    pub(crate) fn certificate(
+        &self,
+        settings: &TlsSettings,
+        identity: &Identity,
+        roots: Vec<CertificateDer<'static>>,
+    ) -> Result<WorkloadCert, SvidError> {
+        if self.key.is_empty() {
+            return Err(SvidError::NoKey);
+        }
+        let chain = concatenated(&self.chain.concat())?;
+        let names = chain.first().map(uri_names).transpose()?;
+        match names.unwrap_or_default() {
+            1 => {}
+            several => return Err(SvidError::Names(several)),
+        }
+        let key = PrivatePkcs8KeyDer::from(self.key.to_vec());
+        let certificate = WorkloadCert::new(settings, chain, key.into(), roots)?;
+        if certificate.identity() != identity {
+            let other = Box::new(certificate.identity().clone());
+            return Err(SvidError::OtherIdentity(other));
+        }
+        Ok(certificate)
+    }
+}

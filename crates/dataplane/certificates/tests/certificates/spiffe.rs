@@ -1,0 +1,395 @@
+//! Identities from a SPIFFE agent: by the Workload API and by SPIRE's Delegated Identity API.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ambit_certificates::{
+    CaClient, CertError, Certificates, CertificatesOptions, DelegatedIdentity, FetchError,
+    SpiffeError, SvidError, WorkloadApi,
+};
+use ambit_model::Identity;
+use ambit_rt::ErrorChain;
+use ambit_testkit::{Pki, SpiffeAgent, SpiffeSvid, until};
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert, accept, connect};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
+};
+use tokio::io::duplex;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn id(account: &str) -> Identity {
+    Identity::new("td", "shop", account)
+}
+
+/// The API by which identities are asked for.
+#[derive(Clone, Copy, Debug)]
+enum Api {
+    Workload,
+    Delegated,
+}
+
+const BOTH: [Api; 2] = [Api::Workload, Api::Delegated];
+
+/// An agent with a mesh's bundle, and the store of a proxy.
+struct Mesh {
+    pki: Pki,
+    agent: SpiffeAgent,
+    certificates: Certificates,
+    api: Api,
+}
+
+impl Mesh {
+    fn new(api: Api) -> Self {
+        let agent = SpiffeAgent::start();
+        let pki = Pki::new();
+        agent.change(|entries| {
+            entries.bundles.insert("td".to_owned(), pki.bundle());
+        });
+        let certificates = store(client(api, &agent));
+        Self {
+            pki,
+            agent,
+            certificates,
+            api,
+        }
+    }
+
+    fn register(&self, identity: &Identity, svid: SpiffeSvid, federates_with: &[&str]) {
+        self.agent.change(|entries| match self.api {
+            Api::Workload => entries.own = vec![svid],
+            Api::Delegated => entries.delegate(identity, svid, federates_with),
+        });
+    }
+
+    /// Waits for a certificate of this serial number.
+    async fn has(&self, identity: &Identity, leaf: &[u8]) -> Arc<WorkloadCert> {
+        let current = || {
+            let cert = self.certificates.peek(identity)?;
+            let is_it = cert.chain().first().is_some_and(|der| der[..] == *leaf);
+            is_it.then_some(cert)
+        };
+        until(&format!("the certificate of {:?}", self.api), || {
+            current().is_some()
+        })
+        .await;
+        current().unwrap()
+    }
+
+    async fn refusal(&self, identity: &Identity) -> Arc<FetchError> {
+        match self.certificates.get(identity).await {
+            Err(CertError::Unavailable { source, .. }) => source,
+            other => panic!("{:?}: {other:?}", self.api),
+        }
+    }
+}
+
+fn client(api: Api, agent: &SpiffeAgent) -> Arc<dyn CaClient> {
+    let settings = TlsSettings::default();
+    match api {
+        Api::Workload => {
+            let socket = agent.workload_socket().parse().unwrap();
+            Arc::new(WorkloadApi::start(&socket, &settings))
+        }
+        Api::Delegated => {
+            let socket = agent.admin_socket().parse().unwrap();
+            Arc::new(DelegatedIdentity::start(&socket, &settings))
+        }
+    }
+}
+
+fn store(client: Arc<dyn CaClient>) -> Certificates {
+    Certificates::start(client, CertificatesOptions::default())
+}
+
+/// Whether a server accepts a client, and the client accepts the server under its name.
+async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
+    let (near, far) = duplex(64 * 1024);
+    let expected = std::slice::from_ref(server.identity());
+    let (client, server) = tokio::join!(
+        connect(client.client_config(expected).unwrap(), near),
+        accept(server.server_config().unwrap(), far)
+    );
+    client.is_ok() && server.is_ok()
+}
+
+#[tokio::test]
+async fn a_new_svid_replaces_the_old_one_at_once() {
+    for api in BOTH {
+        let mesh = Mesh::new(api);
+        let svid = mesh.pki.svid(&id("cart"), HOUR);
+        mesh.register(&id("cart"), svid.clone(), &[]);
+        let first = mesh.certificates.get(&id("cart")).await.unwrap();
+        assert_eq!(first.chain()[0][..], svid.chain[0][..]);
+        assert!(is_accepted(&first, &mesh.pki.cert(&id("db"))).await);
+        let next = mesh.pki.svid(&id("cart"), HOUR);
+        mesh.register(&id("cart"), next.clone(), &[]);
+        let second = mesh.has(&id("cart"), &next.chain[0]).await;
+        assert!(is_accepted(&second, &first).await, "{api:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_identity_without_entry_is_closed_until_it_has_one() {
+    for api in BOTH {
+        let mesh = Mesh::new(api);
+        let error = mesh.refusal(&id("cart")).await;
+        assert!(error.is_refusal());
+        let text = ErrorChain(error.as_ref()).to_string();
+        assert!(text.contains("create a registration entry"), "{text}");
+        let svid = mesh.pki.svid(&id("cart"), HOUR);
+        mesh.register(&id("cart"), svid.clone(), &[]);
+        mesh.has(&id("cart"), &svid.chain[0]).await;
+    }
+}
+
+#[tokio::test]
+async fn an_unauthorized_delegate_gets_advice() {
+    let mesh = Mesh::new(Api::Delegated);
+    mesh.agent
+        .change(|entries| entries.refuses_delegates = true);
+    let certificates = store(client(Api::Delegated, &mesh.agent));
+    let error = certificates.get(&id("cart")).await.unwrap_err();
+    let text = ErrorChain(&error).to_string();
+    assert!(text.contains("authorized_delegates"), "{text}");
+}
+
+#[tokio::test]
+async fn an_svid_of_another_identity_is_refused() {
+    for api in BOTH {
+        let mesh = Mesh::new(api);
+        let other = mesh.pki.svid(&id("other"), HOUR);
+        mesh.register(&id("cart"), other.clone(), &[]);
+        let error = mesh.refusal(&id("cart")).await;
+        let text = ErrorChain(error.as_ref()).to_string();
+        assert!(
+            text.contains("it has spiffe://td/ns/shop/sa/other"),
+            "{text}"
+        );
+        // The message has the right name, and its certificate another.
+        let lying = SpiffeSvid {
+            id: id("cart").to_string(),
+            ..other
+        };
+        mesh.register(&id("cart"), lying, &[]);
+        let is_lie = |error: &SvidError| matches!(error, SvidError::OtherIdentity(_));
+        refused(&mesh, is_lie).await;
+    }
+}
+
+/// Waits until the SVID of `cart` is refused for a reason.
+async fn refused(mesh: &Mesh, is_expected: impl Fn(&SvidError) -> bool) {
+    let direct = client(mesh.api, &mesh.agent);
+    direct.follow(&id("cart"));
+    let error = direct.fetch(&id("cart")).await.unwrap_err();
+    assert!(error.is_refusal(), "{error:?}");
+    match &error {
+        FetchError::Spiffe(SpiffeError::Svid { source, .. }) if is_expected(source) => {}
+        other => panic!("{:?}: {other:?}", mesh.api),
+    }
+}
+
+#[tokio::test]
+async fn unusable_svids_are_refused_for_their_reason() {
+    for api in BOTH {
+        let mesh = Mesh::new(api);
+        let good = mesh.pki.svid(&id("cart"), HOUR);
+        let without_key = SpiffeSvid {
+            key: Vec::new(),
+            ..good.clone()
+        };
+        mesh.register(&id("cart"), without_key, &[]);
+        refused(&mesh, |error| matches!(error, SvidError::NoKey)).await;
+        let with_other_key = SpiffeSvid {
+            key: mesh.pki.svid(&id("cart"), HOUR).key,
+            ..good.clone()
+        };
+        mesh.register(&id("cart"), with_other_key, &[]);
+        refused(&mesh, |error| {
+            matches!(error, SvidError::Chain(ChainError::Key(_)))
+        })
+        .await;
+        let undecodable = SpiffeSvid {
+            chain: vec![good.chain[0][..100].to_vec()],
+            ..good.clone()
+        };
+        mesh.register(&id("cart"), undecodable, &[]);
+        refused(&mesh, |error| {
+            matches!(error, SvidError::Chain(ChainError::Der { index: 0, .. }))
+        })
+        .await;
+        let of_stranger = Pki::new().svid(&id("cart"), HOUR);
+        mesh.register(&id("cart"), of_stranger, &[]);
+        refused(&mesh, |error| {
+            matches!(error, SvidError::Chain(ChainError::Unverified(_)))
+        })
+        .await;
+        let (two_names, bundle) = with_names(&[&id("cart"), &id("db")]);
+        mesh.agent.change(|entries| {
+            entries.bundles.insert("td".to_owned(), bundle);
+        });
+        mesh.register(&id("cart"), two_names, &[]);
+        refused(&mesh, |error| matches!(error, SvidError::Names(2))).await;
+    }
+}
+
+#[tokio::test]
+async fn an_expired_svid_is_refused() {
+    for api in BOTH {
+        let mesh = Mesh::new(api);
+        let then = SystemTime::now() - 3 * HOUR;
+        mesh.register(&id("cart"), mesh.pki.svid_at(&id("cart"), then, HOUR), &[]);
+        refused(&mesh, |error| {
+            let text = ErrorChain(error).to_string();
+            matches!(error, SvidError::Chain(ChainError::Unverified(_))) && text.contains("expired")
+        })
+        .await;
+    }
+}
+
+/// An SVID with several names, and its bundle.
+fn with_names(names: &[&Identity]) -> (SpiffeSvid, Vec<u8>) {
+    let root_key = KeyPair::generate().unwrap();
+    let mut root = CertificateParams::default();
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let bundle = root.self_signed(&root_key).unwrap().der().to_vec();
+    let mut leaf = CertificateParams::default();
+    leaf.subject_alt_names = names
+        .iter()
+        .map(|name| SanType::URI(name.to_string().try_into().unwrap()))
+        .collect();
+    leaf.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    let key = KeyPair::generate().unwrap();
+    let signed = leaf.signed_by(&key, &Issuer::new(root, root_key)).unwrap();
+    let svid = SpiffeSvid {
+        id: names[0].to_string(),
+        chain: vec![signed.der().to_vec()],
+        key: key.serialize_der(),
+    };
+    (svid, bundle)
+}
+
+#[tokio::test]
+async fn an_answer_beyond_the_limit_is_refused() {
+    for api in BOTH {
+        let mesh = Mesh::new(api);
+        mesh.register(&id("cart"), mesh.pki.svid(&id("cart"), HOUR), &[]);
+        mesh.agent.change(|entries| {
+            entries.bundles.insert("big".to_owned(), vec![0; 5 << 20]);
+        });
+        let error = store(client(api, &mesh.agent)).get(&id("cart")).await;
+        let text = ErrorChain(&error.unwrap_err()).to_string();
+        assert!(text.contains("exceeds the proxy's limit"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_last_svid_stays_while_the_agent_is_away() {
+    for api in BOTH {
+        let mut mesh = Mesh::new(api);
+        let svid = mesh.pki.svid(&id("cart"), HOUR);
+        mesh.register(&id("cart"), svid, &[]);
+        let first = mesh.certificates.get(&id("cart")).await.unwrap();
+        mesh.agent.stop();
+        let again = mesh.certificates.get(&id("cart")).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+        // A proxy that has none yet learns that the agent is away, and has its certificate once it is back.
+        let other = store(client(api, &mesh.agent));
+        let error = other.get(&id("cart")).await.unwrap_err();
+        let text = ErrorChain(&error).to_string();
+        assert!(
+            text.contains("check that the agent runs on this node"),
+            "{text}"
+        );
+        let next = mesh.pki.svid(&id("cart"), HOUR);
+        mesh.register(&id("cart"), next.clone(), &[]);
+        mesh.agent.restart();
+        mesh.has(&id("cart"), &next.chain[0]).await;
+        until("the other proxy's certificate", || {
+            other.peek(&id("cart")).is_some()
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn clients_of_a_withdrawn_root_are_refused() {
+    for api in BOTH {
+        let mesh = Mesh::new(api);
+        let next = Pki::new();
+        let both = [mesh.pki.bundle(), next.bundle()].concat();
+        mesh.agent.change(|entries| {
+            entries.bundles.insert("td".to_owned(), both);
+        });
+        let svid = next.svid(&id("cart"), HOUR);
+        mesh.register(&id("cart"), svid, &[]);
+        let cert = mesh.certificates.get(&id("cart")).await.unwrap();
+        let old = peer_of("td", &mesh.pki, &next);
+        assert!(is_accepted(&old, &cert).await, "{api:?}");
+        mesh.agent.change(|entries| {
+            entries.bundles.insert("td".to_owned(), next.bundle());
+        });
+        let current = || mesh.certificates.peek(&id("cart")).unwrap();
+        until("the new roots", || current().roots().len() == 1).await;
+        assert!(!is_accepted(&old, &current()).await, "{api:?}");
+    }
+}
+
+#[tokio::test]
+async fn federated_trust_domains_are_those_of_the_entry() {
+    for api in BOTH {
+        let (mesh, west) = (Mesh::new(api), Pki::new());
+        mesh.agent.change(|entries| {
+            entries.bundles.insert("west".to_owned(), west.bundle());
+        });
+        mesh.register(&id("cart"), mesh.pki.svid(&id("cart"), HOUR), &["west"]);
+        let cert = mesh.certificates.get(&id("cart")).await.unwrap();
+        let client = peer_of("west", &west, &mesh.pki);
+        assert!(is_accepted(&client, &cert).await, "{api:?}");
+        if matches!(api, Api::Delegated) {
+            let db = mesh.pki.svid(&id("db"), HOUR);
+            mesh.register(&id("db"), db, &[]);
+            let without = mesh.certificates.get(&id("db")).await.unwrap();
+            assert!(!is_accepted(&client, &without).await);
+        }
+        mesh.agent.change(|entries| {
+            entries.bundles.remove("west");
+        });
+        let gone = async || !is_accepted(&client, &cert).await;
+        tokio::time::timeout(Duration::from_secs(20), async {
+            while !gone().await {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("the withdrawn trust domain is refused");
+    }
+}
+
+/// A client of a trust domain, by its authority, that accepts servers of `td` by another one.
+fn peer_of(domain: &str, pki: &Pki, of_servers: &Pki) -> WorkloadCert {
+    let settings = TlsSettings::default();
+    ambit_testkit::accept_trust_domains(settings.trust_domains(), &[], &[("td", of_servers)]);
+    let identity = Identity::new(domain, "shop", "peer");
+    pki.cert_with(&settings, &identity, SystemTime::now(), HOUR)
+}
+
+#[test]
+fn sockets_are_absolute_unix_paths() {
+    let parse = |text: &str| text.parse::<ambit_certificates::SpiffeSocket>();
+    for text in ["unix:///run/a.sock", "unix:/run/a.sock"] {
+        assert_eq!(parse(text).unwrap().to_string(), "unix:///run/a.sock");
+    }
+    let refused = ["/run/a.sock", "unix://run/a.sock", "tcp://127.0.0.1:1", ""];
+    let errors: BTreeSet<_> = refused
+        .into_iter()
+        .filter(|text| parse(text).is_err())
+        .collect();
+    assert_eq!(errors.len(), refused.len());
+}

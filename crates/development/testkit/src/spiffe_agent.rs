@@ -1,0 +1,265 @@
+//! A SPIFFE agent like SPIRE's: the Workload API and the Delegated Identity API on Unix sockets, scripted.
+
+use std::{collections::BTreeMap, path::PathBuf, pin::Pin};
+
+use ambit_model::Identity;
+use ambit_rt::AbortOnDrop;
+use ambit_wire::{
+    delegated_identity::{
+        SubscribeToX509BundlesRequest, SubscribeToX509BundlesResponse, SubscribeToX509sviDsRequest,
+        SubscribeToX509sviDsResponse, X509svidWithKey,
+        delegated_identity_server::{DelegatedIdentity, DelegatedIdentityServer},
+    },
+    spiffe::{
+        X509svid, X509svidRequest, X509svidResponse,
+        spiffe_workload_api_server::{SpiffeWorkloadApi, SpiffeWorkloadApiServer},
+    },
+    spire_types::{Selector, Spiffeid, X509svid as Chain},
+};
+use tokio::{net::UnixListener, sync::watch};
+use tokio_stream::{
+    Stream, StreamExt as _,
+    wrappers::{UnixListenerStream, WatchStream},
+};
+use tonic::{Request, Response, Status, transport::Server};
+
+/// An X.509-SVID that the agent sends.
+#[derive(Clone, Default)]
+pub struct SpiffeSvid {
+    /// SPIFFE ID in the message.
+    pub id: String,
+    /// DER certificates, the leaf first.
+    pub chain: Vec<Vec<u8>>,
+    /// PKCS#8 in DER.
+    pub key: Vec<u8>,
+}
+
+impl std::fmt::Debug for SpiffeSvid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SpiffeSvid")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Contents of the agent: SVIDs and bundles.
+#[derive(Clone, Debug, Default)]
+pub struct SpiffeEntries {
+    /// SVIDs of the process that calls the Workload API.
+    pub own: Vec<SpiffeSvid>,
+    /// SVIDs by the namespace and account of their selectors, with the IDs of trust domains that they federate with.
+    pub delegated: BTreeMap<(String, String), (Vec<SpiffeSvid>, Vec<String>)>,
+    /// Concatenated DER certificates by trust domain.
+    pub bundles: BTreeMap<String, Vec<u8>>,
+    /// Callers of the Delegated Identity API are refused.
+    pub refuses_delegates: bool,
+}
+
+impl SpiffeEntries {
+    /// Adds a registration entry with one SVID, or replaces it.
+    pub fn delegate(&mut self, identity: &Identity, svid: SpiffeSvid, federates_with: &[&str]) {
+        let key = (
+            identity.namespace.to_string(),
+            identity.service_account.to_string(),
+        );
+        let domains = federates_with.iter();
+        let domains = domains.map(|name| format!("spiffe://{name}")).collect();
+        self.delegated.insert(key, (vec![svid], domains));
+    }
+}
+
+/// The agent; it ends when dropped.
+#[derive(Debug)]
+pub struct SpiffeAgent {
+    directory: tempfile::TempDir,
+    entries: watch::Sender<SpiffeEntries>,
+    servers: Vec<AbortOnDrop<()>>,
+}
+
+impl SpiffeAgent {
+    /// Starts an agent without entries.
+    pub fn start() -> Self {
+        let mut agent = Self {
+            directory: tempfile::tempdir().expect("a directory"),
+            entries: watch::Sender::default(),
+            servers: Vec::new(),
+        };
+        agent.restart();
+        agent
+    }
+
+    /// The socket of the Workload API, as a setting.
+    pub fn workload_socket(&self) -> String {
+        format!("unix://{}", self.path("workload.sock").display())
+    }
+
+    /// The socket of the Delegated Identity API, as a setting.
+    pub fn admin_socket(&self) -> String {
+        format!("unix://{}", self.path("admin.sock").display())
+    }
+
+    /// Changes the entries, and sends the change to all callers.
+    pub fn change(&self, change: impl FnOnce(&mut SpiffeEntries)) {
+        self.entries.send_modify(change);
+    }
+
+    /// Ends all streams, and listens no more.
+    pub fn stop(&mut self) {
+        self.servers.clear();
+        for name in ["workload.sock", "admin.sock"] {
+            // The first start has none to remove.
+            let _gone = std::fs::remove_file(self.path(name));
+        }
+    }
+
+    /// Ends all streams, and serves new ones.
+    pub fn restart(&mut self) {
+        self.stop();
+        let entries = self.entries.clone();
+        let workload =
+            Server::builder().add_service(SpiffeWorkloadApiServer::new(Workload(entries.clone())));
+        let admin = Server::builder().add_service(DelegatedIdentityServer::new(Admin(entries)));
+        for (name, router) in [("workload.sock", workload), ("admin.sock", admin)] {
+            let listener = UnixListener::bind(self.path(name)).expect("a socket");
+            let incoming = UnixListenerStream::new(listener);
+            self.servers
+                .push(ambit_rt::spawn_abortable("spiffe agent", async move {
+                    router.serve_with_incoming(incoming).await.ok();
+                }));
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+struct Workload(watch::Sender<SpiffeEntries>);
+
+#[tonic::async_trait]
+impl SpiffeWorkloadApi for Workload {
+    type FetchX509SVIDStream = Answers<X509svidResponse>;
+
+    async fn fetch_x509svid(
+        &self,
+        request: Request<X509svidRequest>,
+    ) -> Result<Response<Self::FetchX509SVIDStream>, Status> {
+        let security = request.metadata().get("workload.spiffe.io");
+        if security.is_none_or(|value| value != "true") {
+            return Err(Status::invalid_argument(
+                "security header missing from request",
+            ));
+        }
+        let entries = WatchStream::new(self.0.subscribe());
+        Ok(Response::new(Box::pin(
+            entries.map(|entries| own(&entries)),
+        )))
+    }
+}
+
+fn own(entries: &SpiffeEntries) -> Result<X509svidResponse, Status> {
+    if entries.own.is_empty() {
+        return Err(Status::permission_denied("no identity issued"));
+    }
+    let domain = |id: &str| {
+        let rest = id.strip_prefix("spiffe://").unwrap_or_default();
+        rest.split('/').next().unwrap_or_default().to_owned()
+    };
+    let own: Vec<_> = entries.own.iter().map(|svid| domain(&svid.id)).collect();
+    let svids = entries.own.iter().zip(&own).map(|(svid, domain)| X509svid {
+        spiffe_id: svid.id.clone(),
+        x509_svid: svid.chain.concat().into(),
+        x509_svid_key: svid.key.clone().into(),
+        bundle: entries
+            .bundles
+            .get(domain)
+            .cloned()
+            .unwrap_or_default()
+            .into(),
+    });
+    let foreign = entries.bundles.iter();
+    let foreign = foreign.filter(|(domain, _)| !own.contains(domain));
+    Ok(X509svidResponse {
+        svids: svids.collect(),
+        federated_bundles: foreign
+            .map(|(domain, der)| (format!("spiffe://{domain}"), der.clone().into()))
+            .collect(),
+    })
+}
+
+struct Admin(watch::Sender<SpiffeEntries>);
+
+impl Admin {
+    fn authorize(&self) -> Result<(), Status> {
+        match self.0.borrow().refuses_delegates {
+            true => Err(Status::permission_denied(
+                "caller not configured as an authorized delegate",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl DelegatedIdentity for Admin {
+    type SubscribeToX509SVIDsStream = Answers<SubscribeToX509sviDsResponse>;
+    type SubscribeToX509BundlesStream = Answers<SubscribeToX509BundlesResponse>;
+
+    async fn subscribe_to_x509svi_ds(
+        &self,
+        request: Request<SubscribeToX509sviDsRequest>,
+    ) -> Result<Response<Self::SubscribeToX509SVIDsStream>, Status> {
+        self.authorize()?;
+        let selectors = request.into_inner().selectors;
+        let value = |prefix: &str| {
+            let of_k8s = selectors.iter().filter(|one| one.r#type == "k8s");
+            let mut values = of_k8s.filter_map(|Selector { value, .. }| value.strip_prefix(prefix));
+            let value = values.next().map(str::to_owned);
+            value.ok_or_else(|| Status::invalid_argument("selectors of another form"))
+        };
+        let key = (value("ns:")?, value("sa:")?);
+        let entries = WatchStream::new(self.0.subscribe());
+        let answers = entries.map(move |entries| {
+            let (svids, federates_with) = entries.delegated.get(&key).cloned().unwrap_or_default();
+            Ok(SubscribeToX509sviDsResponse {
+                x509_svids: svids.iter().map(with_key).collect(),
+                federates_with,
+            })
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn subscribe_to_x509_bundles(
+        &self,
+        _request: Request<SubscribeToX509BundlesRequest>,
+    ) -> Result<Response<Self::SubscribeToX509BundlesStream>, Status> {
+        self.authorize()?;
+        let entries = WatchStream::new(self.0.subscribe());
+        let answers = entries.map(|entries| {
+            let bundles = entries.bundles.into_iter();
+            Ok(SubscribeToX509BundlesResponse {
+                ca_certificates: bundles
+                    .map(|(domain, der)| (format!("spiffe://{domain}"), der.into()))
+                    .collect(),
+            })
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}
+
+fn with_key(svid: &SpiffeSvid) -> X509svidWithKey {
+    let rest = svid.id.strip_prefix("spiffe://").unwrap_or_default();
+    let (domain, path) = rest.split_once('/').unwrap_or((rest, ""));
+    X509svidWithKey {
+        x509_svid: Some(Chain {
+            cert_chain: svid.chain.iter().map(|der| der.clone().into()).collect(),
+            id: Some(Spiffeid {
+                trust_domain: domain.to_owned(),
+                path: format!("/{path}"),
+            }),
+        }),
+        x509_svid_key: svid.key.clone().into(),
+    }
+}

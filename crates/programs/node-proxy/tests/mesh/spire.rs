@@ -1,0 +1,177 @@
+//! Pods and a waypoint whose certificates are real SPIRE's: one server, and one agent for all nodes of the test.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ambit_certificates::{Certificates, CertificatesOptions, DelegatedIdentity, WorkloadApi};
+use ambit_model::Identity;
+use ambit_testkit::{Pki, Spire, build, until};
+use ambit_tls::{TlsSettings, WorkloadCert, accept, connect};
+use tokio::{
+    io::{AsyncWriteExt, duplex},
+    net::TcpStream,
+};
+
+use crate::fixture::{LONG, Mesh, Node, PodHost, line};
+
+/// Long enough for a test, and short enough to be renewed within it.
+const TTL: Duration = Duration::from_secs(20);
+
+fn id(account: &str) -> Identity {
+    build::identity("ns", account)
+}
+
+fn register(spire: &Spire, account: &str, options: &[&str]) {
+    let selectors = ["k8s:ns:ns".to_owned(), format!("k8s:sa:{account}")];
+    let selectors = selectors.each_ref().map(String::as_str);
+    spire.register(&id(account).to_string(), &selectors, options);
+}
+
+fn certificates(spire: &Spire) -> Certificates {
+    let socket = spire.admin_socket().parse().unwrap();
+    let client = DelegatedIdentity::start(&socket, &TlsSettings::default());
+    Certificates::start(Arc::new(client), CertificatesOptions::default())
+}
+
+/// The certificate of an identity, other than this one.
+async fn next(
+    certificates: &Certificates,
+    identity: &Identity,
+    last: Option<&WorkloadCert>,
+) -> Arc<WorkloadCert> {
+    certificates.prefetch(identity);
+    let leaf = |cert: &WorkloadCert| cert.chain().first().cloned();
+    let next = || {
+        let cert = certificates.peek(identity)?;
+        let is_other = last.is_none_or(|last| leaf(last) != leaf(&cert));
+        is_other.then_some(cert)
+    };
+    until("another certificate", || next().is_some()).await;
+    next().unwrap()
+}
+
+/// A client on the first node and a server on the second one.
+struct Pair {
+    mesh: Mesh,
+    client: PodHost,
+    _server: PodHost,
+    address: SocketAddr,
+}
+
+impl Pair {
+    async fn new(spire: &Spire) -> Self {
+        let nodes = vec![
+            Node::with_certificates(certificates(spire), &[]),
+            Node::with_certificates(certificates(spire), &[]),
+        ];
+        let mut mesh = Mesh::with_nodes(Arc::new(Pki::new()), nodes).await;
+        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let server = mesh.captured(1, "server", "10.9.0.2").await;
+        server.echo(8080);
+        Self {
+            mesh,
+            client,
+            address: SocketAddr::new(server.ip, 8080),
+            _server: server,
+        }
+    }
+
+    async fn open(&self) -> std::io::Result<TcpStream> {
+        let mut stream = self.client.connect(self.address).await?;
+        line(&mut stream).await?;
+        Ok(stream)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_connect_with_identities_of_real_spire() {
+    let mut spire = Spire::start(TTL);
+    register(&spire, "client", &[]);
+    let pair = Pair::new(&spire).await;
+    assert!(pair.open().await.is_err(), "the server has no entry");
+    register(&spire, "server", &[]);
+    let [client, server] = [0, 1].map(|node| &pair.mesh.nodes[node].proxy.certificates);
+    let first = next(client, &id("client"), None).await;
+    next(server, &id("server"), None).await;
+    let mut stream = pair.open().await.unwrap();
+
+    // SPIRE replaces certificates at half of their lifetime.
+    let second = next(client, &id("client"), Some(&first)).await;
+    assert!(second.not_after() > first.not_after());
+    stream.write_all(b"on the old one\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "on the old one");
+    pair.open().await.unwrap();
+
+    // The last certificates stay while the agent is away, and it is found again.
+    spire.stop_agent();
+    pair.open().await.unwrap();
+    spire.start_agent();
+    let third = next(client, &id("client"), Some(&second)).await;
+    next(server, &id("server"), None).await;
+    // Certificates have whole seconds, and the second one may be as young.
+    assert!(third.not_after() >= second.not_after());
+    pair.open().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waypoints_and_pods_of_real_spire_accept_each_other() {
+    let spire = Spire::start(Duration::from_secs(3600));
+    let own = Identity::new("cluster.local", "shop", "waypoint");
+    spire.register_self(&own.to_string());
+    let west = Pki::new();
+    spire.accept_bundle("spiffe://west", &west.root_pem());
+    register(&spire, "client", &["-federatesWith", "spiffe://west"]);
+    register(&spire, "other", &[]);
+
+    let socket = spire.workload_socket().parse().unwrap();
+    let api = WorkloadApi::start(&socket, &TlsSettings::default());
+    let of_waypoint = Certificates::start(Arc::new(api), CertificatesOptions::default());
+    let waypoint = next(&of_waypoint, &own, None).await;
+    let of_node = certificates(&spire);
+    let client = next(&of_node, &id("client"), None).await;
+    assert!(is_accepted(&client, &waypoint).await);
+    assert!(is_accepted(&waypoint, &client).await);
+    let unknown = of_node.get(&id("unknown")).await.unwrap_err();
+    let text = ambit_rt::ErrorChain(&unknown).to_string();
+    assert!(text.contains("create a registration entry"), "{text}");
+
+    // Federation is the entry's, not the node's.
+    let settings = TlsSettings::default();
+    let peer = {
+        let der = client.roots().iter();
+        let pem = der
+            .map(|root| ambit_tls::pem::text("CERTIFICATE", root))
+            .collect();
+        let contents = ambit_mesh_json::TrustDomains {
+            roots: [("cluster.local".to_owned(), pem)].into(),
+            ..Default::default()
+        };
+        settings.trust_domains().replace(&contents).unwrap();
+        let identity = Identity::new("west", "ns", "peer");
+        west.cert_with(&settings, &identity, SystemTime::now(), LONG * 60)
+    };
+    assert!(is_accepted(&peer, &client).await);
+    let other = next(&of_node, &id("other"), None).await;
+    assert!(!is_accepted(&peer, &other).await);
+    spire.withdraw_bundle("spiffe://west");
+    let refused = async {
+        while is_accepted(&peer, &client).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LONG, refused).await.unwrap();
+}
+
+/// Whether a server accepts a client, and the client accepts the server under its name.
+async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
+    let (near, far) = duplex(64 * 1024);
+    let expected = std::slice::from_ref(server.identity());
+    let (client, server) = tokio::join!(
+        connect(client.client_config(expected).unwrap(), near),
+        accept(server.server_config().unwrap(), far)
+    );
+    client.is_ok() && server.is_ok()
+}

@@ -23,8 +23,9 @@ ambit.io/config-checksum: {{ include "ambit.agentConfig" . | sha256sum }}
 {{- fail "pilot.podLabels.istio.io/rev: the revision's Service selects its pods by this label: set global.revision instead" -}}
 {{- end -}}
 app: istiod
-# Istio's tools find the control plane by the labels istio and istio.io/rev.
-istio: pilot
+# As in Istio, for whose tools these labels are: those of a revision other than the default one must not be selected by
+# the Service istiod, which may be Istio's.
+istio: {{ if eq (include "ambit.revision" .) "default" }}pilot{{ else }}istiod{{ end }}
 istio.io/rev: {{ include "ambit.revision" . }}
 istio.io/dataplane-mode: none
 sidecar.istio.io/inject: "false"

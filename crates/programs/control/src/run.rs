@@ -145,9 +145,10 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         keep_root_written(path, &publisher, trust_domains.clone())?;
     }
     if let Some(cluster) = &cluster {
+        let trust_domains = trust_domains.clone();
         lead(cluster, &publisher, trust_domains, &mesh, args, &watcher)?;
     }
-    let own = OwnIdentity::new(own_identity(args), publisher.follow());
+    let own = OwnIdentity::new(own_identity(args), publisher.follow(), trust_domains);
     let proxies = mesh_proxies(args, &mesh, &access, own);
     let flows = user_flows(args, cluster.as_ref(), proxies, &watcher);
     let flows = serve_flows(args.listen_flows, flows, &serving, &metrics).await?;

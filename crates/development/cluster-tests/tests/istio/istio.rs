@@ -1,6 +1,11 @@
 //! An installation of Istio's ambient mode.
 
-use std::{fs, path::PathBuf, process::Command, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use ambit_cluster_tests::{Access, Mesh, is_ready, target, until};
 use ambit_testkit::documents::{follow, steps_of};
@@ -61,11 +66,29 @@ impl Istio {
         istio
     }
 
-    /// Applies all objects of the installation, and waits until its pods are ready.
-    pub(crate) fn install(&self) {
-        let manifest = self.manifest.to_str().unwrap();
+    /// Applies the objects of the installation but its DaemonSets, and waits until the control plane is ready.
+    pub(crate) fn install_control_plane(&self) {
+        let all = fs::read_to_string(&self.manifest).unwrap();
+        let objects = all.split("\n---\n");
+        let some: Vec<_> = objects
+            .filter(|object| !object.lines().any(|line| line == "kind: DaemonSet"))
+            .collect();
+        assert_eq!(all.split("\n---\n").count() - some.len(), 2, "DaemonSets");
+        let manifest = self.own.path().join("control-plane.yaml");
+        fs::write(&manifest, some.join("\n---\n")).unwrap();
+        self.apply(&manifest);
+        self.until_ready("istio=pilot", 1);
+    }
+
+    fn apply(&self, manifest: &Path) {
+        let manifest = manifest.to_str().unwrap();
         let apply = ["apply", "--server-side", "--force-conflicts", "--filename"];
         self.mesh.kubectl(&[&apply[..], &[manifest]].concat());
+    }
+
+    /// Applies all objects of the installation, and waits until its pods are ready.
+    pub(crate) fn install(&self) {
+        self.apply(&self.manifest);
         let parts = [
             ("istio=pilot", 1),
             ("app=ztunnel", 2),

@@ -43,7 +43,7 @@ spec:
     mesh.kubectl(&["delete", "gateway/by-ambit", "--namespace", space.name()]);
 
     let load = self::load(&space, "third");
-    istio.install();
+    istio.install_control_plane();
     istio.follow("istio back", space.name());
     istio.install();
     istio.follow("istio back to the end", space.name());

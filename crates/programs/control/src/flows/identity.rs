@@ -7,11 +7,11 @@ use std::{
 
 use ambit_issuer::IssueError;
 use ambit_model::Identity;
-use ambit_tls::{ChainError, TlsSettings, WorkloadCert};
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert, pem};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::ca::Trust;
+use crate::ca::{Trust, trust_domains::Published};
 
 /// Life of a certificate.
 const TTL: Duration = Duration::from_secs(24 * 3600);
@@ -32,39 +32,110 @@ pub enum IdentityError {
 pub struct OwnIdentity {
     identity: Identity,
     trust: watch::Receiver<Arc<Trust>>,
-    current: Mutex<Option<(Arc<Trust>, Arc<WorkloadCert>)>>,
+    published: watch::Receiver<Published>,
+    current: Mutex<Option<Current>>,
+}
+
+/// A certificate, and what it was made of.
+#[derive(Debug)]
+struct Current {
+    by: Arc<Trust>,
+    published: Published,
+    certificate: Arc<WorkloadCert>,
 }
 
 impl OwnIdentity {
-    /// An identity whose certificates `trust` issues.
-    pub fn new(identity: Identity, trust: watch::Receiver<Arc<Trust>>) -> Self {
+    /// An identity whose certificates `trust` issues. Proxies may have theirs of another CA, whose roots `published` has.
+    pub(crate) fn new(
+        identity: Identity,
+        trust: watch::Receiver<Arc<Trust>>,
+        published: watch::Receiver<Published>,
+    ) -> Self {
         Self {
             identity,
             trust,
+            published,
             current: Mutex::default(),
         }
     }
 
-    /// A valid certificate: the last one until half of its life, unless the authority is another.
+    /// A valid certificate: the last one until half of its life, unless the authority or the roots are others.
     ///
     /// # Errors
     /// If none can be issued.
     pub fn certificate(&self) -> Result<Arc<WorkloadCert>, IdentityError> {
         let now = SystemTime::now();
-        let trust = Arc::clone(&self.trust.borrow());
+        let by = Arc::clone(&self.trust.borrow());
+        let published = self.published.borrow().clone();
         let mut current = self.current.lock();
-        if let Some((by, certificate)) = &*current
-            && Arc::ptr_eq(by, &trust)
-            && now < certificate.renew_at()
+        if let Some(current) = &*current
+            && Arc::ptr_eq(&current.by, &by)
+            && current.published == published
+            && now < current.certificate.renew_at()
         {
-            return Ok(certificate.clone());
+            return Ok(current.certificate.clone());
         }
-        let authority = &trust.authority;
-        let (chain, key) = authority.issue_workload(&self.identity, TTL, now)?;
-        let roots = authority.roots().to_vec();
+        let (chain, key) = by.authority.issue_workload(&self.identity, TTL, now)?;
+        let mut roots = by.authority.roots().to_vec();
+        let further = published.as_ref().map(|now| now.further_roots.as_str());
+        if let Some(further) = further.filter(|further| !further.is_empty()) {
+            roots.extend(pem::certificates(0, further)?);
+        }
         let certificate = WorkloadCert::new(&TlsSettings::default(), chain, key, roots)?;
         let certificate = Arc::new(certificate);
-        *current = Some((trust.clone(), certificate.clone()));
+        *current = Some(Current {
+            by,
+            published,
+            certificate: certificate.clone(),
+        });
         Ok(certificate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_issuer::Authority;
+    use ambit_testkit::Pki;
+    use ambit_tls::{TrustDomains, accept, connect};
+
+    use super::*;
+    use crate::ca::{Material, trust_domains::Publication};
+
+    #[tokio::test]
+    async fn proxies_with_certificates_of_another_ca_are_accepted_by_its_roots() {
+        let authority = Authority::new_root("td", TTL, SystemTime::now()).unwrap();
+        let trust = Trust {
+            material: Material::of_root(&authority),
+            authority,
+        };
+        let (_trust, trust) = watch::channel(Arc::new(trust));
+        let (publisher, published) = watch::channel(None);
+        let identity = |name: &str| Identity::new("td", "istio-system", name);
+        let own = OwnIdentity::new(identity("istiod"), trust.clone(), published);
+        let domains = TrustDomains::new();
+        let other = Pki::with_settings(TlsSettings::default().with_trust_domains(domains.clone()));
+        // The proxy knows the roots of both.
+        let roots = trust.borrow().authority.root_pem() + &other.root_pem();
+        let accepted = ambit_mesh_json::TrustDomains {
+            roots: [("td".to_owned(), roots)].into(),
+            ..Default::default()
+        };
+        domains.replace(&accepted).unwrap();
+        let proxy = other.cert(&identity("ztunnel"));
+        let is_accepted = async || {
+            let (here, there) = tokio::io::duplex(4096);
+            let config = own.certificate().unwrap();
+            let client = connect(config.client_config(&[identity("ztunnel")]).unwrap(), here);
+            let server = accept(proxy.server_config().unwrap(), there);
+            tokio::join!(client, server).0.is_ok()
+        };
+        assert!(!is_accepted().await);
+        publisher.send_replace(Some(Arc::new(Publication {
+            text: None,
+            further_roots: other.root_pem(),
+        })));
+        assert!(is_accepted().await);
+        publisher.send_replace(Some(Arc::default()));
+        assert!(!is_accepted().await, "they are taken back");
     }
 }

@@ -50,6 +50,9 @@ fn each_service_and_budget_selects_the_pods_of_its_revision() {
         for (label, value) in wanted.as_object().unwrap() {
             assert_eq!(pod["metadata"]["labels"][label], *value);
         }
+        // The Service `istiod` of Istio's default revision selects pods by this label.
+        let is_default = pod["metadata"]["labels"]["istio"] == "pilot";
+        assert_eq!(is_default, revision == "default");
         assert_eq!(pod["spec"]["serviceAccountName"], *name);
         assert_eq!(
             env_of(&objects, "Deployment", &name, "REVISION"),

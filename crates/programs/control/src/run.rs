@@ -140,15 +140,14 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         Arc::clone(&metrics),
         watcher.clone(),
     );
-    let trust_domains = publish_trust_domains(args, cluster.as_ref(), &publisher, &mesh);
+    let domains = publish_trust_domains(args, cluster.as_ref(), &publisher, &mesh);
     if let Some(path) = &args.root_cert_out {
-        keep_root_written(path, &publisher, trust_domains.clone())?;
+        keep_root_written(path, &publisher, domains.clone())?;
     }
     if let Some(cluster) = &cluster {
-        let trust_domains = trust_domains.clone();
-        lead(cluster, &publisher, trust_domains, &mesh, args, &watcher)?;
+        lead(cluster, &publisher, domains.clone(), &mesh, args, &watcher)?;
     }
-    let own = OwnIdentity::new(own_identity(args), publisher.follow(), trust_domains);
+    let own = OwnIdentity::new(own_identity(args), publisher.follow(), domains);
     let proxies = mesh_proxies(args, &mesh, &access, own);
     let flows = user_flows(args, cluster.as_ref(), proxies, &watcher);
     let flows = serve_flows(args.listen_flows, flows, &serving, &metrics).await?;

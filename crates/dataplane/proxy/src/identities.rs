@@ -53,7 +53,8 @@ pub struct CertificateSettings {
     pub trust_domains_path: Option<PathBuf>,
 }
 
-/// Starts fetching certificates: from `cache` first, unless a SPIFFE agent on the same node has them. Headers and TLS parameters are the environment's.
+/// Starts fetching certificates: from `cache` first, unless a SPIFFE agent on the same node has them. Headers and TLS
+/// parameters are the environment's.
 ///
 /// # Errors
 /// When the settings cannot be used.

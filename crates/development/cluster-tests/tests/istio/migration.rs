@@ -40,6 +40,7 @@ spec:
     space.until_get("client", "http://server/", true);
     load.finish().assert_flawless();
     mesh.kubectl(&["label", "namespace", space.name(), "istio.io/use-waypoint-"]);
+    space.until_get("client", "http://server/refused", true);
     mesh.kubectl(&["delete", "gateway/by-ambit", "--namespace", space.name()]);
 
     let load = self::load(&space, "third");

@@ -34,7 +34,7 @@ pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryC
 pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
 pub use ambit_testkit::{binary, target};
 pub use load::{Failure, Load, Outcome};
-pub use mesh::{Access, Mesh, Part, VALUES};
+pub use mesh::{Access, MESH_NAMESPACE, Mesh, Part, VALUES};
 pub use network_policies::{PolicyEngine, assert_network_policies_hold};
 pub use primary_cni::{Probes, assert_at_home, delay_loopback, plugins};
 pub use process::Process;

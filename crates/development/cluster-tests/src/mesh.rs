@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use crate::{Space, Wire, binary, is_ready, sources, succeed, target, until};
 
 /// The namespace of the mesh.
-const MESH_NAMESPACE: &str = "istio-system";
+pub const MESH_NAMESPACE: &str = "istio-system";
 
 /// The name of the Helm release.
 const RELEASE: &str = "ambit";
@@ -166,21 +166,18 @@ impl Mesh {
     /// A mesh on a cluster of its own, which is removed with the value: `options` are those of
     /// `cargo xtask cluster up`, `values` those of [`Self::install`]. No other test runs.
     pub fn own(options: &[&str], values: &[&str]) -> Access {
-        let guard = Guard::Alone {
-            _guard: ALONE.write(),
-        };
-        let mesh = Self::on(Slot::OWN, Some(hold(Slot::OWN, options)), values);
-        let mesh = Reach::Own(Box::new(mesh));
-        Access { mesh, guard }
+        let mesh = Self::bare(options, &[]);
+        mesh.install(values);
+        mesh
     }
 
-    /// A cluster of its own with Ambit's images and further archives of images, and nothing installed. No other test
-    /// runs.
-    pub fn bare(further: &[PathBuf]) -> Access {
+    /// A cluster of its own, which is removed with the value, with Ambit's images and further archives of images, and
+    /// nothing installed. No other test runs.
+    pub fn bare(options: &[&str], further: &[PathBuf]) -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
         };
-        let mesh = Self::loaded(Slot::BENCHMARKS, Some(hold(Slot::BENCHMARKS, &[])));
+        let mesh = Self::loaded(Slot::OWN, Some(hold(Slot::OWN, options)));
         mesh.cluster
             .load(further)
             .unwrap_or_else(|error| panic!("{error:#}"));
@@ -190,21 +187,21 @@ impl Mesh {
 
     fn up() -> Self {
         match std::env::var("AMBIT_TEST_SLOT") {
-            Ok(number) => Self::on(number.parse().expect("a slot's number"), None, &[]),
+            Ok(number) => Self::on(number.parse().expect("a slot's number"), None),
             Err(_) => {
                 let slot = match std::env::var("AMBIT_TEST_PLACE").as_deref() {
                     Ok("1") => Slot::MORE_TESTS,
                     _ => Slot::TESTS,
                 };
-                Self::on(slot, Some(hold(slot, &[])), &[])
+                Self::on(slot, Some(hold(slot, &[])))
             }
         }
     }
 
     /// Installs Ambit; also its images, on a cluster that was just started.
-    fn on(slot: Slot, holder: Option<Holder>, values: &[&str]) -> Self {
+    fn on(slot: Slot, holder: Option<Holder>) -> Self {
         let mesh = Self::loaded(slot, holder);
-        mesh.install(values);
+        mesh.install(&[]);
         mesh
     }
 
@@ -336,8 +333,13 @@ impl Mesh {
 
     /// The pods of a component that are not ending.
     pub fn pods_of(&self, part: Part) -> Vec<Pod> {
+        self.pods_with(&format!("app={}", part.label()))
+    }
+
+    /// The pods of the mesh's namespace with a label that are not ending.
+    pub fn pods_with(&self, label: &str) -> Vec<Pod> {
         let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
-        let list = ListParams::default().labels(&format!("app={}", part.label()));
+        let list = ListParams::default().labels(label);
         let mut pods = self.wait_for(pods.list(&list)).unwrap().items;
         pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         pods

@@ -7,14 +7,9 @@ use std::{
     time::Duration,
 };
 
-use ambit_cluster_tests::{Access, Mesh, is_ready, target, until};
+use ambit_cluster_tests::{Access, MESH_NAMESPACE, Mesh, is_ready, target, until};
 use ambit_testkit::documents::{follow, steps_of};
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::ListParams};
 use tempfile::TempDir;
-
-/// Namespace of the mesh.
-const NAMESPACE: &str = "istio-system";
 
 /// Images of the test cluster, as values of Ambit's chart.
 const VALUES: &str = "hub: ambit, tag: dev, imagePullPolicy: Never";
@@ -56,11 +51,11 @@ impl Istio {
         let manifest = directory.join("ambient.yaml");
         fs::write(&manifest, written.stdout).unwrap();
         let istio = Self {
-            mesh: Mesh::bare(&archives),
+            mesh: Mesh::bare(&[], &archives),
             manifest,
             own: tempfile::tempdir().unwrap(),
         };
-        istio.mesh.kubectl(&["create", "namespace", NAMESPACE]);
+        istio.mesh.kubectl(&["create", "namespace", MESH_NAMESPACE]);
         istio.install();
         istio.follow("istio", "");
         istio
@@ -114,21 +109,12 @@ impl Istio {
     /// `kubectl` in the namespace of the mesh.
     pub(crate) fn kubectl(&self, args: &[&str]) -> String {
         self.mesh
-            .kubectl(&[args, &["--namespace", NAMESPACE]].concat())
-    }
-
-    /// Pods with a label that are not ending.
-    pub(crate) fn pods(&self, label: &str) -> Vec<Pod> {
-        let pods: Api<Pod> = Api::namespaced(self.mesh.client(), NAMESPACE);
-        let list = ListParams::default().labels(label);
-        let mut pods = self.mesh.wait_for(pods.list(&list)).unwrap().items;
-        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
-        pods
+            .kubectl(&[args, &["--namespace", MESH_NAMESPACE]].concat())
     }
 
     fn until_ready(&self, label: &str, count: usize) {
         until(&format!("{count} pods {label} are ready"), || {
-            let pods = self.pods(label);
+            let pods = self.mesh.pods_with(label);
             pods.len() == count && pods.iter().all(is_ready)
         });
     }

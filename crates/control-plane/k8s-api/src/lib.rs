@@ -7,6 +7,7 @@
 
 pub mod ambit;
 pub mod destination;
+mod duration;
 pub mod enablement;
 mod event;
 pub mod gateway;
@@ -25,6 +26,7 @@ pub mod wasm;
 
 pub use ambit::{HTTPFault, RateLimit};
 pub use destination::DestinationRule;
+pub use duration::istio_duration;
 pub use event::{ObjectEvent, Origin};
 pub use gateway::{
     BackendTLSPolicy, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TCPRoute,

@@ -216,10 +216,9 @@ impl Work<'_> {
             }
         }
         let path = from.request.path.as_ref();
-        let is_prefix = path.is_some_and(|path| path.type_.as_deref() == Some("PathPrefix"));
         let prefix = path.and_then(|path| path.value.as_deref()).unwrap_or("/");
         let trimmed = prefix.trim_end_matches('/');
-        if is_prefix && !trimmed.is_empty() {
+        if is_prefix(&from.request) && !trimmed.is_empty() {
             let message = format!(
                 "{trimmed} and what is below it match; {trimmed}more does not, unlike before"
             );
@@ -238,10 +237,6 @@ impl Work<'_> {
         let mut rewrites = filters.iter_mut();
         let path = rewrites.find_map(|filter| filter.url_rewrite.as_mut()?.path.as_mut());
         let Some(path) = path else { return };
-        let is_prefix = |one: &HttpRouteMatch| {
-            let path = one.path.as_ref();
-            path.is_some_and(|path| path.type_.as_deref() == Some("PathPrefix"))
-        };
         let has_path = |one: &HttpRouteMatch| one.path.is_some();
         let count = matches.iter().filter(|one| is_prefix(one)).count();
         if matches.is_empty()
@@ -355,4 +350,10 @@ impl Work<'_> {
         }
         Some(retry)
     }
+}
+
+/// Whether a match is of a prefix of the path.
+fn is_prefix(of: &HttpRouteMatch) -> bool {
+    let path = of.path.as_ref();
+    path.is_some_and(|path| path.type_.as_deref() == Some("PathPrefix"))
 }

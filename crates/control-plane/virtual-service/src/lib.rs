@@ -20,7 +20,12 @@ pub use hosts::full_name;
 pub use rule::{Rule, RuleDestination, RuleMatch, RuleMirror, Target};
 
 /// Name by which VirtualServices mean clients within the mesh, in the place of a gateway.
-pub const MESH: &str = "mesh";
+const MESH: &str = "mesh";
+
+/// Whether `gateways`, of a VirtualService or of a match, contain the clients within the mesh: they do if empty.
+pub fn is_for_mesh(gateways: &[impl AsRef<str>]) -> bool {
+    gateways.is_empty() || gateways.iter().any(|one| one.as_ref() == MESH)
+}
 
 /// A field of a VirtualService, and what is to be known of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use ambit_k8s_api::{
 };
 
 use super::{
-    MESH, Remark,
+    Remark, is_for_mesh,
     values::{escaped, gateway_duration, milliseconds},
 };
 
@@ -183,13 +183,7 @@ impl Rule {
             self.unknown(&format!("{at}.authority"), &authority.unknown);
             headers.push(named_match("host", authority));
         }
-        let port = from.port.and_then(|port| {
-            let read = u16::try_from(port).ok().filter(|port| *port > 0);
-            if read.is_none() {
-                self.unsupported(format!("{at}.port"), format!("{port} is no port"));
-            }
-            read
-        });
+        let port = self.port(format!("{at}.port"), from.port);
         RuleMatch {
             request: HttpRouteMatch {
                 path,
@@ -205,7 +199,7 @@ impl Rule {
             ),
             port,
             source_namespace: from.source_namespace.clone().filter(|one| !one.is_empty()),
-            is_for_mesh: from.gateways.is_empty() || from.gateways.iter().any(|one| one == MESH),
+            is_for_mesh: is_for_mesh(&from.gateways),
             at,
         }
     }
@@ -305,19 +299,22 @@ impl Rule {
             self.unknown(&format!("{at}.port"), &port.unknown);
         }
         let number = from.port.as_ref().and_then(|port| port.number);
-        let port = number.and_then(|number| {
-            let read = u16::try_from(number).ok().filter(|port| *port > 0);
-            if read.is_none() {
-                self.unsupported(format!("{at}.port.number"), format!("{number} is no port"));
-            }
-            read
-        });
+        let port = self.port(format!("{at}.port.number"), number.map(i64::from));
         Target {
             host: from.host.clone(),
             subset: from.subset.clone().filter(|subset| !subset.is_empty()),
             port,
             at,
         }
+    }
+
+    fn port(&mut self, field: String, number: Option<i64>) -> Option<u16> {
+        let number = number?;
+        let port = u16::try_from(number).ok().filter(|port| *port > 0);
+        if port.is_none() {
+            self.unsupported(field, format!("{number} is no port"));
+        }
+        port
     }
 
     fn read_retries(&mut self, from: &Retries) -> HttpRouteRetry {

@@ -1,37 +1,18 @@
 //! Values as Istio and the Gateway API write them.
 
+use ambit_k8s_api::istio_duration;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Milliseconds of a duration as Istio writes it: `1h30m`, `1.5s`, `20ms`.
+/// Longest duration, in milliseconds.
+const MAX_MILLISECONDS: u64 = 1_000_000_000_000;
+
+/// Milliseconds of a duration as Istio writes it; `None` if they are not whole.
 pub(super) fn milliseconds(text: &str) -> Option<u64> {
-    let mut rest = text;
-    let mut all = 0.0;
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, after) = rest.split_at(end);
-        let number: f64 = number.parse().ok()?;
-        let end = after
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(after.len());
-        let (unit, after) = after.split_at(end);
-        all += number
-            * match unit {
-                "ms" => 1.0,
-                "s" => 1_000.0,
-                "m" => 60_000.0,
-                "h" => 3_600_000.0,
-                _ => return None,
-            };
-        rest = after;
-    }
-    let is_fit = !text.is_empty() && all.fract() == 0.0 && all < 1e12;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "whole, not negative, and below 1e12"
-    )]
-    is_fit.then_some(all as u64)
+    let duration = istio_duration(text)?;
+    let all = u64::try_from(duration.as_millis()).ok()?;
+    let is_whole = duration.subsec_nanos().is_multiple_of(1_000_000);
+    (is_whole && all < MAX_MILLISECONDS).then_some(all)
 }
 
 /// Milliseconds as the Gateway API writes a duration (GEP-2257); `None` if it has no form for as many.
@@ -106,6 +87,8 @@ mod tests {
             ("1h30m", Some("1h30m")),
             ("150.5s", Some("2m30s500ms")),
             ("20ms", Some("20ms")),
+            ("1.001s", Some("1s1ms")),
+            ("2000us", Some("2ms")),
             ("1us", None),
             ("0.0001s", None),
             ("", None),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ambit_derive::MeshConfig;
-use ambit_virtual_service::{MESH, full_name};
+use ambit_virtual_service::{full_name, is_for_mesh};
 use serde_json::Value;
 
 use super::{
@@ -188,8 +188,7 @@ impl Surroundings {
             let texts = list.into_iter().flatten().filter_map(Value::as_str);
             texts.collect::<Vec<_>>()
         };
-        let gateways = list("/spec/gateways");
-        if !gateways.is_empty() && !gateways.contains(&MESH) {
+        if !is_for_mesh(&list("/spec/gateways")) {
             return Vec::new();
         }
         let mut found = Vec::new();

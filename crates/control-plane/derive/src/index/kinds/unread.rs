@@ -1,4 +1,4 @@
-//! Kinds that have no effect here: a waypoint's Gateway reports their objects.
+//! Objects that have no effect here: a waypoint's Gateway reports their objects.
 
 use std::collections::BTreeSet;
 
@@ -16,41 +16,32 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-macro_rules! unread {
-    ($($kind:ident)*) => {
-        $(impl Followed for $kind {
-            const EXTENT: Extent = Extent::Presence;
-        }
-
-        impl MeshKind for $kind {
-            type Input = ();
-
-            fn read(&self, _: &MeshConfig) -> Result<Read<()>, FieldError> {
-                Ok(Read::plain(()))
-            }
-
-            fn changed(index: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {
-                index.mark_gateways();
-            }
-        })*
-
-        /// All objects of such kinds in a namespace, as text, and VirtualServices that are for gateways alone.
-        fn present(namespace: &str, objects: &Objects) -> Vec<String> {
-            let mut all = Vec::new();
-            $(
-                let names = objects.all::<$kind>().keys();
-                all.extend(names.map(|name| format!("{} {namespace}/{name}", Kind::$kind)));
-            )*
-            let routes = objects.all::<VirtualService>().iter();
-            let routes = routes.filter(|(_, route)| !route::is_for_mesh(route));
-            all.extend(routes.map(|(name, _)| format!("{} {namespace}/{name}", Kind::VirtualService)));
-            all
-        }
-    };
+impl Followed for EnvoyFilter {
+    const EXTENT: Extent = Extent::Presence;
 }
 
-unread! {
-    EnvoyFilter
+impl MeshKind for EnvoyFilter {
+    type Input = ();
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<()>, FieldError> {
+        Ok(Read::plain(()))
+    }
+
+    fn changed(index: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {
+        index.mark_gateways();
+    }
+}
+
+/// All such objects in a namespace, as text: EnvoyFilters, and VirtualServices that are for gateways alone.
+fn present(namespace: &str, objects: &Objects) -> Vec<String> {
+    let filters = objects.all::<EnvoyFilter>().keys();
+    let filters = filters.map(|name| (Kind::EnvoyFilter, name));
+    let routes = objects.all::<VirtualService>().iter();
+    let routes = routes.filter(|(_, route)| !route::is_for_mesh(route));
+    let routes = routes.map(|(name, _)| (Kind::VirtualService, name));
+    let all = filters.chain(routes);
+    all.map(|(kind, name)| format!("{kind} {namespace}/{name}"))
+        .collect()
 }
 
 /// Note on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose labels, or whose

@@ -2,20 +2,12 @@
 
 use std::time::Duration;
 
+use ambit_k8s_api::istio_duration;
+
 use crate::problem::{FieldError, Note};
 
 /// Longest duration: what is longer was meant otherwise.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Units in nanoseconds.
-const UNITS: [(&str, f64); 6] = [
-    ("h", 3600e9),
-    ("m", 60e9),
-    ("s", 1e9),
-    ("ms", 1e6),
-    ("us", 1e3),
-    ("ns", 1.0),
-];
-
 /// A field without which nothing may be sent.
 pub(super) fn refused(at: String, what: &str) -> Note {
     Note::new(at, format!("{what}: requests are answered with 503"))
@@ -84,7 +76,11 @@ pub(super) fn duration_or_zero(at: &str, of: Option<&str>) -> Result<Option<Dura
         return Ok(None);
     };
     let wrong = |message: String| FieldError::new(at, message);
-    let duration = parse(text).ok_or_else(|| {
+    let parsed = match text {
+        "0" => Some(Duration::ZERO),
+        _ => istio_duration(text),
+    };
+    let duration = parsed.ok_or_else(|| {
         wrong(format!(
             "{text:?} is no duration: numbers with h, m, s or ms, as in 1m30s, not negative"
         ))
@@ -93,25 +89,6 @@ pub(super) fn duration_or_zero(at: &str, of: Option<&str>) -> Result<Option<Dura
         return Err(wrong(format!("{text} is too long: at most 8760h")));
     }
     Ok(Some(duration))
-}
-
-fn parse(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let mut rest = text;
-    let mut nanoseconds = 0.0;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, after) = rest.split_at_checked(digits)?;
-        let letters = after.find(|c: char| !c.is_ascii_alphabetic());
-        let (unit, after) = after.split_at_checked(letters.unwrap_or(after.len()))?;
-        let (_, size) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        // Nothing but digits and a point: neither signs nor exponents.
-        nanoseconds += number.parse::<f64>().ok()? * size;
-        rest = after;
-    }
-    (!text.is_empty()).then(|| Duration::try_from_secs_f64(nanoseconds / 1e9).ok())?
 }
 
 #[cfg(test)]

@@ -156,6 +156,17 @@ impl Reference {
         }
         Ok((NamespacedHostname::new(key.namespace.clone(), host), port))
     }
+
+    /// Service and port of a record: of a reference that resolves to none, the port that it names.
+    pub(super) fn parts(
+        &self,
+        found: Result<(NamespacedHostname, u16), Unresolved>,
+    ) -> (Result<NamespacedHostname, Unresolved>, u16) {
+        match found {
+            Ok((service, port)) => (Ok(service), port),
+            Err(why) => (Err(why), self.port.unwrap_or_default()),
+        }
+    }
 }
 
 /// The host that a reference names, which has no namespace.

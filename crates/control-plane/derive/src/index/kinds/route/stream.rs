@@ -58,13 +58,10 @@ impl StreamInput {
     /// With its current backends for connections to a parent; without fields of the whole route.
     pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> StreamRoute {
         let backend = |from: &BackendInput| {
-            let found = from.to.find(index, route);
-            let port = found.as_ref().map_or(from.to.port, |(_, port)| Some(*port));
+            let (service, port) = from.to.parts(from.to.find(index, route));
             StreamBackend {
-                service: found
-                    .map(|(service, _)| service)
-                    .map_err(|error| error.text),
-                port: port.unwrap_or_default(),
+                service: service.map_err(|error| error.text),
+                port,
                 weight: from.weight,
             }
         };

@@ -46,7 +46,7 @@ pub(crate) struct RuleInput {
     pub(in super::super) unsupported: Option<Unsupported>,
 }
 
-/// Requests of which a match is, beyond what they contain: only VirtualServices have such conditions.
+/// Conditions of a match on the connection of a request, which only VirtualServices have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MatchScope {
     /// Port of the service that is called.
@@ -132,12 +132,10 @@ impl RuleInput {
         let backend = |from: &BackendInput| {
             let filters = filters::resolved(&from.filters, index, route);
             let (filters, missing) = split(filters);
-            let found = from.find(index, route, gateway);
-            let port = found.as_ref().map_or(from.to.port, |(_, port)| Some(*port));
-            let service = found.map(|(service, _)| service);
+            let (service, port) = from.to.parts(from.find(index, route, gateway));
             HttpBackend {
                 service: missing.map_or(service, Err).map_err(|error| error.text),
-                port: port.unwrap_or_default(),
+                port,
                 subset: from.subset.clone(),
                 weight: from.weight,
                 filters,

@@ -11,7 +11,7 @@ use ambit_model::{
     RouteName,
 };
 use ambit_virtual_service::{
-    MESH, Remark, Rule, RuleDestination, RuleMatch, RuleMirror, Target, full_name,
+    Remark, Rule, RuleDestination, RuleMatch, RuleMirror, Target, full_name, is_for_mesh,
 };
 
 use super::{
@@ -103,7 +103,7 @@ pub(super) fn scope(
     HostScope {
         hosts,
         exported: exported(&spec.export_to, namespace),
-        is_for_mesh: spec.gateways.is_empty() || spec.gateways.iter().any(|one| one == MESH),
+        is_for_mesh: is_for_mesh(&spec.gateways),
         has_catch_all: false,
     }
 }

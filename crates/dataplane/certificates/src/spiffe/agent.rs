@@ -125,11 +125,6 @@ pub(super) async fn follow<M, F>(
     }
 }
 
-/// Reports that a stream has ended after it had answers.
-pub(super) fn warn_of_outage(error: &SpiffeError) {
-    tracing::warn!(%error, "no SPIFFE agent: its certificates stay until they expire");
-}
-
 fn failure(api: &Arc<str>, status: Status) -> SpiffeError {
     SpiffeError::Status {
         api: api.clone(),

@@ -21,7 +21,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
-use super::agent::{self, Bundles, MAX_MESSAGE_BYTES, MAX_SVIDS_BYTES, SpiffeSocket, TIMEOUT};
+use super::{
+    agent::{self, Bundles, MAX_MESSAGE_BYTES, MAX_SVIDS_BYTES, SpiffeSocket, TIMEOUT},
+    answer::{Answer, received, warn_of_outage},
+};
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
 /// The identities of a node's workloads, from the admin socket of SPIRE's agent.
@@ -39,14 +42,6 @@ struct Shared {
     bundles: watch::Sender<Answer<Bundles>>,
     followed: Mutex<HashMap<Identity, Followed>>,
     renewals: Renewals,
-}
-
-/// The agent's last answer.
-#[derive(Clone, Debug)]
-enum Answer<T> {
-    Awaited,
-    Failed(SpiffeError),
-    Available(Arc<T>),
 }
 
 /// An identity of the node.
@@ -143,15 +138,10 @@ async fn follow(
 /// Stores an answer. Returns whether it differs from the one before, so that certificates are to be fetched again; after
 /// an error they stay until they expire.
 fn replace<T: PartialEq>(slot: &watch::Sender<Answer<T>>, answer: Result<T, SpiffeError>) -> bool {
-    let answer = match answer {
-        Ok(answer) => Answer::Available(Arc::new(answer)),
-        Err(error) => Answer::Failed(error),
-    };
-    let last = slot.send_replace(answer);
-    match (&last, &*slot.borrow()) {
-        (Answer::Available(last), Answer::Available(new)) => last != new,
-        (_, new) => matches!(new, Answer::Available(_)),
-    }
+    let last = slot.send_replace(answer.into());
+    let now = slot.borrow();
+    let now = now.available();
+    now.is_some() && now != last.available()
 }
 
 impl Workload {
@@ -183,9 +173,7 @@ fn spiffe_id(svid: &X509svidWithKey) -> String {
 
 impl Shared {
     fn bundles_answered(&self, answer: Result<SubscribeToX509BundlesResponse, SpiffeError>) {
-        if let (Err(error), Answer::Available(_)) = (&answer, &*self.bundles.borrow()) {
-            agent::warn_of_outage(error);
-        }
+        warn_of_outage(&self.bundles.borrow(), &answer);
         let decode = |message: SubscribeToX509BundlesResponse| {
             agent::bundles(&self.api, &message.ca_certificates)
         };
@@ -206,8 +194,7 @@ impl Shared {
             return;
         };
         let (bundles, workload) = (self.bundles.borrow(), followed.workload.borrow());
-        let (Answer::Available(bundles), Answer::Available(workload)) = (&*bundles, &*workload)
-        else {
+        let (Some(bundles), Some(workload)) = (bundles.available(), workload.available()) else {
             return;
         };
         let mut federated = Bundles::clone(bundles);
@@ -228,8 +215,8 @@ impl Shared {
         let (workload, settings) = followed.ok_or_else(|| SpiffeError::Ended(self.api.clone()))?;
         let both = async {
             (
-                self.answer(self.bundles.subscribe()).await,
-                self.answer(workload).await,
+                received(self.bundles.subscribe(), &self.api).await,
+                received(workload, &self.api).await,
             )
         };
         let (bundles, workload) = tokio::time::timeout(TIMEOUT, both)
@@ -256,16 +243,6 @@ impl Shared {
             identity: boxed(),
             source: Arc::new(source),
         })?)
-    }
-
-    async fn answer<T>(&self, mut slot: watch::Receiver<Answer<T>>) -> Result<Arc<T>, SpiffeError> {
-        let answer = slot.wait_for(|answer| !matches!(answer, Answer::Awaited));
-        match answer.await.as_deref() {
-            Ok(Answer::Available(answer)) => Ok(answer.clone()),
-            Ok(Answer::Failed(error)) => Err(error.clone()),
-            // The identity has left the node.
-            Ok(Answer::Awaited) | Err(_) => Err(SpiffeError::Ended(self.api.clone())),
-        }
     }
 }
 

@@ -17,7 +17,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::{Request, metadata::MetadataValue};
 
-use super::agent::{self, MAX_MESSAGE_BYTES, SpiffeSocket, TIMEOUT};
+use super::{
+    agent::{self, MAX_MESSAGE_BYTES, SpiffeSocket, TIMEOUT},
+    answer::{Answer, received, warn_of_outage},
+};
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
 /// The identities of this process, from SPIFFE's Workload API.
@@ -31,17 +34,9 @@ pub struct WorkloadApi {
 struct Shared {
     api: Arc<str>,
     settings: TlsSettings,
-    answer: watch::Sender<Answer>,
+    answer: watch::Sender<Answer<Svids>>,
     followed: Mutex<BTreeSet<Identity>>,
     renewals: Renewals,
-}
-
-/// The agent's last answer.
-#[derive(Debug)]
-enum Answer {
-    Awaited,
-    Failed(SpiffeError),
-    Svids(Svids),
 }
 
 /// SVIDs with the bundles of their trust domains, by SPIFFE ID.
@@ -84,17 +79,22 @@ impl WorkloadApi {
 
 impl Shared {
     fn answered(&self, answer: Result<X509svidResponse, SpiffeError>) {
-        let message = match answer {
-            Ok(message) => message,
-            Err(error) => {
-                // Certificates stay until they expire.
-                if matches!(*self.answer.borrow(), Answer::Svids(_)) {
-                    agent::warn_of_outage(&error);
+        warn_of_outage(&self.answer.borrow(), &answer);
+        let answer = answer.map(|message| self.svids(message));
+        let last = self.answer.send_replace(answer.into());
+        if let Some(svids) = self.answer.borrow().available() {
+            let last = last.available();
+            for identity in &*self.followed.lock() {
+                let id = identity.to_string();
+                if svids.get(&id) != last.and_then(|last| last.get(&id)) {
+                    self.renewals.add(identity.clone());
                 }
-                self.answer.send_replace(Answer::Failed(error));
-                return;
             }
-        };
+        }
+    }
+
+    /// Returns the SVIDs of a message, and accepts the trust domains that it federates with.
+    fn svids(&self, message: X509svidResponse) -> Svids {
         let ids = message.svids.iter().map(|svid| svid.spiffe_id.as_str());
         let own: BTreeSet<&str> = ids.map(agent::trust_domain).collect();
         let mut federated = agent::bundles(&self.api, &message.federated_bundles);
@@ -105,35 +105,18 @@ impl Shared {
         let mut svids = Svids::new();
         for one in message.svids {
             let svid = Svid::new([&one.x509_svid[..]], &one.x509_svid_key);
-            // Of several for one identity, the first is the default.
+            // The first of several for one identity is the default.
             svids.entry(one.spiffe_id).or_insert((svid, one.bundle));
         }
-        let last = self.answer.send_replace(Answer::Svids(svids));
-        let last = match &last {
-            Answer::Svids(svids) => svids,
-            Answer::Awaited | Answer::Failed(_) => &Svids::new(),
-        };
-        if let Answer::Svids(svids) = &*self.answer.borrow() {
-            for identity in &*self.followed.lock() {
-                let id = identity.to_string();
-                if svids.get(&id) != last.get(&id) {
-                    self.renewals.add(identity.clone());
-                }
-            }
-        }
+        svids
     }
 
     async fn fetch(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
-        let mut answer = self.answer.subscribe();
-        let answered = answer.wait_for(|answer| !matches!(answer, Answer::Awaited));
-        let answer = tokio::time::timeout(TIMEOUT, answered)
+        let received = received(self.answer.subscribe(), &self.api);
+        let svids = tokio::time::timeout(TIMEOUT, received)
             .await
             .map_err(|_| FetchError::TimedOut(TIMEOUT))?;
-        match answer.as_deref() {
-            Ok(Answer::Svids(svids)) => Ok(self.certificate(identity, svids)?),
-            Ok(Answer::Failed(error)) => Err(error.clone().into()),
-            Ok(Answer::Awaited) | Err(_) => Err(SpiffeError::Ended(self.api.clone()).into()),
-        }
+        Ok(self.certificate(identity, &*svids?)?)
     }
 
     fn certificate(&self, identity: &Identity, svids: &Svids) -> Result<WorkloadCert, SpiffeError> {

@@ -1,0 +1,55 @@
+//! The last answer on a stream of a SPIFFE agent, which certificates are made of.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::SpiffeError;
+
+/// The agent's last answer on a stream.
+#[derive(Debug)]
+pub(super) enum Answer<T> {
+    Awaited,
+    Failed(SpiffeError),
+    Available(Arc<T>),
+}
+
+impl<T> From<Result<T, SpiffeError>> for Answer<T> {
+    fn from(answer: Result<T, SpiffeError>) -> Self {
+        match answer {
+            Ok(answer) => Self::Available(Arc::new(answer)),
+            Err(error) => Self::Failed(error),
+        }
+    }
+}
+
+impl<T> Answer<T> {
+    /// Returns the contents of an answer, unless it failed or there is none yet.
+    pub(super) fn available(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Available(answer) => Some(answer),
+            Self::Awaited | Self::Failed(_) => None,
+        }
+    }
+}
+
+/// Waits for an agent's first answer, and returns the last one.
+pub(super) async fn received<T>(
+    mut answers: watch::Receiver<Answer<T>>,
+    api: &Arc<str>,
+) -> Result<Arc<T>, SpiffeError> {
+    let answer = answers.wait_for(|answer| !matches!(answer, Answer::Awaited));
+    match answer.await.as_deref() {
+        Ok(Answer::Available(answer)) => Ok(answer.clone()),
+        Ok(Answer::Failed(error)) => Err(error.clone()),
+        // Nobody follows the stream any more.
+        Ok(Answer::Awaited) | Err(_) => Err(SpiffeError::Ended(api.clone())),
+    }
+}
+
+/// Reports that a stream has ended after it had answers: certificates stay until they expire.
+pub(super) fn warn_of_outage<T, M>(last: &Answer<T>, answer: &Result<M, SpiffeError>) {
+    if let (Answer::Available(_), Err(error)) = (last, answer) {
+        tracing::warn!(%error, "no SPIFFE agent: its certificates stay until they expire");
+    }
+}

@@ -34,7 +34,7 @@ pub use fake_ca::FakeCa;
 pub use helm::helm;
 pub use istio_csr::{ISTIO_CSR_NAME, IstioCsr};
 pub use otlp_collector::{OTLP_VARIABLES, OtlpCollector};
-pub use pki::{Pki, accept_trust_domains, answer_by, revoke_by};
+pub use pki::{Pki, accept_trust_domains, answer_by, is_accepted, revoke_by};
 pub use spiffe_agent::{SpiffeAgent, SpiffeEntries, SpiffeSvid};
 pub use spire::Spire;
 pub use until::{pass, until, until_blocking, until_some, until_within};

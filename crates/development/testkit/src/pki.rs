@@ -7,8 +7,9 @@ use ambit_control_channel::RootCa;
 use ambit_issuer::Authority;
 use ambit_mesh_json::TrustDomains as Contents;
 use ambit_model::Identity;
-use ambit_tls::{Crls, TlsSettings, TrustDomains, WorkloadCert};
+use ambit_tls::{Crls, TlsSettings, TrustDomains, WorkloadCert, accept, connect};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::duplex;
 
 use crate::SpiffeSvid;
 
@@ -24,6 +25,17 @@ pub fn accept_trust_domains(domains: &TrustDomains, aliases: &[&str], roots: &[(
             .collect(),
     };
     domains.replace(&contents).expect("roots");
+}
+
+/// Whether a server accepts a client, and the client accepts the server under its name.
+pub async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
+    let (near, far) = duplex(64 * 1024);
+    let expected = std::slice::from_ref(server.identity());
+    let (client, server) = tokio::join!(
+        connect(client.client_config(expected).expect("a config"), near),
+        accept(server.server_config().expect("a config"), far)
+    );
+    client.is_ok() && server.is_ok()
 }
 
 /// A mesh with a root and an intermediate that signs.

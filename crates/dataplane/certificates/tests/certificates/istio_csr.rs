@@ -5,9 +5,9 @@ use std::time::Duration;
 use ambit_certificates::{CaClient, CsrClient, CsrClientOptions, FetchError};
 use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
 use ambit_model::Identity;
-use ambit_testkit::{ISTIO_CSR_NAME, IstioCsr};
-use ambit_tls::{TlsSettings, WorkloadCert, accept, connect};
-use tokio::{io::duplex, net::TcpListener};
+use ambit_testkit::{ISTIO_CSR_NAME, IstioCsr, is_accepted};
+use ambit_tls::TlsSettings;
+use tokio::net::TcpListener;
 
 fn id(namespace: &str, account: &str) -> Identity {
     Identity::new("cluster.local", namespace, account)
@@ -36,16 +36,6 @@ fn client(server: &IstioCsr, token: &str, own: Option<Identity>) -> CsrClient {
     };
     let channel = channel(&config).unwrap();
     CsrClient::new(channel, headers, TlsSettings::default(), options)
-}
-
-async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
-    let (near, far) = duplex(64 * 1024);
-    let expected = std::slice::from_ref(server.identity());
-    let (client, server) = tokio::join!(
-        connect(client.client_config(expected).unwrap(), near),
-        accept(server.server_config().unwrap(), far)
-    );
-    client.is_ok() && server.is_ok()
 }
 
 #[tokio::test]

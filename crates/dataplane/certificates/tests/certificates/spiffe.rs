@@ -12,12 +12,11 @@ use ambit_certificates::{
 };
 use ambit_model::Identity;
 use ambit_rt::ErrorChain;
-use ambit_testkit::{Pki, SpiffeAgent, SpiffeSvid, until};
-use ambit_tls::{ChainError, TlsSettings, WorkloadCert, accept, connect};
+use ambit_testkit::{Pki, SpiffeAgent, SpiffeSvid, is_accepted, until};
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert};
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
 };
-use tokio::io::duplex;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -25,7 +24,7 @@ fn id(account: &str) -> Identity {
     Identity::new("td", "shop", account)
 }
 
-/// The API by which identities are asked for.
+/// API that serves the identities.
 #[derive(Clone, Copy, Debug)]
 enum Api {
     Workload,
@@ -103,17 +102,6 @@ fn client(api: Api, agent: &SpiffeAgent) -> Arc<dyn CaClient> {
 
 fn store(client: Arc<dyn CaClient>) -> Certificates {
     Certificates::start(client, CertificatesOptions::default())
-}
-
-/// Whether a server accepts a client, and the client accepts the server under its name.
-async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
-    let (near, far) = duplex(64 * 1024);
-    let expected = std::slice::from_ref(server.identity());
-    let (client, server) = tokio::join!(
-        connect(client.client_config(expected).unwrap(), near),
-        accept(server.server_config().unwrap(), far)
-    );
-    client.is_ok() && server.is_ok()
 }
 
 #[tokio::test]

@@ -95,8 +95,8 @@ impl OwnIdentity {
 #[cfg(test)]
 mod tests {
     use ambit_issuer::Authority;
-    use ambit_testkit::Pki;
-    use ambit_tls::{TrustDomains, accept, connect};
+    use ambit_testkit::{Pki, is_accepted};
+    use ambit_tls::TrustDomains;
 
     use super::*;
     use crate::ca::{Material, trust_domains::Publication};
@@ -122,20 +122,14 @@ mod tests {
         };
         domains.replace(&accepted).unwrap();
         let proxy = other.cert(&identity("ztunnel"));
-        let is_accepted = async || {
-            let (here, there) = tokio::io::duplex(4096);
-            let config = own.certificate().unwrap();
-            let client = connect(config.client_config(&[identity("ztunnel")]).unwrap(), here);
-            let server = accept(proxy.server_config().unwrap(), there);
-            tokio::join!(client, server).0.is_ok()
-        };
-        assert!(!is_accepted().await);
+        let reads = async || is_accepted(&own.certificate().unwrap(), &proxy).await;
+        assert!(!reads().await);
         publisher.send_replace(Some(Arc::new(Publication {
             text: None,
             further_roots: other.root_pem(),
         })));
-        assert!(is_accepted().await);
+        assert!(reads().await);
         publisher.send_replace(Some(Arc::default()));
-        assert!(!is_accepted().await, "they are taken back");
+        assert!(!reads().await, "they are taken back");
     }
 }

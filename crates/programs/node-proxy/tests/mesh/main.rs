@@ -16,6 +16,7 @@ mod enrolment;
 mod fixture;
 mod flows;
 mod hostile;
+mod pair;
 mod panics;
 mod policy;
 mod redirection;

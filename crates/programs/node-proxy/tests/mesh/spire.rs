@@ -1,21 +1,20 @@
 //! Pods and a waypoint whose certificates are real SPIRE's: one server, and one agent for all nodes of the test.
 
 use std::{
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use ambit_certificates::{Certificates, CertificatesOptions, DelegatedIdentity, WorkloadApi};
 use ambit_model::Identity;
-use ambit_testkit::{Pki, Spire, build, until};
-use ambit_tls::{TlsSettings, WorkloadCert, accept, connect};
-use tokio::{
-    io::{AsyncWriteExt, duplex},
-    net::TcpStream,
-};
+use ambit_testkit::{Pki, Spire, build, is_accepted, until};
+use ambit_tls::{TlsSettings, WorkloadCert};
+use tokio::io::AsyncWriteExt;
 
-use crate::fixture::{LONG, Mesh, Node, PodHost, line};
+use crate::{
+    fixture::{LONG, Node, line},
+    pair::Pair,
+};
 
 /// Long enough for a test, and short enough to be renewed within it.
 const TTL: Duration = Duration::from_secs(20);
@@ -53,44 +52,16 @@ async fn next(
     next().unwrap()
 }
 
-/// A client on the first node and a server on the second one.
-struct Pair {
-    mesh: Mesh,
-    client: PodHost,
-    _server: PodHost,
-    address: SocketAddr,
-}
-
-impl Pair {
-    async fn new(spire: &Spire) -> Self {
-        let nodes = vec![
-            Node::with_certificates(certificates(spire), &[]),
-            Node::with_certificates(certificates(spire), &[]),
-        ];
-        let mut mesh = Mesh::with_nodes(Arc::new(Pki::new()), nodes).await;
-        let client = mesh.captured(0, "client", "10.9.0.1").await;
-        let server = mesh.captured(1, "server", "10.9.0.2").await;
-        server.echo(8080);
-        Self {
-            mesh,
-            client,
-            address: SocketAddr::new(server.ip, 8080),
-            _server: server,
-        }
-    }
-
-    async fn open(&self) -> std::io::Result<TcpStream> {
-        let mut stream = self.client.connect(self.address).await?;
-        line(&mut stream).await?;
-        Ok(stream)
-    }
+async fn pair(spire: &Spire) -> Pair {
+    let nodes = [0, 1].map(|_| Node::with_certificates(certificates(spire), &[]));
+    Pair::captured(Arc::new(Pki::new()), nodes.into()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_connect_with_identities_of_real_spire() {
     let mut spire = Spire::start(TTL);
     register(&spire, "client", &[]);
-    let pair = Pair::new(&spire).await;
+    let pair = pair(&spire).await;
     assert!(pair.open().await.is_err(), "the server has no entry");
     register(&spire, "server", &[]);
     let [client, server] = [0, 1].map(|node| &pair.mesh.nodes[node].proxy.certificates);
@@ -163,15 +134,4 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
         }
     };
     tokio::time::timeout(LONG, refused).await.unwrap();
-}
-
-/// Whether a server accepts a client, and the client accepts the server under its name.
-async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
-    let (near, far) = duplex(64 * 1024);
-    let expected = std::slice::from_ref(server.identity());
-    let (client, server) = tokio::join!(
-        connect(client.client_config(expected).unwrap(), near),
-        accept(server.server_config().unwrap(), far)
-    );
-    client.is_ok() && server.is_ok()
 }

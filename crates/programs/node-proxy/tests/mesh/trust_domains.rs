@@ -1,12 +1,15 @@
 //! Peers of other trust domains: both ends of a connection, and what becomes of it when a trust domain goes.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use ambit_testkit::{Pki, accept_trust_domains as accept, build};
 use ambit_tls::{TlsSettings, TrustDomains};
-use tokio::{io::AsyncWriteExt, net::TcpStream};
+use tokio::io::AsyncWriteExt;
 
-use crate::fixture::{Mesh, Node, PodHost, line, rest};
+use crate::{
+    fixture::{Mesh, Node, line, rest},
+    pair::Pair,
+};
 
 const OWN: &str = "cluster.local";
 
@@ -17,46 +20,26 @@ fn authority() -> (Arc<Pki>, TrustDomains) {
     (Arc::new(Pki::with_settings(settings)), domains)
 }
 
-/// A client on the first node, and a server on the second one that belongs to `domain` there and to `named` at the
-/// client's.
-struct Pair {
-    mesh: Mesh,
-    client: PodHost,
-    address: SocketAddr,
-    _server: PodHost,
+/// A client, and a server that belongs to `domain` at its own node and to `named` at the client's.
+async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
+    let [own, other] = pkis;
+    let nodes = vec![
+        Node::new(&own, &[]),
+        Node::new(&other, &[("TRUST_DOMAIN", domain)]),
+    ];
+    let mut mesh = Mesh::with_nodes(own, nodes).await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let mut server = mesh.pod("server", "10.9.0.2").await;
+    for (node, trust_domain) in [named, domain].into_iter().enumerate() {
+        let mut record = build::workload("server", &["10.9.0.2"]);
+        record.trust_domain = trust_domain.into();
+        mesh.nodes[node].publish_all([record]);
+    }
+    mesh.capture(1, &mut server);
+    Pair::new(mesh, client, server)
 }
 
 impl Pair {
-    async fn new(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Self {
-        let [own, other] = pkis;
-        let nodes = vec![
-            Node::new(&own, &[]),
-            Node::new(&other, &[("TRUST_DOMAIN", domain)]),
-        ];
-        let mut mesh = Mesh::with_nodes(own, nodes).await;
-        let client = mesh.captured(0, "client", "10.9.0.1").await;
-        let mut server = mesh.pod("server", "10.9.0.2").await;
-        for (node, trust_domain) in [named, domain].into_iter().enumerate() {
-            let mut record = build::workload("server", &["10.9.0.2"]);
-            record.trust_domain = trust_domain.into();
-            mesh.nodes[node].publish_all([record]);
-        }
-        mesh.capture(1, &mut server);
-        server.echo(8080);
-        Self {
-            mesh,
-            client,
-            address: SocketAddr::new(server.ip, 8080),
-            _server: server,
-        }
-    }
-
-    async fn open(&self) -> std::io::Result<TcpStream> {
-        let mut stream = self.client.connect(self.address).await?;
-        line(&mut stream).await?;
-        Ok(stream)
-    }
-
     /// Opens a connection; it ends when `change` takes a trust domain away, as do those after it. One of the `judges`, the
     /// nodes that the trust domain is taken away from, names the reason: the first one that closes the connection.
     async fn loses(&self, judges: &[usize], change: impl Fn()) {
@@ -78,7 +61,7 @@ impl Pair {
 #[tokio::test]
 async fn federated_meshes_accept_each_other_by_their_roots() {
     let ((own, domains), (west, of_west)) = (authority(), authority());
-    let pair = Pair::new([own.clone(), west.clone()], "west", "west").await;
+    let pair = pair([own.clone(), west.clone()], "west", "west").await;
     assert!(pair.open().await.is_err(), "neither accepts the other");
     accept(&domains, &[], &[("west", &west)]);
     assert!(pair.open().await.is_err(), "the server's side does not");
@@ -95,7 +78,7 @@ async fn an_authority_cannot_sign_for_another_trust_domain() {
     accept(&domains, &[], &[("west", &west)]);
     accept(&of_west, &[], &[(OWN, &own)]);
     // Its server claims to be of the client's mesh.
-    let pair = Pair::new([own.clone(), west.clone()], OWN, OWN).await;
+    let pair = pair([own.clone(), west.clone()], OWN, OWN).await;
     assert!(pair.open().await.is_err());
     accept(&domains, &[], &[(OWN, &west)]);
     pair.open().await.unwrap();
@@ -104,7 +87,7 @@ async fn an_authority_cannot_sign_for_another_trust_domain() {
 #[tokio::test]
 async fn workloads_under_an_alias_are_the_meshs_own() {
     let (own, domains) = authority();
-    let pair = Pair::new([own.clone(), own.clone()], "old", OWN).await;
+    let pair = pair([own.clone(), own.clone()], "old", OWN).await;
     assert!(pair.open().await.is_err(), "no alias yet");
     accept(&domains, &["old", OWN], &[]);
     // Both nodes follow the same trust domains.

@@ -1,0 +1,44 @@
+//! A client on the first node, and a server on the second one.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_testkit::Pki;
+use tokio::net::TcpStream;
+
+use crate::fixture::{Mesh, Node, PodHost, line};
+
+/// A client and a server of different nodes.
+pub(crate) struct Pair {
+    pub(crate) mesh: Mesh,
+    client: PodHost,
+    address: SocketAddr,
+    _server: PodHost,
+}
+
+impl Pair {
+    /// Both captured, on two nodes of one mesh.
+    pub(crate) async fn captured(pki: Arc<Pki>, nodes: Vec<Node>) -> Self {
+        let mut mesh = Mesh::with_nodes(pki, nodes).await;
+        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let server = mesh.captured(1, "server", "10.9.0.2").await;
+        Self::new(mesh, client, server)
+    }
+
+    /// Pods of a mesh, of which the server begins to serve.
+    pub(crate) fn new(mesh: Mesh, client: PodHost, server: PodHost) -> Self {
+        server.echo(8080);
+        Self {
+            mesh,
+            client,
+            address: SocketAddr::new(server.ip, 8080),
+            _server: server,
+        }
+    }
+
+    /// Opens a connection that the server has answered.
+    pub(crate) async fn open(&self) -> std::io::Result<TcpStream> {
+        let mut stream = self.client.connect(self.address).await?;
+        line(&mut stream).await?;
+        Ok(stream)
+    }
+}

@@ -83,6 +83,37 @@ pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&head).into_owned()))
 }
 
+/// Requests that an application has received: heads in lower case, with their bodies. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct RecordedRequests(Arc<Mutex<Vec<(String, String)>>>);
+
+impl RecordedRequests {
+    /// Reads the body of a request, as long as its head says in lower case, and records both.
+    ///
+    /// # Errors
+    /// When the connection breaks, or the head has no valid length.
+    pub fn record(&self, head: &str, stream: &mut impl Read) -> io::Result<()> {
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        let length = length.map(str::parse::<usize>).transpose();
+        let length = length.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let mut body = vec![0; length.unwrap_or_default()];
+        stream.read_exact(&mut body)?;
+        let body = String::from_utf8_lossy(&body).into_owned();
+        let mut all = self.0.lock().expect("nobody panics with it");
+        all.push((head.to_owned(), body));
+        Ok(())
+    }
+
+    /// Returns the requests whose heads begin with a text.
+    pub fn of(&self, begin: &str) -> Vec<(String, String)> {
+        let all = self.0.lock().expect("nobody panics with it");
+        let all = all.iter().filter(|(head, _)| head.starts_with(begin));
+        all.cloned().collect()
+    }
+}
+
 /// Responds to an HTTP/1.1 request with 200 and a body.
 ///
 /// # Errors

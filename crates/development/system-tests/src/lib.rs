@@ -34,7 +34,7 @@ pub use ambit_lab::{
 };
 pub use ambit_testkit::binary;
 
-pub use app::{Heads, answer_ok, read_head};
+pub use app::{Heads, RecordedRequests, answer_ok, read_head};
 pub use east_west::through_gateway;
 pub use flows::Flows;
 pub use openings::Openings;

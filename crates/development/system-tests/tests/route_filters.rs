@@ -1,14 +1,9 @@
 //! Mirrors, CORS and retries of routes, from manifests to what applications hear.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{
-    io::{Read as _, Write as _},
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    thread,
-};
+use std::{io::Write as _, net::SocketAddr, thread};
 
-use ambit_system_tests::{Mesh, is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
 
 const MORE: &str = "
 ---
@@ -97,19 +92,6 @@ spec:
         requestRedirect: {hostname: elsewhere.example, statusCode: 307}
 ";
 
-/// Requests that an application has received: heads in lower case, with their bodies.
-#[derive(Clone, Default)]
-struct RecordedRequests(Arc<Mutex<Vec<(String, String)>>>);
-
-impl RecordedRequests {
-    /// Returns the requests whose headers begin with a text.
-    fn of(&self, begin: &str) -> Vec<(String, String)> {
-        let all = self.0.lock().unwrap();
-        let all = all.iter().filter(|(head, _)| head.starts_with(begin));
-        all.cloned().collect()
-    }
-}
-
 /// Runs an application that fails twice at `/flaky`, always at `/flaky/always`, and does not respond at `/silent`; at
 /// `/sent/stuck` it does not even read.
 fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRequests {
@@ -122,17 +104,9 @@ fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRe
             if is_shadow && target == "/sent/stuck" {
                 stuck();
             }
-            let length = head
-                .lines()
-                .find_map(|line| line.strip_prefix("content-length: "));
-            let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-            stream.read_exact(&mut body)?;
-            let times = {
-                let mut all = noted.0.lock().unwrap();
-                all.push((head, String::from_utf8_lossy(&body).into_owned()));
-                let is_same = |(head, _): &&(String, String)| head.contains(&format!(" {target} "));
-                all.iter().filter(is_same).count()
-            };
+            noted.record(&head, &mut stream)?;
+            let is_same = |(head, _): &&(String, String)| head.contains(&format!(" {target} "));
+            let times = noted.of("").iter().filter(is_same).count();
             if target.starts_with("/silent") {
                 stuck();
             }

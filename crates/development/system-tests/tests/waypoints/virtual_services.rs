@@ -1,13 +1,8 @@
 //! Istio's VirtualServices at a waypoint, from manifests to what applications get, and their changes under load.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    thread,
-};
+use std::{io::Write as _, net::SocketAddr, sync::Mutex, thread};
 
-use ambit_system_tests::{Mesh, is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
 
 /// Three applications of the service's pod by port, and a subset of its pods.
 const MORE: &str = "
@@ -101,18 +96,6 @@ spec:
     route: [{destination: {host: app}}]
 ";
 
-/// Requests that an application has received, in lower case.
-#[derive(Clone, Default)]
-struct RecordedRequests(Arc<Mutex<Vec<String>>>);
-
-impl RecordedRequests {
-    fn of(&self, begin: &str) -> Vec<String> {
-        let all = self.0.lock().unwrap();
-        let all = all.iter().filter(|head| head.starts_with(begin));
-        all.cloned().collect()
-    }
-}
-
 /// Runs an application that returns its name: it fails twice at `/flaky`, always at `/once`, and is silent at `/silent`.
 fn application(mesh: &Mesh, port: u16, name: &'static str) -> RecordedRequests {
     let recorded = RecordedRequests::default();
@@ -120,23 +103,14 @@ fn application(mesh: &Mesh, port: u16, name: &'static str) -> RecordedRequests {
     mesh.serve("shop/server", port, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
-            let length = head
-                .lines()
-                .find_map(|line| line.strip_prefix("content-length: "));
-            let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-            stream.read_exact(&mut body)?;
-            let count = |begin: &str| {
-                let all = noted.0.lock().unwrap();
-                all.iter().filter(|head| head.starts_with(begin)).count()
-            };
-            noted.0.lock().unwrap().push(head.clone());
+            noted.record(&head, &mut stream)?;
             if head.starts_with("get /silent") {
                 loop {
                     thread::park();
                 }
             }
             let fails = head.starts_with("get /once")
-                || head.starts_with("get /flaky") && count("get /flaky") < 3;
+                || head.starts_with("get /flaky") && noted.of("get /flaky").len() < 3;
             let status = if fails { "503 No" } else { "200 OK" };
             let length = name.len();
             write!(
@@ -203,7 +177,7 @@ fn rules_of_a_virtual_service_do_what_they_say() {
         "{changed}"
     );
     let sent = scene.next.of("get /refix/x?a=b ");
-    let [sent] = sent.as_slice() else {
+    let [(sent, _)] = sent.as_slice() else {
         panic!("{:?}", scene.next.of(""));
     };
     for line in [
@@ -247,7 +221,7 @@ fn rules_of_a_virtual_service_do_what_they_say() {
     let count = |name: &str| answers.iter().filter(|one| one.ends_with(name)).count();
     assert_eq!(count("app") + count("next"), 60, "{answers:?}");
     assert!((3..=30).contains(&count("next")), "{}", count("next"));
-    // What cannot be done is refused, and what no rule matches.
+    // Requests of unsupported rules, and requests that no rule matches, are refused.
     for (path, status) in [
         ("/none", "503"),
         ("/gone", "500"),

@@ -5,11 +5,13 @@
 //! theirs. It is found out once: an installation keeps what it has.
 
 use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
+use k8s_openapi::api::apps::v1::Deployment;
 use serde_json::Value;
 
 use crate::{
     apply::{self, InstallError},
     cluster::{Cluster, ClusterError},
+    object::{self, ObjectRef},
     values::Overrides,
 };
 
@@ -72,21 +74,12 @@ pub async fn choose(
 
 /// Istio's control plane, if there is one: what has no label has no waypoint there.
 async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
-    let found = cluster
-        .list("apps/v1", "Deployment", None, Some("app=istiod"))
-        .await?;
-    let theirs = found.iter().find(|one| {
-        let part_of = one.pointer("/metadata/labels/app.kubernetes.io~1part-of");
-        part_of.and_then(Value::as_str) != Some("ambit")
-    });
+    let found: Vec<Deployment> = cluster.all(None, Some("app=istiod")).await?;
+    let theirs = found.iter().find(|one| !object::is_ours(*one));
     Ok(theirs.map(|one| {
-        let text = |pointer: &str| {
-            one.pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
-        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
-        format!("Istio's control plane, Deployment {namespace}/{name}, attaches by labels")
+        let name =
+            ObjectRef::of_kind::<Deployment>(Some(object::namespace_of(one)), object::name(one));
+        format!("Istio's control plane, {name}, attaches by labels")
     }))
 }
 

@@ -101,6 +101,11 @@ pub fn annotation<'a>(object: &'a impl Resource, key: &str) -> Option<&'a str> {
     annotations.get(key).map(String::as_str)
 }
 
+/// Whether the object is one of ours: the chart's objects have this label, and Istio's another value.
+pub fn is_ours(object: &impl Resource) -> bool {
+    label(object, "app.kubernetes.io/part-of") == Some("ambit")
+}
+
 /// Whether Helm alone makes the object, and only for a step of its own: it is part of no installation.
 pub fn is_hook(object: &Value) -> bool {
     object

@@ -1,10 +1,10 @@
 //! Whose an object of an installation is: it may have become another's since it was applied.
 
-use serde_json::Value;
+use kube::core::DynamicObject;
 
 use crate::{
     cluster::{Cluster, ClusterError},
-    object::ObjectRef,
+    object::{self, ObjectRef},
 };
 
 /// Owner of an object that was applied once.
@@ -29,9 +29,9 @@ pub(crate) async fn ownership(
     let Some(object) = cluster.get(name).await? else {
         return Ok(Ownership::Gone);
     };
-    let part_of = object.pointer("/metadata/labels/app.kubernetes.io~1part-of");
-    Ok(match part_of.and_then(Value::as_str) {
-        Some("ambit") => Ownership::Ours,
-        _ => Ownership::Another,
+    let object = serde_json::from_value::<DynamicObject>(object);
+    Ok(match object.is_ok_and(|object| object::is_ours(&object)) {
+        true => Ownership::Ours,
+        false => Ownership::Another,
     })
 }

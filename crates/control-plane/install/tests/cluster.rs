@@ -138,7 +138,7 @@ async fn labels_attach_alone_beside_the_control_plane_of_istio() {
     let because = "because Istio's control plane, Deployment istio-system/istiod, attaches";
     assert!(printed.concat().contains(because), "{printed:?}");
 
-    // It stays when Istio's has gone, whatever the release of the nodes is.
+    // The value stays after Istio's control plane has been removed, with or without a release of node parts.
     let labels = "meshConfig.waypointAttachment=labels";
     lab.install(&[&revision[..], &[labels]].concat(), NO_WAIT)
         .await

@@ -7,7 +7,7 @@ use ambit_install::{
     apply,
     cluster::{Cluster, ClusterError},
     inventory::Inventory,
-    object::{label, name, namespace_of},
+    object::{is_ours, label, name, namespace_of},
     platform, remove,
 };
 use ambit_k8s_api::{Deployment, Namespace, Node, Pod, revisions};
@@ -20,7 +20,6 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::Resource;
 use serde::Serialize;
 
 use crate::{
@@ -229,10 +228,6 @@ impl Snapshot {
 }
 
 /// Whether an object is part of an installation of ours.
-fn is_ours(object: &impl Resource) -> bool {
-    label(object, "app.kubernetes.io/part-of") == Some("ambit")
-}
-
 fn words(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "no problems found".to_owned();

@@ -41,7 +41,7 @@ const VALUES: [&str; 2] = ["1", "2"];
 /// How prefixes of paths are matched.
 #[derive(Clone, Copy, PartialEq)]
 enum Prefixes {
-    /// As text, as in VirtualServices.
+    /// Character by character, which is how VirtualServices match.
     Text,
     /// By whole segments, as in HTTPRoutes.
     Segments,

@@ -17,10 +17,10 @@ const RELEASES: &str = "1.32,1.33,1.34,1.35";
 const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
 /// Tests on primary CNIs and layouts of nodes, with clusters of their own.
-const PLATFORMS: &[&str] = &["--test", "platforms"];
+const PLATFORMS: [&str; 2] = ["--test", "platforms"];
 
 /// Tests that begin with an installation of Istio.
-const ISTIO: &[&str] = &["--test", "istio"];
+const ISTIO: [&str; 2] = ["--test", "istio"];
 
 /// Passes the arguments to `ambit-cluster`; `load` without archives first builds Ambit's images from the source tree.
 /// `test` runs tests of clusters on several releases of Kubernetes.
@@ -49,16 +49,10 @@ fn test(options: &[String]) -> Result<()> {
     let releases = match options[..] {
         [] => RELEASES,
         ["--versions", releases] => releases,
-        ["--platforms"] => {
-            test::prepare("cluster-tests")?;
-            let mut command = test::command("cluster-tests");
-            return shell::run("platforms", command.args(PLATFORMS));
-        }
+        ["--platforms"] => return test::of_crate("cluster-tests", &PLATFORMS.map(str::to_owned)),
         ["--istio"] => {
-            test::prepare("cluster-tests")?;
             istio::build()?;
-            let mut command = test::command("cluster-tests");
-            return shell::run("migration from Istio", command.args(ISTIO));
+            return test::of_crate("cluster-tests", &ISTIO.map(str::to_owned));
         }
         _ => {
             bail!("usage: cargo xtask cluster test [--versions {RELEASES} | --platforms | --istio]")

@@ -76,10 +76,6 @@ pub(crate) fn build() -> Result<()> {
         agent.push((module.display().to_string(), module));
     }
     let links = IPTABLES.map(|name| (format!("/usr/bin/{name}"), "xtables-nft-multi"));
-    let links: Vec<_> = links
-        .iter()
-        .map(|(path, to)| (path.as_str(), *to))
-        .collect();
     write_of_files(
         "docker.io/istio/install-cni:dev",
         &agent,

@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 }
 
 /// Runs the tests of the crate `name`; `rest` goes to `cargo test`.
-fn of_crate(name: &str, rest: &[String]) -> Result<()> {
+pub(crate) fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     let name = name.trim_start_matches("ambit-");
     prepare(name)?;
     let mut command = command(name);

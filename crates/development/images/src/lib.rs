@@ -180,7 +180,7 @@ fn add_busybox(tree: &mut Tree, architecture: Architecture, busybox: &Path) -> R
 pub fn write_of_files(
     name: &str,
     files: &[(String, PathBuf)],
-    links: &[(&str, &str)],
+    links: &[(String, &str)],
     user: &str,
     out: &Path,
 ) -> Result<()> {
@@ -209,23 +209,11 @@ pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path)
     let architecture = Architecture::native()?;
     let stripped = out.with_extension("stripped");
     strip(architecture, program, &stripped)?;
-    let base = base(architecture, std::slice::from_ref(&stripped))?;
-    let mut tree = Tree::default();
     let path = |name: &str| format!("/usr/bin/{name}");
     let (first, others) = called.split_first().context("a program without a name")?;
-    let entrypoint = path(first);
-    tree.copy(&entrypoint, &stripped, 0o755)?;
-    for other in others {
-        tree.link(&path(other), first);
-    }
-    fs::remove_file(stripped)?;
-    let image = Image {
-        name,
-        variants: vec![Variant::native(vec![base, tree.layer()?])?],
-        entrypoint: &[&entrypoint],
-        user: "",
-    };
-    image.write(out)
+    let links: Vec<_> = others.iter().map(|other| (path(other), *first)).collect();
+    write_of_files(name, &[(path(first), stripped.clone())], &links, "", out)?;
+    Ok(fs::remove_file(stripped)?)
 }
 
 /// The base of all of Ambit's images: the C library, users, certificate authorities.

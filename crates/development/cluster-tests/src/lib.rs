@@ -38,7 +38,7 @@ pub use mesh::{Access, MESH_NAMESPACE, Mesh, Part, VALUES};
 pub use network_policies::{PolicyEngine, assert_network_policies_hold};
 pub use primary_cni::{Probes, assert_at_home, delay_loopback, plugins};
 pub use process::Process;
-pub use space::{Space, address, is_captured, is_ready};
+pub use space::{Space, address, is_captured, is_ready, restarts};
 pub use uninstall::assert_uninstalls;
 pub use waypoint::{Waypoint, condition};
 pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::{Ending, Mesh, Space, is_ready, until};
+use crate::{Ending, Mesh, Space, is_ready, restarts, until};
 
 /// The clients that may call the server, and at which ports.
 const INGRESS: &str = "apiVersion: networking.k8s.io/v1
@@ -27,7 +27,7 @@ spec:
 
 const SERVER: &str = "http://server/";
 
-/// Whose NetworkPolicies are in force.
+/// Implementation that enforces NetworkPolicies.
 #[derive(Clone, Copy, Debug)]
 pub enum PolicyEngine {
     /// The primary CNI's own.
@@ -95,11 +95,7 @@ pub fn assert_network_policies_hold(mesh: &Mesh, engine: PolicyEngine) {
     space.until_get("hermit", SERVER, true);
     // Kubelet's probes, one a second, have passed meanwhile.
     let server = space.pods("server").remove(0);
-    let statuses = server
-        .status
-        .iter()
-        .flat_map(|s| s.container_statuses.iter());
-    assert!(is_ready(&server) && statuses.flatten().all(|status| status.restart_count == 0));
+    assert!(is_ready(&server) && restarts(&server) == 0);
 }
 
 /// Sends requests from each app concurrently: a blocked call waits until its timeout, or its proxy's.

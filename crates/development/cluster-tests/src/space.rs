@@ -420,6 +420,12 @@ pub fn is_ready(pod: &Pod) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// Number of restarts of a pod's containers.
+pub fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
+    statuses.flatten().map(|status| status.restart_count).sum()
+}
+
 /// Whether the agent reports that a pod is enrolled.
 pub fn is_captured(pod: &Pod) -> bool {
     let none = BTreeMap::new();

@@ -2,10 +2,9 @@
 
 use std::{fs, path::Path};
 
-use crate::{Load, Mesh, succeed};
+use ambit_cluster::CNI_FILE;
 
-/// The primary CNI's configuration, which the plugin was added to.
-const CONFIGURATION: &str = "10-kube.conflist";
+use crate::{Load, Mesh, succeed};
 
 /// Statements of nftables in captured pods, which nothing else needs there.
 const CAPTURING: [&str; 3] = ["redirect", "reject", "prerouting"];
@@ -41,8 +40,8 @@ pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
     });
     mesh.until_gone();
     for node in mesh.cluster().nodes() {
-        assert_eq!(names(&node.configurations().unwrap()), [CONFIGURATION]);
-        let file = node.configurations().unwrap().join(CONFIGURATION);
+        assert_eq!(names(&node.configurations().unwrap()), [CNI_FILE]);
+        let file = node.configurations().unwrap().join(CNI_FILE);
         let text = fs::read_to_string(file).unwrap();
         let plugins = names(&node.plugins().unwrap());
         let ours = plugins.iter().any(|name| name.contains("ambit"));
@@ -54,7 +53,7 @@ pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
         for ours in ["ambit", "istio"] {
             assert!(!of_node.contains(ours), "{ours}: {of_node}");
         }
-        // What open connections of a released pod needed stays until its end, and redirects nothing.
+        // Rules for the open connections of a released pod stay until its end; none of them redirects.
         for statement in CAPTURING {
             assert!(!of_pods.contains(statement), "{statement}: {of_pods}");
         }

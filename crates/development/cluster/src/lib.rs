@@ -29,4 +29,5 @@ pub use cluster::{Cluster, Held};
 pub use network_policies::NetworkPolicies;
 pub use nodes::{Boot, Node};
 pub use options::{IpFamily, Layout, Options, Places, PrimaryCni, Slot};
+pub use primary_cni::CNI_FILE;
 pub use releases::Kubernetes;

@@ -90,7 +90,7 @@ pub struct Options {
     /// Which plugin wires the pods
     #[arg(long, value_enum, default_value_t)]
     pub primary_cni: PrimaryCni,
-    /// Whose directories of CNI the nodes have
+    /// Distribution of Kubernetes whose directories of CNI the nodes have
     #[arg(long, value_enum, default_value_t)]
     #[serde(default)]
     pub layout: Layout,

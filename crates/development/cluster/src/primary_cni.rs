@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The file that the primary CNI owns in the directory of configurations.
-pub(crate) const CNI_FILE: &str = "10-kube.conflist";
+pub const CNI_FILE: &str = "10-kube.conflist";
 
 /// The node of an agent, and what it reaches the API server with.
 #[derive(Debug)]

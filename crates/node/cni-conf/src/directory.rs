@@ -38,7 +38,7 @@ pub enum Primary<'a> {
     /// Incomplete file that precedes every usable one.
     Settling(&'a ConfFile, Invalid),
     /// File that precedes every usable one and cannot be read here, with the error. The runtime may be able to read
-    /// it: a link leads elsewhere in the agent's container than on the node.
+    /// it: a symbolic link may resolve on the node and dangle in the agent's container.
     Unreadable(&'a ConfFile, &'a str),
     /// No primary configuration exists.
     None,

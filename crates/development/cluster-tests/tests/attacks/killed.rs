@@ -31,10 +31,9 @@ fn time() -> Duration {
 /// Counts the restarts of the mesh's containers.
 fn restarts(mesh: &Mesh) -> i32 {
     let pods = [Part::Agent, Part::NodeProxy].map(|part| mesh.pods_of(part));
-    let statuses = pods.into_iter().flatten().filter_map(|pod| pod.status);
-    statuses
-        .flat_map(|status| status.container_statuses.unwrap_or_default())
-        .map(|container| container.restart_count)
+    pods.iter()
+        .flatten()
+        .map(ambit_cluster_tests::restarts)
         .sum()
 }
 

@@ -1,6 +1,8 @@
 //! Clusters with other primary CNIs: each is started for its test, with both families.
 
-use ambit_cluster_tests::{Boot, Mesh, Probes, assert_at_home, delay_loopback, plugins, until};
+use ambit_cluster_tests::{
+    Boot, Mesh, Probes, assert_at_home, delay_loopback, plugins, restarts, until,
+};
 
 #[test]
 fn captured_pods_talk_tls_alone_over_ptp() {
@@ -41,10 +43,7 @@ fn captured_pods_talk_tls_alone_over_flannel() {
         plugins(node) == chain
     });
     until("the node's pod runs again", || {
-        let pods = space.pods("far");
-        let statuses = pods.iter().filter_map(|pod| pod.status.as_ref());
-        let mut containers = statuses.flat_map(|s| s.container_statuses.iter().flatten());
-        containers.any(|container| container.restart_count > 0)
+        space.pods("far").iter().any(|pod| restarts(pod) > 0)
     });
     space.ready("far", 1);
     space.until_captured("far", true);

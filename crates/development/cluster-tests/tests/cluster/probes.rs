@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ambit_cluster_tests::{Expected, Mesh, is_ready, throughout};
+use ambit_cluster_tests::{Expected, Mesh, is_ready, restarts, throughout};
 
 #[test]
 fn probes_of_every_kind_pass_where_only_mutual_tls_is_let_in() {
@@ -58,8 +58,7 @@ spec:
     for name in ["http", "tcp", "grpc", "exec"] {
         throughout(name, Duration::from_secs(3), || {
             let pod = space.pods(name).remove(0);
-            let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
-            is_ready(&pod) && statuses.flatten().all(|status| status.restart_count == 0)
+            is_ready(&pod) && restarts(&pod) == 0
         });
     }
 }

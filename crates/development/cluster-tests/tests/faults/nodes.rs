@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_plaintext, is_ready, until};
-use k8s_openapi::api::core::v1::Pod;
+use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_plaintext, is_ready, restarts, until};
 use kube::ResourceExt;
 
 use crate::agents::agent_listens;
@@ -49,9 +48,4 @@ fn reboot(boot: Boot) {
     space.until_captured("starter", true);
     assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     mesh.until_installed();
-}
-
-fn restarts(pod: &Pod) -> i32 {
-    let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
-    statuses.flatten().map(|status| status.restart_count).sum()
 }

@@ -2,9 +2,8 @@
 
 use ambit_cluster_tests::{
     Load, Mesh, Part, PolicyEngine, Probes, assert_at_home, assert_network_policies_hold,
-    assert_only_tls, assert_uninstalls, plugins,
+    assert_only_tls, assert_uninstalls, plugins, restarts,
 };
-use k8s_openapi::api::core::v1::Pod;
 
 #[test]
 fn the_mesh_lives_with_calico_and_its_policies() {
@@ -60,7 +59,7 @@ struct Platform<'a> {
     values: &'a [&'a str],
     /// Types of the plugins in the configuration that the runtime uses, once Ambit is installed.
     chain: &'a [&'a str],
-    /// Whose `NetworkPolicies` are in force.
+    /// Implementation that enforces NetworkPolicies.
     engine: PolicyEngine,
 }
 
@@ -126,9 +125,4 @@ fn assert_upgrades(mesh: &Mesh) {
         space.until_get("load", "http://server/", true);
     }
     load.finish().assert_flawless();
-}
-
-fn restarts(pod: &Pod) -> i32 {
-    let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
-    statuses.flatten().map(|status| status.restart_count).sum()
 }

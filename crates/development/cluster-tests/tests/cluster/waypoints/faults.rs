@@ -136,9 +136,6 @@ fn what_started_without_a_control_plane_serves_soon_after_its_return() {
 }
 
 fn restarts(covered: &Covered<'_>) -> i32 {
-    let pods = covered.waypoint.pods().into_iter();
-    let statuses = pods
-        .filter_map(|pod| pod.status?.container_statuses)
-        .flatten();
-    statuses.map(|status| status.restart_count).sum()
+    let pods = covered.waypoint.pods();
+    pods.iter().map(ambit_cluster_tests::restarts).sum()
 }

@@ -1,11 +1,23 @@
 //! Names of images, layers, and where passwords go.
 
-use super::{super::scripted::Scripted, *};
+use ambit_egress::Guard;
+use ambit_fetch::Anywhere;
+use ambit_testkit::ScriptedServer;
 
-/// One that may call servers on this machine.
-fn near() -> Client {
-    let near = vec!["127.0.0.1/32".parse().unwrap()];
-    Client::new(ambit_egress::Guard::new(near))
+use super::*;
+
+/// Client that may call servers on this machine.
+fn local() -> Client {
+    let local = vec!["127.0.0.1/32".parse().unwrap()];
+    Client::new(Guard::new(local), "ambit-test")
+}
+
+fn server(client: &Client, is_insecure: bool) -> Server<'_, Anywhere> {
+    Server {
+        client,
+        admission: &Anywhere,
+        is_insecure,
+    }
 }
 
 fn image(text: &str) -> Option<(String, String, String)> {
@@ -80,13 +92,12 @@ fn a_module_is_found_in_a_layer_packed_or_not() {
 
 #[test]
 fn a_password_goes_in_plaintext_to_its_registry_at_most() {
-    let client = near();
+    let client = local();
     let image = Image::parse("r.example:5000/a:1").unwrap();
     let allowed = |is_insecure: bool, realm: &str| {
         let registry = Registry {
-            client: &client,
+            server: server(&client, is_insecure),
             image: &image,
-            is_insecure,
             basic: None,
             authorization: None,
         };
@@ -124,21 +135,22 @@ fn a_password_goes_in_plaintext_to_its_registry_at_most() {
 #[tokio::test]
 async fn redirect_targets_never_get_the_registrys_password() {
     // Wants it sent to where the path says: to the registry itself, where it may go.
-    let other = Scripted::new(|path| {
+    let other = ScriptedServer::new(|path| {
         format!("401 Who\r\nwww-authenticate: Bearer realm=\"http:/{path}/token\"")
     });
     let elsewhere = other.address;
-    let registry = Scripted::new(move |path| match path.strip_prefix("/v2/a/manifests/") {
+    let registry = ScriptedServer::new(move |path| match path.strip_prefix("/v2/a/manifests/") {
         Some(own) => format!("307 There\r\nlocation: http://{elsewhere}/127.0.0.1:{own}"),
         None => "200 OK".to_owned(),
     });
     let own = registry.address;
     let image = Image::parse(&format!("{own}/a:{}", own.port())).unwrap();
     let secret = format!("{{\"auths\": {{\"{own}\": {{\"auth\": \"c2VjcmV0\"}}}}}}");
-    let pulled = pull(&near(), &image, true, secret.as_bytes()).await;
+    let client = local();
+    let pulled = pull(server(&client, true), &image, secret.as_bytes()).await;
     let status = pulled.err().map(|error| error.to_string()).unwrap();
     assert!(
-        status.ends_with("answers with 401 Unauthorized"),
+        status.ends_with("responds with 401 Unauthorized"),
         "{status}"
     );
     let manifest_path = format!("/v2/a/manifests/{}", own.port());

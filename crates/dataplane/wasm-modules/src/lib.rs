@@ -1,35 +1,32 @@
-//! Where modules come from: files, HTTP, and images in registries. What is fetched is bounded, compared with the digest
-//! that the plugin gives, and kept on disk.
+//! Modules of Wasm plugins, from files, HTTP servers, and images in registries: their size is bounded, they are compared
+//! with the digest that the plugin's configuration gives, and cached on disk.
+//!
+//! Which addresses a plugin's module may come from is the caller's decision ([`Admission`]). Modules are bytes here:
+//! `ambit-wasm` compiles and runs them.
+#![forbid(unsafe_code)]
 
 mod cache;
-mod client;
 mod oci;
-#[cfg(test)]
-mod scripted;
-mod sources;
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
+use ambit_fetch::{Admission, Client, Get};
 use ambit_model::WaypointExtension;
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncReadExt as _;
 
-use cache::Cache;
-use client::{Client, ClientError};
-use oci::OciError;
-use sources::Caller;
+pub use oci::OciError;
 
-use crate::waypoint::Waypoint;
+use cache::Cache;
 
 /// Largest module, and largest layer of an image.
 const MAX_MODULE: usize = 64 << 20;
 
 /// Fetcher of plugins' modules.
 #[derive(Debug)]
-pub(crate) struct Fetcher {
+pub struct Fetcher {
     cache: Cache,
     client: Client,
-    waypoint: Arc<Waypoint>,
     /// Registries without TLS.
     insecure: Vec<String>,
     /// Timeout of one fetch.
@@ -38,54 +35,71 @@ pub(crate) struct Fetcher {
 
 /// Error of fetching a module.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FetchError {
+pub enum FetchError {
+    /// URL of another scheme.
     #[error("{0}: neither oci, http, https nor file")]
     Scheme(String),
+    /// File that cannot be read.
     #[error("cannot read {path}")]
     File {
+        /// Path of the file.
         path: String,
+        /// Cause of the error.
         #[source]
         error: io::Error,
     },
+    /// File that exceeds the maximum size of modules.
     #[error("the module has more than {MAX_MODULE} bytes")]
     TooLarge,
+    /// Module with another digest than its plugin's configuration gives.
     #[error("the digest is {is}, not {expected} as in spec.sha256")]
-    Digest { is: String, expected: String },
+    Digest {
+        /// Digest of the module or of its image, in hex.
+        is: String,
+        /// Digest in the configuration.
+        expected: String,
+    },
+    /// Fetch that exceeds its timeout.
     #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
     TooLong(Duration),
+    /// Failed request to a server of HTTP.
     #[error(transparent)]
-    Http(#[from] ClientError),
+    Http(#[from] ambit_fetch::FetchError),
+    /// Image that cannot be pulled.
     #[error(transparent)]
     Image(#[from] OciError),
 }
 
 impl Fetcher {
     /// Creates a fetcher with a cache directory. Registries in `insecure` are called without TLS (`*` matches all).
-    /// Calls are limited by the egress guard and the plugin's grants.
-    pub(crate) fn new(
-        cache: PathBuf,
-        waypoint: Arc<Waypoint>,
-        insecure: Vec<String>,
-        timeout: Duration,
-    ) -> Self {
+    #[must_use]
+    pub fn new(cache: PathBuf, client: Client, insecure: Vec<String>, timeout: Duration) -> Self {
         Self {
             cache: Cache::new(cache),
-            client: Client::new(waypoint.published.guard().clone()),
-            waypoint,
+            client,
             insecure,
             timeout,
         }
     }
 
-    /// Fetches the module of a plugin.
-    pub(crate) async fn fetch(&self, config: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
-        let fetched = tokio::time::timeout(self.timeout, self.at_hand_or_fetched(config)).await;
+    /// Fetches the module of a plugin, from addresses that `admission` permits.
+    ///
+    /// # Errors
+    /// If the module cannot be fetched in time, is too large, or has another digest than the configuration gives.
+    pub async fn fetch(
+        &self,
+        config: &WaypointExtension,
+        admission: &impl Admission,
+    ) -> Result<Arc<[u8]>, FetchError> {
+        let fetch = self.cached_or_fetched(config, admission);
+        let fetched = tokio::time::timeout(self.timeout, fetch).await;
         fetched.map_err(|_| FetchError::TooLong(self.timeout))?
     }
 
-    async fn at_hand_or_fetched(
+    async fn cached_or_fetched(
         &self,
         config: &WaypointExtension,
+        admission: &impl Admission,
     ) -> Result<Arc<[u8]>, FetchError> {
         let (url, expected) = (config.url.as_str(), config.sha256.as_str());
         if let Some(path) = url.strip_prefix("file://") {
@@ -107,24 +121,26 @@ impl Fetcher {
         if is_cacheable && let Some(cached) = self.cache.take(cache_key).await {
             return Ok(cached.into());
         }
-        let client = match sources::is_administrators(config) {
-            true => self.client.clone(),
-            false => self.client.for_plugin(Caller {
-                waypoint: self.waypoint.clone(),
-                plugin: Arc::new(config.clone()),
-            }),
-        };
         let bytes = if let Some(image) = url.strip_prefix("oci://") {
             let image = oci::Image::parse(image)?;
             let is_insecure = self
                 .insecure
                 .iter()
                 .any(|one| one == "*" || *one == image.registry);
-            let pulled = oci::pull(&client, &image, is_insecure, &config.pull_secret).await?;
+            let server = oci::Server {
+                client: &self.client,
+                admission,
+                is_insecure,
+            };
+            let pulled = oci::pull(server, &image, &config.pull_secret).await?;
             compared(pulled.module, expected, Some(&pulled.digest))?
         } else if url.starts_with("http://") || url.starts_with("https://") {
-            let response = client.get(url, &[], MAX_MODULE).await?;
-            let response = response.successful()?;
+            let get = Get {
+                url,
+                headers: &[],
+                limit: MAX_MODULE,
+            };
+            let response = self.client.get(get, admission).await?.successful()?;
             compared(response.body, expected, None)?
         } else {
             return Err(FetchError::Scheme(url.to_owned()));

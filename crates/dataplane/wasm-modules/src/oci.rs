@@ -6,6 +6,7 @@ mod credentials;
 
 use std::io::Read as _;
 
+use ambit_fetch::{Admission, Client, FetchError, Get, Response};
 use flate2::read::GzDecoder;
 use http::{
     HeaderName, HeaderValue, StatusCode,
@@ -14,11 +15,7 @@ use http::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{
-    MAX_MODULE,
-    client::{Answer, Client, ClientError},
-    digest,
-};
+use crate::{MAX_MODULE, digest};
 use challenge::Challenge;
 use credentials::credentials;
 
@@ -49,33 +46,45 @@ pub(super) struct Pulled {
     pub(super) digest: String,
 }
 
-/// An image that is none, or not one of a module.
+/// Error of pulling an image with a module.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OciError {
+pub enum OciError {
+    /// Text that is not the name of an image.
     #[error("{0:?} names no image")]
     Name(String),
+    /// Failed request to the registry.
     #[error(transparent)]
-    Http(#[from] ClientError),
+    Http(#[from] FetchError),
+    /// Authentication scheme that is not supported.
     #[error("the registry requires an authentication scheme that is not supported: {0:?}")]
     Challenge(String),
+    /// Registry for which the pull secret has no credentials.
     #[error("the registry requires credentials, and spec.imagePullSecret has none for it")]
     NoCredentials,
+    /// Token server that would receive the password in plaintext.
     #[error("the registry requires credentials to be sent to {0}, in plaintext")]
     Realm(String),
+    /// Response of a token server without a token.
     #[error("the registry gives no token")]
     Token,
+    /// Pull secret that cannot be read.
     #[error(
         "the pull secret has no user and password that can be used for the registry (auth, or username and password)"
     )]
     Secret,
+    /// Manifest that cannot be parsed.
     #[error("the manifest cannot be read")]
     Manifest(#[source] serde_json::Error),
+    /// Manifest that does not have the requested digest.
     #[error("the manifest is another than {0}")]
     OtherManifest(String),
+    /// Layer that does not have its digest.
     #[error("the content of the layer {0} does not match its digest")]
     OtherLayer(String),
+    /// Image without a module.
     #[error("the image has no layer with a module")]
     NoModule,
+    /// Layer that cannot be unpacked, or is too large.
     #[error("the layer cannot be unpacked, or has more than {MAX_MODULE} bytes")]
     Layer,
 }
@@ -154,17 +163,24 @@ struct Descriptor {
     digest: String,
 }
 
+/// How the servers of an image are called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Server<'a, A> {
+    pub(super) client: &'a Client,
+    pub(super) admission: &'a A,
+    /// Whether the registry is called without TLS.
+    pub(super) is_insecure: bool,
+}
+
 /// Pulls the module of an image.
-pub(super) async fn pull(
-    client: &Client,
+pub(super) async fn pull<A: Admission>(
+    server: Server<'_, A>,
     image: &Image,
-    is_insecure: bool,
     secret: &[u8],
 ) -> Result<Pulled, OciError> {
     let mut registry = Registry {
-        client,
+        server,
         image,
-        is_insecure,
         basic: credentials(secret, &image.registry, &image.repository)?,
         authorization: None,
     };
@@ -188,19 +204,20 @@ pub(super) async fn pull(
     Ok(Pulled { module, digest })
 }
 
-struct Registry<'a> {
-    client: &'a Client,
+struct Registry<'a, A> {
+    server: Server<'a, A>,
     image: &'a Image,
-    is_insecure: bool,
     /// Basic authentication with user and password.
     basic: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
 }
 
-impl Registry<'_> {
+impl<A: Admission> Registry<'_, A> {
     /// A manifest with its digest, which is compared if it is what names it.
     async fn manifest(&mut self, reference: &str) -> Result<(Manifest, String), OciError> {
-        let url = self.image.url(self.is_insecure, "manifests", reference);
+        let url = self
+            .image
+            .url(self.server.is_insecure, "manifests", reference);
         let body = self.get(&url, MAX_MANIFEST).await?.body;
         let digest = digest(&body);
         if let Some(expected) = reference.strip_prefix("sha256:")
@@ -219,7 +236,7 @@ impl Registry<'_> {
         else {
             return Err(OciError::NoModule);
         };
-        let url = self.image.url(self.is_insecure, "blobs", of);
+        let url = self.image.url(self.server.is_insecure, "blobs", of);
         let body = self.get(&url, MAX_MODULE).await?.body;
         if digest(&body) != expected {
             return Err(OciError::OtherLayer(of.to_owned()));
@@ -227,7 +244,7 @@ impl Registry<'_> {
         Ok(body)
     }
 
-    async fn get(&mut self, url: &str, limit: usize) -> Result<Answer, OciError> {
+    async fn get(&mut self, url: &str, limit: usize) -> Result<Response, OciError> {
         let answer = self.ask(url, limit).await?;
         if answer.status != StatusCode::UNAUTHORIZED || self.authorization.is_some() {
             return Ok(answer.successful()?);
@@ -246,14 +263,31 @@ impl Registry<'_> {
         Ok(self.ask(url, limit).await?.successful()?)
     }
 
-    async fn ask(&self, url: &str, limit: usize) -> Result<Answer, ClientError> {
+    async fn ask(&self, url: &str, limit: usize) -> Result<Response, FetchError> {
         let mut headers = vec![(ACCEPT, HeaderValue::from_static(MANIFESTS))];
         headers.extend(
             self.authorization
                 .clone()
                 .map(|value| (AUTHORIZATION, value)),
         );
-        self.client.get(url, &headers, limit).await
+        self.call(url, &headers, limit).await
+    }
+
+    async fn call(
+        &self,
+        url: &str,
+        headers: &[(HeaderName, HeaderValue)],
+        limit: usize,
+    ) -> Result<Response, FetchError> {
+        let Server {
+            client, admission, ..
+        } = self.server;
+        let get = Get {
+            url,
+            headers,
+            limit,
+        };
+        client.get(get, admission).await
     }
 
     /// Authorization header for a challenge: the password itself, or a token that is exchanged for it.
@@ -272,7 +306,7 @@ impl Registry<'_> {
         );
         let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
         let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
-        let answer = self.client.get(&url, &headers, MAX_MANIFEST).await?;
+        let answer = self.call(&url, &headers, MAX_MANIFEST).await?;
         if answer.status == StatusCode::UNAUTHORIZED && self.basic.is_none() {
             return Err(OciError::NoCredentials);
         }
@@ -296,7 +330,7 @@ impl Registry<'_> {
             (Some(scheme), Some(authority)) => (scheme, authority.as_str()),
             _ => return Err(OciError::Challenge(realm.chars().take(200).collect())),
         };
-        let is_own = self.is_insecure && authority == self.image.registry;
+        let is_own = self.server.is_insecure && authority == self.image.registry;
         if scheme == "https" || scheme == "http" && is_own {
             return Ok(());
         }

@@ -1,8 +1,9 @@
-//! Where the modules of a namespace's plugins may be fetched: outside of the mesh, from the namespace's own Services and
-//! pods, and from those that ReferenceGrants of others allow.
+//! Addresses from which the modules of a namespace's plugins may be fetched: those outside of the mesh, of the namespace's
+//! own Services and pods, and of others that ReferenceGrants allow.
 
 use std::{net::IpAddr, sync::Arc};
 
+use ambit_fetch::Admission;
 use ambit_model::{ArcStr, NetworkAddress, WaypointExtension};
 use ambit_route::MeshTable;
 
@@ -26,25 +27,35 @@ pub(crate) enum SourceError {
 /// Namespace of a callee that no Service has: the control plane gives it to plugins of the root namespace.
 const ANYWHERE: &str = "*";
 
-/// Whether a plugin is the administrator's, so that its module may be fetched from Services and pods of all namespaces.
-pub(super) fn is_administrators(plugin: &WaypointExtension) -> bool {
+/// Returns whether a plugin is the administrator's, so that its module may be fetched from Services and pods of all
+/// namespaces.
+fn is_administrators(plugin: &WaypointExtension) -> bool {
     let mut callees = plugin.callees.iter();
     callees.any(|callee| callee.namespace == ANYWHERE)
 }
 
-/// Plugin whose module is fetched, with access to the mesh.
+/// Admission of a plugin in a namespace.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
-    pub(super) waypoint: Arc<Waypoint>,
-    pub(super) plugin: Arc<WaypointExtension>,
+pub(super) struct ModuleSources {
+    waypoint: Arc<Waypoint>,
+    plugin: WaypointExtension,
 }
 
-impl Caller {
-    /// Whether the module may be fetched at an address.
-    ///
-    /// # Errors
-    /// When it may not, or the control plane does not say whose address it is.
-    pub(super) async fn may_fetch_at(&self, ip: IpAddr) -> Result<(), SourceError> {
+impl ModuleSources {
+    /// Returns the admission for a plugin, or `None` if it is the administrator's.
+    pub(super) fn of(waypoint: &Arc<Waypoint>, plugin: &WaypointExtension) -> Option<Self> {
+        (!is_administrators(plugin)).then(|| Self {
+            waypoint: waypoint.clone(),
+            plugin: plugin.clone(),
+        })
+    }
+}
+
+impl Admission for ModuleSources {
+    type Error = SourceError;
+
+    /// Fails also if the control plane does not say whose address it is.
+    async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), SourceError> {
         for ip in ambit_egress::spellings(ip).into_iter().flatten() {
             let at = upstream_lookup::ask(&self.waypoint, ip.to_canonical()).await?;
             may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)?;

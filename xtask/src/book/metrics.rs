@@ -36,9 +36,12 @@ const FILES: &[(&str, &str)] = &[
         "crates/dataplane/telemetry/src/http/destinations.rs",
         "waypoint",
     ),
-    ("crates/programs/waypoint/src/memory_gauge.rs", "waypoint"),
     (
-        "crates/programs/waypoint/src/plugins/metrics.rs",
+        "crates/dataplane/waypoint-engine/src/memory_gauge.rs",
+        "waypoint",
+    ),
+    (
+        "crates/dataplane/waypoint-engine/src/plugins/metrics.rs",
         "waypoint",
     ),
     ("crates/programs/agent/src/metrics.rs", "agent"),

@@ -1,11 +1,11 @@
 //! The process: puts the parts together, runs them, and ends them in order.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use ambit_certificates::CertificateMetrics;
 use ambit_fetch::Client as FetchClient;
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
-use ambit_model::{ArcStr, NamespacedHostname, WaypointRecordType};
+use ambit_model::ArcStr;
 use ambit_otlp_export::Exporter;
 use ambit_proxy::{
     SharedState, Workers,
@@ -20,31 +20,29 @@ use ambit_rt::{
     logging::{self, LogHandle},
     panics::Ends,
 };
-use ambit_telemetry::{Metrics, Origin, XdsTermination, http::HttpMetrics};
+use ambit_telemetry::{Metrics, Origin, http::HttpMetrics};
 use ambit_wasm::Limits;
 use ambit_wasm_modules::Fetcher;
-use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Role, Update};
+use ambit_xds::{Client, NodeInfo, Role};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::{
-    attachment_lookup, calls,
+use ambit_waypoint_engine::{
+    calls,
     config::Config,
-    destination,
     envoy_admin::EnvoyAdmin,
     explain::Explainer,
     listeners,
     memory_gauge::MemoryGauge,
     plugins::{self, PluginMetrics},
-    published::{Gone, Published},
+    published::Published,
+    records::{RecordHandler, follow_needed},
     server, telemetry_export,
     waypoint::{Surroundings, Waypoint},
 };
 
-/// Timeout for a needed record before the next is requested.
-const LEARN: Duration = Duration::from_secs(5);
 /// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted and rejected with
 /// the missing prerequisite.
 const QUEUED: Duration = Duration::from_secs(5);
@@ -287,13 +285,13 @@ fn build(
         keys,
     )?;
     let published = Published::default();
-    published.exporters().know(span_environment(config));
+    published.set_span_environment(span_environment(config));
     published.limit_extensions(Limits {
         start: config.plugins.start,
         callback: config.plugins.callback,
         ..Limits::default()
     });
-    let follower = Follower {
+    let handler = RecordHandler {
         state: state.clone(),
         published: published.clone(),
         metrics: metrics.clone(),
@@ -302,7 +300,7 @@ fn build(
         cache: cache.clone(),
     };
     let options = client_options(env, &xds_settings(config), NotUnderstoodPolicies::Deny)?;
-    let mut client = Client::new(options, follower, Some(demands));
+    let mut client = Client::new(options, handler, Some(demands));
     if let Some(cache) = cache {
         cache
             .restore(&mut client)
@@ -377,138 +375,4 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
         all.await;
     }
     ready.ready();
-}
-
-/// Requests the records of served services, and of routes' backends, before requests need them.
-async fn follow_needed(state: SharedState, published: Published) {
-    let mut changes = published.watch();
-    let mut requested: BTreeSet<NamespacedHostname> = BTreeSet::new();
-    loop {
-        changes.mark_unchanged();
-        let needed: BTreeSet<_> = published.needed().into_iter().collect();
-        requested.retain(|name| needed.contains(name));
-        for name in needed {
-            if requested.contains(&name) {
-                continue;
-            }
-            match state.learn(name.to_string(), Instant::now() + LEARN).await {
-                Ok(()) => drop(requested.insert(name)),
-                Err(error) => tracing::warn!(service = %name, %error, "no answer about a service"),
-            }
-        }
-        if changes.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Whether an update may change the services of a known workload.
-fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
-    let table = state.table();
-    let is_shared = |network: &str, ips: &[IpAddr], uid: &str| {
-        let others = |ip: &IpAddr| {
-            let mut all = table.endpoints_at(network, *ip);
-            all.any(|other| other.uid() != uid)
-        };
-        ips.iter().any(others)
-    };
-    match update {
-        Update::Workload(workload) => match table.workload(&workload.uid) {
-            Some(known) => !known.has_services_of(workload),
-            None => {
-                is_shared(&workload.network, &workload.workload_ips, &workload.uid)
-                    // What is attached to other Services of its endpoints holds for a headless one, too.
-                    || workload.services.keys().any(|name| {
-                        let service = table.service(name);
-                        service.is_some_and(|one| attachment_lookup::is_headless(one))
-                    })
-            }
-        },
-        Update::AddressGone(name) => table
-            .workload(name)
-            .is_some_and(|known| is_shared(known.network(), known.ips(), known.uid())),
-        _ => false,
-    }
-}
-
-/// Applies published records.
-struct Follower {
-    state: SharedState,
-    published: Published,
-    metrics: Arc<Metrics>,
-    http_metrics: Arc<HttpMetrics>,
-    known: ReadyTask,
-    /// State that the next worker process starts with.
-    cache: Option<Arc<MeshCache>>,
-}
-
-impl Handler for Follower {
-    fn apply(&self, batch: &mut Vec<Update>) {
-        let mut own = Vec::new();
-        batch.retain_mut(|update| match update {
-            Update::Waypoint(update) => {
-                own.push(update.clone());
-                false
-            }
-            _ => true,
-        });
-        if !own.is_empty() {
-            for gone in self.published.apply(own) {
-                match gone {
-                    Gone::Policy(policy) => self.http_metrics.policy_removed(&policy),
-                    Gone::Destination(service) => {
-                        destination::forget_metrics(&self.http_metrics, &service);
-                    }
-                }
-            }
-        }
-        let is_changed = batch
-            .iter()
-            .any(|update| changes_services_of_workloads(&self.state, update));
-        self.state.apply(batch);
-        if is_changed {
-            self.published.services_of_pods_changed();
-        }
-    }
-
-    fn addresses_known(&self) {
-        self.state.mark_addresses_known();
-    }
-
-    fn waypoint_known(&self, of: WaypointRecordType) {
-        self.published.complete(of);
-        if self.published.is_known() {
-            self.known.ready();
-        }
-    }
-
-    fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
-        if let Some(cache) = &self.cache {
-            cache.cache(type_url, name, cached);
-        }
-    }
-
-    fn push_cached(&self, type_url: &str, complete: bool) {
-        if let Some(cache) = &self.cache {
-            cache.push_cached(type_url, complete);
-        }
-    }
-
-    fn received(&self, type_url: &str, bytes: usize) {
-        self.metrics
-            .xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
-    }
-
-    fn unknown_fields(&self, type_url: &str, count: u64) {
-        self.metrics.unknown_fields(type_url, count);
-    }
-
-    fn ended(&self, ending: Ending) {
-        self.metrics.xds_terminated(match ending {
-            Ending::ConnectFailed => XdsTermination::ConnectionError,
-            Ending::Transient => XdsTermination::Reconnect,
-            Ending::Refused => XdsTermination::Error,
-            Ending::Closed => XdsTermination::Complete,
-        });
-    }
 }

@@ -27,7 +27,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     (
         "Waypoint",
         &[
-            "crates/programs/waypoint/src/config.rs",
+            "crates/dataplane/waypoint-engine/src/config.rs",
             "crates/dataplane/tls/src/settings.rs",
         ],
     ),

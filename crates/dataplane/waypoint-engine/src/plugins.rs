@@ -19,8 +19,8 @@ use crate::{
 };
 
 pub(crate) use facts::OfRequest;
-pub(crate) use loading::load;
-pub(crate) use metrics::PluginMetrics;
+pub use loading::load;
+pub use metrics::PluginMetrics;
 
 /// The instance of a plugin on a worker, if there is one, or is one soon.
 ///

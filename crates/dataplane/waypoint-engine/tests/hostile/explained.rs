@@ -13,7 +13,7 @@ use ambit_mesh_json::explain::{
 };
 use ambit_model::{Authentication, JwtKeys, JwtRule, PolicyKey, WaypointRecord, WaypointService};
 use ambit_testkit::build;
-use ambit_waypoint::explain::Explainer;
+use ambit_waypoint_engine::explain::Explainer;
 use ambit_xds::WaypointUpdate;
 use aws_lc_rs::{
     rand::SystemRandom,

@@ -25,7 +25,7 @@ use ambit_rt::{
 use ambit_telemetry::{Metrics, http::HttpMetrics};
 use ambit_testkit::{FakeCa, Pki, build};
 use ambit_tls::WorkloadCert;
-use ambit_waypoint::{
+use ambit_waypoint_engine::{
     config::Config,
     envoy_admin::EnvoyAdmin,
     explain::Explainer,

@@ -10,7 +10,7 @@ use crate::published::Published;
 
 /// Fetches certificates for the namespaces whose objects have calls made, and forgets those of namespaces that have no
 /// such object any more, for as long as the process runs.
-pub(crate) async fn follow(
+pub async fn follow(
     published: Published,
     trust_domain: ArcStr,
     certificates: Certificates,

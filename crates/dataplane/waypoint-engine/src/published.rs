@@ -266,8 +266,13 @@ impl Published {
     }
 
     /// Returns the egress guard for calls on behalf of objects.
-    pub(crate) fn guard(&self) -> &Guard {
+    pub fn guard(&self) -> &Guard {
         &self.0.guard
+    }
+
+    /// Sets the environment variables that tags of spans may read.
+    pub fn set_span_environment(&self, variables: Vec<(ArcStr, ArcStr)>) {
+        self.exporters().know(variables);
     }
 
     /// Queues for collectors.
@@ -284,7 +289,7 @@ impl Published {
     }
 
     /// Sets the limits of plugins' instances.
-    pub(crate) fn limit_extensions(&self, limits: Limits) {
+    pub fn limit_extensions(&self, limits: Limits) {
         self.0.known.write().extensions.limits = limits;
     }
 
@@ -308,7 +313,7 @@ impl Published {
     }
 
     /// Records with their state for `/config_dump`, without secrets.
-    pub(crate) fn dump(&self) -> Value {
+    pub fn dump(&self) -> Value {
         self.0.known.read().dump()
     }
 

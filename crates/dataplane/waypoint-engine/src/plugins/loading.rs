@@ -25,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 const COMPILING: usize = 1;
 
 /// Loads the desired plugins while the process runs.
-pub(crate) async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
+pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
     let (published, shared) = (&waypoint.published, &waypoint.shared_data);
     let mut changes = published.watch();
     let compiling = Arc::new(Semaphore::new(COMPILING));

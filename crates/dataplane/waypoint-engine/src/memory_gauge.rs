@@ -1,4 +1,4 @@
-//! The process's budget, for scrapes.
+//! Metrics of the memory budget of callers.
 
 use std::{fmt, sync::Arc};
 
@@ -10,9 +10,9 @@ use prometheus_client::{
 
 use crate::waypoint::Waypoint;
 
-/// Bytes that callers make the process hold, and how many these may be.
+/// Collector of the bytes that callers make the process hold, and of their limit.
 #[derive(Debug)]
-pub(crate) struct MemoryGauge(pub(crate) Arc<Waypoint>);
+pub struct MemoryGauge(pub Arc<Waypoint>);
 
 impl Collector for MemoryGauge {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {

@@ -20,7 +20,7 @@ const HELD: &str = "tunnels";
 ///
 /// # Errors
 /// When the port cannot be bound.
-pub(crate) fn open(
+pub fn open(
     config: &Config,
     supervisor: &Supervisor,
     held: Handover<OwnedFd>,
@@ -49,6 +49,6 @@ pub(crate) fn open(
 }
 
 /// Releases the listeners that no process will accept from, so that clients are rejected instead of waiting.
-pub(crate) fn release(supervisor: &Supervisor) {
+pub fn release(supervisor: &Supervisor) {
     supervisor.release(HELD);
 }

@@ -39,7 +39,7 @@ use crate::{
 };
 
 pub(crate) use charge::{CallCharge, CollectError};
-pub(crate) use identities::follow as follow_identities;
+pub use identities::follow as follow_identities;
 
 /// Error of a call without a response.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use ambit_model::{
     WaypointRecord, WaypointService,
 };
 use ambit_testkit::until;
-use ambit_waypoint::envoy_admin::EnvoyAdmin;
+use ambit_waypoint_engine::envoy_admin::EnvoyAdmin;
 use ambit_xds::WaypointUpdate;
 use bytes::Bytes;
 use http::Request;

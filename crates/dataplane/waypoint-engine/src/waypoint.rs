@@ -38,18 +38,23 @@ use crate::{
 /// State of one waypoint, shared by its workers.
 #[derive(Debug)]
 pub struct Waypoint {
-    pub(crate) config: Arc<Config>,
+    /// Settings of the process.
+    pub config: Arc<Config>,
     /// Workloads and services.
-    pub(crate) state: SharedState,
-    pub(crate) published: Published,
+    pub state: SharedState,
+    /// Configuration from the control plane.
+    pub published: Published,
     /// Workload record of the waypoint itself.
-    pub(crate) local: LocalWorkload,
-    pub(crate) dialer: Dialer,
+    pub local: LocalWorkload,
+    /// Dialer of connections under the waypoint's identity.
+    pub dialer: Dialer,
     pub(crate) setups: InFlight,
     /// Memory budgets of callers.
     pub(crate) memory: Memory,
-    pub(crate) lifecycle: Lifecycle,
-    pub(crate) metrics: Arc<Metrics>,
+    /// Connections that are open, and how they end with the process.
+    pub lifecycle: Lifecycle,
+    /// Metrics of connections.
+    pub metrics: Arc<Metrics>,
     pub(crate) http_metrics: Arc<HttpMetrics>,
     /// Address by which records refer to the waypoint.
     pub(crate) address: GatewayAddress,
@@ -178,14 +183,14 @@ impl Waypoint {
     }
 
     /// Returns when a client last opened a tunnel.
-    pub(crate) fn last_tunnel(&self) -> Instant {
+    pub fn last_tunnel(&self) -> Instant {
         let (made, latest) = &self.tunnels;
         *made + Duration::from_millis(latest.load(Relaxed))
     }
 
     /// Waits until its own pod's record is not that of a pod to choose. Of a pod that is being deleted it is one as long as
     /// no other pod of the waypoint is ready.
-    pub(crate) async fn stands_in_no_more(&self) {
+    pub async fn stands_in_no_more(&self) {
         let mut changes = self.local.changes();
         loop {
             changes.mark_unchanged();

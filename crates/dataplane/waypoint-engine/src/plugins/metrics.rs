@@ -20,7 +20,7 @@ use crate::{
 
 /// Metrics of plugins and of their modules.
 #[derive(Debug)]
-pub(crate) struct PluginMetrics(pub(crate) Published);
+pub struct PluginMetrics(pub Published);
 
 impl Collector for PluginMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {

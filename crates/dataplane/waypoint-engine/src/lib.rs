@@ -1,0 +1,53 @@
+//! The engine of waypoints: HTTP understood, authorized, routed and measured for the pods that a waypoint covers.
+//!
+//! [`server`] accepts a tunnel, `target` finds its destination and `caller` its caller. The content is proxied as TCP
+//! (`tcp`) or as HTTP (`http`), to an `upstream`. [`published`] has the configuration from the control plane,
+//! [`explain`] predicts what requests are answered.
+#![forbid(unsafe_code)]
+
+mod applied_services;
+mod attachment_lookup;
+mod attachments;
+mod caller;
+pub mod calls;
+pub mod config;
+mod destination;
+pub mod envoy_admin;
+pub mod explain;
+mod extensions;
+mod fair_share;
+mod flow;
+mod headers;
+mod hops;
+mod http;
+mod in_flight_checks;
+pub mod listeners;
+mod memory;
+pub mod memory_gauge;
+mod message;
+mod metered;
+mod mirrors;
+mod names;
+mod on_behalf;
+mod origination;
+pub mod plugins;
+pub mod published;
+mod rate_limits;
+mod record_store;
+pub mod records;
+mod retry_budget;
+mod retry_mark;
+mod route_owner;
+pub mod server;
+mod session;
+mod sniff;
+mod stalls;
+mod target;
+mod tcp;
+mod telemetry_config;
+pub mod telemetry_export;
+mod tunnel_windows;
+mod upstream;
+mod upstream_lookup;
+pub mod waypoint;
+mod wire;

@@ -1,7 +1,10 @@
 //! `deny.toml`, in the format of cargo-deny: licences, banned crates, and where crates may come from.
 //! `cargo deny check licenses bans sources` reads the same file; nothing needs to be installed for this.
 
-use std::{collections::BTreeMap, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -14,9 +17,17 @@ use crate::shell;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Deny {
+    graph: Graph,
     licenses: Licenses,
     bans: Bans,
     sources: Sources,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Graph {
+    /// Target triples whose dependencies are checked.
+    targets: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -30,6 +41,8 @@ struct Licenses {
 #[serde(default)]
 struct Bans {
     deny: Vec<Banned>,
+    /// Versions, as `NAME@VERSION`, that may be built beside another one.
+    skip: Vec<Banned>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -53,7 +66,72 @@ pub(super) fn broken(workspace: &Workspace) -> Result<Vec<String>> {
     for banned in &deny.bans.deny {
         broken.extend(is_built(banned)?);
     }
+    broken.extend(duplicates(&deny.bans.skip, &built(&deny.graph.targets)?));
     Ok(broken)
+}
+
+/// Versions that are built of each crate.
+type Versions = BTreeMap<String, BTreeSet<String>>;
+
+/// Lists the built versions by `cargo tree`, for any of the targets.
+fn built(targets: &[String]) -> Result<Versions> {
+    let mut args = vec!["tree", "--workspace", "--prefix", "none"];
+    args.extend(["--edges", "normal,build,dev", "--format", "{p}"]);
+    for target in targets {
+        args.extend(["--target", target]);
+    }
+    let output = shell::cargo(&args).output()?;
+    anyhow::ensure!(output.status.success(), "`cargo {}` failed", args.join(" "));
+    Ok(versions(&String::from_utf8(output.stdout)?))
+}
+
+/// Reads lines like `base64 v0.22.1 (proc-macro)`.
+fn versions(tree: &str) -> Versions {
+    let mut versions = Versions::new();
+    for line in tree.lines() {
+        let mut words = line.split(' ');
+        if let (Some(name), Some(version)) = (words.next(), words.next())
+            && let Some(version) = version.strip_prefix('v')
+        {
+            let all = versions.entry(name.to_owned()).or_default();
+            all.insert(version.to_owned());
+        }
+    }
+    versions
+}
+
+/// Finds crates that are built in several versions of which more than one is not skipped, and skips without effect.
+fn duplicates(skip: &[Banned], built: &Versions) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (name, versions) in built {
+        let is_skipped = |version: &&String| {
+            let one = format!("{name}@{version}");
+            skip.iter().any(|skipped| skipped.name == one)
+        };
+        let left: Vec<&str> = versions
+            .iter()
+            .filter(|version| !is_skipped(version))
+            .map(String::as_str)
+            .collect();
+        if left.len() > 1 {
+            let left = left.join(" and ");
+            broken.push(format!(
+                "{name} is built as {left}: raise what needs the older one, or skip one in deny.toml with the reason"
+            ));
+        }
+    }
+    for Banned { name: one, .. } in skip {
+        let is_duplicate = one.split_once('@').is_some_and(|(name, version)| {
+            let versions = built.get(name);
+            versions.is_some_and(|all| all.len() > 1 && all.contains(version))
+        });
+        if !is_duplicate {
+            broken.push(format!(
+                "deny.toml skips {one}, which is not built beside another version"
+            ));
+        }
+    }
+    broken
 }
 
 fn parse(text: &str) -> Result<Deny> {
@@ -185,6 +263,27 @@ mod tests {
         };
         assert!(banned("serde").is_some_and(|broken| broken.contains("(why)")));
         assert_eq!(banned("no-such-crate-as-this"), None);
+    }
+
+    #[test]
+    fn second_versions_need_a_skip_and_skips_need_a_second_version() {
+        let built = versions(
+            "a v1.0.0\na v2.0.0 (proc-macro)\nb v1.0.0\n\n[build-dependencies]\nb v1.0.0\n",
+        );
+        let skip = |names: &[&str]| -> Vec<Banned> {
+            let skipped = names.iter().map(|name| Banned {
+                name: (*name).to_owned(),
+                reason: "why".to_owned(),
+            });
+            skipped.collect()
+        };
+        let found = |names: &[&str]| duplicates(&skip(names), &built).len();
+        assert_eq!(found(&["a@1.0.0"]), 0);
+        assert_eq!(found(&["a@2.0.0"]), 0);
+        assert_eq!(found(&[]), 1);
+        for useless in ["a@3.0.0", "b@1.0.0", "c@1.0.0", "a"] {
+            assert_eq!(found(&["a@1.0.0", useless]), 1, "{useless}");
+        }
     }
 
     #[test]

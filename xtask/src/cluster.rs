@@ -30,6 +30,9 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     setup::ensure(setup::Purpose::Cluster)?;
     let mut args = args.to_vec();
+    if args.iter().any(|arg| arg.contains("cilium")) {
+        setup::ensure(setup::Purpose::Cilium)?;
+    }
     if args.iter().any(|arg| arg == "load") && !args.iter().any(|arg| arg.ends_with(".tar")) {
         let archives = images::for_cluster(&images::debug()?)?;
         args.extend(archives.iter().map(|path| path.display().to_string()));
@@ -49,7 +52,10 @@ fn test(options: &[String]) -> Result<()> {
     let releases = match options[..] {
         [] => RELEASES,
         ["--versions", releases] => releases,
-        ["--platforms"] => return test::of_crate("cluster-tests", &PLATFORMS.map(str::to_owned)),
+        ["--platforms"] => {
+            setup::ensure(setup::Purpose::Cilium)?;
+            return test::of_crate("cluster-tests", &PLATFORMS.map(str::to_owned));
+        }
         ["--istio"] => {
             istio::build()?;
             return test::of_crate("cluster-tests", &ISTIO.map(str::to_owned));

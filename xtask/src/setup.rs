@@ -89,6 +89,12 @@ const CLUSTER: &[Need] = &[
     },
 ];
 
+/// Compiler that Cilium's agent calls on the nodes of a cluster.
+const CLANG: &[Need] = &[Need {
+    paths: &["/usr/lib/llvm-19/bin/clang"],
+    package: "clang-19",
+}];
+
 /// Tools that write images.
 const IMAGES: &[Need] = &[
     Need {
@@ -249,6 +255,8 @@ pub(crate) enum Purpose {
     Demo,
     Bench,
     Cluster,
+    /// Cilium as the primary CNI of a cluster.
+    Cilium,
     Images,
     /// Programs for an architecture other than this machine's.
     Cross(Architecture),
@@ -267,6 +275,7 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
         Purpose::Spire => &[BUILD, GO],
         Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
+        Purpose::Cilium => &[CLANG],
     })
 }
 

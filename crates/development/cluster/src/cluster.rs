@@ -21,8 +21,8 @@ use serde_json::json;
 use crate::{
     cgroups,
     control_plane::{self, API_SERVER, ControlPlane, ETCD},
-    definitions::{Definitions, GATEWAY_API},
     images,
+    module_files::{Definitions, GATEWAY_API},
     network::Network,
     network_policies::NetworkPolicies,
     node_config,

@@ -37,9 +37,11 @@ done
 mkdir -p "$dir/log"
 mount --bind "$dir/log" /var/log
 
-# The kubelet sets these for the whole machine. It finds what it wants already there, in files.
+# The kubelet and Cilium's agent set these for the whole machine. They find what they want already there, in files.
 for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
-    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000 kernel/unprivileged_bpf_disabled=1 \
+    kernel/timer_migration=0; do
+    [ -e "/proc/sys/${setting%=*}" ] || continue
     file=$dir/sysctl/${setting%=*}
     mkdir -p "${file%/*}"
     echo "${setting#*=}" >"$file"

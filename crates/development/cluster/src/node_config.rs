@@ -77,12 +77,14 @@ pub(crate) fn reset_cni(
             fs::remove_file(entry?.path())?;
         }
     }
+    let file = configurations.join(CNI_FILE);
     let plugin = options.primary_cni;
-    let text = plugin.configuration(network, number, kubeconfig);
-    Ok(fs::write(
-        configurations.join(CNI_FILE),
-        format!("{text:#}\n"),
-    )?)
+    match plugin.configuration(network, number, kubeconfig) {
+        Some(text) => fs::write(file, format!("{text:#}\n"))?,
+        None if file.exists() => fs::remove_file(file)?,
+        None => {}
+    }
+    Ok(())
 }
 
 /// Where the files of the node's own directory `path` lie while the node is down.

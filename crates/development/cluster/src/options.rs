@@ -34,12 +34,14 @@ pub enum PrimaryCni {
     Calico,
     /// kube-router: a bridge on each node, routes of IPv4 between them by BGP, `NetworkPolicies` by ipsets.
     KubeRouter,
+    /// Cilium: a veth pair for each pod, routes between nodes and `NetworkPolicies` by its agent in eBPF.
+    Cilium,
 }
 
 impl PrimaryCni {
     /// Whether its agents set the routes to the pods of other nodes.
     pub(crate) fn routes_between_nodes(self) -> bool {
-        matches!(self, Self::Flannel | Self::KubeRouter)
+        matches!(self, Self::Flannel | Self::KubeRouter | Self::Cilium)
     }
 }
 

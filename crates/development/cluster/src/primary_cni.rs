@@ -5,13 +5,62 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    definitions::{self, Definitions},
+    module_files::{CALICO, CILIUM, CILIUM_BPF, Definitions, Files},
     network::Network,
     options::{Layout, PrimaryCni},
 };
 
 /// The file that the primary CNI owns in the directory of configurations.
 pub const CNI_FILE: &str = "10-kube.conflist";
+
+/// A program of a primary CNI, built from a Go package.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    /// Directory in `build` of our Go module that has or requires the package.
+    pub(crate) source: &'static str,
+    pub(crate) package: &'static str,
+}
+
+impl Program {
+    pub(crate) const fn new(
+        name: &'static str,
+        source: &'static str,
+        package: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            source,
+            package,
+        }
+    }
+}
+
+const FLANNEL_PROGRAMS: &[Program] = &[
+    Program::new("flanneld", "flanneld", "."),
+    Program::new(
+        "flannel",
+        "flannel",
+        "github.com/containernetworking/plugins/plugins/meta/flannel",
+    ),
+];
+const CALICO_PROGRAMS: &[Program] = &[Program::new("calico", "calico", ".")];
+const KUBE_ROUTER_PROGRAMS: &[Program] = &[Program::new(
+    "kube-router",
+    "kube-router",
+    "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+)];
+const CILIUM_PROGRAMS: &[Program] = &[
+    Program::new("cilium-agent", "cilium", "github.com/cilium/cilium/daemon"),
+    Program::new(
+        "cilium-cni",
+        "cilium",
+        "github.com/cilium/cilium/plugins/cilium-cni",
+    ),
+];
+
+/// Directory with the `clang` that Cilium's agent calls.
+const CLANG: &str = "/usr/lib/llvm-19/bin";
 
 /// The node of an agent, and what it reaches the API server with.
 #[derive(Debug)]
@@ -24,22 +73,14 @@ pub(crate) struct AgentOptions<'a> {
 }
 
 impl PrimaryCni {
-    /// Returns the programs to build, by their directories in `build`, and their Go packages.
-    pub(crate) fn programs(self) -> &'static [(&'static str, &'static str)] {
+    /// Returns the programs to build.
+    pub(crate) fn programs(self) -> &'static [Program] {
         match self {
             Self::Bridge | Self::Ptp | Self::Macvlan => &[],
-            Self::Flannel => &[
-                ("flanneld", "."),
-                (
-                    "flannel",
-                    "github.com/containernetworking/plugins/plugins/meta/flannel",
-                ),
-            ],
-            Self::Calico => &[("calico", ".")],
-            Self::KubeRouter => &[(
-                "kube-router",
-                "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
-            )],
+            Self::Flannel => FLANNEL_PROGRAMS,
+            Self::Calico => CALICO_PROGRAMS,
+            Self::KubeRouter => KUBE_ROUTER_PROGRAMS,
+            Self::Cilium => CILIUM_PROGRAMS,
         }
     }
 
@@ -49,16 +90,31 @@ impl PrimaryCni {
             Self::Bridge | Self::Ptp | Self::Macvlan | Self::KubeRouter => None,
             Self::Flannel => Some("flannel"),
             Self::Calico => Some("calico"),
+            Self::Cilium => Some("cilium-cni"),
         }
     }
 
     /// Returns the definitions of its custom resources, if it has any.
     pub(crate) fn definitions(self) -> Option<&'static Definitions> {
-        (self == Self::Calico).then_some(&definitions::CALICO)
+        match self {
+            Self::Calico => Some(&CALICO),
+            Self::Cilium => Some(&CILIUM),
+            _ => None,
+        }
     }
 
-    /// Returns the plugin's configuration on a node.
-    pub(crate) fn configuration(self, network: Network, number: u8, kubeconfig: &Path) -> Value {
+    /// Returns the files that its agent needs beside programs, if it needs any.
+    pub(crate) fn files(self) -> Option<&'static Files> {
+        (self == Self::Cilium).then_some(&CILIUM_BPF)
+    }
+
+    /// Returns the plugin's configuration on a node, unless its agent writes all of it.
+    pub(crate) fn configuration(
+        self,
+        network: Network,
+        number: u8,
+        kubeconfig: &Path,
+    ) -> Option<Value> {
         let ipam = host_local(network, number);
         let wiring = match self {
             Self::Bridge => json!({
@@ -82,11 +138,12 @@ impl PrimaryCni {
                 "type": "bridge", "bridge": "kube-bridge", "isDefaultGateway": true,
                 "hairpinMode": true, "ipam": {"type": "host-local"},
             }),
+            Self::Cilium => return None,
         };
-        json!({
+        Some(json!({
             "cniVersion": "0.4.0", "name": "kube",
             "plugins": [wiring, {"type": "portmap", "capabilities": {"portMappings": true}}],
-        })
+        }))
     }
 
     /// Returns the shell script that becomes its agent on a node, if it has one. It fails until the node is registered.
@@ -123,6 +180,7 @@ exec {bin}/kube-router --kubeconfig={kubeconfig} --hostname-override={node} --ru
                 dual = network.is_dual(),
                 services = network.services(),
             ),
+            Self::Cilium => cilium(options),
         })
     }
 }
@@ -138,6 +196,38 @@ fn host_local(network: Network, number: u8) -> Value {
         .map(|range| json!([{"subnet": range}]))
         .collect();
     json!({"type": "host-local", "ranges": ranges, "routes": routes})
+}
+
+/// The agent of Cilium without its operator: pods get addresses of the node's range, and agents make identities.
+/// kube-proxy does Services, and iptables masquerading.
+fn cilium(options: &AgentOptions<'_>) -> String {
+    let AgentOptions { node, network, .. } = options;
+    let (bin, kubeconfig) = (options.bin.display(), options.kubeconfig.display());
+    let mut ranges = String::new();
+    for range in network.all_pods() {
+        let family = if range.contains(':') { 6 } else { 4 };
+        ranges += &format!(
+            " --ipv{family}-native-routing-cidr={range} --k8s-require-ipv{family}-pod-cidr=true"
+        );
+    }
+    format!(
+        "export PATH={CLANG}:$PATH K8S_NODE_NAME={node}
+mkdir -p /var/lib/cilium
+tar -C /var/lib/cilium -xf {bin}/{archive}
+mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf
+exec {bin}/cilium-agent --k8s-kubeconfig-path={kubeconfig} --config-dir= \
+    --write-cni-conf-when-ready={configurations}/{CNI_FILE} --cni-exclusive=false \
+    --ipam=kubernetes --identity-allocation-mode=crd --enable-ipv4=true --enable-ipv6={dual} \
+    --routing-mode=native --auto-direct-node-routes=true{ranges} --devices=eth0 \
+    --kube-proxy-replacement=false --enable-bpf-masquerade=false --enable-l7-proxy=false \
+    --enable-envoy-config=false --enable-hubble=false --enable-health-checking=false \
+    --enable-endpoint-health-checking=false --enable-health-check-nodeport=false --enable-dynamic-config=false --enable-drift-checker=false \
+    --preallocate-bpf-maps=false
+",
+        archive = CILIUM_BPF.archive,
+        configurations = options.layout.configurations(),
+        dual = network.is_dual(),
+    )
 }
 
 fn flannel(network: Network) -> Value {

@@ -12,8 +12,9 @@ use ambit_images::hex_digest;
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    definitions::{GATEWAY_API, files},
+    module_files::{GATEWAY_API, files},
     options::PrimaryCni,
+    primary_cni::Program,
     releases::Kubernetes,
 };
 
@@ -42,16 +43,13 @@ pub(crate) fn ensure(
         command.push(format!("-modfile={file}"));
     }
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
-    go("kube", &command, &flags, ".", sources, bin)?;
-    for (name, package) in [
-        ("etcd", "."),
-        ("coredns", "."),
-        ("kube-network-policies", "."),
-    ]
-    .iter()
-    .chain(primary_cni.programs())
+    let own = |name| Program::new(name, name, ".");
+    go(&own("kube"), &command, &flags, sources, bin)?;
+    for program in [own("etcd"), own("coredns"), own("kube-network-policies")]
+        .iter()
+        .chain(primary_cni.programs())
     {
-        go(name, &["build"], "-s -w", package, sources, bin)?;
+        go(program, &["build"], "-s -w", sources, bin)?;
     }
     build("pause", &sources.join("pause"), bin, "", |output| {
         let mut cc = Command::new("cc");
@@ -67,33 +65,34 @@ pub(crate) fn ensure(
             definitions.write(&source, output)
         })?;
     }
+    if let Some(files) = primary_cni.files() {
+        let source = sources.join(files.source);
+        build(files.archive, &source, bin, "", |output| {
+            files.write(&source, output)
+        })?;
+    }
     Ok(())
 }
 
 /// Builds the conformance tests, if they are missing or outdated; gives the program.
 pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
-    go(CONFORMANCE, &["test", "-c"], "-s -w", ".", sources, bin)?;
+    let tests = Program::new(CONFORMANCE, CONFORMANCE, ".");
+    go(&tests, &["test", "-c"], "-s -w", sources, bin)?;
     Ok(bin.join(CONFORMANCE))
 }
 
 /// Builds Kiali's server, if it is missing or outdated; gives the program.
 pub(crate) fn ensure_kiali(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
-    let package = "github.com/kiali/kiali";
-    go(KIALI, &["build"], "-s -w", package, sources, bin)?;
+    let server = Program::new(KIALI, KIALI, "github.com/kiali/kiali");
+    go(&server, &["build"], "-s -w", sources, bin)?;
     Ok(bin.join(KIALI))
 }
 
-fn go(
-    name: &str,
-    command: &[&str],
-    flags: &str,
-    package: &str,
-    sources: &Path,
-    bin: &Path,
-) -> Result<()> {
-    let source = sources.join(name);
+fn go(program: &Program, command: &[&str], flags: &str, sources: &Path, bin: &Path) -> Result<()> {
+    let name = program.name;
+    let source = sources.join(program.source);
     build(name, &source, bin, flags, |output| {
         let mut go = Command::new("nice");
         go.arg("go")
@@ -102,7 +101,7 @@ fn go(
             .arg(flags)
             .arg("-o")
             .arg(output)
-            .arg(package)
+            .arg(program.package)
             .current_dir(&source)
             .env("CGO_ENABLED", "0");
         compile(name, &mut go)

@@ -12,6 +12,7 @@ fn the_mesh_lives_with_calico_and_its_policies() {
         values: &[],
         chain: &["calico", "portmap", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
+        objects: "",
     });
 }
 
@@ -22,6 +23,18 @@ fn the_mesh_lives_with_kube_router_and_its_policies() {
         values: &[],
         chain: &["bridge", "portmap", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
+        objects: "",
+    });
+}
+
+#[test]
+fn the_mesh_lives_with_cilium_and_its_policies() {
+    assert_supported(&Platform {
+        options: &["--primary-cni=cilium", "--ip-family=dual"],
+        values: &[],
+        chain: &["cilium-cni", "ambit-cni"],
+        engine: PolicyEngine::PrimaryCni,
+        objects: CILIUM_PROBES,
     });
 }
 
@@ -33,6 +46,7 @@ fn the_mesh_finds_its_directories_in_the_layout_of_k3s() {
         values: &["global.platform=k3s"],
         chain: &["flannel", "portmap", "ambit-cni"],
         engine: PolicyEngine::Added,
+        objects: "",
     });
 }
 
@@ -48,8 +62,12 @@ fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
         values: &["global.platform=microk8s"],
         chain: &["calico", "portmap", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
+        objects: "",
     });
 }
+
+/// Policy that the book tells users of Cilium to apply.
+const CILIUM_PROBES: &str = include_str!("../../../../../examples/cilium/probes.yaml");
 
 /// A cluster, and the expectations of it.
 struct Platform<'a> {
@@ -61,6 +79,8 @@ struct Platform<'a> {
     chain: &'a [&'a str],
     /// Implementation that enforces NetworkPolicies.
     engine: PolicyEngine,
+    /// Manifests that its users apply beside Ambit.
+    objects: &'a str,
 }
 
 #[track_caller]
@@ -70,6 +90,7 @@ fn assert_supported(platform: &Platform<'_>) {
     for node in mesh.cluster().nodes() {
         assert_eq!(plugins(node), platform.chain);
     }
+    mesh.apply(platform.objects);
     assert_joins_running(&mesh);
     drop(assert_at_home(&mesh, Probes::Exempt));
     assert_network_policies_hold(&mesh, platform.engine);

@@ -1,0 +1,132 @@
+//! Files of Go modules: definitions of custom resources as manifests, and directories as archives.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::command::Tool;
+
+/// Definitions of the standard channel of the Gateway API.
+pub(crate) const GATEWAY_API: Definitions = Definitions {
+    source: "gateway-api",
+    manifest: "gateway-api",
+    module: "sigs.k8s.io/gateway-api",
+    directories: &["config/crd/standard"],
+};
+
+/// Definitions of Calico.
+pub(crate) const CALICO: Definitions = Definitions {
+    source: "calico",
+    manifest: "calico-definitions",
+    module: "github.com/projectcalico/calico",
+    directories: &["libcalico-go/config/crd"],
+};
+
+/// Definitions of Cilium.
+pub(crate) const CILIUM: Definitions = Definitions {
+    source: "cilium",
+    manifest: "cilium-definitions",
+    module: "github.com/cilium/cilium",
+    directories: &[
+        "pkg/k8s/apis/cilium.io/client/crds/v2",
+        "pkg/k8s/apis/cilium.io/client/crds/v2alpha1",
+    ],
+};
+
+/// Programs in C that Cilium's agent compiles.
+pub(crate) const CILIUM_BPF: Files = Files {
+    source: "cilium",
+    archive: "cilium-bpf",
+    module: "github.com/cilium/cilium",
+    directory: "bpf",
+};
+
+/// Directories of definitions in a Go module, and the manifest made of them.
+#[derive(Debug)]
+pub(crate) struct Definitions {
+    /// The directory of our Go module in `build`, which requires `module`.
+    pub(crate) source: &'static str,
+    /// The name of the manifest beside the programs.
+    pub(crate) manifest: &'static str,
+    module: &'static str,
+    directories: &'static [&'static str],
+}
+
+impl Definitions {
+    /// Writes them as one manifest; `source` is our Go module.
+    pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
+        let module = module_directory(self.module, source)?;
+        let mut all = String::new();
+        for directory in self.directories {
+            for file in files(&module.join(directory))? {
+                let text = fs::read_to_string(file)?;
+                // Beside those of the Gateway API is a policy that forbids older ones, which tests do install.
+                if text
+                    .lines()
+                    .any(|line| line == "kind: CustomResourceDefinition")
+                {
+                    all += &format!("---\n{text}");
+                }
+            }
+        }
+        ensure!(!all.is_empty(), "no definitions are in {}", self.module);
+        Ok(fs::write(output, all)?)
+    }
+}
+
+/// Directory of a Go module, and the archive made of it.
+#[derive(Debug)]
+pub(crate) struct Files {
+    /// Directory of our Go module in `build`, which requires `module`.
+    pub(crate) source: &'static str,
+    /// Name of the archive beside the programs.
+    pub(crate) archive: &'static str,
+    module: &'static str,
+    directory: &'static str,
+}
+
+impl Files {
+    /// Writes them as one archive; `source` is our Go module.
+    pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
+        Tool::new("tar")
+            .arg("-C")
+            .arg(module_directory(self.module, source)?)
+            .arg("-cf")
+            .arg(output)
+            .arg(self.directory)
+            .run()
+    }
+}
+
+/// Returns the directory of a Go module's files, downloaded if need be; `source` is our module, which requires it.
+fn module_directory(module: &str, source: &Path) -> Result<PathBuf> {
+    let listed = Command::new("go")
+        .args(["mod", "download", "-json", module])
+        .current_dir(source)
+        .output()
+        .with_context(|| format!("cannot download {module}: is Go (1.24 or later) installed?"))?;
+    ensure!(
+        listed.status.success(),
+        "downloading {module} failed: {}",
+        String::from_utf8_lossy(&listed.stderr)
+    );
+    let listed: Value = serde_json::from_slice(&listed.stdout)?;
+    let directory = listed.get("Dir").and_then(Value::as_str);
+    let directory = directory.with_context(|| format!("go names no directory of {module}"))?;
+    Ok(PathBuf::from(directory))
+}
+
+/// The files of a directory, sorted.
+pub(crate) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(directory)
+        .with_context(|| format!("no files in {}", directory.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    files.sort();
+    Ok(files)
+}

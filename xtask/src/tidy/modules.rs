@@ -20,7 +20,6 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-cluster", 3),
     ("ambit-cni", 4),
     ("ambit-control", 7),
-    ("ambit-dns", 3),
     ("ambit-handover", 3),
     ("ambit-hbone", 3),
     ("ambit-install", 2),

@@ -13,6 +13,7 @@ pub mod command_line;
 mod control_plane;
 mod definitions;
 mod images;
+mod lifecycle;
 mod network;
 mod network_policies;
 mod node_config;
@@ -25,7 +26,8 @@ mod process;
 mod programs;
 mod releases;
 
-pub use cluster::{Cluster, Held};
+pub use cluster::Cluster;
+pub use lifecycle::Held;
 pub use network_policies::NetworkPolicies;
 pub use nodes::{Boot, Node};
 pub use options::{IpFamily, Layout, Options, Places, PrimaryCni, Slot};

@@ -23,7 +23,6 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-install", 2),
     ("ambit-node-proxy", 5),
     ("ambit-sys", 2),
-    ("ambit-testkit", 2),
 ];
 
 /// A path of modules below the crate's root.

@@ -20,7 +20,6 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-cni", 4),
     ("ambit-control", 7),
     ("ambit-handover", 3),
-    ("ambit-install", 2),
     ("ambit-node-proxy", 5),
     ("ambit-sys", 2),
 ];

@@ -17,7 +17,6 @@ use super::{
 /// removed from the list.
 const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
-    ("ambit-cni", 4),
     ("ambit-control", 7),
     ("ambit-handover", 3),
     ("ambit-node-proxy", 5),

@@ -18,7 +18,6 @@ use super::{
 const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
     ("ambit-control", 7),
-    ("ambit-handover", 3),
     ("ambit-node-proxy", 5),
     ("ambit-sys", 2),
 ];

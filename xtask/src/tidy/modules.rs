@@ -19,7 +19,6 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
     ("ambit-control", 7),
     ("ambit-node-proxy", 5),
-    ("ambit-sys", 2),
 ];
 
 /// A path of modules below the crate's root.

@@ -18,7 +18,6 @@ use super::{
 const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
     ("ambit-control", 7),
-    ("ambit-node-proxy", 5),
 ];
 
 /// A path of modules below the crate's root.

@@ -17,7 +17,6 @@ use super::{
 /// removed from the list.
 const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
-    ("ambit-control", 7),
 ];
 
 /// A path of modules below the crate's root.

@@ -28,6 +28,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        references::Edge,
         trust_domains::TrustDomainNames,
     },
     problem::{FieldError, Note},
@@ -84,9 +85,12 @@ impl MeshKind for AuthorizationPolicy {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
             attached.and_then(|one| one.provider.clone())
         };
-        index
-            .provider_users
-            .replace(key, provider(change.old), provider(change.new));
+        index.references.replace(
+            Edge::Provider,
+            key,
+            provider(change.old),
+            provider(change.new),
+        );
         let listed = |policy: Option<&PolicyInput>| {
             let sent = policy.filter(|policy| policy.sent.is_some());
             sent.and_then(|policy| policy.selector.clone())

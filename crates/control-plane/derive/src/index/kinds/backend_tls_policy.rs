@@ -21,6 +21,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
+        references::Edge,
     },
     problem::FieldError,
 };
@@ -158,14 +159,12 @@ impl MeshKind for BackendTLSPolicy {
             targets.map(|target| target.key.clone()).collect()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        if change.new.is_some() {
-            index.backend_tls.insert(change.key.clone());
-        } else {
-            index.backend_tls.remove(change.key);
-        }
         index
-            .policy_targets
-            .replace(change.key, old.clone(), new.clone());
+            .references
+            .set(Edge::BackendTls, change.key, change.new.is_some());
+        index
+            .references
+            .replace(Edge::PolicyTarget, change.key, old.clone(), new.clone());
         index.mark(change.key.clone());
         for target in old.into_iter().chain(new) {
             index.mark_tls_of(&target);
@@ -252,7 +251,7 @@ impl Index {
     /// The policies for a Service or ServiceEntry with the ports they are for, the one that counts first of those for the
     /// same port; those for all ports last.
     fn tls_policies(&self, key: &ObjectKey) -> Vec<(&BackendTlsInput, Option<u16>)> {
-        let policies = self.policy_targets.of(key);
+        let policies = self.references.of(Edge::PolicyTarget, key);
         let of_tls = |key: &&ObjectKey| key.kind == Kind::BackendTLSPolicy;
         let policies = policies.filter(of_tls);
         let policies = policies.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
@@ -285,8 +284,8 @@ impl Index {
     /// Certificates of authorities have changed.
     pub(super) fn mark_users_of_authorities(&mut self, map: &ObjectKey) {
         let of_namespace = self
-            .backend_tls
-            .iter()
+            .references
+            .of_mesh(Edge::BackendTls)
             .filter(|policy| policy.namespace == map.namespace);
         let policies = of_namespace.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
         let users = policies.filter(|policy| policy.refers_to(&map.name));
@@ -304,7 +303,11 @@ impl Index {
         for host in self.hosts_of(target) {
             self.mark_only_host(host);
         }
-        let policies: Vec<_> = self.policy_targets.of(target).cloned().collect();
+        let policies: Vec<_> = self
+            .references
+            .of(Edge::PolicyTarget, target)
+            .cloned()
+            .collect();
         let of_tls = |key: &ObjectKey| key.kind == Kind::BackendTLSPolicy;
         for policy in policies.into_iter().filter(of_tls) {
             self.mark(policy);

@@ -20,6 +20,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+        references::Edge,
         trust_domains::RootSource,
     },
     problem::{FieldError, Note},
@@ -113,9 +114,12 @@ impl MeshKind for ConfigMap {
             let settings = of.and_then(MapInput::settings);
             settings.map(MeshSettings::hosts).unwrap_or_default()
         };
-        index
-            .callees
-            .replace(change.key, hosts(change.old), hosts(change.new));
+        index.references.replace(
+            Edge::Calls,
+            change.key,
+            hosts(change.old),
+            hosts(change.new),
+        );
         let domains = |of: Option<&MapInput>| {
             let settings = of.and_then(MapInput::settings)?;
             let (aliases, roots) = (&settings.trust_domain_aliases, &settings.ca_certificates);

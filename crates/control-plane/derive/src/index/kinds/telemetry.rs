@@ -21,6 +21,7 @@ use crate::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read},
         names,
+        references::Edge,
         targets::{Targets, references},
     },
     problem::{FieldError, Note},
@@ -74,7 +75,8 @@ impl MeshKind for Telemetry {
 
     fn changed(index: &mut Index, change: &Change<'_, TelemetryInput>, _: &mut PodDirectory) {
         let targets = |of: Option<&TelemetryInput>| of.map(|of| of.targets.clone());
-        index.policy_targets.replace(
+        index.references.replace(
+            Edge::PolicyTarget,
             change.key,
             targets(change.old).unwrap_or_default(),
             targets(change.new).unwrap_or_default(),
@@ -163,7 +165,7 @@ impl Index {
     /// The same, if an object's hosts or waypoint matter for it.
     pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
         let is_named = {
-            let mut policies = self.policy_targets.of(target);
+            let mut policies = self.references.of(Edge::PolicyTarget, target);
             policies.any(|policy| policy.kind == Kind::Telemetry)
         };
         if is_named {

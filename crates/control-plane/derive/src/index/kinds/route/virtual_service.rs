@@ -21,6 +21,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
+        references::Edge,
     },
     problem::FieldError,
 };
@@ -124,11 +125,15 @@ impl MeshKind for VirtualService {
             scope.flat_map(HostScope::hosts).cloned().collect()
         };
         let all = (hosts(old.as_ref()), hosts(new.as_ref()));
-        index.virtual_hosts.replace(change.key, all.0, all.1);
+        index
+            .references
+            .replace(Edge::VirtualHost, change.key, all.0, all.1);
         let catches_all = |scope: &&HostScope| scope.has_catch_all;
         let old = hosts(old.as_ref().filter(catches_all));
         let new = hosts(new.as_ref().filter(catches_all));
-        index.catch_alls.replace(change.key, old, new);
+        index
+            .references
+            .replace(Edge::CatchAll, change.key, old, new);
     }
 }
 
@@ -192,7 +197,7 @@ impl Index {
         target: &ObjectKey,
         gateway: &GatewayName,
     ) -> Vec<Audience<'_>> {
-        let services = self.virtual_hosts.of(host);
+        let services = self.references.of(Edge::VirtualHost, host);
         let services = services.filter_map(|key| self.route(key));
         let services = services.filter(|one| one.is_followed(target, gateway));
         let mut services: Vec<_> = services.collect();

@@ -27,7 +27,7 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-certificates", 4),
     ("ambit-cli", 37),
     ("ambit-cluster-tests", 5),
-    ("ambit-derive", 68),
+    ("ambit-derive", 41),
     ("ambit-flow-reader", 2),
     ("ambit-l7", 9),
     ("ambit-lab", 4),

@@ -4,14 +4,13 @@ mod attached;
 pub(super) mod callers;
 mod connections;
 mod http;
+mod input;
+mod metadata;
 mod rules;
 mod scopes;
 mod values;
 
-use std::{
-    hash::{DefaultHasher, Hash as _, Hasher as _},
-    sync::Arc,
-};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use ambit_k8s_api::{
     AuthorizationPolicy, Kind, ObjectKey, ObjectMeta,
@@ -35,6 +34,8 @@ use crate::{
     selects,
 };
 use attached::Attached;
+pub(crate) use input::PolicyInput;
+use metadata::{is_dry_run, namespace_of};
 
 impl Followed for AuthorizationPolicy {
     const EXTENT: Extent = Extent::Whole { labels: None };
@@ -214,23 +215,6 @@ pub(super) fn policies_for(
     names
 }
 
-/// A policy as node proxies see it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PolicyInput {
-    /// `None`: nothing for node proxies.
-    pub(crate) sent: Option<Authorization>,
-    /// Labels of the workloads that list it; `None`: all in its scope.
-    pub(crate) selector: Option<Labels>,
-    /// The first field that names callers.
-    callers: Option<String>,
-    /// Part that waypoints enforce.
-    pub(crate) attached: Option<Attached>,
-    /// Hash of its action and rules; `None` for those that have no effect or are not understood.
-    content: Option<u64>,
-    /// Rules of [`Self::sent`] as they are written, if they compare principals.
-    with_principals: Option<Arc<[istio::Rule]>>,
-}
-
 impl PolicyInput {
     fn read(
         policy: &AuthorizationPolicy,
@@ -404,23 +388,4 @@ fn content(action: &PolicyAction, rules: &[istio::Rule]) -> Option<u64> {
         .ok()?
         .hash(&mut hasher);
     Some(hasher.finish())
-}
-
-fn namespace_of(policy: &AuthorizationPolicy) -> ArcStr {
-    let namespace = policy.metadata.namespace.as_deref();
-    namespace.unwrap_or("default").into()
-}
-
-/// Whether the policy is to be logged only.
-fn is_dry_run(policy: &AuthorizationPolicy) -> Result<bool, FieldError> {
-    let annotations = policy.metadata.annotations.as_ref();
-    let annotation = annotations.and_then(|all| all.get(labels::DRY_RUN));
-    match annotation.map(String::as_str) {
-        None | Some("false") => Ok(false),
-        Some("true") => Ok(true),
-        Some(other) => Err(FieldError::new(
-            format!("metadata.annotations[{}]", labels::DRY_RUN),
-            format!("{other:?} is neither true nor false"),
-        )),
-    }
 }

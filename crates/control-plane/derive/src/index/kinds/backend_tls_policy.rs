@@ -3,6 +3,7 @@
 //! A policy takes precedence over `tls` of a `DestinationRule`; of several for the same port the one that names the
 //! port, then the oldest. An invalid one fails closed: requests are not sent in plaintext instead.
 
+mod input;
 mod read;
 mod standing;
 
@@ -14,6 +15,8 @@ use ambit_k8s_api::{
 use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsRoots, WaypointDestination};
 use serde_json::Value;
 
+pub(crate) use self::input::BackendTlsInput;
+use self::input::Refused;
 use super::route::declared_ports;
 use crate::{
     MeshConfig, PodDirectory,
@@ -28,61 +31,6 @@ use crate::{
 
 impl Followed for BackendTLSPolicy {
     const EXTENT: Extent = Extent::Whole { labels: None };
-}
-
-/// A policy as the mesh sees it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct BackendTlsInput {
-    key: ObjectKey,
-    created: String,
-    targets: Vec<Target>,
-    /// Or why there can be none.
-    tls: Result<TlsInput, Refused>,
-}
-
-/// Target of a policy.
-#[derive(Clone, Debug, PartialEq)]
-struct Target {
-    key: ObjectKey,
-    /// The name of one port; all ports if `None`.
-    port: Option<ArcStr>,
-}
-
-/// TLS settings of a policy.
-#[derive(Clone, Debug, PartialEq)]
-struct TlsInput {
-    hostname: ArcStr,
-    names: Vec<ArcStr>,
-    /// ConfigMaps of the policy's namespace; `None`: the system's authorities.
-    roots: Option<Vec<ArcStr>>,
-}
-
-/// Why a policy cannot be followed.
-#[derive(Clone, Debug, PartialEq)]
-struct Refused {
-    /// Reason of the condition that reports it.
-    reason: &'static str,
-    /// Whether a reference is to blame.
-    is_reference: bool,
-    message: String,
-}
-
-impl Refused {
-    fn invalid(error: &FieldError) -> Self {
-        Self {
-            reason: "Invalid",
-            is_reference: false,
-            message: error.to_string(),
-        }
-    }
-
-    fn reference(reason: &'static str, message: String) -> Self {
-        Self {
-            reason,
-            is_reference: true,
-            message,
-        }
-    }
 }
 
 /// Effect of a policy at a service.

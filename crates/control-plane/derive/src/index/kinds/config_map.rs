@@ -26,13 +26,12 @@ use crate::{
     problem::{FieldError, Note},
 };
 pub(crate) use callee::host;
+use fields::{KEY, error};
 use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 
 /// Name of the ConfigMap of the default revision; that of others has the revision behind it.
 const NAME: &str = "istio";
-/// Key of the MeshConfig in it.
-const KEY: &str = "mesh";
 /// Where others have certificates of authorities.
 const AUTHORITIES: &str = "ca.crt";
 /// Longest text of those.
@@ -167,12 +166,6 @@ fn notes(index: &Index, settings: &MeshSettings) -> Vec<Note> {
 /// Name of the ConfigMap with the settings of a control plane.
 fn settings_name(config: &MeshConfig) -> String {
     format!("{NAME}{}", revisions::suffix(&config.revision))
-}
-
-/// Error in a field of the MeshConfig.
-fn error(at: &str, message: impl Into<String>) -> FieldError {
-    let dot = if at.is_empty() { "" } else { "." };
-    FieldError::new(format!("data.{KEY}{dot}{at}"), message)
 }
 
 impl Index {

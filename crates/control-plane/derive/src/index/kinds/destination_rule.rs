@@ -6,6 +6,7 @@
 //! namespace of the client first, which for it is the one of the proxy; a waypoint acts for the server.)
 
 mod balancing;
+mod input;
 mod policy;
 mod standing;
 mod subsets;
@@ -24,6 +25,7 @@ use ambit_model::{
 
 use serde_json::Value;
 
+pub(crate) use self::input::RuleInput;
 use self::subsets::SubsetInput;
 use crate::{
     MeshConfig, PodDirectory,
@@ -39,20 +41,6 @@ pub(crate) use values::duration;
 
 impl Followed for DestinationRule {
     const EXTENT: Extent = Extent::Whole { labels: None };
-}
-
-/// A rule as the mesh sees it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RuleInput {
-    key: ObjectKey,
-    created: String,
-    /// A host's full name, or `*.` and the end of names, or `*`.
-    host: ArcStr,
-    /// Namespaces whose waypoints see it; `None` for all.
-    exported: Option<BTreeSet<ArcStr>>,
-    policy: DestinationPolicy,
-    ports: BTreeMap<u16, DestinationPolicy>,
-    subsets: BTreeMap<ArcStr, SubsetInput>,
 }
 
 impl MeshKind for DestinationRule {

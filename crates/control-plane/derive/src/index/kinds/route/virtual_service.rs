@@ -5,6 +5,7 @@
 //! `exportTo` is about the namespace whose proxies follow one: the waypoint's, or that of the clients. The first rule that
 //! matches applies, the oldest VirtualService first. A service with a route of the Gateway API follows that alone.
 
+mod hosts;
 mod read;
 mod standing;
 
@@ -13,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{ObjectKey, ObjectMeta, VirtualService, virtual_service::HttpRule};
 use ambit_model::{ArcStr, GatewayName, HttpRoute, HttpRouteMatch, HttpRouteRule, RouteName};
 use serde_json::Value;
+
+pub(crate) use hosts::HostScope;
 
 use super::{AttachedRoute, RouteInput, RuleInput, Rules, declared_ports, http_route::MatchScope};
 use crate::{
@@ -25,31 +28,6 @@ use crate::{
     },
     problem::FieldError,
 };
-
-/// Hosts that a VirtualService is for, and the proxies that follow it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct HostScope {
-    /// Full names, in lower case.
-    hosts: Vec<ArcStr>,
-    /// Namespaces whose waypoints and clients follow it; `None` for all.
-    exported: Option<BTreeSet<ArcStr>>,
-    /// Whether it is for clients in the mesh, and not for gateways alone.
-    is_for_mesh: bool,
-    /// Whether a rule of it matches all requests, so that none is left for others.
-    has_catch_all: bool,
-}
-
-impl HostScope {
-    /// Hosts whose requests it routes.
-    pub(super) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
-        self.hosts.iter().filter(|_| self.is_for_mesh)
-    }
-
-    fn is_exported_to(&self, namespace: &ArcStr) -> bool {
-        let exported = self.exported.as_ref();
-        exported.is_none_or(|to| to.contains(namespace))
-    }
-}
 
 /// Clients for which some VirtualServices apply, in their order; all clients if there is no namespace.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use ambit_model::{ArcStr, GatewayName};
 
 use super::{
     super::{AttachedRoute, RouteInput, RuleInput, declared_ports, references::Unresolved},
-    HostScope,
+    hosts::HostScope,
 };
 use crate::{
     condition::{Standing, Verdict},

@@ -31,7 +31,6 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-flow-reader", 2),
     ("ambit-l7", 9),
     ("ambit-lab", 4),
-    ("ambit-manifests", 4),
     ("ambit-model", 4),
     ("ambit-proxy", 5),
     ("ambit-route", 4),

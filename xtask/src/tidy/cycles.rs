@@ -38,7 +38,6 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-tls", 5),
     ("ambit-wasm", 12),
     ("ambit-waypoint", 20),
-    ("ambit-waypoint-objects", 4),
     ("ambit-wire", 3),
 ];
 

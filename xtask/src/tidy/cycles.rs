@@ -27,7 +27,8 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-certificates", 4),
     ("ambit-cli", 26),
     ("ambit-cluster-tests", 5),
-    ("ambit-derive", 41),
+    ("ambit-derive", 40),
+    ("ambit-fetch", 3),
     ("ambit-flow-reader", 2),
     ("ambit-l7", 9),
     ("ambit-lab", 4),
@@ -37,7 +38,8 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-rt", 4),
     ("ambit-tls", 5),
     ("ambit-wasm", 12),
-    ("ambit-waypoint", 20),
+    ("ambit-wasm-modules", 5),
+    ("ambit-waypoint", 25),
     ("ambit-wire", 3),
 ];
 

@@ -73,7 +73,7 @@ pub async fn choose(
     Ok(())
 }
 
-/// Istio's control plane, if there is one: what has no label has no waypoint there.
+/// Istio's control plane, if there is one: without a label nothing has a waypoint there.
 async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
     let found: Vec<Deployment> = cluster.all(None, Some("app=istiod")).await?;
     let theirs = found.iter().find(|one| !object::is_ours(*one));

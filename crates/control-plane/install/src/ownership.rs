@@ -1,4 +1,4 @@
-//! Whose an object of an installation is: it may have become another's since it was applied.
+//! Ownership of an installation's objects: another installation may have taken them over since they were applied.
 
 use kube::core::DynamicObject;
 
@@ -18,7 +18,7 @@ pub(crate) enum Ownership {
     Gone,
 }
 
-/// Returns whose an object is now.
+/// Returns the present owner of an object.
 ///
 /// # Errors
 /// When the API server refuses or is away.

@@ -1,4 +1,4 @@
-//! What a VirtualService's rule does to requests and responses, as filters of an HTTPRoute's rule.
+//! Changes of requests and responses by a VirtualService's rule, as filters of an HTTPRoute's rule.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use super::{
 };
 
 impl Rule {
-    /// Reads all of a rule that changes requests or responses.
+    /// Reads the parts of a rule that change requests or responses.
     pub(super) fn read_filters(&mut self, from: &HttpRule) {
         let at = self.at.clone();
         self.filters = self.headers(&format!("{at}.headers"), from.headers.as_ref());
@@ -275,7 +275,7 @@ impl Rule {
         let uri = from.uri.clone().filter(|uri| !uri.is_empty());
         let path = uri.filter(|uri| self.is_path(&format!("{at}.uri"), uri));
         let authority = self.hostname(&format!("{at}.authority"), from.authority.as_deref());
-        // Of another host Istio does not repeat the port of the service.
+        // A redirect to another host does not repeat the service's port, as in Istio.
         let of_host = authority.as_ref().map(|(_, port)| {
             let of_scheme = match from.scheme.as_deref() {
                 Some("https") => 443,

@@ -1,9 +1,9 @@
 //! VirtualServices (Istio's routes) in the form of HTTPRoutes, which the mesh follows: for the control plane as rules
 //! ([`Rule`]), for `ambit convert` as whole objects ([`http_routes`]).
 //!
-//! What neither has a counterpart is named with its field and never left out silently: a field may decide which requests
-//! a rule matches. HTTPRoutes can say less than waypoints can do for VirtualServices (the order of rules, prefixes that end
-//! within a segment, namespaces of clients); these differences are in [`http_routes`] alone.
+//! A field without a counterpart is named and never left out silently: it may decide which requests a rule matches.
+//! Waypoints support more of VirtualServices than HTTPRoutes can express (the order of rules, prefixes that end within a
+//! segment, namespaces of clients); these differences are in [`http_routes`] alone.
 #![forbid(unsafe_code)]
 
 mod convert;
@@ -27,7 +27,7 @@ pub fn is_for_mesh(gateways: &[impl AsRef<str>]) -> bool {
     gateways.is_empty() || gateways.iter().any(|one| one.as_ref() == MESH)
 }
 
-/// A field of a VirtualService, and what is to be known of it.
+/// Remark on a field of a VirtualService.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remark {
     /// Path of the field in the spec.

@@ -52,7 +52,7 @@ pub struct Rule {
     pub timeouts: HttpRouteTimeouts,
     /// Retry policy; zero attempts are none.
     pub retry: Option<HttpRouteRetry>,
-    /// Fields without a counterpart, or with a value that cannot be: the rule would be another one without them.
+    /// Fields without a counterpart, or with an invalid value: without them the rule would match or route differently.
     pub unsupported: Vec<Remark>,
     /// Fields without an effect, which change nothing else.
     pub notes: Vec<Remark>,

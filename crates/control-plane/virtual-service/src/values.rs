@@ -52,7 +52,7 @@ pub(super) fn escaped(text: &str) -> String {
     escaped
 }
 
-/// JSON of a value, without what is empty.
+/// JSON of a value, without empty fields.
 pub(super) fn plain(value: &impl Serialize) -> Value {
     without_empty(serde_json::to_value(value).unwrap_or_default())
 }

@@ -3,8 +3,8 @@
 //!
 //! All routes of a service are one table. The most specific match wins, whatever route it is in: the path by its
 //! kind (exact, prefix, regular expression) and length, then the method, the number of headers, the number of
-//! parameters; then the older route, its name, and the order in it. Of VirtualServices the first rule that matches wins,
-//! in the order of the routes' age and name and of the rules in each.
+//! parameters; then the older route, its name, and the order in it. For VirtualServices the first rule that
+//! matches wins, in the order of the routes' age and name and of the rules in each.
 
 mod filters;
 mod lookup;

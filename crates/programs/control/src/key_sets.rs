@@ -1,6 +1,6 @@
-//! Key sets of token issuers, and trust bundles: fetched here, so that proxies need no way out and all of them have the
-//! same keys at the same time. What is wanted is what objects name (`ambit_derive`); what is due when is [`schedule`], the way to an issuer is
-//! [`fetch`].
+//! Key sets of token issuers, and trust bundles. The control plane fetches them, so that proxies need no connection to
+//! issuers, and all have the same keys at the same time. Objects name them (`ambit_derive`); [`schedule`] decides when a
+//! set is fetched, and [`fetch`] fetches it.
 
 mod bundle;
 mod callees;
@@ -11,6 +11,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use ambit_derive::{KeySource, KeyState};
 use ambit_egress::Guard;
+use ambit_fetch::Client;
 use ambit_rt::DrainWatcher;
 use rand::Rng as _;
 use tokio::{
@@ -49,7 +50,8 @@ impl KeySets {
         let (desired, wants) = watch::channel(BTreeSet::new());
         let (answer, answers) = mpsc::channel(QUEUE);
         let (callees, inquiries) = Callees::new();
-        let fetcher = Arc::new(Fetcher::with_system_roots(guard.clone(), callees));
+        let client = Client::new(guard.clone(), "ambit-control");
+        let fetcher = Arc::new(Fetcher::new(client, callees));
         ambit_rt::spawn("key sets", run(refresh, fetcher, wants, answer, drain));
         Self {
             desired,

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use ambit_certificates::CertificateMetrics;
+use ambit_fetch::Client as FetchClient;
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
 use ambit_model::{ArcStr, NamespacedHostname, WaypointRecordType};
 use ambit_otlp_export::Exporter;
@@ -21,6 +22,7 @@ use ambit_rt::{
 };
 use ambit_telemetry::{Metrics, Origin, XdsTermination, http::HttpMetrics};
 use ambit_wasm::Limits;
+use ambit_wasm_modules::Fetcher;
 use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Role, Update};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -35,7 +37,7 @@ use crate::{
     explain::Explainer,
     listeners,
     memory_gauge::MemoryGauge,
-    plugins::{self, Fetcher, PluginMetrics},
+    plugins::{self, PluginMetrics},
     published::{Gone, Published},
     server, telemetry_export,
     waypoint::{Surroundings, Waypoint},
@@ -155,15 +157,11 @@ async fn run_with(
     registry.register_collector(Box::new(MemoryGauge(waypoint.clone())));
     let fetcher = Fetcher::new(
         config.modules.clone(),
-        waypoint.clone(),
+        FetchClient::new(waypoint.published.guard().clone(), "ambit-waypoint"),
         config.insecure_registries.clone(),
         config.plugins.fetch,
     );
-    let loading = plugins::load(
-        waypoint.published.clone(),
-        Arc::new(fetcher),
-        waypoint.shared_data.clone(),
-    );
+    let loading = plugins::load(waypoint.clone(), Arc::new(fetcher));
     ambit_rt::spawn_essential("plugin modules", loading);
     let sockets = listeners::open(&config, &supervisor, held);
     let sockets = sockets.context("cannot listen for tunnels")?;

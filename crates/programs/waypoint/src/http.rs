@@ -1,55 +1,30 @@
 //! HTTP inside a tunnel: each request is normalized, authorized, routed, and forwarded.
 
-mod admission;
-mod affinity;
+mod admit;
 mod answer;
-mod authentication;
-mod authorizer;
+mod backend;
 mod body;
-mod broken;
-mod charged;
-mod client_route;
-mod destination;
-pub(crate) mod destination_attachments;
-mod endpoint;
+mod connection;
 mod exchange;
 mod explain;
 mod extension;
-mod failure;
 mod fault;
 mod form;
-mod half_close;
-mod header_block;
-mod header_timeout;
-mod idle;
-mod interim;
 mod limits;
-mod linger;
 mod mirror;
-mod not_http;
-mod observer;
-mod outgoing;
-mod overload;
-mod pass_through;
-mod prefixed_body;
-mod record;
-mod redact;
-mod replay;
 mod reply;
-mod retry_permit;
-mod retrying;
-mod routed;
+mod report;
+mod request_headers;
+mod response_headers;
+mod routing;
 mod send;
-mod sticky;
-mod tee;
 mod upgrade;
 
-pub(crate) use admission::is_still_admitted;
-pub(crate) use authorizer::authorize_connection;
-pub(crate) use destination::Destination;
+pub(crate) use admit::{admission::is_still_admitted, authorizer::authorize_connection};
+pub(crate) use backend::{destination::Destination, destination_attachments};
+pub(crate) use connection::not_http::{NotHttp, refuse_connection};
 pub(crate) use explain::explain;
-pub(crate) use not_http::{NotHttp, refuse_connection};
-pub(crate) use retrying::DEFAULT_RETRIES;
+pub(crate) use send::retrying::DEFAULT_RETRIES;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
@@ -71,11 +46,15 @@ use crate::{
     session::Session,
     wire::{Wire, WithTrailers},
 };
-use half_close::HalfClose;
-use header_block::HeaderBlocks;
-use header_timeout::{Answered, Paced, RequestPacing};
-use interim::Interim;
-use linger::Linger;
+use body::interim::Interim;
+use connection::{
+    charged, failure,
+    half_close::HalfClose,
+    header_block::HeaderBlocks,
+    header_timeout::{Answered, Paced, RequestPacing},
+    linger::Linger,
+    overload,
+};
 
 /// Idle timeout of a connection.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -138,8 +117,9 @@ where
         async move {
             let (permit, refused) =
                 admitted.map_or_else(|reply| (None, Some(reply)), |permit| (Some(permit), None));
-            let watch = (&pacing, &stalled);
-            let mut response = exchange::respond(session.clone(), request, refused, watch).await;
+            let responding =
+                exchange::respond(session.clone(), request, refused, &pacing, &stalled);
+            let mut response = responding.await;
             response = response.map(|body| charged::charged(body, &session.memory));
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
             if version == Version::Http1 && may_close && ending.mode().is_some() {

@@ -3,9 +3,9 @@
 
 mod calls;
 mod facts;
-mod fetch;
 mod loading;
 mod metrics;
+mod sources;
 mod streams;
 
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use crate::{
 };
 
 pub(crate) use facts::OfRequest;
-pub(crate) use fetch::Fetcher;
 pub(crate) use loading::load;
 pub(crate) use metrics::PluginMetrics;
 

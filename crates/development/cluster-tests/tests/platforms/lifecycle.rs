@@ -51,7 +51,7 @@ fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
     });
 }
 
-/// A cluster, and what is to be expected of it.
+/// A cluster, and the expectations of it.
 struct Platform<'a> {
     /// Options of `cargo xtask cluster up`.
     options: &'a [&'a str],

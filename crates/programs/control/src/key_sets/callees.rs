@@ -1,8 +1,9 @@
 //! Addresses that the control plane may call to fetch the key sets of a namespace: the follower of objects decides,
 //! which knows the addresses of Services and pods.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
+use ambit_fetch::Admission;
 use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
 use tokio::sync::{mpsc, oneshot};
@@ -54,31 +55,11 @@ impl Callees {
         (Self(sender), inquiries)
     }
 
-    /// Addresses of a host that may be called for a namespace.
-    ///
-    /// # Errors
-    /// When there is none.
-    pub(super) async fn allowed(
-        &self,
-        namespace: &ArcStr,
-        host: &str,
-        addresses: Vec<SocketAddr>,
-    ) -> Result<Vec<SocketAddr>, CalleeError> {
-        let mut allowed = Vec::new();
-        let mut refused = None;
-        for address in addresses {
-            match self.may_call(namespace, address.ip()).await? {
-                Ok(()) => allowed.push(address),
-                Err(owner) => refused = Some(owner),
-            }
-        }
-        match refused {
-            Some(owner) if allowed.is_empty() => Err(CalleeError::NotGranted {
-                host: host.to_owned(),
-                owner,
-                namespace: namespace.clone(),
-            }),
-            _ => Ok(allowed),
+    /// Returns the admission of a namespace's key sets.
+    pub(super) fn of(&self, namespace: &ArcStr) -> NamespaceCallees {
+        NamespaceCallees {
+            callees: self.clone(),
+            namespace: namespace.clone(),
         }
     }
 
@@ -102,5 +83,25 @@ impl Callees {
             }
         }
         Ok(Ok(()))
+    }
+}
+
+/// Admission of the key sets of a namespace.
+#[derive(Debug)]
+pub(super) struct NamespaceCallees {
+    callees: Callees,
+    namespace: ArcStr,
+}
+
+impl Admission for NamespaceCallees {
+    type Error = CalleeError;
+
+    async fn admit(&self, host: &str, ip: IpAddr) -> Result<(), CalleeError> {
+        let may_call = self.callees.may_call(&self.namespace, ip).await?;
+        may_call.map_err(|owner| CalleeError::NotGranted {
+            host: host.to_owned(),
+            owner,
+            namespace: self.namespace.clone(),
+        })
     }
 }

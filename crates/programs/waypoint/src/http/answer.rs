@@ -1,20 +1,27 @@
-//! The answer of an exchange, before its body is on its way.
+//! Responses before their bodies are on their way.
 
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::{admission::Admission, idle::IdleTimeout, interim::AnsweredEarly};
+use super::{
+    admit::admission::Admission,
+    body::{idle::IdleTimeout, interim::AnsweredEarly},
+};
 use crate::message::Body;
 
 /// Body of a response.
 pub(super) enum Answer {
     /// Body of the waypoint's own response.
     Own(Body),
-    /// The application's, as long as policies admit it, and until a deadline.
-    Hops(
-        Incoming,
-        Admission,
-        Option<Instant>,
-        (AnsweredEarly, IdleTimeout),
-    ),
+    /// Body of the application's response.
+    Application(ApplicationBody),
+}
+
+/// Body of an application's response, which ends when policies no longer admit the request.
+pub(super) struct ApplicationBody {
+    pub(super) incoming: Incoming,
+    pub(super) admission: Admission,
+    pub(super) deadline: Option<Instant>,
+    pub(super) early: AnsweredEarly,
+    pub(super) idle: IdleTimeout,
 }

@@ -18,18 +18,23 @@ use ambit_route::Route;
 use http::{Request, Response, header::LOCATION, uri::PathAndQuery};
 
 use super::{
-    admission::{Admission, Facts},
-    authentication::authenticate,
-    authorizer::{self, ExternalAuthorization},
-    client_route::Original,
-    destination::Destination,
-    exchange::{in_a_circle, is_grpc, judge, judge_backend, strip},
+    admit::{
+        admission::{Admission, Facts},
+        authentication::authenticate,
+        authorizer::{self, ExternalAuthorization},
+        judgement::judge,
+    },
+    backend::destination::Destination,
     fault,
-    form::{self, Form},
-    limits,
-    observer::Observer,
+    form::{self, Form, is_grpc},
     reply::Reply,
-    routed::{self, Crossing, Routed, Taken, misdirected},
+    report::observer::Observer,
+    request_headers::strip,
+    routing::{
+        backend_authorization::judge_backend,
+        client_route::Original,
+        routed::{self, Crossing, Routed, Taken, misdirected},
+    },
     send::Failure,
 };
 use crate::{
@@ -148,7 +153,7 @@ impl Walk {
         }
         headers::join_cookies(request.headers_mut());
         let form = Form::of(&self.session, request)?;
-        Hops::take(request.headers_mut()).ok_or_else(in_a_circle)?;
+        Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
         let _mark = RetryMark::take(request.headers_mut());
         strip(request)?;
         Ok(form)
@@ -277,7 +282,7 @@ impl Walk {
         let Ok(Some(table)) = routed::table(&self.session) else {
             return Vec::new();
         };
-        let request = limits::as_it_came(request, form);
+        let request = form.as_received(request);
         let considered = table.considered(&request).take(MAX_CONSIDERED);
         considered
             .map(|(rule, mismatch)| words::rule(rule, mismatch.as_ref()))

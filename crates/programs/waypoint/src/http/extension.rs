@@ -22,7 +22,7 @@ use http::{
 use hyper::body::{Body as _, Incoming};
 use parking_lot::Mutex;
 
-use super::{answer::Answer, form::Form, record::Record, reply::Reply};
+use super::{answer::Answer, form::Form, reply::Reply, report::record::Record};
 use crate::{
     extensions::{CallCause, Counts, Instance, Plugin, Signal},
     headers,
@@ -281,7 +281,7 @@ impl Extended {
     ) -> Result<Option<Response<Answer>>, Reply> {
         let is_end = match response.body() {
             Answer::Own(body) => body.is_end_stream(),
-            Answer::Hops(incoming, ..) => incoming.is_end_stream(),
+            Answer::Application(body) => body.incoming.is_end_stream(),
         };
         for running in self.called.iter().rev() {
             let head = Head {

@@ -6,7 +6,7 @@ use ambit_telemetry::http::ResponseFlag;
 use http::StatusCode;
 use tokio::time::Instant;
 
-use super::{admission::Admission, record::Record, reply::Reply, send::Failure};
+use super::{admit::admission::Admission, reply::Reply, report::record::Record, send::Failure};
 
 /// Text of Envoy's response.
 const ABORTED: &str = "fault filter abort";

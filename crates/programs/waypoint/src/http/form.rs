@@ -1,11 +1,25 @@
 //! The host and path of a request.
 
-use ambit_l7::{path, route::MatchedPath};
-use http::{HeaderValue, Method, Request, StatusCode, header::HOST, uri::PathAndQuery};
+use ambit_l7::{
+    path,
+    route::{MatchedPath, RouteRequest},
+};
+use http::{
+    HeaderValue, Method, Request, StatusCode,
+    header::{CONTENT_TYPE, HOST},
+    uri::PathAndQuery,
+};
 use hyper::ext::Protocol;
 
 use super::reply::Reply;
 use crate::session::Session;
+
+/// Returns whether a request is one of gRPC. gRPC-Web is not: its clients receive errors as those of HTTP do.
+pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
+    let content_type = request.headers().get(CONTENT_TYPE);
+    let rest = content_type.and_then(|of| of.as_bytes().strip_prefix(b"application/grpc"));
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+}
 
 /// A request's host and path, in the one form that everything sees.
 #[derive(Debug)]
@@ -26,10 +40,22 @@ impl Form {
         }
     }
 
+    /// Returns a received request in the form that routes and limits match.
+    pub(super) fn as_received<'a, B>(&'a self, request: &'a Request<B>) -> RouteRequest<'a> {
+        RouteRequest {
+            method: request.method().as_str(),
+            path: &self.path,
+            query: self.target.query(),
+            host: &self.host,
+            headers: request.headers(),
+        }
+    }
+
     /// The target without its query.
     pub(super) fn path_as_sent(&self) -> &str {
         self.target.path()
     }
+
     /// Reads a request that a plugin has changed, as if it had been received.
     pub(super) fn made(
         session: &Session,

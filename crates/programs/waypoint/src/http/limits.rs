@@ -17,13 +17,13 @@ use ambit_wire::{
     ext_authz::{HeaderChange, HeaderOption},
     rate_limit_service::Answer,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::{
-    admission::Admission,
-    authorizer::{CheckError, changes},
-    form::Form,
-    overload::overloaded,
+    admit::{
+        admission::Admission,
+        authorizer::{CheckError, changes},
+    },
     reply::Reply,
 };
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
@@ -154,17 +154,6 @@ pub(super) async fn limit(
     Ok(())
 }
 
-/// Returns the request in the form that limits match.
-pub(super) fn as_it_came<'a, B>(request: &'a Request<B>, form: &'a Form) -> RouteRequest<'a> {
-    RouteRequest {
-        method: request.method().as_str(),
-        path: &form.path,
-        query: form.target.query(),
-        host: &form.host,
-        headers: request.headers(),
-    }
-}
-
 fn local(
     session: &Session,
     (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
@@ -215,7 +204,7 @@ fn decide(
         Ok(decided) => decided,
         Err(global::LimitError::Ask(CheckError::Exhausted(exhausted))) => {
             count(session, config, "global", "no_memory");
-            return Err(overloaded(exhausted));
+            return Err(Reply::overloaded(exhausted));
         }
         Err(error) => {
             let why = ambit_proxy::report::chain(&error);

@@ -15,20 +15,18 @@ use hyper::body::Body as _;
 use tokio::sync::{oneshot, watch};
 
 use super::{
-    admission::{Admission, Facts},
-    destination::Destination,
+    admit::admission::{Admission, Facts},
+    backend::destination::Destination,
+    body::tee::{self, Copied},
     form::Form,
     limits::{self, Counted, Limited},
-    outgoing,
-    retrying::RetryPolicy,
-    send::{self, Sending},
-    tee::{self, Copied},
+    send::{self, Sending, outgoing, retrying::RetryPolicy},
 };
 use crate::{
     attachments::Attachments,
     headers,
     hops::Hops,
-    http::destination_attachments,
+    http::backend::destination_attachments,
     memory::Use,
     message::{Body, Version},
     retry_mark::RetryMark,
@@ -59,12 +57,22 @@ async fn cancelled(mut is_over: watch::Receiver<bool>) {
     }
 }
 
+/// A request that is mirrored, without its body.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MirrorSource<'a> {
+    pub(super) head: &'a request::Parts,
+    pub(super) form: &'a Form,
+    pub(super) admission: &'a Admission,
+    /// Owner of the route with the mirrors.
+    pub(super) route_owner: RouteOwner,
+    pub(super) hops: Hops,
+}
+
 /// Sends a request to mirrors as well; returns its body, of which they get copies.
 pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
-    hops: Hops,
-    (head, form, admission, by): (&request::Parts, &Form, &Admission, RouteOwner),
+    source: MirrorSource<'_>,
     body: Body,
 ) -> (Body, Mirroring) {
     let (mirroring, is_over) = watch::channel(false);
@@ -87,16 +95,16 @@ pub(super) fn mirror(
         let version = match destination.app_protocol(session) {
             AppProtocol::Http11 => Version::Http1,
             AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
-            _ => outgoing::version_of(head.version),
+            _ => outgoing::version_of(source.head.version),
         };
-        let host = shadow(&form.host);
+        let host = shadow(&source.form.host);
         let mut request = Request::new(copy);
-        request.method_mut().clone_from(&head.method);
-        request.headers_mut().clone_from(&head.headers);
+        request.method_mut().clone_from(&source.head.method);
+        request.headers_mut().clone_from(&source.head.headers);
         if let Ok(value) = HeaderValue::from_str(&host) {
             request.headers_mut().insert(HOST, value);
         }
-        if outgoing::address(&mut request, &host, &form.target, version).is_err() {
+        if outgoing::address(&mut request, &host, &source.form.target, version).is_err() {
             metrics.mirrored(MirrorOutcome::Failed);
             continue;
         }
@@ -106,7 +114,7 @@ pub(super) fn mirror(
             metrics.mirrored(MirrorOutcome::Busy);
             continue;
         };
-        let there = destination_attachments::find(session, &destination, by);
+        let there = destination_attachments::find(session, &destination, source.route_owner);
         // Plugins do not see mirrored requests, and their tokens are verified for the requested service only.
         if let Some(there) = &there
             && (!destination_attachments::are_tokens_applied(session, there)
@@ -117,31 +125,35 @@ pub(super) fn mirror(
         }
         let counted = there.map(|there| MirroredRequest {
             there,
-            host: form.host.clone(),
-            target: form.target.clone(),
+            host: source.form.host.clone(),
+            target: source.form.target.clone(),
             headers: request.headers().clone(),
             method: request.method().clone(),
         });
         // As what it gets: the mirror's service may have policies of its own.
         let sent = Facts {
-            method: head.method.clone(),
+            method: source.head.method.clone(),
             host,
-            path: form.target.path().to_owned(),
+            path: source.form.target.path().to_owned(),
             headers: request.headers().clone(),
         };
-        let (_, admission) = admission.authorize_backend(&destination, by, Some(sent));
+        let authorized =
+            source
+                .admission
+                .authorize_backend(&destination, source.route_owner, Some(sent));
+        let (_, admission) = authorized;
         let Some(admission) = admission else {
             metrics.mirrored(MirrorOutcome::Denied);
             continue;
         };
         let sending = Sending {
-            hops: hops.mirrored(),
+            hops: source.hops.mirrored(),
             attempt_timeout: None,
             again: RetryPolicy::Never,
             retry_mark: RetryMark::MIRROR,
             sticky: None,
         };
-        let (session, is_over) = (session.clone(), is_over.clone());
+        let (session, hops, is_over) = (session.clone(), source.hops, is_over.clone());
         ambit_rt::spawn("mirror", async move {
             let _held = (slot, held);
             let mut drain = session.shard.waypoint.lifecycle.drain_watcher();

@@ -3,7 +3,10 @@
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
-use crate::message::{self, Body};
+use crate::{
+    memory::{Exhausted, Scope},
+    message::{self, Body},
+};
 
 /// Envoy's header that keeps clients from an immediate retry at an overloaded server.
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
@@ -75,6 +78,29 @@ impl Reply {
             refused: Some(reason),
             ..Self::new(StatusCode::BAD_REQUEST, text, flag)
         }
+    }
+
+    /// Returns the response to a request for which a memory budget has no room.
+    pub(crate) fn overloaded(Exhausted(scope): Exhausted) -> Self {
+        let reason = match scope {
+            Scope::Connection => "memory_budget_connection",
+            Scope::Caller => "memory_budget_caller",
+            Scope::Process => "memory_budget_process",
+        };
+        Self {
+            refused: Some(reason),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "overloaded: requests under way hold as much memory as they may",
+                ResponseFlag::OverloadManager,
+            )
+        }
+    }
+
+    /// Returns the response to a request in a routing loop.
+    pub(crate) fn routing_loop() -> Self {
+        let text = "the routes of waypoints form a loop";
+        Self::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
     }
 
     /// Sets another status than 400.

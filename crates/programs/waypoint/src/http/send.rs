@@ -1,5 +1,9 @@
 //! Sending a request to an endpoint, and to another if that one cannot take it.
 
+pub(super) mod outgoing;
+mod retry_permit;
+pub(super) mod retrying;
+
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
@@ -15,13 +19,16 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
-    broken::Broken,
-    destination::{Destination, NoPlace},
-    endpoint::{self, DestinationDecision},
-    overload,
+    backend::{
+        broken::Broken,
+        destination::{Destination, NoPlace},
+        endpoint::{self, DestinationDecision},
+    },
     reply::Reply,
-    retry_permit::RetryPermit,
-    retrying::{Outcome, RetryPolicy, Retrying},
+    send::{
+        retry_permit::RetryPermit,
+        retrying::{Outcome, RetryPolicy, Retrying},
+    },
 };
 use crate::{
     applied_services::AppliedServices,
@@ -532,7 +539,7 @@ impl Failure {
     fn overloaded(full: Exhausted) -> Self {
         Self {
             details: full.to_string(),
-            reply: overload::overloaded(full),
+            reply: Reply::overloaded(full),
         }
     }
 

@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 use rand::Rng as _;
 use tokio::io::AsyncWriteExt as _;
 
-use super::{admission::Admission, overload, reply::Reply, send::window_bytes};
+use super::{admit::admission::Admission, reply::Reply, send::window_bytes};
 use crate::{
     config::WEBSOCKET,
     headers,
@@ -275,7 +275,7 @@ pub(super) fn switch(
     };
     let bytes = COPY_BYTES + tunnel + window_bytes(version);
     let taken = session.memory.open(bytes);
-    let permit = taken.map_err(overload::overloaded)?;
+    let permit = taken.map_err(Reply::overloaded)?;
     let client = pending_upgrade.0.take().ok_or_else(refused)?;
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();

@@ -7,13 +7,14 @@ use std::{
 };
 
 use ambit_rt::AbortOnDrop;
-use ambit_wasm::{Engine, Module, Shared};
+use ambit_wasm::{Engine, Module};
+use ambit_wasm_modules::Fetcher;
 use tokio::sync::Semaphore;
 
-use super::Fetcher;
+use super::sources::ModuleSources;
 use crate::{
     extensions::{Plugin, State},
-    published::Published,
+    waypoint::Waypoint,
 };
 
 /// Delay of the first repeated fetch after a failure; it doubles up to the maximum.
@@ -24,7 +25,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 const COMPILING: usize = 1;
 
 /// Loads the desired plugins while the process runs.
-pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>, shared: Shared) {
+pub(crate) async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
+    let (published, shared) = (&waypoint.published, &waypoint.shared_data);
     let mut changes = published.watch();
     let compiling = Arc::new(Semaphore::new(COMPILING));
     let mut keys: HashSet<String> = HashSet::new();
@@ -57,7 +59,7 @@ pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>, shared: Sh
                 }
             };
             let work = load_one(
-                published.clone(),
+                waypoint.clone(),
                 fetcher.clone(),
                 (engine, compiling.clone()),
                 plugin.clone(),
@@ -92,14 +94,14 @@ async fn tick(engine: Engine) {
 }
 
 async fn load_one(
-    published: Published,
+    waypoint: Arc<Waypoint>,
     fetcher: Arc<Fetcher>,
     compiler: (Engine, Arc<Semaphore>),
     plugin: Arc<Plugin>,
 ) {
     let mut pause = FIRST_PAUSE;
     loop {
-        match load_once(&fetcher, &compiler, &plugin).await {
+        match load_once(&waypoint, &fetcher, &compiler, &plugin).await {
             Ok(module) => {
                 tracing::info!(
                     plugin = plugin.key,
@@ -107,7 +109,7 @@ async fn load_one(
                     "a plugin's module is ready"
                 );
                 plugin.set(State::Ready(module));
-                return published.extension_loaded();
+                return waypoint.published.extension_loaded();
             }
             Err(why) => {
                 let fail_open = plugin.config.fail_open;
@@ -119,7 +121,7 @@ async fn load_one(
                     "a plugin's module cannot be had: requests are decided by its fail strategy, or by its last version"
                 );
                 plugin.set(State::Failed(why.into()));
-                published.extension_loaded();
+                waypoint.published.extension_loaded();
             }
         }
         tokio::time::sleep(pause).await;
@@ -128,11 +130,13 @@ async fn load_one(
 }
 
 async fn load_once(
+    waypoint: &Arc<Waypoint>,
     fetcher: &Fetcher,
     (engine, compiling): &(Engine, Arc<Semaphore>),
     plugin: &Plugin,
 ) -> Result<Module, String> {
-    let bytes = fetcher.fetch(&plugin.config).await;
+    let sources = ModuleSources::of(waypoint, &plugin.config);
+    let bytes = fetcher.fetch(&plugin.config, &sources).await;
     let bytes = bytes.map_err(|error| ambit_proxy::report::chain(&error))?;
     let engine = engine.clone();
     // Never closed.

@@ -348,7 +348,7 @@ fn attachment_follows_namespaces_exports_and_gateways() {
             vec![],
             "false NotExported",
         ),
-        // Of the clients' namespace, as HTTPRoutes are.
+        // One in the clients' namespace applies to them, as HTTPRoutes do.
         (
             "bank/vs",
             full.to_owned(),
@@ -485,7 +485,7 @@ fn rules_for_ports_and_namespaces_are_for_those_alone() {
     );
     let is_of_service = |route: &HttpRoute| route.of_service == route.clients.is_some();
     assert!(routes(&mesh).iter().all(is_of_service));
-    // None of its rules is for other clients: it is no route of theirs.
+    // Other clients have no route: none of its rules is for them.
     mesh.apply(&for_cart(
         "http: [{name: n, match: [{sourceNamespace: bank}], route: [{destination: {host: cart, port: {number: 80}}}]}]",
     ));

@@ -50,7 +50,7 @@ fn what_a_match_has_of_the_path_is_replaced_as_text() {
         ("/api/", "/api/", "/new/", "/new/"),
         ("/apis", "/api", "/new", "/news"),
         ("/foo", "/", "/x", "/xfoo"),
-        // Of a match of the full path.
+        // The match is of the full path.
         ("/foo/bar", "", "/all", "/all"),
     ] {
         let change = PathChange::Matched(with.into());

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use ambit_egress::Guard;
 use ambit_k8s_api::ObjectKey;
 
 use tokio::{
@@ -59,7 +60,7 @@ fn fetcher() -> Fetcher {
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
     let guard = Guard::new(everywhere.into());
     // There is no query for the root namespace.
-    Fetcher::new(RootCertStore::empty(), guard, Callees::new().0)
+    Fetcher::new(Client::new(guard, "ambit-test"), Callees::new().0)
 }
 
 async fn fetched(answers: Vec<String>) -> Result<String, FetchError> {
@@ -163,7 +164,8 @@ async fn control_plane_and_metadata_addresses_are_not_called() {
         "0.0.0.0",
     ] {
         let source = source(format!("http://{host}:1/"), KeyForm::KeySet);
-        let refused = Fetcher::with_system_roots(Guard::default(), Callees::new().0)
+        let client = Client::new(Guard::default(), "ambit-test");
+        let refused = Fetcher::new(client, Callees::new().0)
             .key_set(&source)
             .await;
         assert!(
@@ -194,11 +196,8 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
         }
     });
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
-    let fetcher = Fetcher::new(
-        RootCertStore::empty(),
-        Guard::new(everywhere.into()),
-        callees,
-    );
+    let client = Client::new(Guard::new(everywhere.into()), "ambit-test");
+    let fetcher = Fetcher::new(client, callees);
     let tenants = |url: String| KeySource {
         namespace: Some("tenant".into()),
         ..source(url, KeyForm::KeySet)

@@ -17,7 +17,7 @@ use super::{Answered, FAILED, Running};
 use crate::{
     extensions::Counts,
     headers::may_be_trailer,
-    http::body::only,
+    http::admit::passing::only,
     memory::{ConnectionMemory, Permit, Use},
     message::{Body, BodyError},
 };

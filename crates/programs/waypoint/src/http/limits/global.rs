@@ -9,7 +9,7 @@ use super::value;
 use crate::{
     calls::CallFor,
     hops::Hops,
-    http::authorizer::{CheckError, unary},
+    http::admit::authorizer::{CheckError, unary},
     in_flight_checks::CheckService,
     rate_limits::Limiter,
     session::Session,

@@ -1,8 +1,8 @@
 //! VirtualServices (Istio's routes) at waypoints: their rules for HTTP become the same records as those of HTTPRoutes.
 //!
-//! They name hosts, and not objects; of a host, of a Service or a ServiceEntry, those apply that are in the namespace of
-//! the service or of the waypoint, for all clients, and those of other namespaces for clients of theirs, as of HTTPRoutes.
-//! `exportTo` is about the namespace whose proxies follow one: the waypoint's, or that of the clients. The first rule that
+//! They name hosts, not objects. A host belongs to a Service or a ServiceEntry. A VirtualService in the namespace of the
+//! service or of the waypoint applies to all clients; one in another namespace applies to the clients there, as HTTPRoutes
+//! do. `exportTo` lists the namespaces whose proxies follow it: the waypoint's, or that of the clients. The first rule that
 //! matches applies, the oldest VirtualService first. A service with a route of the Gateway API follows that alone.
 
 mod hosts;
@@ -310,7 +310,7 @@ impl Rival<'_> {
     }
 }
 
-/// Record of a VirtualService; `None` if it has no rule for the clients, so that it is none of theirs.
+/// Record of a VirtualService; `None` if none of its rules is for the clients.
 fn record(
     route: &RouteInput,
     audience: &Audience<'_>,

@@ -39,7 +39,7 @@ use crate::{
 /// Kinds of rules that waypoints do not follow.
 const STREAMS: [&str; 2] = ["tcp", "tls"];
 
-/// Reads a VirtualService; what has no effect is noted.
+/// Reads a VirtualService, and notes fields without an effect.
 pub(super) fn read(
     from: &VirtualService,
     config: &MeshConfig,
@@ -80,7 +80,7 @@ pub(super) fn read(
     Ok(Read::of(Some(route(from, scope, rules)), notes))
 }
 
-/// Hosts and proxies of a VirtualService; what is no host is noted.
+/// Hosts and proxies of a VirtualService. Invalid hosts are noted.
 pub(super) fn scope(
     from: &VirtualService,
     config: &MeshConfig,
@@ -259,7 +259,7 @@ impl Work<'_> {
         })
     }
 
-    /// The service of a destination; what is no host is noted, with what happens otherwise.
+    /// Service of a destination. An invalid host is noted, with its consequence.
     fn reference(&mut self, to: &Target, otherwise: &str) -> Reference {
         let name = full_name(&to.host, self.namespace, &self.config.cluster_domain);
         let host = name.map(ArcStr::from).ok_or_else(|| {

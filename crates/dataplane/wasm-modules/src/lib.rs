@@ -1,0 +1,223 @@
+//! Modules of Wasm plugins, from files, HTTP servers, and images in registries: their size is bounded, they are compared
+//! with the digest that the plugin's configuration gives, and cached on disk.
+//!
+//! Which addresses a plugin's module may come from is the caller's decision ([`Admission`]). Modules are bytes here:
+//! `ambit-wasm` compiles and runs them.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod oci;
+
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
+
+use ambit_fetch::{Admission, Client, Get};
+use ambit_model::WaypointExtension;
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncReadExt as _;
+
+pub use oci::OciError;
+
+use cache::Cache;
+
+/// Largest module, and largest layer of an image.
+const MAX_MODULE: usize = 64 << 20;
+
+/// Fetcher of plugins' modules.
+#[derive(Debug)]
+pub struct Fetcher {
+    cache: Cache,
+    client: Client,
+    /// Registries without TLS.
+    insecure: Vec<String>,
+    /// Timeout of one fetch.
+    timeout: Duration,
+}
+
+/// Error of fetching a module.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// URL of another scheme.
+    #[error("{0}: neither oci, http, https nor file")]
+    Scheme(String),
+    /// File that cannot be read.
+    #[error("cannot read {path}")]
+    File {
+        /// Path of the file.
+        path: String,
+        /// Cause of the error.
+        #[source]
+        error: io::Error,
+    },
+    /// File that exceeds the maximum size of modules.
+    #[error("the module has more than {MAX_MODULE} bytes")]
+    TooLarge,
+    /// Module with another digest than its plugin's configuration gives.
+    #[error("the digest is {is}, not {expected} as in spec.sha256")]
+    Digest {
+        /// Digest of the module or of its image, in hex.
+        is: String,
+        /// Digest in the configuration.
+        expected: String,
+    },
+    /// Fetch that exceeds its timeout.
+    #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
+    TooLong(Duration),
+    /// Failed request to a server of HTTP.
+    #[error(transparent)]
+    Http(#[from] ambit_fetch::FetchError),
+    /// Image that cannot be pulled.
+    #[error(transparent)]
+    Image(#[from] OciError),
+}
+
+impl Fetcher {
+    /// Creates a fetcher with a cache directory. Registries in `insecure` are called without TLS (`*` matches all).
+    #[must_use]
+    pub fn new(cache: PathBuf, client: Client, insecure: Vec<String>, timeout: Duration) -> Self {
+        Self {
+            cache: Cache::new(cache),
+            client,
+            insecure,
+            timeout,
+        }
+    }
+
+    /// Fetches the module of a plugin, from addresses that `admission` permits.
+    ///
+    /// # Errors
+    /// If the module cannot be fetched in time, is too large, or has another digest than the configuration gives.
+    pub async fn fetch(
+        &self,
+        config: &WaypointExtension,
+        admission: &impl Admission,
+    ) -> Result<Arc<[u8]>, FetchError> {
+        let fetch = self.cached_or_fetched(config, admission);
+        let fetched = tokio::time::timeout(self.timeout, fetch).await;
+        fetched.map_err(|_| FetchError::TooLong(self.timeout))?
+    }
+
+    async fn cached_or_fetched(
+        &self,
+        config: &WaypointExtension,
+        admission: &impl Admission,
+    ) -> Result<Arc<[u8]>, FetchError> {
+        let (url, expected) = (config.url.as_str(), config.sha256.as_str());
+        if let Some(path) = url.strip_prefix("file://") {
+            let bytes = file(path).await?;
+            return Ok(compared(bytes, expected, None)?.into());
+        }
+        // What a digest names does not change.
+        let is_cacheable = !config.always_pull || !expected.is_empty();
+        // What was had with credentials is for those who have some, too.
+        let whose = match config.pull_secret.is_empty() {
+            true => "",
+            false => config.namespace.as_str(),
+        };
+        let cache_key = cache::Key {
+            url,
+            expected,
+            whose,
+        };
+        if is_cacheable && let Some(cached) = self.cache.take(cache_key).await {
+            return Ok(cached.into());
+        }
+        let bytes = if let Some(image) = url.strip_prefix("oci://") {
+            let image = oci::Image::parse(image)?;
+            let is_insecure = self
+                .insecure
+                .iter()
+                .any(|one| one == "*" || *one == image.registry);
+            let server = oci::Server {
+                client: &self.client,
+                admission,
+                is_insecure,
+            };
+            let pulled = oci::pull(server, &image, &config.pull_secret).await?;
+            compared(pulled.module, expected, Some(&pulled.digest))?
+        } else if url.starts_with("http://") || url.starts_with("https://") {
+            let get = Get {
+                url,
+                headers: &[],
+                limit: MAX_MODULE,
+            };
+            let response = self.client.get(get, admission).await?.successful()?;
+            compared(response.body, expected, None)?
+        } else {
+            return Err(FetchError::Scheme(url.to_owned()));
+        };
+        self.cache.put(cache_key, &bytes).await;
+        Ok(bytes.into())
+    }
+}
+
+/// The bytes, if they, or the image that they are of, have the digest.
+fn compared(bytes: Vec<u8>, expected: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
+    if expected.is_empty() || image == Some(expected) {
+        return Ok(bytes);
+    }
+    let is = digest(&bytes);
+    if is == expected {
+        return Ok(bytes);
+    }
+    Err(FetchError::Digest {
+        is: image.map_or(is, str::to_owned),
+        expected: expected.to_owned(),
+    })
+}
+
+/// SHA-256 digest in hexadecimal.
+fn digest(bytes: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(bytes))
+}
+
+async fn file(path: &str) -> Result<Vec<u8>, FetchError> {
+    let error = |error| FetchError::File {
+        path: path.to_owned(),
+        error,
+    };
+    // Neither a device nor a pipe: opening one could wait for ever.
+    let metadata = tokio::fs::metadata(path).await.map_err(error)?;
+    if !metadata.is_file() {
+        return Err(error(io::Error::other("it is no file")));
+    }
+    let file = tokio::fs::File::open(path).await.map_err(error)?;
+    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    let mut bounded = file.take(most + 1);
+    bounded.read_to_end(&mut bytes).await.map_err(error)?;
+    if bytes.len() > MAX_MODULE {
+        return Err(FetchError::TooLarge);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_the_modules_or_the_images() {
+        let module = b"module".to_vec();
+        let right = digest(&module);
+        for (expected, image, fits) in [
+            ("", None, true),
+            (right.as_str(), None, true),
+            ("ab", Some("ab"), true),
+            ("ab", Some("cd"), false),
+            ("ab", None, false),
+        ] {
+            let compared = compared(module.clone(), expected, image);
+            assert_eq!(compared.is_ok(), fits, "{expected:?} {image:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_file_is_not_read() {
+        for path in ["/dev/zero", "/", "/nowhere/at/all"] {
+            assert!(
+                matches!(file(path).await, Err(FetchError::File { .. })),
+                "{path}"
+            );
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Images in registries, by the distribution API: a module is a layer by itself, or `plugin.wasm` in the last layer of an
+//! image as container runtimes have them.
+
+mod challenge;
+mod credentials;
+
+use std::io::Read as _;
+
+use ambit_fetch::{Admission, Client, FetchError, Get, Response};
+use flate2::read::GzDecoder;
+use http::{
+    HeaderName, HeaderValue, StatusCode,
+    header::{ACCEPT, AUTHORIZATION, WWW_AUTHENTICATE},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{MAX_MODULE, digest};
+use challenge::Challenge;
+use credentials::credentials;
+
+/// Largest manifest, list of manifests, and token.
+const MAX_MANIFEST: usize = 4 << 20;
+/// Media types of layers that contain modules.
+const MODULES: [&str; 4] = [
+    "application/vnd.wasm.content.layer.v1+wasm",
+    "application/vnd.module.wasm.content.layer.v1+wasm",
+    "application/wasm",
+    "application/vnd.wasm.content.layer.v1",
+];
+const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
+
+/// Names an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Image {
+    pub(super) registry: String,
+    repository: String,
+    /// A tag, or `sha256:` and the digest of a manifest.
+    reference: String,
+}
+
+/// A pulled module.
+pub(super) struct Pulled {
+    pub(super) module: Vec<u8>,
+    /// Digest of the manifest in hex.
+    pub(super) digest: String,
+}
+
+/// Error of pulling an image with a module.
+#[derive(Debug, thiserror::Error)]
+pub enum OciError {
+    /// Text that is not the name of an image.
+    #[error("{0:?} names no image")]
+    Name(String),
+    /// Failed request to the registry.
+    #[error(transparent)]
+    Http(#[from] FetchError),
+    /// Authentication scheme that is not supported.
+    #[error("the registry requires an authentication scheme that is not supported: {0:?}")]
+    Challenge(String),
+    /// Registry for which the pull secret has no credentials.
+    #[error("the registry requires credentials, and spec.imagePullSecret has none for it")]
+    NoCredentials,
+    /// Token server that would receive the password in plaintext.
+    #[error("the registry requires credentials to be sent to {0}, in plaintext")]
+    Realm(String),
+    /// Response of a token server without a token.
+    #[error("the registry gives no token")]
+    Token,
+    /// Pull secret that cannot be read.
+    #[error(
+        "the pull secret has no user and password that can be used for the registry (auth, or username and password)"
+    )]
+    Secret,
+    /// Manifest that cannot be parsed.
+    #[error("the manifest cannot be read")]
+    Manifest(#[source] serde_json::Error),
+    /// Manifest that does not have the requested digest.
+    #[error("the manifest is another than {0}")]
+    OtherManifest(String),
+    /// Layer that does not have its digest.
+    #[error("the content of the layer {0} does not match its digest")]
+    OtherLayer(String),
+    /// Image without a module.
+    #[error("the image has no layer with a module")]
+    NoModule,
+    /// Layer that cannot be unpacked, or is too large.
+    #[error("the layer cannot be unpacked, or has more than {MAX_MODULE} bytes")]
+    Layer,
+}
+
+impl Image {
+    pub(super) fn parse(text: &str) -> Result<Self, OciError> {
+        let wrong = || OciError::Name(text.to_owned());
+        let (name, digest) = match text.split_once('@') {
+            Some((name, digest)) => (name, Some(digest)),
+            None => (text, None),
+        };
+        let (registry, rest) = match name.split_once('/') {
+            Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => {
+                (first.to_owned(), rest.to_owned())
+            }
+            Some(_) => ("registry-1.docker.io".to_owned(), name.to_owned()),
+            None => ("registry-1.docker.io".to_owned(), format!("library/{name}")),
+        };
+        let registry = match registry.as_str() {
+            "docker.io" | "index.docker.io" => "registry-1.docker.io".to_owned(),
+            _ => registry,
+        };
+        let (repository, tag) = match rest.rsplit_once(':') {
+            Some((repository, tag)) => (repository.to_owned(), tag),
+            None => (rest, "latest"),
+        };
+        let is_word = |text: &str, more: &[u8]| {
+            let mut all = text.bytes();
+            !text.is_empty() && all.all(|byte| byte.is_ascii_alphanumeric() || more.contains(&byte))
+        };
+        let mut parts = repository.split('/');
+        let is_path = parts.all(|part| is_word(part, b"._-") && !part.contains(".."));
+        if !is_path || !is_word(tag, b"._-") {
+            return Err(wrong());
+        }
+        if let Some(digest) = digest
+            && !digest
+                .strip_prefix("sha256:")
+                .is_some_and(|hex| hex.len() == 64 && is_word(hex, b""))
+        {
+            return Err(wrong());
+        }
+        Ok(Self {
+            registry,
+            repository,
+            reference: digest.unwrap_or(tag).to_owned(),
+        })
+    }
+
+    fn url(&self, is_insecure: bool, kind: &str, reference: &str) -> String {
+        let scheme = if is_insecure { "http" } else { "https" };
+        let Self {
+            registry,
+            repository,
+            ..
+        } = self;
+        format!("{scheme}://{registry}/v2/{repository}/{kind}/{reference}")
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+    /// Entries of an image index.
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    #[serde(default)]
+    media_type: String,
+    digest: String,
+}
+
+/// How the servers of an image are called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Server<'a, A> {
+    pub(super) client: &'a Client,
+    pub(super) admission: &'a A,
+    /// Whether the registry is called without TLS.
+    pub(super) is_insecure: bool,
+}
+
+/// Pulls the module of an image.
+pub(super) async fn pull<A: Admission>(
+    server: Server<'_, A>,
+    image: &Image,
+    secret: &[u8],
+) -> Result<Pulled, OciError> {
+    let mut registry = Registry {
+        server,
+        image,
+        basic: credentials(secret, &image.registry, &image.repository)?,
+        authorization: None,
+    };
+    let (manifest, digest) = registry.manifest(&image.reference).await?;
+    let manifest = match manifest.manifests.first() {
+        Some(first) if manifest.layers.is_empty() => {
+            let reference = first.digest.clone();
+            registry.manifest(&reference).await?.0
+        }
+        _ => manifest,
+    };
+    let is_module = |layer: &&Descriptor| MODULES.contains(&layer.media_type.as_str());
+    if let Some(layer) = manifest.layers.iter().find(is_module) {
+        let module = registry.blob(&layer.digest).await?;
+        return Ok(Pulled { module, digest });
+    }
+    let layer = manifest.layers.last().ok_or(OciError::NoModule)?;
+    let bytes = registry.blob(&layer.digest).await?;
+    let unpacked = ambit_rt::spawn_blocking("module layer", move || unpack(&bytes)).await;
+    let module = unpacked.map_err(|_| OciError::Layer)??;
+    Ok(Pulled { module, digest })
+}
+
+struct Registry<'a, A> {
+    server: Server<'a, A>,
+    image: &'a Image,
+    /// Basic authentication with user and password.
+    basic: Option<HeaderValue>,
+    authorization: Option<HeaderValue>,
+}
+
+impl<A: Admission> Registry<'_, A> {
+    /// A manifest with its digest, which is compared if it is what names it.
+    async fn manifest(&mut self, reference: &str) -> Result<(Manifest, String), OciError> {
+        let url = self
+            .image
+            .url(self.server.is_insecure, "manifests", reference);
+        let body = self.get(&url, MAX_MANIFEST).await?.body;
+        let digest = digest(&body);
+        if let Some(expected) = reference.strip_prefix("sha256:")
+            && expected != digest
+        {
+            return Err(OciError::OtherManifest(reference.to_owned()));
+        }
+        let manifest = serde_json::from_slice(&body).map_err(OciError::Manifest)?;
+        Ok((manifest, digest))
+    }
+
+    async fn blob(&mut self, of: &str) -> Result<Vec<u8>, OciError> {
+        let Some(expected) = of
+            .strip_prefix("sha256:")
+            .filter(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        else {
+            return Err(OciError::NoModule);
+        };
+        let url = self.image.url(self.server.is_insecure, "blobs", of);
+        let body = self.get(&url, MAX_MODULE).await?.body;
+        if digest(&body) != expected {
+            return Err(OciError::OtherLayer(of.to_owned()));
+        }
+        Ok(body)
+    }
+
+    async fn get(&mut self, url: &str, limit: usize) -> Result<Response, OciError> {
+        let answer = self.ask(url, limit).await?;
+        if answer.status != StatusCode::UNAUTHORIZED || self.authorization.is_some() {
+            return Ok(answer.successful()?);
+        }
+        // A server that the registry redirects to cannot request the registry's credentials.
+        if !answer.is_of_first {
+            return Ok(answer.successful()?);
+        }
+        let challenges = answer.headers.get_all(WWW_AUTHENTICATE).iter();
+        let texts: Vec<&str> = challenges.filter_map(|one| one.to_str().ok()).collect();
+        let challenge = Challenge::of(&texts).ok_or_else(|| {
+            let text = texts.join(", ");
+            OciError::Challenge(text.chars().take(200).collect())
+        })?;
+        self.authorization = Some(self.authorize(&challenge).await?);
+        Ok(self.ask(url, limit).await?.successful()?)
+    }
+
+    async fn ask(&self, url: &str, limit: usize) -> Result<Response, FetchError> {
+        let mut headers = vec![(ACCEPT, HeaderValue::from_static(MANIFESTS))];
+        headers.extend(
+            self.authorization
+                .clone()
+                .map(|value| (AUTHORIZATION, value)),
+        );
+        self.call(url, &headers, limit).await
+    }
+
+    async fn call(
+        &self,
+        url: &str,
+        headers: &[(HeaderName, HeaderValue)],
+        limit: usize,
+    ) -> Result<Response, FetchError> {
+        let Server {
+            client, admission, ..
+        } = self.server;
+        let get = Get {
+            url,
+            headers,
+            limit,
+        };
+        client.get(get, admission).await
+    }
+
+    /// Authorization header for a challenge: the password itself, or a token that is exchanged for it.
+    async fn authorize(&self, challenge: &Challenge) -> Result<HeaderValue, OciError> {
+        let (realm, service) = match challenge {
+            Challenge::Basic => return self.basic.clone().ok_or(OciError::NoCredentials),
+            Challenge::Bearer { realm, service } => (realm, service),
+        };
+        self.allow(realm)?;
+        let scope = format!("repository:{}:pull", self.image.repository);
+        let joint = if realm.contains('?') { '&' } else { '?' };
+        let url = format!(
+            "{realm}{joint}service={}&scope={}",
+            encoded(service),
+            encoded(&scope)
+        );
+        let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
+        let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
+        let answer = self.call(&url, &headers, MAX_MANIFEST).await?;
+        if answer.status == StatusCode::UNAUTHORIZED && self.basic.is_none() {
+            return Err(OciError::NoCredentials);
+        }
+        let answer = answer.successful()?;
+        let answer: Value = serde_json::from_slice(&answer.body).map_err(|_| OciError::Token)?;
+        let token = ["token", "access_token"].into_iter();
+        let token = token.filter_map(|name| answer.get(name)?.as_str()).next();
+        let mut value = token
+            .and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok())
+            .ok_or(OciError::Token)?;
+        value.set_sensitive(true);
+        Ok(value)
+    }
+
+    /// Whether a password may go to the registry's realm. The registry chooses it, since it could receive the password
+    /// itself; but in plaintext only the registry itself, and only if it is called in plaintext.
+    fn allow(&self, realm: &str) -> Result<(), OciError> {
+        let uri: Option<http::Uri> = realm.parse().ok();
+        let authority = uri.as_ref().and_then(http::Uri::authority);
+        let (scheme, authority) = match (uri.as_ref().and_then(http::Uri::scheme_str), authority) {
+            (Some(scheme), Some(authority)) => (scheme, authority.as_str()),
+            _ => return Err(OciError::Challenge(realm.chars().take(200).collect())),
+        };
+        let is_own = self.server.is_insecure && authority == self.image.registry;
+        if scheme == "https" || scheme == "http" && is_own {
+            return Ok(());
+        }
+        Err(OciError::Realm(authority.chars().take(200).collect()))
+    }
+}
+
+/// Percent-encodes a text for a query.
+fn encoded(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~:/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// `plugin.wasm`, at the top of a layer.
+fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
+    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
+    let is_packed = layer.starts_with(&[0x1f, 0x8b]);
+    let reader: Box<dyn std::io::Read> = if is_packed {
+        Box::new(GzDecoder::new(layer))
+    } else {
+        Box::new(layer)
+    };
+    // With what is around the module.
+    let mut archive = tar::Archive::new(reader.take(2 * most));
+    for entry in archive.entries().map_err(|_| OciError::Layer)? {
+        let entry = entry.map_err(|_| OciError::Layer)?;
+        let path = entry.path_bytes();
+        let name = path.strip_prefix(b"./").unwrap_or(&path);
+        if name != b"plugin.wasm" || !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let mut module = Vec::new();
+        let size = entry.size();
+        let mut bounded = entry.take(most + 1);
+        bounded
+            .read_to_end(&mut module)
+            .map_err(|_| OciError::Layer)?;
+        // An archive that is cut off reads as one that ends.
+        let is_whole = u64::try_from(module.len()).is_ok_and(|length| length == size);
+        if module.len() > MAX_MODULE || !is_whole {
+            return Err(OciError::Layer);
+        }
+        return Ok(module);
+    }
+    Err(OciError::NoModule)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,460 @@
+//! Authorization state of a request in flight: when policies change it is authorized again, and ends if they now deny
+//! it.
+//!
+//! A request that a route forwards to another service is authorized twice: in its original form, for the requested
+//! service, and in its forwarded form, by the policies of the backend. So is one that a consumer route changes, for
+//! every backend.
+//!
+//! An authorization provider checks a request once, in its original form. Where changed policies, or those of a route's
+//! backend, require another provider, the request is refused.
+//!
+//! Its tokens are not verified again: a token that expires meanwhile was valid when the request began. But when the
+//! rule, the audience or the key of a token is withdrawn, the request is authorized as one without that token.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_jwt::{Authenticated, Claims};
+use ambit_l7::authz::{Connection, HttpDecision, HttpExplanation, Request, RequiredCheck, Scope};
+use ambit_model::{ArcStr, NamespacedHostname};
+use http::{HeaderMap, HeaderName, Method};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::{
+    attachments::Attachments,
+    http::{
+        backend::{destination::Destination, destination_attachments},
+        form::Form,
+    },
+    published::Published,
+    route_owner::RouteOwner,
+    session::Session,
+};
+
+/// A request that policies have admitted.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct Admission {
+    came: Arc<Inner>,
+    /// Backend of the route, if it is another service.
+    backend: Option<RoutedBackend>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    session: Arc<Session>,
+    facts: Facts,
+    proved: Authenticated,
+    /// The provider that has admitted it, and the headers with which it came.
+    checked: Option<(ArcStr, HeaderMap)>,
+    changes: Mutex<watch::Receiver<u64>>,
+}
+
+/// Attributes of a request that policies match, besides its connection.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct Facts {
+    pub(in crate::http) method: Method,
+    pub(in crate::http) host: String,
+    /// Path without the query.
+    pub(in crate::http) path: String,
+    pub(in crate::http) headers: HeaderMap,
+}
+
+impl Facts {
+    /// Returns the attributes of a received request.
+    pub(in crate::http) fn of<B>(request: &http::Request<B>, form: &Form) -> Self {
+        Self {
+            method: request.method().clone(),
+            host: form.host.clone(),
+            path: form.path.clone(),
+            headers: request.headers().clone(),
+        }
+    }
+
+    /// Returns the attributes of a request as it will be sent.
+    pub(in crate::http) fn as_sent<B>(request: &http::Request<B>, form: &Form) -> Self {
+        Self {
+            path: form.target.path().to_owned(),
+            ..Self::of(request, form)
+        }
+    }
+}
+
+/// Backend of a request: type of [`Admission::authorize_backend`].
+#[derive(Clone, Debug)]
+struct RoutedBackend {
+    service: NamespacedHostname,
+    port: u16,
+    by: RouteOwner,
+    /// Attachments of the backend, if a consumer route forwards to it.
+    attachments: Option<Arc<Attachments>>,
+    /// The request as it is sent, if filters have changed it.
+    sent: Option<Arc<Facts>>,
+}
+
+impl RoutedBackend {
+    /// Returns the policies that apply; `None` if there are none.
+    fn scope(&self, published: &Published) -> Option<Scope<'_>> {
+        match &self.attachments {
+            Some(attachments) => Some(attachments.scope()),
+            None => self.by.scope(published, &self.service),
+        }
+    }
+}
+
+/// A policy changed, and the request may not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a policy changed and denies the request now")]
+pub(in crate::http) struct NoLonger;
+
+impl Admission {
+    /// Judges a request.
+    ///
+    /// # Errors
+    /// With the decision, if it is denied.
+    pub(in crate::http) fn of(
+        session: &Arc<Session>,
+        facts: Facts,
+        proved: Authenticated,
+        checked: Option<(ArcStr, HeaderMap)>,
+    ) -> (HttpDecision, Option<Self>) {
+        // From before the decision on, so that no change is missed.
+        let changes = session.shard.waypoint.published.watch();
+        let inner = Inner {
+            session: session.clone(),
+            facts,
+            proved,
+            checked,
+            changes: Mutex::new(changes),
+        };
+        let decision = inner.judge();
+        // Later changes may have made it one that a provider must check.
+        let admitted = decision.is_allowed() && inner.is_provider_unchanged();
+        let admission = || Self {
+            came: Arc::new(inner),
+            backend: None,
+        };
+        (decision, admitted.then(admission))
+    }
+
+    /// Explains the decision of [`Self::of`].
+    pub(in crate::http) fn explain(
+        session: &Arc<Session>,
+        facts: Facts,
+        proved: Authenticated,
+    ) -> HttpExplanation {
+        let inner = Inner {
+            session: session.clone(),
+            facts,
+            proved,
+            checked: None,
+            changes: Mutex::new(session.shard.waypoint.published.watch()),
+        };
+        inner.explain()
+    }
+
+    /// Explains the decision of [`Self::authorize_backend`]; `None` without a decision.
+    pub(in crate::http) fn explain_backend(
+        &self,
+        destination: &Destination,
+        by: RouteOwner,
+        sent: Option<Facts>,
+    ) -> Option<HttpExplanation> {
+        let backend = self.backend_attachments(destination, by, sent)?;
+        let published = &self.came.session.shard.waypoint.published;
+        let scope = backend.scope(published)?;
+        let facts = backend.sent.as_deref().unwrap_or(&self.came.facts);
+        let attachments = self.came.session.attachments();
+        let policies = published.policies();
+        let address = self.came.address_of(&backend);
+        let explain = |request: &Request<'_>| policies.explain(scope, request);
+        Some(
+            self.came
+                .for_tokens(&attachments, facts, address, explain, |one| {
+                    one.decision.is_allowed()
+                }),
+        )
+    }
+
+    /// The backend for which a request is authorized once more.
+    fn backend_attachments(
+        &self,
+        destination: &Destination,
+        by: RouteOwner,
+        sent: Option<Facts>,
+    ) -> Option<RoutedBackend> {
+        let session = &self.came.session;
+        let is_as_asked = by == RouteOwner::Service || sent.is_none();
+        let (service, port) = destination.port(session)?;
+        if is_as_asked && destination.is_requested(session) {
+            return None;
+        }
+        Some(RoutedBackend {
+            service: service.clone(),
+            port,
+            by,
+            attachments: destination_attachments::find(session, destination, by),
+            sent: sent.map(Arc::new),
+        })
+    }
+
+    /// Authorizes it once more, where a route forwards it to another service, or a consumer route changes it: `sent` is
+    /// the forwarded form, if it differs. No decision: that service has no policies.
+    ///
+    /// # Errors
+    /// With the decision, if it is denied.
+    pub(in crate::http) fn authorize_backend(
+        &self,
+        destination: &Destination,
+        by: RouteOwner,
+        sent: Option<Facts>,
+    ) -> (Option<HttpDecision>, Option<Self>) {
+        let Some(backend) = self.backend_attachments(destination, by, sent) else {
+            return (None, Some(self.clone()));
+        };
+        let decision = self.came.judge_backend(&backend);
+        let is_denied = decision.as_ref().is_some_and(|one| !one.is_allowed())
+            || !self.came.is_provider_unchanged_for_backend(&backend);
+        let admission = || Self {
+            came: self.came.clone(),
+            backend: Some(backend),
+        };
+        (decision, (!is_denied).then(admission))
+    }
+
+    /// Whether policies or tokens depend on a header of this name, which therefore no trailer may have.
+    pub(in crate::http) fn reads_header(&self, name: &HeaderName) -> bool {
+        let session = &self.came.session;
+        let published = &session.shard.waypoint.published;
+        let backend = self.backend.as_ref();
+        let backend = backend.and_then(|backend| backend.scope(published));
+        let policies = published.policies();
+        let attachments = session.attachments();
+        let mut scopes = [Some(attachments.scope()), backend].into_iter().flatten();
+        scopes.any(|scope| policies.read_header(scope, name))
+            || published
+                .authentications()
+                .own_header(attachments.services(), name)
+    }
+
+    /// Checks whether the request is still allowed. Cheap while nothing changes.
+    ///
+    /// # Errors
+    /// When the request is no longer allowed.
+    pub(in crate::http) fn check(&self) -> Result<(), NoLonger> {
+        {
+            let mut changes = self.came.changes.lock();
+            if !changes.has_changed().unwrap_or(false) {
+                return Ok(());
+            }
+            changes.mark_unchanged();
+        }
+        if self.is_allowed() {
+            Ok(())
+        } else {
+            Err(NoLonger)
+        }
+    }
+
+    fn is_allowed(&self) -> bool {
+        let is_allowed_there = || {
+            let decision = self
+                .backend
+                .as_ref()
+                .and_then(|backend| self.came.judge_backend(backend));
+            decision.is_none_or(|one| one.is_allowed())
+        };
+        let has_provider_there = || {
+            self.backend
+                .as_ref()
+                .is_none_or(|backend| self.came.is_provider_unchanged_for_backend(backend))
+        };
+        self.came.is_provider_unchanged()
+            && has_provider_there()
+            && self.came.judge().is_allowed()
+            && is_allowed_there()
+    }
+
+    /// Completes when the request is no longer allowed.
+    pub(in crate::http) async fn revoked(&self) {
+        let mut changes = self.came.session.shard.waypoint.published.watch();
+        loop {
+            if !self.is_allowed() {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn judge(&self) -> HttpDecision {
+        let attachments = self.session.attachments();
+        let destination = self.session.target.address();
+        self.judge_as(&attachments, attachments.scope(), &self.facts, destination)
+    }
+
+    /// Policies of the backend of its route; `None` if that has none here.
+    fn judge_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
+        let published = &self.session.shard.waypoint.published;
+        let scope = backend.scope(published)?;
+        let facts = backend.sent.as_deref().unwrap_or(&self.facts);
+        let attachments = self.session.attachments();
+        Some(self.judge_as(&attachments, scope, facts, self.address_of(backend)))
+    }
+
+    /// Returns the address that clients would use for a backend.
+    fn address_of(&self, backend: &RoutedBackend) -> SocketAddr {
+        let target = &self.session.target;
+        if target.is_port(&backend.service, backend.port) {
+            return target.address();
+        }
+        let waypoint = &self.session.shard.waypoint;
+        waypoint.address_of(&backend.service, backend.port)
+    }
+
+    fn judge_as(
+        &self,
+        attachments: &Attachments,
+        scope: Scope<'_>,
+        facts: &Facts,
+        destination: SocketAddr,
+    ) -> HttpDecision {
+        let policies = self.session.shard.waypoint.published.policies();
+        let evaluate = |request: &Request<'_>| policies.evaluate(scope, request);
+        let is_allowed = HttpDecision::is_allowed;
+        self.for_tokens(attachments, facts, destination, evaluate, is_allowed)
+    }
+
+    /// Explains the decision of [`Self::judge`].
+    fn explain(&self) -> HttpExplanation {
+        let attachments = self.session.attachments();
+        let policies = self.session.shard.waypoint.published.policies();
+        let destination = self.session.target.address();
+        let scope = attachments.scope();
+        let explain = |request: &Request<'_>| policies.explain(scope, request);
+        self.for_tokens(&attachments, &self.facts, destination, explain, |one| {
+            one.decision.is_allowed()
+        })
+    }
+
+    /// The result of `judge` for a request: with several tokens, the claims of each must suffice.
+    fn for_tokens<T>(
+        &self,
+        attachments: &Attachments,
+        facts: &Facts,
+        destination: SocketAddr,
+        judge: impl Fn(&Request<'_>) -> T,
+        is_allowed: impl Fn(&T) -> bool,
+    ) -> T {
+        let judge = |claims| judge(&self.request(facts, destination, claims));
+        if self.proved.is_empty() {
+            return judge(None);
+        }
+        let all = self.session.shard.waypoint.published.authentications();
+        let mut last = None;
+        for claims in all.still_believed(attachments.services(), &self.proved) {
+            let result = judge(Some(claims));
+            if !is_allowed(&result) {
+                return result;
+            }
+            last = Some(result);
+        }
+        last.unwrap_or_else(|| judge(None))
+    }
+
+    fn request<'a>(
+        &'a self,
+        facts: &'a Facts,
+        destination: SocketAddr,
+        claims: Option<&'a Claims>,
+    ) -> Request<'a> {
+        Request {
+            connection: Connection {
+                // As the client wrote them: no route changes them.
+                remote_ip: self.session.remote_ip(&self.facts.headers),
+                destination,
+                ..self.session.connection(None)
+            },
+            method: facts.method.as_str(),
+            host: &facts.host,
+            path: &facts.path,
+            headers: &facts.headers,
+            claims,
+        }
+    }
+
+    /// Whether its current policies require no other provider than the one that has checked it.
+    fn is_provider_unchanged(&self) -> bool {
+        let (by, came) = match &self.checked {
+            Some((by, came)) => (Some(by), came),
+            None => (None, &self.facts.headers),
+        };
+        let attachments = self.session.attachments();
+        let destination = self.session.target.address();
+        self.is_admitted_by(by, attachments.scope(), destination, &self.facts, came)
+    }
+
+    /// Whether the provider's decision holds for the backend, too. It does not for a request that a consumer route
+    /// modified.
+    fn is_provider_unchanged_for_backend(&self, backend: &RoutedBackend) -> bool {
+        let published = &self.session.shard.waypoint.published;
+        let Some(scope) = backend.scope(published) else {
+            return true;
+        };
+        let checked = self
+            .checked
+            .as_ref()
+            .filter(|_| backend.by == RouteOwner::Service);
+        let by = checked.map(|(by, _)| by);
+        let facts = backend.sent.as_deref().unwrap_or(&self.facts);
+        self.is_admitted_by(by, scope, self.address_of(backend), facts, &facts.headers)
+    }
+
+    fn is_admitted_by(
+        &self,
+        by: Option<&ArcStr>,
+        scope: Scope<'_>,
+        destination: SocketAddr,
+        facts: &Facts,
+        headers: &HeaderMap,
+    ) -> bool {
+        let request = Request {
+            headers,
+            ..self.request(facts, destination, None)
+        };
+        let policies = self.session.shard.waypoint.published.policies();
+        is_still_admitted(&policies.required_check(scope, &request), by)
+    }
+}
+
+/// Attributes of a request before its tokens are verified.
+pub(in crate::http) fn facts<'a>(
+    session: &'a Session,
+    method: &'a str,
+    host: &'a str,
+    path: &'a str,
+    headers: &'a HeaderMap,
+) -> Request<'a> {
+    Request {
+        connection: Connection {
+            remote_ip: session.remote_ip(headers),
+            ..session.connection(None)
+        },
+        method,
+        host,
+        path,
+        headers,
+        claims: None,
+    }
+}
+
+/// Whether a provider that has allowed a request or connection is the only one required now.
+pub(crate) fn is_still_admitted(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
+    match required {
+        RequiredCheck::NotRequired => true,
+        RequiredCheck::Denied(_) => false,
+        RequiredCheck::Provider(provider, _) => by == Some(&provider.name),
+    }
+}

@@ -1,0 +1,69 @@
+//! Tokens of requests: verified, removed, and their claims passed to applications as configured (`ambit_jwt`). The
+//! verified claims are kept in the request's admission.
+
+use std::time::SystemTime;
+
+use ambit_jwt::{Authenticated, Denial, Refused, RequestParts};
+use ambit_telemetry::http::ResponseFlags;
+use http::{HeaderValue, Request, StatusCode, uri::PathAndQuery};
+
+use crate::{
+    http::{form::Form, reply::Reply, report::observer::Observer},
+    session::Session,
+};
+
+/// Authenticates a request. Its headers and its query are then authorized and forwarded.
+pub(in crate::http) fn authenticate<B>(
+    session: &Session,
+    request: &mut Request<B>,
+    form: &mut Form,
+    observer: &mut impl Observer,
+) -> Result<Authenticated, Reply> {
+    let all = session.shard.waypoint.published.authentications();
+    if all.is_empty() {
+        return Ok(Authenticated::default());
+    }
+    let method = request.method().clone();
+    let parts = RequestParts {
+        method: &method,
+        headers: request.headers_mut(),
+        query: form.target.query(),
+    };
+    let attachments = session.attachments();
+    let outcome = all.authenticate(attachments.services(), parts, SystemTime::now());
+    let query = match &outcome {
+        Ok(Authenticated { query, .. }) | Err(Refused { query, .. }) => query,
+    };
+    // Applications that are not to have tokens do not get them.
+    if let Some(query) = query {
+        let target = match query {
+            Some(query) => format!("{}?{query}", form.path_as_sent()),
+            None => form.path_as_sent().to_owned(),
+        };
+        form.target = PathAndQuery::try_from(target)
+            .map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
+        observer.formed(&form.host, &form.target);
+    }
+    outcome.map_err(|Refused { why, .. }| {
+        observer.unauthenticated(&why);
+        reply(&why)
+    })
+}
+
+fn reply(why: &Denial) -> Reply {
+    let Denial::Token(error) = why else {
+        tracing::warn!(error = %why, "a request is refused");
+        return Reply::denied();
+    };
+    Reply {
+        status: StatusCode::UNAUTHORIZED,
+        text: error.to_string(),
+        flags: ResponseFlags::default(),
+        refused: None,
+        grpc_status: None,
+        details: None,
+        challenge: Some(HeaderValue::from_static(
+            r#"Bearer error="invalid_token", error_description="the token is not valid""#,
+        )),
+    }
+}

@@ -1,0 +1,316 @@
+//! CUSTOM policies (ext_authz): a provider allows or denies a request, and may change it.
+//!
+//! A request is checked once. The provider's changes are applied before the other policies, so that they authorize the
+//! forwarded form. A request in flight is not checked again when policies change; if they require another provider, it
+//! ends.
+
+mod ask;
+pub(in crate::http) mod changes;
+
+use ambit_l7::authz::RequiredCheck;
+use ambit_model::{ArcStr, Provider, ProviderProtocol};
+use ambit_telemetry::http::ResponseFlag;
+use ambit_wire::ext_authz::{Answer, Check, Denied, HeaderOption};
+use http::{HeaderMap, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use super::admission::facts;
+use crate::{
+    hops::Hops,
+    http::{
+        body::{
+            idle::IdleTimeout,
+            prefixed_body::{BeginError, Begun, PrefixedBody},
+        },
+        form::Form,
+        reply::Reply,
+        report::record::Record,
+    },
+    in_flight_checks::CheckService,
+    message::{self, Body},
+    session::Session,
+};
+pub(crate) use ask::CheckError;
+pub(in crate::http) use ask::unary;
+
+/// Result of the external authorization of a request.
+pub(in crate::http) enum Authorized {
+    /// Allowed request, with the authorizer's changes.
+    On(ExternalAuthorization),
+    /// Response of the provider to the client.
+    Answered(Response<Body>),
+}
+
+/// State of a request that external authorization has allowed.
+#[derive(Debug, Default)]
+pub(in crate::http) struct ExternalAuthorization {
+    /// Provider that allowed the request, and the original headers.
+    pub(in crate::http) by: Option<(ArcStr, HeaderMap)>,
+    answer: Vec<HeaderOption>,
+    begun: Begun,
+}
+
+impl ExternalAuthorization {
+    /// The state of a request with these headers, if a provider allows it and changes nothing.
+    pub(in crate::http) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
+        Self {
+            by: Some((by.name.clone(), headers.clone())),
+            ..Self::default()
+        }
+    }
+
+    /// Whether a part of the request's body has been read.
+    pub(in crate::http) fn has_body(&self) -> bool {
+        self.begun.has_frames()
+    }
+
+    /// The request's body, of which a part may have been read.
+    pub(in crate::http) fn body(&mut self, rest: Incoming) -> PrefixedBody {
+        std::mem::take(&mut self.begun).with(rest)
+    }
+
+    /// Applies the provider's headers to the response.
+    pub(in crate::http) fn change_answer(&self, session: &Session, headers: &mut HeaderMap) {
+        if let Some((provider, _)) = &self.by {
+            let refused = changes::apply(headers, &self.answer);
+            count_refused(session, provider, refused);
+        }
+    }
+}
+
+fn count_refused(session: &Session, provider: &str, refused: u64) {
+    let metrics = &session.shard.waypoint.http_metrics;
+    metrics.provider_headers_refused(provider, refused);
+}
+
+/// Finds the provider that must check a request.
+pub(in crate::http) fn required_check<B>(
+    session: &Session,
+    request: &Request<B>,
+    form: &Form,
+) -> RequiredCheck {
+    let method = request.method().as_str();
+    let facts = facts(session, method, &form.host, &form.path, request.headers());
+    let policies = session.shard.waypoint.published.policies();
+    policies.required_check(session.attachments().scope(), &facts)
+}
+
+/// Replies to a request whose provider is missing or ambiguous.
+pub(in crate::http) fn without_provider() -> Reply {
+    let flag = ResponseFlag::UnauthorizedExternal;
+    Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
+}
+
+/// Sends the check of a request, if a policy requires it, and applies the provider's changes.
+pub(in crate::http) async fn authorize(
+    session: &Session,
+    request: &mut Request<Incoming>,
+    form: &mut Form,
+    record: &mut Record,
+    (hops, is_grpc, idle): (Hops, bool, &IdleTimeout),
+) -> Result<Authorized, Reply> {
+    let waypoint = &session.shard.waypoint;
+    let provider = match required_check(session, request, form) {
+        RequiredCheck::NotRequired => return Ok(Authorized::On(ExternalAuthorization::default())),
+        RequiredCheck::Denied(why) => {
+            tracing::debug!(why, "a request is denied: no provider can be called");
+            waypoint.http_metrics.authorized("", "nobody");
+            record.decided("ext_authz_error");
+            return Err(without_provider());
+        }
+        RequiredCheck::Provider(provider, _) => provider,
+    };
+    let mut authorization = ExternalAuthorization {
+        by: Some((provider.name.clone(), request.headers().clone())),
+        ..ExternalAuthorization::default()
+    };
+    if let Some(limit) = provider.body {
+        let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
+        let begun = Begun::of(request.body_mut(), most, &session.memory, idle).await;
+        authorization.begun = begun.map_err(|error| match error {
+            BeginError::Broken(_) => {
+                Reply::refused("the request's body is not what HTTP allows", "body")
+            }
+            BeginError::Exhausted(exhausted) => Reply::overloaded(exhausted),
+            BeginError::Idle(idle) => idle.into(),
+        })?;
+        if authorization.begun.len() > most && !limit.allow_partial {
+            record.decided("ext_authz_error");
+            let flag = ResponseFlag::UnauthorizedExternal;
+            let text = "the body is larger than its authorizer takes";
+            return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
+        }
+    }
+    let service = CheckService::Provider(provider.name.clone());
+    let Some(_check) = session.begin_check(service) else {
+        return fail(
+            session,
+            &provider,
+            authorization,
+            record,
+            &CheckError::TooMany,
+        );
+    };
+    let checking = ask::of_request(
+        session,
+        &provider,
+        (request, form, &authorization.begun),
+        hops,
+    );
+    let answer = match timeout(provider.timeout, checking).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => return fail(session, &provider, authorization, record, &error),
+        Err(_) => return fail(session, &provider, authorization, record, &CheckError::Late),
+    };
+    let allowed = match answer {
+        Answer::Denied(denied) => {
+            waypoint.http_metrics.authorized(&provider.name, "denied");
+            record.decided("ext_authz_denied");
+            let response = deny(session, &provider, denied, record, is_grpc);
+            return Ok(Authorized::Answered(response));
+        }
+        Answer::Allowed(allowed) => allowed,
+    };
+    let refused = changes::apply(request.headers_mut(), &allowed.headers)
+        + changes::remove(request.headers_mut(), &allowed.remove);
+    count_refused(session, &provider.name, refused);
+    let target = changes::query(&form.target, &allowed.query_set, &allowed.query_remove);
+    match target {
+        Some(target) if changes::is_bounded(request.headers()) => form.target = target,
+        _ => {
+            return fail(
+                session,
+                &provider,
+                authorization,
+                record,
+                &CheckError::Unusable,
+            );
+        }
+    }
+    waypoint.http_metrics.authorized(&provider.name, "allowed");
+    authorization.answer = allowed.answer_headers;
+    Ok(Authorized::On(authorization))
+}
+
+/// Applies the configured behaviour for a failed check.
+fn fail(
+    session: &Session,
+    provider: &Provider,
+    authorization: ExternalAuthorization,
+    record: &mut Record,
+    error: &CheckError,
+) -> Result<Authorized, Reply> {
+    let name = provider.name.as_str();
+    let metrics = &session.shard.waypoint.http_metrics;
+    if let CheckError::Exhausted(exhausted) = error {
+        metrics.authorized(name, error.outcome());
+        return Err(Reply::overloaded(*exhausted));
+    }
+    tracing::debug!(
+        provider = name,
+        error = ambit_proxy::report::chain(error),
+        "a provider has not answered"
+    );
+    metrics.authorized(name, error.outcome());
+    if provider.fail_open && error.may_fail_open() {
+        metrics.authorized(name, "failed_open");
+        return Ok(Authorized::On(authorization));
+    }
+    record.decided("ext_authz_error");
+    let status = StatusCode::from_u16(provider.status_on_error);
+    let flag = ResponseFlag::UnauthorizedExternal;
+    Err(Reply::new(
+        status.unwrap_or(StatusCode::FORBIDDEN),
+        "",
+        flag,
+    ))
+}
+
+/// Builds the response of a denial by the provider.
+fn deny(
+    session: &Session,
+    provider: &Provider,
+    denied: Denied,
+    record: &mut Record,
+    is_grpc: bool,
+) -> Response<Body> {
+    // What is said before an answer is none.
+    let status = denied.status.filter(|status| *status >= 200);
+    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+    let text = String::from_utf8_lossy(&denied.body).into_owned();
+    let status = status.unwrap_or(StatusCode::FORBIDDEN);
+    let reply = Reply::new(status, text, ResponseFlag::UnauthorizedExternal);
+    record.replied(&reply);
+    let mut response = reply.into_response(is_grpc);
+    let of_grpc = |one: &HeaderOption| {
+        let name = one.name.to_ascii_lowercase();
+        name.starts_with("grpc-") || name == "content-type"
+    };
+    let headers = denied.headers.into_iter();
+    let headers: Vec<_> = headers.filter(|one| !is_grpc || !of_grpc(one)).collect();
+    let refused = changes::apply(response.headers_mut(), &headers);
+    count_refused(session, &provider.name, refused);
+    if !is_grpc {
+        *response.body_mut() = message::text(denied.body);
+    }
+    response
+}
+
+/// Sends the check of a connection that is not HTTP; returns the provider that allows it, if one was called.
+///
+/// # Errors
+/// With why it is refused.
+pub(crate) async fn authorize_connection(
+    session: &Session,
+    sni: Option<&str>,
+) -> Result<Option<ArcStr>, String> {
+    let waypoint = &session.shard.waypoint;
+    let required = {
+        let policies = waypoint.published.policies();
+        policies.required_connection_check(session.attachments().scope(), &session.connection(sni))
+    };
+    let provider = match required {
+        RequiredCheck::NotRequired => return Ok(None),
+        RequiredCheck::Denied(why) => return Err(why),
+        RequiredCheck::Provider(provider, _) => provider,
+    };
+    let name = &provider.name;
+    if provider.protocol != ProviderProtocol::Grpc {
+        return Err(format!("provider {name} decides about HTTP alone"));
+    }
+    let checking = async {
+        let service = CheckService::Provider(name.clone());
+        let _check = session.begin_check(service).ok_or(CheckError::TooMany)?;
+        let source = ask::source(session);
+        let destination = ask::destination(session);
+        let check = Check {
+            source: ask::peer(&source),
+            destination: ask::peer(&destination),
+            time: std::time::SystemTime::now(),
+            http: None,
+            sni,
+        };
+        ask::grpc(session, &provider, check, session.hops).await
+    };
+    let answer = timeout(provider.timeout, checking).await;
+    let metrics = &waypoint.http_metrics;
+    match answer.unwrap_or(Err(CheckError::Late)) {
+        Ok(Answer::Allowed(_)) => {
+            metrics.authorized(name, "allowed");
+            Ok(Some(name.clone()))
+        }
+        Ok(Answer::Denied(_)) => {
+            metrics.authorized(name, "denied");
+            Err(format!("provider {name} denies it"))
+        }
+        Err(error) => {
+            metrics.authorized(name, error.outcome());
+            if provider.fail_open && error.may_fail_open() {
+                metrics.authorized(name, "failed_open");
+                return Ok(Some(name.clone()));
+            }
+            Err(format!("provider {name} has not answered: {error}"))
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The question, by gRPC or HTTP, and the answer as it comes.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
+
+use ambit_model::{
+    ArcStr, HttpProvider, NamespacedHostname, Provider, ProviderProtocol, StringMatch,
+};
+use ambit_wire::ext_authz::{
+    Allowed, Answer, AnswerError, CHECK_PATH, Check, Denied, HeaderChange, HeaderOption, HttpCheck,
+    Peer,
+};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri,
+    header::{AUTHORIZATION, CONTENT_TYPE, HOST, LOCATION, TE, WWW_AUTHENTICATE},
+};
+use hyper::body::{Body as _, Incoming};
+
+use crate::{
+    calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
+    headers,
+    hops::Hops,
+    http::{body::prefixed_body::Begun, form::Form, report::record::protocol},
+    memory::Exhausted,
+    message::{self, Version},
+    session::Session,
+};
+
+/// Maximum size of a response without its headers.
+const MAX_ANSWER: usize = 256 << 10;
+
+/// Error of a check without a decision.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("it took longer than it may")]
+    Late,
+    #[error("too many checks of this caller, or at this service, are in flight")]
+    TooMany,
+    #[error(transparent)]
+    Collect(CollectError),
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
+    #[error("the request would be too large or invalid with the provider's changes")]
+    Unusable,
+    #[error("it answers with the status {0}")]
+    Status(StatusCode),
+    #[error("it answers with the gRPC status {0:?}")]
+    Grpc(Option<String>),
+    #[error("the answer is no message of gRPC")]
+    NoMessage,
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+    #[error("the check cannot be encoded as a request")]
+    InvalidRequest,
+}
+
+impl CheckError {
+    /// Whether fail-open applies to this error. It does not to errors that the caller can cause: too many concurrent
+    /// requests or no memory budget, or a request that cannot take the provider's changes.
+    pub(in crate::http) fn may_fail_open(&self) -> bool {
+        !matches!(self, Self::Unusable | Self::TooMany | Self::Exhausted(_))
+    }
+
+    /// Outcome label of the error in metrics.
+    pub(in crate::http) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Call(_) => "unreachable",
+            Self::Late => "late",
+            Self::TooMany => "too_many",
+            Self::Collect(_) => "too_large",
+            Self::Exhausted(_) => "no_memory",
+            Self::Status(_) | Self::Grpc(_) => "failed",
+            Self::NoMessage | Self::Answer(_) | Self::InvalidRequest | Self::Unusable => {
+                "malformed"
+            }
+        }
+    }
+}
+
+impl From<CollectError> for CheckError {
+    fn from(from: CollectError) -> Self {
+        match from {
+            CollectError::Exhausted(exhausted) => Self::Exhausted(exhausted),
+            broken @ CollectError::Broken => Self::Collect(broken),
+        }
+    }
+}
+
+/// One end, with its identity as text.
+pub(super) type End = (SocketAddr, Option<String>);
+
+pub(super) fn source(session: &Session) -> End {
+    let caller = &session.caller;
+    let identity = caller.identity.as_ref().map(ToString::to_string);
+    (caller.address, identity)
+}
+
+pub(super) fn destination(session: &Session) -> End {
+    let own = session.shard.waypoint.dialer.identity.to_string();
+    (session.target.address(), Some(own))
+}
+
+pub(super) fn peer((address, principal): &End) -> Peer<'_> {
+    Peer {
+        address: *address,
+        principal: principal.as_deref(),
+    }
+}
+
+pub(super) async fn of_request(
+    session: &Session,
+    provider: &Provider,
+    about: (&Request<Incoming>, &Form, &Begun),
+    hops: Hops,
+) -> Result<Answer, CheckError> {
+    // All is taken from the request before anything is waited for.
+    match &provider.protocol {
+        ProviderProtocol::Grpc => {
+            let (source, destination) = (source(session), destination(session));
+            let check = Check {
+                source: peer(&source),
+                destination: peer(&destination),
+                time: SystemTime::now(),
+                http: Some(http_check(provider, about)),
+                sni: None,
+            };
+            grpc(session, provider, check, hops).await
+        }
+        ProviderProtocol::Http(http) => {
+            let question = question(provider, http, about)?;
+            by_http(session, provider, http, question, hops).await
+        }
+    }
+}
+
+fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> {
+    match &provider.place {
+        Ok((service, port)) => Ok((service, *port)),
+        Err(_) => Err(CheckError::InvalidRequest),
+    }
+}
+
+fn http_check(
+    provider: &Provider,
+    (request, form, begun): (&Request<Incoming>, &Form, &Begun),
+) -> HttpCheck {
+    let mut all = std::collections::HashMap::new();
+    let target = form.target.as_str();
+    for (name, value) in [
+        (":authority", form.host.as_str()),
+        (":method", request.method().as_str()),
+        (":path", target),
+        (":scheme", "http"),
+    ] {
+        all.insert(name.to_owned(), value.to_owned());
+    }
+    for (name, value) in request.headers() {
+        if *name == HOST {
+            continue;
+        }
+        let value = String::from_utf8_lossy(value.as_bytes());
+        all.entry(name.as_str().to_owned())
+            .and_modify(|joined: &mut String| {
+                joined.push(',');
+                joined.push_str(&value);
+            })
+            .or_insert_with(|| value.clone().into_owned());
+    }
+    let mut body = Vec::new();
+    if let Some(limit) = provider.body {
+        let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
+        body = begun.first(most);
+        let is_partial = (begun.len() > most).to_string();
+        all.insert("x-envoy-auth-partial-body".to_owned(), is_partial);
+    }
+    let rest = request.body().size_hint().exact();
+    let begun = u64::try_from(begun.len()).ok();
+    HttpCheck {
+        id: all.get("x-request-id").cloned().unwrap_or_default(),
+        method: request.method().to_string(),
+        headers: all,
+        path: target.to_owned(),
+        host: form.host.clone(),
+        size: rest.zip(begun).map(|(rest, begun)| rest + begun),
+        protocol: protocol(request.version()),
+        body,
+        body_as_bytes: provider.body.is_some_and(|limit| limit.as_bytes),
+    }
+}
+
+pub(super) async fn grpc(
+    session: &Session,
+    provider: &Provider,
+    check: Check<'_>,
+    hops: Hops,
+) -> Result<Answer, CheckError> {
+    let call = (CHECK_PATH, check.encode(), provider.timeout);
+    let message = unary(session, place(provider)?, call, (CallFor::Mesh, hops)).await?;
+    Ok(Answer::decode(&message)?)
+}
+
+/// One call of gRPC. The caller bounds its time.
+pub(in crate::http) async fn unary(
+    session: &Session,
+    (service, port): (&NamespacedHostname, u16),
+    (path, message, timeout): (&str, Vec<u8>, Duration),
+    (caller, hops): (CallFor<'_>, Hops),
+) -> Result<Bytes, CheckError> {
+    let length = u32::try_from(message.len()).map_err(|_| CheckError::InvalidRequest)?;
+    let mut framed = BytesMut::with_capacity(message.len() + 5);
+    framed.put_u8(0);
+    framed.put_u32(length);
+    framed.put_slice(&message);
+    drop(message);
+    let uri = format!("http://{}:{port}{path}", service.hostname);
+    let mut request = Request::new(message::text(framed.freeze()));
+    *request.method_mut() = Method::POST;
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.uri_mut() = Uri::try_from(uri).map_err(|_| CheckError::InvalidRequest)?;
+    let all = request.headers_mut();
+    all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    all.insert(TE, HeaderValue::from_static("trailers"));
+    let seconds = timeout.as_secs().clamp(1, 99_999_999);
+    if let Ok(value) = HeaderValue::from_str(&format!("{seconds}S")) {
+        all.insert("grpc-timeout", value);
+    }
+    let on_behalf = session.on_behalf();
+    let callee = Callee {
+        service,
+        port,
+        caller,
+        hops,
+        on_behalf: Some(&on_behalf),
+    };
+    let mut charge = CallCharge::new(&on_behalf.memory, Version::Http2, &request)?;
+    let response = calls::request(&session.shard, callee, Version::Http2, request).await?;
+    let (parts, body) = response.into_parts();
+    if parts.status != StatusCode::OK {
+        return Err(CheckError::Status(parts.status));
+    }
+    if let Some(status) = grpc_status(&parts.headers).filter(|status| status != "0") {
+        return Err(CheckError::Grpc(Some(status)));
+    }
+    let collected = charge.collect(body, MAX_ANSWER).await?;
+    let status = collected.trailers().and_then(grpc_status);
+    let status = status.or_else(|| grpc_status(&parts.headers));
+    if status.as_deref() != Some("0") {
+        return Err(CheckError::Grpc(status));
+    }
+    let bytes = collected.to_bytes();
+    let (prefix, message) = bytes.split_at_checked(5).ok_or(CheckError::NoMessage)?;
+    let length = u32::try_from(message.len()).map_err(|_| CheckError::NoMessage)?;
+    let [a, b, c, d] = length.to_be_bytes();
+    // Not compressed, and nothing after it.
+    if prefix != [0, a, b, c, d] {
+        return Err(CheckError::NoMessage);
+    }
+    Ok(bytes.slice_ref(message))
+}
+
+fn grpc_status(headers: &HeaderMap) -> Option<String> {
+    let status = headers.get("grpc-status")?;
+    Some(String::from_utf8_lossy(status.as_bytes()).into_owned())
+}
+
+fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
+    patterns
+        .iter()
+        .any(|pattern| pattern.matches(name.as_str()))
+}
+
+/// The HTTP request of a check.
+fn question(
+    provider: &Provider,
+    http: &HttpProvider,
+    (request, form, begun): (&Request<Incoming>, &Form, &Begun),
+) -> Result<Request<message::Body>, CheckError> {
+    let (service, _) = place(provider)?;
+    let mut content = Vec::new();
+    let mut is_partial = None;
+    if let Some(limit) = provider.body {
+        let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
+        content = begun.first(most);
+        is_partial = Some(begun.len() > most);
+    }
+    let mut check_request = Request::new(message::text(content));
+    check_request.method_mut().clone_from(request.method());
+    let target = format!("{}{}", http.path_prefix, form.target);
+    *check_request.uri_mut() = Uri::try_from(target).map_err(|_| CheckError::InvalidRequest)?;
+    let all = check_request.headers_mut();
+    for (name, value) in request.headers() {
+        let goes = *name == AUTHORIZATION || is_among(&http.headers, name);
+        if goes && headers::may_be_changed(name) {
+            all.append(name.clone(), value.clone());
+        }
+    }
+    let header = |name: &ArcStr, value: &ArcStr| {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        Some((name, HeaderValue::from_str(value).ok()?))
+    };
+    for (name, value) in &http.added {
+        let (name, value) = header(name, value).ok_or(CheckError::InvalidRequest)?;
+        all.insert(name, value);
+    }
+    if let Some(is_partial) = is_partial {
+        let text = if is_partial { "true" } else { "false" };
+        all.insert("x-envoy-auth-partial-body", HeaderValue::from_static(text));
+    }
+    let host = if form.host.is_empty() {
+        service.hostname.as_str()
+    } else {
+        &form.host
+    };
+    let host = HeaderValue::from_str(host).map_err(|_| CheckError::InvalidRequest)?;
+    all.insert(HOST, host);
+    Ok(check_request)
+}
+
+async fn by_http(
+    session: &Session,
+    provider: &Provider,
+    http: &HttpProvider,
+    question: Request<message::Body>,
+    hops: Hops,
+) -> Result<Answer, CheckError> {
+    let (service, port) = place(provider)?;
+    let on_behalf = session.on_behalf();
+    let callee = Callee {
+        service,
+        port,
+        caller: CallFor::Mesh,
+        hops,
+        on_behalf: Some(&on_behalf),
+    };
+    let mut charge = CallCharge::new(&on_behalf.memory, Version::Http1, &question)?;
+    let response = calls::request(&session.shard, callee, Version::Http1, question).await?;
+    let (parts, body) = response.into_parts();
+    if parts.status.is_server_error() || parts.status.is_informational() {
+        return Err(CheckError::Status(parts.status));
+    }
+    let body = charge.collect(body, MAX_ANSWER).await?.to_bytes();
+    let taken = |goes: &dyn Fn(&HeaderName) -> bool, first: HeaderChange| {
+        let mut taken: Vec<HeaderOption> = Vec::new();
+        for (name, value) in &parts.headers {
+            if headers::may_be_changed(name) && goes(name) {
+                let again = taken.iter().any(|one| one.name == name.as_str());
+                taken.push(HeaderOption {
+                    name: name.as_str().to_owned(),
+                    value: value.as_bytes().to_vec(),
+                    how: if again { HeaderChange::Append } else { first },
+                });
+            }
+        }
+        taken
+    };
+    if parts.status == StatusCode::OK {
+        return Ok(Answer::Allowed(Allowed {
+            headers: taken(
+                &|name| is_among(&http.to_application, name),
+                HeaderChange::Set,
+            ),
+            answer_headers: taken(
+                &|name| is_among(&http.to_client_allowed, name),
+                HeaderChange::Append,
+            ),
+            ..Allowed::default()
+        }));
+    }
+    let goes = |name: &HeaderName| {
+        http.to_client_denied.is_empty()
+            || *name == WWW_AUTHENTICATE
+            || *name == LOCATION
+            || is_among(&http.to_client_denied, name)
+    };
+    Ok(Answer::Denied(Denied {
+        status: Some(parts.status.as_u16()),
+        headers: taken(&goes, HeaderChange::Set),
+        body: body.to_vec(),
+    }))
+}

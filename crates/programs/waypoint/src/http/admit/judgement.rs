@@ -1,0 +1,29 @@
+//! Decision of policies about a request as it came.
+
+use std::sync::Arc;
+
+use ambit_jwt::Authenticated;
+use http::Request;
+
+use super::{
+    admission::{Admission, Facts},
+    authorizer::ExternalAuthorization,
+};
+use crate::{
+    http::{form::Form, reply::Reply, report::observer::Observer},
+    session::Session,
+};
+
+/// Authorizes a request in the form in which it came.
+pub(in crate::http) fn judge<B>(
+    session: &Arc<Session>,
+    request: &Request<B>,
+    form: &Form,
+    (proved, external): (&Authenticated, &ExternalAuthorization),
+    observer: &mut impl Observer,
+) -> Result<Admission, Reply> {
+    let facts = Facts::of(request, form);
+    let (decision, admission) = Admission::of(session, facts, proved.clone(), external.by.clone());
+    observer.judged(&decision);
+    admission.ok_or_else(Reply::denied)
+}

@@ -1,0 +1,152 @@
+//! Bodies of admitted requests and of their responses: counted, and ended when policies change or a deadline is over.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::admission::Admission;
+use crate::{
+    headers::may_be_trailer,
+    http::body::count::Count,
+    message::{Body, BodyError},
+};
+
+/// A route's timeout is over before the end of a body.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the time that the route allows is over")]
+struct TooLate;
+
+/// Which message trailers end.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::http) enum Trailers {
+    OfRequest,
+    OfResponse,
+}
+
+impl Trailers {
+    /// Removes fields that may not be trailers: applications that read trailers as headers would trust fields that no
+    /// policy has seen.
+    fn pass(self, frame: Frame<Bytes>, admission: &Admission) -> Frame<Bytes> {
+        let may_pass = |name: &HeaderName| match self {
+            Self::OfRequest => may_be_trailer(name) && !admission.reads_header(name),
+            Self::OfResponse => may_be_trailer(name),
+        };
+        frame
+            .into_trailers()
+            .map_or_else(|frame| frame, |all| only(all, may_pass))
+    }
+}
+
+/// A frame of the trailers that may pass; without any, of no data.
+pub(in crate::http) fn only(
+    all: HeaderMap,
+    may_pass: impl Fn(&HeaderName) -> bool,
+) -> Frame<Bytes> {
+    let mut left = all;
+    let refused = left.keys().filter(|name| !may_pass(name)).cloned();
+    for name in refused.collect::<Vec<_>>() {
+        left.remove(name);
+    }
+    match left.is_empty() {
+        true => Frame::data(Bytes::new()),
+        false => Frame::trailers(left),
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// Body that is being forwarded.
+    pub(in crate::http) struct Passing<B, K> {
+        #[pin]
+        inner: B,
+        count: Count,
+        admission: Admission,
+        trailers: Trailers,
+        deadline: Option<Pin<Box<Sleep>>>,
+        // Dropped with the body.
+        _keep: K,
+    }
+}
+
+impl<B, K> Passing<B, K>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BodyError>,
+    K: Send + 'static,
+{
+    /// Streams a body while policies admit the request and until the deadline. `keep` is dropped when it has been read,
+    /// or is given up.
+    pub(in crate::http) fn body(
+        inner: B,
+        count: Count,
+        (admission, trailers): (Admission, Trailers),
+        deadline: Option<Instant>,
+        keep: K,
+    ) -> Body {
+        if inner.is_end_stream() {
+            count.completed();
+        }
+        let passing = Self {
+            inner,
+            count,
+            admission,
+            trailers,
+            deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
+            _keep: keep,
+        };
+        passing.boxed_unsync()
+    }
+}
+
+impl<B, K> HttpBody for Passing<B, K>
+where
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BodyError>,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let mut this = self.project();
+        if let Some(deadline) = this.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            this.count.was_late();
+            return Poll::Ready(Some(Err(TooLate.into())));
+        }
+        let frame = ready!(this.inner.as_mut().poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                this.count.frame(frame);
+                // No frame is polled after the last one.
+                if this.inner.is_end_stream() {
+                    this.count.completed();
+                }
+            }
+            None => this.count.completed(),
+            Some(Err(_)) => this.count.broke(),
+        }
+        if let Err(no_longer) = this.admission.check() {
+            return Poll::Ready(Some(Err(no_longer.into())));
+        }
+        let pass = |frame| this.trailers.pass(frame, this.admission);
+        Poll::Ready(frame.map(|frame| frame.map(pass).map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,9 @@
+//! Destinations of requests, and the endpoints that are chosen for them.
+
+pub(super) mod affinity;
+pub(super) mod broken;
+pub(super) mod destination;
+pub(crate) mod destination_attachments;
+pub(super) mod endpoint;
+pub(super) mod pass_through;
+pub(super) mod sticky;

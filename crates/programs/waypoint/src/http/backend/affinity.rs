@@ -1,0 +1,384 @@
+//! Session persistence: requests of a client go to the endpoint of its first one (`sessionPersistence`).
+//!
+//! A session's value says which backend of the rule it was and which of its endpoints, by hashes that tell nothing of
+//! addresses, and when it began. It is not believed: a client gets to no other endpoints with it than those that its
+//! backend has now and that may be chosen, and to no other backends than those of the rule that the request matches.
+//! What does not say that begins a new session. A client that forges a value can only choose among the endpoints of the
+//! matched rule, and prolong its own session.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ambit_l7::route::{Backend, Rule};
+use ambit_model::{HttpBackend, HttpSession};
+use ambit_resilience::hash;
+use ambit_route::BackendEndpoint;
+use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
+
+use super::endpoint::cookie_of;
+
+/// Tolerated clock skew between replicas.
+const SKEW: Duration = Duration::from_secs(60);
+/// Hexadecimal digits of one number.
+const DIGITS: usize = 16;
+
+/// Session value of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Value {
+    backend: u64,
+    endpoint: u64,
+    /// Start of the session, in milliseconds since the Unix epoch.
+    began: u64,
+    seen: u64,
+}
+
+/// The session of one request.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct Affinity {
+    of: HttpSession,
+    brought: Option<Value>,
+    now: u64,
+    /// Endpoint of the session.
+    pub(in crate::http) endpoint: Option<BackendEndpoint>,
+}
+
+/// Result of looking up a session's endpoint.
+#[derive(Debug)]
+pub(in crate::http) enum Found {
+    /// Session endpoint that still exists.
+    There(BackendEndpoint),
+    /// The endpoint no longer exists.
+    Gone,
+    /// The service's own waypoint chooses among its endpoints.
+    NotOurs,
+}
+
+impl Value {
+    fn parse(text: &[u8]) -> Option<Self> {
+        let is_one = text.len() == 4 * DIGITS
+            && text
+                .iter()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let text = std::str::from_utf8(text).ok().filter(|_| is_one)?;
+        let number = |place: usize| {
+            let digits = text.get(place * DIGITS..(place + 1) * DIGITS)?;
+            u64::from_str_radix(digits, 16).ok()
+        };
+        Some(Self {
+            backend: number(0)?,
+            endpoint: number(1)?,
+            began: number(2)?,
+            seen: number(3)?,
+        })
+    }
+
+    fn text(&self) -> String {
+        let Self {
+            backend,
+            endpoint,
+            began,
+            seen,
+        } = self;
+        format!("{backend:016x}{endpoint:016x}{began:016x}{seen:016x}")
+    }
+
+    /// Whether the session is still valid.
+    fn lasts(&self, of: &HttpSession, now: u64) -> bool {
+        let latest = now.saturating_add(milliseconds(SKEW));
+        let within = |since: u64, most: Option<Duration>| {
+            most.is_none_or(|most| now.saturating_sub(since) < milliseconds(most))
+        };
+        self.began <= latest
+            && self.seen <= latest
+            && within(self.began, of.absolute_timeout)
+            && within(self.seen, of.idle_timeout)
+    }
+}
+
+fn milliseconds(of: Duration) -> u64 {
+    u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Now, for sessions.
+pub(in crate::http) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    milliseconds(since.unwrap_or_default())
+}
+
+fn backend_mark(of: &HttpBackend) -> Option<u64> {
+    let service = of.service.as_ref().ok()?;
+    let subset = of.subset.as_deref().unwrap_or_default();
+    Some(hash(format!("{service}:{}/{subset}", of.port).as_bytes()))
+}
+
+fn endpoint_mark(uid: &str) -> u64 {
+    hash(uid.as_bytes())
+}
+
+/// Returns the endpoint with this mark.
+pub(in crate::http) fn marked(endpoints: Vec<BackendEndpoint>, mark: u64) -> Found {
+    let mut all = endpoints.into_iter();
+    match all.find(|one| endpoint_mark(one.workload.uid()) == mark) {
+        Some(found) => Found::There(found),
+        None => Found::Gone,
+    }
+}
+
+impl Affinity {
+    /// Reads the session of a request under a rule.
+    pub(in crate::http) fn of(of: &HttpSession, headers: &HeaderMap, now: u64) -> Self {
+        let value = match of.is_header {
+            true => headers.get(of.name.as_str()).map(HeaderValue::as_bytes),
+            false => cookie_of(headers, &of.name),
+        };
+        let brought = value.and_then(Value::parse);
+        Self {
+            brought: brought.filter(|brought| brought.lasts(of, now)),
+            of: of.clone(),
+            now,
+            endpoint: None,
+        }
+    }
+
+    /// Returns the backend of the session regardless of weights; `find` searches an endpoint by its mark. A session
+    /// ends with its endpoint.
+    pub(in crate::http) fn backend<'a>(
+        &mut self,
+        rule: &'a Rule,
+        find: impl FnOnce(&HttpBackend, u64) -> Found,
+    ) -> Option<(usize, &'a Backend)> {
+        let brought = self.brought?;
+        let mut all = rule.backends().iter().enumerate();
+        let matched = all.find(|(_, one)| backend_mark(&one.to) == Some(brought.backend));
+        let found = matched.map(|(_, one)| find(&one.to, brought.endpoint));
+        match found {
+            Some(Found::There(endpoint)) => self.endpoint = Some(endpoint),
+            Some(Found::NotOurs) => {}
+            Some(Found::Gone) | None => {
+                self.brought = None;
+                return None;
+            }
+        }
+        matched
+    }
+
+    /// Adds the session's header or cookie to a response, if the client needs a new one.
+    pub(in crate::http) fn change_answer(
+        &self,
+        backend: &HttpBackend,
+        uid: &str,
+        headers: &mut HeaderMap,
+    ) {
+        let Some(backend) = backend_mark(backend) else {
+            return;
+        };
+        let endpoint = endpoint_mark(uid);
+        let same = self
+            .brought
+            .filter(|one| (one.backend, one.endpoint) == (backend, endpoint));
+        if same.is_some() && self.of.idle_timeout.is_none() {
+            return;
+        }
+        let value = Value {
+            backend,
+            endpoint,
+            began: same.map_or(self.now, |same| same.began.min(self.now)),
+            seen: self.now,
+        };
+        let name = &self.of.name;
+        if self.of.is_header {
+            let name = HeaderName::from_bytes(name.as_bytes());
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(&value.text())) {
+                headers.insert(name, value);
+            }
+            return;
+        }
+        let mut text = format!("{name}={}; Path=/; HttpOnly", value.text());
+        if let Some(most) = self.of.absolute_timeout.filter(|_| self.of.is_permanent) {
+            let left = milliseconds(most).saturating_sub(self.now - value.began);
+            text.push_str(&format!("; Max-Age={}", left.div_ceil(1000)));
+        }
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            headers.append(SET_COOKIE, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_l7::route::{Choice, RouteRequest, RouteTable};
+    use ambit_model::{HttpRoute, HttpRouteRule, NamespacedHostname};
+    use http::header::COOKIE;
+
+    use super::*;
+
+    const NOW: u64 = 1_000_000_000;
+
+    fn session() -> HttpSession {
+        HttpSession {
+            name: "s".into(),
+            ..HttpSession::default()
+        }
+    }
+
+    fn backend(name: &str, weight: u32) -> HttpBackend {
+        HttpBackend {
+            service: Ok(NamespacedHostname::new("shop", name)),
+            port: 80,
+            subset: None,
+            weight,
+            filters: Vec::new(),
+        }
+    }
+
+    fn rule(backends: Vec<HttpBackend>) -> std::sync::Arc<Rule> {
+        let rule = HttpRouteRule {
+            backends,
+            ..HttpRouteRule::default()
+        };
+        let route = HttpRoute {
+            rules: vec![rule],
+            ..HttpRoute::default()
+        };
+        let table = RouteTable::new(&[route], 80, None);
+        let headers = HeaderMap::new();
+        let choice = table.choose(&RouteRequest {
+            method: "GET",
+            path: "/",
+            query: None,
+            host: "",
+            headers: &headers,
+        });
+        match choice {
+            Choice::Rule(rule, _) => rule.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Request headers of a client that has stored the cookies of a response.
+    fn cookie(answer: &HeaderMap) -> HeaderMap {
+        let set = answer[SET_COOKIE].to_str().unwrap();
+        let (pair, _) = set.split_once(';').unwrap();
+        let mut headers = HeaderMap::new();
+        headers.insert(COOKIE, HeaderValue::from_str(pair).unwrap());
+        headers
+    }
+
+    fn begun(of: &HttpSession, now: u64) -> HeaderMap {
+        let mut answer = HeaderMap::new();
+        let affinity = Affinity::of(of, &HeaderMap::new(), now);
+        affinity.change_answer(&backend("a", 1), "pod-1", &mut answer);
+        answer
+    }
+
+    #[test]
+    fn session_keeps_backend_and_endpoint_whatever_the_weights() {
+        let client = cookie(&begun(&session(), NOW));
+        let rule = rule(vec![backend("b", 1), backend("a", 0)]);
+        let mut affinity = Affinity::of(&session(), &client, NOW + 1);
+        let mut looked_up = None;
+        let matched = affinity.backend(&rule, |to, mark| {
+            looked_up = Some((to.clone(), mark));
+            Found::NotOurs
+        });
+        assert_eq!(matched.map(|(index, _)| index), Some(1));
+        assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
+        // A known session is not set again.
+        let mut answer = HeaderMap::new();
+        affinity.change_answer(&backend("a", 0), "pod-1", &mut answer);
+        assert!(answer.is_empty());
+    }
+
+    #[test]
+    fn a_session_is_over_with_its_endpoint_or_backend() {
+        let client = cookie(&begun(&session(), NOW));
+        let both = rule(vec![backend("b", 1), backend("a", 1)]);
+        let mut affinity = Affinity::of(&session(), &client, NOW);
+        assert!(affinity.backend(&both, |_, _| Found::Gone).is_none());
+        let mut answer = HeaderMap::new();
+        affinity.change_answer(&backend("a", 1), "pod-1", &mut answer);
+        assert!(answer.contains_key(SET_COOKIE));
+        let other = rule(vec![backend("b", 1)]);
+        let mut affinity = Affinity::of(&session(), &client, NOW);
+        let matched = affinity.backend(&other, |_, _| panic!("no backend of the rule"));
+        assert!(matched.is_none());
+        // Another endpoint responds than the session's.
+        let affinity = Affinity::of(&session(), &client, NOW);
+        let mut answer = HeaderMap::new();
+        affinity.change_answer(&backend("a", 1), "pod-2", &mut answer);
+        assert_ne!(cookie(&answer), client);
+    }
+
+    #[test]
+    fn what_was_not_made_here_begins_a_new_session() {
+        let good = cookie(&begun(&session(), NOW));
+        let good = good[COOKIE].to_str().unwrap();
+        assert!(Value::parse(&good.as_bytes()[2..]).is_some());
+        let future = Value {
+            backend: 1,
+            endpoint: 2,
+            began: NOW + milliseconds(SKEW) + 1,
+            seen: NOW,
+        };
+        for value in [
+            "",
+            "10.0.0.1:80",
+            "MTAuMC4wLjE6ODA=",
+            &good[2..good.len() - 1],
+            &format!("{}0", &good[2..]),
+            &good[2..].replace('0', "G"),
+            &good[2..].replacen('0', "+", 1),
+            &"f".repeat(64),
+            &future.text(),
+        ] {
+            let mut headers = HeaderMap::new();
+            let line = HeaderValue::from_str(&format!("s={value}")).unwrap();
+            headers.insert(COOKIE, line);
+            let affinity = Affinity::of(&session(), &headers, NOW);
+            assert_eq!(affinity.brought, None, "{value}");
+        }
+    }
+
+    #[test]
+    fn sessions_end_in_time() {
+        let of = HttpSession {
+            absolute_timeout: Some(Duration::from_secs(100)),
+            idle_timeout: Some(Duration::from_secs(10)),
+            is_permanent: true,
+            ..session()
+        };
+        let mut answer = begun(&of, NOW);
+        let (mut at, mut lasted) = (NOW, 0);
+        loop {
+            at += 9_000;
+            let affinity = Affinity::of(&of, &cookie(&answer), at);
+            if affinity.brought.is_none() {
+                break;
+            }
+            lasted += 1;
+            answer.clear();
+            affinity.change_answer(&backend("a", 1), "pod-1", &mut answer);
+            let set = answer[SET_COOKIE].to_str().unwrap();
+            let left = 100 - 9 * lasted;
+            assert!(set.ends_with(&format!("; Max-Age={left}")), "{set}");
+        }
+        assert_eq!(lasted, 11);
+        let affinity = Affinity::of(&of, &cookie(&begun(&of, NOW)), NOW + 10_000);
+        assert_eq!(affinity.brought, None);
+    }
+
+    #[test]
+    fn a_header_carries_a_session_as_well() {
+        let of = HttpSession {
+            name: "x-session".into(),
+            is_header: true,
+            ..HttpSession::default()
+        };
+        let answer = begun(&of, NOW);
+        assert!(!answer.contains_key(SET_COOKIE));
+        let affinity = Affinity::of(&of, &answer, NOW);
+        assert_eq!(
+            affinity.brought.map(|one| one.endpoint),
+            Some(endpoint_mark("pod-1"))
+        );
+    }
+}

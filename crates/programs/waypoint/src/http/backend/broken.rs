@@ -1,0 +1,215 @@
+//! Requests that failed at their endpoint: flag, status and body of the client's response, and the access log's text.
+
+use std::{borrow::Cow, error::Error};
+
+use ambit_hbone::{DialError, TunnelError};
+use ambit_proxy::{dial::ConnectError, report::chain};
+use ambit_telemetry::http::ResponseFlag;
+use http::StatusCode;
+
+use crate::{message::Version, upstream::UpstreamError};
+
+const HEADERS_TOO_LARGE: &str = "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)";
+/// Prefix of such bodies, as in Envoy.
+const RESET: &str = "upstream connect error or disconnect/reset before headers. reset reason: ";
+
+/// A request that failed at its endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::http) struct Broken {
+    pub(in crate::http) flag: ResponseFlag,
+    /// Status of the client's response.
+    pub(in crate::http) status: StatusCode,
+    /// Body of the client's response.
+    pub(in crate::http) body: Cow<'static, str>,
+    /// Text for the access log.
+    pub(in crate::http) text: String,
+    /// Whether the endpoint reports that it has not processed the request.
+    pub(in crate::http) is_untouched: bool,
+}
+
+impl Broken {
+    /// Describes a failed connection attempt. `reader` is the client's verified namespace: names of policies are
+    /// revealed only to clients of the policies' namespace, and to the log.
+    pub(in crate::http) fn unreached(error: &(dyn Error + 'static), reader: Option<&str>) -> Self {
+        let text = chain(error);
+        let flag = ResponseFlag::UpstreamConnectionFailure;
+        let tunnel = match error.downcast_ref() {
+            Some(UpstreamError::Memory(_)) => {
+                let body = "no memory budget has room for a connection to the endpoint";
+                return Self::new(ResponseFlag::OverloadManager, body.into(), text);
+            }
+            Some(UpstreamError::Connect(ConnectError::Tunnel(error))) => Some(error),
+            _ => None,
+        };
+        match tunnel {
+            Some(TunnelError::Denied { policies, .. }) => Self::new(
+                flag,
+                refused_by(visible(policies, reader).as_deref()).into(),
+                format!("{}: {text}", refused_by(Some(policies))),
+            ),
+            // Node proxies refuse by policy with this status alone, which those of others do not explain.
+            Some(TunnelError::Status(StatusCode::UNAUTHORIZED)) => Self::new(
+                flag,
+                refused_by(None).into(),
+                format!("{}: {text}", refused_by(None)),
+            ),
+            Some(TunnelError::Dial(error)) if matches!(**error, DialError::Tls { .. }) => Self::new(
+                flag,
+                format!(
+                    "{RESET}connection failure, transport failure reason: the TLS handshake with the workload failed: \
+                     a certificate is refused, or is not of the identity that is expected"
+                )
+                .into(),
+                text,
+            ),
+            _ => Self::new(flag, format!("{RESET}connection failure").into(), text),
+        }
+    }
+
+    fn new(flag: ResponseFlag, body: Cow<'static, str>, text: String) -> Self {
+        Self {
+            flag,
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            body,
+            text,
+            is_untouched: false,
+        }
+    }
+
+    /// Describes the failure of a request of this HTTP version that was sent, at least in part.
+    pub(in crate::http) fn of(error: &hyper::Error, version: Version) -> Self {
+        let text = chain(error);
+        let cause = error
+            .source()
+            .and_then(|cause| cause.downcast_ref::<h2::Error>());
+        let is_violation = error.is_parse()
+            || cause.is_some_and(|cause| cause.reason().is_some() && !cause.is_remote());
+        if is_violation {
+            let body = match error.is_parse_too_large() {
+                true => HEADERS_TOO_LARGE.into(),
+                false => format!("{RESET}protocol error: {}", mismatch(version)).into(),
+            };
+            return Self {
+                status: StatusCode::BAD_GATEWAY,
+                ..Self::new(ResponseFlag::UpstreamProtocolError, body, text)
+            };
+        }
+        let ended = || format!("{RESET}connection termination").into();
+        match cause {
+            Some(reset) if reset.is_remote() && reset.is_reset() => Self {
+                is_untouched: reset.reason() == Some(h2::Reason::REFUSED_STREAM),
+                ..Self::new(
+                    ResponseFlag::UpstreamRemoteReset,
+                    format!("{RESET}remote reset").into(),
+                    text,
+                )
+            },
+            // It names the last request that may have been processed; only those after it end like this.
+            Some(going) if going.is_remote() && going.is_go_away() => Self {
+                is_untouched: true,
+                ..Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text)
+            },
+            _ => Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text),
+        }
+    }
+}
+
+fn refused_by(policies: Option<&str>) -> String {
+    match policies {
+        Some(policies) => format!("policy {policies} of the workload refused the waypoint"),
+        None => "a layer 4 policy of the workload refused the waypoint".to_owned(),
+    }
+}
+
+/// The policies of a list whose names clients of a namespace may see: those of their own namespace.
+fn visible(policies: &str, reader: Option<&str>) -> Option<String> {
+    let reader = reader?;
+    let of_reader = |policy: &&str| {
+        let namespace = policy.split_once('/').map(|(namespace, _)| namespace);
+        namespace == Some(reader)
+    };
+    let visible: Vec<_> = policies.split(", ").filter(of_reader).collect();
+    (!visible.is_empty()).then(|| visible.join(", "))
+}
+
+/// Hint for endpoints that do not speak the expected version of HTTP.
+fn mismatch(version: Version) -> &'static str {
+    match version {
+        Version::Http1 => {
+            "the response is not HTTP/1.1; if the port speaks gRPC or HTTP/2, declare appProtocol (grpc, \
+             kubernetes.io/h2c) on the Service"
+        }
+        Version::Http2 => {
+            "the response is not HTTP/2; if the port speaks HTTP/1.1 only, declare appProtocol http on the Service"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unreached(error: TunnelError, reader: Option<&str>) -> Broken {
+        let error = UpstreamError::Connect(ConnectError::Tunnel(error));
+        Broken::unreached(&error, reader)
+    }
+
+    fn denied(policies: &str) -> TunnelError {
+        TunnelError::Denied {
+            status: StatusCode::UNAUTHORIZED,
+            policies: policies.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_refusing_policy_is_named_to_its_own_namespace_and_the_log() {
+        let policies = "istio-system/all, shop/orders";
+        let of_shop = unreached(denied(policies), Some("shop"));
+        assert_eq!(
+            of_shop.body,
+            "policy shop/orders of the workload refused the waypoint"
+        );
+        assert_eq!(of_shop.status, 503);
+        assert_eq!(of_shop.flag, ResponseFlag::UpstreamConnectionFailure);
+        for reader in [None, Some("legacy")] {
+            let broken = unreached(denied(policies), reader);
+            assert_eq!(
+                broken.body,
+                "a layer 4 policy of the workload refused the waypoint"
+            );
+            let log = "policy istio-system/all, shop/orders of the workload refused the waypoint: ";
+            assert!(broken.text.starts_with(log), "{}", broken.text);
+        }
+    }
+
+    #[test]
+    fn a_refusal_without_names_is_still_a_policy_s() {
+        let refused = |status| unreached(TunnelError::Status(status), Some("shop"));
+        let by_policy = refused(StatusCode::UNAUTHORIZED);
+        assert_eq!(
+            by_policy.body,
+            "a layer 4 policy of the workload refused the waypoint"
+        );
+        let unavailable = refused(StatusCode::SERVICE_UNAVAILABLE);
+        assert!(
+            unavailable
+                .body
+                .ends_with("reset reason: connection failure")
+        );
+    }
+
+    #[test]
+    fn a_refused_certificate_is_named() {
+        let source = ambit_hbone::tls::HandshakeError::Alpn;
+        let error = DialError::Tls {
+            addr: ([10, 0, 0, 2], 15008).into(),
+            source,
+        };
+        let broken = unreached(TunnelError::Dial(error.into()), None);
+        assert!(
+            broken.body.contains("a certificate is refused"),
+            "{}",
+            broken.body
+        );
+    }
+}

@@ -1,0 +1,267 @@
+//! Destinations of requests and connections: a tunnel's target, or a route's backend.
+
+use std::sync::Arc;
+
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
+use ambit_proxy::Local;
+use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError};
+use http::{HeaderMap, Uri};
+
+use super::endpoint::DestinationDecision;
+use crate::{
+    destination::{EndpointLease, NoUpstream, Port},
+    message::Version,
+    retry_budget::Account,
+    session::Session,
+    target::Target,
+    upstream::{Upstream, UpstreamError},
+    upstream_lookup,
+};
+
+/// Destination of a request or a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// The target of the tunnel.
+    Target,
+    /// A backend of a route.
+    Backend(NamespacedHostname, u16),
+    /// A backend of a route that is a subset of a service.
+    Subset(NamespacedHostname, u16, ArcStr),
+    /// A host that the client names, below the wildcard of the tunnel's target.
+    Host(ArcStr),
+}
+
+impl Destination {
+    /// Returns the service, if the destination is one.
+    pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
+        match self {
+            Self::Target | Self::Host(_) => session.target.named().cloned(),
+            Self::Backend(name, _) | Self::Subset(name, ..) => {
+                let table = session.shard.waypoint.state.table();
+                table.service(name).cloned()
+            }
+        }
+    }
+
+    /// The port of a service that it is; `None` for a pod.
+    pub(crate) fn port<'a>(
+        &'a self,
+        session: &'a Session,
+    ) -> Option<(&'a NamespacedHostname, u16)> {
+        match (self, &session.target) {
+            (Self::Backend(name, port) | Self::Subset(name, port, _), _) => Some((name, *port)),
+            (
+                Self::Target | Self::Host(_),
+                Target::Service {
+                    served, address, ..
+                },
+            ) => Some((&served.name, address.port())),
+            (Self::Target | Self::Host(_), Target::Pod { .. }) => None,
+        }
+    }
+
+    /// The question for one of its endpoints.
+    pub(crate) fn backend_request<'a>(
+        &self,
+        session: &'a Session,
+        own: &'a Local,
+        failed: &'a [ArcStr],
+    ) -> BackendRequest<'a> {
+        BackendRequest {
+            waypoint: &own.workload,
+            own: Some(&session.shard.waypoint.address),
+            is_target: self.is_target(session),
+            failed,
+            dialled: session.target.dialled(),
+        }
+    }
+
+    /// Whether the destination is the tunnel's target or its endpoints.
+    pub(crate) fn is_requested(&self, session: &Session) -> bool {
+        match self {
+            Self::Target | Self::Host(_) => true,
+            Self::Subset(name, port, _) => session.target.is_port(name, *port),
+            Self::Backend(..) => false,
+        }
+    }
+
+    /// Declared protocol of the destination's port.
+    pub(crate) fn app_protocol(&self, session: &Session) -> AppProtocol {
+        match self {
+            Self::Target | Self::Host(_) => session.target.app_protocol(),
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
+                let table = session.shard.waypoint.state.table();
+                let service = table.service(name);
+                service.map_or(AppProtocol::Unknown, |service| service.app_protocol(*port))
+            }
+        }
+    }
+
+    /// Returns the account of the retry budget.
+    pub(in crate::http) fn account(&self, session: &Session) -> Account {
+        match self {
+            Self::Target | Self::Host(_) => Account::Address(session.target.address()),
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
+                Account::Service(name.clone(), *port)
+            }
+        }
+    }
+
+    /// Whether the destination is the service of the tunnel's target, among whose endpoints this waypoint chooses.
+    fn is_target(&self, session: &Session) -> bool {
+        match (self, &session.target) {
+            (Self::Target | Self::Host(_), _) => true,
+            (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
+            _ => false,
+        }
+    }
+
+    /// Returns a route to the destination, other than to failed workloads.
+    pub(crate) async fn route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        let http = &session.shard.upstreams.http;
+        let load = |endpoint| http.load_of(endpoint);
+        let look = || self.known_route(session, own, failed, &load);
+        session.shard.waypoint.completed(look).await
+    }
+
+    fn known_route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+        load: LoadAt<'_>,
+    ) -> Result<Route, RouteError> {
+        let waypoint = &session.shard.waypoint;
+        match self {
+            Self::Target | Self::Host(_) => {
+                let target = &session.target;
+                target.route(waypoint, &own.workload, failed, Some(load))
+            }
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
+                let request = self.backend_request(session, own, failed);
+                let table = waypoint.state.table();
+                table.backend(&request, name, *port, Some(load), &mut rand::rng())
+            }
+        }
+    }
+
+    /// The port of a service that it is, if there is a rule for it.
+    pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
+        let (name, number) = match (self, &session.target) {
+            (Self::Subset(name, number, subset), _) => {
+                let published = &session.shard.waypoint.published;
+                return published.destination(name)?.subset(subset, *number);
+            }
+            (Self::Backend(name, number), _) => (name, *number),
+            (
+                Self::Target | Self::Host(_),
+                Target::Service {
+                    served, address, ..
+                },
+            ) => (&served.name, address.port()),
+            (Self::Target | Self::Host(_), Target::Pod { .. }) => return None,
+        };
+        let published = &session.shard.waypoint.published;
+        Some(published.destination(name)?.port(number))
+    }
+
+    /// Applies the destination's policy to a request, if there is one.
+    pub(in crate::http) async fn decision(
+        &self,
+        session: &Session,
+        version: Version,
+        hash_input: (&HeaderMap, &Uri),
+    ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
+        match self.ruled(session) {
+            Some(port) => Ok(Some(
+                DestinationDecision::of(session, port, version, hash_input).await?,
+            )),
+            None => match self {
+                // Never to the service's other endpoints.
+                Self::Subset(..) => Err(self.unknown_subset()),
+                _ => Ok(None),
+            },
+        }
+    }
+
+    fn unknown_subset(&self) -> NoUpstream {
+        let (service, subset) = match self {
+            Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
+            _ => Default::default(),
+        };
+        NoUpstream::Subset(service, subset)
+    }
+
+    /// Returns a route to an endpoint: chosen by the destination's policy, else the less loaded of two random ones.
+    pub(in crate::http) async fn upstream(
+        &self,
+        session: &Session,
+        own: &Local,
+        decision: Option<&Arc<DestinationDecision>>,
+        (failed, sticky): (&[ArcStr], Option<&BackendEndpoint>),
+    ) -> Result<(Upstream, Option<EndpointLease>), NoPlace> {
+        let waypoint = &session.shard.waypoint;
+        if let Some(upstream) = self.pass_through(session).await? {
+            return Ok((upstream, None));
+        }
+        if let Some(decision) = decision {
+            let wish = decision.wish(failed, sticky.map(|sticky| sticky.workload.uid()));
+            let request = self.backend_request(session, own, &[]);
+            match decision.port.route(waypoint.rule_context(), request, wish) {
+                Ok(Some((route, held))) => {
+                    return Ok((upstream_lookup::resolve(route, waypoint).await?, Some(held)));
+                }
+                Ok(None) => {}
+                // Missing records are requested below.
+                Err(NoUpstream::Route(error)) if error.missing().is_some() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(sticky) = sticky.filter(|sticky| !failed.contains(sticky.workload.uid()))
+            && decision.is_none()
+            && let Some(route) = self.route_to(session, own, sticky)
+        {
+            return Ok((upstream_lookup::resolve(route, waypoint).await?, None));
+        }
+        let route = self.route(session, own, failed).await;
+        let begins_tls = decision.filter(|decision| decision.port.tls().is_some());
+        if let Some(decision) = begins_tls.or_else(|| decision.filter(|_| self.is_subset())) {
+            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset, or to
+            // one that is not reached as it should be.
+            let route = route.map_err(UpstreamError::from)?;
+            let rule_context = waypoint.rule_context();
+            let wish = decision.wish(failed, None);
+            let request = self.backend_request(session, own, &[]);
+            let chosen = decision.port.route(rule_context, request, wish)?;
+            return match chosen {
+                Some((route, held)) => {
+                    Ok((upstream_lookup::resolve(route, waypoint).await?, Some(held)))
+                }
+                None if self.is_subset() => Err(self.unknown_subset().into()),
+                // The service's own waypoint chooses the endpoint, and speaks to it.
+                None => Ok((upstream_lookup::resolve(route, waypoint).await?, None)),
+            };
+        }
+        let upstream =
+            upstream_lookup::resolve(route.map_err(UpstreamError::from)?, waypoint).await?;
+        Ok((upstream, None))
+    }
+
+    fn is_subset(&self) -> bool {
+        matches!(self, Self::Subset(..))
+    }
+}
+
+/// Reason why no endpoint is available.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::http) enum NoPlace {
+    #[error(transparent)]
+    Rule(#[from] NoUpstream),
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+}

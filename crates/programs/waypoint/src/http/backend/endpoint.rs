@@ -1,0 +1,275 @@
+//! A `DestinationRule` applied to one request: limits, the hash that chooses its endpoint, and outlier detection.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use ambit_model::{ArcStr, Balancing, HashCookie, HashPolicy, HashSource};
+use ambit_resilience::{Outcome, Slot, Wish, hash};
+use ambit_telemetry::http::ResponseFlag;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode, Uri,
+    header::{COOKIE, SET_COOKIE},
+};
+use rand::Rng as _;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::broken::Broken;
+use crate::{
+    destination::{NoUpstream, Port},
+    message::Version,
+    session::Session,
+};
+
+/// Decision of a DestinationRule on one request. Counts as one of the destination's requests until it is dropped.
+#[derive(Debug)]
+pub(in crate::http) struct DestinationDecision {
+    pub(in crate::http) port: Arc<Port>,
+    hash: Option<u64>,
+    /// Cookie to set in the response.
+    cookie: Option<HeaderValue>,
+    _request: Slot,
+    _connection: Option<OwnedSemaphorePermit>,
+}
+
+impl DestinationDecision {
+    /// Applies the rule of a port to a request.
+    pub(in crate::http) async fn of(
+        session: &Session,
+        port: Arc<Port>,
+        version: Version,
+        (headers, uri): (&HeaderMap, &Uri),
+    ) -> Result<Arc<Self>, NoUpstream> {
+        let rule_context = session.shard.waypoint.rule_context();
+        port.supported()?;
+        let active = port.request(rule_context)?;
+        // One of HTTP/2 carries many at once: there requests are what is limited.
+        let connection = match version {
+            Version::Http1 => port.awaited_connection(rule_context).await?,
+            Version::Http2 => None,
+        };
+        let (hash, cookie) = match &port.policy().balancing {
+            Balancing::Hash(policy) => hashed(session, policy, headers, uri),
+            _ => (None, None),
+        };
+        Ok(Arc::new(Self {
+            port,
+            hash,
+            cookie,
+            _request: active,
+            _connection: connection,
+        }))
+    }
+
+    pub(in crate::http) fn wish<'a>(
+        &self,
+        failed: &'a [ArcStr],
+        preferred: Option<&'a ArcStr>,
+    ) -> Wish<'a> {
+        Wish {
+            hash: self.hash,
+            failed,
+            preferred,
+        }
+    }
+
+    /// Modifies the response headers.
+    pub(in crate::http) fn answer(&self, headers: &mut HeaderMap) {
+        if let Some(cookie) = &self.cookie {
+            headers.append(SET_COOKIE, cookie.clone());
+        }
+    }
+}
+
+/// Outcome of an attempt for the endpoint, by its response or failure; `None` if it may be the client's doing, which it
+/// cannot be without a body.
+pub(in crate::http) fn outcome(
+    result: Result<StatusCode, &Broken>,
+    has_body: bool,
+) -> Option<Outcome> {
+    match result {
+        // The client's budget has no room, which is nothing of the endpoint's.
+        Err(broken) if broken.flag == ResponseFlag::OverloadManager => None,
+        Ok(status) => Some(Outcome::Answered(status.as_u16())),
+        Err(broken) => {
+            let is_endpoints = matches!(
+                broken.flag,
+                ResponseFlag::UpstreamConnectionFailure | ResponseFlag::UpstreamRemoteReset
+            );
+            (is_endpoints || !has_body).then_some(Outcome::Failed)
+        }
+    }
+}
+
+fn hashed(
+    session: &Session,
+    policy: &HashPolicy,
+    headers: &HeaderMap,
+    uri: &Uri,
+) -> (Option<u64>, Option<HeaderValue>) {
+    match &policy.source {
+        HashSource::SourceIp => {
+            let ip = session.remote_ip(headers);
+            (Some(hash(ip.to_string().as_bytes())), None)
+        }
+        HashSource::Header(name) => (of_header(headers, name), None),
+        HashSource::Query(name) => (of_query(uri.query(), name), None),
+        HashSource::Cookie(cookie) => match cookie_of(headers, &cookie.name) {
+            Some(value) => (Some(hash(value)), None),
+            None => match new_cookie(cookie) {
+                Some((value, set)) => (Some(hash(value.as_bytes())), Some(set)),
+                None => (None, None),
+            },
+        },
+    }
+}
+
+/// Hashes all values of a header.
+fn of_header(headers: &HeaderMap, name: &str) -> Option<u64> {
+    let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+    let mut values = headers.get_all(name).iter();
+    let first = values.next()?;
+    let mut mixed = hash(first.as_bytes());
+    for value in values {
+        mixed = mixed.rotate_left(1) ^ hash(value.as_bytes());
+    }
+    Some(mixed)
+}
+
+fn of_query(query: Option<&str>, name: &str) -> Option<u64> {
+    let mut pairs = query?
+        .split('&')
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let (_, value) = pairs.find(|(key, _)| *key == name)?;
+    Some(hash(value.as_bytes()))
+}
+
+/// The first cookie of a name.
+pub(in crate::http) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
+    let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
+    let mut pairs = lines.flat_map(|line| line.split(|byte| *byte == b';'));
+    pairs.find_map(|pair| {
+        let value = pair.trim_ascii().strip_prefix(name.as_bytes())?;
+        let value = value.strip_prefix(b"=")?;
+        let quoted = value
+            .strip_prefix(b"\"")
+            .and_then(|one| one.strip_suffix(b"\""));
+        Some(quoted.unwrap_or(value))
+    })
+}
+
+/// A cookie for a client that has none: a random value, which reveals nothing of the endpoints.
+fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
+    let ttl = of.ttl?;
+    let value = format!("{:016x}", rand::rng().random::<u64>());
+    let mut text = format!("{}=\"{value}\"", of.name);
+    let mut add = |part: std::fmt::Arguments<'_>| text.write_fmt(part).is_ok();
+    if !ttl.is_zero() {
+        add(format_args!("; Max-Age={}", ttl.as_secs().max(1)));
+    }
+    if let Some(path) = &of.path {
+        add(format_args!("; Path={path}"));
+    }
+    for (name, value) in &of.attributes {
+        if value.is_empty() {
+            add(format_args!("; {name}"));
+        } else {
+            add(format_args!("; {name}={value}"));
+        }
+    }
+    add(format_args!("; HttpOnly"));
+    Some((value, HeaderValue::from_str(&text).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn headers(name: &'static str, values: &[&'static [u8]]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(name, HeaderValue::from_bytes(value).unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn cookies_are_found_among_malformed_ones() {
+        for (lines, value) in [
+            (&[&b"a=1; id=x; b=2"[..]][..], Some(&b"x"[..])),
+            (&[b"id=\"x\""], Some(b"x")),
+            (&[b"id="], Some(b"")),
+            (&[b"a=1", b"id=x"], Some(b"x")),
+            (&[b"id=x; id=y"], Some(b"x")),
+            (&[b"xid=1;ID=2;id2=3;id"], None),
+            (&[b";;;=;"], None),
+            (&[b"id=\xff\xfe"], Some(b"\xff\xfe")),
+        ] {
+            assert_eq!(
+                cookie_of(&headers("cookie", lines), "id"),
+                value,
+                "{lines:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn headers_are_hashed_with_all_their_values() {
+        let of = |values: &[&'static [u8]]| of_header(&headers("x-user", values), "x-user");
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[b"a"]), of(&[b"a"]));
+        assert_ne!(of(&[b"a"]), of(&[b"b"]));
+        assert_ne!(of(&[b"a", b"b"]), of(&[b"b", b"a"]));
+        assert!(of(&[b"", b"\xff"]).is_some());
+    }
+
+    #[test]
+    fn query_parameters_are_found() {
+        assert_eq!(of_query(Some("a=1&k=v&k=w"), "k"), Some(hash(b"v")));
+        assert_eq!(of_query(Some("k"), "k"), Some(hash(b"")));
+        assert_eq!(of_query(Some("kk=1"), "k"), None);
+        assert_eq!(of_query(None, "k"), None);
+    }
+
+    #[test]
+    fn cookies_carry_max_age_and_path() {
+        let mut cookie = HashCookie {
+            name: "id".into(),
+            ..HashCookie::default()
+        };
+        assert!(new_cookie(&cookie).is_none());
+        cookie.ttl = Some(Duration::from_secs(60));
+        cookie.path = Some("/shop".into());
+        cookie.attributes = vec![
+            ("SameSite".into(), "Lax".into()),
+            ("Secure".into(), "".into()),
+        ];
+        let (value, set) = new_cookie(&cookie).unwrap();
+        let expected =
+            format!("id=\"{value}\"; Max-Age=60; Path=/shop; SameSite=Lax; Secure; HttpOnly");
+        assert_eq!(set, expected.as_str());
+        cookie.ttl = Some(Duration::ZERO);
+        assert!(
+            !new_cookie(&cookie)
+                .unwrap()
+                .1
+                .to_str()
+                .unwrap()
+                .contains("Max-Age")
+        );
+    }
+
+    #[test]
+    fn what_a_client_may_have_done_is_not_its_endpoints_fault() {
+        let refused = Broken::unreached(&std::fmt::Error, None);
+        assert_eq!(outcome(Err(&refused), true), Some(Outcome::Failed));
+        let broken = Broken {
+            flag: ResponseFlag::UpstreamConnectionTermination,
+            ..refused
+        };
+        assert_eq!(outcome(Err(&broken), true), None);
+        assert_eq!(outcome(Err(&broken), false), Some(Outcome::Failed));
+        let status = StatusCode::BAD_GATEWAY;
+        assert_eq!(outcome(Ok(status), true), Some(Outcome::Answered(502)));
+    }
+}

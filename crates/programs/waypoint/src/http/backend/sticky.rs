@@ -1,0 +1,43 @@
+//! The endpoint of a sticky session ([`super::affinity`]), and its upstream.
+
+use ambit_proxy::Local;
+use ambit_route::{BackendEndpoint, Route};
+
+use super::{
+    affinity::{self, Found},
+    destination::Destination,
+};
+use crate::session::Session;
+
+impl Destination {
+    /// The endpoint that a session's mark is of, as far as it is known now.
+    pub(in crate::http) fn marked(&self, session: &Session, mark: u64) -> Found {
+        let waypoint = &session.shard.waypoint;
+        let own = waypoint.local.now(None);
+        let Some((name, port)) = self.port(session) else {
+            return Found::NotOurs;
+        };
+        let request = self.backend_request(session, &own, &[]);
+        let table = waypoint.state.table();
+        let revision = table.backend_revision(&request, name, &mut rand::rng());
+        if revision.is_none() {
+            return Found::NotOurs;
+        }
+        affinity::marked(table.backend_endpoints(&request, name, port), mark)
+    }
+
+    /// Returns the route to an endpoint of the destination.
+    pub(in crate::http) fn route_to(
+        &self,
+        session: &Session,
+        own: &Local,
+        to: &BackendEndpoint,
+    ) -> Option<Route> {
+        let waypoint = &session.shard.waypoint;
+        let (name, _) = self.port(session)?;
+        let request = self.backend_request(session, own, &[]);
+        let table = waypoint.state.table();
+        let route = table.backend_at(&request, name, to, &mut rand::rng());
+        route.ok()
+    }
+}

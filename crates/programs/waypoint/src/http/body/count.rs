@@ -1,0 +1,160 @@
+//! Counters of the bytes and messages of bodies.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use hyper::body::Frame;
+use parking_lot::Mutex;
+
+/// Counter of bytes and messages in one direction.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct Count(Arc<Mutex<Counted>>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    bytes: u64,
+    /// Message counter of gRPC bodies.
+    messages: Option<Messages>,
+    grpc_status: Option<u32>,
+    is_complete: bool,
+    is_broken: bool,
+    is_late: bool,
+}
+
+/// Counts the messages of a gRPC stream: each has five bytes before it, of which four are its length.
+#[derive(Debug, Default)]
+struct Messages {
+    count: u64,
+    prefix: Vec<u8>,
+    /// Remaining bytes of the current message.
+    left: usize,
+}
+
+impl Count {
+    /// Creates a counter at zero.
+    pub(in crate::http) fn of(is_grpc: bool) -> Self {
+        Self(Arc::new(Mutex::new(Counted {
+            messages: is_grpc.then(Messages::default),
+            ..Counted::default()
+        })))
+    }
+
+    /// Bytes so far.
+    pub(in crate::http) fn bytes(&self) -> u64 {
+        self.0.lock().bytes
+    }
+
+    /// Messages of gRPC so far.
+    pub(in crate::http) fn messages(&self) -> u64 {
+        self.0.lock().messages.as_ref().map_or(0, |one| one.count)
+    }
+
+    /// Returns the final gRPC status of a response.
+    pub(in crate::http) fn grpc_status(&self) -> Option<u32> {
+        self.0.lock().grpc_status
+    }
+
+    /// Whether the body was forwarded completely.
+    pub(in crate::http) fn is_complete(&self) -> bool {
+        self.0.lock().is_complete
+    }
+
+    /// Whether its sender broke it off, or did not keep to the protocol.
+    pub(in crate::http) fn is_broken(&self) -> bool {
+        self.0.lock().is_broken
+    }
+
+    /// Whether its time was over before its end.
+    pub(in crate::http) fn is_late(&self) -> bool {
+        self.0.lock().is_late
+    }
+
+    /// Bytes that are no part of a body that passes through.
+    pub(in crate::http) fn add(&self, bytes: usize) {
+        self.0.lock().bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
+    }
+
+    /// The status in headers or trailers.
+    pub(in crate::http) fn grpc_status_of(&self, headers: &HeaderMap) {
+        let status = headers.get("grpc-status");
+        let status = status.and_then(|status| status.to_str().ok()?.parse().ok());
+        let mut counted = self.0.lock();
+        counted.grpc_status = status.or(counted.grpc_status);
+    }
+
+    /// Counts a frame of the body.
+    pub(in crate::http) fn frame(&self, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref() {
+            let mut counted = self.0.lock();
+            counted.bytes += u64::try_from(data.len()).unwrap_or(u64::MAX);
+            if let Some(messages) = &mut counted.messages {
+                messages.take(data);
+            }
+        } else if let Some(trailers) = frame.trailers_ref() {
+            self.grpc_status_of(trailers);
+        }
+    }
+
+    /// Marks the body as broken off by its sender.
+    pub(in crate::http) fn broke(&self) {
+        self.0.lock().is_broken = true;
+    }
+
+    /// Marks the body as unfinished at its deadline.
+    pub(in crate::http) fn was_late(&self) {
+        self.0.lock().is_late = true;
+    }
+
+    /// Marks the body as complete.
+    pub(in crate::http) fn completed(&self) {
+        self.0.lock().is_complete = true;
+    }
+}
+
+impl Messages {
+    fn take(&mut self, mut data: &[u8]) {
+        while !data.is_empty() {
+            if self.left > 0 {
+                let skipped = self.left.min(data.len());
+                self.left -= skipped;
+                data = data.get(skipped..).unwrap_or_default();
+                continue;
+            }
+            let missing = 5 - self.prefix.len();
+            let taken = data.get(..missing).unwrap_or(data);
+            self.prefix.extend_from_slice(taken);
+            data = data.get(taken.len()..).unwrap_or_default();
+            if let [_, a, b, c, d] = *self.prefix.as_slice() {
+                let length = u32::from_be_bytes([a, b, c, d]);
+                self.left = usize::try_from(length).unwrap_or(usize::MAX);
+                self.count += 1;
+                self.prefix.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_counted_however_they_are_cut() {
+        let stream = [
+            &[0, 0, 0, 0, 2, 1, 1][..],
+            &[0, 0, 0, 0, 0],
+            &[1, 0, 0, 1, 0],
+            &[7; 256],
+        ];
+        let stream = stream.concat();
+        for step in [1, 2, 3, 7, 1000] {
+            let mut messages = Messages::default();
+            for piece in stream.chunks(step) {
+                messages.take(piece);
+            }
+            assert_eq!(messages.count, 3, "in pieces of {step}");
+            assert_eq!(messages.left, 0);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Bodies that have been announced and of which nothing comes: an upload that its client does not go on with, a response
+//! that its application breaks off in silence. Each holds a connection and a worker of the application, or the client.
+//!
+//! Two waits are bounded, and no other: for an upload until its response begins, and for the rest of a response whose
+//! length was declared. A request that waits for its response, a response without a declared length (server-sent
+//! events, watches, long polls), a stream in both directions once its response has begun, gRPC, Connect and upgraded
+//! connections are quiet for as long as they like: that is what they are for.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use ambit_telemetry::http::ResponseFlag;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use crate::{
+    http::reply::Reply,
+    message::{Body, BodyError},
+};
+
+/// Idle timeout of a body.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("nothing of the body came for {0:?} (AMBIT_STREAM_IDLE_TIMEOUT)")]
+pub(in crate::http) struct Idle(Duration);
+
+/// Waits for the bodies of one request.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct IdleTimeout {
+    /// Idle timeout; `None` disables it.
+    limit: Option<Duration>,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The response has begun: the request's body is waited for no more.
+    has_begun: AtomicBool,
+    /// Whether waiting for the request's body timed out.
+    is_over: AtomicBool,
+}
+
+/// Which body is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Request,
+    Response,
+}
+
+/// Body with an idle timeout.
+struct Awaited {
+    body: Body,
+    limit: Duration,
+    direction: Direction,
+    state: Arc<State>,
+    /// Timer since the reader waits for the next frame.
+    wait: Option<Pin<Box<Sleep>>>,
+}
+
+impl IdleTimeout {
+    /// Bodies of a request with these headers may be quiet for so long; zero is for ever.
+    pub(in crate::http) fn new(limit: Duration, headers: &HeaderMap, is_upgrade: bool) -> Self {
+        let is_bounded = !limit.is_zero() && !is_upgrade && !is_stream(headers);
+        Self {
+            limit: is_bounded.then_some(limit),
+            state: Arc::default(),
+        }
+    }
+
+    /// Waits for a body's frames one by one, outside of [`Self::request`].
+    ///
+    /// # Errors
+    /// When the future takes too long.
+    pub(in crate::http) async fn bound<T>(
+        &self,
+        waiting: impl Future<Output = T>,
+    ) -> Result<T, Idle> {
+        match self.limit {
+            None => Ok(waiting.await),
+            Some(limit) => {
+                let waited = tokio::time::timeout(limit, waiting).await;
+                waited.map_err(|_| Idle(limit))
+            }
+        }
+    }
+
+    /// A request's body, which ends with an error when nothing of it comes and the response has not begun.
+    pub(in crate::http) fn request(&self, body: Body) -> Body {
+        self.watch(body, Direction::Request)
+    }
+
+    /// A response's body, which ends with an error when nothing of it comes although its length is known.
+    pub(in crate::http) fn response(&self, body: Body) -> Body {
+        self.state.has_begun.store(true, Relaxed);
+        match body.size_hint().exact() {
+            Some(_) => self.watch(body, Direction::Response),
+            None => body,
+        }
+    }
+
+    /// Returns the response to a request whose body timed out.
+    pub(in crate::http) fn reply(&self) -> Option<Reply> {
+        let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
+        Some(Idle(limit).into())
+    }
+
+    fn watch(&self, body: Body, direction: Direction) -> Body {
+        let Some(limit) = self.limit.filter(|_| !body.is_end_stream()) else {
+            return body;
+        };
+        let awaited = Awaited {
+            body,
+            limit,
+            direction,
+            state: self.state.clone(),
+            wait: None,
+        };
+        awaited.boxed_unsync()
+    }
+}
+
+/// Whether a request is a stream of messages, whichever direction they come from.
+fn is_stream(headers: &HeaderMap) -> bool {
+    let of = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
+    of.is_some_and(|of| {
+        of.starts_with(b"application/grpc") || of.starts_with(b"application/connect+")
+    })
+}
+
+impl From<Idle> for Reply {
+    fn from(_: Idle) -> Self {
+        let flag = ResponseFlag::StreamIdleTimeout;
+        Self::new(StatusCode::REQUEST_TIMEOUT, "stream timeout", flag)
+    }
+}
+
+impl HttpBody for Awaited {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+            this.wait = None;
+            return Poll::Ready(frame);
+        }
+        if this.direction == Direction::Request && this.state.has_begun.load(Relaxed) {
+            return Poll::Pending;
+        }
+        let limit = this.limit;
+        let new = || Box::pin(tokio::time::sleep_until(Instant::now() + limit));
+        ready!(this.wait.get_or_insert_with(new).as_mut().poll(cx));
+        if this.direction == Direction::Request {
+            if this.state.has_begun.load(Relaxed) {
+                return Poll::Pending;
+            }
+            this.state.is_over.store(true, Relaxed);
+        }
+        Poll::Ready(Some(Err(Idle(limit).into())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(300);
+
+    type Frames = mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>;
+
+    fn body() -> (Frames, Body) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+        (sender, StreamBody::new(frames).boxed_unsync())
+    }
+
+    fn send(frames: &Frames) {
+        let frame = Frame::data(Bytes::from_static(b"a"));
+        frames.send(Ok(frame)).unwrap();
+    }
+
+    fn of(content_type: &'static str) -> IdleTimeout {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, http::HeaderValue::from_static(content_type));
+        IdleTimeout::new(LIMIT, &headers, false)
+    }
+
+    /// Whether a body's next frame is waited for longer than it may be.
+    async fn is_waited_for(body: &mut Body) -> bool {
+        let most = Duration::from_secs(86_400);
+        tokio::time::timeout(most, body.frame()).await.is_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_that_stops_is_given_up_and_a_slow_one_is_not() {
+        let idle = of("text/plain");
+        let (source, inner) = body();
+        let mut upload = idle.request(inner);
+        for _ in 0..20 {
+            let (frame, ()) = tokio::join!(upload.frame(), async {
+                tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
+                send(&source);
+            });
+            frame.unwrap().unwrap();
+        }
+        assert!(idle.reply().is_none());
+        let began = Instant::now();
+        upload.frame().await.unwrap().unwrap_err();
+        assert_eq!(began.elapsed().as_secs(), LIMIT.as_secs());
+        let reply = idle.reply().unwrap();
+        assert_eq!(reply.status, StatusCode::REQUEST_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_comes_late_waits_from_then_on() {
+        let idle = of("text/plain");
+        let (source, inner) = body();
+        let mut upload = idle.request(inner);
+        send(&source);
+        upload.frame().await.unwrap().unwrap();
+        tokio::time::sleep(LIMIT * 3).await;
+        let (frame, ()) = tokio::join!(upload.frame(), async {
+            tokio::time::sleep(LIMIT / 2).await;
+            send(&source);
+        });
+        frame.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_in_both_directions_are_quiet_once_their_response_has_begun() {
+        let idle = of("text/plain");
+        let ((_source, request), (_other, response)) = (body(), body());
+        let mut upload = idle.request(request);
+        let mut download = idle.response(response);
+        assert!(is_waited_for(&mut upload).await && is_waited_for(&mut download).await);
+        // Also if it begins while the upload is waited for.
+        let idle = of("text/plain");
+        let ((_source, request), (_other, response)) = (body(), body());
+        let mut upload = idle.request(request);
+        let (is_waiting, _download) = tokio::join!(is_waited_for(&mut upload), async {
+            tokio::time::sleep(LIMIT / 2).await;
+            idle.response(response)
+        });
+        assert!(is_waiting && idle.reply().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_of_a_declared_length_that_stops_is_given_up() {
+        let (_source, inner) = body();
+        let declared = Declared(inner).boxed_unsync();
+        let mut download = of("text/plain").response(declared);
+        download.frame().await.unwrap().unwrap_err();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn grpc_connect_and_upgrades_are_quiet_for_as_long_as_they_like() {
+        let upgrade = IdleTimeout::new(LIMIT, &HeaderMap::new(), true);
+        let unlimited = IdleTimeout::new(Duration::ZERO, &HeaderMap::new(), false);
+        let streams = [
+            "application/grpc",
+            "application/grpc-web+proto",
+            "application/connect+json",
+        ];
+        for idle in streams.map(of).into_iter().chain([upgrade, unlimited]) {
+            let (_source, inner) = body();
+            assert!(is_waited_for(&mut idle.request(inner)).await, "{idle:?}");
+            assert!(idle.bound(tokio::time::sleep(LIMIT * 9)).await.is_ok());
+        }
+        let bounded = of("application/json");
+        assert!(bounded.bound(tokio::time::sleep(LIMIT * 9)).await.is_err());
+    }
+
+    /// A body of a declared length.
+    struct Declared(Body);
+
+    impl HttpBody for Declared {
+        type Data = Bytes;
+        type Error = BodyError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+            Pin::new(&mut self.0).poll_frame(cx)
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(7)
+        }
+    }
+}

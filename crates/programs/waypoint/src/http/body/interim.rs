@@ -1,0 +1,217 @@
+//! Interim responses of applications (102, 103), which pass on to clients of HTTP/1.1, and requests that wait for one before
+//! they send their body (`Expect: 100-continue`, RFC 9110, section 10.1.1).
+//!
+//! The client's expectation is passed to the application. Until it responds with 100, nothing of the body is read from
+//! the client, which therefore gets no 100 either; a final response, 413 or 417 for instance, comes back without the
+//! body having been sent. An application that does not know of the expectation gets the body after [`CONTINUE_TIMEOUT`].
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Request, StatusCode,
+    header::{CONTENT_LENGTH, EXPECT},
+};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::time::{Sleep, sleep};
+
+use crate::{
+    headers,
+    message::{Body, BodyError},
+    wire::Additions,
+};
+
+/// Timeout for an application to send `100 Continue`, after which the body is sent anyway.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
+const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
+
+/// The client's connection, for interim responses to one of its requests.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct Interim(pub(in crate::http) Additions);
+
+impl Interim {
+    fn pass(&self, status: StatusCode, headers: &HeaderMap) {
+        let mut headers = headers.clone();
+        if headers::remove_hop_by_hop(&mut headers).is_err() {
+            return;
+        }
+        headers::remove_claims_of_response(&mut headers);
+        headers.remove(CONTENT_LENGTH);
+        self.0.add_interim(status, &headers);
+    }
+}
+
+/// Whether a client waits for 100 before it sends the body.
+pub(in crate::http) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
+    let mut lines = request.headers().get_all(EXPECT).iter();
+    let is_continue = lines
+        .next()
+        .is_some_and(|line| line.as_bytes().eq_ignore_ascii_case(CONTINUE.as_bytes()));
+    is_continue && lines.next().is_none() && !request.body().is_end_stream()
+}
+
+/// The body of a request, after the application's 100 where the client expects it.
+pub(in crate::http) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
+    match expectation {
+        Some(expectation) => expectation.hold(body),
+        None => body,
+    }
+}
+
+/// Forwards interim responses of an HTTP/1.1 request, and sends the body once the application wants it.
+pub(in crate::http) fn follow(
+    request: &mut Request<Body>,
+    expectation: Option<&Expectation>,
+    passes: bool,
+) {
+    let interim = request.extensions_mut().remove::<Interim>();
+    let interim = interim.filter(|_| passes);
+    if expectation.is_some() {
+        request.headers_mut().insert(EXPECT, CONTINUE);
+    }
+    if interim.is_none() && expectation.is_none() {
+        return;
+    }
+    let expectation = expectation.cloned();
+    hyper::ext::on_informational(request, move |response| {
+        match (response.status(), &expectation, &interim) {
+            (StatusCode::CONTINUE, Some(expectation), _) => expectation.meet(),
+            (StatusCode::CONTINUE | StatusCode::SWITCHING_PROTOCOLS, ..) => {}
+            (status, _, Some(interim)) => interim.pass(status, response.headers()),
+            _ => {}
+        }
+    });
+}
+
+/// Whether an application wants the body of a request. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(in crate::http) struct Expectation(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    phase: Phase,
+    /// Task that waits for the body.
+    task: Option<Waker>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// The application has sent no response.
+    #[default]
+    Unknown,
+    /// The body was requested by the application, and is sent.
+    Met,
+    /// The application responded without reading the body.
+    Answered,
+    /// The response is over: the body is dropped.
+    Over,
+}
+
+/// The application answered before the body was sent, and its response is over.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the application answered the request without its body")]
+struct NotWanted;
+
+/// Held with the response; ends the request when it is dropped.
+#[derive(Debug)]
+pub(in crate::http) struct AnsweredEarly {
+    #[expect(dead_code, reason = "dropping it ends the request")]
+    ending: Option<Ending>,
+}
+
+#[derive(Debug)]
+struct Ending(Expectation);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.advance(Phase::Answered, Phase::Over);
+    }
+}
+
+impl Expectation {
+    fn meet(&self) {
+        self.advance(Phase::Unknown, Phase::Met);
+    }
+
+    fn advance(&self, from: Phase, to: Phase) {
+        let mut state = self.0.lock();
+        if state.phase != from {
+            return;
+        }
+        state.phase = to;
+        let task = state.task.take();
+        drop(state);
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+
+    /// The application has answered: if the body has not been sent until now, it is not sent any more.
+    pub(in crate::http) fn answered(expectation: Option<&Self>) -> AnsweredEarly {
+        let ending = expectation.map(|one| {
+            one.advance(Phase::Unknown, Phase::Answered);
+            Ending(one.clone())
+        });
+        AnsweredEarly { ending }
+    }
+
+    /// Holds the request body until the application wants it.
+    fn hold(&self, body: Body) -> Body {
+        let held = EndpointLease {
+            body,
+            expectation: self.clone(),
+            continue_timer: None,
+        };
+        held.boxed_unsync()
+    }
+}
+
+struct EndpointLease {
+    body: Body,
+    expectation: Expectation,
+    /// Timer since the application received the request headers.
+    continue_timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl HttpBody for EndpointLease {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let continue_timer = this
+            .continue_timer
+            .get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIMEOUT)));
+        let phase = {
+            let mut state = this.expectation.0.lock();
+            if state.phase == Phase::Unknown && continue_timer.as_mut().poll(cx).is_ready() {
+                state.phase = Phase::Met;
+            }
+            state.task = Some(cx.waker().clone());
+            state.phase
+        };
+        match phase {
+            Phase::Met => Pin::new(&mut this.body).poll_frame(cx),
+            Phase::Unknown | Phase::Answered => Poll::Pending,
+            Phase::Over => Poll::Ready(Some(Err(NotWanted.into()))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,125 @@
+//! A request body whose first frames have been buffered, and are replayed.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+
+use super::idle::{Idle, IdleTimeout};
+use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
+
+/// Charged bytes of a frame besides its data.
+const FRAME_BYTES: usize = 64;
+
+/// Buffered prefix of a body.
+#[derive(Debug, Default)]
+pub(in crate::http) struct Begun {
+    frames: VecDeque<Frame<Bytes>>,
+    bytes: usize,
+    permit: Option<Permit>,
+}
+
+/// Reason why the beginning of a body is missing.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::http) enum BeginError {
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
+    #[error(transparent)]
+    Idle(#[from] Idle),
+}
+
+/// A body with a buffered prefix.
+#[derive(Debug)]
+pub(in crate::http) struct PrefixedBody {
+    begun: Begun,
+    rest: Incoming,
+}
+
+impl Begun {
+    /// Reads a body up to its end or a maximum number of bytes.
+    ///
+    /// # Errors
+    /// When it breaks, stalls, or the budget has no room.
+    pub(in crate::http) async fn of(
+        body: &mut Incoming,
+        most: usize,
+        memory: &ConnectionMemory,
+        idle: &IdleTimeout,
+    ) -> Result<Self, BeginError> {
+        let mut permit = memory.take(Use::AuthorizationBody, 0)?;
+        let mut begun = Self::default();
+        while begun.bytes <= most && !body.is_end_stream() {
+            let Some(frame) = idle.bound(body.frame()).await? else {
+                break;
+            };
+            let frame = frame?;
+            let bytes = FRAME_BYTES + frame.data_ref().map_or(0, Bytes::len);
+            memory.grow(Use::AuthorizationBody, &mut permit, bytes)?;
+            begun.bytes += frame.data_ref().map_or(0, Bytes::len);
+            begun.frames.push_back(frame);
+        }
+        begun.permit = Some(permit);
+        Ok(begun)
+    }
+
+    /// Whether any frame has been read.
+    pub(in crate::http) fn has_frames(&self) -> bool {
+        !self.frames.is_empty()
+    }
+
+    /// Returns the length in bytes.
+    pub(in crate::http) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the first bytes.
+    pub(in crate::http) fn first(&self, most: usize) -> Vec<u8> {
+        let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
+        data.take(most).copied().collect()
+    }
+
+    /// Returns the whole body, including the rest of the stream.
+    pub(in crate::http) fn with(self, rest: Incoming) -> PrefixedBody {
+        PrefixedBody { begun: self, rest }
+    }
+}
+
+impl HttpBody for PrefixedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        if let Some(frame) = this.begun.frames.pop_front() {
+            this.begun.bytes -= frame.data_ref().map_or(0, Bytes::len);
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        this.begun.permit = None;
+        Pin::new(&mut this.rest).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.begun.frames.is_empty() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.rest.size_hint();
+        let begun = u64::try_from(self.begun.bytes).unwrap_or(u64::MAX);
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(begun));
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(begun)) {
+            hint.set_upper(upper);
+        }
+        hint
+    }
+}

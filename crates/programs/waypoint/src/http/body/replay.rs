@@ -1,0 +1,300 @@
+//! Bodies of requests that may have to be sent again: what has passed is kept, as long as it is little.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+
+use crate::{
+    memory::{ConnectionMemory, Permit, Use},
+    message::{Body, BodyError},
+};
+
+/// Maximum size of a replayable body. Requests with larger ones are not retried.
+pub(in crate::http) const MAX_REPLAY_BYTES: usize = 64 << 10;
+/// Charged bytes of a frame besides its data.
+const FRAME: usize = 64;
+
+/// A body that can be read again from its beginning, as long as it is not too large.
+#[derive(Clone)]
+pub(in crate::http) struct ReplayBody(Arc<Mutex<Inner>>);
+
+struct Inner {
+    source: Body,
+    frames: Vec<Part>,
+    bytes: usize,
+    /// Budget that the buffered body is charged to.
+    memory: ConnectionMemory,
+    permit: Option<Permit>,
+    is_whole: bool,
+    is_lost: bool,
+    /// Number of the current reader; earlier readers get nothing more.
+    turn: u64,
+    /// Total size in bytes, if known.
+    length: Option<u64>,
+}
+
+#[derive(Clone)]
+enum Part {
+    Data(Bytes),
+    Trailers(HeaderMap),
+}
+
+struct Reading {
+    replay: ReplayBody,
+    turn: u64,
+    next: usize,
+    /// Remaining bytes, if known.
+    left: Option<u64>,
+}
+
+/// Error of a reader that a retry has superseded.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the request is sent again")]
+struct Superseded;
+
+impl ReplayBody {
+    pub(in crate::http) fn new(source: Body, memory: &ConnectionMemory) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            length: source.size_hint().exact(),
+            source,
+            frames: Vec::new(),
+            bytes: 0,
+            memory: memory.clone(),
+            permit: None,
+            is_whole: false,
+            is_lost: false,
+            turn: 0,
+        })))
+    }
+
+    /// Whether everything that was read is still buffered.
+    pub(in crate::http) fn is_replayable(&self) -> bool {
+        !self.0.lock().is_lost
+    }
+
+    /// The body from its beginning; `None` if too much of it has passed. Who has read until now gets no more.
+    pub(in crate::http) fn rewind(&self) -> Option<Body> {
+        let mut inner = self.0.lock();
+        if inner.is_lost {
+            return None;
+        }
+        inner.turn += 1;
+        let reading = Reading {
+            replay: self.clone(),
+            turn: inner.turn,
+            next: 0,
+            left: inner.length,
+        };
+        drop(inner);
+        Some(reading.boxed_unsync())
+    }
+}
+
+impl Inner {
+    fn keep(&mut self, frame: &Frame<Bytes>) {
+        if self.is_lost {
+            return;
+        }
+        let part = match (frame.data_ref(), frame.trailers_ref()) {
+            (Some(data), _) => Part::Data(data.clone()),
+            (_, Some(trailers)) => Part::Trailers(trailers.clone()),
+            (None, None) => return,
+        };
+        let bytes = FRAME + frame.data_ref().map_or(0, Bytes::len);
+        self.bytes += bytes;
+        self.is_lost = self.bytes > MAX_REPLAY_BYTES || !self.charge(bytes);
+        if self.is_lost {
+            self.frames = Vec::new();
+            self.permit = None;
+        } else {
+            self.frames.push(part);
+        }
+    }
+
+    /// Charges more bytes; false if the budget has no room.
+    fn charge(&mut self, bytes: usize) -> bool {
+        match &mut self.permit {
+            Some(permit) => self.memory.grow(Use::RetryBody, permit, bytes).is_ok(),
+            none => {
+                *none = self.memory.take(Use::RetryBody, bytes).ok();
+                none.is_some()
+            }
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.is_whole {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut self.source).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                self.keep(frame);
+                self.is_whole = self.source.is_end_stream();
+            }
+            None => self.is_whole = true,
+            Some(Err(_)) => self.is_lost = true,
+        }
+        Poll::Ready(frame)
+    }
+}
+
+impl HttpBody for Reading {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let mut inner = this.replay.0.lock();
+        if inner.turn != this.turn {
+            return Poll::Ready(Some(Err(Superseded.into())));
+        }
+        let frame = match inner.frames.get(this.next).cloned() {
+            Some(Part::Data(data)) => Some(Ok(Frame::data(data))),
+            Some(Part::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+            None => ready!(inner.poll(cx)),
+        };
+        if let Some(Ok(frame)) = &frame {
+            this.next += 1;
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+            this.left = this.left.map(|left| left.saturating_sub(bytes));
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let inner = self.replay.0.lock();
+        let is_whole = inner.is_whole || inner.source.is_end_stream();
+        is_whole && self.next >= inner.frames.len()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map(SizeHint::with_exact).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::memory::{Memory, MemoryLimits};
+
+    /// Returns a connection's budget in a process with this limit.
+    fn memory(process: usize) -> ConnectionMemory {
+        let memory = Memory::new(MemoryLimits::of(process), Arc::default());
+        memory.connection(None, [10, 0, 0, 1].into())
+    }
+
+    type Sender = mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>;
+
+    fn body() -> (Sender, ReplayBody) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+        let body = StreamBody::new(frames).boxed_unsync();
+        (sender, ReplayBody::new(body, &memory(8 << 20)))
+    }
+
+    fn say(sender: &Sender, bytes: &[u8]) {
+        let bytes = Bytes::copy_from_slice(bytes);
+        sender.send(Ok(Frame::data(bytes))).unwrap();
+    }
+
+    async fn hear(body: &mut Body) -> Vec<u8> {
+        let frame = body.frame().await.unwrap().unwrap();
+        frame.into_data().unwrap().to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_body_is_read_again_and_then_to_its_end() {
+        let (sender, replay) = body();
+        let mut first = replay.rewind().unwrap();
+        say(&sender, b"one");
+        say(&sender, b"two");
+        assert_eq!(hear(&mut first).await, b"one");
+        let mut second = replay.rewind().unwrap();
+        // It has no part in it any more.
+        assert!(first.frame().await.unwrap().unwrap_err().is::<Superseded>());
+        assert_eq!(hear(&mut second).await, b"one");
+        assert_eq!(hear(&mut second).await, b"two");
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-end", http::HeaderValue::from_static("1"));
+        sender.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
+        drop(sender);
+        assert!(second.frame().await.unwrap().unwrap().is_trailers());
+        assert!(second.frame().await.is_none());
+        let third = replay.rewind().unwrap();
+        let third = third.collect().await.unwrap();
+        assert_eq!(third.trailers(), Some(&trailers));
+        assert_eq!(third.to_bytes(), "onetwo");
+    }
+
+    #[tokio::test]
+    async fn large_or_broken_bodies_pass_without_replay() {
+        let (sender, replay) = body();
+        let mut first = replay.rewind().unwrap();
+        let piece = vec![0; MAX_REPLAY_BYTES / 4];
+        for count in 1..=6 {
+            say(&sender, &piece);
+            assert_eq!(hear(&mut first).await, piece);
+            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME);
+            if count >= 4 {
+                assert!(replay.rewind().is_none());
+                assert!(replay.0.lock().frames.is_empty());
+            }
+        }
+        drop(sender);
+        assert!(first.frame().await.is_none());
+        let (sender, replay) = body();
+        let mut first = replay.rewind().unwrap();
+        sender.send(Err("broken".into())).unwrap();
+        assert!(first.frame().await.unwrap().is_err());
+        assert!(replay.rewind().is_none());
+    }
+
+    #[tokio::test]
+    async fn bodies_beyond_the_memory_budget_pass_without_replay() {
+        // A kilobyte for the requests of a connection.
+        let memory = memory(8 << 10);
+        let replay = ReplayBody::new(crate::message::text(vec![0; 2 << 10]), &memory);
+        let mut body = replay.rewind().unwrap();
+        assert_eq!(hear(&mut body).await.len(), 2 << 10);
+        assert!(replay.rewind().is_none());
+        let replay = ReplayBody::new(crate::message::text(vec![0; 900]), &memory);
+        let mut body = replay.rewind().unwrap();
+        assert_eq!(hear(&mut body).await.len(), 900);
+        assert!(memory.take(Use::RetryBody, 100).is_err());
+        assert!(replay.rewind().is_some());
+        drop((body, replay));
+        assert!(memory.take(Use::RetryBody, 1000).is_ok());
+    }
+
+    #[tokio::test]
+    async fn no_body_is_none_each_time() {
+        let replay = ReplayBody::new(crate::message::text(""), &memory(8 << 20));
+        for _ in 0..2 {
+            let body = replay.rewind().unwrap();
+            assert!(body.is_end_stream() && body.size_hint().exact() == Some(0));
+        }
+        let replay = ReplayBody::new(crate::message::text("abc"), &memory(8 << 20));
+        for _ in 0..2 {
+            let mut body = replay.rewind().unwrap();
+            assert!(!body.is_end_stream() && body.size_hint().exact() == Some(3));
+            assert_eq!(hear(&mut body).await, b"abc");
+            assert!(body.is_end_stream());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Bodies that go to mirrors as well. What is passed on is copied as it passes, and never waits for a mirror: one that
+//! is too far behind is given up.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    memory::{ConnectionMemory, Permit, Use},
+    message::{self, Body, BodyError},
+    mirrors::Behind,
+};
+
+/// Maximum bytes by which one mirror may lag.
+pub(in crate::http) const MOST_BEHIND: usize = 1 << 20;
+/// Maximum bytes by which all mirrors of a worker may lag together.
+const MOST_BEHIND_ALL: usize = 32 << 20;
+/// Charged bytes of a frame besides its data.
+const FRAME: usize = 64;
+
+/// Outcome of copying a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::http) enum Copied {
+    /// The body was copied, as far as it was received.
+    Over,
+    /// The mirror was too slow.
+    TooSlow,
+}
+
+/// Forwards a body, and copies it to mirrors.
+struct Tee {
+    inner: Body,
+    copies: Vec<Copying>,
+}
+
+/// Original's handle of one mirror.
+struct Copying {
+    pieces: mpsc::UnboundedSender<Piece>,
+    own: Arc<AtomicUsize>,
+    all: Behind,
+    memory: ConnectionMemory,
+    ended: Option<oneshot::Sender<Copied>>,
+}
+
+enum Piece {
+    Frame(Frame<Bytes>, EndpointLease),
+    End,
+}
+
+/// Bytes that wait for a mirror.
+struct EndpointLease {
+    bytes: usize,
+    own: Arc<AtomicUsize>,
+    all: Behind,
+    _permit: Permit,
+}
+
+impl Drop for EndpointLease {
+    fn drop(&mut self) {
+        self.own.fetch_sub(self.bytes, Relaxed);
+        self.all.0.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// The body that a mirror gets.
+struct Copy {
+    pieces: mpsc::UnboundedReceiver<Piece>,
+    /// Remaining bytes, if known.
+    left: Option<u64>,
+}
+
+/// The original ended before its end, or the mirror was too slow.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the mirrored request is given up")]
+struct GivenUp;
+
+/// A body that is passed on, and `count` copies of it, each with how the copying of it ends.
+pub(in crate::http) fn tee(
+    inner: Body,
+    count: usize,
+    behind: &Behind,
+    memory: &ConnectionMemory,
+) -> (Body, Vec<(Body, oneshot::Receiver<Copied>)>) {
+    if inner.is_end_stream() {
+        let empty = || {
+            let (ended, end) = oneshot::channel();
+            // Its other end is here.
+            let _told = ended.send(Copied::Over);
+            (message::text(""), end)
+        };
+        return (inner, (0..count).map(|_| empty()).collect());
+    }
+    let left = inner.size_hint().exact();
+    let (mut copies, mut bodies) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let (sender, pieces) = mpsc::unbounded_channel();
+        let (ended, end) = oneshot::channel();
+        copies.push(Copying {
+            pieces: sender,
+            own: Arc::default(),
+            all: behind.clone(),
+            memory: memory.clone(),
+            ended: Some(ended),
+        });
+        bodies.push((Copy { pieces, left }.boxed_unsync(), end));
+    }
+    (Tee { inner, copies }.boxed_unsync(), bodies)
+}
+
+impl Copying {
+    /// Sends a frame to the mirror; false if it accepts no more.
+    fn give(&mut self, frame: &Frame<Bytes>) -> bool {
+        let (copy, bytes) = match (frame.data_ref(), frame.trailers_ref()) {
+            (Some(data), _) => (Frame::data(data.clone()), data.len() + FRAME),
+            (_, Some(trailers)) => (Frame::trailers(trailers.clone()), FRAME),
+            (None, None) => return true,
+        };
+        let Ok(permit) = self.memory.take(Use::MirrorBody, bytes) else {
+            self.end(Copied::TooSlow);
+            return false;
+        };
+        let own = self.own.fetch_add(bytes, Relaxed) + bytes;
+        let all = self.all.0.fetch_add(bytes, Relaxed) + bytes;
+        let held = EndpointLease {
+            bytes,
+            own: self.own.clone(),
+            all: self.all.clone(),
+            _permit: permit,
+        };
+        if own > MOST_BEHIND || all > MOST_BEHIND_ALL {
+            self.end(Copied::TooSlow);
+            return false;
+        }
+        self.pieces.send(Piece::Frame(copy, held)).is_ok()
+    }
+
+    fn end(&mut self, how: Copied) {
+        if let Some(ended) = self.ended.take() {
+            // Nobody may be there any more.
+            let _told = ended.send(how);
+        }
+    }
+
+    /// Marks the copy as complete.
+    fn complete(mut self) {
+        let _taken = self.pieces.send(Piece::End);
+        self.end(Copied::Over);
+    }
+}
+
+impl HttpBody for Tee {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                this.copies.retain_mut(|copy| copy.give(frame));
+                // No frame is polled after the last one.
+                if this.inner.is_end_stream() {
+                    this.copies.drain(..).for_each(Copying::complete);
+                }
+            }
+            None => this.copies.drain(..).for_each(Copying::complete),
+            Some(Err(_)) => this.copies.clear(),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl HttpBody for Copy {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        Poll::Ready(match ready!(this.pieces.poll_recv(cx)) {
+            Some(Piece::Frame(frame, _held)) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+                this.left = this.left.map(|left| left.saturating_sub(bytes));
+                Some(Ok(frame))
+            }
+            Some(Piece::End) => None,
+            None => Some(Err(GivenUp.into())),
+        })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map(SizeHint::with_exact).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

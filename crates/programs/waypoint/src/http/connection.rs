@@ -1,0 +1,10 @@
+//! Connections of clients: time and memory that their requests take, and their end.
+
+pub(super) mod charged;
+pub(super) mod failure;
+pub(super) mod half_close;
+pub(super) mod header_block;
+pub(super) mod header_timeout;
+pub(super) mod linger;
+pub(super) mod not_http;
+pub(super) mod overload;

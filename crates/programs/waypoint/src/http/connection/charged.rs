@@ -1,0 +1,106 @@
+//! Response bodies that count towards the budget of their client until it has read them: a client that does not read
+//! could have its connections keep them.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+
+use crate::{
+    memory::{ConnectionMemory, Permit, Use},
+    message::{Body, BodyError},
+};
+
+/// A body whose frames are charged.
+struct Charged {
+    inner: Body,
+    memory: ConnectionMemory,
+}
+
+/// Bytes of a frame, released when the connection has sent them.
+struct EndpointLease {
+    bytes: Bytes,
+    _permit: Permit,
+}
+
+impl AsRef<[u8]> for EndpointLease {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Charges the frames of a body for as long as they are not sent.
+pub(in crate::http) fn charged(inner: Body, memory: &ConnectionMemory) -> Body {
+    if inner.is_end_stream() {
+        return inner;
+    }
+    let memory = memory.clone();
+    Charged { inner, memory }.boxed_unsync()
+}
+
+impl HttpBody for Charged {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
+        let charge = |bytes: Bytes| -> Result<Frame<Bytes>, BodyError> {
+            let permit = this.memory.take(Use::ResponseBody, bytes.len())?;
+            let held = EndpointLease {
+                bytes,
+                _permit: permit,
+            };
+            Ok(Frame::data(Bytes::from_owner(held)))
+        };
+        Poll::Ready(frame.map(|frame| match frame?.into_data() {
+            Ok(data) => charge(data),
+            Err(other) => Ok(other),
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        memory::{Memory, MemoryLimits},
+        message,
+    };
+
+    #[tokio::test]
+    async fn a_frame_counts_until_nobody_has_it() {
+        let memory = Memory::new(MemoryLimits::of(8 << 20), Arc::default());
+        let connection = memory.connection(None, [10, 0, 0, 1].into());
+        let body = || message::text(vec![b'd'; 600 << 10]);
+        let mut first = charged(body(), &connection);
+        let frame = first.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!((memory.held(), frame.len()), (600 << 10, 600 << 10));
+        let part = frame.slice(1..2);
+        drop((frame, first));
+        assert_eq!(memory.held(), 600 << 10);
+        // The budget of the connection is a megabyte.
+        let mut second = charged(body(), &connection);
+        assert!(second.frame().await.unwrap().is_err());
+        drop(part);
+        assert_eq!(memory.held(), 0);
+        assert!(charged(body(), &connection).frame().await.unwrap().is_ok());
+    }
+}

@@ -1,0 +1,128 @@
+//! Connections that end because the client does not keep to HTTP. They are counted and logged as requests are, which
+//! they never became.
+
+use std::{
+    error::Error,
+    io,
+    time::{Duration, SystemTime},
+};
+
+use ambit_proxy::report::chain;
+use ambit_telemetry::http::{
+    HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
+};
+
+use crate::{message::Version, session::Session};
+
+/// Violation of HTTP: the server's response, if any, and its name in metrics.
+struct Violation {
+    status: u16,
+    reason: &'static str,
+}
+
+/// Reports why a connection ended.
+pub(in crate::http) fn report(session: &Session, version: Version, error: &hyper::Error) {
+    let caller = session.caller.address;
+    let text = chain(error);
+    tracing::debug!(%caller, error = text, "a client's HTTP connection ended");
+    let Some(Violation { status, reason }) = Violation::of(version, error) else {
+        return;
+    };
+    let text = match reason {
+        "headers_too_large" => format!("{text} (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)"),
+        _ => text,
+    };
+    end(session, version, Violation { status, reason }, &text);
+}
+
+/// Reports a connection of HTTP/1 that is refused with a response of this status, 0 without one.
+pub(in crate::http) fn refused_as(
+    session: &Session,
+    status: u16,
+    reason: &'static str,
+    text: &str,
+) {
+    end(session, Version::Http1, Violation { status, reason }, text);
+}
+
+/// Reports a connection that no budget has room for.
+pub(in crate::http) fn refused(session: &Session, version: Version, reason: &'static str) {
+    end(session, version, Violation { status: 0, reason }, reason);
+}
+
+fn end(session: &Session, version: Version, violation: Violation, text: &str) {
+    let Violation { status, reason } = violation;
+    let caller = session.caller.address;
+    let waypoint = &session.shard.waypoint;
+    let flags = ResponseFlags::from(if reason.starts_with("memory_budget") {
+        ResponseFlag::OverloadManager
+    } else {
+        ResponseFlag::DownstreamProtocolError
+    });
+    let code = ResponseCode::new(status);
+    let protocol = match version {
+        Version::Http1 => "HTTP/1.1",
+        Version::Http2 => "HTTP/2",
+    };
+    let report = HttpRequestReport {
+        protocol: Some(protocol),
+        response_code: code,
+        flags,
+        code_details: Some(reason),
+        termination_details: Some(text),
+        ..HttpRequestReport::new(
+            SystemTime::now(),
+            Duration::ZERO,
+            caller,
+            session.target.address(),
+        )
+    };
+    let traffic = session.traffic_labels();
+    let labels = HttpLabels::new(traffic, RequestProtocol::Http, code, flags);
+    waypoint.http_metrics.refused(reason);
+    waypoint.http_metrics.record(&labels, &report);
+    let is_silent = session
+        .telemetry_config()
+        .is_some_and(|telemetry_config| telemetry_config.is_silent());
+    if let Some(format) = waypoint.config.access_log.filter(|_| !is_silent) {
+        ambit_rt::logging::write_line(&report.line(format));
+    }
+}
+
+/// Why a connection ended for what it read. Of errors of ours the libraries keep the kind.
+fn of_ours(error: &hyper::Error) -> Option<&'static str> {
+    let source: &io::Error = error.source()?.downcast_ref()?;
+    match source.kind() {
+        io::ErrorKind::TimedOut => Some("headers_too_slow"),
+        io::ErrorKind::QuotaExceeded => Some("memory_budget_header_block"),
+        _ => None,
+    }
+}
+
+impl Violation {
+    fn of(version: Version, error: &hyper::Error) -> Option<Self> {
+        if let Some(reason) = of_ours(error) {
+            return Some(Self { status: 0, reason });
+        }
+        match version {
+            Version::Http1 if error.is_parse_too_large() => Some(Self {
+                status: 431,
+                reason: "headers_too_large",
+            }),
+            Version::Http1 if error.is_parse() => Some(Self {
+                status: 400,
+                reason: "malformed",
+            }),
+            Version::Http1 => None,
+            Version::Http2 => {
+                let http2 = error.source()?.downcast_ref::<h2::Error>()?;
+                // An error that the client reports itself, and a failed connection, are no violations.
+                let is_ours = http2.reason().is_some() && !http2.is_remote() && !http2.is_io();
+                is_ours.then_some(Self {
+                    status: 0,
+                    reason: "http2",
+                })
+            }
+        }
+    }
+}

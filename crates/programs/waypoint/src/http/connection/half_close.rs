@@ -1,0 +1,213 @@
+//! Cancels the request of an HTTP/1 client that closes its sending side while it waits for the response: it has gone,
+//! as nearly all clients that do so have.
+//!
+//! The server does not read on while a response is on its way, so the end would be seen only after it. The
+//! connection is read ahead here then: a few bytes, which the server gets next. Behind a request that has been read
+//! to its end further bytes are thrown away, lest they hide the end; the connection ends after those that were kept.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::header_timeout::RequestPacing;
+
+/// Bytes of a connection that are read ahead while a response is on its way.
+const MAX_AHEAD_BYTES: usize = 64 << 10;
+/// Buffer size of one read.
+const READ_BYTES: usize = 4 << 10;
+
+/// The client closed its sending side while it waited for a response.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "the client closed its side of the connection before it had the response (AMBIT_CANCEL_ON_HALF_CLOSE)"
+)]
+pub(in crate::http) struct ClientClosed;
+
+/// A client's connection, which is an error to write to once the client has gone.
+#[derive(Debug)]
+pub(in crate::http) struct HalfClose<IO> {
+    io: IO,
+    /// Pacing of requests; `None` sends responses to half-closed clients.
+    pacing: Option<RequestPacing>,
+    ahead: BytesMut,
+    /// Whether reading from the client has ended.
+    is_over: bool,
+    /// Bytes were thrown away: nothing after those read ahead may be served.
+    is_truncated: bool,
+}
+
+impl<IO> HalfClose<IO> {
+    /// Requests are cancelled if there is a `pace`, which knows of the requests on the connection.
+    pub(in crate::http) fn new(io: IO, pacing: Option<RequestPacing>) -> Self {
+        Self {
+            io,
+            pacing,
+            ahead: BytesMut::new(),
+            is_over: false,
+            is_truncated: false,
+        }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> HalfClose<IO> {
+    /// Reads ahead while a response is being sent.
+    fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(pacing) = &self.pacing else {
+            return Ok(());
+        };
+        while pacing.is_serving() {
+            if self.is_over {
+                return Err(io::Error::new(
+                    io::ErrorKind::ConnectionAborted,
+                    ClientClosed,
+                ));
+            }
+            let is_full = self.ahead.len() >= MAX_AHEAD_BYTES;
+            // More of a body is for its reader to ask for.
+            if is_full && !pacing.has_whole_request() {
+                return Ok(());
+            }
+            let mut space = [0; READ_BYTES];
+            let mut buf = ReadBuf::new(&mut space);
+            match Pin::new(&mut self.io).poll_read(cx, &mut buf) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(read) => read?,
+            }
+            match buf.filled() {
+                [] => self.is_over = true,
+                _ if is_full => self.is_truncated = true,
+                bytes => self.ahead.extend_from_slice(bytes),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for HalfClose<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.ahead.is_empty() {
+            let n = this.ahead.len().min(buf.remaining());
+            buf.put_slice(this.ahead.get(..n).unwrap_or_default());
+            this.ahead.advance(n);
+            return Poll::Ready(Ok(()));
+        }
+        if this.is_over || this.is_truncated {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut this.io).poll_read(cx, buf)
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClose<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.look_ahead(cx)?;
+        Pin::new(&mut this.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.look_ahead(cx)?;
+        Pin::new(&mut this.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.look_ahead(cx)?;
+        Pin::new(&mut this.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::http::body::count::Count;
+
+    /// A connection with a request that is served, whose body has been read to its end or not.
+    fn serving(
+        is_whole: bool,
+    ) -> (
+        tokio::io::DuplexStream,
+        HalfClose<tokio::io::DuplexStream>,
+        impl Sized,
+    ) {
+        let (client, server) = tokio::io::duplex(1 << 20);
+        let pacing = RequestPacing::default();
+        let serving = pacing.begin();
+        let count = Count::of(false);
+        if is_whole {
+            count.completed();
+        }
+        pacing.reads(count);
+        (client, HalfClose::new(server, Some(pacing)), serving)
+    }
+
+    #[tokio::test]
+    async fn the_end_is_seen_behind_pipelined_bytes() {
+        for bytes in [0, 1, MAX_AHEAD_BYTES, MAX_AHEAD_BYTES * 3] {
+            let (mut client, mut server, _serving) = serving(true);
+            client.write_all(&vec![b'a'; bytes]).await.unwrap();
+            server.flush().await.unwrap();
+            drop(client);
+            let error = server.flush().await.unwrap_err();
+            assert!(
+                error
+                    .get_ref()
+                    .is_some_and(|inner| inner.is::<ClientClosed>())
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_read_ahead_are_served_next() {
+        let (mut client, mut server, serving) = serving(true);
+        client.write_all(b"GET / HTTP/1.1").await.unwrap();
+        server.flush().await.unwrap();
+        drop(serving);
+        client.write_all(b"\r\n").await.unwrap();
+        drop(client);
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, b"GET / HTTP/1.1\r\n");
+    }
+
+    #[tokio::test]
+    async fn a_body_is_read_ahead_only_a_little() {
+        let (mut client, mut server, _serving) = serving(false);
+        client.write_all(&vec![b'a'; 1 << 19]).await.unwrap();
+        drop(client);
+        server.flush().await.unwrap();
+        assert!(server.ahead.len() <= MAX_AHEAD_BYTES + READ_BYTES);
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all.len(), 1 << 19);
+    }
+}

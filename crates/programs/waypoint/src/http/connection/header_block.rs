@@ -1,0 +1,384 @@
+//! Header blocks of HTTP/2 as a client sends them: how long one may take, and what those hold that no request shows yet.
+//!
+//! The library decodes a block as its frames come, and keeps what it has decoded until the block ends, however long
+//! that takes; and it keeps trailers until the body before them is read. Both are charged here, by their bytes on the
+//! wire: a byte is at most one field, and a field takes [`FIELD_BYTES`] at most besides bytes that HPACK's table has,
+//! too.
+
+use std::{
+    collections::HashMap,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
+
+use super::{header_timeout::TooSlow, overload::TooLarge};
+use crate::memory::{ConnectionMemory, Permit, Use};
+
+/// Bytes of one decoded field in a header map, including spare capacity.
+const FIELD_BYTES: usize = 128;
+/// Bytes that a field without name and value counts in the limit of header sections (RFC 9113, section 6.5.2).
+const EMPTY_FIELD_BYTES: usize = 32;
+/// Bytes on the wire that are not charged as trailers: those of gRPC and of checksums.
+const FREE_TRAILERS: usize = 64;
+/// Connection preface of HTTP/2 clients (RFC 9113, section 3.4).
+const PREFACE_BYTES: usize = 24;
+const HEAD_BYTES: usize = 9;
+/// Bytes of blocks that are decoded before other tasks of the worker come first: each may be a field, of up to 4 KiB.
+const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
+/// Size of reads while input is mostly header blocks, and the threshold of that share.
+const DENSE_READ_BYTES: usize = 512;
+const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// The head of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl Head {
+    fn parse(bytes: [u8; HEAD_BYTES]) -> Self {
+        let [a, b, c, kind, flags, stream @ ..] = bytes;
+        Self {
+            length: usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX),
+            kind,
+            flags,
+            stream: u32::from_be_bytes(stream) & 0x7fff_ffff,
+        }
+    }
+}
+
+/// Event in one direction's frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// Start of a frame.
+    Begin(Head),
+    /// Bytes of the frame's payload received so far.
+    Payload(Head, usize),
+    /// End of a frame's payload.
+    End(Head),
+}
+
+impl Event {
+    /// Returns the received bytes of header blocks.
+    fn block_bytes(self) -> usize {
+        match self {
+            Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
+            Self::Begin(_) | Self::Payload(..) | Self::End(_) => 0,
+        }
+    }
+}
+
+/// Finds frames in the bytes of one direction.
+#[derive(Debug)]
+struct Frames {
+    /// Bytes before the first frame.
+    skip: usize,
+    head: [u8; HEAD_BYTES],
+    head_bytes: usize,
+    /// Current frame, and its remaining bytes.
+    frame: Option<(Head, usize)>,
+}
+
+impl Frames {
+    fn after(skip: usize) -> Self {
+        Self {
+            skip,
+            head: [0; HEAD_BYTES],
+            head_bytes: 0,
+            frame: None,
+        }
+    }
+
+    fn advance(&mut self, mut bytes: &[u8], mut on_event: impl FnMut(Event)) {
+        let skipped = self.skip.min(bytes.len());
+        self.skip -= skipped;
+        bytes = bytes.get(skipped..).unwrap_or_default();
+        while !bytes.is_empty() {
+            let Some((head, left)) = &mut self.frame else {
+                let missing = HEAD_BYTES - self.head_bytes;
+                let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
+                if let Some(room) = self
+                    .head
+                    .get_mut(self.head_bytes..self.head_bytes + taken.len())
+                {
+                    room.copy_from_slice(taken);
+                }
+                self.head_bytes += taken.len();
+                bytes = rest;
+                if self.head_bytes == HEAD_BYTES {
+                    self.head_bytes = 0;
+                    let head = Head::parse(self.head);
+                    on_event(Event::Begin(head));
+                    if head.length == 0 {
+                        on_event(Event::End(head));
+                    } else {
+                        self.frame = Some((head, head.length));
+                    }
+                }
+                continue;
+            };
+            let head = *head;
+            let taken = (*left).min(bytes.len());
+            *left -= taken;
+            let is_over = *left == 0;
+            bytes = bytes.get(taken..).unwrap_or_default();
+            on_event(Event::Payload(head, taken));
+            if is_over {
+                self.frame = None;
+                on_event(Event::End(head));
+            }
+        }
+    }
+}
+
+/// Header block in progress.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    stream: u32,
+    bytes: usize,
+    is_trailers: bool,
+}
+
+/// The header blocks of a connection that no request shows yet.
+#[derive(Debug, Default)]
+struct Blocks {
+    open: Option<Block>,
+    last_stream: u32,
+    /// Charged bytes of trailers, by stream, until their request is over.
+    trailers: HashMap<u32, usize>,
+    /// Limit of header sections.
+    most: usize,
+}
+
+impl Blocks {
+    /// Upper bound of the memory for a decoded block of so many bytes on the wire.
+    fn decoded(&self, wire: usize) -> usize {
+        let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_BYTES;
+        wire.saturating_mul(FIELD_BYTES).min(most)
+    }
+
+    fn received(&mut self, event: Event) {
+        match event {
+            Event::Begin(head) if head.kind == HEADERS => {
+                let is_trailers = head.stream <= self.last_stream;
+                self.last_stream = self.last_stream.max(head.stream);
+                self.open = Some(Block {
+                    stream: head.stream,
+                    bytes: 0,
+                    is_trailers,
+                });
+            }
+            Event::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => {
+                if let Some(block) = &mut self.open {
+                    block.bytes += bytes;
+                }
+            }
+            Event::End(head) if matches!(head.kind, HEADERS | CONTINUATION) => {
+                if head.flags & END_HEADERS != 0
+                    && let Some(block) = self.open.take()
+                    && block.is_trailers
+                    && block.bytes > FREE_TRAILERS
+                {
+                    let bytes = self.decoded(block.bytes);
+                    *self.trailers.entry(block.stream).or_default() += bytes;
+                }
+            }
+            Event::End(head) if head.kind == RST_STREAM => self.over(head.stream),
+            Event::Begin(_) | Event::Payload(..) | Event::End(_) => {}
+        }
+    }
+
+    fn sent(&mut self, event: Event) {
+        if let Event::End(head) = event {
+            // DATA and HEADERS have the flag in common.
+            let is_end = head.kind <= HEADERS && head.flags & END_STREAM != 0;
+            if is_end || head.kind == RST_STREAM {
+                self.over(head.stream);
+            }
+        }
+    }
+
+    fn over(&mut self, stream: u32) {
+        self.trailers.remove(&stream);
+    }
+
+    /// Maximum bytes of the fields.
+    fn bytes(&self) -> usize {
+        let open = self.open.map_or(0, |block| self.decoded(block.bytes));
+        self.trailers.values().sum::<usize>() + open
+    }
+}
+
+/// A client's connection of HTTP/2.
+#[derive(Debug)]
+pub(in crate::http) struct HeaderBlocks<IO> {
+    io: IO,
+    from_client: Frames,
+    to_client: Frames,
+    blocks: Blocks,
+    limit: Duration,
+    /// Deadline of the current header block.
+    until: Option<Pin<Box<Sleep>>>,
+    memory: ConnectionMemory,
+    permit: Option<Permit>,
+    /// Bytes of header blocks since the last yield.
+    block_bytes: usize,
+    /// Whether little is read at once, so that little is decoded. So it begins.
+    is_dense: bool,
+}
+
+impl<IO> HeaderBlocks<IO> {
+    pub(in crate::http) fn new(
+        io: IO,
+        (limit, most): (Duration, usize),
+        memory: ConnectionMemory,
+    ) -> Self {
+        Self {
+            io,
+            from_client: Frames::after(PREFACE_BYTES),
+            to_client: Frames::after(0),
+            blocks: Blocks {
+                most,
+                ..Blocks::default()
+            },
+            limit,
+            until: None,
+            memory,
+            permit: None,
+            block_bytes: 0,
+            is_dense: true,
+        }
+    }
+
+    /// Charges the current memory of the header blocks.
+    fn charge(&mut self) -> io::Result<()> {
+        let bytes = self.blocks.bytes();
+        let held = self.permit.as_ref().map_or(0, Permit::bytes);
+        if bytes < held || bytes == 0 {
+            self.permit = None;
+        }
+        let held = self.permit.as_ref().map_or(0, Permit::bytes);
+        let taken = match &mut self.permit {
+            _ if bytes == held => Ok(()),
+            Some(permit) => self.memory.grow(Use::HeaderBlock, permit, bytes - held),
+            none => {
+                let taken = self.memory.take(Use::HeaderBlock, bytes);
+                taken.map(|permit| *none = Some(permit))
+            }
+        };
+        taken.map_err(|_| io::Error::new(io::ErrorKind::QuotaExceeded, TooLarge))
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Some(until) = &mut this.until
+            && until.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow)));
+        }
+        if this.block_bytes >= MAX_BLOCK_BYTES_PER_POLL {
+            this.block_bytes = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let read = match this.is_dense {
+            true => poll_read_some(Pin::new(&mut this.io), cx, buf, DENSE_READ_BYTES),
+            false => Pin::new(&mut this.io).poll_read(cx, buf),
+        };
+        let new = buf.filled().get(before..).unwrap_or_default();
+        if new.is_empty() {
+            this.block_bytes = 0;
+            return read;
+        }
+        let (mut has_ended, mut block_bytes) = (false, 0);
+        let blocks = &mut this.blocks;
+        this.from_client.advance(new, |event| {
+            blocks.received(event);
+            has_ended |= blocks.open.is_none();
+            block_bytes += event.block_bytes();
+        });
+        this.block_bytes += block_bytes;
+        this.is_dense = block_bytes > DENSE_BLOCK_BYTES;
+        this.charge()?;
+        if has_ended {
+            this.until = None;
+        }
+        if this.blocks.open.is_some() && this.until.is_none() {
+            let mut until = Box::pin(sleep(this.limit));
+            // Whoever reads waits for it, too.
+            let _pending = until.as_mut().poll(cx);
+            this.until = Some(until);
+        }
+        read
+    }
+}
+
+/// Reads a limited number of bytes.
+fn poll_read_some<IO: AsyncRead>(
+    io: Pin<&mut IO>,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+    most: usize,
+) -> Poll<io::Result<()>> {
+    let room = buf.remaining().min(most);
+    let unfilled = buf.initialize_unfilled_to(room);
+    let mut some = ReadBuf::new(unfilled);
+    let read = io.poll_read(cx, &mut some);
+    let bytes = some.filled().len();
+    buf.advance(bytes);
+    read
+}
+
+impl<IO: AsyncWrite + Unpin> HeaderBlocks<IO> {
+    fn wrote(&mut self, bytes: &[u8]) {
+        let blocks = &mut self.blocks;
+        self.to_client.advance(bytes, |event| blocks.sent(event));
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for HeaderBlocks<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = std::task::ready!(Pin::new(&mut this.io).poll_write(cx, buf))?;
+        this.wrote(buf.get(..written).unwrap_or_default());
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests;

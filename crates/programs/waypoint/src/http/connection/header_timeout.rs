@@ -1,0 +1,306 @@
+//! Timeout for the header section of an HTTP/1 request, from its first byte. A connection may be idle between requests,
+//! and while one is served.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
+
+use super::overload::TooLarge;
+use crate::{
+    http::body::count::Count,
+    memory::{ConnectionMemory, Permit, Use},
+    wire::{Additions, WithTrailers},
+};
+
+/// The header section of a request did not end in time.
+#[derive(Debug, thiserror::Error)]
+#[error("the header section of a request did not end in time")]
+pub(in crate::http) struct TooSlow;
+
+/// Maximum bytes of small pieces that are written together.
+const GATHERED_BYTES: usize = 16 << 10;
+
+/// Pacing of the requests on a connection. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(in crate::http) struct RequestPacing(Arc<Requests>);
+
+#[derive(Debug, Default)]
+struct Requests {
+    /// Number of requests so far.
+    begun: AtomicUsize,
+    /// Number of requests whose responses are pending.
+    served: AtomicUsize,
+    /// The body of the last one, as far as it has been read.
+    body: Mutex<Option<Count>>,
+    /// The connection is another protocol's now.
+    is_upgraded: AtomicBool,
+    /// Output in addition to hyper's.
+    additions: Additions,
+}
+
+impl RequestPacing {
+    /// Records the start of a request, whose header section is complete.
+    pub(in crate::http) fn begin(&self) -> Serving {
+        self.0.begun.fetch_add(1, Relaxed);
+        self.0.served.fetch_add(1, Relaxed);
+        Serving(self.0.clone())
+    }
+
+    /// Returns the queue of bytes to write besides hyper's.
+    pub(in crate::http) fn additions(&self) -> &Additions {
+        &self.0.additions
+    }
+
+    /// The body of the request that is served is counted here as it is read.
+    pub(in crate::http) fn reads(&self, body: Count) {
+        *self.0.body.lock() = Some(body);
+    }
+
+    /// Whether a response is being sent.
+    pub(in crate::http) fn is_serving(&self) -> bool {
+        self.0.served.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
+    }
+
+    /// Whether the last request has not been read to its end.
+    pub(in crate::http) fn has_cut_request(&self) -> bool {
+        let body = self.0.body.lock();
+        body.as_ref().is_some_and(|body| !body.is_complete())
+    }
+
+    /// Whether the request that is served has been read to its end.
+    pub(in crate::http) fn has_whole_request(&self) -> bool {
+        let body = self.0.body.lock();
+        body.as_ref().is_some_and(Count::is_complete)
+    }
+}
+
+/// Guard of a request until its response is sent.
+#[derive(Debug)]
+pub(in crate::http) struct Serving(Arc<Requests>);
+
+impl Serving {
+    /// Stops the timeout, since the connection switches protocols.
+    pub(in crate::http) fn for_good(self) {
+        self.0.is_upgraded.store(true, Relaxed);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.served.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A connection with a timeout for header sections.
+#[derive(Debug)]
+pub(in crate::http) struct Paced<IO> {
+    io: IO,
+    pacing: RequestPacing,
+    limit: Duration,
+    /// Deadline of the current header section, and the number of requests before it.
+    until: Option<(usize, Pin<Box<Sleep>>)>,
+    memory: ConnectionMemory,
+    /// Memory of the header section so far.
+    begun: Option<Permit>,
+}
+
+impl<IO> Paced<IO> {
+    pub(in crate::http) fn new(
+        io: IO,
+        (pacing, limit): (RequestPacing, Duration),
+        memory: ConnectionMemory,
+    ) -> Self {
+        Self {
+            io,
+            pacing,
+            limit,
+            until: None,
+            memory,
+            begun: None,
+        }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let begun = this.pacing.0.begun.load(Relaxed);
+        let is_served = this.pacing.0.served.load(Relaxed) > 0;
+        this.until
+            .take_if(|(number, _)| is_served || *number != begun);
+        if this.until.is_none() {
+            this.begun = None;
+        }
+        if let Some((_, until)) = &mut this.until
+            && until.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow)));
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.io).poll_read(cx, buf);
+        let new = buf.filled().len() - before;
+        if !is_served && new > 0 {
+            let until = || (begun, Box::pin(sleep(this.limit)));
+            this.until.get_or_insert_with(until);
+            let charged = match &mut this.begun {
+                Some(permit) => this.memory.grow(Use::HeaderBlock, permit, new),
+                none => {
+                    let taken = this.memory.take(Use::HeaderBlock, new);
+                    taken.map(|permit| *none = Some(permit))
+                }
+            };
+            if charged.is_err() {
+                let error = io::Error::new(io::ErrorKind::QuotaExceeded, TooLarge);
+                return Poll::Ready(Err(error));
+            }
+        }
+        read
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+
+    /// Writes small pieces, the head of a response and its body for instance, as one.
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let mut pieces = bufs.iter().filter(|piece| !piece.is_empty());
+        let (first, second) = (pieces.next(), pieces.next());
+        let first: &[u8] = first.map_or(&[], |first| first);
+        if second.is_none() || first.len() >= GATHERED_BYTES {
+            return Pin::new(&mut this.io).poll_write(cx, first);
+        }
+        let mut gathered = Vec::with_capacity(GATHERED_BYTES);
+        for piece in bufs {
+            let room = GATHERED_BYTES - gathered.len();
+            gathered.extend_from_slice(piece.get(..room).unwrap_or(piece));
+        }
+        Pin::new(&mut this.io).poll_write(cx, &gathered)
+    }
+
+    /// The server keeps pieces of a body as they are, so that they count for as long as they wait; it would copy them
+    /// into a buffer of its own otherwise.
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+}
+
+/// Response body, whose end completes the request.
+#[derive(Debug)]
+pub(in crate::http) struct Answered<B> {
+    pub(in crate::http) body: WithTrailers<B>,
+    pub(in crate::http) _serving: Option<Serving>,
+    pub(in crate::http) _permit: Option<Permit>,
+}
+
+impl<B: HttpBody + Unpin> HttpBody for Answered<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::memory::{Memory, MemoryLimits};
+
+    fn paced<IO>(io: IO, process: usize) -> (Memory, Paced<IO>) {
+        let memory = Memory::new(MemoryLimits::of(process), Arc::default());
+        let connection = memory.connection(None, [10, 0, 0, 1].into());
+        let pacing = (RequestPacing::default(), Duration::from_secs(60));
+        (memory, Paced::new(io, pacing, connection))
+    }
+
+    #[tokio::test]
+    async fn small_pieces_are_written_as_one() {
+        let (mut near, far) = tokio::io::duplex(1 << 20);
+        let (_memory, mut paced) = paced(far, 8 << 20);
+        let large = vec![b'l'; 2 * GATHERED_BYTES];
+        for (pieces, expected) in [
+            ([&b"head"[..], b"", b"body"], 8),
+            ([&b""[..], b"", b"body"], 4),
+            ([&b"head"[..], &large, b"body"], GATHERED_BYTES),
+            ([&large[..], b"body", b""], large.len()),
+        ] {
+            let slices = pieces.map(IoSlice::new);
+            let written = paced.write_vectored(&slices).await.unwrap();
+            assert_eq!(written, expected);
+            let mut read = vec![0; written];
+            near.read_exact(&mut read).await.unwrap();
+            assert_eq!(read, pieces.concat()[..written]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_header_section_counts_until_its_request_begins() {
+        let (mut near, far) = tokio::io::duplex(1 << 20);
+        let (memory, mut paced) = paced(far, 8 << 10);
+        near.write_all(&[b'h'; 900]).await.unwrap();
+        paced.read_exact(&mut [0; 900]).await.unwrap();
+        assert_eq!(memory.held(), 900);
+        let serving = paced.pacing.begin();
+        near.write_all(b"body").await.unwrap();
+        paced.read_exact(&mut [0; 4]).await.unwrap();
+        assert_eq!(memory.held(), 0);
+        drop(serving);
+        // The budget of the connection is a kilobyte.
+        near.write_all(&[b'h'; 2000]).await.unwrap();
+        let error = paced.read_exact(&mut [0; 2000]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+    }
+}

@@ -1,0 +1,174 @@
+//! Close of an HTTP/1 connection whose last request has not been read to its end: what its client still sends is read and
+//! thrown away for a while (RFC 9112, section 9.6). A close at once would reset the connection, and the client, which is
+//! busy sending, might lose the response.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::header_timeout::RequestPacing;
+
+/// Maximum time of reading a client that keeps sending.
+const MAX_LINGER: Duration = Duration::from_secs(30);
+/// Maximum time of waiting for a silent client to close the connection.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+/// Buffer size of one read.
+const READ_BYTES: usize = 16 << 10;
+
+/// A client's connection.
+#[derive(Debug)]
+pub(in crate::http) struct Linger<IO> {
+    io: IO,
+    pacing: RequestPacing,
+    closing: Option<Closing>,
+}
+
+/// The sending side is closed, and the rest of the request is read.
+#[derive(Debug)]
+struct Closing {
+    deadline: Instant,
+    silence: Pin<Box<Sleep>>,
+}
+
+impl Closing {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            deadline: now + MAX_LINGER,
+            silence: Box::pin(sleep_until(now + MAX_SILENCE)),
+        }
+    }
+
+    fn poll_rest<IO: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, io: &mut IO) -> Poll<()> {
+        let mut space = [0; READ_BYTES];
+        loop {
+            let mut buf = ReadBuf::new(&mut space);
+            match Pin::new(&mut *io).poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    let now = Instant::now();
+                    if now >= self.deadline {
+                        return Poll::Ready(());
+                    }
+                    let until = self.deadline.min(now + MAX_SILENCE);
+                    self.silence.as_mut().reset(until);
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return self.silence.as_mut().poll(cx),
+            }
+        }
+    }
+}
+
+impl<IO> Linger<IO> {
+    /// `pace` knows whether the last request has been read to its end.
+    pub(in crate::http) fn new(io: IO, pacing: RequestPacing) -> Self {
+        Self {
+            io,
+            pacing,
+            closing: None,
+        }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Linger<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Linger<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.closing.is_none() {
+            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
+            if !this.pacing.has_cut_request() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let closing = this.closing.get_or_insert_with(Closing::new);
+        closing.poll_rest(cx, &mut this.io).map(Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+    use crate::http::body::count::Count;
+
+    fn lingering(is_whole: bool) -> (tokio::io::DuplexStream, Linger<tokio::io::DuplexStream>) {
+        let (client, server) = duplex(1 << 10);
+        let pacing = RequestPacing::default();
+        let count = Count::of(false);
+        if is_whole {
+            count.completed();
+        }
+        pacing.reads(count);
+        (client, Linger::new(server, pacing))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rest_of_an_upload_is_read_until_its_end() {
+        let (mut client, mut server) = lingering(false);
+        let closing = tokio::spawn(async move { server.shutdown().await });
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        client.write_all(&vec![b'a'; 1 << 20]).await.unwrap();
+        assert!(!closing.is_finished());
+        drop(client);
+        closing.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn neither_silence_nor_an_endless_upload_keeps_a_connection() {
+        let (_client, mut server) = lingering(false);
+        let began = Instant::now();
+        server.shutdown().await.unwrap();
+        assert_eq!(began.elapsed().as_secs(), MAX_SILENCE.as_secs());
+        let (mut client, mut server) = lingering(false);
+        let began = Instant::now();
+        let endless = tokio::spawn(async move {
+            while client.write_all(b"a").await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        server.shutdown().await.unwrap();
+        drop(server);
+        assert!(
+            (MAX_LINGER.as_secs()..=MAX_LINGER.as_secs() + 1).contains(&began.elapsed().as_secs())
+        );
+        endless.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_whose_requests_are_whole_closes_at_once() {
+        let (_client, mut server) = lingering(true);
+        let began = Instant::now();
+        server.shutdown().await.unwrap();
+        assert!(began.elapsed().is_zero());
+    }
+}

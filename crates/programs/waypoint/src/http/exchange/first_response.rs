@@ -1,0 +1,56 @@
+//! The first response to a request: an endpoint's, or a plugin's while the request is being sent.
+
+use std::pin::Pin;
+
+use http::Response;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::http::{
+    answer::Answer,
+    extension::Extended,
+    send::{Failure, Sent},
+};
+
+/// First response to a request.
+pub(super) enum FirstResponse {
+    /// Result of sending the request to an endpoint.
+    Sent(Result<Sent, Failure>),
+    /// Response of a plugin.
+    Plugin(Response<Answer>),
+}
+
+/// Sends a request until its deadline, and unless its body is not read or a plugin responds.
+pub(super) async fn first_response(
+    mut sending: Pin<&mut impl Future<Output = Result<Sent, Failure>>>,
+    (deadline, unread): (Option<Instant>, &Notify),
+    plugins: Option<&Extended>,
+) -> FirstResponse {
+    let sending = async {
+        let late = async {
+            match deadline {
+                None => std::future::pending().await,
+                Some(at) => tokio::time::sleep_until(at).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            sent = sending.as_mut() => sent,
+            () = late => Err(Failure::too_late("request_timeout")),
+            () = unread.notified() => Err(Failure::too_late("request_body_stalled")),
+        }
+    };
+    let Some(plugins) = plugins else {
+        return FirstResponse::Sent(sending.await);
+    };
+    let sent = tokio::select! {
+        biased;
+        response = plugins.answered() => return FirstResponse::Plugin(response),
+        sent = sending => sent,
+    };
+    if sent.is_err()
+        && let Some(response) = plugins.has_answered()
+    {
+        return FirstResponse::Plugin(response);
+    }
+    FirstResponse::Sent(sent)
+}

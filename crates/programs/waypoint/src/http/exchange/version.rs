@@ -1,0 +1,35 @@
+//! The HTTP version of a request to its destination.
+
+use ambit_model::{AppProtocol, DestinationHttpVersion};
+
+use crate::{
+    http::{backend::destination::Destination, send::outgoing::version_of, upgrade::Upgrade},
+    message::Version,
+    session::Session,
+};
+
+/// Returns the version in which a request is sent: as the port declares, unless a DestinationRule chooses another.
+pub(super) fn version(
+    session: &Session,
+    destination: &Destination,
+    upgrade: Option<&Upgrade>,
+    came: http::Version,
+) -> Version {
+    let declared = destination.app_protocol(session);
+    let ruled = destination.ruled(session);
+    let ruled = ruled.map(|port| port.policy().http_version);
+    let ruled = ruled.unwrap_or_default();
+    if let Some(upgrade) = upgrade {
+        return upgrade.version(declared);
+    }
+    match (ruled, declared) {
+        (DestinationHttpVersion::AlwaysHttp2, _) => Version::Http2,
+        (DestinationHttpVersion::AsDeclared, AppProtocol::Http11) => Version::Http1,
+        (DestinationHttpVersion::AsDeclared, AppProtocol::Http2 | AppProtocol::Grpc) => {
+            Version::Http2
+        }
+        (DestinationHttpVersion::AsDeclared | DestinationHttpVersion::AsClient, _) => {
+            version_of(came)
+        }
+    }
+}

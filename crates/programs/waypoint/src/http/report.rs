@@ -1,0 +1,5 @@
+//! Records of exchanges for metrics, access logs, traces and flow events.
+
+pub(super) mod observer;
+pub(super) mod record;
+pub(super) mod redact;

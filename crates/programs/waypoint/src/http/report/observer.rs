@@ -1,0 +1,42 @@
+//! Observers of the decisions about a request: the record of one that is served, or the explanation of one that is not.
+
+use std::sync::Arc;
+
+use ambit_jwt::Denial;
+use ambit_l7::{authz::HttpDecision, route::Rule};
+use http::uri::PathAndQuery;
+
+use super::record::Record;
+
+/// Follows the decisions about one request.
+pub(in crate::http) trait Observer {
+    /// Host and target are in the form that everything sees.
+    fn formed(&mut self, host: &str, target: &PathAndQuery);
+    /// Records that JWT authentication rejected the request.
+    fn unauthenticated(&mut self, why: &Denial);
+    /// Policies have decided.
+    fn judged(&mut self, decision: &HttpDecision);
+    /// A rule of a route matches.
+    fn routed(&mut self, rule: &Arc<Rule>);
+}
+
+impl Observer for Record {
+    fn formed(&mut self, host: &str, target: &PathAndQuery) {
+        Self::formed(self, host, target);
+    }
+
+    fn unauthenticated(&mut self, why: &Denial) {
+        self.not_authenticated(why.details());
+    }
+
+    fn judged(&mut self, decision: &HttpDecision) {
+        Self::judged(self, decision);
+    }
+
+    fn routed(&mut self, rule: &Arc<Rule>) {
+        self.route = Some(match &rule.name {
+            Some(name) => format!("{}/{name}", rule.route),
+            None => rule.route.to_string(),
+        });
+    }
+}

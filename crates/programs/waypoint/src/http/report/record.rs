@@ -1,0 +1,339 @@
+//! What is known of a request while it is under way; reported when the last part of it is done.
+
+mod telemetry;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use ambit_flow::{Event, Refusal, RequestSummary};
+use ambit_l7::authz::HttpDecision;
+use ambit_proxy::flow::cut;
+use ambit_telemetry::{
+    Party, ServiceName, TrafficLabels,
+    http::{
+        HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
+    },
+};
+use http::{
+    HeaderMap, HeaderName, Method, Request, Response, header::USER_AGENT, uri::PathAndQuery,
+};
+use hyper::body::Incoming;
+
+use super::redact::redact_target;
+use crate::{
+    flow,
+    http::{body::count::Count, reply::Reply, send::Chosen},
+    session::Session,
+};
+use telemetry::RequestTelemetry;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Record of a request for metrics, access log and traces. Reports when it is dropped.
+#[derive(Debug)]
+pub(in crate::http) struct Record {
+    session: Arc<Session>,
+    began: Instant,
+    started: SystemTime,
+    method: Method,
+    /// Request target without tokens.
+    target: String,
+    host: String,
+    version: http::Version,
+    is_grpc: bool,
+    status: u16,
+    flags: ResponseFlags,
+    details: Option<String>,
+    audited_by: Option<String>,
+    /// Policy that denied the request.
+    policy: Option<String>,
+    /// Whether the waypoint refuses it, rather than fails to have it served.
+    is_refused: bool,
+    pub(in crate::http) upstream_failure: Option<String>,
+    upstream_time: Option<Duration>,
+    pub(in crate::http) route: Option<String>,
+    chosen: Option<Chosen>,
+    /// `x-forwarded-for`, `user-agent`, `x-request-id`.
+    named: [Option<Vec<u8>>; 3],
+    pub(in crate::http) received: Count,
+    pub(in crate::http) sent: Count,
+    /// Configured access logs and trace.
+    telemetry: Option<Box<RequestTelemetry>>,
+}
+
+impl Record {
+    pub(in crate::http) fn new(
+        session: &Arc<Session>,
+        request: &Request<Incoming>,
+        is_grpc: bool,
+    ) -> Self {
+        Self {
+            session: session.clone(),
+            began: Instant::now(),
+            started: SystemTime::now(),
+            method: request.method().clone(),
+            target: redact_target(session, &request.uri().to_string()).into_owned(),
+            host: String::new(),
+            version: request.version(),
+            is_grpc,
+            status: 0,
+            flags: ResponseFlags::default(),
+            details: None,
+            audited_by: None,
+            policy: None,
+            is_refused: false,
+            upstream_failure: None,
+            upstream_time: None,
+            route: None,
+            chosen: None,
+            named: [const { None }; 3],
+            received: Count::of(is_grpc),
+            sent: Count::of(is_grpc),
+            telemetry: RequestTelemetry::of(session, request.headers()),
+        }
+    }
+
+    /// Records the normalized host and target.
+    pub(in crate::http) fn formed(&mut self, host: &str, target: &PathAndQuery) {
+        host.clone_into(&mut self.host);
+        self.target.clear();
+        self.target
+            .push_str(&redact_target(&self.session, target.as_str()));
+    }
+
+    /// Records an invalid token in the request.
+    pub(in crate::http) fn not_authenticated(&mut self, details: String) {
+        self.details = Some(details);
+    }
+
+    /// Writes the span context to the request headers.
+    pub(in crate::http) fn pass_trace_on(&self, headers: &mut HeaderMap) {
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.pass_on(headers);
+        }
+    }
+
+    /// Policies have decided.
+    pub(in crate::http) fn judged(&mut self, decision: &HttpDecision) {
+        self.details = decision.details();
+        self.policy = decision.denied_by().map(ToString::to_string);
+        let metrics = &self.session.shard.waypoint.http_metrics;
+        for dry_run in &decision.dry_run {
+            metrics.dry_run_denied(&dry_run.policy);
+        }
+        if let Some(audit) = decision.audits.first() {
+            self.audited_by.get_or_insert_with(|| audit.to_string());
+        }
+    }
+
+    /// Records a provider's decision or failure.
+    pub(in crate::http) fn decided(&mut self, details: &str) {
+        self.details = Some(details.to_owned());
+        self.is_refused = true;
+    }
+
+    /// Records the request headers as they are forwarded.
+    pub(in crate::http) fn forwarded(&mut self, headers: &HeaderMap) {
+        let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
+        self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
+        if let Some(telemetry) = &mut self.telemetry {
+            telemetry.forwarded(&self.session, headers);
+        }
+    }
+
+    /// Adds a response flag.
+    pub(in crate::http) fn flag(&mut self, flag: ResponseFlag) {
+        self.flags.insert(flag);
+    }
+
+    /// Sets the response-code details.
+    pub(in crate::http) fn explain(&mut self, details: &str) {
+        self.details = Some(details.to_owned());
+    }
+
+    /// Records the endpoint that responds.
+    pub(in crate::http) fn reached(&mut self, chosen: Chosen, flags: ResponseFlags) {
+        self.flags = self.flags | flags;
+        self.upstream_time = Some(self.began.elapsed());
+        self.chosen = Some(chosen);
+        self.details = Some("via_upstream".to_owned());
+    }
+
+    /// Records a local response of the waypoint.
+    pub(in crate::http) fn replied(&mut self, reply: &Reply) {
+        self.flags = self.flags | reply.flags;
+        self.is_refused = matches!(reply.status.as_u16(), 401 | 403 | 429);
+        if let Some(details) = reply.details {
+            self.details = Some(details.to_owned());
+        }
+        if let Some(reason) = reply.refused {
+            self.session.shard.waypoint.http_metrics.refused(reason);
+            self.details = Some(reason.to_owned());
+        }
+        self.sent.add(reply.text.len());
+        self.sent.completed();
+    }
+
+    /// Records a local response of a plugin.
+    pub(in crate::http) fn replied_by_extension(&mut self, details: &str, bytes: usize) {
+        self.flags = ResponseFlags::default();
+        self.details = Some(details.to_owned());
+        self.chosen = None;
+        self.sent.add(bytes);
+        self.sent.completed();
+    }
+
+    /// Records the response headers.
+    pub(in crate::http) fn answered<B>(&mut self, response: &Response<B>) {
+        self.status = response.status().as_u16();
+        self.sent.grpc_status_of(response.headers());
+        if let Some(telemetry) = &mut self.telemetry {
+            telemetry.answered(&self.session, response.headers());
+        }
+    }
+
+    fn protocol(&self) -> RequestProtocol {
+        if self.is_grpc {
+            RequestProtocol::Grpc(self.sent.grpc_status())
+        } else {
+            RequestProtocol::Http
+        }
+    }
+
+    /// Reports the end of the request to readers of flow events.
+    fn report_flow(&self, report: &HttpRequestReport<'_>) {
+        let chosen = self.chosen.as_ref();
+        let server = flow::Server {
+            endpoint: chosen.map(|chosen| chosen.endpoint),
+            workload: chosen.and_then(|chosen| chosen.workload.as_ref()),
+            service: chosen.and_then(|chosen| chosen.service.as_ref()),
+        };
+        let is_refused = self.is_refused && chosen.is_none();
+        let event = match is_refused {
+            true => Event::Refused,
+            false => Event::Request,
+        };
+        flow::report(&self.session, event, server, |flow| {
+            let path = self.target.split('?').next().unwrap_or_default();
+            let details = report.code_details.map(cut);
+            flow.refusal = is_refused.then(|| Refusal {
+                policy: self.policy.clone(),
+                reason: details.clone().unwrap_or_else(|| self.flags.to_string()),
+            });
+            flow.error = self.upstream_failure.as_deref().map(cut);
+            flow.request = Some(RequestSummary {
+                method: cut(self.method.as_str()),
+                path: cut(path),
+                authority: cut(&self.host),
+                protocol: match self.is_grpc {
+                    true => "gRPC".to_owned(),
+                    false => protocol(self.version).to_owned(),
+                },
+                status: self.status,
+                route: self.route.clone(),
+                details,
+                flags: self.flags.to_string(),
+            });
+            let bytes = (report.request_bytes, report.response_bytes);
+            flow::measure(flow, bytes, report.duration);
+        });
+    }
+
+    fn traffic(&self) -> TrafficLabels {
+        let session = &self.session;
+        let chosen = self.chosen.as_ref();
+        let mut traffic = session.traffic_labels();
+        if let Some(service) = chosen.and_then(|chosen| chosen.service.as_ref()) {
+            traffic.service = Some(ServiceName::from(&**service));
+        }
+        if let Some(workload) = chosen.and_then(|chosen| chosen.workload.as_ref()) {
+            traffic.destination = Some(Arc::new(Party::destination(&workload.to_model())));
+        }
+        traffic
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if self.sent.is_late() {
+            self.flags.insert(ResponseFlag::UpstreamRequestTimeout);
+        } else if self.chosen.is_some() && self.sent.is_broken() {
+            self.flags
+                .insert(ResponseFlag::UpstreamConnectionTermination);
+        } else if self.status == 0 || self.chosen.is_some() && !self.sent.is_complete() {
+            self.flags
+                .insert(ResponseFlag::DownstreamConnectionTermination);
+        }
+        let mut telemetry = self.telemetry.take();
+        let session = &self.session;
+        let [forwarded_for, user_agent, request_id] = &self.named;
+        let cluster = self
+            .chosen
+            .as_ref()
+            .and_then(|chosen| chosen.service.as_ref());
+        let report = HttpRequestReport {
+            method: Some(self.method.as_str().as_bytes()),
+            path: Some(self.target.as_bytes()),
+            protocol: Some(protocol(self.version)),
+            response_code: ResponseCode::new(self.status),
+            flags: self.flags,
+            code_details: self.details.as_deref(),
+            upstream_failure: self.upstream_failure.as_deref(),
+            request_bytes: self.received.bytes(),
+            response_bytes: self.sent.bytes(),
+            request_messages: self.received.messages(),
+            response_messages: self.sent.messages(),
+            upstream_time: self.upstream_time,
+            forwarded_for: forwarded_for.as_deref(),
+            user_agent: user_agent.as_deref(),
+            request_id: request_id.as_deref(),
+            authority: Some(self.host.as_bytes()),
+            upstream_host: self.chosen.as_ref().map(|chosen| chosen.endpoint),
+            upstream_cluster: cluster.map(|service| service.hostname.as_str()),
+            route: self.route.as_deref(),
+            audited_by: self.audited_by.as_deref(),
+            remote: self
+                .chosen
+                .as_ref()
+                .and_then(|chosen| chosen.remote.as_deref()),
+            remote_identity: self
+                .chosen
+                .as_ref()
+                .and_then(|chosen| chosen.remote_identity.as_deref()),
+            ..HttpRequestReport::new(
+                self.started,
+                self.began.elapsed(),
+                session.caller.address,
+                session.target.address(),
+            )
+        };
+        self.report_flow(&report);
+        let waypoint = &session.shard.waypoint;
+        let traffic = self.traffic();
+        let has_logs = telemetry
+            .as_ref()
+            .is_some_and(|telemetry| telemetry.has_logs());
+        let changed = telemetry
+            .as_mut()
+            .and_then(|telemetry| telemetry.report(self, &report, &traffic));
+        let code = ResponseCode::new(self.status);
+        let labels = HttpLabels::new(traffic, self.protocol(), code, self.flags);
+        waypoint
+            .http_metrics
+            .record(&labels.changed(changed), &report);
+        if let Some(format) = waypoint.config.access_log.filter(|_| !has_logs) {
+            ambit_rt::logging::write_line(&report.line(format));
+        }
+    }
+}
+
+pub(in crate::http) fn protocol(version: http::Version) -> &'static str {
+    match version {
+        http::Version::HTTP_10 => "HTTP/1.0",
+        http::Version::HTTP_2 => "HTTP/2",
+        _ => "HTTP/1.1",
+    }
+}

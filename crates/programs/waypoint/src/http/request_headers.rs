@@ -1,0 +1,50 @@
+//! Headers of requests: those that are not forwarded, and those that the waypoint generates.
+
+use http::{
+    HeaderValue, Request, StatusCode,
+    header::{CONTENT_LENGTH, EXPECT, HOST},
+};
+
+use super::{form::Form, reply::Reply};
+use crate::{headers, session::Session};
+
+/// Removes the headers that are not forwarded.
+pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
+    let all = request.headers_mut();
+    if headers::has_other_encoding(all) {
+        let reply = Reply::refused(
+            "only the transfer encoding chunked is supported",
+            "transfer_encoding",
+        );
+        return Err(reply.with_status(StatusCode::NOT_IMPLEMENTED));
+    }
+    let removed = headers::remove_hop_by_hop(all);
+    removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
+    headers::remove_claims(all);
+    // The framing is made anew, and `Expect` with it.
+    all.remove(CONTENT_LENGTH);
+    all.remove(EXPECT);
+    Ok(())
+}
+
+/// Adds the headers that the waypoint generates.
+pub(super) fn complete<B>(session: &Session, request: &mut Request<B>, form: &Form) {
+    let all = request.headers_mut();
+    // Plugins and routes may have added lines.
+    headers::join_cookies(all);
+    all.remove(HOST);
+    if let Ok(host) = HeaderValue::from_str(&form.host) {
+        all.insert(HOST, host);
+    }
+    let gateway = session.shard.waypoint.published.gateway();
+    if gateway.trusted_proxies > 0 {
+        let client = session.remote_ip(all);
+        headers::add_external_address(all, client);
+    }
+    headers::add_forwarding(all, session.caller.address.ip());
+    let waypoint = &session.shard.waypoint;
+    if gateway.client_identity_header {
+        let client = session.caller.identity.as_ref();
+        headers::add_client_identity(all, &waypoint.dialer.identity, client);
+    }
+}

@@ -1,0 +1,35 @@
+//! Headers of endpoints' responses.
+
+use ambit_telemetry::http::ResponseFlag;
+use http::{Response, StatusCode};
+
+use super::{connection::overload::has_too_many_fields, reply::Reply};
+use crate::{headers, session::Session};
+
+/// Validates a response, and removes the headers that are not forwarded.
+///
+/// # Errors
+/// With the reply in its place, if it has too many fields, or violates HTTP.
+pub(super) fn check<B>(session: &Session, response: &mut Response<B>) -> Result<(), Reply> {
+    let limits = session.shard.waypoint.config.headers;
+    let all = response.headers_mut();
+    if has_too_many_fields(all, limits) {
+        return Err(too_many_headers(limits.fields));
+    }
+    if headers::has_other_encoding(all) || headers::remove_hop_by_hop(all).is_err() {
+        return Err(protocol_error("upstream protocol error"));
+    }
+    headers::remove_claims_of_response(all);
+    Ok(())
+}
+
+fn too_many_headers(limit: usize) -> Reply {
+    protocol_error(format!(
+        "the application's response has more than {limit} header fields (AMBIT_MAX_HEADERS)"
+    ))
+}
+
+fn protocol_error(text: impl Into<String>) -> Reply {
+    let flag = ResponseFlag::UpstreamProtocolError;
+    Reply::new(StatusCode::BAD_GATEWAY, text, flag)
+}

@@ -1,0 +1,42 @@
+//! Decision of policies about a request as a route forwards it.
+
+use http::Request;
+
+use super::routed::Taken;
+use crate::{
+    http::{
+        admit::admission::{Admission, Facts},
+        backend::destination::Destination,
+        form::Form,
+        reply::Reply,
+        report::observer::Observer,
+    },
+    route_owner::RouteOwner,
+};
+
+/// Authorizes a request that a route forwards to another service for that one, too, and one that a consumer route
+/// changes as if the client had sent it in that form.
+pub(in crate::http) fn judge_backend<B>(
+    admission: Admission,
+    taken: &Taken,
+    request: &Request<B>,
+    form: &Form,
+    observer: &mut impl Observer,
+) -> Result<Admission, Reply> {
+    let by = taken.route_owner();
+    let is_requested = matches!(
+        taken.destination,
+        Destination::Target | Destination::Host(_)
+    );
+    if by == RouteOwner::Service && is_requested {
+        return Ok(admission);
+    }
+    let sent = taken
+        .changes_request()
+        .then(|| Facts::as_sent(request, form));
+    let (decision, admission) = admission.authorize_backend(&taken.destination, by, sent);
+    if let Some(decision) = decision {
+        observer.judged(&decision);
+    }
+    admission.ok_or_else(Reply::denied)
+}

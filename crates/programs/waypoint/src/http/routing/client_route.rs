@@ -1,0 +1,136 @@
+//! Requests that a consumer route changes or forwards, and their mirrors: the attachments of their destination apply to
+//! the forwarded form.
+
+use std::sync::Arc;
+
+use ambit_l7::route::RouteRequest;
+use http::{HeaderMap, HeaderName, Request, uri::PathAndQuery};
+
+use super::routed::Taken;
+use crate::{
+    attachments::Attachments,
+    hops::Hops,
+    http::{
+        admit::admission::Admission,
+        backend::{destination::Destination, destination_attachments},
+        form::Form,
+        limits::{self, Counted, Limited},
+        reply::Reply,
+    },
+    route_owner::RouteOwner,
+    session::Session,
+};
+
+/// A request in the form that plugins and limits have seen, before a route of clients changes it.
+#[derive(Debug)]
+pub(in crate::http) struct Original {
+    headers: HeaderMap,
+    host: String,
+    path: String,
+    target: PathAndQuery,
+}
+
+impl Original {
+    /// Saves the form of a request before a consumer route changes it; `None` for other routes.
+    pub(in crate::http) fn of<B>(taken: &Taken, request: &Request<B>, form: &Form) -> Option<Self> {
+        (taken.route_owner() == RouteOwner::Clients).then(|| Self {
+            headers: request.headers().clone(),
+            host: form.host.clone(),
+            path: form.path.clone(),
+            target: form.target.clone(),
+        })
+    }
+
+    /// Restores the headers that hold tokens, and those by which applications learn what tokens claim.
+    pub(in crate::http) fn restore_claims(&self, session: &Session, headers: &mut HeaderMap) {
+        let all = session.shard.waypoint.published.authentications();
+        if all.is_empty() {
+            return;
+        }
+        let attachments = session.attachments();
+        let is_own = |name: &HeaderName| all.own_header(attachments.services(), name);
+        let names: Vec<_> = headers
+            .keys()
+            .filter(|name| is_own(name))
+            .cloned()
+            .collect();
+        for name in names {
+            headers.remove(name);
+        }
+        for (name, value) in self.headers.iter().filter(|(name, _)| is_own(name)) {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+
+    /// Returns the attachments of the destination, if it has any here.
+    ///
+    /// # Errors
+    /// The response, if the destination has tokens or plugins that were not applied to the request, or if a plugin has
+    /// changed it.
+    pub(in crate::http) fn attachments<B>(
+        &self,
+        session: &Session,
+        (destination, request, form): (&Destination, &Request<B>, &Form),
+    ) -> Result<Option<Arc<Attachments>>, Reply> {
+        let there = destination_attachments::find(session, destination, RouteOwner::Clients);
+        let Some(there) = there else {
+            return Ok(None);
+        };
+        let is_changed = self.headers != *request.headers()
+            || self.host != form.host
+            || self.target != form.target;
+        let is_refused = !destination_attachments::are_tokens_applied(session, &there)
+            || !destination_attachments::are_plugins_applied(session, &there)
+            || is_changed && destination_attachments::have_plugins(session, &there);
+        if is_refused {
+            tracing::debug!(
+                ?destination,
+                "a route of clients passes tokens or plugins by"
+            );
+            return Err(Reply::denied());
+        }
+        Ok(Some(there))
+    }
+
+    /// Authorizes the request as modified by the client route.
+    ///
+    /// # Errors
+    /// With the response, as for [`Self::attachments`], or if a limit refuses the request.
+    pub(in crate::http) async fn admit<B>(
+        &self,
+        session: &Session,
+        (destination, request, form): (&Destination, &Request<B>, &Form),
+        (admission, hops): (&Admission, Hops),
+        limited: &mut Limited,
+    ) -> Result<(), Reply> {
+        let Some(there) = self.attachments(session, (destination, request, form))? else {
+            return Ok(());
+        };
+        let sent = RouteRequest {
+            method: request.method().as_str(),
+            path: form.target.path(),
+            query: form.target.query(),
+            host: &form.host,
+            headers: request.headers(),
+        };
+        let came = RouteRequest {
+            path: &self.path,
+            query: self.target.query(),
+            host: &self.host,
+            headers: &self.headers,
+            ..sent
+        };
+        let attachments = session.attachments();
+        let [sent, came] = [
+            Counted {
+                services: there.services(),
+                request: sent,
+            },
+            Counted {
+                services: attachments.services(),
+                request: came,
+            },
+        ];
+        limits::limit(session, (sent, Some(came)), (admission, hops), limited).await
+    }
+}

@@ -1,0 +1,341 @@
+//! What the routes of a service make of a request.
+
+use std::sync::Arc;
+
+use ambit_l7::route::{self, Applied, Choice, CorsRequest, Injected, RouteTable, Rule};
+use ambit_model::{ArcStr, HttpBackend, HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
+use ambit_route::BackendEndpoint;
+use ambit_telemetry::http::ResponseFlag;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::LOCATION};
+
+use crate::{
+    http::{
+        backend::{
+            affinity::{self, Affinity, Found},
+            destination::Destination,
+        },
+        form::Form,
+        reply::Reply,
+        report::observer::Observer,
+    },
+    message::{self, Body},
+    route_owner::RouteOwner,
+    session::{Misdirected, Session},
+    target::Target,
+};
+
+/// The kind of routes whose requests are gRPC's.
+const GRPC_ROUTE: &str = "GRPCRoute";
+/// Kinds of objects in whose name requests for a service of another waypoint are refused.
+const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
+
+/// Result of routing a request.
+pub(in crate::http) enum Routed {
+    /// Request that continues to an endpoint.
+    On(Taken),
+    /// The route responds itself: a redirect, or a CORS preflight.
+    Answered(Response<Body>),
+}
+
+/// Selected route of a request, with its filters.
+#[derive(Debug)]
+pub(in crate::http) struct Taken {
+    pub(in crate::http) destination: Destination,
+    /// `None`: requests go to the service itself.
+    rule: Option<Chosen>,
+}
+
+/// Chosen rule and backend.
+#[derive(Clone, Debug)]
+struct Chosen {
+    rule: Arc<Rule>,
+    /// Index of the chosen backend; `None` without backends.
+    backend: Option<usize>,
+    /// Bytes of the path that the match took as prefix.
+    prefix: usize,
+    session: Option<Affinity>,
+}
+
+/// CORS headers for the response, of the waypoint or the upstream.
+#[derive(Debug, Default)]
+pub(in crate::http) struct Crossing(Option<(Chosen, CorsRequest)>);
+
+impl Chosen {
+    fn applied(&self) -> Applied<'_> {
+        self.rule.applied(self.backend)
+    }
+}
+
+impl Crossing {
+    /// Sets the waypoint's response headers, and removes such headers of others.
+    pub(in crate::http) fn change_answer(&self, headers: &mut HeaderMap) {
+        if let Some((chosen, cors_request)) = &self.0
+            && let Some(cors) = chosen.applied().cors()
+        {
+            cors.change_answer(cors_request, headers);
+        }
+    }
+}
+
+impl Taken {
+    fn itself() -> Self {
+        Self {
+            destination: Destination::Target,
+            rule: None,
+        }
+    }
+
+    /// Resolves a service with a wildcard hostname to the host of the forwarded request.
+    pub(in crate::http) fn name_host(
+        &mut self,
+        session: &Session,
+        form: &Form,
+    ) -> Result<(), Reply> {
+        if self.destination != Destination::Target || !session.target.resolves_hosts() {
+            return Ok(());
+        }
+        let host = session.target.host(&form.host).ok_or_else(|| {
+            let name = session.target.service_name();
+            let wildcard = name.map_or("", |name| name.hostname.as_str());
+            let text = format!("the host is not below {wildcard}");
+            Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
+        })?;
+        // A plugin or a route has made it another host, which may have an entry of its own.
+        self.destination = match session.specific(&host).map_err(misdirected)? {
+            Some(specific) => {
+                let port = session.target.address().port();
+                Destination::Backend(specific.namespaced_hostname(), port)
+            }
+            None => Destination::Host(host),
+        };
+        Ok(())
+    }
+
+    pub(in crate::http) fn timeouts(&self) -> HttpTimeouts {
+        let rule = self.rule.as_ref();
+        rule.map(|chosen| chosen.rule.timeouts).unwrap_or_default()
+    }
+
+    pub(in crate::http) fn retry(&self) -> Option<&HttpRetry> {
+        self.rule.as_ref()?.rule.retry.as_ref()
+    }
+
+    /// The endpoint of the session that the request is of.
+    pub(in crate::http) fn sticky(&self) -> Option<&BackendEndpoint> {
+        self.rule.as_ref()?.session.as_ref()?.endpoint.as_ref()
+    }
+
+    /// Writes the session of an endpoint to its response.
+    pub(in crate::http) fn continue_session(&self, uid: &str, headers: &mut HeaderMap) {
+        let Some(chosen) = &self.rule else { return };
+        let backends = chosen.rule.backends();
+        let backend = chosen.backend.and_then(|index| backends.get(index));
+        if let (Some(session), Some(backend)) = (&chosen.session, backend) {
+            session.change_answer(&backend.to, uid, headers);
+        }
+    }
+
+    /// The mirrors that get this request.
+    pub(in crate::http) fn mirrors(&self) -> Vec<&HttpMirror> {
+        let applied = self.rule.as_ref().map(Chosen::applied);
+        applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
+    }
+
+    /// Fault that the route injects into this request.
+    pub(in crate::http) fn fault(&self) -> Option<Injected> {
+        self.rule.as_ref()?.applied().fault(&mut rand::rng())
+    }
+
+    /// Filters for the request; `None` without a rule.
+    pub(in crate::http) fn applied(&self) -> Option<Applied<'_>> {
+        self.rule.as_ref().map(Chosen::applied)
+    }
+
+    /// Owner of the rule.
+    pub(in crate::http) fn route_owner(&self) -> RouteOwner {
+        let rule = self.rule.as_ref();
+        RouteOwner::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
+    }
+
+    /// Whether [`Self::change`] may modify the request.
+    pub(in crate::http) fn changes_request(&self) -> bool {
+        let applied = self.rule.as_ref().map(Chosen::applied);
+        applied.is_some_and(|applied| applied.changes_request())
+    }
+
+    /// Changes the request as the rule has it, and then as the backend has it.
+    pub(in crate::http) fn change(
+        &self,
+        session: &Session,
+        headers: &mut HeaderMap,
+        form: &mut Form,
+    ) -> Result<(), Reply> {
+        let Some(chosen) = &self.rule else {
+            return Ok(());
+        };
+        let applied = chosen.applied();
+        applied.change_request(headers);
+        let Some(rewrite) = applied.rewrite() else {
+            return Ok(());
+        };
+        if let Some(host) = &rewrite.hostname {
+            host.as_str().clone_into(&mut form.host);
+        }
+        if rewrite.path.is_some() {
+            let published = &session.shard.waypoint.published;
+            let mode = published.gateway().path_normalization;
+            let matched_path = form.matched(chosen.prefix);
+            let target = route::changed(rewrite.path.as_ref(), matched_path, mode);
+            let target = target.map_err(|error| unroutable(&error.to_string()))?;
+            form.target = target
+                .try_into()
+                .map_err(|error: http::uri::InvalidUri| unroutable(&error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Applies the response filters in order.
+    pub(in crate::http) fn change_answer(&self, headers: &mut HeaderMap) {
+        if let Some(chosen) = &self.rule {
+            chosen.applied().change_response(headers);
+        }
+    }
+}
+
+/// A request whose rule has no usable backend.
+fn unroutable(text: &str) -> Reply {
+    let status = StatusCode::INTERNAL_SERVER_ERROR;
+    Reply::new(status, text, ResponseFlag::NoCluster)
+}
+
+/// A request that is for another waypoint (RFC 9110, section 15.5.20).
+pub(in crate::http) fn misdirected(error: Misdirected) -> Reply {
+    let status = StatusCode::MISDIRECTED_REQUEST;
+    Reply::new(status, error.to_string(), ResponseFlag::NoRoute)
+}
+
+/// The same, as the kind of its route has it: of a GRPCRoute, `UNAVAILABLE`; of a service that another waypoint serves, 421.
+fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
+    let reply = unroutable(text);
+    if rule.route.kind == GRPC_ROUTE {
+        return reply.with_status(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    if SERVICES.contains(&rule.route.kind.as_str()) {
+        return reply.with_status(StatusCode::MISDIRECTED_REQUEST);
+    }
+    reply
+}
+
+/// Destination of a backend, for a request to a port of a service.
+fn destination<'a>(
+    to: &'a HttpBackend,
+    (served, port): (&NamespacedHostname, u16),
+) -> Result<Destination, &'a ArcStr> {
+    let name = to.service.as_ref()?;
+    Ok(match &to.subset {
+        Some(subset) => Destination::Subset(name.clone(), to.port, subset.clone()),
+        None if *name == *served && to.port == port => Destination::Target,
+        None => Destination::Backend(name.clone(), to.port),
+    })
+}
+
+/// The routes that requests of a session take now; `None` to a pod. The tunnel may be older than the routes.
+pub(in crate::http) fn table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply> {
+    let Target::Service {
+        served, address, ..
+    } = &session.target
+    else {
+        return Ok(None);
+    };
+    let now = session.shard.waypoint.published.service(&served.name);
+    let served = now.ok_or_else(|| {
+        let text = "this waypoint does not serve the service any more";
+        Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
+    })?;
+    Ok(Some(
+        served.routes(address.port(), session.caller.namespace()),
+    ))
+}
+
+/// Routes a request by the routes of its service.
+pub(in crate::http) fn route<B>(
+    session: &Session,
+    request: &Request<B>,
+    form: &Form,
+    observer: &mut impl Observer,
+    crossing: &mut Crossing,
+) -> Result<Routed, Reply> {
+    let table = table(session)?;
+    let (
+        Some(table),
+        Target::Service {
+            served, address, ..
+        },
+    ) = (table, &session.target)
+    else {
+        return Ok(Routed::On(Taken::itself()));
+    };
+    let served_at = (&served.name, address.port());
+    let choice = table.choose(&form.as_received(request));
+    let (rule, prefix) = match choice {
+        Choice::Itself => return Ok(Routed::On(Taken::itself())),
+        Choice::NoMatch => {
+            return Err(Reply::new(StatusCode::NOT_FOUND, "", ResponseFlag::NoRoute));
+        }
+        Choice::Rule(rule, prefix) => (rule, prefix),
+    };
+    observer.routed(rule);
+    if let Some(why) = &rule.unsupported {
+        return Err(unroutable_backend(rule, why));
+    }
+    let affinity = rule.session.as_ref();
+    let mut affinity = affinity.map(|of| Affinity::of(of, request.headers(), affinity::now()));
+    let sticky = affinity.as_mut().and_then(|affinity| {
+        let find = |to: &HttpBackend, mark: u64| match destination(to, served_at) {
+            Ok(destination) => destination.marked(session, mark),
+            Err(_) => Found::Gone,
+        };
+        affinity.backend(rule, find)
+    });
+    let drawn = sticky.or_else(|| rule.backend(&mut rand::rng()));
+    let chosen = Chosen {
+        rule: rule.clone(),
+        backend: drawn.map(|(index, _)| index),
+        prefix,
+        session: affinity,
+    };
+    let applied = chosen.applied();
+    if applied.cors().is_some() {
+        let cors_request = CorsRequest::of(request.method(), request.headers());
+        let is_preflight = cors_request.is_preflight();
+        crossing.0 = Some((chosen.clone(), cors_request));
+        if is_preflight {
+            return Ok(Routed::Answered(Response::new(message::text(""))));
+        }
+    }
+    if let Some((_, to)) = drawn
+        && let Err(why) = &to.to.service
+    {
+        return Err(unroutable_backend(rule, why));
+    }
+    if let Some(redirect) = applied.redirect() {
+        let published = &session.shard.waypoint.published;
+        let mode = published.gateway().path_normalization;
+        let to = redirect.location(&form.host, served_at.1, form.matched(prefix), mode);
+        let location = to.map_err(|error| unroutable(&error.to_string()))?;
+        let location = HeaderValue::from_str(&location);
+        let location = location.map_err(|error| unroutable(&error.to_string()))?;
+        let mut response = Response::new(message::text(""));
+        *response.status_mut() = redirect.status;
+        response.headers_mut().insert(LOCATION, location);
+        applied.change_response(response.headers_mut());
+        return Ok(Routed::Answered(response));
+    }
+    let (_, to) = drawn.ok_or_else(|| unroutable_backend(rule, "no backend"))?;
+    let destination = destination(&to.to, served_at);
+    let destination = destination.map_err(|why| unroutable_backend(rule, why))?;
+    Ok(Routed::On(Taken {
+        destination,
+        rule: Some(chosen),
+    }))
+}

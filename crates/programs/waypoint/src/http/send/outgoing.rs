@@ -1,0 +1,56 @@
+//! The form that requests are sent in.
+
+use http::{
+    HeaderValue, Request, Uri,
+    header::{HOST, TRANSFER_ENCODING},
+    uri::PathAndQuery,
+};
+use hyper::body::Body as _;
+
+use crate::{
+    http::reply::Reply,
+    message::{Body, Version},
+};
+
+/// Default HTTP version of a request to an upstream: that of the client's.
+pub(in crate::http) fn version_of(version: http::Version) -> Version {
+    if version == http::Version::HTTP_2 {
+        Version::Http2
+    } else {
+        Version::Http1
+    }
+}
+
+/// Frames a body of unknown length in chunks for HTTP/1, whatever the method: hyper drops such a body of GET and HEAD.
+pub(in crate::http) fn frame_body(request: &mut Request<Body>) {
+    let body = request.body();
+    if !body.is_end_stream() && body.size_hint().exact().is_none() {
+        let chunked = HeaderValue::from_static("chunked");
+        request.headers_mut().insert(TRANSFER_ENCODING, chunked);
+    }
+}
+
+/// Sets the target in the form that the HTTP version requires.
+pub(in crate::http) fn address(
+    request: &mut Request<Body>,
+    host: &str,
+    target: &PathAndQuery,
+    version: Version,
+) -> Result<(), Reply> {
+    let mut parts = http::uri::Parts::default();
+    parts.path_and_query = Some(target.clone());
+    match version {
+        Version::Http1 => *request.version_mut() = http::Version::HTTP_11,
+        Version::Http2 => {
+            *request.version_mut() = http::Version::HTTP_2;
+            request.headers_mut().remove(HOST);
+            let authority = host.parse();
+            parts.scheme = Some(http::uri::Scheme::HTTP);
+            parts.authority =
+                Some(authority.map_err(|_| Reply::refused("there is no host", "host"))?);
+        }
+    }
+    *request.uri_mut() =
+        Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
+    Ok(())
+}

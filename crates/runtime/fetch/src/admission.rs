@@ -1,0 +1,40 @@
+//! Addresses that may be called on behalf of one object.
+
+use std::{convert::Infallible, error::Error, net::IpAddr};
+
+/// Decision which addresses may be called on behalf of an object, in addition to the guard of all objects.
+pub trait Admission: Sync {
+    /// Reason of a refusal.
+    type Error: Error + Send + Sync + 'static;
+
+    /// Decides whether an address of a host may be called.
+    ///
+    /// # Errors
+    /// If it may not, or if this cannot be decided.
+    fn admit(&self, host: &str, ip: IpAddr)
+    -> impl Future<Output = Result<(), Self::Error>> + Send;
+}
+
+/// Admission of objects that belong to the administrator: every address that the guard permits.
+#[derive(Clone, Copy, Debug)]
+pub struct Anywhere;
+
+impl Admission for Anywhere {
+    type Error = Infallible;
+
+    async fn admit(&self, _host: &str, _ip: IpAddr) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// `None` is [`Anywhere`].
+impl<A: Admission> Admission for Option<A> {
+    type Error = A::Error;
+
+    async fn admit(&self, host: &str, ip: IpAddr) -> Result<(), A::Error> {
+        match self {
+            Some(admission) => admission.admit(host, ip).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A client of HTTP/1.1: requests without bodies, redirects, and responses of bounded size.
+
+mod tls;
+
+use ambit_egress::Guard;
+use ambit_rt::AbortOnDrop;
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri,
+    header::{AUTHORIZATION, HOST, LOCATION, USER_AGENT},
+};
+use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+
+use crate::{
+    Admission, FetchError,
+    url::{named, parse, redirected},
+};
+use tls::Tls;
+
+/// Maximum redirects of a fetch.
+pub(crate) const MAX_REDIRECTS: usize = 5;
+
+/// Client that calls only addresses that its guard permits. Clones share the TLS configuration.
+#[derive(Clone, Debug)]
+pub struct Client {
+    guard: Guard,
+    user_agent: &'static str,
+    tls: Tls,
+}
+
+/// Parameters of a GET request.
+#[derive(Clone, Copy, Debug)]
+pub struct Get<'a> {
+    /// URL of http or https.
+    pub url: &'a str,
+    /// Headers in addition to `host` and `user-agent`. `authorization` is sent to the first server only, and no longer
+    /// after a redirect to another one.
+    pub headers: &'a [(HeaderName, HeaderValue)],
+    /// Maximum size of the body in bytes.
+    pub limit: usize,
+}
+
+/// Response with its complete body.
+#[derive(Debug)]
+pub struct Response {
+    /// Status, which is not a redirect that was followed.
+    pub status: StatusCode,
+    /// Headers of the response.
+    pub headers: HeaderMap,
+    /// Body, within the limit.
+    pub body: Vec<u8>,
+    /// Whether no redirect changed the server.
+    pub is_of_first: bool,
+    url: String,
+}
+
+impl Response {
+    /// Returns a response of status 200.
+    ///
+    /// # Errors
+    /// If it has another status.
+    pub fn successful(self) -> Result<Self, FetchError> {
+        if self.status == StatusCode::OK {
+            return Ok(self);
+        }
+        Err(FetchError::Status {
+            url: self.url,
+            status: self.status,
+        })
+    }
+}
+
+impl Client {
+    /// Creates a client that trusts the system's certificate authorities, which are read at the first use of TLS.
+    #[must_use]
+    pub fn new(guard: Guard, user_agent: &'static str) -> Self {
+        Self {
+            guard,
+            user_agent,
+            tls: Tls::default(),
+        }
+    }
+
+    /// Sends a GET request and follows redirects. The caller bounds the time.
+    ///
+    /// # Errors
+    /// If a server may not be called or cannot be reached, if it violates HTTP, or if its response is too long.
+    pub async fn get(
+        &self,
+        get: Get<'_>,
+        admission: &impl Admission,
+    ) -> Result<Response, FetchError> {
+        let mut uri = parse(get.url)?;
+        let first = uri.authority().cloned();
+        let mut is_first = true;
+        for _ in 0..=MAX_REDIRECTS {
+            is_first &= uri.authority() == first.as_ref();
+            let stream = self.connect(&uri, admission).await?;
+            let exchange = self.send(stream, &uri, get.headers, is_first).await?;
+            match exchange.redirection() {
+                Some(location) => uri = redirected(&uri, location)?,
+                None => return exchange.read(get.limit, named(&uri), is_first).await,
+            }
+        }
+        Err(FetchError::Redirects)
+    }
+
+    /// Connects to the server of a URL, with TLS if it is of https.
+    async fn connect(
+        &self,
+        uri: &Uri,
+        admission: &impl Admission,
+    ) -> Result<Box<dyn Io>, FetchError> {
+        let is_tls = uri.scheme_str() == Some("https");
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let stream = self.connect_to(host, port, admission).await?;
+        if !is_tls {
+            return Ok(Box::new(stream));
+        }
+        let server = rustls_pki_types::ServerName::try_from(host.to_owned());
+        let server = server.map_err(|_| FetchError::Url(named(uri)))?;
+        let stream = self.tls.connector()?.connect(server, stream).await;
+        let stream = stream.map_err(|error| FetchError::Tls {
+            host: host.to_owned(),
+            error,
+        })?;
+        Ok(Box::new(stream))
+    }
+
+    /// Connects to an address of a host that may be called.
+    async fn connect_to<A: Admission>(
+        &self,
+        host: &str,
+        port: u16,
+        admission: &A,
+    ) -> Result<TcpStream, FetchError> {
+        let mut admitted = Vec::new();
+        let mut refused = None;
+        for address in ambit_egress::resolve(&self.guard, host, port).await? {
+            match admission.admit(host, address.ip()).await {
+                Ok(()) => admitted.push(address),
+                Err(error) => refused = Some(error),
+            }
+        }
+        if let (Some(error), true) = (refused, admitted.is_empty()) {
+            return Err(FetchError::Refused(Box::new(error)));
+        }
+        Ok(ambit_egress::connect_to(host, &admitted).await?)
+    }
+
+    /// Sends a request and waits for the head of the response.
+    async fn send(
+        &self,
+        stream: Box<dyn Io>,
+        uri: &Uri,
+        headers: &[(HeaderName, HeaderValue)],
+        is_first: bool,
+    ) -> Result<Exchange, FetchError> {
+        let host = uri.host().unwrap_or_default();
+        let wrong = |error| FetchError::Http {
+            host: host.to_owned(),
+            error,
+        };
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let mut request = Request::new(Empty::<Bytes>::new());
+        *request.uri_mut() = path.parse().map_err(|_| FetchError::Url(named(uri)))?;
+        let sent = request.headers_mut();
+        for (name, value) in headers {
+            if is_first || *name != AUTHORIZATION {
+                sent.append(name, value.clone());
+            }
+        }
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        let authority = HeaderValue::from_str(authority);
+        sent.insert(HOST, authority.map_err(|_| FetchError::Url(named(uri)))?);
+        sent.insert(USER_AGENT, HeaderValue::from_static(self.user_agent));
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(wrong)?;
+        let connection = ambit_rt::spawn_abortable("fetch", async move {
+            // Its error is also an error of the response.
+            let _ended = connection.await;
+        });
+        Ok(Exchange {
+            response: sender.send_request(request).await.map_err(wrong)?,
+            _connection: connection,
+        })
+    }
+}
+
+/// A response whose body has not been read, and its connection, which ends with it.
+struct Exchange {
+    response: http::Response<Incoming>,
+    _connection: AbortOnDrop<()>,
+}
+
+impl Exchange {
+    /// Location of a redirect.
+    fn redirection(&self) -> Option<&str> {
+        let is_redirect = self.response.status().is_redirection();
+        let location = self.response.headers().get(LOCATION);
+        let location = location.filter(|_| is_redirect)?;
+        location.to_str().ok()
+    }
+
+    async fn read(
+        self,
+        limit: usize,
+        url: String,
+        is_of_first: bool,
+    ) -> Result<Response, FetchError> {
+        let (head, body) = self.response.into_parts();
+        let body = match Limited::new(body, limit).collect().await {
+            Ok(body) => body.to_bytes().to_vec(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                return Err(FetchError::TooLarge { url, limit });
+            }
+            Err(_) => return Err(FetchError::Truncated { url }),
+        };
+        Ok(Response {
+            status: head.status,
+            headers: head.headers,
+            body,
+            is_of_first,
+            url,
+        })
+    }
+}
+
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use crate::{book, shell};
 
 mod claims;
+mod cycles;
 mod deny;
 mod files;
 mod images;
@@ -35,7 +36,8 @@ pub(crate) fn run() -> Result<()> {
     for package in workspace.ours() {
         let sources = source::of(package)?;
         broken.extend(sources.iter().flat_map(files::broken));
-        broken.extend(modules::broken(package, &sources));
+        broken.extend(modules::broken(&sources));
+        broken.extend(cycles::broken(package, &sources));
         broken.extend(language::broken(&sources));
         broken.extend(unused::broken(package, &sources));
         broken.extend(claims::broken(package, &sources));

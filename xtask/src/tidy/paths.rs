@@ -1,8 +1,10 @@
 //! Collects the paths in code: in `use`, types and expressions, attributes, and arguments of macros.
 
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use std::collections::BTreeSet;
+
+use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 use syn::{
-    Attribute, File, Item, ItemMod, ItemUse, Lit, Macro, UseTree,
+    Attribute, File, Item, ItemMod, ItemUse, Lit, Macro, UseTree, Visibility,
     visit::{self, Visit},
 };
 
@@ -14,6 +16,17 @@ pub(super) struct Named {
     pub(super) segments: Vec<String>,
     /// Depth of the enclosing module within the file.
     pub(super) inline: usize,
+    /// Name that a `use` gives to the path's item.
+    pub(super) import: Option<Import>,
+}
+
+/// Name that a `use` brings into a module.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Import {
+    /// `*`: all names of the module that the path names.
+    pub(super) name: String,
+    /// Whether other modules may use the name.
+    pub(super) is_public: bool,
 }
 
 /// Code that is searched for paths.
@@ -27,43 +40,74 @@ pub(super) enum Code {
 
 /// Returns all paths with more than one segment, and all paths in `use`.
 pub(super) fn named(file: &File, code: Code) -> Vec<Named> {
+    let mut paths = found(file, code).named;
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+/// Returns the names with which paths outside of `use` begin.
+pub(super) fn first_names(file: &File, code: Code) -> BTreeSet<String> {
+    found(file, code).first_names
+}
+
+fn found(file: &File, code: Code) -> Paths {
     let mut paths = Paths {
         code,
         inline: 0,
-        found: Vec::new(),
+        named: Vec::new(),
+        first_names: BTreeSet::new(),
     };
     paths.visit_file(file);
-    paths.found.sort();
-    paths.found.dedup();
-    paths.found
+    paths
 }
 
 struct Paths {
     code: Code,
     inline: usize,
-    found: Vec<Named>,
+    named: Vec<Named>,
+    first_names: BTreeSet<String>,
 }
 
 impl Paths {
     fn add(&mut self, segments: Vec<String>) {
-        self.found.push(Named {
+        self.first_names.extend(segments.first().cloned());
+        if segments.len() > 1 {
+            self.named.push(Named {
+                segments,
+                inline: self.inline,
+                import: None,
+            });
+        }
+    }
+
+    fn add_import(&mut self, segments: Vec<String>, name: String, is_public: bool) {
+        self.named.push(Named {
             segments,
             inline: self.inline,
+            import: Some(Import { name, is_public }),
         });
     }
 
-    fn add_use(&mut self, tree: &UseTree, before: &[String]) {
-        let with = |last: String| [before, &[last]].concat();
+    fn add_use(&mut self, tree: &UseTree, before: &[String], is_public: bool) {
+        let with = |last: &Ident| match last.to_string().as_str() {
+            "self" => before.to_vec(),
+            last => [before, &[last.to_owned()]].concat(),
+        };
         match tree {
-            UseTree::Path(path) => self.add_use(&path.tree, &with(path.ident.to_string())),
-            UseTree::Name(name) if name.ident == "self" => self.add(before.to_vec()),
-            UseTree::Name(name) => self.add(with(name.ident.to_string())),
-            UseTree::Rename(name) if name.ident == "self" => self.add(before.to_vec()),
-            UseTree::Rename(name) => self.add(with(name.ident.to_string())),
-            UseTree::Glob(_) => self.add(before.to_vec()),
+            UseTree::Path(path) => self.add_use(&path.tree, &with(&path.ident), is_public),
+            UseTree::Name(name) => {
+                let path = with(&name.ident);
+                let bound = path.last().cloned().unwrap_or_default();
+                self.add_import(path, bound, is_public);
+            }
+            UseTree::Rename(name) => {
+                self.add_import(with(&name.ident), name.rename.to_string(), is_public);
+            }
+            UseTree::Glob(_) => self.add_import(before.to_vec(), "*".to_owned(), is_public),
             UseTree::Group(group) => {
                 for tree in &group.items {
-                    self.add_use(tree, before);
+                    self.add_use(tree, before, is_public);
                 }
             }
         }
@@ -74,10 +118,9 @@ impl Paths {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;
         let end = |path: &mut Vec<String>, paths: &mut Self| {
-            if path.len() > 1 {
+            if !path.is_empty() {
                 paths.add(std::mem::take(path));
             }
-            path.clear();
         };
         for token in tokens {
             match token {
@@ -136,16 +179,17 @@ impl<'ast> Visit<'ast> for Paths {
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        self.add_use(&item.tree, &[]);
+        let is_public = !matches!(item.vis, Visibility::Inherited);
+        self.add_use(&item.tree, &[], is_public);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        if path.segments.len() > 1 {
-            let segments = path.segments.iter();
-            self.add(segments.map(|segment| segment.ident.to_string()).collect());
-        }
+        let segments = path.segments.iter();
+        self.add(segments.map(|segment| segment.ident.to_string()).collect());
         visit::visit_path(self, path);
     }
+
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_macro(&mut self, item: &'ast Macro) {
         self.visit_path(&item.path);

@@ -12,6 +12,7 @@ mod exports;
 mod extensions;
 mod foreign;
 mod foreign_proxies;
+mod gateway_address;
 mod guarded;
 mod hosts;
 mod inbound_binding;
@@ -26,6 +27,7 @@ mod published;
 mod references;
 mod registry;
 pub(crate) mod replaced;
+mod reports;
 mod reserved;
 mod served;
 mod standing;
@@ -36,18 +38,17 @@ mod waypoint_rules;
 mod workloads;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
 };
 
 use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey, revisions::Revisions};
-use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
+use ambit_model::{ArcStr, NamespacedHostname};
 use serde_json::Value;
 
 use crate::{
     Delta, MeshConfig, PodDirectory,
-    condition::Standing,
-    problem::{FieldError, Note, Problem, Severity},
+    problem::{FieldError, Problem, Severity},
 };
 use addresses::Addresses;
 pub use attachment::CONTROLLER;
@@ -67,6 +68,7 @@ use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
 use published::Published;
 use references::References;
 pub use registry::{RegisteredPort, RegisteredService};
+use reports::Reports;
 pub(crate) use served::PolicyScope;
 use served::Served;
 pub(crate) use standing::names;
@@ -102,55 +104,17 @@ pub struct Index {
     /// The cluster's network.
     pub(crate) network: ArcStr,
     namespaces: HashMap<ArcStr, Objects>,
-    /// Pods by node.
-    pub(crate) on_node: HashMap<ArcStr, BTreeSet<ObjectKey>>,
-    /// Objects that declare a host.
-    declares: HashMap<ArcStr, BTreeSet<ObjectKey>>,
-    /// ServiceEntries by the namespaces of whose Services their hosts would be short names.
-    pub(crate) short_names: References<ArcStr>,
+    /// Which objects name what.
+    pub(crate) references: References,
     pub(crate) addresses: Addresses,
     /// Of the API server and of nodes.
     pub(crate) cluster_addresses: ClusterAddresses,
-    /// Objects whose labels name a Gateway.
-    pub(crate) bound: References<GatewayName>,
-    /// The same of canaries.
-    pub(crate) canaries: References<GatewayName>,
     /// Control planes of the mesh.
     revisions: Revisions,
     /// Namespaces that are left out.
     discovery: discovery::Discovery,
     /// Node proxies of other implementations, by node.
     foreign_proxies: foreign_proxies::ForeignProxies,
-    /// Pods that choose their waypoint themselves, by namespace.
-    pub(crate) choosers: HashMap<ArcStr, BTreeSet<ArcStr>>,
-    /// Routes by the objects that they are for.
-    pub(crate) route_parents: References<ObjectKey>,
-    /// Routes by the objects of their backends.
-    pub(crate) route_backends: References<ObjectKey>,
-    /// Routes by their backends of the kind Hostname.
-    pub(crate) route_hosts: References<ArcStr>,
-    /// VirtualServices by the hosts that they are for.
-    pub(crate) virtual_hosts: References<ArcStr>,
-    /// VirtualServices with a rule for all requests, by the hosts that they are for.
-    pub(crate) catch_alls: References<ArcStr>,
-    /// Gateways by where their controllers say that they are.
-    pub(crate) gateway_addresses: References<foreign::Address>,
-    /// Destination rules by the hosts that they are for.
-    pub(crate) destination_rules: References<ArcStr>,
-    /// Objects by the hosts that waypoints call because of them.
-    pub(crate) callees: References<ArcStr>,
-    /// Destination rules that have subsets.
-    pub(crate) subset_rules: BTreeSet<ObjectKey>,
-    /// ReferenceGrants that name pods.
-    pub(crate) pod_grants: BTreeSet<ObjectKey>,
-    /// Policies of TLS with backends.
-    pub(crate) backend_tls: BTreeSet<ObjectKey>,
-    /// Policies by the providers that they name.
-    pub(crate) provider_users: References<ArcStr>,
-    /// Policies by the objects that they are attached to.
-    pub(crate) policy_targets: References<ObjectKey>,
-    /// Plugins by the Secrets that they name.
-    pub(crate) pull_secrets: References<ObjectKey>,
     /// States of key sets that are fetched.
     key_sets: HashMap<KeySource, KeyState>,
     /// The waypoints of services' endpoints.
@@ -160,19 +124,10 @@ pub struct Index {
     instances: Instances,
     /// Waypoints that bind, and those that wait.
     introductions: introduction::Introductions,
-    /// States of objects that depend on others.
-    standings: BTreeMap<ObjectKey, Standing>,
-    /// Objects whose state changed since it was last taken.
-    standings_changed: BTreeSet<ObjectKey>,
+    /// Problems, conflicts and states of objects.
+    reports: Reports,
     /// Objects in whose place is a substitute, because no usable form of them is known.
     substitutes: BTreeSet<ObjectKey>,
-    problems: BTreeMap<ObjectKey, Vec<Problem>>,
-    /// Problems of objects for which parts of them have no effect because of others.
-    conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
-    /// Objects whose conflicts changed since they were last taken.
-    conflicts_changed: BTreeSet<ObjectKey>,
-    /// Objects whose problems changed since they were last taken.
-    problems_changed: BTreeSet<ObjectKey>,
     /// Makers whose records must be rendered anew.
     stale: BTreeSet<Maker>,
     published: Published,
@@ -186,42 +141,18 @@ impl Index {
             config,
             network: ArcStr::new(),
             namespaces: HashMap::new(),
-            on_node: HashMap::new(),
-            declares: HashMap::new(),
-            short_names: References::default(),
+            references: References::default(),
             addresses: Addresses::default(),
             cluster_addresses: ClusterAddresses::default(),
-            bound: References::default(),
-            canaries: References::default(),
             discovery: discovery::Discovery::default(),
-            foreign_proxies: BTreeMap::new(),
-            choosers: HashMap::new(),
-            route_parents: References::default(),
-            route_backends: References::default(),
-            route_hosts: References::default(),
-            virtual_hosts: References::default(),
-            catch_alls: References::default(),
-            gateway_addresses: References::default(),
-            destination_rules: References::default(),
-            callees: References::default(),
-            subset_rules: BTreeSet::new(),
-            pod_grants: BTreeSet::new(),
-            backend_tls: BTreeSet::new(),
-            provider_users: References::default(),
-            policy_targets: References::default(),
-            pull_secrets: References::default(),
+            foreign_proxies: foreign_proxies::ForeignProxies::new(),
             key_sets: HashMap::new(),
             served: Served::default(),
             behind: Served::default(),
             instances: Instances::default(),
             introductions: introduction::Introductions::default(),
-            standings: BTreeMap::new(),
-            standings_changed: BTreeSet::new(),
+            reports: Reports::default(),
             substitutes: BTreeSet::new(),
-            problems: BTreeMap::new(),
-            conflicts: BTreeMap::new(),
-            conflicts_changed: BTreeSet::new(),
-            problems_changed: BTreeSet::new(),
             stale: BTreeSet::new(),
             published: Published::default(),
         }
@@ -264,12 +195,13 @@ impl Index {
                 let notes = notes.into_iter();
                 let notes = notes.map(|note| problem(Severity::Warning, note));
                 self.substitutes.remove(key);
-                self.set_problems(key, notes.collect());
+                self.reports.set_problems(key, notes.collect());
                 self.put::<K>(key, input, pods);
             }
             Err(mut error) => {
                 error.message += self.put_substitute(Some(object), key, pods);
-                self.set_problems(key, vec![problem(Severity::Error, error)]);
+                self.reports
+                    .set_problems(key, vec![problem(Severity::Error, error)]);
             }
         }
     }
@@ -290,7 +222,7 @@ impl Index {
             message: format!("{}{consequence}", error.message),
             origin: None,
         };
-        self.set_problems(key, vec![problem]);
+        self.reports.set_problems(key, vec![problem]);
     }
 
     /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the object is known;
@@ -325,7 +257,7 @@ impl Index {
     /// An object is gone.
     pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
         self.substitutes.remove(key);
-        self.set_problems(key, Vec::new());
+        self.reports.set_problems(key, Vec::new());
         (functions(key.kind).remove)(self, key, pods);
     }
 
@@ -345,7 +277,7 @@ impl Index {
             None => objects.remove(&key.name),
         };
         if new.is_none() {
-            self.set_conflicts(key, Vec::new());
+            self.reports.set_conflicts(key, Vec::new());
         }
         if old != new {
             let (old, new) = (old.as_ref(), new.as_ref());
@@ -386,51 +318,27 @@ impl Index {
 
     /// Problems of objects now.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let own = self.problems.values().flatten();
-        own.chain(self.conflicts.values().flatten())
+        self.reports.problems()
     }
 
     /// The problems of one object.
     pub fn problems_of(&self, key: &ObjectKey) -> Vec<Problem> {
-        let own = self.problems.get(key).into_iter().flatten();
-        let conflicts = self.conflicts.get(key).into_iter().flatten();
-        own.chain(conflicts).cloned().collect()
+        self.reports.problems_of(key)
     }
 
-    /// Objects of which other parts have an effect since the last call, because of other objects.
+    /// Objects whose conflicts changed since the last call.
     pub fn take_changed_conflicts(&mut self) -> BTreeSet<ObjectKey> {
-        std::mem::take(&mut self.conflicts_changed)
+        self.reports.take_changed_conflicts()
     }
 
     /// Whether the problems of an object changed since they were last taken.
     pub fn has_new_problems(&self, key: &ObjectKey) -> bool {
-        self.problems_changed.contains(key)
+        self.reports.has_new_problems(key)
     }
 
     /// Objects whose problems changed since the last call.
     pub fn take_changed_problems(&mut self) -> BTreeSet<ObjectKey> {
-        std::mem::take(&mut self.problems_changed)
-    }
-
-    fn set_conflicts(&mut self, key: &ObjectKey, conflicts: Vec<Note>) {
-        let problem = |note: Note| Problem {
-            severity: Severity::Warning,
-            object: key.clone(),
-            field: note.field,
-            message: note.message,
-            origin: None,
-        };
-        let conflicts: Vec<_> = conflicts.into_iter().map(problem).collect();
-        if replace(&mut self.conflicts, key, conflicts) {
-            self.problems_changed.insert(key.clone());
-            self.conflicts_changed.insert(key.clone());
-        }
-    }
-
-    fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
-        if replace(&mut self.problems, key, problems) {
-            self.problems_changed.insert(key.clone());
-        }
+        self.reports.take_changed_problems()
     }
 
     // === records ===
@@ -480,7 +388,8 @@ impl Index {
     fn publish(&mut self, maker: &Maker, delta: &mut Delta) {
         let mut rendered = self.render(maker);
         if let Maker::Object(key) = maker {
-            self.set_conflicts(key, std::mem::take(&mut rendered.conflicts));
+            self.reports
+                .set_conflicts(key, std::mem::take(&mut rendered.conflicts));
         }
         self.published.replace(maker, rendered, delta);
     }
@@ -498,21 +407,4 @@ impl Index {
             },
         }
     }
-}
-
-/// Sets the problems of an object; whether they differ from before.
-fn replace(
-    all: &mut BTreeMap<ObjectKey, Vec<Problem>>,
-    key: &ObjectKey,
-    problems: Vec<Problem>,
-) -> bool {
-    if problems.is_empty() {
-        return all.remove(key).is_some();
-    }
-    let old = all.get(key);
-    let differs = old != Some(&problems);
-    if differs {
-        all.insert(key.clone(), problems);
-    }
-    differs
 }

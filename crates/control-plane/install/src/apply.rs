@@ -1,24 +1,21 @@
 //! Installing and upgrading: objects in order, each wait reported, and if it is in vain, why.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::DynamicObject;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
-    cluster::{Cluster, ClusterError},
+    cluster::Cluster,
     diagnose::why,
+    error::InstallError,
     images::Images,
-    inventory::{self, Inventory, InventoryError},
+    inventory::{self, Inventory},
     object::{self, ObjectRef},
     ownership::{Ownership, ownership},
-    render::{self, Release, RenderError},
+    plan::Plan,
     rollout::{Rollout, Workload, rollout_of},
-    values::{Overrides, ValuesError},
 };
 
 /// Where the control plane puts its root certificates; node proxies start only when it is there.
@@ -27,105 +24,6 @@ const ROOT_CONFIG_MAP: &str = "istio-ca-root-cert";
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long deleting a single object may take.
 const DELETION: Duration = Duration::from_secs(120);
-
-/// Why there is no installation.
-#[derive(Debug, thiserror::Error)]
-pub enum InstallError {
-    /// Error in the values.
-    #[error(transparent)]
-    Values(#[from] ValuesError),
-    /// Error in the templates.
-    #[error(transparent)]
-    Render(#[from] RenderError),
-    /// The API server.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// Error in the inventory of what was applied before.
-    #[error(transparent)]
-    Inventory(#[from] InventoryError),
-    /// There is nothing to upgrade or to take away.
-    #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
-    Absent {
-        /// Namespace of the mesh.
-        namespace: String,
-        /// Revision of the control plane.
-        revision: String,
-    },
-    /// Another's objects have the same names.
-    #[error("{0} exists already, {1}; --force-conflicts takes it over")]
-    Foreign(ObjectRef, String),
-    /// Images that no kubelet can pull, and the error of each.
-    #[error("{}", images_in_words(.0))]
-    Images(BTreeMap<String, String>),
-    /// Not ready in time.
-    #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
-    NotReady(Duration, Vec<String>),
-}
-
-fn images_in_words(images: &BTreeMap<String, String>) -> String {
-    let lines = images
-        .iter()
-        .map(|(image, why)| format!("the image {image} cannot be pulled: {why}"));
-    let lines: Vec<_> = lines.collect();
-    lines.join("\n")
-}
-
-/// Everything that will be applied.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Release that it was rendered for.
-    pub release: Release,
-    /// Values that the user set.
-    pub overrides: Overrides,
-    /// Definitions, applied only where there are none.
-    pub crds: Vec<Value>,
-    /// Objects in order.
-    pub objects: Vec<Value>,
-}
-
-impl Plan {
-    /// Renders the chart.
-    ///
-    /// # Errors
-    /// When the values do not fit it.
-    pub fn new(release: Release, overrides: Overrides) -> Result<Self, InstallError> {
-        let values = overrides.complete()?;
-        let mut objects = render::objects(&release, &values)?;
-        objects.retain(|object| !object::is_hook(object));
-        // Definitions are kept when the mesh goes, and those of others stay as they are.
-        let is_definition = |object: &Value| {
-            object.get("kind").and_then(Value::as_str) == Some("CustomResourceDefinition")
-        };
-        let mut crds = render::crds()?;
-        crds.extend(objects.extract_if(.., |object| is_definition(object)));
-        Ok(Self {
-            objects,
-            crds,
-            release,
-            overrides,
-        })
-    }
-
-    /// The namespace of the mesh. Its pods enter others' namespaces: Pod Security must let them.
-    pub fn namespace(&self) -> Value {
-        json!({
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {
-                "name": self.release.namespace,
-                "labels": {
-                    "pod-security.kubernetes.io/enforce": "privileged",
-                    "pod-security.kubernetes.io/audit": "privileged",
-                    "pod-security.kubernetes.io/warn": "privileged",
-                },
-            },
-        })
-    }
-
-    fn names(&self) -> Vec<ObjectRef> {
-        self.objects.iter().filter_map(ObjectRef::of).collect()
-    }
-}
 
 /// How to go about it.
 #[derive(Clone, Copy, Debug)]

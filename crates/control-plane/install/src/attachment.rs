@@ -9,8 +9,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use serde_json::Value;
 
 use crate::{
-    apply::{self, InstallError},
+    apply,
     cluster::{Cluster, ClusterError},
+    error::InstallError,
     object::{self, ObjectRef},
     values::Overrides,
 };

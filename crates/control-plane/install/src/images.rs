@@ -14,9 +14,10 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::{
-    apply::{InstallError, Plan},
     cluster::{Cluster, ClusterError},
+    error::InstallError,
     object::{self, ObjectRef},
+    plan::Plan,
     rollout::{hindrances, is_held_back, missing_images, node_of},
 };
 

@@ -12,8 +12,9 @@ use k8s_openapi::api::{
 use serde_json::{Value, json};
 
 use crate::{
-    apply::{InstallError, installed, inventory_name},
+    apply::{installed, inventory_name},
     cluster::Cluster,
+    error::InstallError,
     inventory::removal_order,
     object::{self, ObjectRef},
     ownership::{Ownership, ownership},

@@ -4,10 +4,12 @@
 use std::{cell::RefCell, time::Duration};
 
 use ambit_install::{
-    apply::{self, InstallError, Options, Plan},
+    apply::{self, Options},
     attachment,
     cluster::Cluster,
+    error::InstallError,
     object::ObjectRef,
+    plan::Plan,
     remove::{self, Removal},
     render::Release,
     values::Overrides,

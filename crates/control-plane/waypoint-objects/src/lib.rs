@@ -2,6 +2,7 @@
 //! the installation and the ConfigMaps with overlays. The control plane applies them to a cluster, and the lab runs them.
 #![forbid(unsafe_code)]
 
+mod error;
 mod field_path;
 mod merge;
 mod objects;
@@ -13,9 +14,10 @@ mod permitted;
 mod pod;
 mod settings;
 
+pub use error::InvalidParameters;
 pub use objects::{Unusable, WaypointObjects, objects};
 pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_deployed, is_managed, is_of_revision};
-pub use parameters::{ConfigMaps, InvalidParameters, Parameters, refers_to};
+pub use parameters::{ConfigMaps, Parameters, refers_to};
 pub use part::Part;
 pub use pod::{GATEWAY_NAME, HBONE_PORT};
 pub use settings::{Files, OpenTelemetry, SecretKey, Settings, WorkloadApi};

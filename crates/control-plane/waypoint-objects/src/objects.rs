@@ -7,11 +7,10 @@ use serde_json::{Value, json};
 
 use crate::{
     CLASS, ConfigMaps, InvalidParameters, MANAGED, MANAGED_BY, Part, Settings,
+    ours::GATEWAY_CLASS_NAME,
     pod::{self, GATEWAY_NAME, HBONE_PORT, READINESS_PORT},
 };
 
-/// Label: the class of the Gateway that an object is for.
-pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// Annotation of a Gateway: how many pods its waypoint has.
 const REPLICAS: &str = "ambit.io/waypoint-replicas";
 /// Annotation of a Gateway: the type of its Service.

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::{Gateway, labels::REVISION, revisions::Revisions};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+/// Label: the class of the Gateway that an object is for.
+pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// The class of waypoints.
 pub const CLASS: &str = "istio-waypoint";
 /// The controller of that class.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{ConfigMap, Gateway};
 use serde_json::Value;
 
-use crate::{CLASS, Part, overlay::Overlay};
+use crate::{CLASS, Part, error::InvalidParameters, overlay::Overlay};
 
 /// Label of a ConfigMap of the system namespace: the class for whose Gateways it holds overlays.
 const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
@@ -33,31 +33,6 @@ impl Parameters {
             is_default: class.is_some_and(|class| class == CLASS),
         }
     }
-}
-
-/// Why the ConfigMaps of a Gateway are of no use.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidParameters {
-    /// Reference to something else than a ConfigMap.
-    #[error(
-        "spec.infrastructure.parametersRef: {0} is no ConfigMap: give group \"\", kind ConfigMap and a name"
-    )]
-    Reference(String),
-    /// Reference to a missing ConfigMap.
-    #[error("spec.infrastructure.parametersRef: there is no ConfigMap {0}")]
-    Missing(String),
-    /// Overlay that cannot be merged into the object.
-    #[error("ConfigMap {map}, key {key}: {place}: {why}")]
-    Overlay {
-        /// Namespace and name.
-        map: String,
-        /// Key in the ConfigMap.
-        key: &'static str,
-        /// Path of the field.
-        place: String,
-        /// Problem of the ConfigMap's content.
-        why: String,
-    },
 }
 
 /// ConfigMaps with parameters of waypoints.

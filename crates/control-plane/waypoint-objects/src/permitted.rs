@@ -8,6 +8,7 @@ use crate::{
     MANAGED,
     field_path::{FieldError, FieldPath},
     merge::DIRECTIVE,
+    ours::GATEWAY_CLASS_NAME,
     part::Part,
     pod::{CONTAINER, GATEWAY_NAME, HBONE_PORT, VOLUMES},
 };
@@ -17,7 +18,7 @@ use ambit_k8s_api::labels::DATAPLANE_MODE;
 const LABELS: [&str; 5] = [
     MANAGED,
     GATEWAY_NAME,
-    crate::objects::GATEWAY_CLASS_NAME,
+    GATEWAY_CLASS_NAME,
     DATAPLANE_MODE,
     "sidecar.istio.io/inject",
 ];

@@ -11,7 +11,7 @@ use std::{
 
 use ambit_model::{ArcStr, Authorization, Clause, Match, PolicyKey, Rule, StringMatch};
 
-use crate::{evaluate::Peer, matching::rule_matches};
+use crate::{connection::Peer, matching::rule_matches};
 
 type RuleId = u32;
 

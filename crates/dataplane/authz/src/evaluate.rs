@@ -3,69 +3,19 @@
 //! Deny first, then allow; without any enforced ALLOW policy everything not denied is allowed.
 //! Dry-run policies decide nothing; their effect is only reported.
 
-use std::{
-    cell::OnceCell,
-    fmt,
-    net::{IpAddr, SocketAddr},
+use std::fmt;
+
+use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Workload};
+
+use crate::{
+    connection::{Connection, Peer},
+    set::{Bucket, MissingPolicies, PolicySet},
 };
-
-use ambit_model::{Action, ArcStr, Authorization, Identity, PolicyKey, Workload};
-
-use crate::{PolicySet, set::Bucket};
 
 /// Name of the policy that refuses all plaintext.
 const STATIC_STRICT: &str = "istio_converted_static_strict";
 /// Name prefix of policies that are converted from a PeerAuthentication.
 const CONVERTED_PEER_AUTHENTICATION: &str = "converted_peer_authentication_";
-
-/// The connection to authorize.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connection {
-    /// The verified identity of the peer; `None` for plaintext.
-    pub source: Option<Identity>,
-    /// The client's address.
-    pub source_ip: IpAddr,
-    /// The application's address, after any port mapping.
-    pub destination: SocketAddr,
-}
-
-/// The connection in the form policies compare: the principal's text is made at most once.
-pub(crate) struct Peer<'a> {
-    pub(crate) connection: &'a Connection,
-    principal: OnceCell<Option<String>>,
-}
-
-impl<'a> Peer<'a> {
-    pub(crate) fn new(connection: &'a Connection) -> Self {
-        Self {
-            connection,
-            principal: OnceCell::new(),
-        }
-    }
-
-    pub(crate) fn principal(&self) -> Option<&str> {
-        self.principal
-            .get_or_init(|| self.connection.source.as_ref().map(Identity::principal))
-            .as_deref()
-    }
-
-    pub(crate) fn namespace(&self) -> Option<&str> {
-        self.connection
-            .source
-            .as_ref()
-            .map(|identity| identity.namespace.as_str())
-    }
-}
-
-/// Treatment of connections to a workload that names an unknown policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MissingPolicies {
-    /// Deny: the policy might be a DENY that has not arrived yet.
-    #[default]
-    Refuse,
-    /// Ignore the unknown policy, as Istio's node proxy does.
-    Ignore,
-}
 
 /// Authorization decision for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]

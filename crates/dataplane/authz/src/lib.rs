@@ -5,15 +5,17 @@
 #![forbid(unsafe_code)]
 
 mod candidates;
+mod connection;
 mod evaluate;
 mod explain;
 mod matching;
 mod set;
 
-pub use evaluate::{Connection, Decision, DryRun, MissingPolicies, Why};
+pub use connection::Connection;
+pub use evaluate::{Decision, DryRun, Why};
 pub use explain::{Explanation, Outcome, PolicyEvaluation};
 pub use matching::{matches_policy, matching_rule};
-pub use set::{Affects, PolicySet};
+pub use set::{Affects, MissingPolicies, PolicySet};
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ambit_model::{Authorization, Clause, Match, Rule, ServiceAccountMatch, StringMatch};
 use ipnet::IpNet;
 
-use crate::evaluate::{Connection, Peer};
+use crate::connection::{Connection, Peer};
 
 /// Whether any rule of `policy` matches. A policy without rules never does.
 pub fn matches_policy(policy: &Authorization, connection: &Connection) -> bool {

@@ -7,10 +7,17 @@ use std::{
 
 use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
-use crate::{
-    candidates::RuleIndex,
-    evaluate::{MissingPolicies, Peer},
-};
+use crate::{candidates::RuleIndex, connection::Peer};
+
+/// Treatment of connections to a workload that names an unknown policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissingPolicies {
+    /// Deny: the policy might be a DENY that has not arrived yet.
+    #[default]
+    Refuse,
+    /// Ignore the unknown policy, as Istio's node proxy does.
+    Ignore,
+}
 
 /// Authorization policies by name and scope.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use rand::{Rng, seq::SliceRandom};
 use crate::{
     lookup::Found,
     question::{Question, response},
-    server::Transport,
+    transport::Transport,
 };
 
 /// Seconds an answer may be cached.

@@ -12,14 +12,16 @@ mod relay;
 mod server;
 mod settings;
 mod tcp;
+mod transport;
 mod udp;
 mod upstream;
 
 pub use answer::encode;
 pub use lookup::{Client, Family, Found, look_up};
 pub use question::{Question, Unanswerable};
-pub use server::{Host, Known, Outcome, Report, Server, Transport};
+pub use server::{Host, Known, Outcome, Report, Server};
 pub use settings::{Egress, Limits, system_servers};
 pub use tcp::serve_connection;
+pub use transport::Transport;
 pub use udp::serve_datagrams;
 pub use upstream::RelayError;

@@ -15,27 +15,9 @@ use crate::{
     question::Question,
     relay::Relay,
     settings::{Egress, Limits},
+    transport::Transport,
     upstream::{self, RelayError},
 };
-
-/// Transport of a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// DNS over UDP.
-    Udp,
-    /// DNS over TCP.
-    Tcp,
-}
-
-impl Transport {
-    /// The label in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Tcp => "tcp",
-        }
-    }
-}
 
 /// Whether the mesh has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use tokio::{
 
 use crate::{
     question::{Question, Unanswerable},
-    server::{Host, Server, Step, Transport},
+    server::{Host, Server, Step},
+    transport::Transport,
 };
 
 /// Serves one connection's queries until it is idle. Connections beyond the server's limit are closed at once.

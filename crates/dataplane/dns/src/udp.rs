@@ -10,7 +10,8 @@ use tokio::{net::UdpSocket, sync::Semaphore, time::timeout};
 
 use crate::{
     question::{Question, Unanswerable},
-    server::{Host, Later, Server, Step, Transport},
+    server::{Host, Later, Server, Step},
+    transport::Transport,
 };
 use ports::Ports;
 

@@ -15,8 +15,8 @@ use tokio::{
 
 use crate::{
     relay::Relay,
-    server::Transport,
     settings::{Egress, Limits},
+    transport::Transport,
 };
 
 /// Port of captured queries.

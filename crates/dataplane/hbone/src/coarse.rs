@@ -17,7 +17,7 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
-use crate::scratch::SCRATCH;
+use crate::{scratch::SCRATCH, withdrawal};
 
 /// Maximum buffers that a thread reuses for its reads.
 const MAX_FREE_BUFFERS: usize = 2;
@@ -92,7 +92,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
             && let Poll::Ready(why) = waiting.as_mut().poll(cx)
         {
             *withdrawn = None;
-            return Poll::Ready(Err(crate::tls::withdrawn(why)));
+            return Poll::Ready(Err(withdrawal::error(why)));
         }
         if held.is_empty() {
             if out.remaining() >= SCRATCH {

@@ -19,6 +19,7 @@ mod settings;
 pub mod tls;
 mod tunnel;
 mod windows;
+mod withdrawal;
 
 pub use client::{ClientConnection, DialError, TunnelError};
 pub use lease::{Liveness, Permit};

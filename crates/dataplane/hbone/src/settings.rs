@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::windows::Windows;
-
 /// HTTP/2 limits and timers. The defaults are those of the other implementations of HBONE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -58,30 +56,5 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(10),
             idle_release: Duration::from_secs(300),
         }
-    }
-}
-
-impl Settings {
-    /// Bytes that a peer's connection without streams may make a server hold; each stream beside others adds
-    /// [`Self::stream_bytes`].
-    pub fn server_bytes(&self) -> usize {
-        let streams = usize::try_from(self.max_peer_streams).unwrap_or(usize::MAX);
-        self.connection_bytes(streams)
-    }
-
-    /// Memory of a connection to a server, in bytes.
-    pub fn client_bytes(&self) -> usize {
-        self.connection_bytes(self.max_streams)
-    }
-
-    fn connection_bytes(&self, streams: usize) -> usize {
-        let bytes = Windows::new(self, streams).connection(0);
-        usize::try_from(bytes).unwrap_or(usize::MAX)
-    }
-
-    /// Bytes by which the window of a connection grows with a stream.
-    pub fn stream_bytes(&self) -> usize {
-        let bytes = self.min_stream_window.min(self.stream_window);
-        usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 }

@@ -108,26 +108,6 @@ pub fn end_when_withdrawn<IO>(
     io.end_when(withdrawn);
 }
 
-/// No operating system gives this kind for a socket that was already open.
-const WITHDRAWN: std::io::ErrorKind = std::io::ErrorKind::PermissionDenied;
-
-pub(crate) fn withdrawn(why: Withdrawal) -> std::io::Error {
-    let text = match why {
-        Withdrawal::Revoked => "connection closed: peer certificate revoked by CRL",
-        Withdrawal::TrustDomain => {
-            "connection closed: the peer's trust domain, or its root, is no longer accepted"
-        }
-    };
-    std::io::Error::new(WITHDRAWN, text)
-}
-
-/// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 keeps the kind of an error, not its type.
-pub(crate) fn is_withdrawn(error: &h2::Error) -> bool {
-    error
-        .get_io()
-        .is_some_and(|error| error.kind() == WITHDRAWN)
-}
-
 fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {
     match &mut stream {
         tokio_rustls::TlsStream::Client(stream) => {

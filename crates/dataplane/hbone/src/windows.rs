@@ -6,7 +6,7 @@
 //! the order in which they open, stall and end: of the streams that hold more than `w` bytes, each was open when
 //! the last of them received its share, so there are at most as many as share `w`.
 
-use crate::Settings;
+use crate::settings::Settings;
 
 /// Maximum window of HTTP/2, in bytes.
 const MAX_WINDOW: u32 = (1 << 31) - 1;
@@ -92,6 +92,31 @@ impl Windows {
     /// Announces this window to the peer.
     pub(crate) fn announce(&mut self, window: u32) {
         self.announced = window;
+    }
+}
+
+impl Settings {
+    /// Bytes that a peer's connection without streams may make a server hold; each stream beside others adds
+    /// [`Self::stream_bytes`].
+    pub fn server_bytes(&self) -> usize {
+        let streams = usize::try_from(self.max_peer_streams).unwrap_or(usize::MAX);
+        self.connection_bytes(streams)
+    }
+
+    /// Memory of a connection to a server, in bytes.
+    pub fn client_bytes(&self) -> usize {
+        self.connection_bytes(self.max_streams)
+    }
+
+    fn connection_bytes(&self, streams: usize) -> usize {
+        let bytes = Windows::new(self, streams).connection(0);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes by which the window of a connection grows with a stream.
+    pub fn stream_bytes(&self) -> usize {
+        let bytes = self.min_stream_window.min(self.stream_window);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 }
 

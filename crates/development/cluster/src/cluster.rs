@@ -1,43 +1,16 @@
-//! A cluster as a whole: starting, stopping, status.
+//! A running cluster: where its parts are, how to reach it, and which options it has.
 
-use std::{
-    fs::{self, File},
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
+use std::{fs, path::PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{Node as NodeObject, ServiceAccount},
-};
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
-use rustix::fs::FlockOperation;
-use serde_json::json;
+use anyhow::Result;
+use kube::Client;
 
 use crate::{
-    cgroups,
-    control_plane::{self, API_SERVER, ControlPlane, ETCD},
-    images,
     module_files::{Definitions, GATEWAY_API},
     network::Network,
-    network_policies::NetworkPolicies,
-    node_config,
-    nodes::{Boot, Node},
-    objects,
     options::{Options, Places, Slot},
-    process::{self, Processes},
-    programs,
+    process::Processes,
 };
-
-const DNS: &str = include_str!("coredns.yaml");
-const NODE_INIT: &str = include_str!("node-init.sh");
-
-/// Timeout for any component to start on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running cluster, started by any process.
 #[derive(Debug)]
@@ -46,12 +19,6 @@ pub struct Cluster {
     options: Options,
     network: Network,
     processes: Processes,
-}
-
-/// A slot that this process holds.
-#[derive(Debug)]
-pub struct Held {
-    _lock: File,
 }
 
 impl Cluster {
@@ -67,7 +34,7 @@ impl Cluster {
         }
     }
 
-    fn new(places: Places, slot: Slot, options: Options) -> Self {
+    pub(crate) fn new(places: Places, slot: Slot, options: Options) -> Self {
         Self {
             network: Network::new(slot, &options),
             processes: Processes::new(&places.state),
@@ -76,315 +43,12 @@ impl Cluster {
         }
     }
 
-    /// Starts one. `sources` is the repository's `build` directory.
-    pub fn up(places: Places, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
-        let _lock = lock(&places.state)?;
-        if let Some(running) = Self::find(places.clone(), slot)?
-            && running.processes.pid(API_SERVER).is_some()
-        {
-            bail!(
-                "a cluster is up already; its kubeconfig is {}",
-                running.kubeconfig().display()
-            );
-        }
-        let cluster = Self::new(places, slot, options);
-        cluster.remove()?;
-        let cache = &cluster.places.cache;
-        let building = lock(&cache.join("bin"))?;
-        let options = &cluster.options;
-        programs::ensure(
-            sources,
-            options.kubernetes,
-            options.primary_cni,
-            &cluster.bin(),
-        )?;
-        let own = images::write(&cluster.bin(), &cache.join("images"))?;
-        drop(building);
-        cluster.start(&own).inspect_err(|_| cluster.explain())?;
-        Ok(cluster)
-    }
-
-    /// The program of the Gateway API's conformance tests, built if it has to be. No cluster needs to be up.
-    pub fn conformance_tests(places: &Places, sources: &Path) -> Result<PathBuf> {
-        let bin = places.cache.join("bin");
-        // Not the lock of what a cluster consists of: one may be built, and come up, meanwhile.
-        let _building = lock(&bin.join(programs::CONFORMANCE))?;
-        programs::ensure_conformance(sources, &bin)
-    }
-
-    /// Program of Kiali's server, built if it has to be. No cluster needs to be up.
-    pub fn kiali(places: &Places, sources: &Path) -> Result<PathBuf> {
-        let bin = places.cache.join("bin");
-        let _building = lock(&bin.join(programs::KIALI))?;
-        programs::ensure_kiali(sources, &bin)
-    }
-
-    fn start(&self, images: &[PathBuf]) -> Result<()> {
-        let state = &self.places.state;
-        fs::create_dir_all(state)?;
-        fs::write(
-            state.join("cluster.json"),
-            serde_json::to_vec(&self.options)?,
-        )?;
-        fs::write(state.join("node-init.sh"), NODE_INIT)?;
-        crate::pki::write(&self.pki(), self.network, self.options.nodes)?;
-        self.network.make(self.options.nodes)?;
-        let started = Instant::now();
-        let say = |what: &str| eprintln!("    {:.1} s: {what}", started.elapsed().as_secs_f64());
-        for node in self.nodes() {
-            node_config::write(
-                &state.join(node.name()),
-                &self.bin(),
-                &self.pki(),
-                self.network,
-                &self.options,
-                node.number,
-            )?;
-        }
-        self.start_part(ETCD)?;
-        self.start_part(API_SERVER)?;
-        let runtime = runtime()?;
-        runtime.block_on(self.api_ready())?;
-        say("the API server is ready");
-        self.start_part(control_plane::CONTROLLERS)?;
-        self.start_part(control_plane::SCHEDULER)?;
-        std::thread::scope(|scope| {
-            let nodes: Vec<_> = self
-                .nodes()
-                .map(|node| {
-                    scope.spawn(move || node.start(Boot::Plain).and_then(|()| node.load(images)))
-                })
-                .collect();
-            nodes.into_iter().try_for_each(|node| match node.join() {
-                Ok(done) => done,
-                Err(_) => bail!("starting a node panicked"),
-            })
-        })?;
-        say("the nodes run");
-        runtime.block_on(self.ready())?;
-        say("the nodes are ready");
-        Ok(())
-    }
-
-    async fn api_ready(&self) -> Result<()> {
-        let client = self.client().await?;
-        objects::until("the API server ready", TIMEOUT, async || {
-            let request = http_get("/readyz")?;
-            Ok(client.request_text(request).await.map(drop)?)
-        })
-        .await
-    }
-
-    async fn ready(&self) -> Result<()> {
-        let client = self.client().await?;
-        if !self.options.no_gateway_api {
-            objects::apply(&client, &self.gateway_api()?).await?;
-        }
-        if let Some(definitions) = self.options.primary_cni.definitions() {
-            objects::apply(&client, &self.definitions(definitions)?).await?;
-        }
-        let nodes: Api<NodeObject> = Api::all(client.clone());
-        for node in self.nodes() {
-            let ranges = self.network.pods(node.number);
-            let spec = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
-            let patch = Patch::Merge(&spec);
-            objects::until("the node registers", TIMEOUT, async || {
-                let parameters = PatchParams::default();
-                Ok(nodes.patch(&node.name(), &parameters, &patch).await?)
-            })
-            .await?;
-        }
-        if !self.options.no_dns {
-            let dns = DNS.replace("$DNS", &self.network.dns_service().to_string());
-            objects::apply(&client, &dns).await?;
-        }
-        for node in self.nodes() {
-            self.node_ready(&client, node).await?;
-        }
-        // Pods are forbidden until it exists.
-        let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
-        objects::until("the default service account", TIMEOUT, async || {
-            Ok(accounts.get("default").await.map(drop)?)
-        })
-        .await?;
-        if self.options.no_dns {
-            return Ok(());
-        }
-        let deployments: Api<Deployment> = Api::namespaced(client, "kube-system");
-        objects::until("the cluster's DNS available", TIMEOUT, async || {
-            let status = deployments.get("coredns").await?.status;
-            let available = status.as_ref().and_then(|status| status.available_replicas);
-            objects::unless(available == Some(1), format_args!("{status:?}"))
-        })
-        .await
-    }
-
-    async fn node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
-        let nodes: Api<NodeObject> = Api::all(client.clone());
-        let what = format!("node {} ready", node.name());
-        objects::until(&what, TIMEOUT, async || {
-            let object = nodes.get(&node.name()).await?;
-            let conditions = object.status.and_then(|status| status.conditions);
-            let ready = conditions
-                .iter()
-                .flatten()
-                .any(|condition| condition.type_ == "Ready" && condition.status == "True");
-            objects::unless(ready, format_args!("{conditions:?}"))
-        })
-        .await
-    }
-
-    /// Waits until no other process holds the slot, and holds it until the value is dropped: a process must
-    /// not find another one's cluster, still up or partly removed.
-    pub fn hold(places: &Places) -> Result<Held> {
-        Ok(Held {
-            _lock: lock(&places.state.with_extension("held"))?,
-        })
-    }
-
-    /// Shuts down and removes everything that is left of a slot's cluster.
-    pub fn down(places: Places, slot: Slot) -> Result<()> {
-        let _lock = lock(&places.state)?;
-        let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options);
-        Self::new(places, slot, options.unwrap_or_default()).remove()
-    }
-
-    fn remove(&self) -> Result<()> {
-        for part in self.parts() {
-            self.processes.kill(&part)?;
-        }
-        for namespace in self.network.namespaces()? {
-            for pid in process::inside(&Path::new("/run/netns").join(&namespace)) {
-                process::kill(pid)?;
-            }
-        }
-        self.network.remove()?;
-        cgroups::remove(&format!("{}-n", self.network.prefix()))?;
-        let mut names: Vec<PathBuf> = ["pki", "run", "log", "cp", "kubectl-cache"]
-            .map(PathBuf::from)
-            .into();
-        names.extend((1..=9).map(|number| PathBuf::from(format!("n{number}"))));
-        for name in names {
-            remove(&self.places.state.join(name), |path| {
-                fs::remove_dir_all(path)
-            })?;
-        }
-        for name in ["cluster.json", "node-init.sh"] {
-            remove(&self.places.state.join(name), |path| fs::remove_file(path))?;
-        }
-        if self.places.state != self.places.cache {
-            remove(&self.places.state, |path| fs::remove_dir_all(path))?;
-        }
-        Ok(())
-    }
-
-    /// Prints the last log lines of the components, after a failure.
-    fn explain(&self) {
-        for part in self.parts() {
-            let tail = self.processes.tail(&part);
-            if !tail.is_empty() {
-                eprintln!("--- {part}\n{tail}");
-            }
-        }
-    }
-
-    fn parts(&self) -> impl Iterator<Item = String> {
-        let nodes = (1..=9).map(|number| format!("n{number}"));
-        nodes.chain(control_plane::PARTS.map(str::to_owned))
-    }
-
-    /// Stops the API server; the nodes' workloads continue.
-    pub fn stop_api_server(&self) -> Result<()> {
-        self.processes.stop(API_SERVER, Duration::from_secs(10))
-    }
-
-    /// Starts the API server again.
-    pub fn start_api_server(&self) -> Result<()> {
-        self.start_part(API_SERVER)?;
-        runtime()?.block_on(self.api_ready())
-    }
-
-    /// Copies the store; the API server is stopped meanwhile.
-    pub fn snapshot(&self, name: &str) -> Result<()> {
-        self.without_store(|data| {
-            fs::copy(data.join(ETCD).join("member/snap/db"), data.join(name))?;
-            Ok(())
-        })
-    }
-
-    /// Restores a copy, as an operator does after a disaster: with new revisions and none before them, so
-    /// that all watchers must list again.
-    pub fn restore(&self, name: &str) -> Result<()> {
-        self.without_store(|data| {
-            fs::remove_dir_all(data.join(ETCD))?;
-            let peer = "http://127.0.0.1:2380";
-            crate::command::Tool::new(self.bin().join("etcd"))
-                .args(["util", "restore", "--skip-hash-check", "--mark-compacted"])
-                .args(["--bump-revision=1000000000", "--name=cp"])
-                .arg(format!("--initial-cluster=cp={peer}"))
-                .arg(format!("--initial-advertise-peer-urls={peer}"))
-                .arg(format!("--data-dir={}", data.join(ETCD).display()))
-                .arg(data.join(name))
-                .run()
-        })
-    }
-
-    fn without_store(&self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-        for part in [control_plane::CONTROLLERS, control_plane::SCHEDULER] {
-            self.processes.kill(part)?;
-        }
-        self.stop_api_server()?;
-        self.processes.stop(ETCD, Duration::from_secs(10))?;
-        work(&self.data())?;
-        self.start_part(ETCD)?;
-        self.start_api_server()?;
-        self.start_part(control_plane::CONTROLLERS)?;
-        self.start_part(control_plane::SCHEDULER)
-    }
-
-    fn start_part(&self, part: &str) -> Result<()> {
-        ensure!(self.processes.pid(part).is_none(), "{part} runs already");
-        let control_plane = ControlPlane {
-            bin: &self.bin(),
-            pki: &self.pki(),
-            data: &self.data(),
-            network: self.network,
-        };
-        self.processes.start(part, &control_plane.command(part))
-    }
-
-    /// The nodes, in order.
-    pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
-        (1..=self.options.nodes).map(|number| Node {
-            cluster: self,
-            number,
-        })
-    }
-
-    /// A node, from 1.
-    pub fn node(&self, number: u8) -> Node<'_> {
-        Node {
-            cluster: self,
-            number,
-        }
-    }
-
-    /// Enables NetworkPolicies, which are not enforced by default, until the value is dropped.
-    pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
-        NetworkPolicies::enforce(self)
-    }
-
-    /// Loads images on all nodes.
-    pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
-        self.nodes().try_for_each(|node| node.load(archives))
-    }
-
     /// The manifest of the Gateway API's definitions.
     pub fn gateway_api(&self) -> Result<String> {
         self.definitions(&GATEWAY_API)
     }
 
-    fn definitions(&self, of: &Definitions) -> Result<String> {
+    pub(crate) fn definitions(&self, of: &Definitions) -> Result<String> {
         Ok(fs::read_to_string(self.bin().join(of.manifest))?)
     }
 
@@ -415,17 +79,6 @@ impl Cluster {
         &self.options
     }
 
-    /// Each component, and its pid if it runs.
-    pub fn status(&self) -> Vec<(String, Option<u32>)> {
-        let nodes = self.nodes().map(|node| node.name());
-        control_plane::PARTS
-            .map(str::to_owned)
-            .into_iter()
-            .chain(nodes)
-            .map(|part| (part.clone(), self.processes.pid(&part)))
-            .collect()
-    }
-
     pub(crate) fn places(&self) -> &Places {
         &self.places
     }
@@ -443,49 +96,11 @@ impl Cluster {
         self.places.cache.join(directory)
     }
 
-    fn pki(&self) -> PathBuf {
+    pub(crate) fn pki(&self) -> PathBuf {
         self.places.state.join("pki")
     }
 
-    fn data(&self) -> PathBuf {
+    pub(crate) fn data(&self) -> PathBuf {
         self.places.state.join("cp")
     }
-}
-
-/// Locks `what` for one process at a time.
-fn lock(what: &Path) -> Result<File> {
-    let mut path = what.as_os_str().to_owned();
-    path.push(".lock");
-    let path = PathBuf::from(path);
-    fs::create_dir_all(path.parent().unwrap_or(what))?;
-    let file = File::options().create(true).append(true).open(&path)?;
-    let busy = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-    if busy == Err(rustix::io::Errno::WOULDBLOCK) {
-        eprintln!(
-            "==> waiting for another process to release {}",
-            path.display()
-        );
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)
-            .with_context(|| format!("cannot lock {}", path.display()))?;
-    }
-    Ok(file)
-}
-
-fn remove(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
-    match how(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn http_get(path: &str) -> Result<http::Request<Vec<u8>>> {
-    Ok(http::Request::get(path).body(Vec::new())?)
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?)
 }

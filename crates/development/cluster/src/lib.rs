@@ -12,6 +12,7 @@ mod command;
 pub mod command_line;
 mod control_plane;
 mod images;
+mod lifecycle;
 mod module_files;
 mod network;
 mod network_policies;
@@ -25,7 +26,8 @@ mod process;
 mod programs;
 mod releases;
 
-pub use cluster::{Cluster, Held};
+pub use cluster::Cluster;
+pub use lifecycle::Held;
 pub use network_policies::NetworkPolicies;
 pub use nodes::{Boot, Node};
 pub use options::{IpFamily, Layout, Options, Places, PrimaryCni, Slot};

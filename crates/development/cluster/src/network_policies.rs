@@ -36,6 +36,13 @@ pub struct NetworkPolicies<'a> {
     cluster: &'a Cluster,
 }
 
+impl Cluster {
+    /// Enables NetworkPolicies, which are not enforced by default, until the value is dropped.
+    pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
+        NetworkPolicies::enforce(self)
+    }
+}
+
 impl<'a> NetworkPolicies<'a> {
     /// Returns when the existing policies are in force. Changes apply as soon as the engines receive them.
     pub(crate) fn enforce(cluster: &'a Cluster) -> Result<Self> {

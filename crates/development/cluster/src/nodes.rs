@@ -34,6 +34,29 @@ pub struct Node<'a> {
     pub(crate) number: u8,
 }
 
+impl Cluster {
+    /// The nodes, in order.
+    pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
+        (1..=self.options().nodes).map(|number| Node {
+            cluster: self,
+            number,
+        })
+    }
+
+    /// A node, from 1.
+    pub fn node(&self, number: u8) -> Node<'_> {
+        Node {
+            cluster: self,
+            number,
+        }
+    }
+
+    /// Loads images on all nodes.
+    pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
+        self.nodes().try_for_each(|node| node.load(archives))
+    }
+}
+
 impl Node<'_> {
     /// `n1`, `n2`, ...
     pub fn name(&self) -> String {

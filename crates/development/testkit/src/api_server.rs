@@ -22,11 +22,13 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
+mod change;
 mod path;
 mod store;
 
+use change::Change;
 use path::Target;
-use store::{Change, Store};
+use store::Store;
 
 /// A request the server has received.
 #[derive(Clone, Debug, PartialEq)]

@@ -17,8 +17,7 @@ use ambit_sys::seqpacket::plain;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::{
-    links::{Descriptor, Link},
-    process::accepted,
+    links::{Descriptor, Link, accepted},
     record::{Accept, Handover, Record},
     refusal::refuse_waiting,
 };

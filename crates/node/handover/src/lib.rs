@@ -12,6 +12,7 @@
 //! files that outlive a worker ([`journal`]), from which the next one starts warm.
 #![forbid(unsafe_code)]
 
+mod error;
 pub mod gate;
 pub mod holder;
 pub mod journal;
@@ -24,7 +25,9 @@ pub mod rollout;
 mod standby;
 mod state;
 pub mod supervisor;
+mod waiting;
 
+pub use error::RunError;
 pub use gate::{Gate, GateControl};
 pub use journal::{Backing, Journal};
 pub use meeting::Meeting;

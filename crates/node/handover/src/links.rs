@@ -116,6 +116,19 @@ impl Link {
     }
 }
 
+/// The next line of another supervisor that waits to be accepted.
+pub(crate) fn accepted(listener: Option<&plain::Listener>) -> Option<OwnedFd> {
+    match listener?.accept() {
+        Ok(socket) => Some(socket),
+        Err(error) => {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                tracing::warn!(%error, "cannot accept the line of another supervisor");
+            }
+            None
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

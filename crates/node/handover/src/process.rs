@@ -7,12 +7,9 @@
 use std::{
     ffi::OsString,
     fs::File,
-    io::{self, Read as _},
-    os::{
-        fd::OwnedFd,
-        unix::{net::UnixStream, process::CommandExt},
-    },
-    path::{Path, PathBuf},
+    io,
+    os::unix::{net::UnixStream, process::CommandExt},
+    path::Path,
     process::{Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
@@ -20,18 +17,20 @@ use std::{
 
 use ambit_sys::seqpacket::plain;
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags, Timespec},
     process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait},
 };
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::{
     Meeting,
+    error::RunError,
     holder::Holder,
-    links::{Descriptor, Link},
+    links::{Descriptor, Link, accepted},
     record::Record,
     standby::{self, Turn},
     state::{Effect, Ended, Event, State},
+    waiting::{drain, wait_for},
 };
 
 /// Retry interval of connecting to a missing holder.
@@ -46,26 +45,6 @@ pub struct Program {
     pub arguments: Vec<OsString>,
     /// Sockets by which the process finds its peers.
     pub meeting: Meeting,
-}
-
-/// Error that ends a supervisor.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// Signals cannot be followed.
-    #[error("cannot follow signals")]
-    Signals(#[source] io::Error),
-    /// The other of a pair cannot be met.
-    #[error("cannot meet the other one of the pair: is {path} writable?")]
-    Pair {
-        /// Directory of the meeting.
-        path: PathBuf,
-        /// Cause of the error.
-        #[source]
-        source: io::Error,
-    },
-    /// Waiting for events failed.
-    #[error("cannot wait for events")]
-    Wait(#[source] io::Error),
 }
 
 /// Runs until the worker has ended for good; returns its exit code.
@@ -112,20 +91,6 @@ impl Signals {
             terminate: pipe(&[SIGTERM, SIGINT])?,
         })
     }
-}
-
-/// Waits until a descriptor is readable, a signal arrives, or the timeout.
-pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io::Result<()> {
-    match poll(fds, timeout) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Drains a pipe and returns the number of bytes.
-pub(crate) fn drain(mut pipe: &UnixStream) -> usize {
-    let mut buffer = [0; 64];
-    pipe.read(&mut buffer).unwrap_or(0)
 }
 
 #[derive(Debug)]
@@ -441,19 +406,6 @@ impl Process {
                 Effect::Odd(what) => tracing::error!(what, "received a record that does not fit"),
                 Effect::Exit(code) => self.exit = Some(code),
             }
-        }
-    }
-}
-
-/// The next line of another supervisor that waits to be accepted.
-pub(crate) fn accepted(listener: Option<&plain::Listener>) -> Option<OwnedFd> {
-    match listener?.accept() {
-        Ok(socket) => Some(socket),
-        Err(error) => {
-            if error.kind() != io::ErrorKind::WouldBlock {
-                tracing::warn!(%error, "cannot accept the line of another supervisor");
-            }
-            None
         }
     }
 }

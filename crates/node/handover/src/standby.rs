@@ -16,9 +16,10 @@ use rustix::{
 };
 
 use crate::{
+    error::RunError,
     links::{Descriptor, Link, Received},
-    process::{RunError, drain, wait_for},
     record::{Handover, Record},
+    waiting::{drain, wait_for},
 };
 
 /// Interval of checks for a process that holds the lock but does not listen.

@@ -18,5 +18,6 @@ pub mod procfs;
 pub mod redirection;
 mod route;
 pub mod seqpacket;
+mod sock_diag;
 pub mod socket;
 pub mod tcp_sockets;

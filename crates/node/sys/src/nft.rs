@@ -5,30 +5,18 @@
 mod decode;
 mod encode;
 mod foreign;
+mod protocol;
 
 use std::{collections::BTreeMap, io};
 
-use ambit_netplan::{
-    Family,
-    nft::{Change, Set, SetKey, SetMember, Table, TableChain},
-};
+use ambit_netplan::nft::{Change, Set, SetMember, Table, TableChain};
 use rustix::{io::Errno, net::netlink};
 
 pub(crate) use foreign::Found;
+pub(crate) use protocol::TableFamily;
+use protocol::{GENMSG, GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, UNSPEC};
 
 use crate::netlink::{Attrs, Socket, attr, text};
-
-const SUBSYSTEM: u16 = 10 << 8;
-const GET_TABLE: u16 = SUBSYSTEM | 1;
-const GET_CHAIN: u16 = SUBSYSTEM | 4;
-const GET_RULE: u16 = SUBSYSTEM | 7;
-const GET_SET: u16 = SUBSYSTEM | 10;
-const GET_ELEMENTS: u16 = SUBSYSTEM | 13;
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
-const UNSPEC: u8 = 0;
-/// `struct nfgenmsg`, four bytes before the attributes of every message.
-const GENMSG: usize = 4;
 
 /// Why an nftables operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -85,15 +73,6 @@ impl NftError {
         let (Self::Open(source) | Self::Read { source, .. } | Self::Refused { source, .. }) = self;
         Errno::from_io_error(source)
     }
-}
-
-/// Which packets a table's chains see (`NFPROTO_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TableFamily {
-    /// IPv4 and IPv6.
-    Inet = 1,
-    /// Frames that a bridge passes from port to port.
-    Bridge = 7,
 }
 
 /// nftables of one namespace: that of the thread that opened it.
@@ -232,23 +211,5 @@ impl Nft {
                 source,
             )
         })
-    }
-}
-
-/// Bits by which `nft` shifts the first of two types in a concatenation.
-const CONCATENATION: u32 = 6;
-/// Type number and length of a port in a concatenation: padded to a register.
-const PORT: (u32, u32) = (13, 4);
-
-/// Type number and length of a set's key, as `nft` numbers types.
-const fn key_type(key: SetKey) -> (u32, u32) {
-    let (number, len) = match key.family {
-        Family::V4 => (7, 4),
-        Family::V6 => (8, 16),
-    };
-    if key.has_port {
-        (number << CONCATENATION | PORT.0, len + PORT.1)
-    } else {
-        (number, len)
     }
 }

@@ -5,128 +5,28 @@
 //! thread. They may be called at the same time for the same namespace.
 
 mod backend;
+mod drift;
+mod error;
 mod foreign;
 pub mod host;
 mod settings;
 
-use std::{fmt, io};
-
 use ambit_netplan::{
-    Backend, Family, InboundGuard, RedirectionSpec, Ruleset, SpecError, plan, plan_capturing,
-    plan_released, policy_routing,
+    Backend, Family, InboundGuard, RedirectionSpec, Ruleset, plan, plan_capturing, plan_released,
+    policy_routing,
 };
 use ambit_rt::ErrorChain;
 
 use self::{
     backend::RedirectionBackend,
-    settings::{mark_accepted_sockets, move_openings, track_for_the_guards},
+    settings::{family_enabled, mark_accepted_sockets, move_openings, track_for_the_guards},
+};
+pub use self::{
+    drift::{Applied, Drift},
+    error::RedirectionError,
 };
 use crate::{conntrack::pre_capture, netns::Netns, route::Routing};
 pub use crate::{iptables::IptablesError, nft::NftError};
-
-/// Result of [`apply`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Applied {
-    /// The rules were as desired, so nothing was written.
-    Unchanged,
-    /// No own rules existed; all of them were installed.
-    Installed,
-    /// Existing rules differed and were repaired.
-    Repaired {
-        /// Part that differed.
-        what: Drift,
-    },
-}
-
-/// The differences between the desired and the current state of a namespace. Empty: none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Drift {
-    /// One short phrase a difference, such as "the rules of chain nat-output differ".
-    pub items: Vec<String>,
-    /// Whether no own rules were found at all.
-    pub nothing_found: bool,
-}
-
-impl Drift {
-    /// Whether all is as desired.
-    pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
-    }
-
-    /// Creates a report with nothing found and nothing missing.
-    fn of_nothing() -> Self {
-        Self {
-            items: Vec::new(),
-            nothing_found: true,
-        }
-    }
-
-    fn into_applied(self) -> Applied {
-        if self.is_empty() {
-            Applied::Unchanged
-        } else if self.nothing_found {
-            Applied::Installed
-        } else {
-            Applied::Repaired { what: self }
-        }
-    }
-}
-
-impl fmt::Display for Drift {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.items.join("; "))
-    }
-}
-
-/// Why redirection could not be applied, read or removed.
-#[derive(Debug, thiserror::Error)]
-pub enum RedirectionError {
-    /// The specification is not sound.
-    #[error("the requested redirection is not possible")]
-    Spec(#[from] SpecError),
-    /// The namespace cannot be entered.
-    #[error("cannot enter the network namespace")]
-    Enter(#[source] io::Error),
-    /// An nftables operation failed.
-    #[error("nftables refused the rules")]
-    Nft(#[from] NftError),
-    /// An iptables operation failed.
-    #[error("iptables refused the rules")]
-    Iptables(#[from] IptablesError),
-    /// The policy rule or the local route could not be changed.
-    #[error("cannot change the {family} policy routing")]
-    Routing {
-        /// Family of the addresses.
-        family: Family,
-        /// Error of the kernel.
-        #[source]
-        source: io::Error,
-    },
-    /// Pre-capture connections cannot be listed, or cannot be made known to connection tracking.
-    #[error(
-        "cannot let the connections from before the capture go on; the kernel needs inet_diag and \
-         nf_conntrack_netlink, and room in its table of connections"
-    )]
-    Connections(#[source] io::Error),
-    /// No rule backend works on this node.
-    #[error(
-        "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \
-         reject in the kernel, or install iptables",
-        .0.iter().map(|(backend, error)| format!("{backend}: {}", ErrorChain(error))).collect::<Vec<_>>().join("; ")
-    )]
-    NoBackend(Vec<(Backend, Self)>),
-}
-
-impl RedirectionError {
-    /// Whether another backend may work.
-    fn is_unsupported(&self) -> bool {
-        match self {
-            Self::Nft(error) => error.is_unsupported(),
-            Self::Iptables(_) => true,
-            _ => false,
-        }
-    }
-}
 
 /// Sets the namespace's redirection to `spec`. Idempotent.
 ///
@@ -352,14 +252,6 @@ fn routed_families(ruleset: &Ruleset) -> Vec<Family> {
         .collect()
 }
 
-/// Whether the family is enabled in the calling thread's namespace. The kernel shows a thread the
-/// settings of its own namespace.
-fn family_enabled(family: Family) -> bool {
-    const DISABLED: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
-    family == Family::V4
-        || std::fs::read_to_string(DISABLED).is_ok_and(|setting| setting.trim() == "0")
-}
-
 fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
     let mut drift = Drift::of_nothing();
     let mut routing = open_routing()?;
@@ -404,6 +296,8 @@ fn routing_drift(
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     fn refused(code: i32) -> RedirectionError {

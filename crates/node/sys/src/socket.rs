@@ -10,13 +10,16 @@ use std::{
     time::Duration,
 };
 
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::netns::Netns;
 
+mod create;
 mod steering;
 
+pub use create::SocketError;
+use create::new_socket;
 pub use steering::{Worker, steer};
 
 /// Congestion control of connections that stay on the machine. There is no network there to congest, only
@@ -107,44 +110,6 @@ pub struct Listening {
     pub listener: std::net::TcpListener,
     /// Whether transparency was granted: later sockets may then spoof their source.
     pub transparent: bool,
-}
-
-/// Error of creating or configuring a socket.
-#[derive(Debug, thiserror::Error)]
-pub enum SocketError {
-    /// Missing namespace or capability.
-    #[error("cannot enter the network namespace")]
-    EnterNetns(#[source] io::Error),
-    /// The call `socket()` failed.
-    #[error("cannot make a socket")]
-    Create(#[source] io::Error),
-    /// A required option could not be set.
-    #[error("cannot set {option} (is CAP_NET_ADMIN granted?)")]
-    Option {
-        /// Name of the option.
-        option: &'static str,
-        /// Cause of the error.
-        #[source]
-        source: io::Error,
-    },
-    /// The call `bind()` failed.
-    #[error("cannot bind {addr}")]
-    Bind {
-        /// Address to bind.
-        addr: SocketAddr,
-        /// Cause of the error.
-        #[source]
-        source: io::Error,
-    },
-    /// The call `listen()` failed.
-    #[error("cannot listen on {addr}")]
-    Listen {
-        /// Address to listen on.
-        addr: SocketAddr,
-        /// Cause of the error.
-        #[source]
-        source: io::Error,
-    },
 }
 
 fn option(option: &'static str) -> impl FnOnce(io::Error) -> SocketError {
@@ -392,11 +357,6 @@ fn within<T>(netns: Option<&Netns>, work: impl FnOnce() -> T) -> Result<T, Socke
         Some(netns) => netns.run(work).map_err(SocketError::EnterNetns),
         None => Ok(work()),
     }
-}
-
-fn new_socket(domain: Domain) -> Result<Socket, SocketError> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    Socket::new(domain, kind, Some(Protocol::TCP)).map_err(SocketError::Create)
 }
 
 fn is_no_family(error: &io::Error) -> bool {

@@ -10,12 +10,13 @@
 //! it again ([`uninstall::file_may_go`]). Without a configuration a file that stays is called for no new
 //! pod.
 
+pub mod action;
 pub mod daemonset;
 pub mod entry;
 pub mod files;
-pub mod lifecycle;
 pub mod membership_copy;
 pub mod metrics;
+pub mod mode;
 pub mod options;
 pub mod plan;
 pub mod plugin_log;
@@ -36,7 +37,6 @@ use tokio::{
     task::JoinHandle,
 };
 
-pub use self::lifecycle::Installing;
 use self::{
     files::FileError,
     metrics::InstallMetrics,

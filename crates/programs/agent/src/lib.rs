@@ -12,6 +12,7 @@ pub mod config;
 mod enrolled;
 pub mod enrolment;
 pub mod install;
+mod installing;
 pub mod membership;
 pub mod metrics;
 pub mod plugin;

@@ -2,18 +2,13 @@
 
 use std::{
     collections::HashMap,
-    io,
-    path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use ambit_handover::{Supervisor, SupervisorError, supervisor};
-use ambit_otlp_export::{Exporter, SettingsError};
-use ambit_rt::{
-    Env, ErrorChain, Readiness, Shutdown, drain, http::ListenError, logging::LoggingError, spawn,
-    spawn_blocking,
-};
+use ambit_handover::{Supervisor, supervisor};
+use ambit_otlp_export::Exporter;
+use ambit_rt::{Env, ErrorChain, Readiness, Shutdown, drain, spawn, spawn_blocking};
 use ambit_sys::{
     netns::Netns,
     privileges::{self, Capability},
@@ -22,11 +17,12 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    actions::{ActionError, Actions},
-    config::{Args, ConfigError},
+    actions::Actions,
+    config::Args,
     enrolled::{self, EnrolledFile},
     enrolment::{Effect, Enrolment, Event, RequestId},
-    install::{self, Installing},
+    install,
+    installing::Installing,
     metrics::Metrics,
     plugin::{self, Answer, Call},
     report::AgentReport,
@@ -35,17 +31,15 @@ use crate::{
         kubernetes::{self, KubernetesSource},
         manifests::ManifestSource,
     },
-    status::{
-        StatusSink,
-        api::ApiStatus,
-        dir::{StatusDir, StatusError},
-    },
+    status::{StatusSink, api::ApiStatus, dir::StatusDir},
     zds,
 };
 
 mod admin;
+mod error;
 mod executor;
 
+pub use error::RunError;
 use executor::Executor;
 
 /// Tries to put the node's probe rule in place at the start, and the pause between them.
@@ -57,53 +51,6 @@ const UNENROLLING: Duration = Duration::from_secs(5);
 
 /// Timeout of the last export of metrics and logs.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
-
-/// Why the agent does not run (any longer).
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The settings are invalid.
-    #[error("the settings cannot be used")]
-    Config(#[from] ConfigError),
-    /// The supervisor failed.
-    #[error("cannot follow the supervisor")]
-    Supervisor(#[from] SupervisorError),
-    /// Variables of OpenTelemetry are wrong or not supported.
-    #[error("cannot export metrics and logs")]
-    Export(#[from] SettingsError),
-    /// Logging could not be set up.
-    #[error("cannot set up logging")]
-    Logging(#[from] LoggingError),
-    /// The runtime or signals.
-    #[error("cannot start the runtime")]
-    Runtime(#[source] io::Error),
-    /// A socket could not be opened.
-    #[error("cannot listen at {path}")]
-    Socket {
-        /// Path of the socket.
-        path: PathBuf,
-        /// Cause of the error.
-        #[source]
-        source: io::Error,
-    },
-    /// A port could not be opened.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// The pods' status.
-    #[error("cannot keep the pods' status")]
-    Status(#[from] StatusError),
-    /// The source of pods.
-    #[error("cannot follow the manifests")]
-    Source(#[from] ambit_manifests::OpenError),
-    /// The API server.
-    #[error("cannot follow the Kubernetes API")]
-    Client(#[from] ambit_kube_kit::ClientError),
-    /// The source has ended.
-    #[error("the source of pods and namespaces has ended")]
-    SourceEnded,
-    /// The node's probe rule.
-    #[error("cannot prepare the node")]
-    Host(#[source] ActionError),
-}
 
 /// Runs the agent until a signal ends it.
 ///

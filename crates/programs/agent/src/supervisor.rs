@@ -19,7 +19,7 @@ pub enum SuperviseError {
     Logging(#[from] LoggingError),
     /// Process 1 failed.
     #[error("cannot run the agent")]
-    Run(#[from] ambit_handover::process::RunError),
+    Run(#[from] ambit_handover::RunError),
 }
 
 /// Runs the agent as a worker until it has ended for good; returns its exit code. `arguments` are this

@@ -6,142 +6,35 @@ use std::process::ExitCode;
 use ambit_install::{
     apply,
     cluster::{Cluster, ClusterError},
-    inventory::Inventory,
-    object::{is_ours, label, name, namespace_of},
-    platform, remove,
+    platform,
 };
-use ambit_k8s_api::{Deployment, Namespace, Node, Pod, revisions};
-use clap::{Args, ValueEnum};
-use k8s_openapi::{
-    api::{
-        apps::v1::DaemonSet,
-        core::v1::{ConfigMap, ResourceQuota},
-        networking::v1::NetworkPolicy,
-    },
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
-use serde::Serialize;
+use ambit_k8s_api::{Node, revisions};
 
 use crate::{
     CliError,
-    cluster::{Target, wait},
+    cluster::wait,
     enrol,
     install::failed,
     istio,
-    membership::Rules,
-    output::{self, Format, table},
+    output::{self, table},
     reach,
 };
 
+mod args;
+mod finding;
 mod from_istio;
 mod meshes;
 mod network_policies;
 mod on_node;
 mod platforms;
 mod rules;
+mod snapshot;
 mod unfollowed;
 
-/// Exit codes in the help.
-const EXIT_CODES: &str = "Exit codes: 0 without errors, 1 with errors. With --from istio:
-  0  every object works as it is
-  1  a file or kind could not be read, which is named; the rest is checked
-  5  an object changes or lapses
-Any failure of the command itself: 2 for its arguments, 3 for what does not exist, 4 for a cluster that cannot be reached.";
-
-/// Flags of `ambit check`.
-#[derive(Clone, Debug, Args)]
-#[command(after_help = EXIT_CODES)]
-pub(crate) struct CheckArgs {
-    /// Namespaces to check as if they were in the mesh, besides those that are; with --from, manifests to check in place
-    /// of the cluster: files, directories, or - for standard input
-    #[arg(value_name = "NAMESPACE|FILE")]
-    subjects: Vec<String>,
-    #[command(flatten)]
-    target: Target,
-    /// Check which objects of another mesh work with Ambit, which change, and which lapse
-    #[arg(long, value_enum, value_name = "MESH")]
-    from: Option<OtherMesh>,
-    /// Check this machine as a node instead of the cluster
-    #[arg(long, conflicts_with_all = ["subjects", "from"])]
-    on_node: bool,
-    /// Format of the output
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
-}
-
-/// Mesh whose objects are checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OtherMesh {
-    /// Istio, with sidecars or in ambient mode
-    Istio,
-}
-
-/// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) enum Level {
-    /// The mesh does not work like this, or traffic is lost.
-    Error,
-    /// Something may not work.
-    Warning,
-    /// Good to know.
-    Info,
-}
-
-/// Finding of a check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Finding {
-    pub(crate) level: Level,
-    /// Subject of the finding: an object, or the cluster.
-    pub(crate) about: String,
-    /// Text of the finding.
-    pub(crate) finding: String,
-    /// Advice on it.
-    pub(crate) advice: String,
-}
-
-impl Finding {
-    fn new(
-        level: Level,
-        about: impl Into<String>,
-        finding: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Self {
-        Self {
-            level,
-            about: about.into(),
-            finding: finding.into(),
-            advice: advice.into(),
-        }
-    }
-}
-
-/// The objects that the rules look at.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot {
-    /// The API server's minor version.
-    minor: String,
-    /// Of the nodes.
-    platform: &'static str,
-    mesh_namespace: String,
-    /// Besides those with the label.
-    selected_namespaces: Vec<String>,
-    nodes: Vec<Node>,
-    namespaces: Vec<Namespace>,
-    deployments: Vec<Deployment>,
-    daemon_sets: Vec<DaemonSet>,
-    /// In the mesh's own namespace.
-    mesh_pods: Vec<Pod>,
-    crds: Vec<CustomResourceDefinition>,
-    network_policies: Vec<NetworkPolicy>,
-    quotas: Vec<ResourceQuota>,
-    cilium_config: Option<ConfigMap>,
-    inventory: Option<Inventory>,
-    rules: Option<Rules>,
-    /// Objects of the mesh's kinds, and those that decide what they mean.
-    mesh: istio::Mesh,
-}
+pub(crate) use args::CheckArgs;
+use args::OtherMesh;
+use finding::{Finding, Level};
+use snapshot::Snapshot;
 
 /// Looks, and answers with an exit code of 1 if there are errors.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
@@ -212,22 +105,7 @@ async fn take(
     })
 }
 
-impl Snapshot {
-    /// Namespaces that are in the mesh, or named by a flag.
-    fn mesh_namespaces(&self) -> Vec<&str> {
-        let names = self.namespaces.iter().filter(|namespace| {
-            let labelled = label(*namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);
-            labelled
-                || self
-                    .selected_namespaces
-                    .iter()
-                    .any(|requested| requested == name(*namespace))
-        });
-        names.map(name).collect()
-    }
-}
-
-/// Whether an object is part of an installation of ours.
+/// Findings as text, with their numbers.
 fn words(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "no problems found".to_owned();

@@ -3,11 +3,13 @@
 use std::{path::PathBuf, time::Duration};
 
 use ambit_install::{
-    apply::{self, InstallError, Options, Plan},
+    apply::{self, Options},
     attachment,
     cluster::{Cluster, ClusterError},
+    error::InstallError,
     gateway_api,
     istio_values::{self, Chart},
+    plan::Plan,
     platform,
     remove::{self, Removal},
     render::{self, Release},

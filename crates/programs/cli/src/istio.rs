@@ -4,6 +4,7 @@
 
 mod collect;
 mod differences;
+mod effect;
 pub(crate) mod labels;
 
 use std::collections::BTreeSet;
@@ -13,58 +14,14 @@ use ambit_k8s_api::{
     Definition, Kind, ObjectKey, Origin, ReadKeyError,
     unread::{instead_of, is_mesh_group},
 };
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::rehearsal::{event_at, index_of, object_key};
 use differences::Surroundings;
 
 pub(crate) use collect::{of_cluster, of_files};
-
-/// Outcome for an object, or for one of its fields.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) enum Outcome {
-    /// Without an effect in Ambit.
-    Lapses,
-    /// Followed, with a difference.
-    Changes,
-    /// Followed as it is.
-    Works,
-}
-
-/// Effect of an object, or of one of its fields.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Effect {
-    pub(crate) outcome: Outcome,
-    /// Kind, namespace and name of the object.
-    pub(crate) object: String,
-    /// Path of the field; `.` for the object itself.
-    pub(crate) field: String,
-    /// Consequence with Ambit.
-    pub(crate) effect: String,
-    /// Advice on it; empty where there is nothing to do.
-    pub(crate) advice: String,
-}
-
-impl Effect {
-    fn new(
-        outcome: Outcome,
-        object: &str,
-        field: impl Into<String>,
-        effect: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Self {
-        Self {
-            outcome,
-            object: object.to_owned(),
-            field: field.into(),
-            effect: effect.into(),
-            advice: advice.into(),
-        }
-    }
-}
+use effect::object_name;
+pub(crate) use effect::{Effect, Outcome};
 
 /// Objects of a mesh, from files or a cluster.
 #[derive(Clone, Debug, Default)]
@@ -301,20 +258,6 @@ fn group_and_kind(value: &Value) -> Option<(&str, &str)> {
     let version = value.get("apiVersion")?.as_str()?;
     let group = version.split_once('/').map_or("", |(group, _)| group);
     Some((group, value.get("kind")?.as_str()?))
-}
-
-/// Kind, namespace and name of an object of any kind.
-fn object_name(value: &Value) -> String {
-    if let Ok(key) = ObjectKey::read(value) {
-        return key.to_string();
-    }
-    let text = |at: &str| value.pointer(at).and_then(Value::as_str);
-    let kind = text("/kind").unwrap_or("object");
-    let name = text("/metadata/name").unwrap_or("without a name");
-    match text("/metadata/namespace") {
-        Some(namespace) => format!("{kind} {namespace}/{name}"),
-        None => format!("{kind} {name}"),
-    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use crate::{
     agent::{AddEvent, Agent, Pod},
-    command::Environment,
     config::{Config, Version},
     delegate::Call,
+    environment::Environment,
     error::CniError,
     result,
 };

@@ -17,8 +17,8 @@ use serde_json::value::RawValue;
 
 use crate::{
     attachment::{Attachment, Store, collect},
-    command::Environment,
     config::{Config, Delegate, UNVERSIONED, VERSIONS, Version},
+    environment::Environment,
     error::{CniError, code},
     exec, result,
 };

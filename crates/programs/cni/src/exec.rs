@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    command::{DELEGATING, Environment},
+    environment::{DELEGATING, Environment},
     error::{CniError, code},
 };
 

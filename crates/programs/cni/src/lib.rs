@@ -23,6 +23,7 @@ mod attachment;
 mod command;
 mod config;
 mod delegate;
+mod environment;
 mod error;
 mod exec;
 mod http;
@@ -30,5 +31,6 @@ mod log;
 mod membership;
 mod result;
 
-pub use command::{Environment, dry_run, run};
+pub use command::{dry_run, run};
+pub use environment::Environment;
 pub use error::{CniError, code};

@@ -38,39 +38,26 @@
 mod custom;
 mod definitions;
 mod slim;
+mod updates;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_derive::{Extent, Followed, KindVisitor, visit_kinds};
-use ambit_k8s_api::{Definition, Kind, Object, ObjectEvent, ObjectKey};
-use ambit_kube_kit::watch::{self, ObjectId, Watch, WatchEvent};
+use ambit_k8s_api::{Definition, Kind};
+use ambit_kube_kit::watch;
 use ambit_rt::DrainWatcher;
-use kube::{
-    Api, Client, Resource, core::PartialObjectMeta, discovery::ApiResource, runtime::watcher,
-};
-use serde::de::DeserializeOwned;
+use kube::{Api, Client, core::PartialObjectMeta, runtime::watcher};
 use tokio::sync::{mpsc, watch as signal};
 
 use crate::change::Change;
+pub(crate) use definitions::resource;
 use slim::Slim;
+use updates::{Update, Updates};
 
 /// Updates that wait for the index; then the watches wait.
 const QUEUE: usize = 1024;
 /// Most updates taken at once.
 const BATCH: usize = 512;
-
-/// Report of a watch.
-#[derive(Debug)]
-enum Update {
-    Object(ObjectEvent),
-    /// Every object of the kind that existed at the start was reported.
-    Listed(Kind),
-    /// Reason why the kind's definition cannot be followed; none if `None`.
-    Definition(Kind, Option<String>),
-}
 
 /// Everything that is watched.
 #[derive(Debug)]
@@ -193,79 +180,4 @@ impl Start {
             }
         });
     }
-}
-
-/// The watches' way to the index.
-#[derive(Clone)]
-struct Updates {
-    sender: mpsc::Sender<Update>,
-    drain: DrainWatcher,
-}
-
-impl fmt::Debug for Updates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Updates")
-    }
-}
-
-impl Updates {
-    /// Follows all objects of a kind in a task of its own.
-    fn follow<K>(
-        &self,
-        kind: Kind,
-        api: Api<K>,
-        config: watcher::Config,
-        read: impl Fn(&K) -> Object + Send + Sync + 'static,
-    ) where
-        K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
-    {
-        let updates = self.clone();
-        let mut drain = self.drain.clone();
-        ambit_rt::spawn("informer", async move {
-            let mut watch =
-                Watch::new(kind.as_str(), api, config, move |object| Some(read(object)));
-            let follow = async {
-                loop {
-                    let update = match watch.next().await {
-                        WatchEvent::Object(_, object) => Update::Object(ObjectEvent::Applied {
-                            object,
-                            origin: None,
-                        }),
-                        WatchEvent::Gone(id) => {
-                            Update::Object(ObjectEvent::Deleted(key(kind, &id)))
-                        }
-                        WatchEvent::Listed => Update::Listed(kind),
-                        WatchEvent::Listing | WatchEvent::Away(_) => continue,
-                    };
-                    if !updates.send(update).await {
-                        return;
-                    }
-                }
-            };
-            tokio::select! {
-                () = follow => {}
-                _ = drain.started() => {}
-            }
-        });
-    }
-
-    /// False when there is no receiver any more.
-    async fn send(&self, update: Update) -> bool {
-        self.sender.send(update).await.is_ok()
-    }
-}
-
-/// Resource of a custom kind in a version.
-pub(crate) fn resource(kind: Kind, version: &str) -> ApiResource {
-    ApiResource {
-        group: kind.group().to_owned(),
-        version: version.to_owned(),
-        api_version: format!("{}/{version}", kind.group()),
-        kind: kind.as_str().to_owned(),
-        plural: kind.plural().to_owned(),
-    }
-}
-
-fn key(kind: Kind, id: &ObjectId) -> ObjectKey {
-    ObjectKey::new(kind, &*id.namespace, &*id.name)
 }

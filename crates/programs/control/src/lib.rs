@@ -25,6 +25,7 @@ mod leading;
 pub mod mesh;
 pub mod metrics;
 pub mod monitoring;
+mod resource_type;
 mod restart_backoff;
 pub mod run;
 pub mod serving;

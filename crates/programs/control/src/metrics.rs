@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::xds::{Push, ResourceType};
+use crate::resource_type::ResourceType;
 
 /// A counter whose name is sent as it is: the names of Istio's control plane do not end in `_total`,
 /// which the library's counter would append.
@@ -229,12 +229,12 @@ impl Metrics {
         ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)
     }
 
-    pub(crate) fn pushed(&self, push: &Push) {
+    pub(crate) fn pushed(&self, of: ResourceType, resources: usize) {
         let label = Type {
-            r#type: push.batch.view.resource_type().short_name(),
+            r#type: of.short_name(),
         };
         self.pushes.get_or_create(&label).inc();
-        let resources = u64::try_from(push.batch.resources.len()).unwrap_or(u64::MAX);
+        let resources = u64::try_from(resources).unwrap_or(u64::MAX);
         self.pushed_resources
             .get_or_create(&label)
             .inc_by(resources);

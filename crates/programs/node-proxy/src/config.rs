@@ -23,9 +23,6 @@ mod tests;
 
 pub use mesh::MeshConfigError;
 
-/// Mesh configuration file.
-pub(crate) const MESH_CONFIG: &str = "./etc/istio/config/mesh";
-
 /// The configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

@@ -23,5 +23,6 @@ pub mod pods;
 mod pre_capture;
 mod redirection;
 mod refusal;
+mod serving;
 mod shard;
 mod termination;

@@ -427,7 +427,7 @@ impl Index {
         if serves.workloads() {
             let mut others = self.takers(namespace, which);
             let is_mixed = others.any(|(one, serves)| one.account.is_some() && serves.workloads());
-            if is_mixed || self.choosers.contains_key(namespace) {
+            if is_mixed || self.has_choosers(namespace) {
                 return None;
             }
         }

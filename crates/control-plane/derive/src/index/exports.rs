@@ -10,6 +10,7 @@ use ambit_model::{ArcStr, Visibility};
 use super::{
     Index,
     kind::MeshKind,
+    references::Edge,
     reserved::{Reserved, is_single_label, reserved, short_name_of},
 };
 
@@ -76,7 +77,11 @@ impl Index {
 
     /// Marks the entries with hosts that are short names of Services of a namespace, which exists now, or no more.
     pub(crate) fn mark_short_names_of(&mut self, namespace: &ArcStr) {
-        let entries: Vec<_> = self.short_names.of(namespace).cloned().collect();
+        let entries: Vec<_> = self
+            .references
+            .of(Edge::ShortName, namespace)
+            .cloned()
+            .collect();
         self.mark_claims(entries);
     }
 

@@ -2,7 +2,7 @@
 
 use ambit_k8s_api::ObjectKey;
 
-use super::{Index, instances::listed};
+use super::{Index, instances::listed, references::Edge};
 use crate::condition::{Standing, Verdict};
 
 /// Marks what depends on one.
@@ -14,8 +14,8 @@ pub(super) fn mark(index: &mut Index, key: &ObjectKey) {
 /// State of an extension: the routes that name it.
 pub(super) fn standing(index: &Index, key: &ObjectKey) -> Standing {
     let routes: Vec<String> = index
-        .route_backends
-        .of(key)
+        .references
+        .of(Edge::RouteBackend, key)
         .map(ToString::to_string)
         .collect();
     let verdict = match listed(&routes) {

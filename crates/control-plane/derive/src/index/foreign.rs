@@ -23,19 +23,10 @@ use ambit_model::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Index, kind::MeshKind};
+use super::{Index, gateway_address::Address, kind::MeshKind, references::Edge};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
-
-/// Where a Gateway is.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Address {
-    /// At an address of the cluster's network.
-    Ip(IpAddr),
-    /// At a host name of its namespace.
-    Host(ArcStr),
-}
 
 /// Address that a Gateway's controller gives: a host name, else the first address. Unknown types of addresses are left
 /// out.
@@ -94,7 +85,7 @@ impl Index {
             Destination::Address(at) => Address::Ip(at.address),
             Destination::Hostname(name) => Address::Host(name.hostname.clone()),
         };
-        let named = self.gateway_addresses.of(&address);
+        let named = self.references.of(Edge::GatewayAddress, &address);
         let gateways = named.filter_map(|key| self.get::<Gateway>(key));
         let there =
             gateways.filter(|one| self.foreign(one).is_some_and(|foreign| foreign.at == *at));

@@ -15,6 +15,7 @@ use super::{
     Index,
     instances::listed,
     kind::{Change, MeshKind},
+    references::Edge,
 };
 use crate::problem::Note;
 
@@ -86,7 +87,7 @@ impl Index {
             is_it.then_some(())
         };
         let nodes = self.foreign_proxies.keys().filter(|node| {
-            let pods = self.on_node.get(*node).into_iter().flatten();
+            let pods = self.references.of(Edge::OnNode, *node);
             pods.filter_map(serves).next().is_some()
         });
         let nodes: Vec<_> = nodes.map(ToString::to_string).collect();

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{AuthorizationPolicy, Gateway, Kind, ObjectKey, Service};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 
-use super::{Index, attachment::Consent, binding::Takers, kind::MeshKind};
+use super::{Index, attachment::Consent, binding::Takers, kind::MeshKind, references::Edge};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
@@ -84,8 +84,8 @@ impl Index {
     /// Collects targets of policies that enforce something, and Services that waypoints call over TLS.
     pub(super) fn guarded(&self) -> Guarded {
         let mut guarded = Guarded::default();
-        for target in self.policy_targets.names() {
-            let mut policies = self.policy_targets.of(target);
+        for target in self.references.names(Edge::PolicyTarget) {
+            let mut policies = self.references.of(Edge::PolicyTarget, target);
             if !policies.any(|policy| enforces(policy.kind) && !self.is_met_at_pods(policy, target))
             {
                 continue;
@@ -129,7 +129,7 @@ impl Index {
         if takers.any(|(one, serves)| one.name == gateway.name && serves.workloads()) {
             return true;
         }
-        let mut bound = self.bound.of(&gateway.name);
+        let mut bound = self.references.of(Edge::Bound, &gateway.name);
         let binds = |key: &ObjectKey| match key.kind {
             Kind::Namespace => key.name == *namespace,
             // Its endpoints may have the label.

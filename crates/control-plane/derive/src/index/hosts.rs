@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointService};
 
-use super::{Index, attachment::Attachment};
+use super::{Index, attachment::Attachment, references::Edge};
 use crate::index::{
     kind::{Claim, MeshKind, Rendered},
     kinds::functions,
@@ -40,20 +40,8 @@ impl Index {
     /// An object declares other hosts than before: every record of them may change, and with it the
     /// endpoints of all that declare them.
     pub(crate) fn declare(&mut self, key: &ObjectKey, old: Vec<ArcStr>, new: Vec<ArcStr>) {
-        for host in &old {
-            if let Some(declarers) = self.declares.get_mut(host) {
-                declarers.remove(key);
-                if declarers.is_empty() {
-                    self.declares.remove(host);
-                }
-            }
-        }
-        for host in &new {
-            self.declares
-                .entry(host.clone())
-                .or_default()
-                .insert(key.clone());
-        }
+        self.references
+            .replace(Edge::Declares, key, old.clone(), new.clone());
         for host in old.into_iter().chain(new) {
             self.mark_declarers(&host);
             self.mark_host(host);
@@ -79,7 +67,7 @@ impl Index {
     /// The object that makes the record of a host in each namespace.
     fn winners<'a>(&'a self, host: &ArcStr) -> Winners<'a> {
         let mut winners = Winners::new();
-        for key in self.declares.get(host).into_iter().flatten() {
+        for key in self.declarers(host) {
             let Some(claim) = self.claim(key, host) else {
                 continue;
             };
@@ -172,17 +160,17 @@ impl Index {
     }
 
     /// The objects that declare a host.
-    pub(crate) fn declarers(&self, host: &str) -> impl Iterator<Item = &ObjectKey> {
-        self.declares.get(host).into_iter().flatten()
+    pub(crate) fn declarers(&self, host: &ArcStr) -> impl Iterator<Item = &ObjectKey> + use<'_> {
+        self.references.of(Edge::Declares, host)
     }
 
     /// The hosts there are of a name, or of those that end with what follows its `*`.
     pub(crate) fn hosts_like(&self, pattern: &ArcStr) -> Vec<ArcStr> {
         let Some(end) = pattern.strip_prefix('*') else {
-            let is_there = self.declares.contains_key(pattern);
+            let is_there = self.references.is_named(Edge::Declares, pattern);
             return is_there.then(|| pattern.clone()).into_iter().collect();
         };
-        let hosts = self.declares.keys();
+        let hosts = self.references.names::<ArcStr>(Edge::Declares);
         hosts.filter(|host| host.ends_with(end)).cloned().collect()
     }
 
@@ -194,7 +182,7 @@ impl Index {
             entry.name.clone(),
         );
         entry.hosts.iter().filter(move |host| {
-            let rivals = self.declares.get(*host).into_iter().flatten();
+            let rivals = self.declarers(host);
             let first = rivals
                 .filter(|key| key.namespace == entry.namespace)
                 .filter_map(|key| Some((rank(key, &self.claim(key, host)?), key)))

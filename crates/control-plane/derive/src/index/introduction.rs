@@ -20,6 +20,7 @@ use super::{
     attachment::{Attachment, Obstacle, Origin},
     binding::{Binding, Takers},
     guarded::{Concern, Guarded},
+    references::Edge,
     replaced,
 };
 use crate::{
@@ -205,7 +206,7 @@ impl Index {
             let class = self.gateway(&name).map(|one| one.class.clone());
             self.mark_gateway(&name, &class.unwrap_or_default());
             if now.is_none() {
-                for key in self.bound.of(&name) {
+                for key in self.references.of(Edge::Bound, &name) {
                     self.introductions.kept.remove(key);
                 }
             }

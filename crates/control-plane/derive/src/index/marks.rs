@@ -11,6 +11,7 @@ use ambit_model::{ArcStr, GatewayName};
 use super::{
     Index, Maker, PolicyScope,
     binding::{Binding, Canary},
+    references::Edge,
 };
 use crate::{Labels, WaypointAttachment, selects};
 
@@ -24,8 +25,8 @@ impl Index {
     pub(crate) fn mark_host(&mut self, host: ArcStr) {
         let declarers: Vec<_> = self.declarers(&host).cloned().collect();
         for object in &declarers {
-            let policies = self.policy_targets.of(object).cloned();
-            let routes = self.route_parents.of(object).cloned();
+            let policies = self.references.of(Edge::PolicyTarget, object).cloned();
+            let routes = self.references.of(Edge::RouteParent, object).cloned();
             self.stale.extend(policies.chain(routes).map(Maker::Object));
             self.mark_telemetry_of(object);
             self.mark_backends_of(object);
@@ -87,8 +88,8 @@ impl Index {
 
     /// Marks objects that are attached to a Service or ServiceEntry or send traffic to it, rather than its own records.
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
-        let policies = self.policy_targets.of(key).cloned();
-        let routes = self.route_parents.of(key).cloned();
+        let policies = self.references.of(Edge::PolicyTarget, key).cloned();
+        let routes = self.references.of(Edge::RouteParent, key).cloned();
         let all = policies.chain(routes);
         self.stale.extend(all.map(Maker::Object));
         self.mark_leading_to(key);
@@ -96,7 +97,7 @@ impl Index {
 
     /// Routes with a Service as a backend, and the records of their services.
     pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
-        let routes = self.route_backends.of(key).cloned();
+        let routes = self.references.of(Edge::RouteBackend, key).cloned();
         self.stale.extend(routes.map(Maker::Object));
         self.mark_routes_to(key);
     }
@@ -110,12 +111,17 @@ impl Index {
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), of.clone());
         let class = ObjectKey::new(Kind::GatewayClass, "", class.clone());
         for target in [&key, &class] {
-            let policies = self.policy_targets.of(target).cloned();
+            let policies = self.references.of(Edge::PolicyTarget, target).cloned();
             self.stale.extend(policies.map(Maker::Object));
         }
         self.mark(key);
-        let canaries = self.canaries.of(name);
-        let bound: Vec<_> = self.bound.of(name).chain(canaries).cloned().collect();
+        let canaries = self.references.of(Edge::Canary, name);
+        let bound: Vec<_> = self
+            .references
+            .of(Edge::Bound, name)
+            .chain(canaries)
+            .cloned()
+            .collect();
         for key in bound {
             self.mark_bound(key);
         }
@@ -204,19 +210,18 @@ impl Index {
     /// Whether a pod chooses its waypoint itself: where one does, services have none for all their endpoints.
     pub(crate) fn mark_chooser(&mut self, pod: &ObjectKey, chooses: bool) {
         let namespace = &pod.namespace;
-        let had_any = self.choosers.contains_key(namespace);
-        if chooses {
-            let choosers = self.choosers.entry(namespace.clone()).or_default();
-            choosers.insert(pod.name.clone());
-        } else if let Some(choosers) = self.choosers.get_mut(namespace) {
-            choosers.remove(&pod.name);
-            if choosers.is_empty() {
-                self.choosers.remove(namespace);
-            }
-        }
-        if had_any != self.choosers.contains_key(namespace) {
+        let had_any = self.has_choosers(namespace);
+        let new = chooses.then(|| namespace.clone());
+        self.references
+            .replace(Edge::ChoosesIn, pod, [namespace.clone()], new);
+        if had_any != self.has_choosers(namespace) {
             self.mark_hosts_of_namespace(namespace);
         }
+    }
+
+    /// Whether any pod of a namespace chooses its waypoint itself.
+    pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
+        self.references.is_named(Edge::ChoosesIn, namespace)
     }
 
     /// The labels of an object name another waypoint than before.
@@ -236,7 +241,8 @@ impl Index {
         old: impl IntoIterator<Item = GatewayName> + Clone,
         new: impl IntoIterator<Item = GatewayName> + Clone,
     ) {
-        self.bound.replace(key, old.clone(), new.clone());
+        self.references
+            .replace(Edge::Bound, key, old.clone(), new.clone());
         self.mark_each_gateway(old.into_iter().chain(new));
     }
 
@@ -256,7 +262,8 @@ impl Index {
     ) {
         let gateway = |canary: Option<&Canary>| canary.map(|canary| canary.gateway.clone());
         if old != new {
-            self.canaries.replace(key, gateway(old), gateway(new));
+            self.references
+                .replace(Edge::Canary, key, gateway(old), gateway(new));
             self.mark_each_gateway(gateway(old).into_iter().chain(gateway(new)));
         }
     }
@@ -364,7 +371,8 @@ impl Index {
 
     /// Every workload, and every host.
     pub(crate) fn mark_mesh(&mut self) {
-        let hosts = self.declares.keys().cloned().map(Maker::Host);
+        let hosts = self.references.names(Edge::Declares).cloned();
+        let hosts = hosts.map(Maker::Host);
         self.stale.extend(hosts);
         self.mark_workloads();
     }

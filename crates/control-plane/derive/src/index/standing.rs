@@ -11,6 +11,7 @@ use super::{
     foreign::Foreign,
     instances::listed,
     kinds::functions,
+    references::Edge,
 };
 use crate::{
     WaypointMissing,
@@ -20,12 +21,12 @@ use crate::{
 impl Index {
     /// State of an object that depends on others; `None` until it was computed, and for kinds that have none.
     pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
-        self.standings.get(key)
+        self.reports.standing(key)
     }
 
     /// Objects of which that changed since the last call.
     pub fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
-        std::mem::take(&mut self.standings_changed)
+        self.reports.take_changed_standings()
     }
 
     /// Judges the objects that something was made from.
@@ -34,20 +35,14 @@ impl Index {
             Maker::Object(key) => vec![key.clone()],
             Maker::Host(host) => self
                 .declarers(host)
-                .chain(self.virtual_hosts.of(host))
+                .chain(self.references.of(Edge::VirtualHost, host))
                 .cloned()
                 .collect(),
             Maker::StaticStrict => return,
         };
         for key in keys {
-            let Some(standing) = (functions(key.kind).standing)(self, &key) else {
-                self.standings.remove(&key);
-                continue;
-            };
-            if self.standings.get(&key) != Some(&standing) {
-                self.standings.insert(key.clone(), standing);
-                self.standings_changed.insert(key);
-            }
+            let standing = (functions(key.kind).standing)(self, &key);
+            self.reports.set_standing(&key, standing);
         }
     }
 

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{
     Index,
     kinds::{Stored, functions},
+    references::Edge,
 };
 use crate::{
     condition::{Part, Standing},
@@ -41,7 +42,7 @@ impl Index {
     }
 
     fn troubled_conditions(&self, all: &mut Vec<Problem>) {
-        for (key, Standing { verdict, parts, .. }) in &self.standings {
+        for (key, Standing { verdict, parts, .. }) in self.reports.standings() {
             let types = functions(key.kind).conditions;
             let name = types.iter().find(|one| one.needs_standing);
             if let Some(verdict) = verdict.as_ref().filter(|verdict| verdict.is_trouble) {
@@ -79,11 +80,11 @@ impl Index {
     /// reports it.
     fn missing_waypoints(&self, all: &mut Vec<Problem>) {
         let missing = self
-            .bound
-            .names()
+            .references
+            .names(Edge::Bound)
             .filter(|name| self.gateway(name).is_none());
         for name in missing {
-            for key in self.bound.of(name) {
+            for key in self.references.of(Edge::Bound, name) {
                 if matches!(key.kind, Kind::Namespace | Kind::Pod) {
                     let field = format!("metadata.labels[{}]", labels::USE_WAYPOINT);
                     let message = format!("there is no Gateway {name}");

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit, Service, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, PortMap, WaypointRule, Workload};
 
-use super::{Index, PolicyScope, attachment::Attachment};
+use super::{Index, PolicyScope, attachment::Attachment, references::Edge};
 use crate::Labels;
 
 /// Most rules of one pod, and most callers or ports of one rule. Beyond, they are taken to concern everything.
@@ -24,7 +24,7 @@ impl Index {
         attachment: &Attachment,
     ) -> Option<Vec<WaypointRule>> {
         let gateway = self.gateway(attachment.ours()?)?;
-        let mut grants = self.pod_grants.iter();
+        let mut grants = self.references.of_mesh(Edge::GrantsPods);
         if grants.any(|grant| grant.namespace == pod.namespace) {
             return None;
         }
@@ -39,7 +39,7 @@ impl Index {
         }
         let mut rules = Vec::new();
         for (target, ports) in &targets {
-            for object in self.policy_targets.of(target) {
+            for object in self.references.of(Edge::PolicyTarget, target) {
                 if self.meets_original(pod, object) {
                     continue;
                 }
@@ -95,7 +95,7 @@ impl Index {
         new: Vec<ObjectKey>,
     ) {
         let targets: BTreeSet<_> = old.iter().chain(&new).cloned().collect();
-        self.policy_targets.replace(key, old, new);
+        self.references.replace(Edge::PolicyTarget, key, old, new);
         for target in targets {
             self.mark_pods_of(&target);
         }

@@ -479,7 +479,7 @@ fn definitions_for_kiali_are_optional_and_outlive_the_mesh() {
     assert_eq!(names(&[setting]), kinds);
     let mut overrides = Overrides::default();
     overrides.set(setting, false).unwrap();
-    let plan = crate::apply::Plan::new(Release::default(), overrides).unwrap();
+    let plan = crate::plan::Plan::new(Release::default(), overrides).unwrap();
     let kind = |object: &Value| object["spec"]["names"]["kind"].as_str() == Some("Sidecar");
     assert!(plan.crds.iter().any(kind) && !plan.objects.iter().any(kind));
 }

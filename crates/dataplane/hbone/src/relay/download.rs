@@ -10,7 +10,8 @@ use h2::RecvStream;
 use tokio::io::AsyncWrite;
 
 use super::{
-    Ends, Meter, Over, RelayError,
+    ends::{Ends, Over, RelayError},
+    meter::Meter,
     received::{Last, Received},
 };
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 
 use super::{
-    Ends, Over,
+    ends::{Ends, Over},
     received::{Last, Received},
     upload::{closed, poll_send},
 };

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Ends, Over, RelayError};
+use super::ends::{Ends, Over, RelayError};
 use crate::scratch;
 
 /// Relay of one direction between two sockets.

@@ -7,7 +7,10 @@ use std::task::{Context, Poll};
 
 use h2::RecvStream;
 
-use super::{Ends, RelayError, frames::Frames};
+use super::{
+    ends::{Ends, RelayError},
+    frames::Frames,
+};
 
 #[derive(Debug, Default)]
 pub(super) struct Received {

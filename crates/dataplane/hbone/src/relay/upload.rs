@@ -6,7 +6,10 @@ use bytes::Bytes;
 use h2::{Reason, SendStream};
 use tokio::io::AsyncRead;
 
-use super::{Ends, Meter, Over, RelayError};
+use super::{
+    ends::{Ends, Over, RelayError},
+    meter::Meter,
+};
 use crate::{
     Tunnel,
     piece::Piece,

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::store::{Change, ChangeKind};
+use super::change::{Change, ChangeKind};
 
 /// A collection or one of its objects, and the requested form.
 #[derive(Clone, Debug, Default)]

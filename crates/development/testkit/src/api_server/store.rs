@@ -8,22 +8,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::path::Target;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChangeKind {
-    Added,
-    Modified,
-    Deleted,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Change {
-    pub(super) version: u64,
-    pub(super) collection: String,
-    pub(super) kind: ChangeKind,
-    pub(super) object: Arc<Value>,
-}
+use super::{
+    change::{Change, ChangeKind},
+    path::Target,
+};
 
 /// The collection of CRDs.
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";

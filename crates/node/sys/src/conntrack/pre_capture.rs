@@ -14,13 +14,13 @@ use rustix::{io::Errno, net::netlink};
 use super::{DELETE, NEW, ORIGINAL, REPLY, TCP, Tuple, in_use};
 use crate::{
     netlink::{CREATE, Socket},
-    tcp_sockets::{self, State, TcpSocket},
+    sock_diag::{self, State, TcpSocket},
 };
 
 /// Registers connections of sockets in the calling thread's namespace with conntrack. Their sequence numbers are not
 /// checked, since packets may have been missed.
 pub(crate) fn make_known() -> io::Result<()> {
-    let connections = with_others(&tcp_sockets::dump(State::InUse)?);
+    let connections = with_others(&sock_diag::dump(State::InUse)?);
     if connections.is_empty() {
         return Ok(());
     }

@@ -12,7 +12,7 @@ use super::encode::{
     ACCEPT, ADDRESS_TYPE, DROP, OF_DESTINATION, REGISTER, SOCKET_CGROUP, TCP_RESET,
     VERDICT_REGISTER, register_beside,
 };
-use super::key_type;
+use super::protocol::key_type;
 use crate::netlink::{attr, attrs, text, u32_be, u64_be};
 
 /// Key types of the sets that are used.

@@ -7,7 +7,7 @@ use ambit_netplan::{
     nft::{Change, Expr, Hook, PayloadBase, SetMember},
 };
 
-use super::{BATCH_BEGIN, BATCH_END, SUBSYSTEM, TableFamily, key_type};
+use super::protocol::{BATCH_BEGIN, BATCH_END, SUBSYSTEM, TableFamily, key_type};
 use crate::netlink::{ACK, APPEND, Attrs, CREATE, EXCLUSIVE, REQUEST, message};
 
 const NEW_TABLE: u16 = SUBSYSTEM;

@@ -9,7 +9,8 @@ use std::{collections::BTreeSet, io};
 use ambit_netplan::foreign::{CHAINS, STANDARD_TABLES, TABLES, is_capture};
 
 use super::{
-    BATCH_BEGIN, BATCH_END, GENMSG, GET_CHAIN, GET_RULE, Nft, NftError, SUBSYSTEM, UNSPEC,
+    Nft, NftError,
+    protocol::{BATCH_BEGIN, BATCH_END, GENMSG, GET_CHAIN, GET_RULE, SUBSYSTEM, UNSPEC},
 };
 use crate::netlink::{ACK, Attrs, REQUEST, attr, attrs, message, text, u32_be};
 

@@ -7,7 +7,7 @@ use ambit_netplan::{
     nft::{self, Change, POD_TABLE, Table},
 };
 
-use super::{Drift, RedirectionError, family_enabled};
+use super::{drift::Drift, error::RedirectionError, settings::family_enabled};
 use crate::{
     iptables::{Iptables, lock},
     nft::{Nft, NftError},

@@ -8,7 +8,7 @@ use std::sync::Once;
 
 use ambit_netplan::{Backend, Family, foreign, marks};
 
-use super::{RedirectionError, backend::legacy_in_use, family_enabled};
+use super::{backend::legacy_in_use, error::RedirectionError, settings::family_enabled};
 use crate::{
     conntrack,
     iptables::{Iptables, IptablesError, lock},

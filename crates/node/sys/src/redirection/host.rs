@@ -15,9 +15,11 @@ use ambit_netplan::{
 use ambit_rt::ErrorChain;
 
 use super::{
-    Applied, Drift, RedirectionError,
     backend::{RedirectionBackend, change_table, change_table_of},
-    family_enabled, first_working, inside,
+    drift::{Applied, Drift},
+    error::RedirectionError,
+    first_working, inside,
+    settings::family_enabled,
 };
 use crate::{
     iptables::{Iptables, lock},

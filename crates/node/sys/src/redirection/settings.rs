@@ -1,4 +1,4 @@
-//! Optional settings of the calling thread's network namespace that improve capture.
+//! Settings of the calling thread's network namespace: which families are enabled, and optional ones that improve capture.
 
 use std::{
     fs::File,
@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
+use ambit_netplan::Family;
 use rustix::{
     fs::{Mode, OFlags, openat},
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
@@ -76,4 +77,12 @@ fn write_below(proc: &OwnedFd, setting: &str, value: &str) -> io::Result<()> {
     let path = setting.trim_start_matches("/proc/");
     let file = openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     File::from(file).write_all(value.as_bytes())
+}
+
+/// Whether the family is enabled in the calling thread's namespace. The kernel shows a thread the
+/// settings of its own namespace.
+pub(super) fn family_enabled(family: Family) -> bool {
+    const DISABLED: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+    family == Family::V4
+        || std::fs::read_to_string(DISABLED).is_ok_and(|setting| setting.trim() == "0")
 }

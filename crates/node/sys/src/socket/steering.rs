@@ -17,7 +17,7 @@ use nix::{
 };
 use socket2::{Domain, Socket};
 
-use super::{SocketError, new_socket};
+use super::create::{SocketError, new_socket};
 
 /// Maximum ports that are tried; the last one is used regardless of the worker that it selects.
 const TRIES: usize = 64;

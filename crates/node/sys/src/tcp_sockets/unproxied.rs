@@ -10,8 +10,9 @@ use std::{
 use ambit_model::{DNS_PORT, OUTBOUND_PORT};
 use ambit_netplan::probes;
 
-use super::{State, TcpSocket, dump};
+use super::{State, TcpSocket};
 use crate::netns::Netns;
+use crate::sock_diag::dump;
 
 /// The direction in which a connection was opened, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::{
 use ambit_cni_conf::PLUGIN;
 use rustix::fs::RenameFlags;
 
-use super::plan::Action;
+use super::action::Action;
 
 /// Prefix of unfinished files, before a number; runtimes look at none of them.
 const TEMPORARY: &str = ".ambit-cni.tmp.";

@@ -2,24 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{ArgAction, Args};
 
-use super::{entry::Entry, plan::DesiredConfig};
-
-/// How the plugin is reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// Owned, unless the primary CNI itself takes its configuration from the same directory: chained
-    /// then.
-    #[default]
-    Auto,
-    /// A configuration of ours comes first and calls the primary one.
-    Owned,
-    /// Our entry is the last of the primary's list.
-    Chained,
-    /// A configuration of ours beside the others, which something else (Multus) refers to.
-    Standalone,
-}
+use super::{entry::Entry, mode::Mode, plan::DesiredConfig};
 
 /// Installation of the CNI plugin on the node.
 #[derive(Clone, Debug, Args)]

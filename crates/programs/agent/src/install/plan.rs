@@ -18,7 +18,7 @@ use ambit_cni_conf::{
     edit,
 };
 
-use super::{entry::Entry, options::Mode};
+use super::{action::Action, entry::Entry, mode::Mode};
 
 /// Time for which Ambit's configuration outlives the primary CNI's. Some CNIs remove theirs while they restart, when
 /// pods wait in the plugin. After that, the node must not appear to have a network.
@@ -52,26 +52,6 @@ pub struct DesiredConfig {
     pub file_mode: u32,
     /// Configuration of the plugin.
     pub entry: Entry,
-}
-
-/// Change of one file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Writes this text to the file. An existing file keeps its owner and permissions, and stays if it differs from
-    /// `expected`.
-    Write {
-        /// Name of the file.
-        name: String,
-        /// Desired content of the file.
-        text: String,
-        /// Content that the file had when it was read.
-        expected: Option<String>,
-    },
-    /// Remove the file.
-    Remove {
-        /// Name of the file.
-        name: String,
-    },
 }
 
 /// Plan of one pass over the directory.

@@ -303,12 +303,12 @@ fn the_nodes_directory_is_the_mounted_one_without_its_mount() {
 #[test]
 fn istios_settings_choose_the_mode() {
     for (flags, expected) in [
-        (&[] as &[&str], options::Mode::Auto),
-        (&["--chained-cni-plugin=false"], options::Mode::Standalone),
-        (&["--owned-cni-config=true"], options::Mode::Owned),
+        (&[] as &[&str], mode::Mode::Auto),
+        (&["--chained-cni-plugin=false"], mode::Mode::Standalone),
+        (&["--owned-cni-config=true"], mode::Mode::Owned),
         (
             &["--owned-cni-config=true", "--cni-mode=chained"],
-            options::Mode::Chained,
+            mode::Mode::Chained,
         ),
     ] {
         let flags = Flags::try_parse_from([&["test"], flags].concat()).unwrap();

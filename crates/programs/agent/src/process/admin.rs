@@ -9,7 +9,7 @@ use ambit_rt::{
 };
 use prometheus_client::registry::Registry;
 
-use super::RunError;
+use super::error::RunError;
 use crate::{
     config::Args,
     plugin::{self, Calls},

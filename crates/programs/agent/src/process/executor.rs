@@ -5,6 +5,7 @@ mod pre_capture;
 mod probes;
 mod proxies;
 mod redirection;
+mod report;
 mod statuses;
 
 use std::{
@@ -19,7 +20,7 @@ use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
 use tokio::sync::{Semaphore, mpsc};
 
-use self::{redirection::RedirectionExecutor, statuses::StatusExecutor};
+use self::{redirection::RedirectionExecutor, report::Report, statuses::StatusExecutor};
 use crate::{
     actions::Actions,
     enrolled::EnrolledFile,
@@ -46,24 +47,6 @@ pub(super) struct Executor<A> {
     actions: Arc<A>,
     run_dir: PathBuf,
     events: mpsc::UnboundedSender<Event<Netns>>,
-}
-
-/// Reports the outcome of a step exactly once.
-struct Report {
-    uid: PodUid,
-    id: StepId,
-    name: &'static str,
-    events: mpsc::UnboundedSender<Event<Netns>>,
-    metrics: Metrics,
-}
-
-impl Report {
-    fn done(self, result: Result<(), String>) {
-        self.metrics.count_step(&self.uid, self.name, &result);
-        let (uid, id) = (self.uid, self.id);
-        // The loop ends only with the process.
-        self.events.send(Event::StepDone { uid, id, result }).ok();
-    }
 }
 
 impl<A: Actions> Executor<A> {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
 use serde::Serialize;
 
-use super::CheckArgs;
+use super::args::CheckArgs;
 use crate::{
     CliError, ErrorKind,
     cluster::wait,

@@ -1,6 +1,11 @@
 //! Other meshes, and other implementations of the same one.
 
-use super::{Finding, Level, Snapshot, is_ours, label, name, namespace_of};
+use ambit_install::object::{is_ours, label, name, namespace_of};
+
+use super::{
+    finding::{Finding, Level},
+    snapshot::Snapshot,
+};
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -6,12 +6,16 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
+use ambit_install::object::{is_ours, name, namespace_of};
 use k8s_openapi::{
     api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec},
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
-use super::{Finding, Level, Snapshot, name, namespace_of};
+use super::{
+    finding::{Finding, Level},
+    snapshot::Snapshot,
+};
 
 /// Where captured pods are reached.
 const HBONE: i32 = 15008;
@@ -26,7 +30,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     for policy in &snapshot.network_policies {
         if namespaces.contains(&namespace_of(policy)) {
             findings.extend(blocked(policy));
-        } else if namespace_of(policy) == snapshot.mesh_namespace && !super::is_ours(policy) {
+        } else if namespace_of(policy) == snapshot.mesh_namespace && !is_ours(policy) {
             findings.extend(control_plane_blocked(policy));
         }
     }

@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use ambit_cni_conf::{ConfFile, PLUGIN, directory};
 
-use super::{Finding, Level, rules::version};
+use super::{
+    finding::{Finding, Level},
+    rules::version,
+};
 
 /// Kernel modules, or built-in parts, that redirection by nftables needs.
 const MODULES: &[(&str, &str)] = &[

@@ -1,11 +1,15 @@
 //! Known problems of platforms and network plugins.
 
+use ambit_install::object::{name, namespace_of};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{Container, ResourceQuota},
 };
 
-use super::{Finding, Level, Snapshot, name, namespace_of};
+use super::{
+    finding::{Finding, Level},
+    snapshot::Snapshot,
+};
 
 /// The priority of the agent and the node proxy.
 const CRITICAL: &str = "system-node-critical";

@@ -2,7 +2,7 @@
 
 use ambit_install::{
     gateway_api,
-    object::annotation,
+    object::{annotation, is_ours, label, name, namespace_of},
     remove, render,
     rollout::{Rollout, daemon_set, deployment},
 };
@@ -12,7 +12,10 @@ use k8s_openapi::{
 };
 use kube::Resource;
 
-use super::{Finding, Level, Snapshot, is_ours, label, name, namespace_of};
+use super::{
+    finding::{Finding, Level},
+    snapshot::Snapshot,
+};
 
 /// The oldest minor version of Kubernetes that the chart knows.
 const OLDEST_MINOR: u64 = 28;

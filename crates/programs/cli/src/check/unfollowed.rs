@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use crate::istio::{self, Effect, Mesh, Outcome};
 
 /// Findings about the objects of a mesh, and about kinds that could not be read.

@@ -7,7 +7,7 @@ use ambit_derive::MeshConfig;
 use ambit_virtual_service::{full_name, is_for_mesh};
 use serde_json::Value;
 
-use super::{
+use super::effect::{
     Effect,
     Outcome::{self, Changes, Lapses},
     object_name,

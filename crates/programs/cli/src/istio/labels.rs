@@ -8,7 +8,7 @@ use ambit_k8s_api::{
 };
 use serde_json::Value;
 
-use super::Outcome::{self, Changes, Lapses, Works};
+use super::effect::Outcome::{self, Changes, Lapses, Works};
 
 /// Object whose labels and annotations are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

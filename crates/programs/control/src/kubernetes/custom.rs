@@ -11,7 +11,11 @@ use kube::{Api, Client, core::DynamicObject, discovery::ApiResource, runtime::wa
 use serde_json::{Value, json};
 use tokio::sync::watch as signal;
 
-use super::{Update, Updates, key, resource, slim};
+use super::{
+    definitions::{definition_name, resource},
+    slim,
+    updates::{Update, Updates, key},
+};
 
 /// Versions that are read, the best first. They do not differ in what the mesh reads.
 const VERSIONS: &[&str] = &["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
@@ -215,11 +219,6 @@ impl Follower {
         }
         true
     }
-}
-
-/// Name of the definition of a kind.
-pub(super) fn definition_name(kind: Kind) -> String {
-    format!("{}.{}", kind.plural(), kind.group())
 }
 
 fn event(key: ObjectKey, read: Read) -> ObjectEvent {

@@ -1,13 +1,12 @@
-//! Notifications when a definition of a custom kind appears or goes, instead of polling.
+//! Definitions of custom kinds: their names, their resources, and notifications when one appears or goes, instead of
+//! polling.
 
 use ambit_k8s_api::{Definition, Kind};
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
 use ambit_rt::DrainWatcher;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{Api, Client, core::PartialObjectMeta};
+use kube::{Api, Client, core::PartialObjectMeta, discovery::ApiResource};
 use tokio::sync::watch;
-
-use super::custom::definition_name;
 
 /// A number that changes whenever the definition of a kind that the mesh reads did.
 pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u64> {
@@ -39,4 +38,20 @@ pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u
         }
     });
     receiver
+}
+
+/// Name of the definition of a kind.
+pub(super) fn definition_name(kind: Kind) -> String {
+    format!("{}.{}", kind.plural(), kind.group())
+}
+
+/// Resource of a custom kind in a version.
+pub(crate) fn resource(kind: Kind, version: &str) -> ApiResource {
+    ApiResource {
+        group: kind.group().to_owned(),
+        version: version.to_owned(),
+        api_version: format!("{}/{version}", kind.group()),
+        kind: kind.as_str().to_owned(),
+        plural: kind.plural().to_owned(),
+    }
 }

@@ -19,9 +19,9 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
 use super::{
-    Report, Seen,
     addresses::Pool,
     parts::{self, now, truth},
+    report::{Report, Seen, concerns},
 };
 
 /// Under which manager addresses are written.
@@ -136,7 +136,7 @@ impl Book {
 
     fn see(&mut self, seen: Seen, out: &mut Out) {
         let key = seen.key.clone();
-        if !super::concerns(key.kind) {
+        if !concerns(key.kind) {
             self.remark_news(&seen, out);
             return;
         }

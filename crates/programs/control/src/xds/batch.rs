@@ -12,13 +12,10 @@ use ambit_model::ArcStr;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{entry::Entry, scope::View, store::Store, wire_form};
+use super::{entry::Entry, scope::View, wire_form};
 
 /// Number of recent steps that are cached for slower clients.
 const STEPS: usize = 16;
-/// A whole state is given to new clients although it is this many changes old: they get those with the next
-/// push.
-const OUTDATED: usize = 1000;
 
 /// Records and names that a push carries.
 #[derive(Debug)]
@@ -131,11 +128,16 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Returns a current or slightly older snapshot of a view.
-    pub fn snapshot(&self, view: &View, store: &Store) -> Snapshot {
+    /// Returns the snapshot of a view that is kept and recent enough, or a new one.
+    pub(super) fn snapshot(
+        &self,
+        view: &View,
+        is_recent: impl Fn(u64) -> bool,
+        new: impl FnOnce() -> Snapshot,
+    ) -> Snapshot {
         let mut snapshots = self.snapshots.lock();
         snapshots.retain(|(of, revision, batch)| {
-            batch.strong_count() > 0 && (of != view || is_recent(view, *revision, store))
+            batch.strong_count() > 0 && (of != view || is_recent(*revision))
         });
         let found = snapshots.iter().find(|(of, ..)| of == view);
         if let Some((_, revision, batch)) = found
@@ -146,12 +148,7 @@ impl Batches {
                 batch,
             };
         }
-        let mut resources: Vec<_> = view.entries(store).cloned().collect();
-        resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let snapshot = Snapshot {
-            revision: store.revision(),
-            batch: Arc::new(Batch::new(view.clone(), resources, Vec::new())),
-        };
+        let snapshot = new();
         snapshots.push((
             view.clone(),
             snapshot.revision,
@@ -160,9 +157,14 @@ impl Batches {
         snapshot
     }
 
-    /// Changes since a revision; `None` if that is too long ago to know.
-    pub fn step(&self, view: &View, part: Part, from: u64, store: &Store) -> Option<Arc<Batch>> {
-        let to = store.revision();
+    /// Returns the kept batch of the changes between two revisions, or a new one; `None` if there is none.
+    pub(super) fn step(
+        &self,
+        view: &View,
+        part: Part,
+        (from, to): (u64, u64),
+        new: impl FnOnce() -> Option<Batch>,
+    ) -> Option<Arc<Batch>> {
         let mut steps = self.steps.lock();
         let found = steps
             .iter()
@@ -171,21 +173,7 @@ impl Batches {
         if let Some(step) = found {
             return Some(Arc::clone(&step.batch));
         }
-        let (mut there, mut gone) = (Vec::new(), Vec::new());
-        let collection = view.collection();
-        for name in store.changed_since(collection, from)? {
-            match store.entry(collection, name) {
-                Some(entry) if view.has(entry) => there.push(Arc::clone(entry)),
-                None if view.covers(name) => gone.push(name.clone()),
-                Some(_) | None => {}
-            }
-        }
-        match part {
-            Part::Whole => {}
-            Part::There => gone.clear(),
-            Part::Gone => there.clear(),
-        }
-        let batch = Arc::new(Batch::new(view.clone(), there, gone));
+        let batch = Arc::new(new()?);
         if steps.len() >= STEPS {
             steps.pop_front();
         }
@@ -198,10 +186,4 @@ impl Batches {
         });
         Some(batch)
     }
-}
-
-fn is_recent(view: &View, revision: u64, store: &Store) -> bool {
-    store
-        .changed_since(view.collection(), revision)
-        .is_some_and(|changed| changed.take(OUTDATED).count() < OUTDATED)
 }

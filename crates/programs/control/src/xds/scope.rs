@@ -3,14 +3,11 @@
 //! Node proxies see the mesh. A waypoint sees all records of its Gateway, and of the mesh those that it subscribes to
 //! by name.
 
-use std::sync::Arc;
-
 use ambit_model::{ArcStr, GatewayName};
 
 use super::{
     entry::{Collection, Entry},
     resource::{Audience, ResourceType},
-    store::Store,
 };
 
 /// Client, with the attributes that determine its view.
@@ -83,17 +80,5 @@ impl View {
     /// Whether the client sees a record.
     pub(super) fn has(&self, entry: &Entry) -> bool {
         self.covers(&entry.name) && self.of.has(entry)
-    }
-
-    /// Returns a record by name, if the client may see it.
-    pub(super) fn entry<'a>(&self, store: &'a Store, name: &str) -> Option<&'a Arc<Entry>> {
-        let entry = store.entry(self.collection(), name);
-        entry.filter(|entry| self.has(entry))
-    }
-
-    /// Iterates over the records that the client sees, in no particular order.
-    pub(super) fn entries<'a>(&self, store: &'a Store) -> impl Iterator<Item = &'a Arc<Entry>> {
-        let entries = store.entries(self.collection());
-        entries.filter(|entry| self.has(entry))
     }
 }

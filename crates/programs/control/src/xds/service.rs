@@ -227,7 +227,9 @@ impl Discovery {
             }
             registered.update(&session);
             for push in &pushes {
-                self.metrics.pushed(push);
+                let batch = &push.batch;
+                self.metrics
+                    .pushed(batch.view.resource_type(), batch.resources.len());
             }
             let pushes = pushes.into_iter().map(Response::Push);
             for response in none.into_iter().chain(pushes) {

@@ -392,7 +392,7 @@ impl Subscription {
 
     /// Next batch for a client of everything.
     fn step(&self, part: Part, store: &Store) -> Result<Arc<Batch>, Refused> {
-        let batch = store.batches().step(&self.view, part, self.cursor, store);
+        let batch = store.step(&self.view, part, self.cursor);
         batch.ok_or(Refused::TooFarBehind)
     }
 
@@ -422,14 +422,14 @@ impl Subscription {
     /// Returns the complete state without the versions that the client claims, and removals of what no longer exists.
     fn everything(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
         if claimed.is_empty() {
-            let snapshot = store.batches().snapshot(&self.view, store);
+            let snapshot = store.snapshot(&self.view);
             self.cursor = snapshot.revision;
             return snapshot.batch;
         }
         let has = |entry: &Entry| claimed.get(entry.name.as_str()) == Some(&entry.version);
-        let resources = self.view.entries(store);
+        let resources = store.all_visible(&self.view);
         let resources = resources.filter(|entry| !has(entry)).cloned().collect();
-        let exists = |name: &str| self.view.entry(store, name).is_some();
+        let exists = |name: &str| store.visible(&self.view, name).is_some();
         let removed = claimed
             .keys()
             .filter(|name| !exists(name))

@@ -73,7 +73,7 @@ fn count(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize 
         waypoint: Some(gateway.clone()),
     };
     let view = client.view(ResourceType::Waypoint(of));
-    view.map_or(0, |view| view.entries(store).count())
+    view.map_or(0, |view| store.all_visible(&view).count())
 }
 
 /// Name and version of a waypoint's pod.

@@ -9,12 +9,16 @@ use ambit_derive::Delta;
 use ambit_model::ArcStr;
 
 use super::{
-    batch::Batches,
+    batch::{Batch, Batches, Part, Snapshot},
     entry::{Collection, Entry, EntryKind},
+    scope::View,
 };
 
 /// Removed names that are remembered; a client that was away longer has to reconnect.
 const MAX_REMOVED: usize = 100_000;
+/// A whole state is given to new clients although it is this many changes old: they get those with the next
+/// push.
+const OUTDATED: usize = 1000;
 
 /// Published records. Revisions count changes of single names.
 #[derive(Debug, Default)]
@@ -75,11 +79,6 @@ impl Store {
         records.put(&mut self.revision, name, new);
     }
 
-    /// Returns the cache of shared batches.
-    pub fn batches(&self) -> &Batches {
-        &self.batches
-    }
-
     /// The number of the latest change.
     pub fn revision(&self) -> u64 {
         self.revision
@@ -94,6 +93,55 @@ impl Store {
     pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<Entry>> {
         let records = self.collections.get(&collection).into_iter();
         records.flat_map(|records| records.entries.values())
+    }
+
+    /// Returns a record by name, if a view covers it.
+    pub(super) fn visible(&self, view: &View, name: &str) -> Option<&Arc<Entry>> {
+        let entry = self.entry(view.collection(), name);
+        entry.filter(|entry| view.has(entry))
+    }
+
+    /// Iterates over the records of a view, in no particular order.
+    pub(super) fn all_visible(&self, view: &View) -> impl Iterator<Item = &Arc<Entry>> {
+        let entries = self.entries(view.collection());
+        entries.filter(|entry| view.has(entry))
+    }
+
+    /// Returns a current or slightly older snapshot of a view.
+    pub fn snapshot(&self, view: &View) -> Snapshot {
+        let is_recent = |revision| {
+            self.changed_since(view.collection(), revision)
+                .is_some_and(|changed| changed.take(OUTDATED).count() < OUTDATED)
+        };
+        self.batches.snapshot(view, is_recent, || {
+            let mut resources: Vec<_> = self.all_visible(view).cloned().collect();
+            resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+            Snapshot {
+                revision: self.revision,
+                batch: Arc::new(Batch::new(view.clone(), resources, Vec::new())),
+            }
+        })
+    }
+
+    /// Changes since a revision; `None` if that is too long ago to know.
+    pub fn step(&self, view: &View, part: Part, from: u64) -> Option<Arc<Batch>> {
+        self.batches.step(view, part, (from, self.revision), || {
+            let (mut there, mut gone) = (Vec::new(), Vec::new());
+            let collection = view.collection();
+            for name in self.changed_since(collection, from)? {
+                match self.entry(collection, name) {
+                    Some(entry) if view.has(entry) => there.push(Arc::clone(entry)),
+                    None if view.covers(name) => gone.push(name.clone()),
+                    Some(_) | None => {}
+                }
+            }
+            match part {
+                Part::Whole => {}
+                Part::There => gone.clear(),
+                Part::Gone => there.clear(),
+            }
+            Some(Batch::new(view.clone(), there, gone))
+        })
     }
 
     /// Number of records.

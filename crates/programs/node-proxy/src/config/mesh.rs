@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, io, path::Path};
 use ambit_rt::Env;
 use serde::Deserialize;
 
-use super::MESH_CONFIG;
+/// Mesh configuration file.
+const MESH_CONFIG: &str = "./etc/istio/config/mesh";
 
 /// A proxy configuration that cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -4,14 +4,13 @@ mod attached;
 pub(super) mod callers;
 mod connections;
 mod http;
+mod input;
+mod metadata;
 mod rules;
 mod scopes;
 mod values;
 
-use std::{
-    hash::{DefaultHasher, Hash as _, Hasher as _},
-    sync::Arc,
-};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use ambit_k8s_api::{
     AuthorizationPolicy, Kind, ObjectKey, ObjectMeta,
@@ -28,12 +27,15 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        references::Edge,
         trust_domains::TrustDomainNames,
     },
     problem::{FieldError, Note},
     selects,
 };
 use attached::Attached;
+pub(crate) use input::PolicyInput;
+use metadata::{is_dry_run, namespace_of};
 
 impl Followed for AuthorizationPolicy {
     const EXTENT: Extent = Extent::Whole { labels: None };
@@ -84,9 +86,12 @@ impl MeshKind for AuthorizationPolicy {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
             attached.and_then(|one| one.provider.clone())
         };
-        index
-            .provider_users
-            .replace(key, provider(change.old), provider(change.new));
+        index.references.replace(
+            Edge::Provider,
+            key,
+            provider(change.old),
+            provider(change.new),
+        );
         let listed = |policy: Option<&PolicyInput>| {
             let sent = policy.filter(|policy| policy.sent.is_some());
             sent.and_then(|policy| policy.selector.clone())
@@ -208,23 +213,6 @@ pub(super) fn policies_for(
     let of_peers = peer_authentication::policy_for(index, namespace, objects, labels);
     names.extend(of_peers.map(|key| ArcStr::from(key.to_string())));
     names
-}
-
-/// A policy as node proxies see it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PolicyInput {
-    /// `None`: nothing for node proxies.
-    pub(crate) sent: Option<Authorization>,
-    /// Labels of the workloads that list it; `None`: all in its scope.
-    pub(crate) selector: Option<Labels>,
-    /// The first field that names callers.
-    callers: Option<String>,
-    /// Part that waypoints enforce.
-    pub(crate) attached: Option<Attached>,
-    /// Hash of its action and rules; `None` for those that have no effect or are not understood.
-    content: Option<u64>,
-    /// Rules of [`Self::sent`] as they are written, if they compare principals.
-    with_principals: Option<Arc<[istio::Rule]>>,
 }
 
 impl PolicyInput {
@@ -400,23 +388,4 @@ fn content(action: &PolicyAction, rules: &[istio::Rule]) -> Option<u64> {
         .ok()?
         .hash(&mut hasher);
     Some(hasher.finish())
-}
-
-fn namespace_of(policy: &AuthorizationPolicy) -> ArcStr {
-    let namespace = policy.metadata.namespace.as_deref();
-    namespace.unwrap_or("default").into()
-}
-
-/// Whether the policy is to be logged only.
-fn is_dry_run(policy: &AuthorizationPolicy) -> Result<bool, FieldError> {
-    let annotations = policy.metadata.annotations.as_ref();
-    let annotation = annotations.and_then(|all| all.get(labels::DRY_RUN));
-    match annotation.map(String::as_str) {
-        None | Some("false") => Ok(false),
-        Some("true") => Ok(true),
-        Some(other) => Err(FieldError::new(
-            format!("metadata.annotations[{}]", labels::DRY_RUN),
-            format!("{other:?} is neither true nor false"),
-        )),
-    }
 }

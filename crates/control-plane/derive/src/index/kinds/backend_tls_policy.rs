@@ -3,6 +3,7 @@
 //! A policy takes precedence over `tls` of a `DestinationRule`; of several for the same port the one that names the
 //! port, then the oldest. An invalid one fails closed: requests are not sent in plaintext instead.
 
+mod input;
 mod read;
 mod standing;
 
@@ -14,6 +15,8 @@ use ambit_k8s_api::{
 use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsRoots, WaypointDestination};
 use serde_json::Value;
 
+pub(crate) use self::input::BackendTlsInput;
+use self::input::Refused;
 use super::route::declared_ports;
 use crate::{
     MeshConfig, PodDirectory,
@@ -21,67 +24,13 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
+        references::Edge,
     },
     problem::FieldError,
 };
 
 impl Followed for BackendTLSPolicy {
     const EXTENT: Extent = Extent::Whole { labels: None };
-}
-
-/// A policy as the mesh sees it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct BackendTlsInput {
-    key: ObjectKey,
-    created: String,
-    targets: Vec<Target>,
-    /// Or why there can be none.
-    tls: Result<TlsInput, Refused>,
-}
-
-/// Target of a policy.
-#[derive(Clone, Debug, PartialEq)]
-struct Target {
-    key: ObjectKey,
-    /// The name of one port; all ports if `None`.
-    port: Option<ArcStr>,
-}
-
-/// TLS settings of a policy.
-#[derive(Clone, Debug, PartialEq)]
-struct TlsInput {
-    hostname: ArcStr,
-    names: Vec<ArcStr>,
-    /// ConfigMaps of the policy's namespace; `None`: the system's authorities.
-    roots: Option<Vec<ArcStr>>,
-}
-
-/// Why a policy cannot be followed.
-#[derive(Clone, Debug, PartialEq)]
-struct Refused {
-    /// Reason of the condition that reports it.
-    reason: &'static str,
-    /// Whether a reference is to blame.
-    is_reference: bool,
-    message: String,
-}
-
-impl Refused {
-    fn invalid(error: &FieldError) -> Self {
-        Self {
-            reason: "Invalid",
-            is_reference: false,
-            message: error.to_string(),
-        }
-    }
-
-    fn reference(reason: &'static str, message: String) -> Self {
-        Self {
-            reason,
-            is_reference: true,
-            message,
-        }
-    }
 }
 
 /// Effect of a policy at a service.
@@ -158,14 +107,12 @@ impl MeshKind for BackendTLSPolicy {
             targets.map(|target| target.key.clone()).collect()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        if change.new.is_some() {
-            index.backend_tls.insert(change.key.clone());
-        } else {
-            index.backend_tls.remove(change.key);
-        }
         index
-            .policy_targets
-            .replace(change.key, old.clone(), new.clone());
+            .references
+            .set(Edge::BackendTls, change.key, change.new.is_some());
+        index
+            .references
+            .replace(Edge::PolicyTarget, change.key, old.clone(), new.clone());
         index.mark(change.key.clone());
         for target in old.into_iter().chain(new) {
             index.mark_tls_of(&target);
@@ -252,7 +199,7 @@ impl Index {
     /// The policies for a Service or ServiceEntry with the ports they are for, the one that counts first of those for the
     /// same port; those for all ports last.
     fn tls_policies(&self, key: &ObjectKey) -> Vec<(&BackendTlsInput, Option<u16>)> {
-        let policies = self.policy_targets.of(key);
+        let policies = self.references.of(Edge::PolicyTarget, key);
         let of_tls = |key: &&ObjectKey| key.kind == Kind::BackendTLSPolicy;
         let policies = policies.filter(of_tls);
         let policies = policies.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
@@ -285,8 +232,8 @@ impl Index {
     /// Certificates of authorities have changed.
     pub(super) fn mark_users_of_authorities(&mut self, map: &ObjectKey) {
         let of_namespace = self
-            .backend_tls
-            .iter()
+            .references
+            .of_mesh(Edge::BackendTls)
             .filter(|policy| policy.namespace == map.namespace);
         let policies = of_namespace.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
         let users = policies.filter(|policy| policy.refers_to(&map.name));
@@ -304,7 +251,11 @@ impl Index {
         for host in self.hosts_of(target) {
             self.mark_only_host(host);
         }
-        let policies: Vec<_> = self.policy_targets.of(target).cloned().collect();
+        let policies: Vec<_> = self
+            .references
+            .of(Edge::PolicyTarget, target)
+            .cloned()
+            .collect();
         let of_tls = |key: &ObjectKey| key.kind == Kind::BackendTLSPolicy;
         for policy in policies.into_iter().filter(of_tls) {
             self.mark(policy);

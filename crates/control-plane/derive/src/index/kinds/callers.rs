@@ -11,7 +11,7 @@ use super::{
     backend_tls_policy::{BackendTls, BackendTlsInput},
     destination_rule::{RuleInput, patterns},
 };
-use crate::index::Index;
+use crate::index::{Index, references::Edge};
 
 impl Index {
     /// Waypoints that receive a host because they may call it.
@@ -27,7 +27,7 @@ impl Index {
 
     /// Whether a rule for what is named so begins TLS.
     fn begins_tls(&self, pattern: &ArcStr) -> bool {
-        let rules = self.destination_rules.of(pattern);
+        let rules = self.references.of(Edge::DestinationRule, pattern);
         let mut rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
         rules.any(RuleInput::begins_tls)
     }
@@ -44,7 +44,7 @@ impl Index {
 
     /// Hosts for which rules begin TLS.
     pub(crate) fn hosts_in_tls(&self) -> BTreeSet<ArcStr> {
-        let patterns = self.destination_rules.names();
+        let patterns = self.references.names(Edge::DestinationRule);
         let patterns = patterns.filter(|pattern| self.begins_tls(pattern));
         patterns
             .flat_map(|pattern| self.hosts_like(pattern))
@@ -53,7 +53,7 @@ impl Index {
 
     /// A Gateway is a waypoint now, or is none any more.
     pub(crate) fn mark_called_in_tls(&mut self) {
-        let policies = self.backend_tls.iter();
+        let policies = self.references.of_mesh(Edge::BackendTls);
         let policies = policies.filter_map(|key: &ObjectKey| self.get::<BackendTLSPolicy>(key));
         let targets = policies.flat_map(BackendTlsInput::targets);
         let of_policies = targets.flat_map(|target| self.hosts_of(target));

@@ -20,18 +20,18 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+        references::Edge,
         trust_domains::RootSource,
     },
     problem::{FieldError, Note},
 };
 pub(crate) use callee::host;
+use fields::{KEY, error};
 use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 
 /// Name of the ConfigMap of the default revision; that of others has the revision behind it.
 const NAME: &str = "istio";
-/// Key of the MeshConfig in it.
-const KEY: &str = "mesh";
 /// Where others have certificates of authorities.
 const AUTHORITIES: &str = "ca.crt";
 /// Longest text of those.
@@ -113,9 +113,12 @@ impl MeshKind for ConfigMap {
             let settings = of.and_then(MapInput::settings);
             settings.map(MeshSettings::hosts).unwrap_or_default()
         };
-        index
-            .callees
-            .replace(change.key, hosts(change.old), hosts(change.new));
+        index.references.replace(
+            Edge::Calls,
+            change.key,
+            hosts(change.old),
+            hosts(change.new),
+        );
         let domains = |of: Option<&MapInput>| {
             let settings = of.and_then(MapInput::settings)?;
             let (aliases, roots) = (&settings.trust_domain_aliases, &settings.ca_certificates);
@@ -163,12 +166,6 @@ fn notes(index: &Index, settings: &MeshSettings) -> Vec<Note> {
 /// Name of the ConfigMap with the settings of a control plane.
 fn settings_name(config: &MeshConfig) -> String {
     format!("{NAME}{}", revisions::suffix(&config.revision))
-}
-
-/// Error in a field of the MeshConfig.
-fn error(at: &str, message: impl Into<String>) -> FieldError {
-    let dot = if at.is_empty() { "" } else { "." };
-    FieldError::new(format!("data.{KEY}{dot}{at}"), message)
 }
 
 impl Index {

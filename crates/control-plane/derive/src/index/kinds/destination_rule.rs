@@ -6,6 +6,7 @@
 //! namespace of the client first, which for it is the one of the proxy; a waypoint acts for the server.)
 
 mod balancing;
+mod input;
 mod policy;
 mod standing;
 mod subsets;
@@ -24,6 +25,7 @@ use ambit_model::{
 
 use serde_json::Value;
 
+pub(crate) use self::input::RuleInput;
 use self::subsets::SubsetInput;
 use crate::{
     MeshConfig, PodDirectory,
@@ -31,6 +33,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
+        references::Edge,
     },
     problem::{FieldError, Note},
 };
@@ -38,20 +41,6 @@ pub(crate) use values::duration;
 
 impl Followed for DestinationRule {
     const EXTENT: Extent = Extent::Whole { labels: None };
-}
-
-/// A rule as the mesh sees it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RuleInput {
-    key: ObjectKey,
-    created: String,
-    /// A host's full name, or `*.` and the end of names, or `*`.
-    host: ArcStr,
-    /// Namespaces whose waypoints see it; `None` for all.
-    exported: Option<BTreeSet<ArcStr>>,
-    policy: DestinationPolicy,
-    ports: BTreeMap<u16, DestinationPolicy>,
-    subsets: BTreeMap<ArcStr, SubsetInput>,
 }
 
 impl MeshKind for DestinationRule {
@@ -142,19 +131,20 @@ impl MeshKind for DestinationRule {
         let host = |rule: Option<&RuleInput>| rule.map(|rule| rule.host.clone());
         let (old, new) = (host(change.old), host(change.new));
         index
-            .destination_rules
-            .replace(change.key, old.clone(), new.clone());
+            .references
+            .replace(Edge::DestinationRule, change.key, old.clone(), new.clone());
         index.mark(change.key.clone());
         let of_both = change.both().flat_map(|rule| rule.subsets.keys());
         let has_subsets = of_both.count() > 0;
-        if change.new.is_some_and(|rule| !rule.subsets.is_empty()) {
-            index.subset_rules.insert(change.key.clone());
-        } else {
-            index.subset_rules.remove(change.key);
-        }
+        let has_some = change.new.is_some_and(|rule| !rule.subsets.is_empty());
+        index.references.set(Edge::HasSubsets, change.key, has_some);
         for pattern in old.into_iter().chain(new) {
             // Others for the same may be followed in its place.
-            let rivals: Vec<_> = index.destination_rules.of(&pattern).cloned().collect();
+            let rivals: Vec<_> = index
+                .references
+                .of(Edge::DestinationRule, &pattern)
+                .cloned()
+                .collect();
             for rival in rivals {
                 index.mark(rival);
             }
@@ -262,7 +252,7 @@ impl Index {
         let namespaces = [&service.namespace, &gateway.namespace, root];
         namespaces.into_iter().find_map(|namespace| {
             patterns(&service.hostname).find_map(|pattern| {
-                let rules = self.destination_rules.of(&pattern);
+                let rules = self.references.of(Edge::DestinationRule, &pattern);
                 let rules = rules.filter(|key| key.namespace == *namespace);
                 let rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
                 let seen = rules.filter(|rule| rule.is_seen_by(gateway));
@@ -323,7 +313,9 @@ impl Index {
 
     /// Whether there are traffic policies for any service.
     fn has_destinations(&self) -> bool {
-        self.destination_rules.names().next().is_some() || !self.backend_tls.is_empty()
+        let mut rules = self.references.names::<ArcStr>(Edge::DestinationRule);
+        let mut policies = self.references.of_mesh(Edge::BackendTls);
+        rules.next().is_some() || policies.next().is_some()
     }
 
     /// The waypoints that serve a host of an object, and those whose routes have it as a backend.
@@ -333,11 +325,11 @@ impl Index {
         host: &ArcStr,
     ) -> BTreeSet<GatewayName> {
         let mut gateways = self.waypoints_serving(key, host);
-        let by_name = self.route_hosts.of(host).filter(|route| {
+        let by_name = self.references.of(Edge::RouteHost, host).filter(|route| {
             let route = self.route(route);
             route.is_some_and(|route| self.record_seen_in(route.namespace(), host) == Some(key))
         });
-        for route in self.route_backends.of(key).chain(by_name) {
+        for route in self.references.of(Edge::RouteBackend, key).chain(by_name) {
             for (target, host) in self.services_routed_by(route) {
                 gateways.extend(self.waypoints_serving(&target, &host));
             }
@@ -351,8 +343,10 @@ impl Index {
             return;
         }
         let hosts = self.hosts_of(parent);
-        let by_host = hosts.iter().flat_map(|host| self.virtual_hosts.of(host));
-        let routes = self.route_parents.of(parent).chain(by_host);
+        let by_host = hosts
+            .iter()
+            .flat_map(|host| self.references.of(Edge::VirtualHost, host));
+        let routes = self.references.of(Edge::RouteParent, parent).chain(by_host);
         let routes = routes.filter_map(|route| self.route(route));
         let routes: Vec<_> = routes.collect();
         let targets = routes.iter().flat_map(|route| route.targets());
@@ -380,8 +374,8 @@ impl Index {
     pub(crate) fn mark_rules_of(&mut self, host: &str) {
         let rules: Vec<_> = patterns(host)
             .flat_map(|pattern| {
-                self.destination_rules
-                    .of(&pattern)
+                self.references
+                    .of(Edge::DestinationRule, &pattern)
                     .cloned()
                     .collect::<Vec<_>>()
             })

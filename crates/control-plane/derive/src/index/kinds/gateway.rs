@@ -20,8 +20,11 @@ use crate::{
         ConditionType, EFFECTIVE, INTRODUCED, Part, PartsType, REPLACES, Standing, Verdict,
     },
     index::{
-        Consent, Index, Serves, foreign, inbound_binding, introduction,
+        Consent, Index, Serves, foreign,
+        gateway_address::Address,
+        inbound_binding, introduction,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        references::Edge,
         replaced,
     },
     problem::{FieldError, Note},
@@ -47,7 +50,7 @@ pub(crate) struct GatewayInput {
     pub(crate) account: Option<ArcStr>,
     pub(crate) consent: Consent,
     /// Its address, from its controller's status. Of ours the name is enough.
-    pub(crate) address: Option<foreign::Address>,
+    pub(crate) address: Option<Address>,
     /// Whether its status records that its waypoint has been ready.
     pub(crate) has_been_ready: bool,
     /// Objects that keep another waypoint until its own has been ready, from its status.
@@ -177,7 +180,9 @@ impl MeshKind for Gateway {
         index.introductions.follow(&name, of);
         let address = |gateway: Option<&GatewayInput>| gateway.and_then(|one| one.address.clone());
         let (old, new) = (address(change.old), address(change.new));
-        index.gateway_addresses.replace(change.key, old, new);
+        index
+            .references
+            .replace(Edge::GatewayAddress, change.key, old, new);
         let classes: Vec<_> = change.both().map(|one| one.class.clone()).collect();
         for class in &classes {
             index.mark_gateway(&name, class);

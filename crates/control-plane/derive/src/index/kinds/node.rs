@@ -8,6 +8,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read},
+        references::Edge,
     },
     problem::FieldError,
 };
@@ -24,8 +25,9 @@ impl MeshKind for Node {
     }
 
     fn changed(index: &mut Index, change: &Change<'_, Locality>, _: &mut PodDirectory) {
-        let pods = index.on_node.get(&change.key.name).cloned();
-        for pod in pods.into_iter().flatten() {
+        let pods = index.references.of(Edge::OnNode, &change.key.name);
+        let pods: Vec<_> = pods.cloned().collect();
+        for pod in pods {
             index.mark(pod);
         }
     }

@@ -20,6 +20,7 @@ use crate::{
     index::{
         Binding, Index, Services, canonical,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+        references::Edge,
     },
     problem::FieldError,
     selects,
@@ -90,18 +91,10 @@ impl MeshKind for Pod {
         {
             index.mark_gateways();
         }
-        if let Some(old) = change.old
-            && let Some(on_node) = index.on_node.get_mut(&old.node)
-        {
-            on_node.remove(key);
-            if on_node.is_empty() {
-                index.on_node.remove(&old.node);
-            }
-        }
-        if let Some(new) = change.new {
-            let on_node = index.on_node.entry(new.node.clone()).or_default();
-            on_node.insert(key.clone());
-        }
+        let node = |pod: Option<&PodInput>| pod.map(|pod| pod.node.clone());
+        index
+            .references
+            .replace(Edge::OnNode, key, node(change.old), node(change.new));
         let binding =
             |pod: Option<&PodInput>| pod.and_then(|pod| Binding::of(&pod.labels, &pod.namespace));
         let (old, new) = (binding(change.old), binding(change.new));

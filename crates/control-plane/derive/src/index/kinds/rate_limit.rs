@@ -19,6 +19,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        references::Edge,
         targets::{Targets, readable_references, references},
     },
     problem::FieldError,
@@ -137,7 +138,7 @@ impl MeshKind for RateLimit {
             callee.map(|callee| host(&callee.service))
         };
         let (old, new) = (callee(change.old), callee(change.new));
-        index.callees.replace(change.key, old, new);
+        index.references.replace(Edge::Calls, change.key, old, new);
     }
 
     fn render(index: &Index, key: &ObjectKey, input: &RateLimitInput) -> Rendered {

@@ -12,6 +12,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read},
+        references::Edge,
     },
     problem::FieldError,
 };
@@ -95,11 +96,10 @@ impl MeshKind for ReferenceGrant {
 
     fn changed(index: &mut Index, change: &Change<'_, GrantInput>, _: &mut PodDirectory) {
         let namespace = &change.key.namespace;
-        if change.new.is_some_and(|grant| !grant.pods.is_empty()) {
-            index.pod_grants.insert(change.key.clone());
-        } else {
-            index.pod_grants.remove(change.key);
-        }
+        let names_pods = change.new.is_some_and(|grant| !grant.pods.is_empty());
+        index
+            .references
+            .set(Edge::GrantsPods, change.key, names_pods);
         if change.both().any(|grant| !grant.pods.is_empty()) {
             // Whether the rules of their waypoint are known depends on it.
             index.mark_namespace(namespace);
@@ -110,9 +110,9 @@ impl MeshKind for ReferenceGrant {
             index.mark_hosts_of_namespace(of);
         }
         let services: Vec<ObjectKey> = index
-            .route_backends
-            .names()
-            .filter(|service| service.namespace == *namespace)
+            .references
+            .names(Edge::RouteBackend)
+            .filter(|service: &&ObjectKey| service.namespace == *namespace)
             .filter(|service| {
                 change
                     .both()
@@ -127,7 +127,7 @@ impl MeshKind for ReferenceGrant {
                     && change.both().any(|grant| grant.covers_service(&key.name))
             })
         };
-        let hosts = index.route_hosts.names().filter(is_covered);
+        let hosts = index.references.names(Edge::RouteHost).filter(is_covered);
         let hosts: Vec<ArcStr> = hosts.cloned().collect();
         for service in services {
             index.mark_leading_to(&service);
@@ -197,7 +197,7 @@ impl Index {
 
     /// Pods of other namespaces to which objects attached to a Service or ServiceEntry apply.
     pub(crate) fn grantors(&self, of: &ObjectKey) -> Vec<PodGrant> {
-        let foreign = self.pod_grants.iter();
+        let foreign = self.references.of_mesh(Edge::GrantsPods);
         let foreign = foreign.filter(|key| key.namespace != of.namespace);
         let grants =
             foreign.filter_map(|key| Some((&key.namespace, self.get::<ReferenceGrant>(key)?)));

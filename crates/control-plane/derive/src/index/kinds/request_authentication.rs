@@ -1,7 +1,10 @@
 //! Request authentications: whose tokens waypoints take. Only those that are attached by `targetRefs` have an effect:
 //! node proxies read no requests.
 
+mod input;
 mod rules;
+
+use input::RuleInput;
 
 use ambit_k8s_api::{
     ObjectKey, ObjectMeta, RequestAuthentication, istio::RequestAuthenticationSpec,
@@ -31,13 +34,6 @@ pub(crate) struct AuthenticationInput {
     key: PolicyKey,
     rules: Vec<RuleInput>,
     not_understood: Option<ArcStr>,
-}
-
-/// One issuer; its keys come from `source`, if there is one.
-#[derive(Clone, Debug, PartialEq)]
-struct RuleInput {
-    rule: JwtRule,
-    source: Option<KeySource>,
 }
 
 impl AuthenticationInput {

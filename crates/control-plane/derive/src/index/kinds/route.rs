@@ -29,6 +29,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
+        references::Edge,
     },
     problem::{FieldError, Note},
 };
@@ -251,7 +252,7 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
     }
     let key = change.key;
     index.mark(key.clone());
-    index.route_parents.replace(key, old, new);
+    index.references.replace(Edge::RouteParent, key, old, new);
     let (old, new) = (backends(change.old), backends(change.new));
     for backend in old.iter().chain(&new) {
         index.mark_destinations_of(backend);
@@ -260,13 +261,13 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
             index.mark(backend.clone());
         }
     }
-    index.route_backends.replace(key, old, new);
+    index.references.replace(Edge::RouteBackend, key, old, new);
     let (old, new) = (hosts(change.old), hosts(change.new));
     for host in old.iter().chain(&new) {
         index.mark_rules_of(host);
         index.mark_only_host(host.clone());
     }
-    index.route_hosts.replace(key, old, new);
+    index.references.replace(Edge::RouteHost, key, old, new);
 }
 
 impl Rules {
@@ -456,7 +457,7 @@ fn route<K: RouteObject>(from: &K, parents: Vec<Parent>, rules: Rules) -> RouteI
 impl Index {
     /// The routes of a service.
     fn routes_of(&self, target: &ObjectKey) -> impl Iterator<Item = &RouteInput> {
-        let routes = self.route_parents.of(target);
+        let routes = self.references.of(Edge::RouteParent, target);
         routes.filter_map(|key| self.route(key))
     }
 
@@ -530,8 +531,13 @@ impl Index {
     pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
         let entries = self.declarers(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
-        let leading = entries.flat_map(|entry| self.route_backends.of(entry));
-        let routes: Vec<_> = self.route_hosts.of(host).chain(leading).cloned().collect();
+        let leading = entries.flat_map(|entry| self.references.of(Edge::RouteBackend, entry));
+        let routes: Vec<_> = self
+            .references
+            .of(Edge::RouteHost, host)
+            .chain(leading)
+            .cloned()
+            .collect();
         for key in routes {
             let services = self.services_routed_by(&key);
             self.mark(key);
@@ -560,7 +566,11 @@ impl Index {
 
     /// Routes have these Services as backends: the records of the routes' services change with them.
     pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
-        let routes: Vec<_> = self.route_backends.of(backend).cloned().collect();
+        let routes: Vec<_> = self
+            .references
+            .of(Edge::RouteBackend, backend)
+            .cloned()
+            .collect();
         for route in routes {
             let parents = self.route(&route).map(|route| route.parents.clone());
             for parent in parents.into_iter().flatten() {

@@ -14,6 +14,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read},
+        references::Edge,
     },
     problem::FieldError,
 };
@@ -77,7 +78,11 @@ impl MeshKind for Secret {
     }
 
     fn changed(index: &mut Index, change: &Change<'_, Credentials>, _: &mut PodDirectory) {
-        let users: Vec<ObjectKey> = index.pull_secrets.of(change.key).cloned().collect();
+        let users: Vec<ObjectKey> = index
+            .references
+            .of(Edge::PullSecret, change.key)
+            .cloned()
+            .collect();
         for user in users {
             index.mark(user);
         }

@@ -24,6 +24,7 @@ use crate::{
         Binding, Index,
         exports::{Export, short_names},
         kind::{Change, Claim, Extent, Followed, MeshKind, Read, Rendered},
+        references::Edge,
     },
     problem::{FieldError, Note},
 };
@@ -55,8 +56,8 @@ impl MeshKind for ServiceEntry {
         };
         let (old, new) = (hosts(change.old), hosts(change.new));
         index
-            .short_names
-            .replace(key, short_names(&old), short_names(&new));
+            .references
+            .replace(Edge::ShortName, key, short_names(&old), short_names(&new));
         index.declare(key, old, new);
         index.mark(key.clone());
         for entry in change.both() {

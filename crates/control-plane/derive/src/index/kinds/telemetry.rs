@@ -4,14 +4,16 @@
 //! objects attached to its Gateway or class, and objects attached to the service; the more specific takes precedence.
 //! Of several objects for the same the oldest counts.
 
+mod input;
 mod levels;
 mod merge;
 mod providers;
 mod read;
+mod targets;
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{Gateway, Kind, ObjectKey, Service, ServiceEntry, Telemetry, created};
+use ambit_k8s_api::{Gateway, Kind, ObjectKey, Telemetry, created};
 use ambit_model::{GatewayName, WaypointTelemetry};
 
 use crate::{
@@ -21,26 +23,15 @@ use crate::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read},
         names,
+        references::Edge,
         targets::{Targets, references},
     },
     problem::{FieldError, Note},
 };
-pub(crate) use read::{LogPart, MetricPart, TracingPart};
+pub(crate) use input::TelemetryInput;
 
 impl Followed for Telemetry {
     const EXTENT: Extent = Extent::Whole { labels: None };
-}
-
-/// An object as the mesh sees it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct TelemetryInput {
-    key: ObjectKey,
-    created: String,
-    /// Targets of the object; its whole namespace if empty, or the mesh.
-    targets: Vec<ObjectKey>,
-    tracing: Vec<TracingPart>,
-    logs: Vec<LogPart>,
-    metrics: Vec<MetricPart>,
 }
 
 impl MeshKind for Telemetry {
@@ -74,7 +65,8 @@ impl MeshKind for Telemetry {
 
     fn changed(index: &mut Index, change: &Change<'_, TelemetryInput>, _: &mut PodDirectory) {
         let targets = |of: Option<&TelemetryInput>| of.map(|of| of.targets.clone());
-        index.policy_targets.replace(
+        index.references.replace(
+            Edge::PolicyTarget,
             change.key,
             targets(change.old).unwrap_or_default(),
             targets(change.new).unwrap_or_default(),
@@ -163,7 +155,7 @@ impl Index {
     /// The same, if an object's hosts or waypoint matter for it.
     pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
         let is_named = {
-            let mut policies = self.policy_targets.of(target);
+            let mut policies = self.references.of(Edge::PolicyTarget, target);
             policies.any(|policy| policy.kind == Kind::Telemetry)
         };
         if is_named {
@@ -216,27 +208,5 @@ impl Index {
         scopes.sort_unstable();
         scopes.dedup();
         scopes
-    }
-}
-
-/// Whether an object is attached to a service of a name.
-fn is_for(index: &Index, target: &ObjectKey, host: &str) -> bool {
-    match target.kind {
-        Kind::Service => index
-            .get::<Service>(target)
-            .is_some_and(|service| service.hostname(&index.config.cluster_domain) == host),
-        Kind::ServiceEntry => index
-            .get::<ServiceEntry>(target)
-            .is_some_and(|entry| entry.hosts.iter().any(|one| one == host)),
-        _ => false,
-    }
-}
-
-/// Whether a waypoint is meant by a target.
-fn is_gateway(index: &Index, target: &ObjectKey, gateway: &GatewayName) -> bool {
-    match target.kind {
-        Kind::Gateway => target.namespace == gateway.namespace && target.name == gateway.name,
-        Kind::GatewayClass => index.gateways_of_class(&target.name).contains(gateway),
-        _ => false,
     }
 }

@@ -12,6 +12,7 @@ use crate::{
         Index,
         instances::listed,
         kind::{Change, Extent, Followed, MeshKind, Read},
+        references::Edge,
     },
     problem::{FieldError, Note},
 };
@@ -49,7 +50,7 @@ fn present(namespace: &str, objects: &Objects) -> Vec<String> {
 pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
     let mut namespaces: BTreeSet<&ArcStr> =
         [&gateway.namespace, &index.config.root_namespace].into();
-    for key in index.bound.of(gateway) {
+    for key in index.references.of(Edge::Bound, gateway) {
         match key.kind {
             // They come and go, and are of a namespace that is named or has such services.
             Kind::Pod => {}

@@ -22,6 +22,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        references::Edge,
         targets::{Targets, readable_references, references},
     },
     problem::{FieldError, Note},
@@ -117,7 +118,9 @@ impl MeshKind for WasmPlugin {
         index.attach_rule(change.key, old, new);
         let secret = |plugin: Option<&PluginInput>| plugin?.pull_secret.clone();
         let (old, new) = (secret(change.old), secret(change.new));
-        index.pull_secrets.replace(change.key, old, new);
+        index
+            .references
+            .replace(Edge::PullSecret, change.key, old, new);
     }
 
     fn render(index: &Index, key: &ObjectKey, plugin: &PluginInput) -> Rendered {

@@ -1,6 +1,9 @@
 //! A break is passed on as a break, after the bytes before it.
 
-use std::task::Waker;
+use std::{
+    pin::Pin,
+    task::{Context, Waker},
+};
 
 use ambit_testkit::h2_peer::{H2Peer, OpenTunnel};
 use bytes::Bytes;

@@ -8,7 +8,7 @@ use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_zds::PodUid;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Report;
+use super::report::Report;
 use crate::{
     actions::{ActionError, Actions},
     enrolment::{ProbeStep, ProbeTargets},

@@ -7,7 +7,7 @@ use ambit_rt::{ErrorChain, spawn};
 use ambit_sys::netns::Netns;
 use ambit_zds::{DeliverError, PodUid};
 
-use super::Report;
+use super::report::Report;
 use crate::{enrolled::EnrolledFile, enrolment::ProxyStep, zds::Zds};
 
 /// Runs the steps of node proxies. They are also recorded for proxies that start without the agent.

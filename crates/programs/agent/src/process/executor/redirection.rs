@@ -7,7 +7,7 @@ use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_sys::netns::Netns;
 use tokio::sync::Semaphore;
 
-use super::{Report, pre_capture};
+use super::{pre_capture, report::Report};
 use crate::{
     actions::{ActionError, Actions, PriorRedirection, Redirected},
     enrolment::{Event, RedirectionStep},

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use tokio::sync::Semaphore;
 
-use super::Report;
+use super::report::Report;
 use crate::{enrolment::WriteStatus, status::StatusSink};
 
 /// Writes the annotations of pods.

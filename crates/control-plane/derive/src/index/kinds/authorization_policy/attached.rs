@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ambit_k8s_api::{AuthorizationPolicy, labels};
 use ambit_model::{ArcStr, GatewayName, HttpPolicy};
 
-use super::{connections, http, namespace_of};
+use super::{connections, http, metadata::namespace_of};
 use crate::{
     MeshConfig,
     condition::Verdict,

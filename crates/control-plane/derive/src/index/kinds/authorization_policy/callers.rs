@@ -8,7 +8,7 @@ use ambit_model::{
     Action, ArcStr, Authorization, GatewayName, Identity, Match, Scope, StringMatch,
 };
 
-use super::PolicyInput;
+use super::input::PolicyInput;
 use crate::{
     index::{Index, PolicyScope, instances::listed, names},
     problem::Note,

@@ -16,7 +16,7 @@ use ambit_model::{
 };
 
 use super::{
-    is_dry_run, namespace_of,
+    metadata::{is_dry_run, namespace_of},
     values::{list, names, net, pattern, port, service_account},
 };
 use crate::problem::{FieldError, Note};

@@ -7,7 +7,7 @@ use ambit_k8s_api::{
 };
 use ambit_model::ArcStr;
 
-use super::{BackendTlsInput, Refused, Target, TlsInput};
+use super::input::{BackendTlsInput, Refused, Target, TlsInput};
 use crate::{index::kinds::destination_rule::tls::names, problem::FieldError};
 
 /// Most targets of one policy.

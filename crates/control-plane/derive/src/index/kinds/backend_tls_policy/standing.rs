@@ -6,7 +6,7 @@ use ambit_k8s_api::{ObjectKey, gateway};
 use ambit_model::GatewayName;
 use serde_json::{Value, json};
 
-use super::{BackendTlsInput, Target};
+use super::input::{BackendTlsInput, Target};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index},

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::{ArcStr, NamespacedHostname};
 
-use crate::index::Index;
+use crate::index::{Index, references::Edge};
 
 /// The host in a provider's name of a service.
 pub(crate) fn host(service: &str) -> ArcStr {
@@ -54,7 +54,7 @@ impl Index {
 
     /// Marks objects whose waypoints call a host: the host may be another service now.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
-        let callers: Vec<_> = self.callees.of(host).cloned().collect();
+        let callers: Vec<_> = self.references.of(Edge::Calls, host).cloned().collect();
         if callers.is_empty() {
             return;
         }
@@ -71,9 +71,9 @@ impl Index {
     /// The policies that name a provider.
     pub(crate) fn mark_users_of_providers(&mut self) {
         let users: Vec<_> = self
-            .provider_users
-            .names()
-            .flat_map(|name| self.provider_users.of(name))
+            .references
+            .names(Edge::Provider)
+            .flat_map(|name: &ArcStr| self.references.of(Edge::Provider, name))
             .cloned()
             .collect();
         for user in users {

@@ -10,7 +10,7 @@ use ambit_model::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::error;
+use super::fields::error;
 use crate::{
     index::{Index, kinds::destination_rule::duration},
     problem::{FieldError, Note},

@@ -1,9 +1,17 @@
-//! Maps of the MeshConfig.
+//! Fields and maps of the MeshConfig, and errors in them.
 
 use serde_json::{Map, Value};
 
-use super::error;
 use crate::problem::{FieldError, Note};
+
+/// Key of the MeshConfig in its ConfigMap.
+pub(super) const KEY: &str = "mesh";
+
+/// Error in a field of the MeshConfig.
+pub(super) fn error(at: &str, message: impl Into<String>) -> FieldError {
+    let dot = if at.is_empty() { "" } else { "." };
+    FieldError::new(format!("data.{KEY}{dot}{at}"), message)
+}
 
 /// Reads a map; an absent one is empty.
 pub(super) fn map<'a>(

@@ -6,8 +6,9 @@ use ambit_model::ArcStr;
 use serde_json::{Map, Value};
 
 use super::{
-    callee, error,
+    callee,
     ext_authz::{self, Authorizer},
+    fields::error,
 };
 use crate::problem::{FieldError, Note};
 

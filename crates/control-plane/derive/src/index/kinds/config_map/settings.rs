@@ -7,8 +7,7 @@ use ambit_model::{ArcStr, PathNormalization};
 use serde_json::Value;
 
 use super::{
-    error,
-    fields::{map, rest},
+    fields::{error, map, rest},
     providers::{self, ExtensionProvider},
     telemetry::{self, MeshTelemetry},
     trust_domains,

@@ -4,7 +4,7 @@ use ambit_model::{ArcStr, TelemetryFormat};
 use ambit_observation::{Format, ISTIO_JSON};
 use serde_json::{Map, Value};
 
-use super::error;
+use super::fields::error;
 use crate::problem::{FieldError, Note};
 
 /// Fields of MeshConfig that are read here.

@@ -5,10 +5,7 @@ use std::collections::BTreeSet;
 use ambit_model::ArcStr;
 use serde_json::Value;
 
-use super::{
-    error,
-    fields::{map, rest},
-};
+use super::fields::{error, map, rest};
 use crate::{
     index::trust_domains::{RootCertificates, RootSource},
     problem::{FieldError, Note},

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::ObjectKey;
 use ambit_model::{GatewayName, NamespacedHostname};
 
-use super::RuleInput;
+use super::input::RuleInput;
 use crate::{
     condition::{Standing, Verdict},
     index::{Index, names},

@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, DestinationPolicy, DestinationSubset};
 use super::policy;
 use crate::{
     Labels,
-    index::Index,
+    index::{Index, references::Edge},
     problem::{FieldError, Note},
     selects,
 };
@@ -100,7 +100,8 @@ impl Index {
         old: Option<&Labels>,
         new: Option<&Labels>,
     ) {
-        if self.subset_rules.is_empty() || old == new {
+        let has_subsets = self.references.of_mesh(Edge::HasSubsets).next().is_some();
+        if !has_subsets || old == new {
             return;
         }
         let Some(objects) = self.objects(namespace) else {

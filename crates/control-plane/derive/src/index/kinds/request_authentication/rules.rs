@@ -7,7 +7,7 @@ use ambit_k8s_api::istio::JwtRule as Written;
 use ambit_model::{ArcStr, JwtKeys, JwtRule};
 use http::{HeaderName, Uri, header};
 
-use super::{super::destination_rule::values::duration, RuleInput};
+use super::{super::destination_rule::values::duration, input::RuleInput};
 use crate::{
     index::{KeyForm, KeySource},
     problem::{FieldError, Note},

@@ -2,12 +2,15 @@
 //! waypoints that apply it.
 
 mod conflicts;
+mod serving;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentReference};
-use ambit_model::{ArcStr, GatewayName};
+use ambit_k8s_api::gateway::ParentReference;
+use ambit_model::GatewayName;
 use serde_json::{Map, Value, json};
+
+use serving::serving;
 
 use super::{
     Parent, RouteInput, Rules, Unsupported, backends::BackendInput, declared_ports,
@@ -168,22 +171,5 @@ fn at_waypoints(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
             "NoWaypoint",
             format!("{target} has no waypoint that follows the route: it has no effect"),
         ),
-    }
-}
-
-/// The waypoints of a service.
-fn serving(index: &Index, target: &ObjectKey) -> BTreeSet<GatewayName> {
-    let of_host = |host: &ArcStr| index.waypoints_serving(target, host);
-    match target.kind {
-        Kind::Service => {
-            let service = index.get::<Service>(target);
-            let host = service.map(|one| one.hostname(&index.config.cluster_domain));
-            host.iter().flat_map(of_host).collect()
-        }
-        _ => {
-            let entry = index.get::<ServiceEntry>(target).into_iter();
-            let hosts = entry.flat_map(|entry| index.hosts_won(entry));
-            hosts.flat_map(of_host).collect()
-        }
     }
 }

@@ -5,6 +5,7 @@
 //! do. `exportTo` lists the namespaces whose proxies follow it: the waypoint's, or that of the clients. The first rule that
 //! matches applies, the oldest VirtualService first. A service with a route of the Gateway API follows that alone.
 
+mod hosts;
 mod read;
 mod standing;
 
@@ -14,6 +15,8 @@ use ambit_k8s_api::{ObjectKey, ObjectMeta, VirtualService, virtual_service::Http
 use ambit_model::{ArcStr, GatewayName, HttpRoute, HttpRouteMatch, HttpRouteRule, RouteName};
 use serde_json::Value;
 
+pub(crate) use hosts::HostScope;
+
 use super::{AttachedRoute, RouteInput, RuleInput, Rules, declared_ports, http_route::MatchScope};
 use crate::{
     MeshConfig, PodDirectory,
@@ -21,34 +24,10 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
+        references::Edge,
     },
     problem::FieldError,
 };
-
-/// Hosts that a VirtualService is for, and the proxies that follow it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct HostScope {
-    /// Full names, in lower case.
-    hosts: Vec<ArcStr>,
-    /// Namespaces whose waypoints and clients follow it; `None` for all.
-    exported: Option<BTreeSet<ArcStr>>,
-    /// Whether it is for clients in the mesh, and not for gateways alone.
-    is_for_mesh: bool,
-    /// Whether a rule of it matches all requests, so that none is left for others.
-    has_catch_all: bool,
-}
-
-impl HostScope {
-    /// Hosts whose requests it routes.
-    pub(super) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
-        self.hosts.iter().filter(|_| self.is_for_mesh)
-    }
-
-    fn is_exported_to(&self, namespace: &ArcStr) -> bool {
-        let exported = self.exported.as_ref();
-        exported.is_none_or(|to| to.contains(namespace))
-    }
-}
 
 /// Clients for which some VirtualServices apply, in their order; all clients if there is no namespace.
 #[derive(Debug)]
@@ -124,11 +103,15 @@ impl MeshKind for VirtualService {
             scope.flat_map(HostScope::hosts).cloned().collect()
         };
         let all = (hosts(old.as_ref()), hosts(new.as_ref()));
-        index.virtual_hosts.replace(change.key, all.0, all.1);
+        index
+            .references
+            .replace(Edge::VirtualHost, change.key, all.0, all.1);
         let catches_all = |scope: &&HostScope| scope.has_catch_all;
         let old = hosts(old.as_ref().filter(catches_all));
         let new = hosts(new.as_ref().filter(catches_all));
-        index.catch_alls.replace(change.key, old, new);
+        index
+            .references
+            .replace(Edge::CatchAll, change.key, old, new);
     }
 }
 
@@ -192,7 +175,7 @@ impl Index {
         target: &ObjectKey,
         gateway: &GatewayName,
     ) -> Vec<Audience<'_>> {
-        let services = self.virtual_hosts.of(host);
+        let services = self.references.of(Edge::VirtualHost, host);
         let services = services.filter_map(|key| self.route(key));
         let services = services.filter(|one| one.is_followed(target, gateway));
         let mut services: Vec<_> = services.collect();

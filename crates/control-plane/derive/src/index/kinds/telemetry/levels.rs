@@ -3,7 +3,10 @@
 use ambit_k8s_api::{Kind, ObjectKey, Telemetry};
 use ambit_model::{GatewayName, TelemetryScope};
 
-use super::{TelemetryInput, is_for, is_gateway};
+use super::{
+    input::TelemetryInput,
+    targets::{is_for, is_gateway},
+};
 use crate::index::Index;
 
 /// Levels of telemetry, as described for the module.

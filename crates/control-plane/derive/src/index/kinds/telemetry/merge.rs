@@ -7,8 +7,9 @@ use ambit_model::{
 };
 
 use super::{
-    TelemetryInput, TracingPart,
+    input::TelemetryInput,
     providers::{self, Logger},
+    read::TracingPart,
 };
 use crate::index::Index;
 

@@ -6,7 +6,7 @@ use ambit_model::{ArcStr, OtlpCollector, TelemetryFormat, TelemetryLog};
 use ambit_observation::Format;
 use serde_json::{Map, Value};
 
-use super::TelemetryInput;
+use super::input::TelemetryInput;
 use crate::index::Index;
 
 /// The provider of the waypoint's own log, which every mesh has.

@@ -4,7 +4,7 @@
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::AppProtocol;
 
-use super::{super::RouteInput, serving};
+use super::{super::RouteInput, serving::serving};
 use crate::index::Index;
 
 /// Why a route is not followed on a port.

@@ -25,7 +25,7 @@ use super::{
         reader::Reader,
         references::Reference,
     },
-    HostScope,
+    hosts::HostScope,
 };
 use crate::{
     MeshConfig,

@@ -7,11 +7,11 @@ use ambit_model::{ArcStr, GatewayName};
 
 use super::{
     super::{AttachedRoute, RouteInput, RuleInput, declared_ports, references::Unresolved},
-    HostScope,
+    hosts::HostScope,
 };
 use crate::{
     condition::{Standing, Verdict},
-    index::{Index, names},
+    index::{Index, names, references::Edge},
 };
 
 /// Why a host's requests are not routed by a VirtualService: a reason for the condition, and a text.
@@ -138,7 +138,7 @@ fn at_waypoint(
         );
         return Err(("Conflict", text));
     }
-    let catch_alls = index.catch_alls.of(host);
+    let catch_alls = index.references.of(Edge::CatchAll, host);
     let mut catch_alls = catch_alls.filter_map(|key| index.route(key));
     let older = catch_alls.find(|one| {
         one.age() < route.age()

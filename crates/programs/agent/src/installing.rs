@@ -9,16 +9,18 @@ use ambit_rt::{Readiness, ReadyTask, Shutdown, spawn};
 use k8s_openapi::api::core::v1::Node;
 use prometheus_client::registry::Registry;
 
-use super::{
-    Installation, daemonset,
-    metrics::InstallMetrics,
-    uninstall::{Decision, Lookup, decide, file_may_go},
+use crate::{
+    config::Args,
+    install::{
+        Installation, daemonset,
+        metrics::InstallMetrics,
+        uninstall::{Decision, Lookup, decide, file_may_go},
+    },
 };
-use crate::config::Args;
 
 /// Installation that starts when the agent can serve the plugin.
 #[derive(Clone, Debug)]
-pub struct Installing {
+pub(crate) struct Installing {
     args: Arc<Args>,
     stage: Arc<Mutex<Stage>>,
 }
@@ -34,7 +36,7 @@ enum Stage {
 
 impl Installing {
     /// Prepares it, as the settings have it. Until the plugin is in force the agent is not ready.
-    pub fn new(args: &Args, registry: &mut Registry, readiness: &Readiness) -> Self {
+    pub(crate) fn new(args: &Args, registry: &mut Registry, readiness: &Readiness) -> Self {
         let stage = if args.install.install_cni {
             let ready = readiness.pending("CNI plugin");
             Stage::Prepared(InstallMetrics::new(registry), ready)
@@ -48,7 +50,7 @@ impl Installing {
     }
 
     /// Starts the installation on the first call.
-    pub fn begin(&self) {
+    pub(crate) fn begin(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Prepared(..) = &*stage
             && let Stage::Prepared(metrics, ready) = std::mem::replace(&mut *stage, Stage::Ended)
@@ -65,7 +67,7 @@ impl Installing {
 
     /// Delays the end of the process by the uninstallation, if there is one: the agent still serves the plugin while
     /// the last pods call it. Returns whether the agent was uninstalled.
-    pub fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
+    pub(crate) fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));
         let (installing, is_removed) = (self.clone(), Arc::clone(&removed));

@@ -1,0 +1,28 @@
+//! Whether a target of an object is a service or a waypoint.
+
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
+use ambit_model::GatewayName;
+
+use crate::index::Index;
+
+/// Whether an object is attached to a service of a name.
+pub(super) fn is_for(index: &Index, target: &ObjectKey, host: &str) -> bool {
+    match target.kind {
+        Kind::Service => index
+            .get::<Service>(target)
+            .is_some_and(|service| service.hostname(&index.config.cluster_domain) == host),
+        Kind::ServiceEntry => index
+            .get::<ServiceEntry>(target)
+            .is_some_and(|entry| entry.hosts.iter().any(|one| one == host)),
+        _ => false,
+    }
+}
+
+/// Whether a waypoint is meant by a target.
+pub(super) fn is_gateway(index: &Index, target: &ObjectKey, gateway: &GatewayName) -> bool {
+    match target.kind {
+        Kind::Gateway => target.namespace == gateway.namespace && target.name == gateway.name,
+        Kind::GatewayClass => index.gateways_of_class(&target.name).contains(gateway),
+        _ => false,
+    }
+}

@@ -1,0 +1,115 @@
+//! What is reported on objects: their problems, their conflicts with others, and their states; and which of these
+//! changed since they were last taken.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::ObjectKey;
+
+use crate::{
+    condition::Standing,
+    problem::{Note, Problem, Severity},
+};
+
+/// Reports on objects, as described for the module.
+#[derive(Debug, Default)]
+pub(crate) struct Reports {
+    /// States of objects that depend on others.
+    standings: BTreeMap<ObjectKey, Standing>,
+    standings_changed: BTreeSet<ObjectKey>,
+    problems: BTreeMap<ObjectKey, Vec<Problem>>,
+    problems_changed: BTreeSet<ObjectKey>,
+    /// Problems of objects for which parts of them have no effect because of others.
+    conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
+    conflicts_changed: BTreeSet<ObjectKey>,
+}
+
+impl Reports {
+    /// Problems of objects, and their conflicts.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = &Problem> {
+        let own = self.problems.values().flatten();
+        own.chain(self.conflicts.values().flatten())
+    }
+
+    /// Problems and conflicts of one object.
+    pub(crate) fn problems_of(&self, key: &ObjectKey) -> Vec<Problem> {
+        let own = self.problems.get(key).into_iter().flatten();
+        let conflicts = self.conflicts.get(key).into_iter().flatten();
+        own.chain(conflicts).cloned().collect()
+    }
+
+    pub(crate) fn take_changed_conflicts(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.conflicts_changed)
+    }
+
+    pub(crate) fn has_new_problems(&self, key: &ObjectKey) -> bool {
+        self.problems_changed.contains(key)
+    }
+
+    pub(crate) fn take_changed_problems(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.problems_changed)
+    }
+
+    pub(crate) fn set_conflicts(&mut self, key: &ObjectKey, conflicts: Vec<Note>) {
+        let problem = |note: Note| Problem {
+            severity: Severity::Warning,
+            object: key.clone(),
+            field: note.field,
+            message: note.message,
+            origin: None,
+        };
+        let conflicts: Vec<_> = conflicts.into_iter().map(problem).collect();
+        if replace(&mut self.conflicts, key, conflicts) {
+            self.problems_changed.insert(key.clone());
+            self.conflicts_changed.insert(key.clone());
+        }
+    }
+
+    pub(crate) fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
+        if replace(&mut self.problems, key, problems) {
+            self.problems_changed.insert(key.clone());
+        }
+    }
+
+    /// State of an object that depends on others.
+    pub(crate) fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
+        self.standings.get(key)
+    }
+
+    /// States of all objects that depend on others.
+    pub(crate) fn standings(&self) -> impl Iterator<Item = (&ObjectKey, &Standing)> {
+        self.standings.iter()
+    }
+
+    pub(crate) fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.standings_changed)
+    }
+
+    /// Sets the state of an object; `None` removes it, of which no change is reported.
+    pub(crate) fn set_standing(&mut self, key: &ObjectKey, standing: Option<Standing>) {
+        let Some(standing) = standing else {
+            self.standings.remove(key);
+            return;
+        };
+        if self.standings.get(key) != Some(&standing) {
+            self.standings.insert(key.clone(), standing);
+            self.standings_changed.insert(key.clone());
+        }
+    }
+}
+
+/// Sets the problems of an object; whether they differ from before.
+fn replace(
+    all: &mut BTreeMap<ObjectKey, Vec<Problem>>,
+    key: &ObjectKey,
+    problems: Vec<Problem>,
+) -> bool {
+    if problems.is_empty() {
+        return all.remove(key).is_some();
+    }
+    let old = all.get(key);
+    let differs = old != Some(&problems);
+    if differs {
+        all.insert(key.clone(), problems);
+    }
+    differs
+}

@@ -1,0 +1,50 @@
+//! Errors of installing, upgrading and uninstalling.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    cluster::ClusterError, inventory::InventoryError, object::ObjectRef, render::RenderError,
+    values::ValuesError,
+};
+
+/// Why there is no installation.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// Error in the values.
+    #[error(transparent)]
+    Values(#[from] ValuesError),
+    /// Error in the templates.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// The API server.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// Error in the inventory of what was applied before.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// There is nothing to upgrade or to take away.
+    #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
+    Absent {
+        /// Namespace of the mesh.
+        namespace: String,
+        /// Revision of the control plane.
+        revision: String,
+    },
+    /// Another's objects have the same names.
+    #[error("{0} exists already, {1}; --force-conflicts takes it over")]
+    Foreign(ObjectRef, String),
+    /// Images that no kubelet can pull, and the error of each.
+    #[error("{}", images_in_words(.0))]
+    Images(BTreeMap<String, String>),
+    /// Not ready in time.
+    #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
+    NotReady(Duration, Vec<String>),
+}
+
+fn images_in_words(images: &BTreeMap<String, String>) -> String {
+    let lines = images
+        .iter()
+        .map(|(image, why)| format!("the image {image} cannot be pulled: {why}"));
+    let lines: Vec<_> = lines.collect();
+    lines.join("\n")
+}

@@ -1,0 +1,114 @@
+//! The end of a relayed connection: of each direction, and the first error.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::{Sleep, sleep};
+
+use crate::withdrawal;
+
+/// Timeout for delivering data of a side that broke.
+pub(super) const LAST_BYTES: Duration = Duration::from_secs(5);
+
+/// Why a connection ended before both its directions had.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// The tunnel broke: the peer reset it, or its connection died.
+    #[error("the tunnel broke")]
+    Tunnel(#[source] h2::Error),
+    /// Reading from a socket failed.
+    #[error("receive")]
+    Receive(#[source] io::Error),
+    /// Writing to a socket failed.
+    #[error("send")]
+    Send(#[source] io::Error),
+}
+
+impl RelayError {
+    /// Returns the low-cardinality reason for metrics.
+    pub fn reason(&self) -> ambit_model::Reason {
+        match self {
+            Self::Tunnel(error) if withdrawal::ended(error) => ambit_model::Reason::CertRevoked,
+            Self::Tunnel(_) => ambit_model::Reason::H2Failure,
+            Self::Receive(_) | Self::Send(_) => ambit_model::Reason::Connect,
+        }
+    }
+}
+
+/// How one direction of the relay ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// Clean end of data, which was passed on.
+    Clean,
+    /// The source broke after all of its data was passed on. The other direction then has no receiver.
+    SourceBroke,
+    /// The sink broke. Data that it sent before may still be relayed in the other direction.
+    SinkBroke,
+}
+
+/// Shutdown progress of a relayed connection.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    pub(super) up: bool,
+    pub(super) down: bool,
+    /// First error: the cause of later failures.
+    pub(super) broken: Option<Box<RelayError>>,
+    pub(super) last_bytes_timer: LastBytesTimer,
+}
+
+impl Ends {
+    pub(super) fn up(&mut self, over: Over) {
+        self.up = true;
+        self.down |= over == Over::SourceBroke;
+    }
+
+    pub(super) fn down(&mut self, over: Over) {
+        self.down = true;
+        self.up |= over == Over::SourceBroke;
+    }
+
+    /// Something broke; the connection will be reset.
+    pub(super) fn broke(&mut self, error: RelayError) {
+        self.broken.get_or_insert_with(|| Box::new(error));
+    }
+
+    pub(super) fn source_broke(&mut self, error: RelayError) -> Poll<Over> {
+        self.broke(error);
+        Poll::Ready(Over::SourceBroke)
+    }
+
+    pub(super) fn sink_broke(&mut self, error: RelayError) -> Poll<Over> {
+        self.broke(error);
+        Poll::Ready(Over::SinkBroke)
+    }
+
+    /// A socket was reset whose bytes wait for a peer that does not read: no peer receives the bytes of the other
+    /// direction, and what waits is delivered within [`LAST_BYTES`] or not at all.
+    pub(super) fn socket_failed(&mut self, error: io::Error) {
+        self.broke(RelayError::Receive(error));
+    }
+
+    /// Ready when both directions are over, or the rest of a broken connection takes too long.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
+        let over = self.up && self.down;
+        if over || self.broken.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
+            return Poll::Ready(self.broken.take().map_or(Ok(()), |error| Err(*error)));
+        }
+        Poll::Pending
+    }
+}
+
+/// Waits [`LAST_BYTES`] from its first poll.
+#[derive(Debug, Default)]
+pub(super) struct LastBytesTimer(Option<Pin<Box<Sleep>>>);
+
+impl LastBytesTimer {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let timer = self.0.get_or_insert_with(|| Box::pin(sleep(LAST_BYTES)));
+        timer.as_mut().poll(cx)
+    }
+}

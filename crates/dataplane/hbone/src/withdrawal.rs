@@ -1,0 +1,25 @@
+//! The error of reads from a connection whose peer is no longer accepted.
+
+use std::io::{Error, ErrorKind};
+
+use ambit_tls::Withdrawal;
+
+/// No operating system gives this kind for a socket that was already open.
+const WITHDRAWN: ErrorKind = ErrorKind::PermissionDenied;
+
+pub(crate) fn error(why: Withdrawal) -> Error {
+    let text = match why {
+        Withdrawal::Revoked => "connection closed: peer certificate revoked by CRL",
+        Withdrawal::TrustDomain => {
+            "connection closed: the peer's trust domain, or its root, is no longer accepted"
+        }
+    };
+    Error::new(WITHDRAWN, text)
+}
+
+/// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 keeps the kind of an error, not its type.
+pub(crate) fn ended(error: &h2::Error) -> bool {
+    error
+        .get_io()
+        .is_some_and(|error| error.kind() == WITHDRAWN)
+}

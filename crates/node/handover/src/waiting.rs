@@ -1,0 +1,22 @@
+//! Waiting for descriptors and for signals, which arrive as bytes in a pipe.
+
+use std::{
+    io::{self, Read as _},
+    os::unix::net::UnixStream,
+};
+
+use rustix::event::{PollFd, Timespec, poll};
+
+/// Waits until a descriptor is readable, a signal arrives, or the timeout.
+pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io::Result<()> {
+    match poll(fds, timeout) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Drains a pipe and returns the number of bytes.
+pub(crate) fn drain(mut pipe: &UnixStream) -> usize {
+    let mut buffer = [0; 64];
+    pipe.read(&mut buffer).unwrap_or(0)
+}

@@ -1,0 +1,42 @@
+//! Numbers of the netfilter netlink protocol.
+
+use ambit_netplan::{Family, nft::SetKey};
+
+pub(super) const SUBSYSTEM: u16 = 10 << 8;
+pub(super) const GET_TABLE: u16 = SUBSYSTEM | 1;
+pub(super) const GET_CHAIN: u16 = SUBSYSTEM | 4;
+pub(super) const GET_RULE: u16 = SUBSYSTEM | 7;
+pub(super) const GET_SET: u16 = SUBSYSTEM | 10;
+pub(super) const GET_ELEMENTS: u16 = SUBSYSTEM | 13;
+pub(super) const BATCH_BEGIN: u16 = 0x10;
+pub(super) const BATCH_END: u16 = 0x11;
+pub(super) const UNSPEC: u8 = 0;
+/// `struct nfgenmsg`, four bytes before the attributes of every message.
+pub(super) const GENMSG: usize = 4;
+
+/// Which packets a table's chains see (`NFPROTO_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TableFamily {
+    /// IPv4 and IPv6.
+    Inet = 1,
+    /// Frames that a bridge passes from port to port.
+    Bridge = 7,
+}
+
+/// Bits by which `nft` shifts the first of two types in a concatenation.
+const CONCATENATION: u32 = 6;
+/// Type number and length of a port in a concatenation: padded to a register.
+const PORT: (u32, u32) = (13, 4);
+
+/// Type number and length of a set's key, as `nft` numbers types.
+pub(super) const fn key_type(key: SetKey) -> (u32, u32) {
+    let (number, len) = match key.family {
+        Family::V4 => (7, 4),
+        Family::V6 => (8, 16),
+    };
+    if key.has_port {
+        (number << CONCATENATION | PORT.0, len + PORT.1)
+    } else {
+        (number, len)
+    }
+}

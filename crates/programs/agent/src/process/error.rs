@@ -1,0 +1,56 @@
+//! Errors that end the agent.
+
+use std::{io, path::PathBuf};
+
+use ambit_handover::SupervisorError;
+use ambit_otlp_export::SettingsError;
+use ambit_rt::{http::ListenError, logging::LoggingError};
+
+use crate::{actions::ActionError, config::ConfigError, status::dir::StatusError};
+
+/// Why the agent does not run (any longer).
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The settings are invalid.
+    #[error("the settings cannot be used")]
+    Config(#[from] ConfigError),
+    /// The supervisor failed.
+    #[error("cannot follow the supervisor")]
+    Supervisor(#[from] SupervisorError),
+    /// Variables of OpenTelemetry are wrong or not supported.
+    #[error("cannot export metrics and logs")]
+    Export(#[from] SettingsError),
+    /// Logging could not be set up.
+    #[error("cannot set up logging")]
+    Logging(#[from] LoggingError),
+    /// The runtime or signals.
+    #[error("cannot start the runtime")]
+    Runtime(#[source] io::Error),
+    /// A socket could not be opened.
+    #[error("cannot listen at {path}")]
+    Socket {
+        /// Path of the socket.
+        path: PathBuf,
+        /// Cause of the error.
+        #[source]
+        source: io::Error,
+    },
+    /// A port could not be opened.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The pods' status.
+    #[error("cannot keep the pods' status")]
+    Status(#[from] StatusError),
+    /// The source of pods.
+    #[error("cannot follow the manifests")]
+    Source(#[from] ambit_manifests::OpenError),
+    /// The API server.
+    #[error("cannot follow the Kubernetes API")]
+    Client(#[from] ambit_kube_kit::ClientError),
+    /// The source has ended.
+    #[error("the source of pods and namespaces has ended")]
+    SourceEnded,
+    /// The node's probe rule.
+    #[error("cannot prepare the node")]
+    Host(#[source] ActionError),
+}

@@ -1,0 +1,28 @@
+//! Reports the outcome of a step to the enrolment.
+
+use ambit_sys::netns::Netns;
+use ambit_zds::PodUid;
+use tokio::sync::mpsc;
+
+use crate::{
+    enrolment::{Event, StepId},
+    metrics::Metrics,
+};
+
+/// Reports the outcome of a step exactly once.
+pub(super) struct Report {
+    pub(super) uid: PodUid,
+    pub(super) id: StepId,
+    pub(super) name: &'static str,
+    pub(super) events: mpsc::UnboundedSender<Event<Netns>>,
+    pub(super) metrics: Metrics,
+}
+
+impl Report {
+    pub(super) fn done(self, result: Result<(), String>) {
+        self.metrics.count_step(&self.uid, self.name, &result);
+        let (uid, id) = (self.uid, self.id);
+        // The loop ends only with the process.
+        self.events.send(Event::StepDone { uid, id, result }).ok();
+    }
+}

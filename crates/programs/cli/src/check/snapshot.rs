@@ -1,0 +1,59 @@
+//! The objects that the rules look at.
+
+use ambit_install::{
+    inventory::Inventory,
+    object::{label, name},
+    remove,
+};
+use ambit_k8s_api::{Deployment, Namespace, Node, Pod};
+use k8s_openapi::{
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{ConfigMap, ResourceQuota},
+        networking::v1::NetworkPolicy,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+
+use crate::{istio, membership::Rules};
+
+/// The objects that the rules look at.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshot {
+    /// The API server's minor version.
+    pub(super) minor: String,
+    /// Of the nodes.
+    pub(super) platform: &'static str,
+    pub(super) mesh_namespace: String,
+    /// Besides those with the label.
+    pub(super) selected_namespaces: Vec<String>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) namespaces: Vec<Namespace>,
+    pub(super) deployments: Vec<Deployment>,
+    pub(super) daemon_sets: Vec<DaemonSet>,
+    /// In the mesh's own namespace.
+    pub(super) mesh_pods: Vec<Pod>,
+    pub(super) crds: Vec<CustomResourceDefinition>,
+    pub(super) network_policies: Vec<NetworkPolicy>,
+    pub(super) quotas: Vec<ResourceQuota>,
+    pub(super) cilium_config: Option<ConfigMap>,
+    pub(super) inventory: Option<Inventory>,
+    pub(super) rules: Option<Rules>,
+    /// Objects of the mesh's kinds, and those that decide what they mean.
+    pub(super) mesh: istio::Mesh,
+}
+
+impl Snapshot {
+    /// Namespaces that are in the mesh, or named by a flag.
+    pub(super) fn mesh_namespaces(&self) -> Vec<&str> {
+        let names = self.namespaces.iter().filter(|namespace| {
+            let labelled = label(*namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);
+            labelled
+                || self
+                    .selected_namespaces
+                    .iter()
+                    .any(|requested| requested == name(*namespace))
+        });
+        names.map(name).collect()
+    }
+}

@@ -1,0 +1,84 @@
+//! Updates that watches send to the index.
+
+use std::fmt;
+
+use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey};
+use ambit_kube_kit::watch::{ObjectId, Watch, WatchEvent};
+use ambit_rt::DrainWatcher;
+use kube::{Api, Resource, runtime::watcher};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+/// Report of a watch.
+#[derive(Debug)]
+pub(super) enum Update {
+    Object(ObjectEvent),
+    /// Every object of the kind that existed at the start was reported.
+    Listed(Kind),
+    /// Reason why the kind's definition cannot be followed; none if `None`.
+    Definition(Kind, Option<String>),
+}
+
+/// The watches' way to the index.
+#[derive(Clone)]
+pub(super) struct Updates {
+    pub(super) sender: mpsc::Sender<Update>,
+    pub(super) drain: DrainWatcher,
+}
+
+impl fmt::Debug for Updates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Updates")
+    }
+}
+
+impl Updates {
+    /// Follows all objects of a kind in a task of its own.
+    pub(super) fn follow<K>(
+        &self,
+        kind: Kind,
+        api: Api<K>,
+        config: watcher::Config,
+        read: impl Fn(&K) -> Object + Send + Sync + 'static,
+    ) where
+        K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+    {
+        let updates = self.clone();
+        let mut drain = self.drain.clone();
+        ambit_rt::spawn("informer", async move {
+            let mut watch =
+                Watch::new(kind.as_str(), api, config, move |object| Some(read(object)));
+            let follow = async {
+                loop {
+                    let update = match watch.next().await {
+                        WatchEvent::Object(_, object) => Update::Object(ObjectEvent::Applied {
+                            object,
+                            origin: None,
+                        }),
+                        WatchEvent::Gone(id) => {
+                            Update::Object(ObjectEvent::Deleted(key(kind, &id)))
+                        }
+                        WatchEvent::Listed => Update::Listed(kind),
+                        WatchEvent::Listing | WatchEvent::Away(_) => continue,
+                    };
+                    if !updates.send(update).await {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = follow => {}
+                _ = drain.started() => {}
+            }
+        });
+    }
+
+    /// False when there is no receiver any more.
+    pub(super) async fn send(&self, update: Update) -> bool {
+        self.sender.send(update).await.is_ok()
+    }
+}
+
+pub(super) fn key(kind: Kind, id: &ObjectId) -> ObjectKey {
+    ObjectKey::new(kind, &*id.namespace, &*id.name)
+}

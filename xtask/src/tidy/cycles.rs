@@ -1,0 +1,373 @@
+//! Rule for the modules of one crate: no import cycles.
+//!
+//! A cycle consists of siblings, each with all modules below it, and of their parent's own file (`self`): `a` imports
+//! from `b`, and `b/c` from `a`; or `a.rs` imports from `a/b.rs`, and `a/b/c.rs` names an item that `a.rs` defines. A
+//! path through a re-export or an import is one to the module that defines the item, so that a parent may re-export what
+//! is below it, and children may name each other's items as the parent's. For a parent, declaring a child is no import,
+//! and neither is re-exporting an item from below that the same file does not use. Code of tests does not count.
+//!
+//! Methods are not followed: `a.rs` may call a method that `a/b.rs` adds to a type of `a.rs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::Item;
+
+use super::{
+    modules::{Module, Path, modules},
+    paths::{Code, Named, first_names, named},
+    source::{Source, attributes, is_for_tests},
+    workspace::Package,
+};
+
+/// Number of modules in import cycles that each crate still has, all of them of parents with children or through
+/// re-exports. Numbers may only shrink: a crate without cycles is removed from the list.
+const IN_CYCLES: &[(&str, usize)] = &[
+    ("ambit-agent", 4),
+    ("ambit-bench", 14),
+    ("ambit-certificates", 4),
+    ("ambit-cli", 26),
+    ("ambit-cluster-tests", 5),
+    ("ambit-derive", 40),
+    ("ambit-fetch", 3),
+    ("ambit-flow-reader", 2),
+    ("ambit-l7", 9),
+    ("ambit-lab", 4),
+    ("ambit-model", 4),
+    ("ambit-proxy", 5),
+    ("ambit-route", 4),
+    ("ambit-rt", 4),
+    ("ambit-tls", 5),
+    ("ambit-wasm", 12),
+    ("ambit-wasm-modules", 5),
+    ("ambit-waypoint", 25),
+    ("ambit-wire", 3),
+];
+
+/// Limit of re-exports between a path and the definition of its item.
+const MAX_RE_EXPORTS: usize = 8;
+
+/// Returns the import cycles, if they have more modules than before.
+pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
+    let Cycles { of_siblings, all } = cycles(&modules(sources));
+    let found: usize = all.iter().map(BTreeSet::len).sum();
+    let allowed = IN_CYCLES.iter().find(|(name, _)| *name == package.name);
+    let allowed = allowed.map_or(0, |(_, allowed)| *allowed);
+    let cycles = if found > allowed { all } else { of_siblings };
+    let mut broken: Vec<_> = cycles
+        .iter()
+        .map(|cycle| {
+            let members: Vec<_> = cycle.iter().map(|path| path.join("::")).collect();
+            let members = members.join(", ");
+            format!("{}: modules in a cycle: {members}", package.name)
+        })
+        .collect();
+    if found < allowed {
+        broken.push(format!(
+            "{}: {found} modules in cycles; write that number into xtask/src/tidy/cycles.rs",
+            package.name
+        ));
+    }
+    broken
+}
+
+/// Sets of modules that import each other, directly or indirectly.
+struct Cycles {
+    /// Cycles of siblings by the modules that paths name, without their definitions.
+    of_siblings: Vec<BTreeSet<Path>>,
+    /// Cycles of siblings, parents and children.
+    all: Vec<BTreeSet<Path>>,
+}
+
+type Edges = BTreeMap<Path, BTreeSet<Path>>;
+
+fn cycles(modules: &[Module<'_>]) -> Cycles {
+    let scopes = scopes(modules);
+    let (mut siblings, mut all) = (Edges::new(), Edges::new());
+    for scope in scopes.values() {
+        let from = &scope.module.path[..];
+        let add = |edges: &mut Edges, to: &[String]| {
+            if let Some((from, to)) = of_one_level(from, to) {
+                edges.entry(from).or_default().insert(to);
+            }
+        };
+        for path in &scope.paths {
+            let Some((target, _)) = module(scope, path, &scopes) else {
+                continue;
+            };
+            let target = &target.module.path[..];
+            if !from.starts_with(target) && !target.starts_with(from) {
+                add(&mut siblings, target);
+                add(&mut all, target);
+            }
+            if !scope.re_exports(path, &scopes)
+                && let Some(target) = definition(scope, path, &scopes, MAX_RE_EXPORTS)
+            {
+                add(&mut all, target);
+            }
+        }
+    }
+    Cycles {
+        of_siblings: strongly_connected(&siblings),
+        all: strongly_connected(&all),
+    }
+}
+
+/// A module's file, with all that resolves paths in it.
+struct Scope<'a> {
+    module: &'a Module<'a>,
+    /// Paths in shipped code.
+    paths: Vec<Named>,
+    /// Names with which paths outside of `use` begin.
+    first_names: BTreeSet<String>,
+    /// Names of the file's own items.
+    items: BTreeSet<String>,
+}
+
+type Scopes<'a> = BTreeMap<&'a [String], Scope<'a>>;
+
+fn scopes<'a>(modules: &'a [Module<'a>]) -> Scopes<'a> {
+    let tests: Vec<Path> = modules.iter().flat_map(Module::tests).collect();
+    let is_shipped = |module: &&Module<'_>| {
+        let is_below = |tests: &Path| module.path.starts_with(tests);
+        !module.source.is_test() && !tests.iter().any(is_below)
+    };
+    let scope = |module: &'a Module<'a>| Scope {
+        module,
+        paths: named(&module.source.syntax, Code::Shipped),
+        first_names: first_names(&module.source.syntax, Code::Shipped),
+        items: items(&module.source.syntax.items),
+    };
+    let shipped = modules.iter().filter(is_shipped);
+    shipped
+        .map(|module| (&module.path[..], scope(module)))
+        .collect()
+}
+
+impl Scope<'_> {
+    /// Whether a path is that of a re-export of an item from below, which the file itself does not use.
+    fn re_exports(&self, path: &Named, scopes: &Scopes<'_>) -> bool {
+        let Some(import) = path.import.as_ref().filter(|import| import.is_public) else {
+            return false;
+        };
+        let is_below = module(self, path, scopes)
+            .is_some_and(|(target, _)| target.module.path.starts_with(&self.module.path));
+        is_below && !self.first_names.contains(&import.name)
+    }
+
+    /// Imports of a name, or of all names of a module: `*`.
+    fn imports(&self, name: &str) -> impl Iterator<Item = &Named> {
+        self.paths.iter().filter(move |path| {
+            let import = path.import.as_ref();
+            path.inline == 0 && import.is_some_and(|import| import.name == name)
+        })
+    }
+}
+
+/// Returns the file that a path names, and the rest of the path.
+fn module<'s, 'p>(
+    scope: &'s Scope<'_>,
+    path: &'p Named,
+    scopes: &'s Scopes<'s>,
+) -> Option<(&'s Scope<'s>, &'p [String])> {
+    let (first, rest) = path.segments.split_first()?;
+    let mut base = scope.module.path.clone();
+    let mut segments = &path.segments[..];
+    match first.as_str() {
+        "crate" => {
+            base.clear();
+            segments = rest;
+        }
+        "self" => segments = rest,
+        "super" => {
+            let mut inline = path.inline;
+            while let Some((first, rest)) = segments.split_first()
+                && first == "super"
+            {
+                match inline {
+                    0 => drop(base.pop()),
+                    _ => inline -= 1,
+                }
+                segments = rest;
+            }
+        }
+        first if scope.module.children.contains_key(first) => {}
+        _ => return None,
+    }
+    let mut found: &Scope<'_> = scopes.get(&base[..])?;
+    while let Some((next, rest)) = segments.split_first() {
+        base.push(next.clone());
+        match scopes.get(&base[..]) {
+            Some(child) => (found, segments) = (child, rest),
+            None => break,
+        }
+    }
+    Some((found, segments))
+}
+
+/// Returns the module that defines the item of a path; `None` if another crate does.
+fn definition<'s>(
+    scope: &'s Scope<'_>,
+    path: &Named,
+    scopes: &'s Scopes<'s>,
+    re_exports: usize,
+) -> Option<&'s [String]> {
+    let (target, within) = module(scope, path, scopes)?;
+    let own = Some(&target.module.path[..]);
+    let Some(name) = within.first().filter(|name| !target.items.contains(*name)) else {
+        return own;
+    };
+    let Some(re_exports) = re_exports.checked_sub(1) else {
+        return own;
+    };
+    if let Some(import) = target.imports(name).next() {
+        return definition(target, import, scopes, re_exports);
+    }
+    let in_globs = target.imports("*").find_map(|glob| {
+        let (of, _) = module(target, glob, scopes)?;
+        of.items.contains(name).then_some(&of.module.path[..])
+    });
+    // Otherwise a name that a macro makes.
+    in_globs.or(own)
+}
+
+/// Returns the names of the items that are not for tests only.
+fn items(items: &[Item]) -> BTreeSet<String> {
+    let shipped = items.iter().filter(|item| !is_for_tests(attributes(item)));
+    let name = |item: &Item| {
+        Some(match item {
+            Item::Const(item) => item.ident.to_string(),
+            Item::Enum(item) => item.ident.to_string(),
+            Item::Fn(item) => item.sig.ident.to_string(),
+            Item::Macro(item) => item.ident.as_ref()?.to_string(),
+            Item::Mod(item) if item.content.is_some() => item.ident.to_string(),
+            Item::Static(item) => item.ident.to_string(),
+            Item::Struct(item) => item.ident.to_string(),
+            Item::Trait(item) => item.ident.to_string(),
+            Item::Type(item) => item.ident.to_string(),
+            Item::Union(item) => item.ident.to_string(),
+            _ => return None,
+        })
+    };
+    shipped.filter_map(name).collect()
+}
+
+/// Returns the ancestors of two modules that are siblings, and of a module that contains the other its own file.
+/// `None`: a module's path to itself.
+fn of_one_level(from: &[String], to: &[String]) -> Option<(Path, Path)> {
+    let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+    let node = |path: &[String]| match path.get(..=common) {
+        Some(node) => node.to_vec(),
+        None => [path, &["self".to_owned()]].concat(),
+    };
+    let (from, to) = (node(from), node(to));
+    (from != to).then_some((from, to))
+}
+
+fn strongly_connected(edges: &Edges) -> Vec<BTreeSet<Path>> {
+    let reach = |start: &Path| {
+        let mut seen = BTreeSet::new();
+        let mut open = vec![start];
+        while let Some(next) = open.pop() {
+            for to in edges.get(next).into_iter().flatten() {
+                if seen.insert(to.clone()) {
+                    open.push(to);
+                }
+            }
+        }
+        seen
+    };
+    let reached: BTreeMap<&Path, BTreeSet<Path>> =
+        edges.keys().map(|path| (path, reach(path))).collect();
+    let mut cycles = BTreeSet::new();
+    for (path, theirs) in &reached {
+        let back = |other: &&Path| reached.get(other).is_some_and(|seen| seen.contains(*path));
+        let cycle: BTreeSet<Path> = theirs.iter().filter(back).cloned().collect();
+        if cycle.len() > 1 {
+            cycles.insert(cycle);
+        }
+    }
+    cycles.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::source::made_up, *};
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        let sources: Vec<_> = files
+            .iter()
+            .map(|(path, text)| made_up(path, text))
+            .collect();
+        let package = Package {
+            name: "made-up".to_owned(),
+            ..Package::default()
+        };
+        broken(&package, &sources)
+    }
+
+    const LIB: (&str, &str) = ("lib.rs", "mod a; mod b;");
+
+    #[test]
+    fn siblings_that_name_each_other_are_a_cycle() {
+        let cycle = [
+            LIB,
+            ("a.rs", "use crate::b::B; pub struct A;"),
+            ("b.rs", "mod c; pub struct B;"),
+            ("b/c.rs", "fn c() -> crate::a::A { todo!() }"),
+        ];
+        assert_eq!(found(&cycle), ["made-up: modules in a cycle: a, b"]);
+        let by_re_export = [
+            (
+                "lib.rs",
+                "mod a; mod b; pub use a::A; pub use b::*; pub struct Mine;",
+            ),
+            ("a.rs", "use crate::B; pub struct A;"),
+            ("b.rs", "use crate::A; pub struct B;"),
+        ];
+        assert_eq!(found(&by_re_export), ["made-up: modules in a cycle: a, b"]);
+    }
+
+    #[test]
+    fn parent_and_child_that_name_each_others_items_are_a_cycle() {
+        let parent = |text: &'static str| {
+            [
+                ("lib.rs", "mod a;"),
+                ("a.rs", text),
+                ("a/d.rs", "mod e; pub struct D;"),
+                ("a/d/e.rs", "fn e(_: crate::a::A) {}"),
+            ]
+        };
+        let cycle = ["made-up: modules in a cycle: a::d, a::self"];
+        for text in [
+            "mod d; use d::D; pub struct A(D);",
+            "mod d; pub use d::D; pub struct A(D);",
+            "mod d; pub struct A; fn f() -> d::D { todo!() }",
+        ] {
+            assert_eq!(found(&parent(text)), cycle, "{text}");
+        }
+        for text in [
+            "mod d; pub use d::D; pub struct A;",
+            "mod d; use d::D; pub use std::sync::Arc as A;",
+        ] {
+            assert_eq!(found(&parent(text)), Vec::<String>::new(), "{text}");
+        }
+    }
+
+    #[test]
+    fn tests_and_visibilities_are_no_imports() {
+        let tree = [
+            LIB,
+            (
+                "a.rs",
+                "mod d; use d::D; pub struct A(D); #[cfg(test)] mod tests { use crate::b::B; }",
+            ),
+            ("a/d.rs", "pub(in crate::a) struct D;"),
+            (
+                "b.rs",
+                "use super::a::A; pub struct B; #[cfg(test)] mod tests; mod inline { use super::super::a; }",
+            ),
+            ("b/tests.rs", "use crate::b::*;"),
+        ];
+        assert_eq!(found(&tree), Vec::<String>::new());
+    }
+}

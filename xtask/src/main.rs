@@ -6,6 +6,7 @@ mod bench;
 mod book;
 mod cluster;
 mod cross;
+mod debian;
 mod demo;
 mod dist;
 mod fuzz;

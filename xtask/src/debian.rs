@@ -21,6 +21,34 @@ pub(crate) fn unpacked(architecture: Architecture, package: &str) -> Result<Path
     })
 }
 
+/// Returns a directory of the files of a package and of all those that it depends on.
+pub(crate) fn unpacked_with_dependencies(
+    architecture: Architecture,
+    package: &str,
+) -> Result<PathBuf> {
+    let name = format!("{package}-and-dependencies");
+    unpack(architecture, &name, |database, archives| {
+        let mut apt = database.command("apt-get");
+        apt.arg("-o")
+            .arg(format!("Dir::Cache::archives={}", archives.display()))
+            .args(["-q", "-y", "--download-only", "--no-install-recommends"])
+            .args(["install", package]);
+        Ok(apt)
+    })
+}
+
+/// Returns the directory of the files of the package that a metapackage depends on first: the newest kernel, for one.
+pub(crate) fn unpacked_newest(architecture: Architecture, metapackage: &str) -> Result<PathBuf> {
+    unpack(architecture, metapackage, |database, archives| {
+        let newest = database.dependency(metapackage);
+        let package = newest?
+            .with_context(|| format!("Debian has no {metapackage} for {}", architecture.name()))?;
+        let mut apt = database.command("apt-get");
+        apt.args(["-q", "download", &package]).current_dir(archives);
+        Ok(apt)
+    })
+}
+
 /// Runs the command that downloads packages to a directory, and unpacks them into the one that it returns.
 fn unpack(
     architecture: Architecture,
@@ -98,6 +126,17 @@ impl Database {
             &mut update,
         )?;
         Ok(database)
+    }
+
+    /// Returns the first package that a package depends on.
+    fn dependency(&self, package: &str) -> Result<Option<String>> {
+        let mut apt = self.command("apt-cache");
+        let output = apt.args(["depends", package]).output();
+        let output = output.context("cannot start apt-cache")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut lines = text.lines();
+        let dependency = lines.find_map(|line| line.trim().strip_prefix("Depends: "));
+        Ok(dependency.map(str::to_owned))
     }
 
     /// Returns a command of apt that uses the database.

@@ -1,7 +1,6 @@
 //! Builds for other architectures than this machine's: compiler targets, Debian's cross compilers, and an emulator.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -9,7 +8,7 @@ use std::{
 use ambit_images::Architecture;
 use anyhow::{Context, Result, ensure};
 
-use crate::shell;
+use crate::{debian, shell};
 
 /// Installs the standard library of Rust for a target if it is not there. Only builds for that target need it.
 pub(crate) fn install_target(target: &str) -> Result<()> {
@@ -85,52 +84,7 @@ pub(crate) fn busybox(architecture: Architecture) -> Result<PathBuf> {
     if architecture.is_native() {
         return Ok(PathBuf::from(ambit_images::BUSYBOX));
     }
-    let directory = shell::target_dir()
-        .join("busybox")
-        .join(architecture.name());
-    let path = directory.join("contents/bin/busybox");
-    if path.exists() {
-        return Ok(path);
-    }
-    // A package database of its own: with this machine's, apt would have to know the other architecture.
-    for part in ["state/lists/partial", "cache/archives/partial", "contents"] {
-        fs::create_dir_all(directory.join(part))?;
-    }
-    fs::write(directory.join("state/status"), "")?;
-    let options = [
-        format!("Dir::State={}/state", directory.display()),
-        format!("Dir::State::status={}/state/status", directory.display()),
-        format!("Dir::Cache={}/cache", directory.display()),
-        format!("APT::Architecture={}", architecture.name()),
-        format!("APT::Architectures={}", architecture.name()),
-    ];
-    let apt = |words: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        apt.arg("-q");
-        for option in &options {
-            apt.args(["-o", option]);
-        }
-        apt.args(words).current_dir(&directory);
-        apt
-    };
-    let name = architecture.name();
-    shell::run(&format!("packages of {name}"), &mut apt(&["update"]))?;
-    shell::run(
-        &format!("Busybox of {name}"),
-        &mut apt(&["download", "busybox-static"]),
-    )?;
-    let packages = fs::read_dir(&directory)?.collect::<Result<Vec<_>, _>>()?;
-    let package = packages
-        .iter()
-        .map(fs::DirEntry::path)
-        .find(|path| path.extension().is_some_and(|ending| ending == "deb"))
-        .context("apt-get downloaded no package of Busybox")?;
-    let mut unpack = Command::new("dpkg-deb");
-    unpack
-        .arg("-x")
-        .arg(package)
-        .arg(directory.join("contents"));
-    shell::run(&format!("unpack Busybox of {name}"), &mut unpack)?;
+    let path = debian::unpacked(architecture, "busybox-static")?.join("bin/busybox");
     ensure!(path.exists(), "the package has no {}", path.display());
     Ok(path)
 }

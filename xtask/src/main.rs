@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
+mod arm64;
 mod bench;
 mod book;
 mod cluster;
 mod cross;
+mod debian;
 mod demo;
 mod dist;
 mod fuzz;
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     let result = match args.first().map(String::as_str) {
         Some("demo") => demo::run(),
         Some("test") => test::run(args.get(1..).unwrap_or_default()),
+        Some("arm64") => arm64::run(),
         Some("spire") => test::spire(),
         Some("check") => test::check(),
         Some("tidy") => tidy::run(),

@@ -137,6 +137,12 @@ const AMD64: &[Need] = &[
     },
 ];
 
+/// Emulator of arm64 machines, besides [`ARM64`].
+const ARM64_MACHINE: &[Need] = &[Need {
+    paths: &["/usr/bin/qemu-system-aarch64"],
+    package: "qemu-system-arm",
+}];
+
 /// Third-party server and proxy.
 const NGINX: &[Need] = &[Need {
     paths: &["/usr/sbin/nginx"],
@@ -260,6 +266,8 @@ pub(crate) enum Purpose {
     Images,
     /// Programs for an architecture other than this machine's.
     Cross(Architecture),
+    /// An emulated arm64 machine that runs cross-compiled programs.
+    Arm64Machine,
     Web,
     Spire,
 }
@@ -271,6 +279,7 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
         Purpose::Images => &[BUILD, IMAGES],
         Purpose::Cross(Architecture::Amd64) => &[BUILD, AMD64],
         Purpose::Cross(Architecture::Arm64) => &[BUILD, ARM64],
+        Purpose::Arm64Machine => &[BUILD, IMAGES, ARM64, ARM64_MACHINE],
         Purpose::Web => &[NODE],
         Purpose::Spire => &[BUILD, GO],
         Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],

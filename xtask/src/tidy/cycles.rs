@@ -28,7 +28,6 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-cli", 26),
     ("ambit-cluster-tests", 5),
     ("ambit-derive", 40),
-    ("ambit-fetch", 3),
     ("ambit-flow-reader", 2),
     ("ambit-l7", 9),
     ("ambit-lab", 4),
@@ -38,8 +37,7 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-rt", 4),
     ("ambit-tls", 5),
     ("ambit-wasm", 12),
-    ("ambit-wasm-modules", 5),
-    ("ambit-waypoint", 25),
+    ("ambit-waypoint-engine", 25),
     ("ambit-wire", 3),
 ];
 

@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use crate::digest;
+use crate::bytes::{digest, read_file};
 
 /// Bytes of all files.
 const MAX_BYTES: u64 = 256 << 20;
@@ -55,7 +55,7 @@ impl Cache {
             }) else {
                 continue;
             };
-            let bytes = crate::file(file.path().to_str()?).await.ok()?;
+            let bytes = read_file(file.path().to_str()?).await.ok()?;
             return (digest(&bytes) == content).then_some(bytes);
         }
         None

@@ -5,22 +5,20 @@
 //! `ambit-wasm` compiles and runs them.
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod cache;
 mod oci;
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use ambit_fetch::{Admission, Client, Get};
 use ambit_model::WaypointExtension;
-use sha2::{Digest as _, Sha256};
-use tokio::io::AsyncReadExt as _;
 
+pub use bytes::FileError;
 pub use oci::OciError;
 
+use bytes::{MAX_MODULE, digest, read_file};
 use cache::Cache;
-
-/// Largest module, and largest layer of an image.
-const MAX_MODULE: usize = 64 << 20;
 
 /// Fetcher of plugins' modules.
 #[derive(Debug)]
@@ -39,18 +37,9 @@ pub enum FetchError {
     /// URL of another scheme.
     #[error("{0}: neither oci, http, https nor file")]
     Scheme(String),
-    /// File that cannot be read.
-    #[error("cannot read {path}")]
-    File {
-        /// Path of the file.
-        path: String,
-        /// Cause of the error.
-        #[source]
-        error: io::Error,
-    },
-    /// File that exceeds the maximum size of modules.
-    #[error("the module has more than {MAX_MODULE} bytes")]
-    TooLarge,
+    /// File that cannot be read, or is too large.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Module with another digest than its plugin's configuration gives.
     #[error("the digest is {is}, not {expected} as in spec.sha256")]
     Digest {
@@ -103,7 +92,7 @@ impl Fetcher {
     ) -> Result<Arc<[u8]>, FetchError> {
         let (url, expected) = (config.url.as_str(), config.sha256.as_str());
         if let Some(path) = url.strip_prefix("file://") {
-            let bytes = file(path).await?;
+            let bytes = read_file(path).await?;
             return Ok(compared(bytes, expected, None)?.into());
         }
         // What a digest names does not change.
@@ -165,32 +154,6 @@ fn compared(bytes: Vec<u8>, expected: &str, image: Option<&str>) -> Result<Vec<u
     })
 }
 
-/// SHA-256 digest in hexadecimal.
-fn digest(bytes: &[u8]) -> String {
-    format!("{:x}", Sha256::digest(bytes))
-}
-
-async fn file(path: &str) -> Result<Vec<u8>, FetchError> {
-    let error = |error| FetchError::File {
-        path: path.to_owned(),
-        error,
-    };
-    // Neither a device nor a pipe: opening one could wait for ever.
-    let metadata = tokio::fs::metadata(path).await.map_err(error)?;
-    if !metadata.is_file() {
-        return Err(error(io::Error::other("it is no file")));
-    }
-    let file = tokio::fs::File::open(path).await.map_err(error)?;
-    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
-    let mut bytes = Vec::new();
-    let mut bounded = file.take(most + 1);
-    bounded.read_to_end(&mut bytes).await.map_err(error)?;
-    if bytes.len() > MAX_MODULE {
-        return Err(FetchError::TooLarge);
-    }
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,16 +171,6 @@ mod tests {
         ] {
             let compared = compared(module.clone(), expected, image);
             assert_eq!(compared.is_ok(), fits, "{expected:?} {image:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn what_is_no_file_is_not_read() {
-        for path in ["/dev/zero", "/", "/nowhere/at/all"] {
-            assert!(
-                matches!(file(path).await, Err(FetchError::File { .. })),
-                "{path}"
-            );
         }
     }
 }

@@ -18,13 +18,11 @@ use tokio::{
 };
 
 use crate::{
-    Admission, FetchError,
+    Admission,
+    error::{FetchError, MAX_REDIRECTS},
     url::{named, parse, redirected},
 };
 use tls::Tls;
-
-/// Maximum redirects of a fetch.
-pub(crate) const MAX_REDIRECTS: usize = 5;
 
 /// Client that calls only addresses that its guard permits. Clones share the TLS configuration.
 #[derive(Clone, Debug)]

@@ -5,7 +5,8 @@ use std::{error::Error, io};
 use ambit_egress::ConnectError;
 use http::StatusCode;
 
-use crate::client::MAX_REDIRECTS;
+/// Maximum redirects of a fetch.
+pub(crate) const MAX_REDIRECTS: usize = 5;
 
 /// Error of a fetch. URLs are without queries, in which redirects may have signatures that grant access.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use http::Uri;
 
-use crate::FetchError;
+use crate::error::FetchError;
 
 /// Parses a URL with a host, of http or https.
 pub(crate) fn parse(url: &str) -> Result<Uri, FetchError> {

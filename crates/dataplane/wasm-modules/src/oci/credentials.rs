@@ -5,7 +5,7 @@ use base64::prelude::BASE64_STANDARD;
 use http::HeaderValue;
 use serde_json::Value;
 
-use crate::OciError;
+use super::error::OciError;
 
 /// User and password for a repository, as HTTP has them: of the entries for its registry the one with the longest path.
 pub(super) fn credentials(

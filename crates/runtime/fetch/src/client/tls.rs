@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
 use tokio_rustls::TlsConnector;
 
-use crate::FetchError;
+use crate::error::FetchError;
 
 /// TLS configuration, created on first use. Clones share it.
 #[derive(Clone, Debug, Default)]

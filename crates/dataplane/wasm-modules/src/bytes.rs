@@ -1,0 +1,71 @@
+//! Bytes of modules: their limit, their digest, and reading them from files.
+
+use std::io;
+
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncReadExt as _;
+
+/// Largest module, and largest layer of an image.
+pub(crate) const MAX_MODULE: usize = 64 << 20;
+
+/// Error of reading a module from a file.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// File that cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// Path of the file.
+        path: String,
+        /// Cause of the error.
+        #[source]
+        error: io::Error,
+    },
+    /// File that exceeds the maximum size of modules.
+    #[error("the module has more than {MAX_MODULE} bytes")]
+    TooLarge,
+}
+
+/// SHA-256 digest in hexadecimal.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(bytes))
+}
+
+/// Reads a module from a file.
+///
+/// # Errors
+/// If it is no regular file, cannot be read, or is too large.
+pub(crate) async fn read_file(path: &str) -> Result<Vec<u8>, FileError> {
+    let error = |error| FileError::Read {
+        path: path.to_owned(),
+        error,
+    };
+    // Neither a device nor a pipe: opening one could wait for ever.
+    let metadata = tokio::fs::metadata(path).await.map_err(error)?;
+    if !metadata.is_file() {
+        return Err(error(io::Error::other("it is no file")));
+    }
+    let file = tokio::fs::File::open(path).await.map_err(error)?;
+    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    let mut bounded = file.take(most + 1);
+    bounded.read_to_end(&mut bytes).await.map_err(error)?;
+    if bytes.len() > MAX_MODULE {
+        return Err(FileError::TooLarge);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_no_file_is_not_read() {
+        for path in ["/dev/zero", "/", "/nowhere/at/all"] {
+            assert!(
+                matches!(read_file(path).await, Err(FileError::Read { .. })),
+                "{path}"
+            );
+        }
+    }
+}

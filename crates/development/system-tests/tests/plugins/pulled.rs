@@ -130,7 +130,7 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
         answer.contains(" 503 ")
     });
     scene.secret(labelled, "wrong", &both);
-    scene.until_dumped("refused", "answers with 401");
+    scene.until_dumped("refused", "responds with 401");
     scene.until_answers("requests are refused", "", |answer| {
         answer.contains(" 503 ")
     });
@@ -253,9 +253,9 @@ fn hostile_servers_get_nothing_and_harm_nobody() {
         (
             "floods",
             "oci://SERVER/floods:1",
-            "is larger than 4194304 bytes",
+            "is longer than 4194304 bytes",
         ),
-        ("leads", "oci://SERVER/leads:1", "answers with 401"),
+        ("leads", "oci://SERVER/leads:1", "responds with 401"),
         ("tells", "oci://SERVER/tells:1", "in plaintext"),
         (
             "nonsense",

@@ -1,7 +1,6 @@
 //! HTTP inside a tunnel: each request is normalized, authorized, routed, and forwarded.
 
 mod admit;
-mod answer;
 mod backend;
 mod body;
 mod connection;
@@ -15,6 +14,7 @@ mod mirror;
 mod reply;
 mod report;
 mod request_headers;
+mod response_body;
 mod response_headers;
 mod routing;
 mod send;

@@ -3,5 +3,5 @@
 pub(super) mod admission;
 pub(super) mod authentication;
 pub(super) mod authorizer;
-pub(super) mod judgement;
 pub(super) mod passing;
+pub(super) mod request_authorization;

@@ -15,31 +15,31 @@ use super::{
     admit::{
         admission::Admission,
         authentication::authenticate,
-        authorizer::{Authorized, ExternalAuthorization, authorize},
-        judgement::judge,
+        authorizer::{ExternalAuthorization, ExternalOutcome, authorize_externally},
         passing::{Passing, Trailers},
+        request_authorization::authorize,
     },
-    answer::{Answer, ApplicationBody},
     body::{
         idle::IdleTimeout,
         interim::{self, Expectation},
     },
     connection::header_timeout::RequestPacing,
-    extension::{Extended, Extension},
+    extension::{PluginsOutcome, RequestPlugins},
     fault,
     form::{self, Form, is_grpc},
-    limits::{self, Counted, Limited},
+    limits::{self, CountedRequest, RateLimitHeaders},
     mirror::{self, MirrorSource, Mirroring},
     reply::Reply,
     report::record::Record,
     request_headers::{complete, strip},
+    response_body::{ApplicationBody, ResponseBody},
     response_headers,
     routing::{
-        backend_authorization::judge_backend,
+        backend_authorization::authorize_backend,
         client_route::Original,
-        routed::{Crossing, Routed, Taken, misdirected, route},
+        routed::{CorsHeaders, RoutingResult, SelectedRoute, misdirected, route},
     },
-    send::{self, Failure, Sending, Sent, outgoing, retrying::RetryPolicy},
+    send::{self, Failure, Sending, UpstreamResponse, outgoing, retrying::RetryPolicy},
     upgrade::{self, PendingUpgrade, Upgrade},
 };
 use crate::{
@@ -77,7 +77,7 @@ pub(super) async fn respond(
     };
     let response = match outcome {
         Ok(response) => response,
-        Err(Stop::Answered(response)) => *response,
+        Err(Stop::Responded(response)) => *response,
         Err(Stop::Refused(reply)) => exchange.refuse(reply),
     };
     exchange.finish(response, unread).await
@@ -89,9 +89,9 @@ struct Exchange {
     is_grpc: bool,
     record: Record,
     pending_upgrade: PendingUpgrade,
-    plugins: Option<Box<Extended>>,
-    crossing: Crossing,
-    limited: Limited,
+    plugins: Option<Box<RequestPlugins>>,
+    cors_headers: CorsHeaders,
+    limit_headers: RateLimitHeaders,
 }
 
 /// End of an exchange in the waypoint.
@@ -99,7 +99,7 @@ enum Stop {
     /// Refusal or failure.
     Refused(Reply),
     /// Response of a provider, plugin or route.
-    Answered(Box<Response<Answer>>),
+    Responded(Box<Response<ResponseBody>>),
 }
 
 impl From<Reply> for Stop {
@@ -149,7 +149,7 @@ struct Awaited {
 
 /// Response of an endpoint, whose body has not been read.
 struct Arrived {
-    sent: Sent,
+    sent: UpstreamResponse,
     awaited: Awaited,
 }
 
@@ -165,30 +165,30 @@ impl Exchange {
             record.received.completed();
         }
         let exchange = Self {
-            plugins: Extended::of(&session, is_grpc),
+            plugins: RequestPlugins::of(&session, is_grpc),
             session,
             is_grpc,
             record,
             pending_upgrade,
-            crossing: Crossing::default(),
-            limited: Limited::default(),
+            cors_headers: CorsHeaders::default(),
+            limit_headers: RateLimitHeaders::default(),
         };
         (exchange, request)
     }
 
-    async fn run(&mut self, request: Request<Incoming>) -> Result<Response<Answer>, Stop> {
+    async fn run(&mut self, request: Request<Incoming>) -> Result<Response<ResponseBody>, Stop> {
         let mut accepted = self.accept(request)?;
         let mut admitted = self.admit(&mut accepted).await?;
-        let mut taken = self.route(&accepted)?;
+        let mut selected = self.route(&accepted)?;
         self.limit(&accepted, &admitted).await?;
-        self.change(&mut accepted, &mut taken, &mut admitted)
+        self.change(&mut accepted, &mut selected, &mut admitted)
             .await?;
-        let deadline = taken.timeouts().request;
+        let deadline = selected.timeouts().request;
         let deadline = deadline.map(|timeout| accepted.began + timeout);
-        self.delay(&taken, &admitted, deadline).await?;
-        let outbound = self.prepare(accepted, &mut admitted, &taken, deadline)?;
-        let arrived = self.send(outbound, &taken).await?;
-        Ok(self.respond(arrived, admitted, &taken)?)
+        self.delay(&selected, &admitted, deadline).await?;
+        let outbound = self.prepare(accepted, &mut admitted, &selected, deadline)?;
+        let arrived = self.send(outbound, &selected).await?;
+        Ok(self.respond(arrived, admitted, &selected)?)
     }
 
     /// Normalizes a request, and removes what is not forwarded.
@@ -233,11 +233,11 @@ impl Exchange {
         self.extend(ExtensionPhase::Authz, accepted).await?;
         let by = (&proved, &external);
         let (request, form) = (&accepted.request, &accepted.form);
-        let mut admission = judge(&self.session, request, form, by, &mut self.record)?;
+        let mut admission = authorize(&self.session, request, form, by, &mut self.record)?;
         // The authorized form is the one that is forwarded.
         if self.extend(ExtensionPhase::Unspecified, accepted).await? {
             let (request, form) = (&accepted.request, &accepted.form);
-            admission = judge(&self.session, request, form, by, &mut self.record)?;
+            admission = authorize(&self.session, request, form, by, &mut self.record)?;
         }
         // A plugin may have made another request of it.
         if *accepted.request.method() != Method::GET && accepted.upgrade.take().is_some() {
@@ -261,11 +261,12 @@ impl Exchange {
             ..
         } = accepted;
         let context = (*hops, is_grpc(request), &*idle);
-        let authorizing = authorize(&self.session, request, form, &mut self.record, context);
+        let authorizing =
+            authorize_externally(&self.session, request, form, &mut self.record, context);
         match Box::pin(authorizing).await? {
-            Authorized::On(external) => Ok(external),
-            Authorized::Answered(response) => {
-                Err(Stop::Answered(Box::new(response.map(Answer::Own))))
+            ExternalOutcome::Allowed(external) => Ok(external),
+            ExternalOutcome::Responded(response) => {
+                Err(Stop::Responded(Box::new(response.map(ResponseBody::Own))))
             }
         }
     }
@@ -281,31 +282,39 @@ impl Exchange {
         };
         let running = plugins.request(upto, &mut accepted.request, &mut accepted.form);
         match running.await? {
-            Extension::Unchanged => Ok(false),
-            Extension::Seen => Ok(true),
-            Extension::Answered(response) => Err(Stop::Answered(response)),
+            PluginsOutcome::Unchanged => Ok(false),
+            PluginsOutcome::MayHaveChanged => Ok(true),
+            PluginsOutcome::Responded(response) => Err(Stop::Responded(response)),
         }
     }
 
     /// Chooses a route and a backend.
-    fn route(&mut self, accepted: &Accepted) -> Result<Taken, Stop> {
+    fn route(&mut self, accepted: &Accepted) -> Result<SelectedRoute, Stop> {
         let Accepted { request, form, .. } = accepted;
-        let (record, crossing) = (&mut self.record, &mut self.crossing);
-        match route(&self.session, request, form, record, crossing)? {
-            Routed::On(taken) => Ok(taken),
-            Routed::Answered(response) => Err(Stop::Answered(Box::new(response.map(Answer::Own)))),
+        let (record, cors_headers) = (&mut self.record, &mut self.cors_headers);
+        match route(&self.session, request, form, record, cors_headers)? {
+            RoutingResult::Selected(selected) => Ok(selected),
+            RoutingResult::Responded(response) => {
+                Err(Stop::Responded(Box::new(response.map(ResponseBody::Own))))
+            }
         }
     }
 
     /// Counts the request against the limits of the requested service.
     async fn limit(&mut self, accepted: &Accepted, admitted: &Admitted) -> Result<(), Reply> {
         let attachments = self.session.attachments();
-        let counted = Counted {
+        let counted = CountedRequest {
             services: attachments.services(),
             request: accepted.form.as_received(&accepted.request),
         };
         let admission = (&admitted.admission, accepted.hops);
-        limits::limit(&self.session, (counted, None), admission, &mut self.limited).await
+        limits::limit(
+            &self.session,
+            (counted, None),
+            admission,
+            &mut self.limit_headers,
+        )
+        .await
     }
 
     /// Applies the route's filters, now that the original request has been authorized and routed, and authorizes the
@@ -313,23 +322,24 @@ impl Exchange {
     async fn change(
         &mut self,
         accepted: &mut Accepted,
-        taken: &mut Taken,
+        selected: &mut SelectedRoute,
         admitted: &mut Admitted,
     ) -> Result<(), Reply> {
         let Accepted { request, form, .. } = accepted;
         let session = &self.session;
-        let original = Original::of(taken, request, form);
-        taken.change(session, request.headers_mut(), form)?;
-        taken.name_host(session, form)?;
+        let original = Original::of(selected, request, form);
+        selected.change(session, request.headers_mut(), form)?;
+        selected.name_host(session, form)?;
         if let Some(original) = &original {
             original.restore_claims(session, request.headers_mut());
         }
         let admission = admitted.admission.clone();
-        admitted.admission = judge_backend(admission, taken, request, form, &mut self.record)?;
+        admitted.admission =
+            authorize_backend(admission, selected, request, form, &mut self.record)?;
         if let Some(original) = &original {
-            let sent = (&taken.destination, &*request, &*form);
+            let sent = (&selected.destination, &*request, &*form);
             let admission = (&admitted.admission, accepted.hops);
-            Box::pin(original.admit(session, sent, admission, &mut self.limited)).await?;
+            Box::pin(original.admit(session, sent, admission, &mut self.limit_headers)).await?;
         }
         Ok(())
     }
@@ -337,11 +347,11 @@ impl Exchange {
     /// Injects the route's fault.
     async fn delay(
         &mut self,
-        taken: &Taken,
+        selected: &SelectedRoute,
         admitted: &Admitted,
         deadline: Option<Instant>,
     ) -> Result<(), Reply> {
-        let Some(injected) = taken.fault() else {
+        let Some(injected) = selected.fault() else {
             return Ok(());
         };
         let admission = &admitted.admission;
@@ -359,7 +369,7 @@ impl Exchange {
         &mut self,
         accepted: Accepted,
         admitted: &mut Admitted,
-        taken: &Taken,
+        selected: &SelectedRoute,
         deadline: Option<Instant>,
     ) -> Result<Outbound, Reply> {
         let Accepted {
@@ -373,7 +383,7 @@ impl Exchange {
             ..
         } = accepted;
         let session = &self.session;
-        let destination = &taken.destination;
+        let destination = &selected.destination;
         let version = version(session, destination, upgrade.as_ref(), request.version());
         complete(session, &mut request, &form);
         let (parts, incoming) = request.into_parts();
@@ -398,14 +408,14 @@ impl Exchange {
         }
         // What follows an upgrade is no request that could be mirrored.
         let mirrors = match upgrade {
-            None => taken.mirrors(),
+            None => selected.mirrors(),
             Some(_) => Vec::new(),
         };
         let source = MirrorSource {
             head: &parts,
             form: &form,
             admission,
-            route_owner: taken.route_owner(),
+            route_owner: selected.route_owner(),
             hops,
         };
         let (body, mirroring) = mirror::mirror(session, &mirrors, source, body);
@@ -435,7 +445,11 @@ impl Exchange {
     }
 
     /// Sends a request, with retries, and waits for the head of its response.
-    async fn send(&mut self, outbound: Outbound, taken: &Taken) -> Result<Arrived, Stop> {
+    async fn send(
+        &mut self,
+        outbound: Outbound,
+        selected: &SelectedRoute,
+    ) -> Result<Arrived, Stop> {
         let Outbound {
             request,
             hops,
@@ -446,28 +460,28 @@ impl Exchange {
         } = outbound;
         let sending = Sending {
             hops,
-            attempt_timeout: taken.timeouts().backend_request,
-            again: match taken.retry() {
+            attempt_timeout: selected.timeouts().backend_request,
+            again: match selected.retry() {
                 _ if retry_mark.is_set() => RetryPolicy::Unsent,
                 Some(rule) => RetryPolicy::ByRule(rule),
                 None => RetryPolicy::Safely,
             },
             retry_mark,
-            sticky: taken.sticky(),
+            sticky: selected.sticky(),
         };
-        let (session, destination) = (self.session.clone(), &taken.destination);
+        let (session, destination) = (self.session.clone(), &selected.destination);
         let sending = send::send(&session, destination, awaited.version, sending, request);
         let sending = pin!(sending);
         let limits = (awaited.deadline, &*unread);
         let first = first_response(sending, limits, self.plugins.as_deref()).await;
         mirroring.original_over();
         match first {
-            FirstResponse::Sent(Ok(sent)) => Ok(Arrived { sent, awaited }),
-            FirstResponse::Sent(Err(failure)) => {
+            FirstResponse::Upstream(Ok(sent)) => Ok(Arrived { sent, awaited }),
+            FirstResponse::Upstream(Err(failure)) => {
                 let reply = awaited.idle.reply();
                 Err(Stop::Refused(reply.unwrap_or_else(|| self.fail(failure))))
             }
-            FirstResponse::Plugin(response) => Err(Stop::Answered(Box::new(response))),
+            FirstResponse::Plugin(response) => Err(Stop::Responded(Box::new(response))),
         }
     }
 
@@ -476,10 +490,10 @@ impl Exchange {
         &mut self,
         arrived: Arrived,
         admitted: Admitted,
-        taken: &Taken,
-    ) -> Result<Response<Answer>, Reply> {
+        selected: &SelectedRoute,
+    ) -> Result<Response<ResponseBody>, Reply> {
         let Arrived { sent, awaited } = arrived;
-        let Sent {
+        let UpstreamResponse {
             mut response,
             chosen,
             flags,
@@ -488,7 +502,7 @@ impl Exchange {
         // Of its own connection, whatever the endpoint speaks (RFC 9110, section 2.5).
         *response.version_mut() = http::Version::HTTP_11;
         if let Some(workload) = &chosen.workload {
-            taken.continue_session(workload.uid(), response.headers_mut());
+            selected.continue_session(workload.uid(), response.headers_mut());
         }
         self.record.reached(chosen, flags);
         let is_switched = match &awaited.upgrade {
@@ -505,14 +519,14 @@ impl Exchange {
             )?;
             // What follows is no part of the answer.
             self.record.sent.completed();
-            return Ok(switched.map(Answer::Own));
+            return Ok(switched.map(ResponseBody::Own));
         }
         response_headers::check(session, &mut response)?;
         let headers = response.headers_mut();
-        admitted.external.change_answer(session, headers);
-        taken.change_answer(headers);
+        admitted.external.change_response(session, headers);
+        selected.change_response(headers);
         Ok(response.map(|incoming| {
-            Answer::Application(ApplicationBody {
+            ResponseBody::Application(ApplicationBody {
                 incoming,
                 admission: admitted.admission,
                 deadline: awaited.deadline,
@@ -531,19 +545,19 @@ impl Exchange {
         failure.reply
     }
 
-    fn refuse(&mut self, reply: Reply) -> Response<Answer> {
+    fn refuse(&mut self, reply: Reply) -> Response<ResponseBody> {
         self.record.replied(&reply);
-        reply.into_response(self.is_grpc).map(Answer::Own)
+        reply.into_response(self.is_grpc).map(ResponseBody::Own)
     }
 
     /// Adds what the waypoint adds to every response, runs plugins on it, and streams its body.
     async fn finish(
         mut self,
-        mut response: Response<Answer>,
+        mut response: Response<ResponseBody>,
         unread: &Arc<Notify>,
     ) -> Response<Body> {
-        self.crossing.change_answer(response.headers_mut());
-        self.limited.change_answer(response.headers_mut());
+        self.cors_headers.change_response(response.headers_mut());
+        self.limit_headers.change_response(response.headers_mut());
         if let Some(plugins) = &self.plugins {
             response = Box::pin(plugins.answer(response, &mut self.record)).await;
         }
@@ -556,8 +570,8 @@ impl Exchange {
             ..
         } = self;
         let body = match body {
-            Answer::Own(body) => body,
-            Answer::Application(body) => {
+            ResponseBody::Own(body) => body,
+            ResponseBody::Application(body) => {
                 let sent = record.sent.clone();
                 let passing = (body.admission, Trailers::OfResponse);
                 let keep = (record, body.early);

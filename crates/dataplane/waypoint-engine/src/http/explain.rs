@@ -22,7 +22,7 @@ use super::{
         admission::{Admission, Facts},
         authentication::authenticate,
         authorizer::{self, ExternalAuthorization},
-        judgement::judge,
+        request_authorization::authorize,
     },
     backend::destination::Destination,
     fault,
@@ -31,9 +31,9 @@ use super::{
     report::observer::Observer,
     request_headers::strip,
     routing::{
-        backend_authorization::judge_backend,
+        backend_authorization::authorize_backend,
         client_route::Original,
-        routed::{self, Crossing, Routed, Taken, misdirected},
+        routed::{self, CorsHeaders, RoutingResult, SelectedRoute, misdirected},
     },
     send::Failure,
 };
@@ -85,7 +85,7 @@ impl Observer for Decisions {
         self.unauthenticated = Some(why.clone());
     }
 
-    fn judged(&mut self, decision: &HttpDecision) {
+    fn policies_decided(&mut self, decision: &HttpDecision) {
         self.decision = Some(decision.clone());
     }
 
@@ -101,30 +101,30 @@ impl Walk {
         let external = self.provider(request, &form)?;
         let proved = self.authentication(request, &mut form)?;
         let admission = self.authorization(request, &form, &proved, &external)?;
-        let mut taken = match self.route(request, &form)? {
-            Routed::On(taken) => taken,
-            Routed::Answered(response) => return Ok(self.answered_by_route(&response)),
+        let mut selected = match self.route(request, &form)? {
+            RoutingResult::Selected(selected) => selected,
+            RoutingResult::Responded(response) => return Ok(self.answered_by_route(&response)),
         };
         self.limits();
-        let original = Original::of(&taken, request, &form);
-        let changed = taken.change(&self.session, request.headers_mut(), &mut form);
-        let changed = changed.and_then(|()| taken.name_host(&self.session, &form));
-        self.filters(&taken, changed.as_ref().err());
+        let original = Original::of(&selected, request, &form);
+        let changed = selected.change(&self.session, request.headers_mut(), &mut form);
+        let changed = changed.and_then(|()| selected.name_host(&self.session, &form));
+        self.filters(&selected, changed.as_ref().err());
         changed?;
         if let Some(original) = &original {
             original.restore_claims(&self.session, request.headers_mut());
         }
-        self.backend_authorization(admission, &taken, request, &form)?;
+        self.backend_authorization(admission, &selected, request, &form)?;
         if let Some(original) = &original {
-            let sent = (&taken.destination, &*request, &form);
+            let sent = (&selected.destination, &*request, &form);
             if let Err(reply) = original.attachments(&self.session, sent) {
                 let why = "tokens or plugins of the service that the route forwards to were not applied to the request";
                 self.push(StepKind::BackendAuthorization, StepResult::Refused, why);
                 return Err(reply);
             }
         }
-        self.fault(&taken)?;
-        self.destination(&taken.destination).await
+        self.fault(&selected)?;
+        self.destination(&selected.destination).await
     }
 
     fn push(&mut self, step: StepKind, result: StepResult, why: impl Into<String>) {
@@ -236,24 +236,30 @@ impl Walk {
         let facts = Facts::of(request, form);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
         let by = (proved, external);
-        let admission = judge(&self.session, request, form, by, &mut self.seen);
-        self.judged(StepKind::Authorization, explanation, admission.is_ok());
+        let admission = authorize(&self.session, request, form, by, &mut self.seen);
+        self.policies_decided(StepKind::Authorization, explanation, admission.is_ok());
         admission
     }
 
     /// Reports the decision of the data path's function, with all evaluated policies.
-    fn judged(&mut self, step: StepKind, explanation: HttpExplanation, is_allowed: bool) {
+    fn policies_decided(&mut self, step: StepKind, explanation: HttpExplanation, is_allowed: bool) {
         let decision = self.seen.decision.take();
         let decision = decision.unwrap_or(explanation.decision);
         let step = words::authorization(step, &decision, &explanation.policies, is_allowed);
         self.steps.push(step);
     }
 
-    fn route(&mut self, request: &Request<()>, form: &Form) -> Result<Routed, Reply> {
-        let mut crossing = Crossing::default();
-        let routed = routed::route(&self.session, request, form, &mut self.seen, &mut crossing);
+    fn route(&mut self, request: &Request<()>, form: &Form) -> Result<RoutingResult, Reply> {
+        let mut cors_headers = CorsHeaders::default();
+        let routed = routed::route(
+            &self.session,
+            request,
+            form,
+            &mut self.seen,
+            &mut cors_headers,
+        );
         let considered = self.considered(request, form);
-        let is_answered = matches!(&routed, Ok(Routed::Answered(_)));
+        let is_answered = matches!(&routed, Ok(RoutingResult::Responded(_)));
         let step = match (&self.seen.rule, &routed) {
             (Some(rule), result) => {
                 let refused = result.as_ref().err().map(|reply| &*reply.text);
@@ -315,8 +321,8 @@ impl Walk {
         }
     }
 
-    fn filters(&mut self, taken: &Taken, refused: Option<&Reply>) {
-        let names = taken.applied().map(|applied| applied.names());
+    fn filters(&mut self, selected: &SelectedRoute, refused: Option<&Reply>) {
+        let names = selected.applied().map(|applied| applied.names());
         let names = names.unwrap_or_default().join(", ");
         match refused {
             Some(reply) => self.push(StepKind::Filters, StepResult::Refused, &*reply.text),
@@ -328,23 +334,26 @@ impl Walk {
     fn backend_authorization(
         &mut self,
         admission: Admission,
-        taken: &Taken,
+        selected: &SelectedRoute,
         request: &Request<()>,
         form: &Form,
     ) -> Result<Admission, Reply> {
         let sent = || Facts::as_sent(request, form);
-        let sent = taken.changes_request().then(sent);
-        let explanation = admission.explain_backend(&taken.destination, taken.route_owner(), sent);
-        let admission = judge_backend(admission, taken, request, form, &mut self.seen);
+        let sent = selected.changes_request().then(sent);
+        let explanation =
+            admission.explain_backend(&selected.destination, selected.route_owner(), sent);
+        let admission = authorize_backend(admission, selected, request, form, &mut self.seen);
         if let Some(explanation) = explanation {
             let is_allowed = admission.is_ok();
-            self.judged(StepKind::BackendAuthorization, explanation, is_allowed);
+            self.policies_decided(StepKind::BackendAuthorization, explanation, is_allowed);
         }
         admission
     }
 
-    fn fault(&mut self, taken: &Taken) -> Result<(), Reply> {
-        let fault = taken.applied().and_then(|applied| applied.possible_fault());
+    fn fault(&mut self, selected: &SelectedRoute) -> Result<(), Reply> {
+        let fault = selected
+            .applied()
+            .and_then(|applied| applied.possible_fault());
         let Some(fault) = fault else {
             return Ok(());
         };

@@ -22,7 +22,7 @@ use http::{
 use hyper::body::{Body as _, Incoming};
 use parking_lot::Mutex;
 
-use super::{answer::Answer, form::Form, reply::Reply, report::record::Record};
+use super::{form::Form, reply::Reply, report::record::Record, response_body::ResponseBody};
 use crate::{
     extensions::{CallCause, Counts, Instance, Plugin, Signal},
     headers,
@@ -37,13 +37,13 @@ use crate::{
 const FAILED: &str = "wasm_fail_stream";
 
 /// The plugins of one request that are still to be called, and those that have been.
-pub(super) struct Extended {
+pub(super) struct RequestPlugins {
     session: Arc<Session>,
     is_grpc: bool,
     /// Plugins that have not been called yet; the next one is last.
     waiting: Vec<Arc<Plugin>>,
     called: Vec<Arc<Running>>,
-    answered: Arc<Answered>,
+    answered: Arc<LocalReply>,
     /// Waypoints that the request has passed.
     hops: Hops,
     /// Client on whose behalf the plugin's calls are made.
@@ -68,12 +68,12 @@ impl Drop for Running {
 
 /// Response of a plugin while the body is being sent.
 #[derive(Default)]
-struct Answered {
+struct LocalReply {
     response: Mutex<Option<LocalResponse>>,
     notify: tokio::sync::Notify,
 }
 
-impl Answered {
+impl LocalReply {
     /// Sets the local response, if none is set.
     fn set(&self, response: LocalResponse) {
         self.response.lock().get_or_insert(response);
@@ -82,16 +82,16 @@ impl Answered {
 }
 
 /// Result of the plugins that have run so far.
-pub(super) enum Extension {
+pub(super) enum PluginsOutcome {
     /// The request is unchanged.
     Unchanged,
     /// A plugin ran and may have changed the request.
-    Seen,
+    MayHaveChanged,
     /// A plugin has responded.
-    Answered(Box<Response<Answer>>),
+    Responded(Box<Response<ResponseBody>>),
 }
 
-impl Extended {
+impl RequestPlugins {
     /// Returns the plugins of a request; `None` if there are none.
     pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
@@ -123,12 +123,12 @@ impl Extended {
         upto: ExtensionPhase,
         request: &mut Request<Incoming>,
         form: &mut Form,
-    ) -> Result<Extension, Reply> {
-        let mut seen = Extension::Unchanged;
+    ) -> Result<PluginsOutcome, Reply> {
+        let mut seen = PluginsOutcome::Unchanged;
         while let Some(plugin) = self.waiting.pop_if(|next| next.config.phase <= upto) {
             match self.one(&plugin, request, form).await {
-                Ok(None) => seen = Extension::Seen,
-                Ok(Some(response)) => return Ok(Extension::Answered(Box::new(response))),
+                Ok(None) => seen = PluginsOutcome::MayHaveChanged,
+                Ok(Some(response)) => return Ok(PluginsOutcome::Responded(Box::new(response))),
                 Err(Unable::Failed(why)) => refused_or_left_out(&plugin, &why)?,
                 Err(Unable::Refused(reply)) => return Err(reply),
             }
@@ -141,7 +141,7 @@ impl Extended {
         plugin: &Arc<Plugin>,
         request: &mut Request<Incoming>,
         form: &mut Form,
-    ) -> Result<Option<Response<Answer>>, Unable> {
+    ) -> Result<Option<Response<ResponseBody>>, Unable> {
         let shard = &self.session.shard;
         let instance = plugins::instance(shard, plugin).await;
         let instance = instance.map_err(Unable::Failed)?;
@@ -237,7 +237,7 @@ impl Extended {
     }
 
     /// Completes with a plugin's response to a request whose body is being forwarded.
-    pub(super) async fn answered(&self) -> Response<Answer> {
+    pub(super) async fn answered(&self) -> Response<ResponseBody> {
         loop {
             self.answered.notify.notified().await;
             if let Some(response) = self.answered.response.lock().take() {
@@ -247,7 +247,7 @@ impl Extended {
     }
 
     /// Returns a plugin's response to a failed request.
-    pub(super) fn has_answered(&self) -> Option<Response<Answer>> {
+    pub(super) fn has_answered(&self) -> Option<Response<ResponseBody>> {
         let response = self.answered.response.lock().take()?;
         Some(self.local(response))
     }
@@ -255,16 +255,16 @@ impl Extended {
     /// Runs the plugins that handled the request on its response.
     pub(super) async fn answer(
         &self,
-        mut response: Response<Answer>,
+        mut response: Response<ResponseBody>,
         record: &mut Record,
-    ) -> Response<Answer> {
+    ) -> Response<ResponseBody> {
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             match self.response(&mut response).await {
                 Ok(None) => {}
                 Ok(Some(own)) => response = own,
                 Err(reply) => {
                     record.replied(&reply);
-                    response = reply.into_response(self.is_grpc).map(Answer::Own);
+                    response = reply.into_response(self.is_grpc).map(ResponseBody::Own);
                 }
             }
         }
@@ -277,11 +277,11 @@ impl Extended {
     /// Passes the response headers to the plugins that handled the request.
     async fn response(
         &self,
-        response: &mut Response<Answer>,
-    ) -> Result<Option<Response<Answer>>, Reply> {
+        response: &mut Response<ResponseBody>,
+    ) -> Result<Option<Response<ResponseBody>>, Reply> {
         let is_end = match response.body() {
-            Answer::Own(body) => body.is_end_stream(),
-            Answer::Application(body) => body.incoming.is_end_stream(),
+            ResponseBody::Own(body) => body.is_end_stream(),
+            ResponseBody::Application(body) => body.incoming.is_end_stream(),
         };
         for running in self.called.iter().rev() {
             let head = Head {
@@ -326,8 +326,8 @@ impl Extended {
         body
     }
 
-    fn local(&self, response: LocalResponse) -> Response<Answer> {
-        local_body(self.is_grpc, response).map(Answer::Own)
+    fn local(&self, response: LocalResponse) -> Response<ResponseBody> {
+        local_body(self.is_grpc, response).map(ResponseBody::Own)
     }
 }
 

@@ -35,9 +35,9 @@ const NOTHING: &str = "rate_limiter_error";
 
 /// Rate-limit headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
-pub(super) struct Limited {
+pub(super) struct RateLimitHeaders {
     /// Tightest limit of those with `tellClients`.
-    tightest: Option<Met>,
+    tightest: Option<EvaluatedLimit>,
     is_refused: bool,
     /// Time after which the client may retry (`Retry-After`).
     after: Option<Duration>,
@@ -47,23 +47,24 @@ pub(super) struct Limited {
 
 /// Evaluated rate limit.
 #[derive(Clone, Copy, Debug)]
-struct Met {
+struct EvaluatedLimit {
     requests: u32,
     per: Duration,
     remaining: u32,
     reset: Duration,
 }
 
-impl Limited {
-    fn met(&mut self, met: Met) {
-        let is_tighter = |known: &Met| (met.remaining, known.reset) < (known.remaining, met.reset);
+impl RateLimitHeaders {
+    fn met(&mut self, met: EvaluatedLimit) {
+        let is_tighter =
+            |known: &EvaluatedLimit| (met.remaining, known.reset) < (known.remaining, met.reset);
         if self.tightest.as_ref().is_none_or(is_tighter) {
             self.tightest = Some(met);
         }
     }
 
     /// Adds the rate-limit headers to a response.
-    pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
+    pub(super) fn change_response(&self, headers: &mut HeaderMap) {
         changes::apply(headers, &self.headers_to_add);
         if self.is_refused {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
@@ -98,7 +99,7 @@ fn seconds(of: Duration) -> u64 {
 
 /// A request, in one of its forms, and the services whose limits count it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Counted<'a> {
+pub(super) struct CountedRequest<'a> {
     pub(super) services: &'a [NamespacedHostname],
     pub(super) request: RouteRequest<'a>,
 }
@@ -110,9 +111,9 @@ pub(super) struct Counted<'a> {
 /// The response, if a limit rejects the request.
 pub(super) async fn limit(
     session: &Session,
-    (counted, before): (Counted<'_>, Option<Counted<'_>>),
+    (counted, before): (CountedRequest<'_>, Option<CountedRequest<'_>>),
     (admission, hops): (&Admission, Hops),
-    limited: &mut Limited,
+    limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     let published = &session.shard.waypoint.published;
     let Some(limits) = published.limits() else {
@@ -128,7 +129,7 @@ pub(super) async fn limit(
             .then_some(request)
     };
     for one in all.iter() {
-        local(session, (&counted.request, before(one)), one, limited)?;
+        local(session, (&counted.request, before(one)), one, limit_headers)?;
     }
     // Rate-limit services are called only when no local limit refuses.
     for one in all.iter() {
@@ -149,7 +150,7 @@ pub(super) async fn limit(
             decided = checking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
         };
-        decide(session, &one.config, decided, limited)?;
+        decide(session, &one.config, decided, limit_headers)?;
     }
     Ok(())
 }
@@ -158,7 +159,7 @@ fn local(
     session: &Session,
     (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
     limiter: &Limiter,
-    limited: &mut Limited,
+    limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     let config = &limiter.config;
     if let Some(why) = &config.not_understood {
@@ -171,7 +172,7 @@ fn local(
     };
     for (of, decision) in limiter.take((request, before), key, Instant::now()) {
         if config.tells && !config.dry_run {
-            limited.met(Met {
+            limit_headers.met(EvaluatedLimit {
                 requests: of.requests,
                 per: of.per,
                 remaining: decision.remaining,
@@ -187,7 +188,13 @@ fn local(
                     ResponseFlag::RateLimited,
                 )
             };
-            over(session, config, "local", (reply, Some(after)), limited)?;
+            over(
+                session,
+                config,
+                "local",
+                (reply, Some(after)),
+                limit_headers,
+            )?;
         }
     }
     Ok(())
@@ -198,7 +205,7 @@ fn decide(
     session: &Session,
     config: &RateLimit,
     decided: Result<Answer, global::LimitError>,
-    limited: &mut Limited,
+    limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     let decided = match decided {
         Ok(decided) => decided,
@@ -225,9 +232,9 @@ fn decide(
         how: HeaderChange::Set,
     };
     let headers = decided.answer_headers.into_iter();
-    limited.headers_to_add.extend(headers.map(header));
+    limit_headers.headers_to_add.extend(headers.map(header));
     if let Some(met) = decided.tightest.filter(|_| config.tells) {
-        limited.met(Met {
+        limit_headers.met(EvaluatedLimit {
             requests: met.requests,
             per: met.per,
             remaining: met.remaining,
@@ -248,7 +255,7 @@ fn decide(
         )
     };
     let after = decided.tightest.map(|met| met.reset);
-    over(session, config, "global", (reply, after), limited)
+    over(session, config, "global", (reply, after), limit_headers)
 }
 
 /// A request is over a limit.
@@ -257,7 +264,7 @@ fn over(
     config: &RateLimit,
     kind: &'static str,
     (reply, after): (Reply, Option<Duration>),
-    limited: &mut Limited,
+    limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     if config.dry_run {
         tracing::debug!(limit = %config.key, "a request is over a rate limit that is a dry run");
@@ -265,8 +272,8 @@ fn over(
         return Ok(());
     }
     count(session, config, kind, "refused");
-    limited.is_refused = true;
-    limited.after = after.filter(|_| config.tells);
+    limit_headers.is_refused = true;
+    limit_headers.after = after.filter(|_| config.tells);
     Err(reply)
 }
 
@@ -320,8 +327,8 @@ fn value(session: &Session, request: &RouteRequest<'_>, key: &LimitKey) -> Optio
 mod tests {
     use super::*;
 
-    fn met(remaining: u32, reset: u64) -> Met {
-        Met {
+    fn met(remaining: u32, reset: u64) -> EvaluatedLimit {
+        EvaluatedLimit {
             requests: 10,
             per: Duration::from_secs(60),
             remaining,
@@ -331,14 +338,14 @@ mod tests {
 
     #[test]
     fn clients_get_headers_of_the_tightest_limit() {
-        let mut limited = Limited::default();
+        let mut limit_headers = RateLimitHeaders::default();
         for one in [met(5, 1), met(2, 7), met(2, 9), met(2, 8), met(3, 60)] {
-            limited.met(one);
+            limit_headers.met(one);
         }
-        limited.after = Some(Duration::from_millis(1500));
-        limited.is_refused = true;
+        limit_headers.after = Some(Duration::from_millis(1500));
+        limit_headers.is_refused = true;
         let mut headers = HeaderMap::new();
-        limited.change_answer(&mut headers);
+        limit_headers.change_response(&mut headers);
         for (name, value) in [
             ("x-ratelimit-limit", "10, 10;w=60"),
             ("x-ratelimit-remaining", "2"),
@@ -353,7 +360,7 @@ mod tests {
     #[test]
     fn requests_without_a_limit_get_no_headers() {
         let mut headers = HeaderMap::new();
-        Limited::default().change_answer(&mut headers);
+        RateLimitHeaders::default().change_response(&mut headers);
         assert!(headers.is_empty());
     }
 
@@ -361,7 +368,7 @@ mod tests {
     fn a_service_sets_no_headers_that_frame_the_answer() {
         let mut headers = HeaderMap::new();
         let headers_to_add = ["transfer-encoding", "content-length", "x-left"];
-        let limited = Limited {
+        let limit_headers = RateLimitHeaders {
             headers_to_add: headers_to_add
                 .map(|name| HeaderOption {
                     name: name.to_owned(),
@@ -369,9 +376,9 @@ mod tests {
                     how: HeaderChange::Set,
                 })
                 .into(),
-            ..Limited::default()
+            ..RateLimitHeaders::default()
         };
-        limited.change_answer(&mut headers);
+        limit_headers.change_response(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers["x-left"], "7");
     }

@@ -19,7 +19,7 @@ use super::{
     backend::destination::Destination,
     body::tee::{self, Copied},
     form::Form,
-    limits::{self, Counted, Limited},
+    limits::{self, CountedRequest, RateLimitHeaders},
     send::{self, Sending, outgoing, retrying::RetryPolicy},
 };
 use crate::{
@@ -201,11 +201,17 @@ impl MirroredRequest {
             host: &self.host,
             headers: &self.headers,
         };
-        let counted = Counted {
+        let counted = CountedRequest {
             services: self.there.services(),
             request,
         };
-        limits::limit(session, (counted, None), by, &mut Limited::default()).await
+        limits::limit(
+            session,
+            (counted, None),
+            by,
+            &mut RateLimitHeaders::default(),
+        )
+        .await
     }
 }
 

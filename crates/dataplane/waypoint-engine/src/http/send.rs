@@ -48,7 +48,7 @@ use crate::{
 
 /// Endpoint that a request was sent to.
 #[derive(Clone, Debug)]
-pub(super) struct Chosen {
+pub(super) struct SelectedEndpoint {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
@@ -65,7 +65,7 @@ pub(super) struct Chosen {
     window: Option<Arc<Permit>>,
 }
 
-impl Chosen {
+impl SelectedEndpoint {
     /// Returns the endpoint of a request to `destination` on this route.
     fn of(destination: &Destination, session: &Session, upstream: &Upstream) -> Self {
         Self {
@@ -99,15 +99,15 @@ pub(super) struct Sending<'a> {
 
 /// Response of an endpoint.
 #[derive(Debug)]
-pub(super) struct Sent {
+pub(super) struct UpstreamResponse {
     pub(super) response: Response<Incoming>,
-    pub(super) chosen: Chosen,
+    pub(super) chosen: SelectedEndpoint,
     /// Response flags collected while the request was forwarded.
     pub(super) flags: ResponseFlags,
 }
 
-impl Sent {
-    fn new(response: Response<Incoming>, chosen: Chosen) -> Self {
+impl UpstreamResponse {
+    fn new(response: Response<Incoming>, chosen: SelectedEndpoint) -> Self {
         Self {
             response,
             chosen,
@@ -154,7 +154,7 @@ pub(super) async fn send(
     version: Version,
     sending: Sending<'_>,
     request: Request<Body>,
-) -> Result<Sent, Failure> {
+) -> Result<UpstreamResponse, Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
         return Err(Failure::without_own_workload());
     };
@@ -186,7 +186,7 @@ pub(super) async fn send(
     loop {
         let (to, held) = upstream?;
         let to = &to;
-        let mut chosen = Chosen::of(destination, session, to);
+        let mut chosen = SelectedEndpoint::of(destination, session, to);
         failed.extend(chosen.workload.iter().map(|one| one.uid().clone()));
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         tell_waypoint(&mut request, to, hops, retry_mark);
@@ -291,7 +291,7 @@ fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_m
 
 /// Result of one attempt.
 struct AttemptResult {
-    ended: Result<Sent, Failure>,
+    ended: Result<UpstreamResponse, Failure>,
     /// Whether the outcome permits a retry.
     is_reason: bool,
     /// The request, if nothing of it was sent and it may go to another endpoint.
@@ -302,7 +302,7 @@ impl AttemptResult {
     /// Converts the result of an attempt; without an outcome it timed out.
     fn of(
         outcome: Option<Result<Response<Incoming>, FailedAttempt>>,
-        mut chosen: Chosen,
+        mut chosen: SelectedEndpoint,
         retrying: &Retrying<'_>,
         decision: Option<&DestinationDecision>,
     ) -> Self {
@@ -320,7 +320,7 @@ impl AttemptResult {
                 }
                 let answer = Outcome::Answer(response.status(), response.headers());
                 let is_reason = retrying.is_reason(&answer);
-                (is_reason, Ok(Sent::new(response, chosen)))
+                (is_reason, Ok(UpstreamResponse::new(response, chosen)))
             }
             Some(Err(FailedAttempt {
                 broken,
@@ -342,7 +342,7 @@ impl AttemptResult {
     }
 }
 
-fn flag(ended: &mut Result<Sent, Failure>, flag: ResponseFlag) {
+fn flag(ended: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
     match ended {
         Ok(sent) => sent.flags.insert(flag),
         Err(failure) => failure.reply.flags.insert(flag),

@@ -110,7 +110,7 @@ impl Cors {
     }
 
     /// Replaces the CORS headers of a response by those of the filter.
-    pub fn change_answer(&self, requested: &CorsRequest, headers: &mut HeaderMap) {
+    pub fn change_response(&self, requested: &CorsRequest, headers: &mut HeaderMap) {
         for name in RESPONSE_HEADERS {
             headers.remove(name);
         }

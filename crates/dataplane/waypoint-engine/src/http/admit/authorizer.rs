@@ -21,7 +21,7 @@ use crate::{
     http::{
         body::{
             idle::IdleTimeout,
-            prefixed_body::{BeginError, Begun, PrefixedBody},
+            prefixed_body::{BufferedPrefix, PrefixError, PrefixedBody},
         },
         form::Form,
         reply::Reply,
@@ -35,11 +35,11 @@ pub(crate) use ask::CheckError;
 pub(in crate::http) use ask::unary;
 
 /// Result of the external authorization of a request.
-pub(in crate::http) enum Authorized {
+pub(in crate::http) enum ExternalOutcome {
     /// Allowed request, with the authorizer's changes.
-    On(ExternalAuthorization),
+    Allowed(ExternalAuthorization),
     /// Response of the provider to the client.
-    Answered(Response<Body>),
+    Responded(Response<Body>),
 }
 
 /// State of a request that external authorization has allowed.
@@ -48,7 +48,7 @@ pub(in crate::http) struct ExternalAuthorization {
     /// Provider that allowed the request, and the original headers.
     pub(in crate::http) by: Option<(ArcStr, HeaderMap)>,
     answer: Vec<HeaderOption>,
-    begun: Begun,
+    prefix: BufferedPrefix,
 }
 
 impl ExternalAuthorization {
@@ -62,16 +62,16 @@ impl ExternalAuthorization {
 
     /// Whether a part of the request's body has been read.
     pub(in crate::http) fn has_body(&self) -> bool {
-        self.begun.has_frames()
+        self.prefix.has_frames()
     }
 
     /// The request's body, of which a part may have been read.
     pub(in crate::http) fn body(&mut self, rest: Incoming) -> PrefixedBody {
-        std::mem::take(&mut self.begun).with(rest)
+        std::mem::take(&mut self.prefix).with(rest)
     }
 
     /// Applies the provider's headers to the response.
-    pub(in crate::http) fn change_answer(&self, session: &Session, headers: &mut HeaderMap) {
+    pub(in crate::http) fn change_response(&self, session: &Session, headers: &mut HeaderMap) {
         if let Some((provider, _)) = &self.by {
             let refused = changes::apply(headers, &self.answer);
             count_refused(session, provider, refused);
@@ -103,16 +103,18 @@ pub(in crate::http) fn without_provider() -> Reply {
 }
 
 /// Sends the check of a request, if a policy requires it, and applies the provider's changes.
-pub(in crate::http) async fn authorize(
+pub(in crate::http) async fn authorize_externally(
     session: &Session,
     request: &mut Request<Incoming>,
     form: &mut Form,
     record: &mut Record,
     (hops, is_grpc, idle): (Hops, bool, &IdleTimeout),
-) -> Result<Authorized, Reply> {
+) -> Result<ExternalOutcome, Reply> {
     let waypoint = &session.shard.waypoint;
     let provider = match required_check(session, request, form) {
-        RequiredCheck::NotRequired => return Ok(Authorized::On(ExternalAuthorization::default())),
+        RequiredCheck::NotRequired => {
+            return Ok(ExternalOutcome::Allowed(ExternalAuthorization::default()));
+        }
         RequiredCheck::Denied(why) => {
             tracing::debug!(why, "a request is denied: no provider can be called");
             waypoint.http_metrics.authorized("", "nobody");
@@ -127,15 +129,15 @@ pub(in crate::http) async fn authorize(
     };
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        let begun = Begun::of(request.body_mut(), most, &session.memory, idle).await;
-        authorization.begun = begun.map_err(|error| match error {
-            BeginError::Broken(_) => {
+        let prefix = BufferedPrefix::of(request.body_mut(), most, &session.memory, idle).await;
+        authorization.prefix = prefix.map_err(|error| match error {
+            PrefixError::Broken(_) => {
                 Reply::refused("the request's body is not what HTTP allows", "body")
             }
-            BeginError::Exhausted(exhausted) => Reply::overloaded(exhausted),
-            BeginError::Idle(idle) => idle.into(),
+            PrefixError::Exhausted(exhausted) => Reply::overloaded(exhausted),
+            PrefixError::Idle(idle) => idle.into(),
         })?;
-        if authorization.begun.len() > most && !limit.allow_partial {
+        if authorization.prefix.len() > most && !limit.allow_partial {
             record.decided("ext_authz_error");
             let flag = ResponseFlag::UnauthorizedExternal;
             let text = "the body is larger than its authorizer takes";
@@ -155,7 +157,7 @@ pub(in crate::http) async fn authorize(
     let checking = ask::of_request(
         session,
         &provider,
-        (request, form, &authorization.begun),
+        (request, form, &authorization.prefix),
         hops,
     );
     let answer = match timeout(provider.timeout, checking).await {
@@ -168,7 +170,7 @@ pub(in crate::http) async fn authorize(
             waypoint.http_metrics.authorized(&provider.name, "denied");
             record.decided("ext_authz_denied");
             let response = deny(session, &provider, denied, record, is_grpc);
-            return Ok(Authorized::Answered(response));
+            return Ok(ExternalOutcome::Responded(response));
         }
         Answer::Allowed(allowed) => allowed,
     };
@@ -190,7 +192,7 @@ pub(in crate::http) async fn authorize(
     }
     waypoint.http_metrics.authorized(&provider.name, "allowed");
     authorization.answer = allowed.answer_headers;
-    Ok(Authorized::On(authorization))
+    Ok(ExternalOutcome::Allowed(authorization))
 }
 
 /// Applies the configured behaviour for a failed check.
@@ -200,7 +202,7 @@ fn fail(
     authorization: ExternalAuthorization,
     record: &mut Record,
     error: &CheckError,
-) -> Result<Authorized, Reply> {
+) -> Result<ExternalOutcome, Reply> {
     let name = provider.name.as_str();
     let metrics = &session.shard.waypoint.http_metrics;
     if let CheckError::Exhausted(exhausted) = error {
@@ -215,7 +217,7 @@ fn fail(
     metrics.authorized(name, error.outcome());
     if provider.fail_open && error.may_fail_open() {
         metrics.authorized(name, "failed_open");
-        return Ok(Authorized::On(authorization));
+        return Ok(ExternalOutcome::Allowed(authorization));
     }
     record.decided("ext_authz_error");
     let status = StatusCode::from_u16(provider.status_on_error);

@@ -162,7 +162,7 @@ impl Affinity {
     }
 
     /// Adds the session's header or cookie to a response, if the client needs a new one.
-    pub(in crate::http) fn change_answer(
+    pub(in crate::http) fn change_response(
         &self,
         backend: &HttpBackend,
         uid: &str,
@@ -266,7 +266,7 @@ mod tests {
     fn begun(of: &HttpSession, now: u64) -> HeaderMap {
         let mut answer = HeaderMap::new();
         let affinity = Affinity::of(of, &HeaderMap::new(), now);
-        affinity.change_answer(&backend("a", 1), "pod-1", &mut answer);
+        affinity.change_response(&backend("a", 1), "pod-1", &mut answer);
         answer
     }
 
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
         // A known session is not set again.
         let mut answer = HeaderMap::new();
-        affinity.change_answer(&backend("a", 0), "pod-1", &mut answer);
+        affinity.change_response(&backend("a", 0), "pod-1", &mut answer);
         assert!(answer.is_empty());
     }
 
@@ -295,7 +295,7 @@ mod tests {
         let mut affinity = Affinity::of(&session(), &client, NOW);
         assert!(affinity.backend(&both, |_, _| Found::Gone).is_none());
         let mut answer = HeaderMap::new();
-        affinity.change_answer(&backend("a", 1), "pod-1", &mut answer);
+        affinity.change_response(&backend("a", 1), "pod-1", &mut answer);
         assert!(answer.contains_key(SET_COOKIE));
         let other = rule(vec![backend("b", 1)]);
         let mut affinity = Affinity::of(&session(), &client, NOW);
@@ -304,7 +304,7 @@ mod tests {
         // Another endpoint responds than the session's.
         let affinity = Affinity::of(&session(), &client, NOW);
         let mut answer = HeaderMap::new();
-        affinity.change_answer(&backend("a", 1), "pod-2", &mut answer);
+        affinity.change_response(&backend("a", 1), "pod-2", &mut answer);
         assert_ne!(cookie(&answer), client);
     }
 
@@ -356,7 +356,7 @@ mod tests {
             }
             lasted += 1;
             answer.clear();
-            affinity.change_answer(&backend("a", 1), "pod-1", &mut answer);
+            affinity.change_response(&backend("a", 1), "pod-1", &mut answer);
             let set = answer[SET_COOKIE].to_str().unwrap();
             let left = 100 - 9 * lasted;
             assert!(set.ends_with(&format!("; Max-Age={left}")), "{set}");

@@ -18,7 +18,7 @@ const FRAME_BYTES: usize = 64;
 
 /// Buffered prefix of a body.
 #[derive(Debug, Default)]
-pub(in crate::http) struct Begun {
+pub(in crate::http) struct BufferedPrefix {
     frames: VecDeque<Frame<Bytes>>,
     bytes: usize,
     permit: Option<Permit>,
@@ -26,7 +26,7 @@ pub(in crate::http) struct Begun {
 
 /// Reason why the beginning of a body is missing.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::http) enum BeginError {
+pub(in crate::http) enum PrefixError {
     #[error(transparent)]
     Broken(#[from] hyper::Error),
     #[error(transparent)]
@@ -38,11 +38,11 @@ pub(in crate::http) enum BeginError {
 /// A body with a buffered prefix.
 #[derive(Debug)]
 pub(in crate::http) struct PrefixedBody {
-    begun: Begun,
+    prefix: BufferedPrefix,
     rest: Incoming,
 }
 
-impl Begun {
+impl BufferedPrefix {
     /// Reads a body up to its end or a maximum number of bytes.
     ///
     /// # Errors
@@ -52,21 +52,21 @@ impl Begun {
         most: usize,
         memory: &ConnectionMemory,
         idle: &IdleTimeout,
-    ) -> Result<Self, BeginError> {
+    ) -> Result<Self, PrefixError> {
         let mut permit = memory.take(Use::AuthorizationBody, 0)?;
-        let mut begun = Self::default();
-        while begun.bytes <= most && !body.is_end_stream() {
+        let mut prefix = Self::default();
+        while prefix.bytes <= most && !body.is_end_stream() {
             let Some(frame) = idle.bound(body.frame()).await? else {
                 break;
             };
             let frame = frame?;
             let bytes = FRAME_BYTES + frame.data_ref().map_or(0, Bytes::len);
             memory.grow(Use::AuthorizationBody, &mut permit, bytes)?;
-            begun.bytes += frame.data_ref().map_or(0, Bytes::len);
-            begun.frames.push_back(frame);
+            prefix.bytes += frame.data_ref().map_or(0, Bytes::len);
+            prefix.frames.push_back(frame);
         }
-        begun.permit = Some(permit);
-        Ok(begun)
+        prefix.permit = Some(permit);
+        Ok(prefix)
     }
 
     /// Whether any frame has been read.
@@ -87,7 +87,7 @@ impl Begun {
 
     /// Returns the whole body, including the rest of the stream.
     pub(in crate::http) fn with(self, rest: Incoming) -> PrefixedBody {
-        PrefixedBody { begun: self, rest }
+        PrefixedBody { prefix: self, rest }
     }
 }
 
@@ -100,24 +100,24 @@ impl HttpBody for PrefixedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = self.get_mut();
-        if let Some(frame) = this.begun.frames.pop_front() {
-            this.begun.bytes -= frame.data_ref().map_or(0, Bytes::len);
+        if let Some(frame) = this.prefix.frames.pop_front() {
+            this.prefix.bytes -= frame.data_ref().map_or(0, Bytes::len);
             return Poll::Ready(Some(Ok(frame)));
         }
-        this.begun.permit = None;
+        this.prefix.permit = None;
         Pin::new(&mut this.rest).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.begun.frames.is_empty() && self.rest.is_end_stream()
+        self.prefix.frames.is_empty() && self.rest.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         let rest = self.rest.size_hint();
-        let begun = u64::try_from(self.begun.bytes).unwrap_or(u64::MAX);
+        let prefix = u64::try_from(self.prefix.bytes).unwrap_or(u64::MAX);
         let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower().saturating_add(begun));
-        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(begun)) {
+        hint.set_lower(rest.lower().saturating_add(prefix));
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(prefix)) {
             hint.set_upper(upper);
         }
         hint

@@ -6,24 +6,24 @@ use http::Response;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::http::{
-    answer::Answer,
-    extension::Extended,
-    send::{Failure, Sent},
+    extension::RequestPlugins,
+    response_body::ResponseBody,
+    send::{Failure, UpstreamResponse},
 };
 
 /// First response to a request.
 pub(super) enum FirstResponse {
     /// Result of sending the request to an endpoint.
-    Sent(Result<Sent, Failure>),
+    Upstream(Result<UpstreamResponse, Failure>),
     /// Response of a plugin.
-    Plugin(Response<Answer>),
+    Plugin(Response<ResponseBody>),
 }
 
 /// Sends a request until its deadline, and unless its body is not read or a plugin responds.
 pub(super) async fn first_response(
-    mut sending: Pin<&mut impl Future<Output = Result<Sent, Failure>>>,
+    mut sending: Pin<&mut impl Future<Output = Result<UpstreamResponse, Failure>>>,
     (deadline, unread): (Option<Instant>, &Notify),
-    plugins: Option<&Extended>,
+    plugins: Option<&RequestPlugins>,
 ) -> FirstResponse {
     let sending = async {
         let late = async {
@@ -40,7 +40,7 @@ pub(super) async fn first_response(
         }
     };
     let Some(plugins) = plugins else {
-        return FirstResponse::Sent(sending.await);
+        return FirstResponse::Upstream(sending.await);
     };
     let sent = tokio::select! {
         biased;
@@ -52,5 +52,5 @@ pub(super) async fn first_response(
     {
         return FirstResponse::Plugin(response);
     }
-    FirstResponse::Sent(sent)
+    FirstResponse::Upstream(sent)
 }

@@ -13,7 +13,7 @@ use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame};
 
-use super::{Answered, FAILED, Running};
+use super::{FAILED, LocalReply, Running};
 use crate::{
     extensions::Counts,
     headers::may_be_trailer,
@@ -41,7 +41,7 @@ enum Broken {
 pub(super) struct Through {
     of: Direction,
     running: Arc<Running>,
-    answered: Arc<Answered>,
+    answered: Arc<LocalReply>,
     inner: Body,
     out: VecDeque<Frame<Bytes>>,
     /// Trailers that were passed to the plugin, to be forwarded when it continues.
@@ -62,7 +62,7 @@ impl Through {
     pub(super) fn of(
         (of, memory): (Direction, &ConnectionMemory),
         running: &Arc<Running>,
-        answered: &Arc<Answered>,
+        answered: &Arc<LocalReply>,
         inner: Body,
     ) -> Body {
         // The plugin knows that there is none, or does not ask for it: then it stays framed as it is.

@@ -15,7 +15,7 @@ pub(in crate::http) trait Observer {
     /// Records that JWT authentication rejected the request.
     fn unauthenticated(&mut self, why: &Denial);
     /// Policies have decided.
-    fn judged(&mut self, decision: &HttpDecision);
+    fn policies_decided(&mut self, decision: &HttpDecision);
     /// A rule of a route matches.
     fn routed(&mut self, rule: &Arc<Rule>);
 }
@@ -29,8 +29,8 @@ impl Observer for Record {
         self.not_authenticated(why.details());
     }
 
-    fn judged(&mut self, decision: &HttpDecision) {
-        Self::judged(self, decision);
+    fn policies_decided(&mut self, decision: &HttpDecision) {
+        Self::policies_decided(self, decision);
     }
 
     fn routed(&mut self, rule: &Arc<Rule>) {

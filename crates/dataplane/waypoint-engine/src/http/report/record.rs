@@ -24,7 +24,7 @@ use hyper::body::Incoming;
 use super::redact::redact_target;
 use crate::{
     flow,
-    http::{body::count::Count, reply::Reply, send::Chosen},
+    http::{body::count::Count, reply::Reply, send::SelectedEndpoint},
     session::Session,
 };
 use telemetry::RequestTelemetry;
@@ -55,7 +55,7 @@ pub(in crate::http) struct Record {
     pub(in crate::http) upstream_failure: Option<String>,
     upstream_time: Option<Duration>,
     pub(in crate::http) route: Option<String>,
-    chosen: Option<Chosen>,
+    chosen: Option<SelectedEndpoint>,
     /// `x-forwarded-for`, `user-agent`, `x-request-id`.
     named: [Option<Vec<u8>>; 3],
     pub(in crate::http) received: Count,
@@ -117,7 +117,7 @@ impl Record {
     }
 
     /// Policies have decided.
-    pub(in crate::http) fn judged(&mut self, decision: &HttpDecision) {
+    pub(in crate::http) fn policies_decided(&mut self, decision: &HttpDecision) {
         self.details = decision.details();
         self.policy = decision.denied_by().map(ToString::to_string);
         let metrics = &self.session.shard.waypoint.http_metrics;
@@ -155,7 +155,7 @@ impl Record {
     }
 
     /// Records the endpoint that responds.
-    pub(in crate::http) fn reached(&mut self, chosen: Chosen, flags: ResponseFlags) {
+    pub(in crate::http) fn reached(&mut self, chosen: SelectedEndpoint, flags: ResponseFlags) {
         self.flags = self.flags | flags;
         self.upstream_time = Some(self.began.elapsed());
         self.chosen = Some(chosen);

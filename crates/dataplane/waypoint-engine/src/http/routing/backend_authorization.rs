@@ -2,7 +2,7 @@
 
 use http::Request;
 
-use super::routed::Taken;
+use super::routed::SelectedRoute;
 use crate::{
     http::{
         admit::admission::{Admission, Facts},
@@ -16,27 +16,27 @@ use crate::{
 
 /// Authorizes a request that a route forwards to another service for that one, too, and one that a consumer route
 /// changes as if the client had sent it in that form.
-pub(in crate::http) fn judge_backend<B>(
+pub(in crate::http) fn authorize_backend<B>(
     admission: Admission,
-    taken: &Taken,
+    selected: &SelectedRoute,
     request: &Request<B>,
     form: &Form,
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
-    let by = taken.route_owner();
+    let by = selected.route_owner();
     let is_requested = matches!(
-        taken.destination,
+        selected.destination,
         Destination::Target | Destination::Host(_)
     );
     if by == RouteOwner::Service && is_requested {
         return Ok(admission);
     }
-    let sent = taken
+    let sent = selected
         .changes_request()
         .then(|| Facts::as_sent(request, form));
-    let (decision, admission) = admission.authorize_backend(&taken.destination, by, sent);
+    let (decision, admission) = admission.authorize_backend(&selected.destination, by, sent);
     if let Some(decision) = decision {
-        observer.judged(&decision);
+        observer.policies_decided(&decision);
     }
     admission.ok_or_else(Reply::denied)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ambit_l7::route::RouteRequest;
 use http::{HeaderMap, HeaderName, Request, uri::PathAndQuery};
 
-use super::routed::Taken;
+use super::routed::SelectedRoute;
 use crate::{
     attachments::Attachments,
     hops::Hops,
@@ -14,7 +14,7 @@ use crate::{
         admit::admission::Admission,
         backend::{destination::Destination, destination_attachments},
         form::Form,
-        limits::{self, Counted, Limited},
+        limits::{self, CountedRequest, RateLimitHeaders},
         reply::Reply,
     },
     route_owner::RouteOwner,
@@ -32,8 +32,12 @@ pub(in crate::http) struct Original {
 
 impl Original {
     /// Saves the form of a request before a consumer route changes it; `None` for other routes.
-    pub(in crate::http) fn of<B>(taken: &Taken, request: &Request<B>, form: &Form) -> Option<Self> {
-        (taken.route_owner() == RouteOwner::Clients).then(|| Self {
+    pub(in crate::http) fn of<B>(
+        selected: &SelectedRoute,
+        request: &Request<B>,
+        form: &Form,
+    ) -> Option<Self> {
+        (selected.route_owner() == RouteOwner::Clients).then(|| Self {
             headers: request.headers().clone(),
             host: form.host.clone(),
             path: form.path.clone(),
@@ -101,7 +105,7 @@ impl Original {
         session: &Session,
         (destination, request, form): (&Destination, &Request<B>, &Form),
         (admission, hops): (&Admission, Hops),
-        limited: &mut Limited,
+        limit_headers: &mut RateLimitHeaders,
     ) -> Result<(), Reply> {
         let Some(there) = self.attachments(session, (destination, request, form))? else {
             return Ok(());
@@ -122,15 +126,21 @@ impl Original {
         };
         let attachments = session.attachments();
         let [sent, came] = [
-            Counted {
+            CountedRequest {
                 services: there.services(),
                 request: sent,
             },
-            Counted {
+            CountedRequest {
                 services: attachments.services(),
                 request: came,
             },
         ];
-        limits::limit(session, (sent, Some(came)), (admission, hops), limited).await
+        limits::limit(
+            session,
+            (sent, Some(came)),
+            (admission, hops),
+            limit_headers,
+        )
+        .await
     }
 }

@@ -30,24 +30,24 @@ const GRPC_ROUTE: &str = "GRPCRoute";
 const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// Result of routing a request.
-pub(in crate::http) enum Routed {
+pub(in crate::http) enum RoutingResult {
     /// Request that continues to an endpoint.
-    On(Taken),
+    Selected(SelectedRoute),
     /// The route responds itself: a redirect, or a CORS preflight.
-    Answered(Response<Body>),
+    Responded(Response<Body>),
 }
 
 /// Selected route of a request, with its filters.
 #[derive(Debug)]
-pub(in crate::http) struct Taken {
+pub(in crate::http) struct SelectedRoute {
     pub(in crate::http) destination: Destination,
     /// `None`: requests go to the service itself.
-    rule: Option<Chosen>,
+    rule: Option<SelectedRule>,
 }
 
-/// Chosen rule and backend.
+/// SelectedRule rule and backend.
 #[derive(Clone, Debug)]
-struct Chosen {
+struct SelectedRule {
     rule: Arc<Rule>,
     /// Index of the chosen backend; `None` without backends.
     backend: Option<usize>,
@@ -58,26 +58,26 @@ struct Chosen {
 
 /// CORS headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
-pub(in crate::http) struct Crossing(Option<(Chosen, CorsRequest)>);
+pub(in crate::http) struct CorsHeaders(Option<(SelectedRule, CorsRequest)>);
 
-impl Chosen {
+impl SelectedRule {
     fn applied(&self) -> Applied<'_> {
         self.rule.applied(self.backend)
     }
 }
 
-impl Crossing {
+impl CorsHeaders {
     /// Sets the waypoint's response headers, and removes such headers of others.
-    pub(in crate::http) fn change_answer(&self, headers: &mut HeaderMap) {
+    pub(in crate::http) fn change_response(&self, headers: &mut HeaderMap) {
         if let Some((chosen, cors_request)) = &self.0
             && let Some(cors) = chosen.applied().cors()
         {
-            cors.change_answer(cors_request, headers);
+            cors.change_response(cors_request, headers);
         }
     }
 }
 
-impl Taken {
+impl SelectedRoute {
     fn itself() -> Self {
         Self {
             destination: Destination::Target,
@@ -131,13 +131,13 @@ impl Taken {
         let backends = chosen.rule.backends();
         let backend = chosen.backend.and_then(|index| backends.get(index));
         if let (Some(session), Some(backend)) = (&chosen.session, backend) {
-            session.change_answer(&backend.to, uid, headers);
+            session.change_response(&backend.to, uid, headers);
         }
     }
 
     /// The mirrors that get this request.
     pub(in crate::http) fn mirrors(&self) -> Vec<&HttpMirror> {
-        let applied = self.rule.as_ref().map(Chosen::applied);
+        let applied = self.rule.as_ref().map(SelectedRule::applied);
         applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
     }
 
@@ -148,7 +148,7 @@ impl Taken {
 
     /// Filters for the request; `None` without a rule.
     pub(in crate::http) fn applied(&self) -> Option<Applied<'_>> {
-        self.rule.as_ref().map(Chosen::applied)
+        self.rule.as_ref().map(SelectedRule::applied)
     }
 
     /// Owner of the rule.
@@ -159,7 +159,7 @@ impl Taken {
 
     /// Whether [`Self::change`] may modify the request.
     pub(in crate::http) fn changes_request(&self) -> bool {
-        let applied = self.rule.as_ref().map(Chosen::applied);
+        let applied = self.rule.as_ref().map(SelectedRule::applied);
         applied.is_some_and(|applied| applied.changes_request())
     }
 
@@ -195,7 +195,7 @@ impl Taken {
     }
 
     /// Applies the response filters in order.
-    pub(in crate::http) fn change_answer(&self, headers: &mut HeaderMap) {
+    pub(in crate::http) fn change_response(&self, headers: &mut HeaderMap) {
         if let Some(chosen) = &self.rule {
             chosen.applied().change_response(headers);
         }
@@ -263,8 +263,8 @@ pub(in crate::http) fn route<B>(
     request: &Request<B>,
     form: &Form,
     observer: &mut impl Observer,
-    crossing: &mut Crossing,
-) -> Result<Routed, Reply> {
+    cors_headers: &mut CorsHeaders,
+) -> Result<RoutingResult, Reply> {
     let table = table(session)?;
     let (
         Some(table),
@@ -273,12 +273,12 @@ pub(in crate::http) fn route<B>(
         },
     ) = (table, &session.target)
     else {
-        return Ok(Routed::On(Taken::itself()));
+        return Ok(RoutingResult::Selected(SelectedRoute::itself()));
     };
     let served_at = (&served.name, address.port());
     let choice = table.choose(&form.as_received(request));
     let (rule, prefix) = match choice {
-        Choice::Itself => return Ok(Routed::On(Taken::itself())),
+        Choice::Itself => return Ok(RoutingResult::Selected(SelectedRoute::itself())),
         Choice::NoMatch => {
             return Err(Reply::new(StatusCode::NOT_FOUND, "", ResponseFlag::NoRoute));
         }
@@ -298,7 +298,7 @@ pub(in crate::http) fn route<B>(
         affinity.backend(rule, find)
     });
     let drawn = sticky.or_else(|| rule.backend(&mut rand::rng()));
-    let chosen = Chosen {
+    let chosen = SelectedRule {
         rule: rule.clone(),
         backend: drawn.map(|(index, _)| index),
         prefix,
@@ -308,9 +308,9 @@ pub(in crate::http) fn route<B>(
     if applied.cors().is_some() {
         let cors_request = CorsRequest::of(request.method(), request.headers());
         let is_preflight = cors_request.is_preflight();
-        crossing.0 = Some((chosen.clone(), cors_request));
+        cors_headers.0 = Some((chosen.clone(), cors_request));
         if is_preflight {
-            return Ok(Routed::Answered(Response::new(message::text(""))));
+            return Ok(RoutingResult::Responded(Response::new(message::text(""))));
         }
     }
     if let Some((_, to)) = drawn
@@ -329,12 +329,12 @@ pub(in crate::http) fn route<B>(
         *response.status_mut() = redirect.status;
         response.headers_mut().insert(LOCATION, location);
         applied.change_response(response.headers_mut());
-        return Ok(Routed::Answered(response));
+        return Ok(RoutingResult::Responded(response));
     }
     let (_, to) = drawn.ok_or_else(|| unroutable_backend(rule, "no backend"))?;
     let destination = destination(&to.to, served_at);
     let destination = destination.map_err(|why| unroutable_backend(rule, why))?;
-    Ok(Routed::On(Taken {
+    Ok(RoutingResult::Selected(SelectedRoute {
         destination,
         rule: Some(chosen),
     }))

@@ -119,7 +119,7 @@ fn check_headers(applied: Applied<'_>, rule: u32, backend: u32, case: &str) {
         let origin = HeaderValue::from_str(&format!("https://{of}")).unwrap();
         let request_headers = HeaderMap::from_iter([(http::header::ORIGIN, origin)]);
         let mut answer = HeaderMap::new();
-        cors.change_answer(
+        cors.change_response(
             &CorsRequest::of(&Method::GET, &request_headers),
             &mut answer,
         );

@@ -29,7 +29,7 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
 /// The response to a request of an origin, with CORS headers of the application.
 fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)]) -> Vec<String> {
     let mut answer = headers(upstream);
-    cors.change_answer(request, &mut answer);
+    cors.change_response(request, &mut answer);
     let line = |(name, value): (&HeaderName, &HeaderValue)| {
         format!(
             "{}: {}",

@@ -23,7 +23,7 @@ use crate::{
     calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
     headers,
     hops::Hops,
-    http::{body::prefixed_body::Begun, form::Form, report::record::protocol},
+    http::{body::prefixed_body::BufferedPrefix, form::Form, report::record::protocol},
     memory::Exhausted,
     message::{self, Version},
     session::Session,
@@ -115,7 +115,7 @@ pub(super) fn peer((address, principal): &End) -> Peer<'_> {
 pub(super) async fn of_request(
     session: &Session,
     provider: &Provider,
-    about: (&Request<Incoming>, &Form, &Begun),
+    about: (&Request<Incoming>, &Form, &BufferedPrefix),
     hops: Hops,
 ) -> Result<Answer, CheckError> {
     // All is taken from the request before anything is waited for.
@@ -147,7 +147,7 @@ fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> 
 
 fn http_check(
     provider: &Provider,
-    (request, form, begun): (&Request<Incoming>, &Form, &Begun),
+    (request, form, prefix): (&Request<Incoming>, &Form, &BufferedPrefix),
 ) -> HttpCheck {
     let mut all = std::collections::HashMap::new();
     let target = form.target.as_str();
@@ -174,19 +174,19 @@ fn http_check(
     let mut body = Vec::new();
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        body = begun.first(most);
-        let is_partial = (begun.len() > most).to_string();
+        body = prefix.first(most);
+        let is_partial = (prefix.len() > most).to_string();
         all.insert("x-envoy-auth-partial-body".to_owned(), is_partial);
     }
     let rest = request.body().size_hint().exact();
-    let begun = u64::try_from(begun.len()).ok();
+    let prefix = u64::try_from(prefix.len()).ok();
     HttpCheck {
         id: all.get("x-request-id").cloned().unwrap_or_default(),
         method: request.method().to_string(),
         headers: all,
         path: target.to_owned(),
         host: form.host.clone(),
-        size: rest.zip(begun).map(|(rest, begun)| rest + begun),
+        size: rest.zip(prefix).map(|(rest, prefix)| rest + prefix),
         protocol: protocol(request.version()),
         body,
         body_as_bytes: provider.body.is_some_and(|limit| limit.as_bytes),
@@ -278,15 +278,15 @@ fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
 fn question(
     provider: &Provider,
     http: &HttpProvider,
-    (request, form, begun): (&Request<Incoming>, &Form, &Begun),
+    (request, form, prefix): (&Request<Incoming>, &Form, &BufferedPrefix),
 ) -> Result<Request<message::Body>, CheckError> {
     let (service, _) = place(provider)?;
     let mut content = Vec::new();
     let mut is_partial = None;
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        content = begun.first(most);
-        is_partial = Some(begun.len() > most);
+        content = prefix.first(most);
+        is_partial = Some(prefix.len() > most);
     }
     let mut check_request = Request::new(message::text(content));
     check_request.method_mut().clone_from(request.method());

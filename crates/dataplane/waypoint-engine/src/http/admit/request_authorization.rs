@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Authorizes a request in the form in which it came.
-pub(in crate::http) fn judge<B>(
+pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,
     form: &Form,
@@ -24,6 +24,6 @@ pub(in crate::http) fn judge<B>(
 ) -> Result<Admission, Reply> {
     let facts = Facts::of(request, form);
     let (decision, admission) = Admission::of(session, facts, proved.clone(), external.by.clone());
-    observer.judged(&decision);
+    observer.policies_decided(&decision);
     admission.ok_or_else(Reply::denied)
 }

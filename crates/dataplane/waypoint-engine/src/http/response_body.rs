@@ -10,7 +10,7 @@ use super::{
 use crate::message::Body;
 
 /// Body of a response.
-pub(super) enum Answer {
+pub(super) enum ResponseBody {
     /// Body of the waypoint's own response.
     Own(Body),
     /// Body of the application's response.

@@ -59,8 +59,11 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 fn command_line(architecture: Architecture, out: &Path) -> Result<()> {
     let program = static_binary::build("ambit-cli", "ambit", architecture)?;
     cross::check_start(&program, architecture)?;
+    // Line tables are most of what the build writes.
+    let stripped = program.with_file_name("ambit-stripped");
+    ambit_images::strip(architecture, &program, &stripped)?;
     let mut tree = Tree::default();
-    tree.copy("ambit", &program, 0o755)?;
+    tree.copy("ambit", &stripped, 0o755)?;
     // kubectl finds its plugins by their names.
     tree.link("kubectl-ambit", "ambit");
     tree.copy("LICENSE", &shell::root().join("LICENSE"), 0o644)?;

@@ -259,7 +259,11 @@ fn libraries(architecture: Architecture, programs: &[PathBuf]) -> Result<BTreeSe
     Ok(found)
 }
 
-fn strip(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
+/// Writes a program of an architecture without its symbols and debug information.
+///
+/// # Errors
+/// If the program does not exist, or cannot be written.
+pub fn strip(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
     output(
         Command::new(architecture.strip())
             .arg("-o")

@@ -7,7 +7,8 @@ pub trait Admission: Sync {
     /// Reason of a refusal.
     type Error: Error + Send + Sync + 'static;
 
-    /// Decides whether an address of a host may be called.
+    /// Decides whether an address of a host may be called: an address in canonical form, or the IPv4 address that it
+    /// embeds. All of them must be admitted.
     ///
     /// # Errors
     /// If it may not, or if this cannot be decided.

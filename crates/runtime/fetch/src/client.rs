@@ -2,6 +2,8 @@
 
 mod tls;
 
+use std::net::IpAddr;
+
 use ambit_egress::Guard;
 use ambit_rt::AbortOnDrop;
 use bytes::Bytes;
@@ -142,7 +144,7 @@ impl Client {
         let mut admitted = Vec::new();
         let mut refused = None;
         for address in ambit_egress::resolve(&self.guard, host, port).await? {
-            match admission.admit(host, address.ip()).await {
+            match admit(admission, host, address.ip()).await {
                 Ok(()) => admitted.push(address),
                 Err(error) => refused = Some(error),
             }
@@ -190,6 +192,14 @@ impl Client {
             _connection: connection,
         })
     }
+}
+
+/// Asks for the admission of an address in each of its spellings, so that none bypasses the admission of another.
+async fn admit<A: Admission>(admission: &A, host: &str, ip: IpAddr) -> Result<(), A::Error> {
+    for ip in ambit_egress::spellings(ip).into_iter().flatten() {
+        admission.admit(host, ip.to_canonical()).await?;
+    }
+    Ok(())
 }
 
 /// A response whose body has not been read, and its connection, which ends with it.

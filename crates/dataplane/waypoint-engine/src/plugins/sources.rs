@@ -56,11 +56,8 @@ impl Admission for ModuleSources {
 
     /// Fails also if the control plane does not say whose address it is.
     async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), SourceError> {
-        for ip in ambit_egress::spellings(ip).into_iter().flatten() {
-            let at = upstream_lookup::ask(&self.waypoint, ip.to_canonical()).await?;
-            may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)?;
-        }
-        Ok(())
+        let at = upstream_lookup::ask(&self.waypoint, ip).await?;
+        may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)
     }
 }
 

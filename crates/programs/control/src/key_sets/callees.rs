@@ -63,26 +63,22 @@ impl Callees {
         }
     }
 
-    async fn may_call(
+    /// Returns the Service or pod that has an address, if key sets of the namespace may not be fetched from it.
+    async fn refusal(
         &self,
         namespace: &ArcStr,
         ip: IpAddr,
-    ) -> Result<Result<(), ObjectKey>, CalleeError> {
-        for ip in ambit_egress::spellings(ip).into_iter().flatten() {
-            let (reply, answer) = oneshot::channel();
-            let inquiry = Inquiry {
-                namespace: namespace.clone(),
-                ip: ip.to_canonical(),
-                reply,
-            };
-            let sent = self.0.send(inquiry).await;
-            sent.map_err(|_| CalleeError::Ending)?;
-            let answer = answer.await.map_err(|_| CalleeError::Ending)?;
-            if answer.is_err() {
-                return Ok(answer);
-            }
-        }
-        Ok(Ok(()))
+    ) -> Result<Option<ObjectKey>, CalleeError> {
+        let (reply, answer) = oneshot::channel();
+        let inquiry = Inquiry {
+            namespace: namespace.clone(),
+            ip,
+            reply,
+        };
+        let sent = self.0.send(inquiry).await;
+        sent.map_err(|_| CalleeError::Ending)?;
+        let answer = answer.await.map_err(|_| CalleeError::Ending)?;
+        Ok(answer.err())
     }
 }
 
@@ -97,11 +93,13 @@ impl Admission for NamespaceCallees {
     type Error = CalleeError;
 
     async fn admit(&self, host: &str, ip: IpAddr) -> Result<(), CalleeError> {
-        let may_call = self.callees.may_call(&self.namespace, ip).await?;
-        may_call.map_err(|owner| CalleeError::NotGranted {
-            host: host.to_owned(),
-            owner,
-            namespace: self.namespace.clone(),
-        })
+        match self.callees.refusal(&self.namespace, ip).await? {
+            None => Ok(()),
+            Some(owner) => Err(CalleeError::NotGranted {
+                host: host.to_owned(),
+                owner,
+                namespace: self.namespace.clone(),
+            }),
+        }
     }
 }

@@ -1,7 +1,5 @@
 //! Servers that redirect, refuse, and violate HTTP.
 
-use std::net::IpAddr;
-
 use ambit_egress::ConnectError;
 use ambit_testkit::ScriptedServer;
 
@@ -92,6 +90,16 @@ async fn addresses_need_the_admission_after_redirects_too() {
     assert_eq!(refused.to_string(), "127.0.0.1 is not admitted");
     let elsewhere = format!("http://{address}/to/127.0.0.3:{port}/x");
     let refused = fetched(&elsewhere, [127, 0, 0, 1]).await.unwrap_err();
+    assert_eq!(refused.to_string(), "127.0.0.3 is not admitted");
+}
+
+#[tokio::test]
+async fn an_embedded_address_needs_the_admission_too() {
+    let nets = ["127.0.0.0/8", "64:ff9b::/96"].map(|net| net.parse().unwrap());
+    let client = Client::new(Guard::new(nets.into()), "ambit-test");
+    let url = "http://[64:ff9b::7f00:3]:1/";
+    let own = Only("64:ff9b::7f00:3".parse().unwrap());
+    let refused = client.get(get(url, &[]), &own).await.unwrap_err();
     assert_eq!(refused.to_string(), "127.0.0.3 is not admitted");
 }
 

@@ -125,12 +125,17 @@ impl<S: Fn() + Send + Sync + 'static> Handler for Follower<S> {
     }
 
     fn ended(&self, ending: Ending) {
-        self.metrics.xds_terminated(match ending {
-            Ending::ConnectFailed => XdsTermination::ConnectionError,
-            Ending::Transient => XdsTermination::Reconnect,
-            Ending::Refused => XdsTermination::Error,
-            Ending::Closed => XdsTermination::Complete,
-        });
+        self.metrics.xds_terminated(termination(ending));
+    }
+}
+
+/// Returns the reason that metrics give for the end of a connection to the control plane.
+pub fn termination(ending: Ending) -> XdsTermination {
+    match ending {
+        Ending::ConnectFailed => XdsTermination::ConnectionError,
+        Ending::Transient => XdsTermination::Reconnect,
+        Ending::Refused => XdsTermination::Error,
+        Ending::Closed => XdsTermination::Complete,
     }
 }
 

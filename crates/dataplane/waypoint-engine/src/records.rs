@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use ambit_model::{NamespacedHostname, WaypointRecordType};
-use ambit_proxy::{SharedState, warm_start::MeshCache};
+use ambit_proxy::{SharedState, control_plane::termination, warm_start::MeshCache};
 use ambit_rt::ReadyTask;
-use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
+use ambit_telemetry::{Metrics, http::HttpMetrics};
 use ambit_xds::{Cached, Ending, Handler, Update};
 use tokio::time::Instant;
 
@@ -55,7 +55,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
             Some(known) => !known.has_services_of(workload),
             None => {
                 is_shared(&workload.network, &workload.workload_ips, &workload.uid)
-                    // What is attached to other Services of its endpoints holds for a headless one, too.
+                    // Attachments of other Services of its endpoints apply to a headless Service, too.
                     || workload.services.keys().any(|name| {
                         let service = table.service(name);
                         service.is_some_and(|one| attachment_lookup::is_headless(one))
@@ -148,11 +148,6 @@ impl Handler for RecordHandler {
     }
 
     fn ended(&self, ending: Ending) {
-        self.metrics.xds_terminated(match ending {
-            Ending::ConnectFailed => XdsTermination::ConnectionError,
-            Ending::Transient => XdsTermination::Reconnect,
-            Ending::Refused => XdsTermination::Error,
-            Ending::Closed => XdsTermination::Complete,
-        });
+        self.metrics.xds_terminated(termination(ending));
     }
 }

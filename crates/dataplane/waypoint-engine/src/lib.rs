@@ -2,7 +2,7 @@
 //!
 //! [`server`] accepts a tunnel, `target` finds its destination and `caller` its caller. The content is proxied as TCP
 //! (`tcp`) or as HTTP (`http`), to an `upstream`. [`published`] has the configuration from the control plane,
-//! [`explain`] predicts what requests are answered.
+//! [`explain`] predicts responses.
 #![forbid(unsafe_code)]
 
 mod applied_services;

@@ -83,7 +83,7 @@ pub(super) async fn respond(
     exchange.finish(response, unread).await
 }
 
-/// A request in flight, and what its response needs in whichever phase it ends.
+/// A request in flight, with the state that its response needs in whichever phase the exchange ends.
 struct Exchange {
     session: Arc<Session>,
     is_grpc: bool,
@@ -191,7 +191,7 @@ impl Exchange {
         Ok(self.respond(arrived, admitted, &selected)?)
     }
 
-    /// Normalizes a request, and removes what is not forwarded.
+    /// Normalizes a request, and removes headers that are not forwarded.
     fn accept(&mut self, mut request: Request<Incoming>) -> Result<Accepted, Reply> {
         let began = Instant::now();
         let form = Form::of(&self.session, &request)?;
@@ -406,7 +406,7 @@ impl Exchange {
         if let (Some(plugins), None) = (&self.plugins, &upgrade) {
             body = plugins.request_body(body);
         }
-        // What follows an upgrade is no request that could be mirrored.
+        // The stream after an upgrade has no requests to mirror.
         let mirrors = match upgrade {
             None => selected.mirrors(),
             Some(_) => Vec::new(),
@@ -517,7 +517,7 @@ impl Exchange {
                 admitted.admission,
                 response,
             )?;
-            // What follows is no part of the answer.
+            // The stream after the switch is not a part of the response.
             self.record.sent.completed();
             return Ok(switched.map(ResponseBody::Own));
         }
@@ -550,7 +550,7 @@ impl Exchange {
         reply.into_response(self.is_grpc).map(ResponseBody::Own)
     }
 
-    /// Adds what the waypoint adds to every response, runs plugins on it, and streams its body.
+    /// Adds the headers of CORS and rate limits to a response, runs plugins on it, and streams its body.
     async fn finish(
         mut self,
         mut response: Response<ResponseBody>,

@@ -66,7 +66,7 @@ fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
     });
 }
 
-/// Policy that the book tells users of Cilium to apply.
+/// Policy that the book has users of Cilium apply.
 const CILIUM_PROBES: &str = include_str!("../../../../../examples/cilium-probes.yaml");
 
 /// A cluster, and the expectations of it.

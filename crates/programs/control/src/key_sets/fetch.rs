@@ -57,7 +57,7 @@ pub(crate) enum FetchError {
     NoKeys,
 }
 
-/// Leaves out the URLs of redirects, which are a part of the response.
+/// Leaves out the URL that responded, which a redirect may have named.
 impl From<ambit_fetch::FetchError> for FetchError {
     fn from(error: ambit_fetch::FetchError) -> Self {
         match error {

@@ -566,9 +566,11 @@ impl Conversation {
             if enough(&text) {
                 return Ok(text);
             }
-            match self.0.read(&mut piece)? {
-                0 => return Ok(text),
-                read => answer.extend_from_slice(piece.get(..read).unwrap_or_default()),
+            match self.0.read(&mut piece) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(0) => return Ok(text),
+                Ok(read) => answer.extend_from_slice(piece.get(..read).unwrap_or_default()),
             }
         }
     }

@@ -21,8 +21,8 @@ const REQUESTS: usize = 600;
 const MEMORY: usize = 1 << 30;
 
 /// Maximum delay of the slow service's responses: less than the plugin's timeout, and longer than the flood takes to
-/// start.
-const SLOW_RESPONSE: Duration = Duration::from_millis(8500);
+/// start on a machine with much else to do.
+const SLOW_RESPONSE: Duration = Duration::from_secs(50);
 
 /// Response mode of the slow service for new calls.
 #[derive(Clone, Copy, PartialEq)]
@@ -51,6 +51,10 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     let mut options = options();
     let memory = MEMORY.to_string();
     options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), memory);
+    let hold = "60s".to_owned();
+    options
+        .env
+        .insert("AMBIT_WASM_HOLD_TIMEOUT".to_owned(), hold);
     let scene = Scene::with(SLOW, options);
     let calls = Arc::new(AtomicUsize::new(0));
     let phase = Arc::new((Mutex::new(Phase::Quick), Condvar::new()));
@@ -74,7 +78,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
         *phase.0.lock().unwrap() = next;
         phase.1.notify_all();
     };
-    let patient = ASKING.replace("(i32.const 2000)", "(i32.const 9000)");
+    let patient = ASKING.replace("(i32.const 2000)", "(i32.const 59000)");
     scene.module("asking", &patient.replace("many.shop", "slow.shop"));
     scene.plugin("asking", "phase: AUTHZ");
     scene.until_answers("the plugin lets requests go on", "", |answer| {

@@ -420,9 +420,9 @@ fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
         let client = bind(&world.pod, wildcard, 0);
         let port = client.local_addr().unwrap().port();
         client.send_to(b"who", address(peer, 53)).unwrap();
-        let (_, from) = captured.recv_from(&mut buffer).unwrap();
+        let (_, from) = receive(&captured, &mut buffer);
         captured.send_to(b"it", from).unwrap();
-        let (_, from) = client.recv_from(&mut buffer).unwrap();
+        let (_, from) = receive(&client, &mut buffer);
         assert_eq!(
             from,
             address(peer, 53),
@@ -434,11 +434,11 @@ fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
         let upstream = bind(&world.pod, wildcard, port);
         SockRef::from(&upstream).set_mark(MARK).unwrap();
         upstream.send_to(b"who", address(peer, 53)).unwrap();
-        let (_, from) = resolver.recv_from(&mut buffer).unwrap();
+        let (_, from) = receive(&resolver, &mut buffer);
         assert_eq!(from, address(pod, port), "{backend}");
         resolver.send_to(b"it", from).unwrap();
         assert_eq!(
-            upstream.recv_from(&mut buffer).unwrap().1,
+            receive(&upstream, &mut buffer).1,
             address(peer, 53),
             "{backend}"
         );

@@ -65,7 +65,7 @@ impl Forge {
         Sender::new(&self.world.peer, from.is_ipv4()).send(&opening, to.ip());
         let mut packet = [0; 128];
         loop {
-            let length = answers.read(&mut packet).unwrap();
+            let length = uninterrupted(|| answers.read(&mut packet));
             // With IPv6 the header is not shown.
             let header = if from.is_ipv4() { 20 } else { 0 };
             let tcp = &packet[header..length];

@@ -51,10 +51,10 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
 
             // The first question is from before the capture; its answer comes after it.
             client.send_to(b"0", address(peer, 53)).unwrap();
-            let (_, asked_by) = resolver.recv_from(&mut buffer).unwrap();
+            let (_, asked_by) = receive(&resolver, &mut buffer);
             apply(&world.pod, &captured).unwrap();
             resolver.send_to(b"0", asked_by).unwrap();
-            assert_eq!(client.recv_from(&mut buffer).unwrap().0, 1, "{backend}");
+            assert_eq!(receive(&client, &mut buffer).0, 1, "{backend}");
 
             let client = world
                 .pod
@@ -63,7 +63,7 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
                 .unwrap();
             let client = timed(client);
             client.send_to(b"1", address(peer, 53)).unwrap();
-            let (_, from) = server.recv_from(&mut buffer).unwrap();
+            let (_, from) = receive(&server, &mut buffer);
             let at = server.local_addr().unwrap();
             assert_eq!(
                 conntrack::original_destination(Some(&world.pod), from, at).unwrap(),
@@ -76,7 +76,7 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
             assert_eq!(unknown.unwrap(), None, "{backend}");
             server.send_to(b"1", from).unwrap();
             assert_eq!(
-                client.recv_from(&mut buffer).unwrap().1,
+                receive(&client, &mut buffer).1,
                 address(peer, 53),
                 "{backend}"
             );
@@ -88,13 +88,13 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
             };
             forget(conntrack::Sockets::Closed);
             client.send_to(b"2", address(peer, 53)).unwrap();
-            server.recv_from(&mut buffer).unwrap();
+            receive(&server, &mut buffer);
             forget(conntrack::Sockets::All);
             client.send_to(b"3", address(peer, 53)).unwrap();
-            let (_, from) = resolver.recv_from(&mut buffer).unwrap();
+            let (_, from) = receive(&resolver, &mut buffer);
             assert_eq!(&buffer[..1], b"3", "{backend}");
             resolver.send_to(b"3", from).unwrap();
-            assert_eq!(client.recv_from(&mut buffer).unwrap().0, 1, "{backend}");
+            assert_eq!(receive(&client, &mut buffer).0, 1, "{backend}");
         }
     }
 }

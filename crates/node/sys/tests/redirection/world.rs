@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
     process::Command,
     time::{Duration, Instant},
@@ -236,6 +236,24 @@ pub(crate) fn original_destination(stream: &TcpStream) -> SocketAddr {
     };
     let address = address.as_socket().unwrap();
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Repeats a call on a socket with a timeout, which the kernel does not restart after a signal or a freeze of the cgroup
+/// (`signal(7)`).
+#[track_caller]
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.unwrap(),
+        }
+    }
+}
+
+/// Receives a datagram: its length and sender.
+#[track_caller]
+pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> (usize, SocketAddr) {
+    uninterrupted(|| socket.recv_from(buffer))
 }
 
 /// Checks that bytes pass in both directions.

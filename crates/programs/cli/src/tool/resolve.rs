@@ -106,7 +106,13 @@ fn over_udp(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Resul
     socket.connect(server)?;
     socket.send(question)?;
     let mut answer = vec![0; 65_535];
-    let len = socket.recv(&mut answer)?;
+    let len = loop {
+        match socket.recv(&mut answer) {
+            // The kernel does not restart calls with a timeout (`signal(7)`).
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => break received?,
+        }
+    };
     answer.truncate(len);
     Ok(answer)
 }

@@ -26,14 +26,12 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 
 use crate::{
-    applied_services::AppliedServices,
     destination::{NoUpstream, Port},
     hops::Hops,
-    memory::ConnectionMemory,
     message::{self, Body, Version},
     on_behalf::OnBehalf,
     origination::TlsUpstream,
-    upstream::{ConnectOptions, HttpKey, Keep, Preamble, Stream, Upstream, UpstreamError},
+    upstream::{Connect, ConnectOptions, HttpKey, Keep, Preamble, Upstream, UpstreamError},
     upstream_lookup,
     waypoint::Shard,
 };
@@ -105,7 +103,7 @@ pub(crate) async fn request(
     loop {
         let upstream = choose_upstream(shard, &own, callee, &failed).await?;
         let port = ruled(shard, callee, &upstream)?;
-        let over = tls_upstream(shard, callee, port.as_deref());
+        let over = tls_upstream(shard, callee, version, port.as_deref());
         let key = HttpKey::new(&upstream, version).over(over.map(|over| over.key()));
         let preamble = preamble(&own, port.as_deref(), &upstream);
         let key = key.of(identity.clone()).beginning(preamble.clone());
@@ -132,28 +130,27 @@ pub(crate) async fn request(
                 },
             }
         }
-        let over = over.map(|over| (over, Some(version)));
-        let on_behalf = (
-            identity.as_ref(),
-            callee.on_behalf.map(|caller| &caller.memory),
-        );
-        match open(
-            shard,
-            &own,
-            on_behalf,
-            (&upstream, &applied),
-            (over, preamble.as_ref()),
-        )
-        .await
-        {
+        let connect = Connect {
+            upstream: &upstream,
+            own: &own,
+            forwarded: &Forwarded {
+                client: own_address(&own),
+                host: None,
+            },
+            applied: &applied,
+            options: ConnectOptions {
+                limits: &DestinationLimits::default(),
+                tls: over,
+                preamble: preamble.as_ref(),
+            },
+            hops: None,
+            identity: identity.as_ref(),
+            memory: callee.on_behalf.map(|caller| &caller.memory),
+        };
+        match shard.upstreams.connect(connect).await {
             Ok(stream) => {
-                let checkout = pool
-                    .begin(
-                        &key,
-                        stream,
-                        (Keep::under(&DestinationLimits::default()), None),
-                    )
-                    .await?;
+                let keep = Keep::under(&DestinationLimits::default());
+                let checkout = pool.begin(&key, stream, keep, None).await?;
                 let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.error.into());
             }
@@ -189,6 +186,7 @@ fn ruled(
 fn tls_upstream<'a>(
     shard: &'a Shard,
     callee: Callee<'a>,
+    version: Version,
     port: Option<&'a Port>,
 ) -> Option<TlsUpstream<'a>> {
     let origination = port?.tls()?;
@@ -196,6 +194,7 @@ fn tls_upstream<'a>(
         origination,
         config: &shard.waypoint.config,
         host: &callee.service.hostname,
+        version: Some(version),
     })
 }
 
@@ -231,38 +230,6 @@ async fn choose_upstream(
     let route = waypoint.completed(look).await;
     let route = route.map_err(UpstreamError::from)?;
     Ok(upstream_lookup::resolve(route, waypoint).await?)
-}
-
-async fn open(
-    shard: &Shard,
-    own: &Local,
-    on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),
-    (upstream, applied): (&Upstream, &AppliedServices),
-    (over, preamble): (
-        Option<(TlsUpstream<'_>, Option<Version>)>,
-        Option<&Preamble>,
-    ),
-) -> Result<Stream, UpstreamError> {
-    let forwarded = Forwarded {
-        client: own_address(own),
-        host: None,
-    };
-    let options = ConnectOptions {
-        limits: &DestinationLimits::default(),
-        tls: over,
-        preamble,
-    };
-    let upstreams = &shard.upstreams;
-    upstreams
-        .connect_as(
-            on_behalf,
-            upstream,
-            own,
-            &forwarded,
-            (None, applied),
-            options,
-        )
-        .await
 }
 
 /// Address of calls of the waypoint's own: its pod's, at no port.

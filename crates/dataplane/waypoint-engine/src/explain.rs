@@ -86,13 +86,13 @@ impl Explainer {
         let request = request(&query.request)?;
         let waypoint = &self.shard.waypoint;
         let peer = SocketAddr::new(query.peer.address, UNKNOWN_PORT);
-        let opener = (identity.as_ref(), peer);
-        let found = Box::pin(server::find(waypoint, opener, &authority, &headers)).await;
+        let finding = server::find(waypoint, identity.as_ref(), peer, &authority, &headers);
+        let found = Box::pin(finding).await;
         let found = match found {
             Ok(found) => found,
             Err(error) => return Ok(refused(&chain(&error), error.status().as_u16())),
         };
-        let tunnel = tunnel(&found.0, &found.1);
+        let tunnel = tunnel(&found.caller, &found.target);
         let open = waypoint.lifecycle.drain_watcher().open_work();
         let session = Session::new(self.shard.clone(), found, open);
         let explanation = match Kind::of(&session) {

@@ -52,7 +52,7 @@ pub(crate) fn report(
 }
 
 /// Sets the byte counts and duration of an event.
-pub(crate) fn measure(event: &mut Flow, (received, sent): (u64, u64), duration: Duration) {
+pub(crate) fn measure(event: &mut Flow, received: u64, sent: u64, duration: Duration) {
     event.bytes_to_server = received;
     event.bytes_to_client = sent;
     event.duration_ms = flow::milliseconds(duration);

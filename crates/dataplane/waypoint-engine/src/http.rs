@@ -113,7 +113,7 @@ where
         }
         // At once: requests that are not begun yet are held, too.
         let limits = session.shard.waypoint.config.headers;
-        let admitted = overload::admit((&session.memory, limits), &mut request, version);
+        let admitted = overload::admit(&session.memory, limits, &mut request, version);
         async move {
             let (permit, refused) =
                 admitted.map_or_else(|reply| (None, Some(reply)), |permit| (Some(permit), None));
@@ -148,7 +148,7 @@ where
             let memory = session.memory.clone();
             let io = HalfClose::new(Linger::new(io, pacing.clone()), ahead);
             let additions = pacing.additions().clone();
-            let io = Paced::new(io, (pacing, limit), memory);
+            let io = Paced::new(io, pacing, limit, memory);
             let io = TokioIo::new(Wire::new(io, additions));
             let connection = http1_builder(session.shard.waypoint.config.headers)
                 .serve_connection(io, service)
@@ -180,8 +180,8 @@ where
             };
             let limit = session.shard.waypoint.config.headers_timeout;
             let most = session.shard.waypoint.config.headers.bytes;
-            let io = HeaderBlocks::new(io, (limit, most), session.memory.clone());
-            let mut builder = http2_builder((window.bytes(), most), &session.share);
+            let io = HeaderBlocks::new(io, limit, most, session.memory.clone());
+            let mut builder = http2_builder(window.bytes(), most, &session.share);
             let upgrades = &session.shard.waypoint.config.upgrades;
             if upgrades.iter().any(|one| one == WEBSOCKET) {
                 builder.enable_connect_protocol();
@@ -218,10 +218,7 @@ fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
 }
 
 /// A server of HTTP/2 that receives as many bytes before they are read, and header sections of so many bytes.
-fn http2_builder(
-    (window, headers): (usize, usize),
-    share: &FairShare,
-) -> conn::http2::Builder<Tasks> {
+fn http2_builder(window: usize, headers: usize, share: &FairShare) -> conn::http2::Builder<Tasks> {
     let bytes = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
     let mut builder = conn::http2::Builder::new(Tasks(TaskShare::Fixed(share.clone())));
     builder

@@ -6,7 +6,7 @@ mod account;
 mod callers;
 
 pub(crate) use account::{Exhausted, Permit, Scope};
-pub(crate) use callers::{ConnectionMemory, Memory, Use};
+pub(crate) use callers::{ConnectionMemory, Memory, Use, WindowShares};
 
 /// Memory limits in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

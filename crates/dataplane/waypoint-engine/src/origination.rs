@@ -62,6 +62,8 @@ pub(crate) struct TlsUpstream<'a> {
     pub(crate) config: &'a Config,
     /// Hostname of the endpoint, as far as known.
     pub(crate) host: &'a str,
+    /// HTTP version that is spoken over the connection; `None` for the client's own protocol.
+    pub(crate) version: Option<Version>,
 }
 
 /// Pool key of connections over TLS: those of one key may carry each other's requests.
@@ -150,17 +152,13 @@ impl TlsUpstream<'_> {
         }
     }
 
-    /// Starts TLS for an HTTP version, or for the client's protocol.
-    pub(crate) async fn begin<S>(
-        &self,
-        stream: S,
-        version: Option<Version>,
-    ) -> Result<ClientStream<S>, OriginationError>
+    /// Starts TLS on a connection.
+    pub(crate) async fn begin<S>(&self, stream: S) -> Result<ClientStream<S>, OriginationError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let outward = self.origination.outward(self.config)?;
-        let protocol: Option<&[u8]> = version.map(|version| match version {
+        let protocol: Option<&[u8]> = self.version.map(|version| match version {
             Version::Http1 => &b"http/1.1"[..],
             Version::Http2 => b"h2",
         });

@@ -63,13 +63,14 @@ fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
     };
     let weak = Arc::downgrade(shard);
     let streams = move |plugin: Arc<Plugin>,
-                        call: (Call, CallCause),
+                        call: Call,
+                        cause: CallCause,
                         messages: mpsc::UnboundedReceiver<Message>,
                         tell: Tell| {
         let shard = weak.upgrade();
         let ended: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             if let Some(shard) = shard {
-                streams::keep(&shard, &plugin.config, call, messages, &tell).await;
+                streams::keep(&shard, &plugin.config, call, cause, messages, &tell).await;
             }
         });
         ended

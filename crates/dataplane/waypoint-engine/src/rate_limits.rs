@@ -90,7 +90,8 @@ impl Limiter {
     /// A limit that counted it under the same key as `before` does not count it again.
     pub(crate) fn take<K: Hash + Eq>(
         &self,
-        (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
+        request: &RouteRequest<'_>,
+        before: Option<&RouteRequest<'_>>,
         key: impl Fn(&LocalLimit, &RouteRequest<'_>) -> K,
         now: Instant,
     ) -> Vec<(&LocalLimit, RateLimitDecision)> {
@@ -268,7 +269,7 @@ mod tests {
         };
         let all = limiters.of_requests().of(std::slice::from_ref(&name));
         all.iter().all(|one| {
-            let met = one.take((&request, None), |_, _| key.to_owned(), Instant::now());
+            let met = one.take(&request, None, |_, _| key.to_owned(), Instant::now());
             met.iter()
                 .all(|(_, decision)| decision.retry_after.is_none())
         })

@@ -23,7 +23,7 @@ use crate::{
     memory::{ConnectionMemory, Permit},
     message::Version,
     plugins,
-    session::Session,
+    session::{Session, TunnelRequest},
     sniff::{Opening, Sniffed},
     target::{Target, TargetError},
     tcp,
@@ -202,10 +202,10 @@ async fn serve_tunnel(
 ) {
     let finding = async {
         let authority = incoming.target()?;
-        let opener = (client.identity.as_ref(), client.peer);
         find(
             &client.shard.waypoint,
-            opener,
+            client.identity.as_ref(),
+            client.peer,
             &authority,
             incoming.headers(),
         )
@@ -240,13 +240,14 @@ async fn serve_tunnel(
     }
 }
 
-/// Finds the caller, the target and the hops of a tunnel.
+/// Finds who opens a tunnel, and to what.
 pub(crate) async fn find(
     waypoint: &Waypoint,
-    (identity, peer): (Option<&Identity>, SocketAddr),
+    identity: Option<&Identity>,
+    peer: SocketAddr,
     authority: &Authority,
     headers: &HeaderMap,
-) -> Result<(Caller, Target, Hops), StreamError> {
+) -> Result<TunnelRequest, StreamError> {
     let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
     // A ServiceEntry may be seen by its own namespace alone, wherever its waypoint is.
     let namespace = identity.map_or("", |identity| identity.namespace.as_str());
@@ -255,7 +256,11 @@ pub(crate) async fn find(
     attachment_lookup::learn_sender(waypoint, &target, &caller).await;
     attachment_lookup::learn_declarations(waypoint, &target).await;
     let hops = Hops::of(headers).ok_or(StreamError::Circle)?;
-    Ok((caller, target, hops))
+    Ok(TunnelRequest {
+        caller,
+        target,
+        hops,
+    })
 }
 
 /// Content of a tunnel.

@@ -60,13 +60,23 @@ pub(crate) struct Session {
     open: Arc<OpenWork>,
 }
 
+/// Request of a client to open a tunnel.
+#[derive(Debug)]
+pub(crate) struct TunnelRequest {
+    pub(crate) caller: Caller,
+    pub(crate) target: Target,
+    /// Waypoints that the connection has passed.
+    pub(crate) hops: Hops,
+}
+
 impl Session {
-    /// Creates the session of a tunnel from `caller`. `open` is held until it is over.
-    pub(crate) fn new(
-        shard: Arc<Shard>,
-        (caller, target, hops): (Caller, Target, Hops),
-        open: OpenWork,
-    ) -> Self {
+    /// Creates the session of a tunnel. `open` is held until it is over.
+    pub(crate) fn new(shard: Arc<Shard>, request: TunnelRequest, open: OpenWork) -> Self {
+        let TunnelRequest {
+            caller,
+            target,
+            hops,
+        } = request;
         let waypoint = &shard.waypoint;
         let memory = &waypoint.memory;
         let memory = memory.connection(caller.identity.as_ref(), caller.address.ip());

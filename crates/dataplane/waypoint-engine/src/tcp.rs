@@ -27,7 +27,7 @@ use crate::{
     origination::TlsUpstream,
     session::{Misdirected, Session},
     sniff::{Opening, Sniffed},
-    upstream::{ConnectOptions, Preamble, Stream, UpstreamError},
+    upstream::{Connect, ConnectOptions, Preamble, Stream, UpstreamError},
     upstream_lookup,
 };
 use report::{ConnectionReport, ConnectionRoute, End};
@@ -94,13 +94,8 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
                 let (stream, context) = opened.apart();
-                relay(
-                    (&session, &report, &routed),
-                    &context,
-                    tunnel.into_io(),
-                    stream,
-                )
-                .await;
+                let client = tunnel.into_io();
+                relay(&session, &report, &routed, &context, client, stream).await;
             }
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
@@ -128,7 +123,7 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     match opened {
         Ok((routed, opened)) => {
             let (stream, context) = opened.apart();
-            relay((&session, &report, &routed), &context, io, stream).await;
+            relay(&session, &report, &routed, &context, io, stream).await;
         }
         Err(error) => log_failed(&session, &report, &error),
     }
@@ -169,7 +164,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         Err(error) => return log_failed(&session, &report, &error),
     };
     if client.is_some() {
-        return relay((&session, &report, &routed), &context, io, stream).await;
+        return relay(&session, &report, &routed, &context, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
     // A server that speaks first is not HTTP.
@@ -196,7 +191,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
             l7::serve(session, io, version).await;
         }
         Opening::LongLine | Opening::Other | Opening::Nothing => {
-            relay((&session, &report, &routed), &context, io, stream).await;
+            relay(&session, &report, &routed, &context, io, stream).await;
         }
     }
 }
@@ -218,7 +213,7 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let mut decision = policies.evaluate_connection(attachments.scope(), &connection);
     let there = destination_attachments::find(session, &routed.destination, routed.by);
     if let Destination::Backend(service, port) = &routed.destination
-        && let Some(scope) = scope_there(session, routed, (there.as_deref(), service))
+        && let Some(scope) = scope_there(session, routed, there.as_deref(), service)
     {
         let connection = Connection {
             destination: waypoint.address_of(service, *port),
@@ -238,7 +233,8 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
 fn scope_there<'a>(
     session: &Session,
     routed: &Routed,
-    (there, service): (Option<&'a Attachments>, &'a NamespacedHostname),
+    there: Option<&'a Attachments>,
+    service: &'a NamespacedHostname,
 ) -> Option<Scope<'a>> {
     match there {
         Some(attachments) => Some(attachments.scope()),
@@ -269,7 +265,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
         return true;
     };
     let there = destination_attachments::find(session, &routed.destination, routed.by);
-    let Some(scope) = scope_there(session, routed, (there.as_deref(), service)) else {
+    let Some(scope) = scope_there(session, routed, there.as_deref(), service) else {
         return true;
     };
     let connection = Connection {
@@ -368,7 +364,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let mut failed = Vec::new();
     let mut first = None;
     loop {
-        match connect(session, &routed.destination, &own, (port.as_ref(), &failed)).await {
+        match connect(session, &routed.destination, &own, port.as_ref(), &failed).await {
             Ok((stream, endpoint, held)) => {
                 let held = port.zip(held).map(|(port, endpoint)| ConnectionLease {
                     port,
@@ -411,7 +407,8 @@ async fn connect(
     session: &Session,
     destination: &Destination,
     own: &Local,
-    (port, failed): (Option<&Arc<Port>>, &[ArcStr]),
+    port: Option<&Arc<Port>>,
+    failed: &[ArcStr],
 ) -> Result<(Stream, SocketAddr, Option<EndpointLease>), Failed> {
     let waypoint = &session.shard.waypoint;
     let pass_through = destination.pass_through(session).await;
@@ -453,17 +450,11 @@ async fn connect(
     let upstream = upstream.map_err(|error| Failed::At(error, None))?;
     let host = destination.host(session);
     let tls_upstream = tls.filter(|_| held.is_some() || !upstream.is_waypoint());
-    let tls_upstream = tls_upstream.map(|origination| {
-        let config = &waypoint.config;
-        let host = &host;
-        (
-            TlsUpstream {
-                origination,
-                config,
-                host,
-            },
-            None,
-        )
+    let tls_upstream = tls_upstream.map(|origination| TlsUpstream {
+        origination,
+        config: &waypoint.config,
+        host: &host,
+        version: None,
     });
     let forwarded = Forwarded {
         client: session.caller.address,
@@ -474,21 +465,22 @@ async fn connect(
     let limits = port.map(|port| *port.limits()).unwrap_or_default();
     let upstreams = &session.shard.upstreams;
     let applied = upstream.applied_services(session.target.service_name());
-    let history = (Some(session.hops), &applied);
     let (client, called) = (session.caller.address, session.target.address());
     let preamble = port.and_then(|port| Preamble::of(port.policy(), &upstream, client, called));
-    let connecting = upstreams.connect(
-        &session.memory,
-        &upstream,
+    let connecting = upstreams.connect(Connect {
+        upstream: &upstream,
         own,
-        &forwarded,
-        history,
-        ConnectOptions {
+        forwarded: &forwarded,
+        applied: &applied,
+        options: ConnectOptions {
             limits: &limits,
             tls: tls_upstream,
             preamble: preamble.as_ref(),
         },
-    );
+        hops: Some(session.hops),
+        identity: None,
+        memory: Some(&session.memory),
+    });
     let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {
@@ -516,7 +508,9 @@ async fn outlived(limits: &DestinationLimits) {
 
 /// Relays both directions until both have ended, or the process ends.
 async fn relay<A, B>(
-    (session, report, routed): (&Session, &ConnectionReport, &Routed),
+    session: &Session,
+    report: &ConnectionReport,
+    routed: &Routed,
     context: &ConnectionContext,
     client: A,
     server: B,

@@ -8,14 +8,20 @@ use ambit_hbone::{DialError, Settings, pool::Reserved};
 use ambit_model::Reason;
 use parking_lot::Mutex;
 
-use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
+use crate::memory::{ConnectionMemory, Exhausted, Permit, Use, WindowShares};
 
 /// Bytes that the tunnels of a connection share at least.
 const MIN_SHARED: usize = 64 << 10;
 /// Parts of what is left of a caller's budget and of the process's that the tunnels of one connection share. All that its
 /// windows allow is less than four times as much. Connections to endpoints are many, and wait for further tunnels.
-const OF_CONNECTIONS: (usize, usize) = (64, 1024);
-const OF_UPSTREAMS: (usize, usize) = (512, 4096);
+const OF_CONNECTIONS: WindowShares = WindowShares {
+    of_caller: 64,
+    of_process: 1024,
+};
+const OF_UPSTREAMS: WindowShares = WindowShares {
+    of_caller: 512,
+    of_process: 4096,
+};
 /// Smallest receive window of one tunnel.
 const MIN_WINDOW: u32 = 16 << 10;
 /// Bytes of one tunnel that wait to be written to its connection.

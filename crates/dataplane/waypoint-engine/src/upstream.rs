@@ -24,7 +24,6 @@ use crate::{
     destination::in_time,
     hops::Hops,
     memory::{ConnectionMemory, Exhausted},
-    message::Version,
     names::TooManyLookups,
     origination::{OriginationError, TlsUpstream},
     tunnel_windows::UpstreamWindows,
@@ -76,12 +75,31 @@ pub(crate) enum UpstreamError {
     Preamble(#[source] std::io::Error),
 }
 
-/// Options of opening a connection to an endpoint, from the destination's policy.
+/// Connection to open to an upstream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connect<'a> {
+    pub(crate) upstream: &'a Upstream,
+    /// The waypoint's own workload.
+    pub(crate) own: &'a Local,
+    /// Client of the connection, for the next proxy.
+    pub(crate) forwarded: &'a Forwarded,
+    /// Services whose attachments have been applied, for the next waypoint.
+    pub(crate) applied: &'a AppliedServices,
+    pub(crate) options: ConnectOptions<'a>,
+    /// Waypoints that the connection has passed, for the next one. HTTP requests carry them themselves.
+    pub(crate) hops: Option<Hops>,
+    /// Identity instead of the waypoint's own.
+    pub(crate) identity: Option<&'a Identity>,
+    /// Memory of the caller that is charged; calls of the waypoint's own have none.
+    pub(crate) memory: Option<&'a ConnectionMemory>,
+}
+
+/// Options of a connection to an endpoint, from the destination's policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectOptions<'a> {
     pub(crate) limits: &'a DestinationLimits,
-    /// TLS that begins here, with the version of HTTP that is spoken over it.
-    pub(crate) tls: Option<(TlsUpstream<'a>, Option<Version>)>,
+    /// TLS that the waypoint originates.
+    pub(crate) tls: Option<TlsUpstream<'a>>,
     /// PROXY header, sent before TLS.
     pub(crate) preamble: Option<&'a Preamble>,
 }
@@ -164,72 +182,44 @@ impl UpstreamPools {
         }
     }
 
-    /// Opens a connection for a caller, under the limits of its destination's rule, and over TLS if that is configured. The
-    /// next waypoint learns which services' attachments have been applied and, of a connection that is not HTTP, how many
-    /// waypoints it has passed.
-    pub(crate) async fn connect(
-        &self,
-        memory: &ConnectionMemory,
-        upstream: &Upstream,
-        own: &Local,
-        forwarded: &Forwarded,
-        history: (Option<Hops>, &AppliedServices),
-        opening: ConnectOptions<'_>,
-    ) -> Result<Stream, UpstreamError> {
-        self.connect_as(
-            (None, Some(memory)),
-            upstream,
-            own,
-            forwarded,
-            history,
-            opening,
-        )
-        .await
-    }
-
-    /// [`Self::connect`], perhaps under another identity than the waypoint's own, and charged to no caller.
-    pub(crate) async fn connect_as(
-        &self,
-        on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),
-        upstream: &Upstream,
-        own: &Local,
-        forwarded: &Forwarded,
-        history: (Option<Hops>, &AppliedServices),
-        opening: ConnectOptions<'_>,
-    ) -> Result<Stream, UpstreamError> {
-        let limits = opening.limits;
+    /// Opens a connection under the limits of its destination's rule, and over TLS if that is configured.
+    pub(crate) async fn connect(&self, connect: Connect<'_>) -> Result<Stream, UpstreamError> {
+        let ConnectOptions {
+            limits,
+            tls,
+            preamble,
+        } = connect.options;
         let connecting = async {
-            let stream = self.connect_at_all(on_behalf, upstream, own, forwarded, history, limits);
-            let mut stream = stream.await?;
-            if let Some(preamble) = opening.preamble {
+            let mut stream = self.connect_at_all(connect).await?;
+            if let Some(preamble) = preamble {
                 let sent = preamble.send(&mut stream).await;
                 sent.map_err(UpstreamError::Preamble)?;
             }
-            match opening.tls {
+            match tls {
                 None => Ok(stream),
-                Some((tls_upstream, version)) => {
-                    let stream = tls_upstream.begin(stream, version).await?;
-                    Ok(Stream::Tls(Box::new(stream)))
-                }
+                Some(tls) => Ok(Stream::Tls(Box::new(tls.begin(stream).await?))),
             }
         };
         let connected = in_time(limits.connect_timeout, connecting).await;
         connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)))
     }
 
-    async fn connect_at_all(
-        &self,
-        (identity, memory): (Option<&Identity>, Option<&ConnectionMemory>),
-        upstream: &Upstream,
-        own: &Local,
-        forwarded: &Forwarded,
-        (hops, applied): (Option<Hops>, &AppliedServices),
-        limits: &DestinationLimits,
-    ) -> Result<Stream, UpstreamError> {
+    /// Opens the connection without TLS.
+    async fn connect_at_all(&self, connect: Connect<'_>) -> Result<Stream, UpstreamError> {
+        let Connect {
+            upstream,
+            own,
+            forwarded,
+            applied,
+            options,
+            hops,
+            identity,
+            memory,
+        } = connect;
         match upstream {
             Upstream::Plain(address, _) => {
                 let stream = self.dialer.plain(*address).await?;
-                if let Some(of) = &limits.keepalive
+                if let Some(of) = &options.limits.keepalive
                     && let Err(error) = keep_alive(&stream, of.time, of.interval, of.probes)
                 {
                     tracing::debug!(%address, %error, "a connection is not probed");

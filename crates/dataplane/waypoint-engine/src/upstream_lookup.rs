@@ -85,7 +85,8 @@ fn is_of_cluster(route: &Route) -> bool {
 pub(crate) async fn resolve_host(
     host: &ArcStr,
     port: u16,
-    (waypoint, caller): (&Waypoint, &Caller),
+    waypoint: &Waypoint,
+    caller: &Caller,
 ) -> Result<Upstream, UpstreamError> {
     // Absolute: without the search domains that a resolver may add.
     let of = (caller.identity.clone(), caller.address.ip());

@@ -64,8 +64,9 @@ pub struct Waypoint {
     pub(crate) queues: tokio::sync::watch::Sender<()>,
     /// Addresses of hosts outside of the mesh.
     pub(crate) names: Names,
-    /// Creation time, and milliseconds from then to the latest tunnel.
-    tunnels: (Instant, AtomicU64),
+    created: Instant,
+    /// Milliseconds from the creation to the latest tunnel.
+    last_tunnel: AtomicU64,
 }
 
 /// Inputs and metrics of a waypoint.
@@ -168,7 +169,8 @@ impl Waypoint {
             shared_data: ambit_wasm::Shared::default(),
             queues: tokio::sync::watch::Sender::new(()),
             names: Names::new(published.guard().clone()),
-            tunnels: (Instant::now(), AtomicU64::new(0)),
+            created: Instant::now(),
+            last_tunnel: AtomicU64::new(0),
             config,
             state,
             published,
@@ -177,15 +179,13 @@ impl Waypoint {
 
     /// Notes that a client opens a tunnel.
     pub(crate) fn tunnel_comes(&self) {
-        let (made, latest) = &self.tunnels;
-        let now = u64::try_from(made.elapsed().as_millis()).unwrap_or(u64::MAX);
-        latest.store(now, Relaxed);
+        let now = u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_tunnel.store(now, Relaxed);
     }
 
     /// Returns when a client last opened a tunnel.
     pub fn last_tunnel(&self) -> Instant {
-        let (made, latest) = &self.tunnels;
-        *made + Duration::from_millis(latest.load(Relaxed))
+        self.created + Duration::from_millis(self.last_tunnel.load(Relaxed))
     }
 
     /// Waits until its own pod's record is not that of a pod to choose. Of a pod that is being deleted it is one as long as

@@ -6,6 +6,7 @@ mod version;
 
 use std::{pin::pin, sync::Arc};
 
+use ambit_jwt::Authenticated;
 use ambit_model::ExtensionPhase;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
@@ -36,7 +37,7 @@ use super::{
     response_headers,
     routing::{
         backend_authorization::authorize_backend,
-        client_route::Original,
+        client_route::{ChangedRequest, Original},
         routed::{CorsHeaders, RoutingResult, SelectedRoute, misdirected, route},
     },
     send::{self, Failure, Sending, UpstreamResponse, outgoing, retrying::RetryPolicy},
@@ -231,13 +232,10 @@ impl Exchange {
         let (session, record) = (&self.session, &mut self.record);
         let proved = authenticate(session, &mut accepted.request, &mut accepted.form, record)?;
         self.extend(ExtensionPhase::Authz, accepted).await?;
-        let by = (&proved, &external);
-        let (request, form) = (&accepted.request, &accepted.form);
-        let mut admission = authorize(&self.session, request, form, by, &mut self.record)?;
+        let mut admission = self.authorize(accepted, &proved, &external)?;
         // The authorized form is the one that is forwarded.
         if self.extend(ExtensionPhase::Unspecified, accepted).await? {
-            let (request, form) = (&accepted.request, &accepted.form);
-            admission = authorize(&self.session, request, form, by, &mut self.record)?;
+            admission = self.authorize(accepted, &proved, &external)?;
         }
         // A plugin may have made another request of it.
         if *accepted.request.method() != Method::GET && accepted.upgrade.take().is_some() {
@@ -247,6 +245,18 @@ impl Exchange {
             admission,
             external,
         })
+    }
+
+    /// Authorizes the request in its present form.
+    fn authorize(
+        &mut self,
+        accepted: &Accepted,
+        proved: &Authenticated,
+        external: &ExternalAuthorization,
+    ) -> Result<Admission, Reply> {
+        let Accepted { request, form, .. } = accepted;
+        let record = &mut self.record;
+        authorize(&self.session, request, form, proved, external, record)
     }
 
     async fn authorize_externally(
@@ -260,9 +270,10 @@ impl Exchange {
             idle,
             ..
         } = accepted;
-        let context = (*hops, is_grpc(request), &*idle);
+        let (session, record) = (&self.session, &mut self.record);
+        let is_grpc = is_grpc(request);
         let authorizing =
-            authorize_externally(&self.session, request, form, &mut self.record, context);
+            authorize_externally(session, request, form, record, *hops, is_grpc, idle);
         match Box::pin(authorizing).await? {
             ExternalOutcome::Allowed(external) => Ok(external),
             ExternalOutcome::Responded(response) => {
@@ -307,11 +318,12 @@ impl Exchange {
             services: attachments.services(),
             request: accepted.form.as_received(&accepted.request),
         };
-        let admission = (&admitted.admission, accepted.hops);
         limits::limit(
             &self.session,
-            (counted, None),
-            admission,
+            counted,
+            None,
+            &admitted.admission,
+            accepted.hops,
             &mut self.limit_headers,
         )
         .await
@@ -337,9 +349,14 @@ impl Exchange {
         admitted.admission =
             authorize_backend(admission, selected, request, form, &mut self.record)?;
         if let Some(original) = &original {
-            let sent = (&selected.destination, &*request, &*form);
-            let admission = (&admitted.admission, accepted.hops);
-            Box::pin(original.admit(session, sent, admission, &mut self.limit_headers)).await?;
+            let sent = ChangedRequest {
+                destination: &selected.destination,
+                request,
+                form,
+            };
+            let (admission, hops) = (&admitted.admission, accepted.hops);
+            let headers = &mut self.limit_headers;
+            Box::pin(original.admit(session, sent, admission, hops, headers)).await?;
         }
         Ok(())
     }
@@ -398,8 +415,8 @@ impl Exchange {
         let expectation = (asks_application && self.plugins.is_none()).then(Expectation::default);
         let incoming = external.body(incoming);
         let received = self.record.received.clone();
-        let passing = (admission.clone(), Trailers::OfRequest);
-        let body = Passing::body(incoming, received, passing, None, ());
+        let (admitted, trailers) = (admission.clone(), Trailers::OfRequest);
+        let body = Passing::body(incoming, received, admitted, trailers, None, ());
         let body = interim::hold(idle.request(body), expectation.as_ref());
         let unread = Arc::new(Notify::new());
         let mut body = session.shard.stalls.watch(body, &unread);
@@ -472,8 +489,8 @@ impl Exchange {
         let (session, destination) = (self.session.clone(), &selected.destination);
         let sending = send::send(&session, destination, awaited.version, sending, request);
         let sending = pin!(sending);
-        let limits = (awaited.deadline, &*unread);
-        let first = first_response(sending, limits, self.plugins.as_deref()).await;
+        let plugins = self.plugins.as_deref();
+        let first = first_response(sending, awaited.deadline, &unread, plugins).await;
         mirroring.original_over();
         match first {
             FirstResponse::Upstream(Ok(sent)) => Ok(Arrived { sent, awaited }),
@@ -512,7 +529,8 @@ impl Exchange {
         if is_switched {
             let switched = upgrade::switch(
                 session,
-                (awaited.upgrade, version),
+                awaited.upgrade,
+                version,
                 &mut self.pending_upgrade,
                 admitted.admission,
                 response,
@@ -573,9 +591,15 @@ impl Exchange {
             ResponseBody::Own(body) => body,
             ResponseBody::Application(body) => {
                 let sent = record.sent.clone();
-                let passing = (body.admission, Trailers::OfResponse);
                 let keep = (record, body.early);
-                let incoming = Passing::body(body.incoming, sent, passing, body.deadline, keep);
+                let incoming = Passing::body(
+                    body.incoming,
+                    sent,
+                    body.admission,
+                    Trailers::OfResponse,
+                    body.deadline,
+                    keep,
+                );
                 let stalls = &session.shard.stalls;
                 stalls.watch(body.idle.response(incoming), unread)
             }

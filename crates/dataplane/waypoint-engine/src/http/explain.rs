@@ -32,7 +32,7 @@ use super::{
     request_headers::strip,
     routing::{
         backend_authorization::authorize_backend,
-        client_route::Original,
+        client_route::{ChangedRequest, Original},
         routed::{self, CorsHeaders, RoutingResult, SelectedRoute, misdirected},
     },
     send::Failure,
@@ -116,7 +116,11 @@ impl Walk {
         }
         self.backend_authorization(admission, &selected, request, &form)?;
         if let Some(original) = &original {
-            let sent = (&selected.destination, &*request, &form);
+            let sent = ChangedRequest {
+                destination: &selected.destination,
+                request,
+                form: &form,
+            };
             if let Err(reply) = original.attachments(&self.session, sent) {
                 let why = "tokens or plugins of the service that the route forwards to were not applied to the request";
                 self.push(StepKind::BackendAuthorization, StepResult::Refused, why);
@@ -235,8 +239,8 @@ impl Walk {
     ) -> Result<Admission, Reply> {
         let facts = Facts::of(request, form);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
-        let by = (proved, external);
-        let admission = authorize(&self.session, request, form, by, &mut self.seen);
+        let seen = &mut self.seen;
+        let admission = authorize(&self.session, request, form, proved, external, seen);
         self.policies_decided(StepKind::Authorization, explanation, admission.is_ok());
         admission
     }

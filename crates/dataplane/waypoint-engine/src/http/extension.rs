@@ -230,8 +230,8 @@ impl RequestPlugins {
     pub(super) fn request_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in &self.called {
-            let of = (Direction::Request, &self.session.memory);
-            body = body::Through::of(of, running, &self.answered, body);
+            let memory = &self.session.memory;
+            body = body::Through::of(Direction::Request, memory, running, &self.answered, body);
         }
         body
     }
@@ -320,8 +320,8 @@ impl RequestPlugins {
     pub(super) fn response_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in self.called.iter().rev() {
-            let of = (Direction::Response, &self.session.memory);
-            body = body::Through::of(of, running, &self.answered, body);
+            let memory = &self.session.memory;
+            body = body::Through::of(Direction::Response, memory, running, &self.answered, body);
         }
         body
     }

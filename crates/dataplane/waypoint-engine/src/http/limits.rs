@@ -111,8 +111,10 @@ pub(super) struct CountedRequest<'a> {
 /// The response, if a limit rejects the request.
 pub(super) async fn limit(
     session: &Session,
-    (counted, before): (CountedRequest<'_>, Option<CountedRequest<'_>>),
-    (admission, hops): (&Admission, Hops),
+    counted: CountedRequest<'_>,
+    before: Option<CountedRequest<'_>>,
+    admission: &Admission,
+    hops: Hops,
     limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     let published = &session.shard.waypoint.published;
@@ -129,7 +131,7 @@ pub(super) async fn limit(
             .then_some(request)
     };
     for one in all.iter() {
-        local(session, (&counted.request, before(one)), one, limit_headers)?;
+        local(session, one, &counted.request, before(one), limit_headers)?;
     }
     // Rate-limit services are called only when no local limit refuses.
     for one in all.iter() {
@@ -140,12 +142,12 @@ pub(super) async fn limit(
         if session.caller.calls_for(&one.config.key.namespace) {
             continue;
         }
-        let about = (&counted.request, before(one));
-        let Some(question) = global::question(session, (one, global), about) else {
+        let question = global::question(session, one, global, &counted.request, before(one));
+        let Some(question) = question else {
             continue;
         };
-        let about = (one.config.key.namespace.as_str(), global, question);
-        let checking = Box::pin(global::ask(session, about, hops));
+        let namespace = &one.config.key.namespace;
+        let checking = Box::pin(global::ask(session, namespace, global, question, hops));
         let decided = tokio::select! {
             decided = checking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
@@ -157,20 +159,21 @@ pub(super) async fn limit(
 
 fn local(
     session: &Session,
-    (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
     limiter: &Limiter,
+    request: &RouteRequest<'_>,
+    before: Option<&RouteRequest<'_>>,
     limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     let config = &limiter.config;
     if let Some(why) = &config.not_understood {
         tracing::debug!(limit = %config.key, %why, "a rate limit decides nothing");
-        return undecided(session, config, "local", ("not_understood", true));
+        return undecided(session, config, "local", "not_understood", true);
     }
     let key = |of: &ambit_model::LocalLimit, request: &RouteRequest<'_>| -> Vec<_> {
         let parts = of.by.iter();
         parts.map(|key| value(session, request, key)).collect()
     };
-    for (of, decision) in limiter.take((request, before), key, Instant::now()) {
+    for (of, decision) in limiter.take(request, before, key, Instant::now()) {
         if config.tells && !config.dry_run {
             limit_headers.met(EvaluatedLimit {
                 requests: of.requests,
@@ -188,13 +191,7 @@ fn local(
                     ResponseFlag::RateLimited,
                 )
             };
-            over(
-                session,
-                config,
-                "local",
-                (reply, Some(after)),
-                limit_headers,
-            )?;
+            over(session, config, "local", reply, Some(after), limit_headers)?;
         }
     }
     Ok(())
@@ -217,7 +214,7 @@ fn decide(
             let why = ambit_proxy::report::chain(&error);
             tracing::debug!(limit = %config.key, why, "a rate-limit service has not decided");
             let may_pass = error.may_fail_open();
-            return undecided(session, config, "global", (error.outcome(), may_pass));
+            return undecided(session, config, "global", error.outcome(), may_pass);
         }
     };
     if config.dry_run {
@@ -255,7 +252,7 @@ fn decide(
         )
     };
     let after = decided.tightest.map(|met| met.reset);
-    over(session, config, "global", (reply, after), limit_headers)
+    over(session, config, "global", reply, after, limit_headers)
 }
 
 /// A request is over a limit.
@@ -263,7 +260,8 @@ fn over(
     session: &Session,
     config: &RateLimit,
     kind: &'static str,
-    (reply, after): (Reply, Option<Duration>),
+    reply: Reply,
+    after: Option<Duration>,
     limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     if config.dry_run {
@@ -282,7 +280,8 @@ fn undecided(
     session: &Session,
     config: &RateLimit,
     kind: &'static str,
-    (outcome, may_fail_open): (&'static str, bool),
+    outcome: &'static str,
+    may_fail_open: bool,
 ) -> Result<(), Reply> {
     count(session, config, kind, outcome);
     if config.dry_run {

@@ -159,7 +159,7 @@ pub(super) fn mirror(
             let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
             let answering = async {
                 if let Some(counted) = &counted
-                    && counted.limit(&session, (&admission, hops)).await.is_err()
+                    && counted.limit(&session, &admission, hops).await.is_err()
                 {
                     return MirrorOutcome::Denied;
                 }
@@ -192,7 +192,8 @@ impl MirroredRequest {
     async fn limit(
         &self,
         session: &Session,
-        by: (&Admission, Hops),
+        admission: &Admission,
+        hops: Hops,
     ) -> Result<(), super::reply::Reply> {
         let request = RouteRequest {
             method: self.method.as_str(),
@@ -207,8 +208,10 @@ impl MirroredRequest {
         };
         limits::limit(
             session,
-            (counted, None),
-            by,
+            counted,
+            None,
+            admission,
+            hops,
             &mut RateLimitHeaders::default(),
         )
         .await

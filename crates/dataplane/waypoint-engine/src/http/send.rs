@@ -31,7 +31,6 @@ use super::{
     },
 };
 use crate::{
-    applied_services::AppliedServices,
     destination::{EndpointLease, NoUpstream},
     hops::Hops,
     memory::{Exhausted, Permit, Use},
@@ -41,8 +40,8 @@ use crate::{
     session::Session,
     target::Target,
     upstream::{
-        Checkout, ConnectOptions, HttpKey, Keep, Preamble, RequestGuard, STREAM_WINDOW, StreamSlot,
-        Upstream, UpstreamError,
+        Checkout, Connect, ConnectOptions, HttpKey, Keep, Preamble, RequestGuard, STREAM_WINDOW,
+        StreamSlot, Upstream, UpstreamError,
     },
 };
 
@@ -58,9 +57,10 @@ pub(super) struct SelectedEndpoint {
     pub(super) remote_identity: Option<ArcStr>,
     /// Leases of the destination's rule, released when the response ends.
     held: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
-    /// The same at the connection, where streams of it are counted.
-    /// On a connection of its own, what abandons the request when it is dropped.
-    connection: (Option<StreamSlot>, Option<RequestGuard>),
+    /// Lease of a stream, on a shared connection.
+    stream: Option<StreamSlot>,
+    /// Guard that abandons the request when it is dropped, on a connection of its own.
+    guard: Option<RequestGuard>,
     /// The response's bytes that wait to be read, of HTTP/2.
     window: Option<Arc<Permit>>,
 }
@@ -78,7 +78,8 @@ impl SelectedEndpoint {
             },
             remote_identity: None,
             held: None,
-            connection: (None, None),
+            stream: None,
+            guard: None,
             window: None,
         }
     }
@@ -129,11 +130,13 @@ fn tls_upstream<'a>(
     session: &'a Session,
     decision: Option<&'a DestinationDecision>,
     host: &'a str,
+    version: Version,
 ) -> Option<TlsUpstream<'a>> {
     Some(TlsUpstream {
         origination: decision?.port.tls()?,
         config: &session.shard.waypoint.config,
         host,
+        version: Some(version),
     })
 }
 
@@ -165,21 +168,21 @@ pub(super) async fn send(
         mut retry_mark,
         sticky,
     } = sending;
-    let hash_input = (request.headers(), request.uri());
-    let decision = destination.decision(session, version, hash_input).await?;
+    let decision = destination.decision(session, version, request.headers(), request.uri());
+    let decision = decision.await?;
     let ruled = decision.as_ref();
     let limits = decision.as_ref().map(|decision| *decision.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
     let host = destination.host(session);
-    let tls_upstream = tls_upstream(session, decision.as_deref(), &host);
+    let tls_upstream = tls_upstream(session, decision.as_deref(), &host, version);
     let window = window(session, version).map_err(Failure::overloaded)?;
     let (mut retrying, mut request) = Retrying::of(again, request, &session.memory);
     let active = session.shard.retries.active(destination.account(session));
     let mut retry_permit: Option<RetryPermit> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
     let choose = async |failed: &[ArcStr]| {
-        let chosen = destination.upstream(session, &own, ruled, (failed, sticky));
+        let chosen = destination.upstream(session, &own, ruled, failed, sticky);
         chosen.await
     };
     let mut upstream = choose(&failed).await;
@@ -202,10 +205,10 @@ pub(super) async fn send(
         let preamble = preamble(session, decision.as_deref(), to);
         let opening = ConnectOptions {
             limits: &limits,
-            tls: over.map(|over| (over, Some(version))),
+            tls: over,
             preamble: preamble.as_ref(),
         };
-        let trying = attempt(session, &own, to, (version, opening), request);
+        let trying = attempt(session, &own, to, version, opening, request);
         let outcome = match attempt_timeout {
             None => Some(trying.await),
             Some(attempt_timeout) => tokio::time::timeout(attempt_timeout, trying).await.ok(),
@@ -314,7 +317,8 @@ impl AttemptResult {
             }
             Some(Ok(mut response)) => {
                 let extensions = response.extensions_mut();
-                chosen.connection = (extensions.remove(), extensions.remove());
+                chosen.stream = extensions.remove();
+                chosen.guard = extensions.remove();
                 if let Some(decision) = decision {
                     decision.answer(response.headers_mut());
                 }
@@ -380,11 +384,12 @@ async fn attempt(
     session: &Session,
     own: &Local,
     upstream: &Upstream,
-    (version, opening): (Version, ConnectOptions<'_>),
+    version: Version,
+    options: ConnectOptions<'_>,
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, FailedAttempt> {
-    let key = HttpKey::new(upstream, version).over(opening.tls.map(|(over, _)| over.key()));
-    let key = key.beginning(opening.preamble.cloned());
+    let key = HttpKey::new(upstream, version).over(options.tls.map(|tls| tls.key()));
+    let key = key.beginning(options.preamble.cloned());
     let caller = &session.caller;
     let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
     let applied = upstream.applied_services(session.target.service_name());
@@ -400,7 +405,7 @@ async fn attempt(
     while let Some(pooled) = if is_connect {
         None
     } else {
-        pool.take(&key, opening.limits)
+        pool.take(&key, options.limits)
     } {
         match pooled.send(pool, request, Some(&session.share)).await {
             Ok(response) => return Ok(response),
@@ -411,15 +416,17 @@ async fn attempt(
         }
     }
     let reader = caller.identity.as_ref().map(|one| &*one.namespace);
-    let checkout = match open(
-        session,
+    let connect = Connect {
+        upstream,
         own,
-        (upstream, &applied),
-        &key,
-        (opening, is_connect),
-    )
-    .await
-    {
+        forwarded: &shared_client(own),
+        applied: &applied,
+        options,
+        hops: None,
+        identity: None,
+        memory: Some(&session.memory),
+    };
+    let checkout = match open(session, connect, &key, is_connect).await {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(FailedAttempt {
@@ -435,35 +442,30 @@ async fn attempt(
     })
 }
 
-async fn open(
-    session: &Session,
-    own: &Local,
-    (upstream, applied): (&Upstream, &AppliedServices),
-    key: &HttpKey,
-    (opening, is_connect): (ConnectOptions<'_>, bool),
-) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
-    // Connections are shared by callers: it names none of them.
+/// Client that tunnels of HTTP connections name: callers share the connections, so none of these.
+fn shared_client(own: &Local) -> Forwarded {
     let ip = own.workload.workload_ips.first().copied();
     let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    let forwarded = Forwarded {
+    Forwarded {
         client: SocketAddr::new(ip, 0),
         host: None,
-    };
-    let upstreams = &session.shard.upstreams;
-    let memory = &session.memory;
-    let connecting = upstreams.connect(memory, upstream, own, &forwarded, (None, applied), opening);
-    let stream = connecting.await?;
-    if is_connect {
-        return Ok(upstreams
-            .http
-            .begin_extended(key, stream, &session.share)
-            .await?);
     }
-    let keep = Keep::under(opening.limits);
-    Ok(upstreams
-        .http
-        .begin(key, stream, (keep, Some(&session.share)))
-        .await?)
+}
+
+async fn open(
+    session: &Session,
+    connect: Connect<'_>,
+    key: &HttpKey,
+    is_connect: bool,
+) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
+    let upstreams = &session.shard.upstreams;
+    let (pool, share) = (&upstreams.http, &session.share);
+    let stream = upstreams.connect(connect).await?;
+    if is_connect {
+        return Ok(pool.begin_extended(key, stream, share).await?);
+    }
+    let keep = Keep::under(connect.options.limits);
+    Ok(pool.begin(key, stream, keep, Some(share)).await?)
 }
 
 impl From<NoUpstream> for Failure {

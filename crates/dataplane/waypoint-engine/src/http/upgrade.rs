@@ -261,7 +261,8 @@ fn refused() -> Reply {
 /// Passes the stream through after the application has switched protocols.
 pub(super) fn switch(
     session: &Arc<Session>,
-    (upgrade, version): (Option<Upgrade>, Version),
+    upgrade: Option<Upgrade>,
+    version: Version,
     pending_upgrade: &mut PendingUpgrade,
     admission: Admission,
     mut response: Response<Incoming>,

@@ -14,6 +14,15 @@ use super::{
 /// Number of callers to remember before those that hold no memory are forgotten.
 const REMEMBERED: usize = 1024;
 
+/// Divisors of the bytes that the windows of one new connection share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WindowShares {
+    /// Divisor of the rest of the caller's budget.
+    pub(crate) of_caller: usize,
+    /// Divisor of the rest of the process's budget.
+    pub(crate) of_process: usize,
+}
+
 /// Purpose of charged bytes: the reason in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Use {
@@ -193,9 +202,9 @@ impl ConnectionMemory {
 
     /// Bytes that the windows of a new connection may share: small parts of what is left of its caller's budget and of
     /// the process's, so that neither a caller's many connections nor many callers with one each find no room.
-    pub(crate) fn share_of_windows(&self, (of_caller, of_process): (usize, usize)) -> usize {
-        let by_caller = self.connections.left() / of_caller.max(1);
-        let by_process = self.connections.left_at_root() / of_process.max(1);
+    pub(crate) fn share_of_windows(&self, shares: WindowShares) -> usize {
+        let by_caller = self.connections.left() / shares.of_caller.max(1);
+        let by_process = self.connections.left_at_root() / shares.of_process.max(1);
         by_caller.min(by_process)
     }
 

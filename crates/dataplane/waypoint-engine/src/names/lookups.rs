@@ -145,9 +145,9 @@ impl Lookups {
         let outcome = &waiting.lookup.outcome;
         let (_, known) = outcome
             .get_or_init(|| async {
-                let outcome = self.ask(host, look_up()).await;
-                self.remember(host.into(), outcome.clone());
-                outcome
+                let (until, known) = self.ask(host, look_up()).await;
+                self.remember(host.into(), until, known.clone());
+                (until, known)
             })
             .await;
         Ok(known.clone())
@@ -210,14 +210,14 @@ impl Lookups {
     }
 
     /// Remembers a name, and forgets the one whose time is over first where there are too many.
-    fn remember(&self, host: ArcStr, known: (Instant, Known)) {
+    fn remember(&self, host: ArcStr, until: Instant, known: Known) {
         let mut all = self.known.lock();
         if all.len() >= MAX_NAMES {
             let first = all.iter().min_by_key(|(_, (until, _))| *until);
             let first = first.map(|(host, _)| host.clone());
             first.and_then(|host| all.remove(&host));
         }
-        all.insert(host, known);
+        all.insert(host, (until, known));
     }
 }
 
@@ -319,8 +319,8 @@ mod tests {
         let now = Instant::now();
         for number in 0..MAX_NAMES + 10 {
             let until = now + LONGEST + Duration::from_secs(u64::try_from(number).unwrap());
-            let known = (until, Ok(Arc::from([IpAddr::from([127, 0, 0, 1])])));
-            lookups.remember(arcstr::format!("{number}"), known);
+            let known = Ok(Arc::from([IpAddr::from([127, 0, 0, 1])]));
+            lookups.remember(arcstr::format!("{number}"), until, known);
         }
         let known = lookups.known.lock();
         assert_eq!(known.len(), MAX_NAMES);

@@ -61,7 +61,10 @@ pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
             let work = load_one(
                 waypoint.clone(),
                 fetcher.clone(),
-                (engine, compiling.clone()),
+                Compiler {
+                    engine,
+                    permits: compiling.clone(),
+                },
                 plugin.clone(),
             );
             loading.insert(
@@ -93,10 +96,18 @@ async fn tick(engine: Engine) {
     }
 }
 
+/// Compiler of modules.
+#[derive(Debug)]
+struct Compiler {
+    engine: Engine,
+    /// Permits that limit concurrent compilations.
+    permits: Arc<Semaphore>,
+}
+
 async fn load_one(
     waypoint: Arc<Waypoint>,
     fetcher: Arc<Fetcher>,
-    compiler: (Engine, Arc<Semaphore>),
+    compiler: Compiler,
     plugin: Arc<Plugin>,
 ) {
     let mut pause = FIRST_PAUSE;
@@ -132,15 +143,15 @@ async fn load_one(
 async fn load_once(
     waypoint: &Arc<Waypoint>,
     fetcher: &Fetcher,
-    (engine, compiling): &(Engine, Arc<Semaphore>),
+    compiler: &Compiler,
     plugin: &Plugin,
 ) -> Result<Module, String> {
     let sources = ModuleSources::of(waypoint, &plugin.config);
     let bytes = fetcher.fetch(&plugin.config, &sources).await;
     let bytes = bytes.map_err(|error| ambit_proxy::report::chain(&error))?;
-    let engine = engine.clone();
+    let engine = compiler.engine.clone();
     // Never closed.
-    let permit = compiling.clone().acquire_owned().await.ok();
+    let permit = compiler.permits.clone().acquire_owned().await.ok();
     let compile = move || {
         let _permit = permit;
         engine.compile(&bytes)

@@ -32,14 +32,15 @@ const RESOURCE_EXHAUSTED: u32 = 8;
 pub(super) async fn keep(
     shard: &Shard,
     plugin: &WaypointExtension,
-    (call, cause): (Call, CallCause),
+    call: Call,
+    cause: CallCause,
     messages: mpsc::UnboundedReceiver<Message>,
     tell: &Tell,
 ) {
     let upstream = call.upstream.clone();
     let sent = Sent::of(messages);
     let _cleared = Cleared(sent.messages.clone());
-    let opened = Box::pin(open(shard, plugin, (call, &cause), sent)).await;
+    let opened = Box::pin(open(shard, plugin, call, &cause, sent)).await;
     let (status, text) = match opened {
         Ok((head, body, _counted)) => match follow(head, body, tell).await {
             Some(end) => end,
@@ -62,7 +63,8 @@ pub(super) async fn keep(
 async fn open(
     shard: &Shard,
     plugin: &WaypointExtension,
-    (call, cause): (Call, &CallCause),
+    call: Call,
+    cause: &CallCause,
     sent: Sent,
 ) -> Result<(http::HeaderMap, Incoming, Option<impl Sized + use<>>), Failed> {
     let (service, port) = calls::callee(plugin, &call.upstream)?;

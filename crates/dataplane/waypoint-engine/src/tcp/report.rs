@@ -154,7 +154,7 @@ impl ConnectionReport {
     /// Reports that the connection is established.
     pub(super) fn opened(&self, session: &Session, went: ConnectionRoute<'_>) {
         flow::report(session, Event::Opened, went.server(), |flow| {
-            flow::measure(flow, (0, 0), self.began.elapsed());
+            flow::measure(flow, 0, 0, self.began.elapsed());
         });
     }
 
@@ -199,8 +199,8 @@ impl ConnectionReport {
                 }
                 _ => flow.error = reason,
             }
-            let bytes = (self.received.load(Relaxed), self.sent.load(Relaxed));
-            flow::measure(flow, bytes, self.began.elapsed());
+            let (received, sent) = (self.received.load(Relaxed), self.sent.load(Relaxed));
+            flow::measure(flow, received, sent, self.began.elapsed());
         });
     }
 

@@ -327,7 +327,8 @@ impl HttpPool {
         &self,
         key: &HttpKey,
         stream: Stream,
-        (keep, share): (Keep, Option<&FairShare>),
+        keep: Keep,
+        share: Option<&FairShare>,
     ) -> hyper::Result<Checkout> {
         let life = Life::new(keep);
         let (mut slot, mut failure) = (None, None);
@@ -459,7 +460,7 @@ impl HttpPool {
             .map_or(0, |load| load.load(Relaxed))
     }
 
-    fn put(&self, key: HttpKey, (sender, in_use): (http1::SendRequest<Body>, InUse), life: Life) {
+    fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>, in_use: InUse, life: Life) {
         let now = Instant::now();
         let mut state = self.0.lock();
         if !state.is_swept {
@@ -590,7 +591,7 @@ impl Checkout {
                     }
                     in_use.end();
                     if let Some(life) = life {
-                        pool.put(key, (sender, in_use), life);
+                        pool.put(key, sender, in_use, life);
                     }
                 });
                 Ok(response)

@@ -14,7 +14,8 @@ pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
 /// Opens a stream of a plugin, sends its messages, and passes events to the plugin until the stream ends.
 pub(crate) type OpenStream = dyn Fn(
         Arc<Plugin>,
-        (Call, CallCause),
+        Call,
+        CallCause,
         mpsc::UnboundedReceiver<Message>,
         Tell,
     ) -> Pin<Box<dyn Future<Output = ()> + Send>>
@@ -52,7 +53,7 @@ impl Instance {
         let plugin = self.slot.plugin.clone();
         let cause = self.cause(call.context);
         let outstanding = call.outstanding();
-        let streaming = (plugin_context.streams)(plugin, (call, cause), receive, Box::new(tell));
+        let streaming = (plugin_context.streams)(plugin, call, cause, receive, Box::new(tell));
         let work = async move {
             let _outstanding = outstanding;
             streaming.await;

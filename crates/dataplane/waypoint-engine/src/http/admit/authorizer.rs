@@ -32,7 +32,8 @@ use crate::{
     session::Session,
 };
 pub(crate) use ask::CheckError;
-pub(in crate::http) use ask::unary;
+use ask::CheckedRequest;
+pub(in crate::http) use ask::{UnaryCall, unary};
 
 /// Result of the external authorization of a request.
 pub(in crate::http) enum ExternalOutcome {
@@ -108,7 +109,9 @@ pub(in crate::http) async fn authorize_externally(
     request: &mut Request<Incoming>,
     form: &mut Form,
     record: &mut Record,
-    (hops, is_grpc, idle): (Hops, bool, &IdleTimeout),
+    hops: Hops,
+    is_grpc: bool,
+    idle: &IdleTimeout,
 ) -> Result<ExternalOutcome, Reply> {
     let waypoint = &session.shard.waypoint;
     let provider = match required_check(session, request, form) {
@@ -154,12 +157,12 @@ pub(in crate::http) async fn authorize_externally(
             &CheckError::TooMany,
         );
     };
-    let checking = ask::of_request(
-        session,
-        &provider,
-        (request, form, &authorization.prefix),
-        hops,
-    );
+    let checked = CheckedRequest {
+        request,
+        form,
+        prefix: &authorization.prefix,
+    };
+    let checking = ask::of_request(session, &provider, checked, hops);
     let answer = match timeout(provider.timeout, checking).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return fail(session, &provider, authorization, record, &error),

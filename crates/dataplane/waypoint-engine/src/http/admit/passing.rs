@@ -85,7 +85,8 @@ where
     pub(in crate::http) fn body(
         inner: B,
         count: Count,
-        (admission, trailers): (Admission, Trailers),
+        admission: Admission,
+        trailers: Trailers,
         deadline: Option<Instant>,
         keep: K,
     ) -> Body {

@@ -19,7 +19,8 @@ pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,
     form: &Form,
-    (proved, external): (&Authenticated, &ExternalAuthorization),
+    proved: &Authenticated,
+    external: &ExternalAuthorization,
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
     let facts = Facts::of(request, form);

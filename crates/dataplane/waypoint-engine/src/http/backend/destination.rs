@@ -175,11 +175,12 @@ impl Destination {
         &self,
         session: &Session,
         version: Version,
-        hash_input: (&HeaderMap, &Uri),
+        headers: &HeaderMap,
+        uri: &Uri,
     ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
         match self.ruled(session) {
             Some(port) => Ok(Some(
-                DestinationDecision::of(session, port, version, hash_input).await?,
+                DestinationDecision::of(session, port, version, headers, uri).await?,
             )),
             None => match self {
                 // Never to the service's other endpoints.
@@ -203,7 +204,8 @@ impl Destination {
         session: &Session,
         own: &Local,
         decision: Option<&Arc<DestinationDecision>>,
-        (failed, sticky): (&[ArcStr], Option<&BackendEndpoint>),
+        failed: &[ArcStr],
+        sticky: Option<&BackendEndpoint>,
     ) -> Result<(Upstream, Option<EndpointLease>), NoPlace> {
         let waypoint = &session.shard.waypoint;
         if let Some(upstream) = self.pass_through(session).await? {

@@ -36,7 +36,8 @@ impl DestinationDecision {
         session: &Session,
         port: Arc<Port>,
         version: Version,
-        (headers, uri): (&HeaderMap, &Uri),
+        headers: &HeaderMap,
+        uri: &Uri,
     ) -> Result<Arc<Self>, NoUpstream> {
         let rule_context = session.shard.waypoint.rule_context();
         port.supported()?;

@@ -20,7 +20,7 @@ impl Destination {
             Self::Host(host) => {
                 let port = session.target.host_port();
                 Ok(Some(
-                    upstream_lookup::resolve_host(host, port, (waypoint, &session.caller)).await?,
+                    upstream_lookup::resolve_host(host, port, waypoint, &session.caller).await?,
                 ))
             }
             Self::Target => match session.target.passed_through(waypoint) {

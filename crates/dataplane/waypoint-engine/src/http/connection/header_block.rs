@@ -246,7 +246,8 @@ pub(in crate::http) struct HeaderBlocks<IO> {
 impl<IO> HeaderBlocks<IO> {
     pub(in crate::http) fn new(
         io: IO,
-        (limit, most): (Duration, usize),
+        limit: Duration,
+        most: usize,
         memory: ConnectionMemory,
     ) -> Self {
         Self {

@@ -122,7 +122,8 @@ pub(in crate::http) struct Paced<IO> {
 impl<IO> Paced<IO> {
     pub(in crate::http) fn new(
         io: IO,
-        (pacing, limit): (RequestPacing, Duration),
+        pacing: RequestPacing,
+        limit: Duration,
         memory: ConnectionMemory,
     ) -> Self {
         Self {
@@ -262,8 +263,11 @@ mod tests {
     fn paced<IO>(io: IO, process: usize) -> (Memory, Paced<IO>) {
         let memory = Memory::new(MemoryLimits::of(process), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
-        let pacing = (RequestPacing::default(), Duration::from_secs(60));
-        (memory, Paced::new(io, pacing, connection))
+        let pacing = RequestPacing::default();
+        (
+            memory,
+            Paced::new(io, pacing, Duration::from_secs(60), connection),
+        )
     }
 
     #[tokio::test]

@@ -29,7 +29,8 @@ pub(in crate::http) struct TooLarge;
 /// # Errors
 /// With the response, when it has too many fields or is too long (431), or a budget is used up (503).
 pub(in crate::http) fn admit<B>(
-    (memory, limits): (&ConnectionMemory, HeaderLimits),
+    memory: &ConnectionMemory,
+    limits: HeaderLimits,
     request: &mut Request<B>,
     version: Version,
 ) -> Result<Permit, Reply> {
@@ -118,8 +119,8 @@ mod tests {
         let memory = connection(512 << 20);
         let admit = |lines, name| {
             let mut request = request(lines, name, 1);
-            let of = (&memory, HeaderLimits::default());
-            let admitted = super::admit(of, &mut request, Version::Http2);
+            let limits = HeaderLimits::default();
+            let admitted = super::admit(&memory, limits, &mut request, Version::Http2);
             assert_eq!(request.headers().is_empty(), admitted.is_err());
             admitted.map(|_| ()).map_err(|reply| reply.status.as_u16())
         };
@@ -133,7 +134,7 @@ mod tests {
     fn what_no_budget_has_room_for_is_refused_as_overload() {
         let memory = connection(8 << 20);
         let admit = |request: &mut _, version| {
-            super::admit((&memory, HeaderLimits::default()), request, version)
+            super::admit(&memory, HeaderLimits::default(), request, version)
         };
         let mut held = Vec::new();
         let refused = loop {

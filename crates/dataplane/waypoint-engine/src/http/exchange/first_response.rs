@@ -22,7 +22,8 @@ pub(super) enum FirstResponse {
 /// Sends a request until its deadline, and unless its body is not read or a plugin responds.
 pub(super) async fn first_response(
     mut sending: Pin<&mut impl Future<Output = Result<UpstreamResponse, Failure>>>,
-    (deadline, unread): (Option<Instant>, &Notify),
+    deadline: Option<Instant>,
+    unread: &Notify,
     plugins: Option<&RequestPlugins>,
 ) -> FirstResponse {
     let sending = async {

@@ -60,7 +60,8 @@ pub(super) struct Through {
 
 impl Through {
     pub(super) fn of(
-        (of, memory): (Direction, &ConnectionMemory),
+        of: Direction,
+        memory: &ConnectionMemory,
         running: &Arc<Running>,
         answered: &Arc<LocalReply>,
         inner: Body,

@@ -9,7 +9,7 @@ use super::value;
 use crate::{
     calls::CallFor,
     hops::Hops,
-    http::admit::authorizer::{CheckError, unary},
+    http::admit::authorizer::{CheckError, UnaryCall, unary},
     in_flight_checks::CheckService,
     rate_limits::Limiter,
     session::Session,
@@ -51,12 +51,14 @@ impl LimitError {
 /// limits apply to both.
 pub(super) fn question(
     session: &Session,
-    (limiter, global): (&Limiter, &GlobalLimit),
-    (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
+    limiter: &Limiter,
+    global: &GlobalLimit,
+    request: &RouteRequest<'_>,
+    before: Option<&RouteRequest<'_>>,
 ) -> Option<Question> {
-    let mut descriptors = descriptors(session, (limiter, global), request);
+    let mut descriptors = descriptors(session, limiter, global, request);
     if let Some(before) = before {
-        let known = self::descriptors(session, (limiter, global), before);
+        let known = self::descriptors(session, limiter, global, before);
         descriptors.retain(|one| !known.contains(one));
     }
     (!descriptors.is_empty()).then(|| Question {
@@ -68,7 +70,8 @@ pub(super) fn question(
 
 fn descriptors(
     session: &Session,
-    (limiter, global): (&Limiter, &GlobalLimit),
+    limiter: &Limiter,
+    global: &GlobalLimit,
     request: &RouteRequest<'_>,
 ) -> Vec<Vec<(String, String)>> {
     let as_it_came = |key: &LimitKey| match key {
@@ -101,7 +104,9 @@ fn descriptors(
 
 pub(super) async fn ask(
     session: &Session,
-    (namespace, global, question): (&str, &GlobalLimit, Question),
+    namespace: &str,
+    global: &GlobalLimit,
+    question: Question,
     hops: Hops,
 ) -> Result<Answer, LimitError> {
     let (service, port) = match &global.place {
@@ -110,9 +115,16 @@ pub(super) async fn ask(
     };
     let checked = CheckService::RateLimits(namespace.into());
     let _check = session.begin_check(checked).ok_or(CheckError::TooMany)?;
-    let call = (SHOULD_RATE_LIMIT_PATH, question.encode(), global.timeout);
-    let caller = CallFor::Namespace(namespace);
-    let checking = unary(session, (service, port), call, (caller, hops));
+    let call = UnaryCall {
+        service,
+        port,
+        path: SHOULD_RATE_LIMIT_PATH,
+        message: question.encode(),
+        timeout: global.timeout,
+        caller: CallFor::Namespace(namespace),
+        hops,
+    };
+    let checking = unary(session, call);
     let answer = timeout(global.timeout, checking).await;
     let message = answer.map_err(|_| CheckError::Late)??;
     Ok(Answer::decode(&message)?)

@@ -237,8 +237,8 @@ impl Record {
                 details,
                 flags: self.flags.to_string(),
             });
-            let bytes = (report.request_bytes, report.response_bytes);
-            flow::measure(flow, bytes, report.duration);
+            let (received, sent) = (report.request_bytes, report.response_bytes);
+            flow::measure(flow, received, sent, report.duration);
         });
     }
 

@@ -30,6 +30,23 @@ pub(in crate::http) struct Original {
     target: PathAndQuery,
 }
 
+/// Request as a client route has changed it.
+#[derive(Debug)]
+pub(in crate::http) struct ChangedRequest<'a, B> {
+    pub(in crate::http) destination: &'a Destination,
+    pub(in crate::http) request: &'a Request<B>,
+    pub(in crate::http) form: &'a Form,
+}
+
+// Derived implementations would require those of the body.
+impl<B> Clone for ChangedRequest<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for ChangedRequest<'_, B> {}
+
 impl Original {
     /// Saves the form of a request before a consumer route changes it; `None` for other routes.
     pub(in crate::http) fn of<B>(
@@ -74,8 +91,13 @@ impl Original {
     pub(in crate::http) fn attachments<B>(
         &self,
         session: &Session,
-        (destination, request, form): (&Destination, &Request<B>, &Form),
+        sent: ChangedRequest<'_, B>,
     ) -> Result<Option<Arc<Attachments>>, Reply> {
+        let ChangedRequest {
+            destination,
+            request,
+            form,
+        } = sent;
         let there = destination_attachments::find(session, destination, RouteOwner::Clients);
         let Some(there) = there else {
             return Ok(None);
@@ -103,13 +125,15 @@ impl Original {
     pub(in crate::http) async fn admit<B>(
         &self,
         session: &Session,
-        (destination, request, form): (&Destination, &Request<B>, &Form),
-        (admission, hops): (&Admission, Hops),
+        sent: ChangedRequest<'_, B>,
+        admission: &Admission,
+        hops: Hops,
         limit_headers: &mut RateLimitHeaders,
     ) -> Result<(), Reply> {
-        let Some(there) = self.attachments(session, (destination, request, form))? else {
+        let Some(there) = self.attachments(session, sent)? else {
             return Ok(());
         };
+        let ChangedRequest { request, form, .. } = sent;
         let sent = RouteRequest {
             method: request.method().as_str(),
             path: form.target.path(),
@@ -135,12 +159,6 @@ impl Original {
                 request: came,
             },
         ];
-        limits::limit(
-            session,
-            (sent, Some(came)),
-            (admission, hops),
-            limit_headers,
-        )
-        .await
+        limits::limit(session, sent, Some(came), admission, hops, limit_headers).await
     }
 }

@@ -229,7 +229,8 @@ fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
 /// Destination of a backend, for a request to a port of a service.
 fn destination<'a>(
     to: &'a HttpBackend,
-    (served, port): (&NamespacedHostname, u16),
+    served: &NamespacedHostname,
+    port: u16,
 ) -> Result<Destination, &'a ArcStr> {
     let name = to.service.as_ref()?;
     Ok(match &to.subset {
@@ -275,7 +276,7 @@ pub(in crate::http) fn route<B>(
     else {
         return Ok(RoutingResult::Selected(SelectedRoute::itself()));
     };
-    let served_at = (&served.name, address.port());
+    let port = address.port();
     let choice = table.choose(&form.as_received(request));
     let (rule, prefix) = match choice {
         Choice::Itself => return Ok(RoutingResult::Selected(SelectedRoute::itself())),
@@ -291,7 +292,7 @@ pub(in crate::http) fn route<B>(
     let affinity = rule.session.as_ref();
     let mut affinity = affinity.map(|of| Affinity::of(of, request.headers(), affinity::now()));
     let sticky = affinity.as_mut().and_then(|affinity| {
-        let find = |to: &HttpBackend, mark: u64| match destination(to, served_at) {
+        let find = |to: &HttpBackend, mark: u64| match destination(to, &served.name, port) {
             Ok(destination) => destination.marked(session, mark),
             Err(_) => Found::Gone,
         };
@@ -321,7 +322,7 @@ pub(in crate::http) fn route<B>(
     if let Some(redirect) = applied.redirect() {
         let published = &session.shard.waypoint.published;
         let mode = published.gateway().path_normalization;
-        let to = redirect.location(&form.host, served_at.1, form.matched(prefix), mode);
+        let to = redirect.location(&form.host, port, form.matched(prefix), mode);
         let location = to.map_err(|error| unroutable(&error.to_string()))?;
         let location = HeaderValue::from_str(&location);
         let location = location.map_err(|error| unroutable(&error.to_string()))?;
@@ -332,7 +333,7 @@ pub(in crate::http) fn route<B>(
         return Ok(RoutingResult::Responded(response));
     }
     let (_, to) = drawn.ok_or_else(|| unroutable_backend(rule, "no backend"))?;
-    let destination = destination(&to.to, served_at);
+    let destination = destination(&to.to, &served.name, port);
     let destination = destination.map_err(|why| unroutable_backend(rule, why))?;
     Ok(RoutingResult::Selected(SelectedRoute {
         destination,

@@ -112,10 +112,19 @@ pub(super) fn peer((address, principal): &End) -> Peer<'_> {
     }
 }
 
+/// Request of a client that an authorizer decides on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CheckedRequest<'a> {
+    pub(super) request: &'a Request<Incoming>,
+    pub(super) form: &'a Form,
+    /// Start of the body, as far as the provider wants it.
+    pub(super) prefix: &'a BufferedPrefix,
+}
+
 pub(super) async fn of_request(
     session: &Session,
     provider: &Provider,
-    about: (&Request<Incoming>, &Form, &BufferedPrefix),
+    checked: CheckedRequest<'_>,
     hops: Hops,
 ) -> Result<Answer, CheckError> {
     // All is taken from the request before anything is waited for.
@@ -126,13 +135,13 @@ pub(super) async fn of_request(
                 source: peer(&source),
                 destination: peer(&destination),
                 time: SystemTime::now(),
-                http: Some(http_check(provider, about)),
+                http: Some(http_check(provider, checked)),
                 sni: None,
             };
             grpc(session, provider, check, hops).await
         }
         ProviderProtocol::Http(http) => {
-            let question = question(provider, http, about)?;
+            let question = question(provider, http, checked)?;
             by_http(session, provider, http, question, hops).await
         }
     }
@@ -145,10 +154,12 @@ fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> 
     }
 }
 
-fn http_check(
-    provider: &Provider,
-    (request, form, prefix): (&Request<Incoming>, &Form, &BufferedPrefix),
-) -> HttpCheck {
+fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
+    let CheckedRequest {
+        request,
+        form,
+        prefix,
+    } = checked;
     let mut all = std::collections::HashMap::new();
     let target = form.target.as_str();
     for (name, value) in [
@@ -199,18 +210,50 @@ pub(super) async fn grpc(
     check: Check<'_>,
     hops: Hops,
 ) -> Result<Answer, CheckError> {
-    let call = (CHECK_PATH, check.encode(), provider.timeout);
-    let message = unary(session, place(provider)?, call, (CallFor::Mesh, hops)).await?;
+    let (service, port) = place(provider)?;
+    let call = UnaryCall {
+        service,
+        port,
+        path: CHECK_PATH,
+        message: check.encode(),
+        timeout: provider.timeout,
+        caller: CallFor::Mesh,
+        hops,
+    };
+    let message = unary(session, call).await?;
     Ok(Answer::decode(&message)?)
 }
 
-/// One call of gRPC. The caller bounds its time.
+/// Unary gRPC call to a service of the mesh.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct UnaryCall<'a> {
+    pub(in crate::http) service: &'a NamespacedHostname,
+    pub(in crate::http) port: u16,
+    /// Path of the method.
+    pub(in crate::http) path: &'a str,
+    /// Encoded request message.
+    pub(in crate::http) message: Vec<u8>,
+    /// Timeout that the server receives (`grpc-timeout`).
+    pub(in crate::http) timeout: Duration,
+    pub(in crate::http) caller: CallFor<'a>,
+    /// Waypoints that the request has passed.
+    pub(in crate::http) hops: Hops,
+}
+
+/// Makes a unary call, and returns the response message. The caller bounds its time.
 pub(in crate::http) async fn unary(
     session: &Session,
-    (service, port): (&NamespacedHostname, u16),
-    (path, message, timeout): (&str, Vec<u8>, Duration),
-    (caller, hops): (CallFor<'_>, Hops),
+    call: UnaryCall<'_>,
 ) -> Result<Bytes, CheckError> {
+    let UnaryCall {
+        service,
+        port,
+        path,
+        message,
+        timeout,
+        caller,
+        hops,
+    } = call;
     let length = u32::try_from(message.len()).map_err(|_| CheckError::InvalidRequest)?;
     let mut framed = BytesMut::with_capacity(message.len() + 5);
     framed.put_u8(0);
@@ -278,8 +321,13 @@ fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
 fn question(
     provider: &Provider,
     http: &HttpProvider,
-    (request, form, prefix): (&Request<Incoming>, &Form, &BufferedPrefix),
+    checked: CheckedRequest<'_>,
 ) -> Result<Request<message::Body>, CheckError> {
+    let CheckedRequest {
+        request,
+        form,
+        prefix,
+    } = checked;
     let (service, _) = place(provider)?;
     let mut content = Vec::new();
     let mut is_partial = None;

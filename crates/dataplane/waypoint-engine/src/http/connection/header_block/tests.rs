@@ -97,7 +97,7 @@ fn trailers_are_charged_until_their_request_is_over() {
 fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
     let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());
-    let mut io = HeaderBlocks::new(bytes, (Duration::from_secs(60), MOST), memory);
+    let mut io = HeaderBlocks::new(bytes, Duration::from_secs(60), MOST, memory);
     let mut cx = Context::from_waker(Waker::noop());
     let mut reads = Vec::new();
     loop {

@@ -7,6 +7,8 @@ use std::{
 
 use ambit_model::Identity;
 
+use crate::attributes::Attributes;
+
 /// The connection to authorize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -21,6 +23,7 @@ pub struct Connection {
 /// The connection in the form policies compare: the principal's text is made at most once.
 pub(crate) struct Peer<'a> {
     pub(crate) connection: &'a Connection,
+    pub(crate) attributes: Attributes<'a>,
     principal: OnceCell<Option<String>>,
 }
 
@@ -28,6 +31,11 @@ impl<'a> Peer<'a> {
     pub(crate) fn new(connection: &'a Connection) -> Self {
         Self {
             connection,
+            attributes: Attributes::new(
+                connection.source.as_ref(),
+                connection.source_ip,
+                connection.destination,
+            ),
             principal: OnceCell::new(),
         }
     }
@@ -36,12 +44,5 @@ impl<'a> Peer<'a> {
         self.principal
             .get_or_init(|| self.connection.source.as_ref().map(Identity::principal))
             .as_deref()
-    }
-
-    pub(crate) fn namespace(&self) -> Option<&str> {
-        self.connection
-            .source
-            .as_ref()
-            .map(|identity| identity.namespace.as_str())
     }
 }

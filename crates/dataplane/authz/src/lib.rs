@@ -1,9 +1,10 @@
 //! L4 authorization: which policy decides a connection, and why.
 //!
 //! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] reports
-//! the outcome of every policy that applies. Pure: no IO, no time, no randomness.
+//! the outcome of every policy that applies. [`Attributes`] compares sources and addresses for layer 7, too. Pure: no IO, no time, no randomness.
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod candidates;
 mod connection;
 mod evaluate;
@@ -11,6 +12,7 @@ mod explain;
 mod matching;
 mod set;
 
+pub use attributes::Attributes;
 pub use connection::Connection;
 pub use evaluate::{Decision, DryRun, Why};
 pub use explain::{Explanation, Outcome, PolicyEvaluation};

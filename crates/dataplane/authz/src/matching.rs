@@ -3,10 +3,7 @@
 //! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field
 //! OR; a `not_` field matches when none of its values does.
 
-use std::net::IpAddr;
-
-use ambit_model::{Authorization, Clause, Match, Rule, ServiceAccountMatch, StringMatch};
-use ipnet::IpNet;
+use ambit_model::{Authorization, Clause, Match, Rule};
 
 use crate::connection::{Connection, Peer};
 
@@ -37,44 +34,20 @@ pub(crate) fn clause_matches(clause: &Clause, peer: &Peer<'_>) -> bool {
 }
 
 fn match_matches(m: &Match, peer: &Peer<'_>) -> bool {
-    let Connection {
-        source_ip,
-        destination,
-        ..
-    } = peer.connection;
-    let text = |matchers: &[StringMatch], text: Option<&str>| {
-        text.is_some_and(|text| matchers.iter().any(|matcher| matcher.matches(text)))
-    };
-    let account = |matchers: &[ServiceAccountMatch]| {
-        peer.connection.source.as_ref().is_some_and(|id| {
-            matchers.iter().any(|matcher| {
-                matcher.namespace == id.namespace && matcher.service_account == id.service_account
-            })
+    let of = &peer.attributes;
+    field(&m.namespaces, &m.not_namespaces, |v| of.has_namespace(v))
+        && field(&m.principals, &m.not_principals, |v| of.has_principal(v))
+        && field(&m.service_accounts, &m.not_service_accounts, |v| {
+            of.has_account(v)
         })
-    };
-    let within = |nets: &[IpNet], ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
-
-    holds(&m.namespaces, |v| text(v, peer.namespace()))
-        && holds_not(&m.not_namespaces, |v| text(v, peer.namespace()))
-        && holds(&m.principals, |v| text(v, peer.principal()))
-        && holds_not(&m.not_principals, |v| text(v, peer.principal()))
-        && holds(&m.service_accounts, account)
-        && holds_not(&m.not_service_accounts, account)
-        && holds(&m.source_ips, |v| within(v, *source_ip))
-        && holds_not(&m.not_source_ips, |v| within(v, *source_ip))
-        && holds(&m.destination_ips, |v| within(v, destination.ip()))
-        && holds_not(&m.not_destination_ips, |v| within(v, destination.ip()))
-        && holds(&m.destination_ports, |v| v.contains(&destination.port()))
-        && holds_not(&m.not_destination_ports, |v| {
-            v.contains(&destination.port())
+        && field(&m.source_ips, &m.not_source_ips, |v| of.is_from(v))
+        && field(&m.destination_ips, &m.not_destination_ips, |v| of.is_to(v))
+        && field(&m.destination_ports, &m.not_destination_ports, |v| {
+            of.is_to_port(*v)
         })
 }
 
-/// Evaluates one field of a match; an unset field is true.
-fn holds<T>(values: &[T], any: impl FnOnce(&[T]) -> bool) -> bool {
-    values.is_empty() || any(values)
-}
-
-fn holds_not<T>(values: &[T], any: impl FnOnce(&[T]) -> bool) -> bool {
-    values.is_empty() || !any(values)
+/// Evaluates one field of a match and its negation; unset ones are true.
+fn field<T>(values: &[T], not_values: &[T], matches: impl Fn(&T) -> bool) -> bool {
+    (values.is_empty() || values.iter().any(&matches)) && !not_values.iter().any(&matches)
 }

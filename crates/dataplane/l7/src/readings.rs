@@ -27,7 +27,6 @@ use http::{HeaderMap, HeaderName};
 
 pub(crate) use header::{any_text, is_same_name, lines};
 pub(crate) use path::PathMatcher;
-pub(crate) use text::{matches_caseless, matches_pieces};
 
 use host::Host;
 
@@ -101,10 +100,10 @@ impl<'a> Readings<'a> {
                     && self.all_named_by(&METHOD_OVERRIDES, |method| pattern.matches(method))
             }
             Reading::Any => {
-                matches_caseless(pattern, [self.method])
+                pattern.matches_caseless([self.method])
                     || self
                         .named_by(&METHOD_OVERRIDES)
-                        .any(|method| matches_caseless(pattern, [method]))
+                        .any(|method| pattern.matches_caseless([method]))
             }
         }
     }

@@ -185,6 +185,33 @@ impl StringMatch {
             Self::Presence => !text.is_empty(),
         }
     }
+
+    /// Whether the pattern matches the concatenated pieces.
+    pub fn matches_pieces<const N: usize>(&self, pieces: [&str; N]) -> bool {
+        self.compare(&pieces, u8::eq)
+    }
+
+    /// Whether the pattern matches the concatenated pieces, ignoring ASCII case.
+    pub fn matches_caseless<const N: usize>(&self, pieces: [&str; N]) -> bool {
+        self.compare(&pieces, u8::eq_ignore_ascii_case)
+    }
+
+    fn compare(&self, pieces: &[&str], same: impl Fn(&u8, &u8) -> bool) -> bool {
+        let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let text = || pieces.iter().flat_map(|piece| piece.as_bytes());
+        let begins = |with: &str| {
+            with.len() <= length && with.as_bytes().iter().zip(text()).all(|(a, b)| same(a, b))
+        };
+        match self {
+            Self::Exact(exact) => exact.len() == length && begins(exact),
+            Self::Prefix(prefix) => begins(prefix),
+            Self::Suffix(suffix) => {
+                let ends = suffix.as_bytes().iter().rev().zip(text().rev());
+                suffix.len() <= length && ends.into_iter().all(|(a, b)| same(a, b))
+            }
+            Self::Presence => length > 0,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -198,5 +225,19 @@ mod tests {
         assert!(matches("*b", "ab") && !matches("*b", "ba"));
         assert!(matches("a*", "ab") && !matches("a*", "ba"));
         assert!(matches("ab", "ab") && !matches("ab", "abc"));
+    }
+
+    #[test]
+    fn pieces_are_compared_as_one_text() {
+        for pattern in ["*", "abcd", "ab*", "abc*", "*d", "*bcd", "abcd*", "*abcd"] {
+            let pattern = StringMatch::from_pattern(pattern);
+            assert!(pattern.matches_pieces(["ab", "", "cd"]), "{pattern:?}");
+            assert!(pattern.matches_caseless(["AB", "c", "D"]), "{pattern:?}");
+        }
+        for pattern in ["abcde", "abc", "abx*", "*xd", "abcde*", "*zabcd", "ABCD"] {
+            let pattern = StringMatch::from_pattern(pattern);
+            assert!(!pattern.matches_pieces(["ab", "cd"]), "{pattern:?}");
+        }
+        assert!(!StringMatch::Presence.matches_pieces(["", ""]));
     }
 }

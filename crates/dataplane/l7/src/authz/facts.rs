@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use ambit_authz::Attributes;
 use ambit_jwt::Claims;
 use ambit_model::{Identity, canonical_ip};
 use http::HeaderMap;
@@ -42,11 +43,8 @@ pub struct Request<'a> {
 
 /// Attributes in normalized form for comparison.
 pub(super) struct Facts<'a> {
-    pub(super) source: Option<&'a Identity>,
-    pub(super) source_ip: IpAddr,
+    pub(super) connection: Attributes<'a>,
     pub(super) remote_ip: IpAddr,
-    pub(super) destination_ip: IpAddr,
-    pub(super) destination_port: u16,
     pub(super) sni: Option<&'a str>,
     /// `None`: not HTTP.
     pub(super) http: Option<Http<'a>>,
@@ -61,11 +59,12 @@ pub(super) struct Http<'a> {
 impl<'a> Facts<'a> {
     pub(super) fn of_connection(connection: &Connection<'a>) -> Self {
         Self {
-            source: connection.source,
-            source_ip: canonical_ip(connection.source_ip),
+            connection: Attributes::new(
+                connection.source,
+                connection.source_ip,
+                connection.destination,
+            ),
             remote_ip: canonical_ip(connection.remote_ip),
-            destination_ip: canonical_ip(connection.destination.ip()),
-            destination_port: connection.destination.port(),
             sni: connection.sni.map(|name| name.trim_end_matches('.')),
             http: None,
         }
@@ -73,8 +72,7 @@ impl<'a> Facts<'a> {
 
     /// Replaces the address that is called, in every attribute that depends on it.
     pub(super) fn call_at(&mut self, destination: SocketAddr) {
-        self.destination_ip = canonical_ip(destination.ip());
-        self.destination_port = destination.port();
+        self.connection.set_destination(destination);
         if let Some(http) = &mut self.http {
             http.texts.dial(destination.port());
         }

@@ -1,12 +1,12 @@
 //! One value of a policy, compared with one attribute.
 
 use ambit_jwt::{Claims, Values};
-use ambit_model::{ArcStr, Identity, ServiceAccountMatch, StringMatch};
+use ambit_model::{ArcStr, ServiceAccountMatch, StringMatch};
 use http::HeaderName;
 use ipnet::IpNet;
 
 use super::facts::{Facts, Http};
-use crate::readings::{PathMatcher, Reading, matches_caseless, matches_pieces};
+use crate::readings::{PathMatcher, Reading};
 
 /// Attribute with the pattern that it must match.
 #[derive(Debug)]
@@ -50,29 +50,20 @@ impl Matcher {
 
     /// Whether the matcher applies. A missing attribute never matches.
     pub(super) fn matches(&self, facts: &Facts<'_>, reading: Reading) -> bool {
-        let source = |test: &dyn Fn(&Identity) -> bool| facts.source.is_some_and(test);
+        let connection = &facts.connection;
         let http = |test: &dyn Fn(&Http<'_>) -> bool| facts.http.as_ref().is_some_and(test);
         let claims = |test: &dyn Fn(&Claims) -> bool| http(&|http| http.claims.is_some_and(test));
         match self {
-            Self::Principal(pattern) => source(&|id| {
-                let (td, ns, sa) = (&id.trust_domain, &id.namespace, &id.service_account);
-                matches_pieces(pattern, [td, "/ns/", ns, "/sa/", sa])
-            }),
-            Self::Namespace(pattern) => source(&|id| pattern.matches(&id.namespace)),
-            Self::AccountText(pattern) => {
-                source(&|id| matches_pieces(pattern, [&id.namespace, "/", &id.service_account]))
-            }
-            Self::Account(pattern) => source(&|id| {
-                pattern.namespace == id.namespace && pattern.service_account == id.service_account
-            }),
-            Self::TrustDomain(pattern) => source(&|id| pattern.matches(&id.trust_domain)),
-            Self::SourceIp(net) => net.contains(&facts.source_ip),
+            Self::Principal(pattern) => connection.has_principal(pattern),
+            Self::Namespace(pattern) => connection.has_namespace(pattern),
+            Self::AccountText(pattern) => connection.has_account_text(pattern),
+            Self::Account(account) => connection.has_account(account),
+            Self::TrustDomain(pattern) => connection.has_trust_domain(pattern),
+            Self::SourceIp(net) => connection.is_from(net),
             Self::RemoteIp(net) => net.contains(&facts.remote_ip),
-            Self::DestinationIp(net) => net.contains(&facts.destination_ip),
-            Self::DestinationPort(port) => facts.destination_port == *port,
-            Self::Sni(pattern) => facts
-                .sni
-                .is_some_and(|sni| matches_caseless(pattern, [sni])),
+            Self::DestinationIp(net) => connection.is_to(net),
+            Self::DestinationPort(port) => connection.is_to_port(*port),
+            Self::Sni(pattern) => facts.sni.is_some_and(|sni| pattern.matches_caseless([sni])),
             Self::Host(pattern) => http(&|http| http.texts.host(pattern, reading)),
             Self::Method(pattern) => http(&|http| http.texts.method(pattern, reading)),
             Self::Path(pattern) => http(&|http| http.texts.path(pattern, reading)),
@@ -80,7 +71,7 @@ impl Matcher {
             Self::RequestPrincipal(pattern) => claims(&|claims| {
                 let principal = claims.principal();
                 principal.is_some_and(|(issuer, subject)| {
-                    matches_pieces(pattern, [issuer, "/", subject])
+                    pattern.matches_pieces([issuer, "/", subject])
                         && (reading == Reading::Any || is_separated(pattern, issuer, subject))
                 })
             }),

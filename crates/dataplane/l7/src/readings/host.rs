@@ -2,7 +2,7 @@
 
 use ambit_model::StringMatch;
 
-use super::{Reading, text::matches_caseless};
+use super::Reading;
 
 /// The authority of a request in its parts.
 #[derive(Clone, Copy, Debug)]
@@ -55,14 +55,14 @@ impl<'a> Host<'a> {
             dialled,
         } = *self;
         if !has_port(pattern) {
-            return matches_caseless(pattern, [name]);
+            return pattern.matches_caseless([name]);
         }
         let written = port.get(1..).and_then(|port| port.parse::<u16>().ok());
         let is_at = |port: u16| {
-            !name.is_empty() && matches_caseless(pattern, [name, ":", &port.to_string()])
+            !name.is_empty() && pattern.matches_caseless([name, ":", &port.to_string()])
         };
-        matches_caseless(pattern, [whole])
-            || matches_caseless(pattern, [name, port])
+        pattern.matches_caseless([whole])
+            || pattern.matches_caseless([name, port])
             || reading == Reading::Any && [written, dialled].into_iter().flatten().any(is_at)
     }
 }

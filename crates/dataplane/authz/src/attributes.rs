@@ -1,0 +1,114 @@
+//! Attributes of connections that policies of layer 4 and of layer 7 compare.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ambit_model::{Identity, ServiceAccountMatch, StringMatch, canonical_ip};
+use ipnet::IpNet;
+
+/// Source and destination of a connection, in the form that policies compare. A connection without an identity has no
+/// attribute of one, and no value matches a missing attribute.
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes<'a> {
+    source: Option<&'a Identity>,
+    source_ip: IpAddr,
+    destination: SocketAddr,
+}
+
+impl<'a> Attributes<'a> {
+    /// Attributes of a connection from a caller, with its verified identity if it has one. IPv4-mapped addresses become
+    /// IPv4 addresses.
+    pub fn new(source: Option<&'a Identity>, source_ip: IpAddr, destination: SocketAddr) -> Self {
+        let mut attributes = Self {
+            source,
+            source_ip: canonical_ip(source_ip),
+            destination,
+        };
+        attributes.set_destination(destination);
+        attributes
+    }
+
+    /// Replaces the called address.
+    pub fn set_destination(&mut self, destination: SocketAddr) {
+        self.destination = SocketAddr::new(canonical_ip(destination.ip()), destination.port());
+    }
+
+    /// Whether the principal of the identity, `td/ns/NAMESPACE/sa/ACCOUNT`, matches.
+    pub fn has_principal(&self, pattern: &StringMatch) -> bool {
+        self.source.is_some_and(|id| {
+            let (trust_domain, account) = (&id.trust_domain, &id.service_account);
+            pattern.matches_pieces([trust_domain, "/ns/", &id.namespace, "/sa/", account])
+        })
+    }
+
+    /// Whether the namespace of the identity matches.
+    pub fn has_namespace(&self, pattern: &StringMatch) -> bool {
+        self.source.is_some_and(|id| pattern.matches(&id.namespace))
+    }
+
+    /// Whether the identity is of a service account, in any trust domain.
+    pub fn has_account(&self, account: &ServiceAccountMatch) -> bool {
+        self.source.is_some_and(|id| {
+            account.namespace == id.namespace && account.service_account == id.service_account
+        })
+    }
+
+    /// Whether `NAMESPACE/ACCOUNT` of the identity matches.
+    pub fn has_account_text(&self, pattern: &StringMatch) -> bool {
+        self.source
+            .is_some_and(|id| pattern.matches_pieces([&id.namespace, "/", &id.service_account]))
+    }
+
+    /// Whether the trust domain of the identity matches.
+    pub fn has_trust_domain(&self, pattern: &StringMatch) -> bool {
+        self.source
+            .is_some_and(|id| pattern.matches(&id.trust_domain))
+    }
+
+    /// Whether the caller's address is in a range.
+    pub fn is_from(&self, range: &IpNet) -> bool {
+        range.contains(&self.source_ip)
+    }
+
+    /// Whether the called address is in a range.
+    pub fn is_to(&self, range: &IpNet) -> bool {
+        range.contains(&self.destination.ip())
+    }
+
+    /// Whether the called port is this one.
+    pub fn is_to_port(&self, port: u16) -> bool {
+        self.destination.port() == port
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_addresses_are_compared_as_ipv4() {
+        let mapped = "::ffff:10.0.0.1".parse().unwrap();
+        let mut attributes = Attributes::new(None, mapped, (mapped, 80).into());
+        let range = "10.0.0.0/24".parse().unwrap();
+        assert!(attributes.is_from(&range) && attributes.is_to(&range));
+        attributes.set_destination("[::ffff:10.1.0.1]:81".parse().unwrap());
+        assert!(!attributes.is_to(&range) && attributes.is_to(&"10.1.0.1/32".parse().unwrap()));
+        assert!(attributes.is_to_port(81) && !attributes.is_to_port(80));
+    }
+
+    #[test]
+    fn without_identity_nothing_of_one_matches() {
+        let ip = IpAddr::from([10, 0, 0, 1]);
+        let attributes = Attributes::new(None, ip, (ip, 80).into());
+        for pattern in [StringMatch::Presence, StringMatch::Exact("".into())] {
+            assert!(!attributes.has_principal(&pattern));
+            assert!(!attributes.has_namespace(&pattern));
+            assert!(!attributes.has_account_text(&pattern));
+            assert!(!attributes.has_trust_domain(&pattern));
+        }
+        let account = ServiceAccountMatch {
+            namespace: "".into(),
+            service_account: "".into(),
+        };
+        assert!(!attributes.has_account(&account));
+    }
+}

@@ -8,7 +8,10 @@
 //!
 //! Methods are not followed: `a.rs` may call a method that `a/b.rs` adds to a type of `a.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use syn::Item;
 
@@ -46,7 +49,12 @@ const MAX_RE_EXPORTS: usize = 8;
 
 /// Returns the import cycles, if they have more modules than before.
 pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
-    let Cycles { of_siblings, all } = cycles(&modules(sources));
+    let modules = modules(sources);
+    let Cycles {
+        of_siblings,
+        all,
+        edges,
+    } = cycles(&modules);
     let found: usize = all.iter().map(BTreeSet::len).sum();
     let allowed = IN_CYCLES.iter().find(|(name, _)| *name == package.name);
     let allowed = allowed.map_or(0, |(_, allowed)| *allowed);
@@ -56,7 +64,8 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
         .map(|cycle| {
             let members: Vec<_> = cycle.iter().map(|path| path.join("::")).collect();
             let members = members.join(", ");
-            format!("{}: modules in a cycle: {members}", package.name)
+            let edges = described(&edges, cycle);
+            format!("{}: modules in a cycle: {members}{edges}", package.name)
         })
         .collect();
     if found < allowed {
@@ -74,18 +83,35 @@ struct Cycles {
     of_siblings: Vec<BTreeSet<Path>>,
     /// Cycles of siblings, parents and children.
     all: Vec<BTreeSet<Path>>,
+    edges: Edges,
 }
 
-type Edges = BTreeMap<Path, BTreeSet<Path>>;
+/// Imports between modules: for each pair, the paths in the file of the first that lead to the second.
+type Edges = BTreeMap<Path, BTreeMap<Path, BTreeSet<String>>>;
+
+/// Returns the imports within a cycle as lines, each with one of its paths.
+fn described(edges: &Edges, cycle: &BTreeSet<Path>) -> String {
+    let mut lines = String::new();
+    for from in cycle {
+        let imported = edges.get(from).into_iter().flatten();
+        for (to, paths) in imported.filter(|(to, _)| cycle.contains(*to)) {
+            let (from, to) = (from.join("::"), to.join("::"));
+            let paths: Vec<_> = paths.iter().map(String::as_str).collect();
+            let _ = write!(lines, "\n    {from} imports {to}: {}", paths.join(", "));
+        }
+    }
+    lines
+}
 
 fn cycles(modules: &[Module<'_>]) -> Cycles {
     let scopes = scopes(modules);
     let (mut siblings, mut all) = (Edges::new(), Edges::new());
     for scope in scopes.values() {
         let from = &scope.module.path[..];
-        let add = |edges: &mut Edges, to: &[String]| {
+        let add = |edges: &mut Edges, to: &[String], by: &Named| {
             if let Some((from, to)) = of_one_level(from, to) {
-                edges.entry(from).or_default().insert(to);
+                let paths = edges.entry(from).or_default().entry(to).or_default();
+                paths.insert(by.segments.join("::"));
             }
         };
         for path in &scope.paths {
@@ -94,19 +120,20 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
             };
             let target = &target.module.path[..];
             if !from.starts_with(target) && !target.starts_with(from) {
-                add(&mut siblings, target);
-                add(&mut all, target);
+                add(&mut siblings, target, path);
+                add(&mut all, target, path);
             }
             if !scope.re_exports(path, &scopes)
                 && let Some(target) = definition(scope, path, &scopes, MAX_RE_EXPORTS)
             {
-                add(&mut all, target);
+                add(&mut all, target, path);
             }
         }
     }
     Cycles {
         of_siblings: strongly_connected(&siblings),
         all: strongly_connected(&all),
+        edges: all,
     }
 }
 
@@ -266,7 +293,7 @@ fn strongly_connected(edges: &Edges) -> Vec<BTreeSet<Path>> {
         let mut seen = BTreeSet::new();
         let mut open = vec![start];
         while let Some(next) = open.pop() {
-            for to in edges.get(next).into_iter().flatten() {
+            for to in edges.get(next).into_iter().flat_map(BTreeMap::keys) {
                 if seen.insert(to.clone()) {
                     open.push(to);
                 }
@@ -300,7 +327,9 @@ mod tests {
             name: "made-up".to_owned(),
             ..Package::default()
         };
-        broken(&package, &sources)
+        let broken = broken(&package, &sources);
+        let summary = |text: String| text.lines().next().unwrap_or_default().to_owned();
+        broken.into_iter().map(summary).collect()
     }
 
     const LIB: (&str, &str) = ("lib.rs", "mod a; mod b;");

@@ -34,43 +34,37 @@ mod standing;
 mod survey;
 mod targets;
 pub(crate) mod trust_domains;
+mod view;
 mod waypoint_rules;
 mod workloads;
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    net::IpAddr,
-};
+use std::collections::BTreeSet;
 
-use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey, revisions::Revisions};
-use ambit_model::{ArcStr, NamespacedHostname};
+use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
+use ambit_model::ArcStr;
 use serde_json::Value;
 
 use crate::{
     Delta, MeshConfig, PodDirectory,
     problem::{FieldError, Problem, Severity},
 };
-use addresses::Addresses;
 pub use attachment::CONTROLLER;
 pub(crate) use attachment::{Consent, Obstacle, Origin, Serves};
 pub(crate) use binding::Binding;
-use cluster_addresses::ClusterAddresses;
-use instances::Instances;
 pub use key_sets::{KeyForm, KeySource, KeyState};
 pub use trust_domains::AcceptedTrustDomains;
+pub use view::MeshView;
 
-use kind::{Change, Read, Rendered};
+use kind::{Change, Read};
 pub use kind::{Extent, Followed};
 #[cfg(test)]
 pub(crate) use kinds::app_protocol;
 pub use kinds::{KindVisitor, ServiceRecord, conditions, is_attached, parts, visit_kinds};
-use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
+use kinds::{Stored, functions};
 use published::Published;
-use references::References;
 pub use registry::{RegisteredPort, RegisteredService};
 use reports::Reports;
 pub(crate) use served::PolicyScope;
-use served::Served;
 pub(crate) use standing::names;
 pub(crate) use workloads::{Services, canonical};
 
@@ -100,30 +94,8 @@ impl Maker {
 /// Index of the mesh's objects, as described for the module.
 #[derive(Debug)]
 pub struct Index {
-    pub(crate) config: MeshConfig,
-    /// The cluster's network.
-    pub(crate) network: ArcStr,
-    namespaces: HashMap<ArcStr, Objects>,
-    /// Which objects name what.
-    pub(crate) references: References,
-    pub(crate) addresses: Addresses,
-    /// Of the API server and of nodes.
-    pub(crate) cluster_addresses: ClusterAddresses,
-    /// Control planes of the mesh.
-    revisions: Revisions,
-    /// Namespaces that are left out.
-    discovery: discovery::Discovery,
-    /// Node proxies of other implementations, by node.
-    foreign_proxies: foreign_proxies::ForeignProxies,
-    /// States of key sets that are fetched.
-    key_sets: HashMap<KeySource, KeyState>,
-    /// The waypoints of services' endpoints.
-    served: Served<NamespacedHostname>,
-    /// The waypoints of the pods that policies of node proxies apply to.
-    pub(crate) behind: Served<PolicyScope>,
-    instances: Instances,
-    /// Waypoints that bind, and those that wait.
-    introductions: introduction::Introductions,
+    /// Objects and their relations: all that records are rendered from.
+    view: MeshView,
     /// Problems, conflicts and states of objects.
     reports: Reports,
     /// Objects in whose place is a substitute, because no usable form of them is known.
@@ -137,25 +109,17 @@ impl Index {
     /// An index without objects.
     pub fn new(config: MeshConfig) -> Self {
         Self {
-            revisions: Revisions::new(&config.revision),
-            config,
-            network: ArcStr::new(),
-            namespaces: HashMap::new(),
-            references: References::default(),
-            addresses: Addresses::default(),
-            cluster_addresses: ClusterAddresses::default(),
-            discovery: discovery::Discovery::default(),
-            foreign_proxies: foreign_proxies::ForeignProxies::new(),
-            key_sets: HashMap::new(),
-            served: Served::default(),
-            behind: Served::default(),
-            instances: Instances::default(),
-            introductions: introduction::Introductions::default(),
+            view: MeshView::new(config),
             reports: Reports::default(),
             substitutes: BTreeSet::new(),
             stale: BTreeSet::new(),
             published: Published::default(),
         }
+    }
+
+    /// Objects and their relations, without the ability to change them.
+    pub fn view(&self) -> &MeshView {
+        &self.view
     }
 
     /// Takes what happened to an object. `pods` follows at once, records at the next flush.
@@ -190,7 +154,7 @@ impl Index {
             message: error.message,
             origin: origin.map(str::to_owned),
         };
-        match K::read(object, &self.config) {
+        match K::read(object, &self.view.config) {
             Ok(Read { input, notes }) => {
                 let notes = notes.into_iter();
                 let notes = notes.map(|note| problem(Severity::Warning, note));
@@ -233,11 +197,11 @@ impl Index {
         key: &ObjectKey,
         pods: &mut PodDirectory,
     ) -> &'static str {
-        let is_known = self.get::<K>(key).is_some();
+        let is_known = self.view.get::<K>(key).is_some();
         let was_substituted = self.substitutes.contains(key);
         let substitute = object
             .filter(|_| !is_known || was_substituted)
-            .and_then(|object| object.substitute(&self.config));
+            .and_then(|object| object.substitute(&self.view.config));
         if substitute.is_some() {
             self.substitutes.insert(key.clone());
             self.put::<K>(key, substitute, pods);
@@ -268,10 +232,15 @@ impl Index {
         mut new: Option<K::Input>,
         pods: &mut PodDirectory,
     ) {
-        if let (Some(new), Some(old)) = (&mut new, self.get::<K>(key)) {
+        if let (Some(new), Some(old)) = (&mut new, self.view.get::<K>(key)) {
             K::inherit(new, old);
         }
-        let objects = K::of_mut(self.namespaces.entry(key.namespace.clone()).or_default());
+        let objects = K::of_mut(
+            self.view
+                .namespaces
+                .entry(key.namespace.clone())
+                .or_default(),
+        );
         let old = match new.clone() {
             Some(input) => objects.insert(key.name.clone(), input),
             None => objects.remove(&key.name),
@@ -285,37 +254,7 @@ impl Index {
         }
     }
 
-    // === what is known ===
-
-    /// Input that an object was understood as.
-    pub(crate) fn get<K: Stored>(&self, key: &ObjectKey) -> Option<&K::Input> {
-        self.objects(&key.namespace)?.all::<K>().get(&key.name)
-    }
-
-    /// The objects of a namespace that is not left out.
-    pub(crate) fn objects(&self, namespace: &str) -> Option<&Objects> {
-        let objects = self.namespaces.get(namespace);
-        objects.filter(|_| !self.is_left_out(namespace))
-    }
-
-    /// Addresses of the API server and of nodes: nothing that objects name is called there.
-    pub fn cluster_addresses(&self) -> BTreeSet<IpAddr> {
-        self.cluster_addresses.all()
-    }
-
-    /// All objects of namespaces that are not left out, by namespace.
-    pub(crate) fn all_objects(&self) -> impl Iterator<Item = (&ArcStr, &Objects)> {
-        let namespaces = self.namespaces.iter();
-        namespaces.filter(|(namespace, _)| !self.is_left_out(namespace))
-    }
-
-    /// Whether anything of a policy is in force.
-    pub fn is_in_force(&self, key: &ObjectKey) -> bool {
-        (functions(key.kind).is_in_force)(self, key)
-    }
-
     // === what is wrong ===
-
     /// Problems of objects now.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.reports.problems()
@@ -342,7 +281,6 @@ impl Index {
     }
 
     // === records ===
-
     /// Renders what is stale; returns the records that changed.
     pub fn flush(&mut self) -> Delta {
         let mut delta = Delta::default();
@@ -358,15 +296,15 @@ impl Index {
         }
         for (uid, workload) in &delta.workloads {
             let workload = workload.as_deref();
-            let services = self.served.update(uid, served::as_endpoint(workload));
+            let services = self.view.served.update(uid, served::as_endpoint(workload));
             if !services.is_empty() {
                 self.mark_users_of_providers();
             }
             for service in services {
                 self.mark_host(service.hostname);
             }
-            let target = served::as_target(workload, |at| self.foreign_at(at));
-            let scopes = self.behind.update(uid, target);
+            let target = served::as_target(workload, |at| self.view.foreign_at(at));
+            let scopes = self.view.behind.update(uid, target);
             if !scopes.is_empty() {
                 self.mark_gateways();
             }
@@ -386,25 +324,11 @@ impl Index {
     }
 
     fn publish(&mut self, maker: &Maker, delta: &mut Delta) {
-        let mut rendered = self.render(maker);
+        let mut rendered = self.view.render(maker);
         if let Maker::Object(key) = maker {
             self.reports
                 .set_conflicts(key, std::mem::take(&mut rendered.conflicts));
         }
         self.published.replace(maker, rendered, delta);
-    }
-
-    fn render(&self, maker: &Maker) -> Rendered {
-        match maker {
-            Maker::Object(key) => (functions(key.kind).render)(self, key),
-            Maker::Host(host) => self.render_host(host),
-            Maker::StaticStrict => Rendered {
-                policies: any_plaintext_refused(self)
-                    .then(|| static_strict(&self.config.root_namespace))
-                    .into_iter()
-                    .collect(),
-                ..Rendered::default()
-            },
-        }
     }
 }

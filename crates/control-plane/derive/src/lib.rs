@@ -25,8 +25,8 @@ use ipnet::IpNet;
 
 pub use index::{
     AcceptedTrustDomains, CONTROLLER, Extent, Followed, Index, KeyForm, KeySource, KeyState,
-    KindVisitor, RegisteredPort, RegisteredService, ServiceRecord, conditions, is_attached, parts,
-    visit_kinds,
+    KindVisitor, MeshView, RegisteredPort, RegisteredService, ServiceRecord, conditions,
+    is_attached, parts, visit_kinds,
 };
 pub use pod_directory::{PodDirectory, PodEntry, PodFacts};
 pub use problem::{FieldError, Problem, Severity};

@@ -186,7 +186,7 @@ impl Follower {
                         waiting = Some((first, now));
                     }
                     key_sets::Event::Inquiry(inquiry) => {
-                        let may_call = self.index.may_fetch_keys(&inquiry.namespace, inquiry.ip);
+                        let may_call = self.index.view().may_fetch_keys(&inquiry.namespace, inquiry.ip);
                         inquiry.answer(may_call);
                     }
                 },
@@ -204,7 +204,7 @@ impl Follower {
         // Sending fails only without a receiver.
         match inquiry {
             Inquiry::Survey(reply) => drop(reply.send(self.index.survey())),
-            Inquiry::Registry(reply) => drop(reply.send(self.index.registry())),
+            Inquiry::Registry(reply) => drop(reply.send(self.index.view().registry())),
         }
     }
 
@@ -287,17 +287,17 @@ impl Follower {
     }
 
     fn flush(&mut self, since: Duration) {
-        let desired = self.index.key_sources();
+        let desired = self.index.view().key_sources();
         self.index.forget_keys(&desired);
-        self.key_sets.protect(self.index.cluster_addresses());
+        self.key_sets.protect(self.index.view().cluster_addresses());
         self.key_sets.want(desired);
         let delta = self.index.flush();
         self.report_conflicts();
-        let selectors = self.index.discovery_selectors();
+        let selectors = self.index.view().discovery_selectors();
         if self.discover.borrow().as_deref() != Some(selectors) {
             self.discover.send_replace(Some(selectors.to_vec()));
         }
-        let accepted = Some(self.index.accepted_trust_domains());
+        let accepted = Some(self.index.view().accepted_trust_domains());
         if *self.accept.borrow() != accepted {
             self.accept.send_replace(accepted);
         }
@@ -344,7 +344,7 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
         facts,
         problems: index.problems_of(&key),
         is_news: index.has_new_problems(&key),
-        in_force: index.is_in_force(&key),
+        in_force: index.view().is_in_force(&key),
         standing: index.standing(&key).cloned(),
         key,
     })))

@@ -11,7 +11,7 @@ use std::{
 use ambit_k8s_api::{Kind, ObjectKey};
 use ipnet::IpNet;
 
-use super::Index;
+use super::MeshView;
 
 /// Owners of addresses, as described for the module.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl Addresses {
     }
 }
 
-impl Index {
+impl MeshView {
     /// A Service or pod that has an address of a prefix, which may be a single one.
     pub(crate) fn owner_within(&self, net: &IpNet) -> Option<&ObjectKey> {
         let mut owners = self.addresses.owners_within(net);

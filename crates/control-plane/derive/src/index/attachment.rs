@@ -16,7 +16,7 @@ use ambit_model::{
 };
 
 use super::{
-    Index,
+    MeshView,
     binding::{Binding, Takers},
     foreign::Foreign,
     kind::MeshKind,
@@ -157,9 +157,8 @@ impl Attachment {
     }
 }
 
-impl Index {
+impl MeshView {
     // === Gateways ===
-
     /// A Gateway of any controller.
     pub(crate) fn gateway(&self, name: &GatewayName) -> Option<&GatewayInput> {
         self.objects(&name.namespace)?
@@ -305,7 +304,6 @@ impl Index {
     }
 
     // === the order ===
-
     /// The waypoint of a workload that an object has or is. `account`: of a pod, which Gateways may take by themselves.
     pub(crate) fn waypoint_of_workload(
         &self,
@@ -435,7 +433,6 @@ impl Index {
     }
 
     // === what is sent ===
-
     /// Address of the waypoint for clients. An unresolved one is a name that does not exist.
     pub(crate) fn waypoint_address(&self, attachment: &Attachment) -> Option<GatewayAddress> {
         let GatewayName { namespace, name } = &attachment.gateway;

@@ -5,7 +5,7 @@ use ambit_k8s_api::{Kind, Namespace, ObjectKey, Service};
 use ambit_model::{GatewayName, WeightedWaypoint};
 
 use super::{
-    Index,
+    MeshView,
     attachment::{Attachment, Obstacle, Origin, Serves},
     binding::Canary,
 };
@@ -24,7 +24,7 @@ pub(super) enum Trouble {
     NotReady(GatewayName),
 }
 
-impl Index {
+impl MeshView {
     /// The second waypoint of a service and its share, or why it is not used.
     pub(super) fn canary(
         &self,

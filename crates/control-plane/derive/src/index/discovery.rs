@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{Namespace, ObjectKey, Pod, selector};
 use ambit_model::ArcStr;
 
-use super::{Index, Maker};
+use super::{Index, Maker, MeshView};
 use crate::PodDirectory;
 
 /// Which namespaces are seen.
@@ -21,7 +21,7 @@ pub(super) struct Discovery {
     selected: BTreeSet<ArcStr>,
 }
 
-impl Index {
+impl MeshView {
     /// Selectors of the namespaces that are seen; all are, if there are none.
     pub fn discovery_selectors(&self) -> &[selector::LabelSelector] {
         &self.discovery.selectors
@@ -39,33 +39,6 @@ impl Index {
             && !selected.contains(namespace)
     }
 
-    /// The settings, or the labels of a namespace, may leave out others than before.
-    pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
-        let selectors = self.settings().map(|one| one.discovery_selectors.clone());
-        let selectors = selectors.unwrap_or_default();
-        if selectors.is_empty() && self.discovery.selectors.is_empty() {
-            return;
-        }
-        let mut discovery = Discovery {
-            selectors,
-            selected: BTreeSet::new(),
-        };
-        let namespaces = self.objects("").map(|all| all.all::<Namespace>());
-        for (name, namespace) in namespaces.into_iter().flatten() {
-            if selector::select_namespace(&discovery.selectors, name, &namespace.labels) {
-                discovery.selected.insert(name.clone());
-            }
-        }
-        let was_any = !self.discovery.selectors.is_empty();
-        let is_same = was_any != discovery.selectors.is_empty()
-            && self.discovery.selected == discovery.selected;
-        self.discovery = discovery;
-        if !is_same {
-            self.mark_everything();
-            self.enrol_pods(pods);
-        }
-    }
-
     /// Pods of namespaces that are left out do not belong to the mesh.
     fn enrol_pods(&self, pods: &mut PodDirectory) {
         for (namespace, objects) in &self.namespaces {
@@ -74,10 +47,42 @@ impl Index {
             }
         }
     }
+}
+
+impl Index {
+    /// The settings, or the labels of a namespace, may leave out others than before.
+    pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
+        let selectors = self
+            .view
+            .settings()
+            .map(|one| one.discovery_selectors.clone());
+        let selectors = selectors.unwrap_or_default();
+        if selectors.is_empty() && self.view.discovery.selectors.is_empty() {
+            return;
+        }
+        let mut discovery = Discovery {
+            selectors,
+            selected: BTreeSet::new(),
+        };
+        let namespaces = self.view.objects("").map(|all| all.all::<Namespace>());
+        for (name, namespace) in namespaces.into_iter().flatten() {
+            if selector::select_namespace(&discovery.selectors, name, &namespace.labels) {
+                discovery.selected.insert(name.clone());
+            }
+        }
+        let was_any = !self.view.discovery.selectors.is_empty();
+        let is_same = was_any != discovery.selectors.is_empty()
+            && self.view.discovery.selected == discovery.selected;
+        self.view.discovery = discovery;
+        if !is_same {
+            self.mark_everything();
+            self.view.enrol_pods(pods);
+        }
+    }
 
     /// Every object and every host.
     fn mark_everything(&mut self) {
-        let objects = self.namespaces.iter();
+        let objects = self.view.namespaces.iter();
         let keys: Vec<ObjectKey> = objects
             .flat_map(|(namespace, objects)| objects.keys(namespace))
             .collect();

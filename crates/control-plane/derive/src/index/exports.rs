@@ -8,7 +8,7 @@ use ambit_k8s_api::{Kind, Namespace, ObjectKey, Service, ServiceEntry};
 use ambit_model::{ArcStr, Visibility};
 
 use super::{
-    Index,
+    Index, MeshView,
     kind::MeshKind,
     references::Edge,
     reserved::{Reserved, is_single_label, reserved, short_name_of},
@@ -28,7 +28,7 @@ pub(crate) enum Export {
     All,
 }
 
-impl Index {
+impl MeshView {
     /// The namespaces that see an entry.
     pub(crate) fn export_of(&self, entry: &Entry) -> Export {
         let setting = self.settings().and_then(|settings| settings.default_export);
@@ -74,10 +74,13 @@ impl Index {
         let is_there = of_cluster.is_some_and(|all| all.contains_key(name));
         is_there && !self.is_left_out(name) || services.is_some_and(|all| !all.is_empty())
     }
+}
 
+impl Index {
     /// Marks the entries with hosts that are short names of Services of a namespace, which exists now, or no more.
     pub(crate) fn mark_short_names_of(&mut self, namespace: &ArcStr) {
         let entries: Vec<_> = self
+            .view
             .references
             .of(Edge::ShortName, namespace)
             .cloned()
@@ -88,6 +91,7 @@ impl Index {
     /// Marks every entry: the administrator's setting has changed.
     pub(crate) fn mark_exports(&mut self) {
         let entries: Vec<_> = self
+            .view
             .all_objects()
             .flat_map(|(namespace, objects)| {
                 let names = objects.all::<ServiceEntry>().keys();
@@ -101,7 +105,7 @@ impl Index {
     /// Marks entries that may have other hosts than before, or are seen by other namespaces.
     fn mark_claims(&mut self, entries: Vec<ObjectKey>) {
         for key in entries {
-            for host in self.hosts_of(&key) {
+            for host in self.view.hosts_of(&key) {
                 self.mark_declarers(&host);
                 self.mark_host(host);
             }

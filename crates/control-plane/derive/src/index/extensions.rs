@@ -2,7 +2,7 @@
 
 use ambit_k8s_api::ObjectKey;
 
-use super::{Index, instances::listed, references::Edge};
+use super::{Index, MeshView, instances::listed, references::Edge};
 use crate::condition::{Standing, Verdict};
 
 /// Marks what depends on one.
@@ -12,8 +12,8 @@ pub(super) fn mark(index: &mut Index, key: &ObjectKey) {
 }
 
 /// State of an extension: the routes that name it.
-pub(super) fn standing(index: &Index, key: &ObjectKey) -> Standing {
-    let routes: Vec<String> = index
+pub(super) fn standing(view: &MeshView, key: &ObjectKey) -> Standing {
+    let routes: Vec<String> = view
         .references
         .of(Edge::RouteBackend, key)
         .map(ToString::to_string)

@@ -23,7 +23,7 @@ use ambit_model::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Index, gateway_address::Address, kind::MeshKind, references::Edge};
+use super::{MeshView, gateway_address::Address, kind::MeshKind, references::Edge};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
@@ -63,7 +63,7 @@ impl Foreign {
     }
 }
 
-impl Index {
+impl MeshView {
     /// Waypoint of another controller, if the Gateway is that.
     pub(super) fn foreign(&self, gateway: &GatewayInput) -> Option<Foreign> {
         let address = gateway.address.as_ref();

@@ -12,7 +12,7 @@ use ambit_k8s_api::{ObjectKey, Pod};
 use ambit_model::{ArcStr, GatewayName};
 
 use super::{
-    Index,
+    Index, MeshView,
     instances::listed,
     kind::{Change, MeshKind},
     references::Edge,
@@ -30,7 +30,7 @@ const OURS: (&str, &str) = ("app.kubernetes.io/part-of", "ambit");
 /// Pods that are node proxies of another implementation, by node.
 pub(super) type ForeignProxies = BTreeMap<ArcStr, BTreeSet<ObjectKey>>;
 
-impl Index {
+impl MeshView {
     fn is_foreign_proxy(&self, pod: &PodInput) -> bool {
         let has = |(name, value)| pod.labels.get(name).is_some_and(|own| own == value);
         pod.namespace == self.config.root_namespace
@@ -38,42 +38,6 @@ impl Index {
             && !pod.node.is_empty()
             && has(NODE_PROXY)
             && !has(OURS)
-    }
-
-    /// A pod is as it is now: a node proxy, or one that is served by it.
-    pub(crate) fn follow_proxies(&mut self, change: &Change<'_, PodInput>) {
-        let node_of = |pod: Option<&PodInput>| {
-            let proxy = pod.filter(|pod| self.is_foreign_proxy(pod));
-            proxy.map(|pod| pod.node.clone())
-        };
-        let (old, new) = (node_of(change.old), node_of(change.new));
-        if old != new {
-            if let Some(node) = old
-                && let Some(proxies) = self.foreign_proxies.get_mut(&node)
-            {
-                proxies.remove(change.key);
-                if proxies.is_empty() {
-                    self.foreign_proxies.remove(&node);
-                }
-            }
-            if let Some(node) = new {
-                let proxies = self.foreign_proxies.entry(node).or_default();
-                proxies.insert(change.key.clone());
-            }
-            self.mark_gateways();
-            return;
-        }
-        let mut pods = change.both();
-        if pods.any(|pod| self.foreign_proxies.contains_key(&pod.node)) {
-            self.mark_gateways();
-        }
-    }
-
-    /// Other waypoints may have pods on nodes of such proxies.
-    pub(crate) fn mark_passed_gateways(&mut self) {
-        if !self.foreign_proxies.is_empty() {
-            self.mark_gateways();
-        }
     }
 
     /// The nodes on which callers can pass a waypoint of ours.
@@ -97,5 +61,43 @@ impl Index {
             listed(&nodes)?
         );
         Some(Note::new(".", message))
+    }
+}
+
+impl Index {
+    /// A pod is as it is now: a node proxy, or one that is served by it.
+    pub(crate) fn follow_proxies(&mut self, change: &Change<'_, PodInput>) {
+        let node_of = |pod: Option<&PodInput>| {
+            let proxy = pod.filter(|pod| self.view.is_foreign_proxy(pod));
+            proxy.map(|pod| pod.node.clone())
+        };
+        let (old, new) = (node_of(change.old), node_of(change.new));
+        if old != new {
+            if let Some(node) = old
+                && let Some(proxies) = self.view.foreign_proxies.get_mut(&node)
+            {
+                proxies.remove(change.key);
+                if proxies.is_empty() {
+                    self.view.foreign_proxies.remove(&node);
+                }
+            }
+            if let Some(node) = new {
+                let proxies = self.view.foreign_proxies.entry(node).or_default();
+                proxies.insert(change.key.clone());
+            }
+            self.mark_gateways();
+            return;
+        }
+        let mut pods = change.both();
+        if pods.any(|pod| self.view.foreign_proxies.contains_key(&pod.node)) {
+            self.mark_gateways();
+        }
+    }
+
+    /// Other waypoints may have pods on nodes of such proxies.
+    pub(crate) fn mark_passed_gateways(&mut self) {
+        if !self.view.foreign_proxies.is_empty() {
+            self.mark_gateways();
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{AuthorizationPolicy, Gateway, Kind, ObjectKey, Service};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 
-use super::{Index, attachment::Consent, binding::Takers, kind::MeshKind, references::Edge};
+use super::{MeshView, attachment::Consent, binding::Takers, kind::MeshKind, references::Edge};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
@@ -45,19 +45,19 @@ fn enforces(kind: Kind) -> bool {
 
 impl Guarded {
     /// Relation of the policies to a waypoint, if there is any.
-    pub(super) fn concerns(&self, index: &Index, gateway: &GatewayInput) -> Option<Concern> {
+    pub(super) fn concerns(&self, view: &MeshView, gateway: &GatewayInput) -> Option<Concern> {
         let name = &gateway.name;
         if self.gateways.contains(name) || self.classes.contains(&gateway.class) {
             return Some(Concern::Gateway);
         }
         let mut namespaces = self.namespaces.iter();
         let is_served = self.serving.contains(name)
-            || namespaces.any(|namespace| index.takes_pods_of(gateway, namespace));
+            || namespaces.any(|namespace| view.takes_pods_of(gateway, namespace));
         is_served.then_some(Concern::Served)
     }
 }
 
-impl Index {
+impl MeshView {
     /// Whether a policy with that target is a copy of one that the node proxies of all the target's pods enforce.
     fn is_met_at_pods(&self, policy: &ObjectKey, target: &ObjectKey) -> bool {
         let original = self.enforced_original(policy);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointService};
 
-use super::{Index, attachment::Attachment, references::Edge};
+use super::{Index, MeshView, attachment::Attachment, references::Edge};
 use crate::index::{
     kind::{Claim, MeshKind, Rendered},
     kinds::functions,
@@ -36,30 +36,7 @@ fn rank<'a>(key: &'a ObjectKey, claim: &Claim<'a>) -> Rank<'a> {
     )
 }
 
-impl Index {
-    /// An object declares other hosts than before: every record of them may change, and with it the
-    /// endpoints of all that declare them.
-    pub(crate) fn declare(&mut self, key: &ObjectKey, old: Vec<ArcStr>, new: Vec<ArcStr>) {
-        self.references
-            .replace(Edge::Declares, key, old.clone(), new.clone());
-        for host in old.into_iter().chain(new) {
-            self.mark_declarers(&host);
-            self.mark_host(host);
-        }
-    }
-
-    /// Marks the ServiceEntries that declare a host, and their endpoints: another one may make its record.
-    pub(crate) fn mark_declarers(&mut self, host: &ArcStr) {
-        let entries = self.declarers(host);
-        let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
-        for key in entries.cloned().collect::<Vec<_>>() {
-            let entry = self.get::<ServiceEntry>(&key);
-            let selector = entry.and_then(|entry| entry.selector.clone());
-            self.mark_selected(&key.namespace, selector.as_ref());
-            self.mark(key);
-        }
-    }
-
+impl MeshView {
     pub(crate) fn claim(&self, key: &ObjectKey, host: &ArcStr) -> Option<Claim<'_>> {
         (functions(key.kind).claim)(self, key, host)
     }
@@ -189,5 +166,31 @@ impl Index {
                 .min();
             first.is_some_and(|(_, key)| *key == own)
         })
+    }
+}
+
+impl Index {
+    /// An object declares other hosts than before: every record of them may change, and with it the
+    /// endpoints of all that declare them.
+    pub(crate) fn declare(&mut self, key: &ObjectKey, old: Vec<ArcStr>, new: Vec<ArcStr>) {
+        self.view
+            .references
+            .replace(Edge::Declares, key, old.clone(), new.clone());
+        for host in old.into_iter().chain(new) {
+            self.mark_declarers(&host);
+            self.mark_host(host);
+        }
+    }
+
+    /// Marks the ServiceEntries that declare a host, and their endpoints: another one may make its record.
+    pub(crate) fn mark_declarers(&mut self, host: &ArcStr) {
+        let entries = self.view.declarers(host);
+        let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
+        for key in entries.cloned().collect::<Vec<_>>() {
+            let entry = self.view.get::<ServiceEntry>(&key);
+            let selector = entry.and_then(|entry| entry.selector.clone());
+            self.mark_selected(&key.namespace, selector.as_ref());
+            self.mark(key);
+        }
     }
 }

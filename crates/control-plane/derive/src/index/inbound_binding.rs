@@ -5,7 +5,7 @@
 use ambit_k8s_api::{ObjectMeta, Pod, labels};
 use ambit_model::{AppTunnel, AppTunnelProtocol};
 
-use super::{Index, kind::MeshKind};
+use super::{MeshView, kind::MeshKind};
 use crate::problem::Note;
 
 /// A pod as understood.
@@ -52,7 +52,7 @@ pub(super) fn without_effect() -> Note {
     )
 }
 
-impl Index {
+impl MeshView {
     /// How tunnels are handed over to a pod: by the setting of its Gateway, else of the Gateway's class. Our own
     /// waypoints speak HBONE.
     pub(super) fn inbound_binding(&self, pod: &PodInput) -> Option<AppTunnel> {

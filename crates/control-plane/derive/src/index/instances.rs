@@ -20,7 +20,7 @@ use ambit_k8s_api::{Gateway, Kind, ObjectKey, Pod, WorkloadEntry, labels};
 use ambit_model::{ArcStr, GatewayName};
 
 use super::{
-    Index,
+    Index, MeshView,
     kind::{Change, MeshKind},
 };
 use crate::{Labels, problem::Note};
@@ -96,57 +96,7 @@ fn label(labels: &Labels) -> Option<&str> {
     Some(name.as_str()).filter(|name| !name.is_empty())
 }
 
-impl Index {
-    /// A pod changed: Gateways that it speaks of, or whose account it has, may be concerned.
-    pub(crate) fn follow_instance(&mut self, change: &Change<'_, PodInput>) {
-        let account =
-            |pod: &PodInput| GatewayName::new(pod.namespace.clone(), pod.service_account.clone());
-        let gateways = change
-            .both()
-            .flat_map(|pod| claimed(pod).into_iter().chain([account(pod)]));
-        let gateways: BTreeSet<GatewayName> = gateways.collect();
-        let state = |index: &Self, gateway: &GatewayName| {
-            let instances = &index.instances;
-            let ready = [
-                instances.any_ready(gateway),
-                instances.any_claims_ready(gateway),
-            ];
-            (ready, instances.accounts(gateway))
-        };
-        let before: Vec<_> = gateways.iter().map(|one| state(self, one)).collect();
-        let old = change.old.and_then(claimed);
-        self.instances.replace(&change.key.name, old, change.new);
-        for (gateway, before) in gateways.iter().zip(before) {
-            let (namespace, name) = (gateway.namespace.clone(), gateway.name.clone());
-            let key = ObjectKey::new(Kind::Gateway, namespace, name);
-            let Some(class) = self.get::<Gateway>(&key).map(|one| one.class.clone()) else {
-                continue;
-            };
-            if state(self, gateway) == before {
-                self.mark(key);
-            } else {
-                self.mark_gateway(gateway, &class);
-            }
-        }
-    }
-
-    /// A workload runs under an account: the Gateway of that name may have to say so.
-    pub(crate) fn mark_gateway_of_account(&mut self, namespace: &ArcStr, account: &ArcStr) {
-        let key = ObjectKey::new(Kind::Gateway, namespace.clone(), account.clone());
-        if self.get::<Gateway>(&key).is_some() {
-            self.mark(key);
-        }
-    }
-
-    /// All pods that carry the label of a Gateway.
-    pub(crate) fn mark_instances(&mut self, gateway: &GatewayName) {
-        let pods = self.instances.of(gateway).map(|(pod, _)| pod.clone());
-        let pods: Vec<_> = pods.collect();
-        for pod in pods {
-            self.mark(ObjectKey::new(Kind::Pod, gateway.namespace.clone(), pod));
-        }
-    }
-
+impl MeshView {
     /// Whether a waypoint of ours has a pod that is ready.
     pub(crate) fn is_ready(&self, gateway: &GatewayName) -> bool {
         self.instances.any_ready(gateway)
@@ -232,6 +182,60 @@ impl Index {
         });
         let notes = claiming.into_iter().chain(passing);
         notes.map(|text| Note::new(".", text)).collect()
+    }
+}
+
+impl Index {
+    /// A pod changed: Gateways that it speaks of, or whose account it has, may be concerned.
+    pub(crate) fn follow_instance(&mut self, change: &Change<'_, PodInput>) {
+        let account =
+            |pod: &PodInput| GatewayName::new(pod.namespace.clone(), pod.service_account.clone());
+        let gateways = change
+            .both()
+            .flat_map(|pod| claimed(pod).into_iter().chain([account(pod)]));
+        let gateways: BTreeSet<GatewayName> = gateways.collect();
+        let state = |index: &Self, gateway: &GatewayName| {
+            let instances = &index.view.instances;
+            let ready = [
+                instances.any_ready(gateway),
+                instances.any_claims_ready(gateway),
+            ];
+            (ready, instances.accounts(gateway))
+        };
+        let before: Vec<_> = gateways.iter().map(|one| state(self, one)).collect();
+        let old = change.old.and_then(claimed);
+        self.view
+            .instances
+            .replace(&change.key.name, old, change.new);
+        for (gateway, before) in gateways.iter().zip(before) {
+            let (namespace, name) = (gateway.namespace.clone(), gateway.name.clone());
+            let key = ObjectKey::new(Kind::Gateway, namespace, name);
+            let Some(class) = self.view.get::<Gateway>(&key).map(|one| one.class.clone()) else {
+                continue;
+            };
+            if state(self, gateway) == before {
+                self.mark(key);
+            } else {
+                self.mark_gateway(gateway, &class);
+            }
+        }
+    }
+
+    /// A workload runs under an account: the Gateway of that name may have to say so.
+    pub(crate) fn mark_gateway_of_account(&mut self, namespace: &ArcStr, account: &ArcStr) {
+        let key = ObjectKey::new(Kind::Gateway, namespace.clone(), account.clone());
+        if self.view.get::<Gateway>(&key).is_some() {
+            self.mark(key);
+        }
+    }
+
+    /// All pods that carry the label of a Gateway.
+    pub(crate) fn mark_instances(&mut self, gateway: &GatewayName) {
+        let pods = self.view.instances.of(gateway).map(|(pod, _)| pod.clone());
+        let pods: Vec<_> = pods.collect();
+        for pod in pods {
+            self.mark(ObjectKey::new(Kind::Pod, gateway.namespace.clone(), pod));
+        }
     }
 }
 

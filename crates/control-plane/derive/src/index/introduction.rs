@@ -16,7 +16,7 @@ use ambit_model::{ArcStr, GatewayName};
 use serde_json::Value;
 
 use super::{
-    Index,
+    Index, MeshView,
     attachment::{Attachment, Obstacle, Origin},
     binding::{Binding, Takers},
     guarded::{Concern, Guarded},
@@ -179,40 +179,7 @@ pub(super) struct Label {
     pub(super) binding: Binding,
 }
 
-impl Index {
-    /// Decides which waypoints bind, and marks what depends on those where that changed.
-    pub(super) fn decide_introductions(&mut self) {
-        let pending = &self.introductions.pending;
-        if pending.is_empty() {
-            return;
-        }
-        let mut guarded = None;
-        let mut changed = Vec::new();
-        for (name, (_, before)) in pending {
-            let now = self.decide_introduction(name, &mut guarded);
-            if now != Some(*before) {
-                changed.push((name.clone(), now));
-            }
-        }
-        for (name, now) in changed {
-            match now {
-                Some(now) => {
-                    if let Some((_, decision)) = self.introductions.pending.get_mut(&name) {
-                        *decision = now;
-                    }
-                }
-                None => self.introductions.introduce(&name),
-            }
-            let class = self.gateway(&name).map(|one| one.class.clone());
-            self.mark_gateway(&name, &class.unwrap_or_default());
-            if now.is_none() {
-                for key in self.references.of(Edge::Bound, &name) {
-                    self.introductions.kept.remove(key);
-                }
-            }
-        }
-    }
-
+impl MeshView {
     /// The decision on one waypoint; `None`: it is introduced, since a pod of it is ready, or the Gateway's status
     /// records that one was. `guarded` is computed for the first waypoint that needs it.
     fn decide_introduction(
@@ -243,7 +210,6 @@ impl Index {
     }
 
     // === what is bound meanwhile ===
-
     /// Whether an attachment is to a waypoint that does not bind yet.
     fn is_on_hold(&self, attachment: &Attachment) -> bool {
         attachment.outcome.is_ok()
@@ -317,7 +283,6 @@ impl Index {
     }
 
     // === conditions ===
-
     /// Condition `Introduced` of a waypoint of ours: whether it has been ready.
     pub(crate) fn introduction_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
         let (is_true, reason, message) = match self.introductions.pending(gateway) {
@@ -375,29 +340,6 @@ impl Index {
         }
     }
 
-    /// Marks what keeps a waypoint until the one that its label names is introduced.
-    pub(super) fn mark_keepers(&mut self, gateway: &GatewayName) {
-        for key in self.introductions.keepers(gateway) {
-            self.mark_bound(key);
-        }
-    }
-
-    /// The label of a ServiceEntry itself names another waypoint than before.
-    pub(crate) fn relabel(
-        &mut self,
-        key: &ObjectKey,
-        old: Option<&Binding>,
-        new: Option<&Binding>,
-    ) {
-        let (old, new) = (
-            old.and_then(Binding::gateway),
-            new.and_then(Binding::gateway),
-        );
-        if old != new {
-            self.introductions.relabel(key, old, new);
-        }
-    }
-
     /// The labels that attach an object of a namespace: its own, then its namespace's.
     pub(super) fn labels(
         &self,
@@ -417,5 +359,63 @@ impl Index {
             binding,
         });
         own.into_iter().chain(of_namespace).collect()
+    }
+}
+
+impl Index {
+    /// Decides which waypoints bind, and marks what depends on those where that changed.
+    pub(super) fn decide_introductions(&mut self) {
+        let pending = &self.view.introductions.pending;
+        if pending.is_empty() {
+            return;
+        }
+        let mut guarded = None;
+        let mut changed = Vec::new();
+        for (name, (_, before)) in pending {
+            let now = self.view.decide_introduction(name, &mut guarded);
+            if now != Some(*before) {
+                changed.push((name.clone(), now));
+            }
+        }
+        for (name, now) in changed {
+            match now {
+                Some(now) => {
+                    if let Some((_, decision)) = self.view.introductions.pending.get_mut(&name) {
+                        *decision = now;
+                    }
+                }
+                None => self.view.introductions.introduce(&name),
+            }
+            let class = self.view.gateway(&name).map(|one| one.class.clone());
+            self.mark_gateway(&name, &class.unwrap_or_default());
+            if now.is_none() {
+                for key in self.view.references.of(Edge::Bound, &name) {
+                    self.view.introductions.kept.remove(key);
+                }
+            }
+        }
+    }
+
+    /// Marks what keeps a waypoint until the one that its label names is introduced.
+    pub(super) fn mark_keepers(&mut self, gateway: &GatewayName) {
+        for key in self.view.introductions.keepers(gateway) {
+            self.mark_bound(key);
+        }
+    }
+
+    /// The label of a ServiceEntry itself names another waypoint than before.
+    pub(crate) fn relabel(
+        &mut self,
+        key: &ObjectKey,
+        old: Option<&Binding>,
+        new: Option<&Binding>,
+    ) {
+        let (old, new) = (
+            old.and_then(Binding::gateway),
+            new.and_then(Binding::gateway),
+        );
+        if old != new {
+            self.view.introductions.relabel(key, old, new);
+        }
     }
 }

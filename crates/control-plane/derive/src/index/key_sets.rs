@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use ambit_k8s_api::{Kind, ObjectKey, Pod, RequestAuthentication, Service};
 use ambit_model::ArcStr;
 
-use super::Index;
+use super::{Index, MeshView};
 use crate::selects;
 
 /// Where a key set comes from.
@@ -42,7 +42,7 @@ pub struct KeyState {
     pub trouble: Option<ArcStr>,
 }
 
-impl Index {
+impl MeshView {
     /// The key sets and trust bundles that objects name.
     pub fn key_sources(&self) -> BTreeSet<KeySource> {
         let objects = self.namespaces.values();
@@ -92,17 +92,24 @@ impl Index {
         })
     }
 
+    /// State of a key set; `None` before the first attempt to fetch it.
+    pub(crate) fn keys(&self, source: &KeySource) -> Option<&KeyState> {
+        self.key_sets.get(source)
+    }
+}
+
+impl Index {
     /// A key set was fetched, or could not be.
     pub fn set_keys(&mut self, source: &KeySource, state: KeyState) {
-        let old = self.key_sets.insert(source.clone(), state.clone());
+        let old = self.view.key_sets.insert(source.clone(), state.clone());
         if old.is_some_and(|old| old == state) {
             return;
         }
         let mut users = Vec::new();
         if source.form == KeyForm::TrustBundle {
-            users.push(self.settings_key());
+            users.push(self.view.settings_key());
         }
-        for (namespace, objects) in &self.namespaces {
+        for (namespace, objects) in &self.view.namespaces {
             let all = objects.all::<RequestAuthentication>().iter();
             let using = all.filter(|(_, one)| one.sources().any(|one| one == source));
             users.extend(using.map(|(name, _)| {
@@ -116,11 +123,8 @@ impl Index {
 
     /// Forgets key sets that no object names any more.
     pub fn forget_keys(&mut self, wanted: &BTreeSet<KeySource>) {
-        self.key_sets.retain(|source, _| wanted.contains(source));
-    }
-
-    /// State of a key set; `None` before the first attempt to fetch it.
-    pub(crate) fn keys(&self, source: &KeySource) -> Option<&KeyState> {
-        self.key_sets.get(source)
+        self.view
+            .key_sets
+            .retain(|source, _| wanted.contains(source));
     }
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     MeshConfig, PodDirectory, ServiceRecord,
     condition::{ConditionType, PartsType, Standing},
-    index::Index,
+    index::{Index, MeshView},
     problem::{FieldError, Note},
 };
 
@@ -158,22 +158,22 @@ pub(crate) trait MeshKind: Followed {
     fn changed(index: &mut Index, change: &Change<'_, Self::Input>, pods: &mut PodDirectory);
 
     /// The records that an object makes by itself.
-    fn render(_index: &Index, _key: &ObjectKey, _input: &Self::Input) -> Rendered {
+    fn render(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> Rendered {
         Rendered::default()
     }
 
     /// Whether and how an object competes for a host that it declared with [`Index::declare`].
-    fn claim<'a>(_index: &Index, _input: &'a Self::Input, _host: &ArcStr) -> Option<Claim<'a>> {
+    fn claim<'a>(_view: &MeshView, _input: &'a Self::Input, _host: &ArcStr) -> Option<Claim<'a>> {
         None
     }
 
     /// The record that an object makes of a host.
-    fn service(_index: &Index, _input: &Self::Input, _host: &ArcStr) -> Option<ServiceRecord> {
+    fn service(_view: &MeshView, _input: &Self::Input, _host: &ArcStr) -> Option<ServiceRecord> {
         None
     }
 
     /// State of an object that depends on others. `None`: the kind has none.
-    fn standing(_index: &Index, _key: &ObjectKey, _input: &Self::Input) -> Option<Standing> {
+    fn standing(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> Option<Standing> {
         None
     }
 

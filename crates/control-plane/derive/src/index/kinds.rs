@@ -43,7 +43,7 @@ use ambit_model::ArcStr;
 use serde_json::Value;
 
 use super::{
-    Index,
+    Index, MeshView,
     kind::{Claim, Followed, MeshKind, Rendered, field},
 };
 use crate::{
@@ -69,14 +69,14 @@ pub(crate) trait Stored: MeshKind {
 pub(crate) struct Functions {
     pub(crate) conditions: &'static [ConditionType],
     pub(crate) parts: Option<PartsType>,
-    pub(crate) standing: fn(&Index, &ObjectKey) -> Option<Standing>,
-    pub(crate) is_in_force: fn(&Index, &ObjectKey) -> bool,
+    pub(crate) standing: fn(&MeshView, &ObjectKey) -> Option<Standing>,
+    pub(crate) is_in_force: fn(&MeshView, &ObjectKey) -> bool,
     pub(crate) remove: fn(&mut Index, &ObjectKey, &mut PodDirectory),
     /// Puts the substitute of an object that cannot be read in its place; see [`Index::put_substitute`].
     pub(crate) refuse: fn(&mut Index, &ObjectKey, &Value, &mut PodDirectory) -> &'static str,
-    pub(crate) render: fn(&Index, &ObjectKey) -> Rendered,
-    pub(crate) claim: for<'a> fn(&'a Index, &ObjectKey, &ArcStr) -> Option<Claim<'a>>,
-    pub(crate) service: fn(&Index, &ObjectKey, &ArcStr) -> Option<ServiceRecord>,
+    pub(crate) render: fn(&MeshView, &ObjectKey) -> Rendered,
+    pub(crate) claim: for<'a> fn(&'a MeshView, &ObjectKey, &ArcStr) -> Option<Claim<'a>>,
+    pub(crate) service: fn(&MeshView, &ObjectKey, &ArcStr) -> Option<ServiceRecord>,
 }
 
 impl Functions {
@@ -84,19 +84,19 @@ impl Functions {
         Self {
             conditions: K::CONDITIONS,
             parts: K::PARTS,
-            standing: |index, key| K::standing(index, key, index.get::<K>(key)?),
-            is_in_force: |index, key| index.get::<K>(key).is_some_and(K::is_in_force),
+            standing: |view, key| K::standing(view, key, view.get::<K>(key)?),
+            is_in_force: |view, key| view.get::<K>(key).is_some_and(K::is_in_force),
             remove: |index, key, pods| index.put::<K>(key, None, pods),
             refuse: |index, key, value, pods| {
                 let part = readable_part::<K>(key, value);
                 index.put_substitute::<K>(part.as_ref(), key, pods)
             },
-            render: |index, key| {
-                let input = index.get::<K>(key);
-                input.map_or_else(Rendered::default, |input| K::render(index, key, input))
+            render: |view, key| {
+                let input = view.get::<K>(key);
+                input.map_or_else(Rendered::default, |input| K::render(view, key, input))
             },
-            claim: |index, key, host| K::claim(index, index.get::<K>(key)?, host),
-            service: |index, key, host| K::service(index, index.get::<K>(key)?, host),
+            claim: |view, key, host| K::claim(view, view.get::<K>(key)?, host),
+            service: |view, key, host| K::service(view, view.get::<K>(key)?, host),
         }
     }
 }

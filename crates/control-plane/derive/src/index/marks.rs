@@ -9,47 +9,13 @@ use ambit_k8s_api::{
 use ambit_model::{ArcStr, GatewayName};
 
 use super::{
-    Index, Maker, PolicyScope,
+    Index, Maker, MeshView, PolicyScope,
     binding::{Binding, Canary},
     references::Edge,
 };
 use crate::{Labels, WaypointAttachment, selects};
 
-impl Index {
-    /// All that an object makes.
-    pub(crate) fn mark(&mut self, key: ObjectKey) {
-        self.stale.insert(Maker::Object(key));
-    }
-
-    /// The records of a host.
-    pub(crate) fn mark_host(&mut self, host: ArcStr) {
-        let declarers: Vec<_> = self.declarers(&host).cloned().collect();
-        for object in &declarers {
-            let policies = self.references.of(Edge::PolicyTarget, object).cloned();
-            let routes = self.references.of(Edge::RouteParent, object).cloned();
-            self.stale.extend(policies.chain(routes).map(Maker::Object));
-            self.mark_telemetry_of(object);
-            self.mark_backends_of(object);
-        }
-        self.mark_routes_naming(&host);
-        self.mark_rules_of(&host);
-        self.mark_callers_of(&host);
-        self.mark_narrower_hosts(&host);
-        self.mark_only_host(host);
-    }
-
-    /// The records of a host, and nothing that depends on it.
-    pub(crate) fn mark_only_host(&mut self, host: ArcStr) {
-        self.stale.insert(Maker::Host(host));
-    }
-
-    /// The records of the hosts that an object declares.
-    pub(crate) fn mark_hosts_of_object(&mut self, key: &ObjectKey) {
-        for host in self.hosts_of(key) {
-            self.mark_host(host);
-        }
-    }
-
+impl MeshView {
     /// The hosts that an object declares.
     pub(crate) fn hosts_of(&self, key: &ObjectKey) -> Vec<ArcStr> {
         match key.kind {
@@ -69,9 +35,50 @@ impl Index {
         }
     }
 
+    /// Whether any pod of a namespace chooses its waypoint itself.
+    pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
+        self.references.is_named(Edge::ChoosesIn, namespace)
+    }
+}
+
+impl Index {
+    /// All that an object makes.
+    pub(crate) fn mark(&mut self, key: ObjectKey) {
+        self.stale.insert(Maker::Object(key));
+    }
+
+    /// The records of a host.
+    pub(crate) fn mark_host(&mut self, host: ArcStr) {
+        let declarers: Vec<_> = self.view.declarers(&host).cloned().collect();
+        for object in &declarers {
+            let policies = self.view.references.of(Edge::PolicyTarget, object).cloned();
+            let routes = self.view.references.of(Edge::RouteParent, object).cloned();
+            self.stale.extend(policies.chain(routes).map(Maker::Object));
+            self.mark_telemetry_of(object);
+            self.mark_backends_of(object);
+        }
+        self.mark_routes_naming(&host);
+        self.mark_rules_of(&host);
+        self.mark_callers_of(&host);
+        self.mark_narrower_hosts(&host);
+        self.mark_only_host(host);
+    }
+
+    /// The records of a host, and nothing that depends on it.
+    pub(crate) fn mark_only_host(&mut self, host: ArcStr) {
+        self.stale.insert(Maker::Host(host));
+    }
+
+    /// The records of the hosts that an object declares.
+    pub(crate) fn mark_hosts_of_object(&mut self, key: &ObjectKey) {
+        for host in self.view.hosts_of(key) {
+            self.mark_host(host);
+        }
+    }
+
     /// The records of all hosts that objects of a namespace declare.
     pub(crate) fn mark_hosts_of_namespace(&mut self, namespace: &ArcStr) {
-        let Some(objects) = self.namespaces.get(namespace) else {
+        let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
         };
         let key =
@@ -88,8 +95,8 @@ impl Index {
 
     /// Marks objects that are attached to a Service or ServiceEntry or send traffic to it, rather than its own records.
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
-        let policies = self.references.of(Edge::PolicyTarget, key).cloned();
-        let routes = self.references.of(Edge::RouteParent, key).cloned();
+        let policies = self.view.references.of(Edge::PolicyTarget, key).cloned();
+        let routes = self.view.references.of(Edge::RouteParent, key).cloned();
         let all = policies.chain(routes);
         self.stale.extend(all.map(Maker::Object));
         self.mark_leading_to(key);
@@ -97,7 +104,7 @@ impl Index {
 
     /// Routes with a Service as a backend, and the records of their services.
     pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
-        let routes = self.references.of(Edge::RouteBackend, key).cloned();
+        let routes = self.view.references.of(Edge::RouteBackend, key).cloned();
         self.stale.extend(routes.map(Maker::Object));
         self.mark_routes_to(key);
     }
@@ -111,12 +118,13 @@ impl Index {
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), of.clone());
         let class = ObjectKey::new(Kind::GatewayClass, "", class.clone());
         for target in [&key, &class] {
-            let policies = self.references.of(Edge::PolicyTarget, target).cloned();
+            let policies = self.view.references.of(Edge::PolicyTarget, target).cloned();
             self.stale.extend(policies.map(Maker::Object));
         }
         self.mark(key);
-        let canaries = self.references.of(Edge::Canary, name);
+        let canaries = self.view.references.of(Edge::Canary, name);
         let bound: Vec<_> = self
+            .view
             .references
             .of(Edge::Bound, name)
             .chain(canaries)
@@ -129,12 +137,13 @@ impl Index {
         // Its own Service has no waypoint, and only its own pods are endpoints of it.
         let service = ObjectKey::new(Kind::Service, namespace.clone(), of.clone());
         self.mark_hosts_of_object(&service);
-        let selector = self.get::<Service>(&service);
+        let selector = self.view.get::<Service>(&service);
         let selector = selector.and_then(|service| service.selector.clone());
         self.mark_selected(namespace, selector.as_ref());
         self.mark_instances(name);
         self.mark_called_in_tls();
         let served: Vec<_> = self
+            .view
             .served
             .of(name)
             .map(|one| one.hostname.clone())
@@ -142,7 +151,7 @@ impl Index {
         for host in served {
             self.mark_host(host);
         }
-        if self.config.waypoint_attachment == WaypointAttachment::Seed {
+        if self.view.config.waypoint_attachment == WaypointAttachment::Seed {
             self.mark_namespace(namespace);
             self.mark_hosts_of_namespace(namespace);
         }
@@ -153,16 +162,20 @@ impl Index {
         let key = |namespace: &ArcStr, name: &ArcStr| {
             ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone())
         };
-        let gateways = self.namespaces.iter().flat_map(|(namespace, objects)| {
-            let names = objects.all::<Gateway>().keys();
-            names.map(move |name| Maker::Object(key(namespace, name)))
-        });
+        let gateways = self
+            .view
+            .namespaces
+            .iter()
+            .flat_map(|(namespace, objects)| {
+                let names = objects.all::<Gateway>().keys();
+                names.map(move |name| Maker::Object(key(namespace, name)))
+            });
         self.stale.extend(gateways);
     }
 
     /// The Gateways of a namespace, and what depends on them.
     pub(crate) fn mark_gateways_of(&mut self, namespace: &ArcStr) {
-        let Some(objects) = self.namespaces.get(namespace) else {
+        let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
         };
         let gateways = objects.all::<Gateway>().values();
@@ -174,8 +187,8 @@ impl Index {
 
     /// A control plane of the mesh came, changed or went: Gateways may have become another implementation's, or ours.
     pub(crate) fn follow_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
-        if self.revisions.set(service, of) {
-            let namespaces: Vec<_> = self.namespaces.keys().cloned().collect();
+        if self.view.revisions.set(service, of) {
+            let namespaces: Vec<_> = self.view.namespaces.keys().cloned().collect();
             for namespace in &namespaces {
                 self.mark_gateways_of(namespace);
             }
@@ -186,7 +199,7 @@ impl Index {
     pub(crate) fn mark_gateway_of(&mut self, service: &ObjectKey) {
         let (namespace, name) = (service.namespace.clone(), service.name.clone());
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone());
-        let class = self.get::<Gateway>(&key).map(|one| one.class.clone());
+        let class = self.view.get::<Gateway>(&key).map(|one| one.class.clone());
         if let Some(class) = class {
             self.mark_gateway(&GatewayName::new(namespace, name), &class);
         }
@@ -210,18 +223,14 @@ impl Index {
     /// Whether a pod chooses its waypoint itself: where one does, services have none for all their endpoints.
     pub(crate) fn mark_chooser(&mut self, pod: &ObjectKey, chooses: bool) {
         let namespace = &pod.namespace;
-        let had_any = self.has_choosers(namespace);
+        let had_any = self.view.has_choosers(namespace);
         let new = chooses.then(|| namespace.clone());
-        self.references
+        self.view
+            .references
             .replace(Edge::ChoosesIn, pod, [namespace.clone()], new);
-        if had_any != self.has_choosers(namespace) {
+        if had_any != self.view.has_choosers(namespace) {
             self.mark_hosts_of_namespace(namespace);
         }
-    }
-
-    /// Whether any pod of a namespace chooses its waypoint itself.
-    pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
-        self.references.is_named(Edge::ChoosesIn, namespace)
     }
 
     /// The labels of an object name another waypoint than before.
@@ -241,7 +250,8 @@ impl Index {
         old: impl IntoIterator<Item = GatewayName> + Clone,
         new: impl IntoIterator<Item = GatewayName> + Clone,
     ) {
-        self.references
+        self.view
+            .references
             .replace(Edge::Bound, key, old.clone(), new.clone());
         self.mark_each_gateway(old.into_iter().chain(new));
     }
@@ -262,7 +272,8 @@ impl Index {
     ) {
         let gateway = |canary: Option<&Canary>| canary.map(|canary| canary.gateway.clone());
         if old != new {
-            self.references
+            self.view
+                .references
                 .replace(Edge::Canary, key, gateway(old), gateway(new));
             self.mark_each_gateway(gateway(old).into_iter().chain(gateway(new)));
         }
@@ -277,11 +288,12 @@ impl Index {
                 }
                 return;
             }
-            PolicyScope::Namespace(namespace) => [namespace, &self.config.root_namespace],
+            PolicyScope::Namespace(namespace) => [namespace, &self.view.config.root_namespace],
         };
         let mut keys = Vec::new();
         for namespace in namespaces {
             let policies = self
+                .view
                 .objects(namespace)
                 .map(|all| all.all::<AuthorizationPolicy>());
             let names = policies.into_iter().flat_map(BTreeMap::keys);
@@ -302,7 +314,7 @@ impl Index {
     pub(crate) fn mark_entries(&mut self, entries: BTreeSet<ObjectKey>) {
         for key in entries {
             if key.kind == Kind::ServiceEntry {
-                let entry = self.get::<ServiceEntry>(&key);
+                let entry = self.view.get::<ServiceEntry>(&key);
                 let hosts = entry.map(|entry| entry.hosts.clone());
                 for host in hosts.into_iter().flatten() {
                     self.mark_host(host);
@@ -314,7 +326,8 @@ impl Index {
 
     /// The workloads that a selector selects: pods and workload entries.
     pub(crate) fn mark_selected(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
-        let (Some(selector), Some(objects)) = (selector, self.namespaces.get(namespace)) else {
+        let (Some(selector), Some(objects)) = (selector, self.view.namespaces.get(namespace))
+        else {
             return;
         };
         let key = |kind, name: &ArcStr| {
@@ -332,7 +345,7 @@ impl Index {
 
     /// The service entries of a namespace whose endpoints are workloads, which selectors may select.
     pub(crate) fn mark_endpoints_of_entries(&mut self, namespace: &ArcStr) {
-        let Some(objects) = self.namespaces.get(namespace) else {
+        let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
         };
         let entries = objects.all::<ServiceEntry>().iter();
@@ -349,7 +362,7 @@ impl Index {
 
     /// Every workload of a namespace.
     pub(crate) fn mark_namespace(&mut self, namespace: &ArcStr) {
-        let Some(objects) = self.namespaces.get(namespace) else {
+        let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
         };
         let key = |kind: Kind| {
@@ -371,7 +384,7 @@ impl Index {
 
     /// Every workload, and every host.
     pub(crate) fn mark_mesh(&mut self) {
-        let hosts = self.references.names(Edge::Declares).cloned();
+        let hosts = self.view.references.names(Edge::Declares).cloned();
         let hosts = hosts.map(Maker::Host);
         self.stale.extend(hosts);
         self.mark_workloads();
@@ -379,7 +392,7 @@ impl Index {
 
     /// Marks every workload.
     pub(crate) fn mark_workloads(&mut self) {
-        let namespaces: Vec<_> = self.namespaces.keys().cloned().collect();
+        let namespaces: Vec<_> = self.view.namespaces.keys().cloned().collect();
         for namespace in &namespaces {
             self.mark_namespace(namespace);
         }

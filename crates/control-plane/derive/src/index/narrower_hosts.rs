@@ -10,9 +10,9 @@ use ambit_model::{
     WaypointService,
 };
 
-use super::Index;
+use super::{Index, MeshView};
 
-impl Index {
+impl MeshView {
     /// The waypoints that serve a wildcard above a host and not the host itself, each with the record by which it refuses
     /// requests for the host. None, if the host has no waypoint: nothing is passed by.
     pub(super) fn refusals(
@@ -39,13 +39,15 @@ impl Index {
         let waypoints = waypoints.difference(serving).cloned();
         waypoints.map(|gateway| (gateway, record.clone())).collect()
     }
+}
 
+impl Index {
     /// Marks the hosts below a host that is a wildcard: its waypoints may be others.
     pub(super) fn mark_narrower_hosts(&mut self, host: &ArcStr) {
         if !host.starts_with('*') {
             return;
         }
-        for below in self.hosts_like(host) {
+        for below in self.view.hosts_like(host) {
             self.mark_only_host(below);
         }
     }

@@ -7,7 +7,7 @@ use ambit_k8s_api::{Service, ServiceEntry, istio::Resolution};
 use ambit_model::{AppProtocol, ArcStr, Visibility};
 
 use super::{
-    Index,
+    MeshView,
     kinds::{Stored, service::ServiceInput, service_entry::ServiceEntryInput},
 };
 use crate::Labels;
@@ -52,7 +52,7 @@ pub struct RegisteredPort {
     pub app_protocol: AppProtocol,
 }
 
-impl Index {
+impl MeshView {
     /// All services that any namespace sees, by host name and namespace.
     pub fn registry(&self) -> Vec<RegisteredService> {
         let mut all = Vec::new();

@@ -6,7 +6,7 @@ use ambit_k8s_api::{ObjectKey, labels};
 use ambit_model::GatewayName;
 
 use super::{
-    Index, Maker,
+    Index, Maker, MeshView,
     attachment::{Attachment, Obstacle, Origin},
     foreign::Foreign,
     instances::listed,
@@ -18,34 +18,7 @@ use crate::{
     condition::{Standing, Verdict},
 };
 
-impl Index {
-    /// State of an object that depends on others; `None` until it was computed, and for kinds that have none.
-    pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
-        self.reports.standing(key)
-    }
-
-    /// Objects of which that changed since the last call.
-    pub fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
-        self.reports.take_changed_standings()
-    }
-
-    /// Judges the objects that something was made from.
-    pub(super) fn judge(&mut self, maker: &Maker) {
-        let keys: Vec<ObjectKey> = match maker {
-            Maker::Object(key) => vec![key.clone()],
-            Maker::Host(host) => self
-                .declarers(host)
-                .chain(self.references.of(Edge::VirtualHost, host))
-                .cloned()
-                .collect(),
-            Maker::StaticStrict => return,
-        };
-        for key in keys {
-            let standing = (functions(key.kind).standing)(self, &key);
-            self.reports.set_standing(&key, standing);
-        }
-    }
-
+impl MeshView {
     /// Which waypoint a service or workload has.
     pub(crate) fn bound(
         &self,
@@ -174,6 +147,36 @@ impl Index {
                  (class {class}); {trusted}"
             ),
             is_trouble: false,
+        }
+    }
+}
+
+impl Index {
+    /// State of an object that depends on others; `None` until it was computed, and for kinds that have none.
+    pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
+        self.reports.standing(key)
+    }
+
+    /// Objects of which that changed since the last call.
+    pub fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
+        self.reports.take_changed_standings()
+    }
+
+    /// Judges the objects that something was made from.
+    pub(super) fn judge(&mut self, maker: &Maker) {
+        let keys: Vec<ObjectKey> = match maker {
+            Maker::Object(key) => vec![key.clone()],
+            Maker::Host(host) => self
+                .view
+                .declarers(host)
+                .chain(self.view.references.of(Edge::VirtualHost, host))
+                .cloned()
+                .collect(),
+            Maker::StaticStrict => return,
+        };
+        for key in keys {
+            let standing = (functions(key.kind).standing)(&self.view, &key);
+            self.reports.set_standing(&key, standing);
         }
     }
 }

@@ -9,7 +9,7 @@ use ambit_k8s_api::{
 use serde_json::Value;
 
 use super::{
-    Index,
+    Index, MeshView,
     kinds::{Stored, functions},
     references::Edge,
 };
@@ -21,48 +21,7 @@ use crate::{
 /// Namespaces that exist wherever there is a cluster.
 const ALWAYS_THERE: [&str; 2] = ["default", "kube-system"];
 
-impl Index {
-    /// Everything that is wrong at the moment, by object.
-    pub fn survey(&self) -> Vec<Problem> {
-        let problems = self.problems();
-        let mut all: Vec<_> = problems
-            .filter(|problem| !self.is_left_out(&problem.object.namespace))
-            .cloned()
-            .collect();
-        self.troubled_conditions(&mut all);
-        self.gateways_of_nobody(&mut all);
-        self.missing_waypoints(&mut all);
-        self.pods_without_namespace(&mut all);
-        self.without_effect::<EnvoyFilter>(&mut all);
-        all.sort_by(|a, b| {
-            (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message))
-        });
-        all.dedup();
-        all
-    }
-
-    fn troubled_conditions(&self, all: &mut Vec<Problem>) {
-        for (key, Standing { verdict, parts, .. }) in self.reports.standings() {
-            let types = functions(key.kind).conditions;
-            let name = types.iter().find(|one| one.needs_standing);
-            if let Some(verdict) = verdict.as_ref().filter(|verdict| verdict.is_trouble) {
-                let name = name.map(|one| one.name).unwrap_or_default();
-                let field = format!("status.conditions[{name}]");
-                all.push(warning(key, field, &verdict.message));
-            }
-            let list = functions(key.kind).parts.map(|parts| parts.list);
-            for part in parts {
-                for (name, verdict) in &part.conditions {
-                    if verdict.is_trouble {
-                        let of = part_name(part);
-                        let field = format!("status.{}[{of}].{name}", list.unwrap_or_default());
-                        all.push(warning(key, field, &verdict.message));
-                    }
-                }
-            }
-        }
-    }
-
+impl MeshView {
     fn gateways_of_nobody(&self, all: &mut Vec<Problem>) {
         for (key, gateway) in self.every::<Gateway>(Kind::Gateway) {
             if self.class(&gateway.class).is_none() && !self.is_of_waypoints(gateway) {
@@ -127,6 +86,49 @@ impl Index {
                 (ObjectKey::new(kind, namespace.clone(), name.clone()), input)
             })
         })
+    }
+}
+
+impl Index {
+    /// Everything that is wrong at the moment, by object.
+    pub fn survey(&self) -> Vec<Problem> {
+        let problems = self.problems();
+        let mut all: Vec<_> = problems
+            .filter(|problem| !self.view.is_left_out(&problem.object.namespace))
+            .cloned()
+            .collect();
+        self.troubled_conditions(&mut all);
+        self.view.gateways_of_nobody(&mut all);
+        self.view.missing_waypoints(&mut all);
+        self.view.pods_without_namespace(&mut all);
+        self.view.without_effect::<EnvoyFilter>(&mut all);
+        all.sort_by(|a, b| {
+            (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message))
+        });
+        all.dedup();
+        all
+    }
+
+    fn troubled_conditions(&self, all: &mut Vec<Problem>) {
+        for (key, Standing { verdict, parts, .. }) in self.reports.standings() {
+            let types = functions(key.kind).conditions;
+            let name = types.iter().find(|one| one.needs_standing);
+            if let Some(verdict) = verdict.as_ref().filter(|verdict| verdict.is_trouble) {
+                let name = name.map(|one| one.name).unwrap_or_default();
+                let field = format!("status.conditions[{name}]");
+                all.push(warning(key, field, &verdict.message));
+            }
+            let list = functions(key.kind).parts.map(|parts| parts.list);
+            for part in parts {
+                for (name, verdict) in &part.conditions {
+                    if verdict.is_trouble {
+                        let of = part_name(part);
+                        let field = format!("status.{}[{of}].{name}", list.unwrap_or_default());
+                        all.push(warning(key, field, &verdict.message));
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use ambit_model::{
 };
 
 use super::{
-    Index,
+    Index, MeshView,
     key_sets::{KeyForm, KeySource},
 };
 
@@ -48,7 +48,7 @@ pub struct AcceptedTrustDomains {
     pub pending: BTreeSet<ArcStr>,
 }
 
-impl Index {
+impl MeshView {
     /// Returns the trust domains that are accepted besides the mesh's own one.
     pub fn accepted_trust_domains(&self) -> AcceptedTrustDomains {
         let mut accepted = AcceptedTrustDomains::default();
@@ -122,11 +122,13 @@ impl Index {
             all,
         }
     }
+}
 
+impl Index {
     /// Names of the mesh's trust domain have changed: policies that name callers may mean others.
     pub(crate) fn mark_callers(&mut self) {
         let mut all = Vec::new();
-        for (namespace, objects) in self.all_objects() {
+        for (namespace, objects) in self.view.all_objects() {
             for (name, policy) in objects.all::<AuthorizationPolicy>() {
                 let key =
                     ObjectKey::new(Kind::AuthorizationPolicy, namespace.clone(), name.clone());

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit, Service, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, PortMap, WaypointRule, Workload};
 
-use super::{Index, PolicyScope, attachment::Attachment, references::Edge};
+use super::{Index, MeshView, PolicyScope, attachment::Attachment, references::Edge};
 use crate::Labels;
 
 /// Most rules of one pod, and most callers or ports of one rule. Beyond, they are taken to concern everything.
 const MAX_ENTRIES: usize = 64;
 
-impl Index {
+impl MeshView {
     /// Rules that could concern connections to a pod at its waypoint. `None`: unknown, since the waypoint is another
     /// controller's or cannot be found, or since services of other namespaces may have rules for the pod.
     pub(crate) fn waypoint_rules(
@@ -86,7 +86,9 @@ impl Index {
             _ => Vec::new(),
         }
     }
+}
 
+impl Index {
     /// A rule is attached to other objects than before, or is another one.
     pub(crate) fn attach_rule(
         &mut self,
@@ -95,7 +97,9 @@ impl Index {
         new: Vec<ObjectKey>,
     ) {
         let targets: BTreeSet<_> = old.iter().chain(&new).cloned().collect();
-        self.references.replace(Edge::PolicyTarget, key, old, new);
+        self.view
+            .references
+            .replace(Edge::PolicyTarget, key, old, new);
         for target in targets {
             self.mark_pods_of(&target);
         }
@@ -111,17 +115,17 @@ impl Index {
                 self.mark_pods_behind(&GatewayName::new(namespace.clone(), name.clone()))
             }
             Kind::GatewayClass => {
-                for gateway in self.gateways_of_class(name) {
+                for gateway in self.view.gateways_of_class(name) {
                     self.mark_pods_behind(&gateway);
                 }
             }
             Kind::Service => {
-                let service = self.get::<Service>(target);
+                let service = self.view.get::<Service>(target);
                 let selector = service.and_then(|service| service.selector.clone());
                 self.mark_endpoints(namespace, selector.as_ref());
             }
             _ => {
-                let entry = self.get::<ServiceEntry>(target);
+                let entry = self.view.get::<ServiceEntry>(target);
                 let selector = entry.and_then(|entry| entry.selector.clone());
                 self.mark_endpoints(namespace, selector.as_ref());
             }
@@ -138,6 +142,7 @@ impl Index {
 
     fn mark_pods_behind(&mut self, gateway: &GatewayName) {
         let namespaces: BTreeSet<ArcStr> = self
+            .view
             .behind
             .of(gateway)
             .filter_map(|scope| match scope {

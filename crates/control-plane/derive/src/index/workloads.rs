@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::labels;
 use ambit_model::{ArcStr, NamespacedHostname, PortMap, Workload, WorkloadKind, WorkloadUid};
 
-use super::Index;
+use super::MeshView;
 use crate::Labels;
 
 /// The services that a workload is an endpoint of, with their ports.
 pub(crate) type Services = BTreeMap<NamespacedHostname, PortMap>;
 
-impl Index {
+impl MeshView {
     /// Fields that every workload has.
     pub(crate) fn base(&self, namespace: &ArcStr, name: &ArcStr) -> Workload {
         Workload {

@@ -130,22 +130,23 @@ fn cluster_local_means_the_meshs_own_trust_domain() {
 #[test]
 fn roots_are_accepted_for_the_trust_domains_that_they_name() {
     let mut mesh = TestMesh::empty();
-    let is_none =
-        |mesh: &TestMesh| mesh.index.accepted_trust_domains() == AcceptedTrustDomains::default();
+    let is_none = |mesh: &TestMesh| {
+        mesh.index.view().accepted_trust_domains() == AcceptedTrustDomains::default()
+    };
     assert!(is_none(&mesh));
     mesh.apply(&config(&format!(
         "trustDomainAliases: [old]\n{}\n- pem: \"{PEM}\"\n- spiffeBundleUrl: https://east/bundle\n  trustDomains: [east]",
         pem("trustDomains: [west, north]")
     )));
     assert_eq!(problems(&mesh), [""; 0]);
-    let accepted = mesh.index.accepted_trust_domains();
+    let accepted = mesh.index.view().accepted_trust_domains();
     let names = BTreeSet::from(["cluster.local".into(), "old".into()]);
     assert_eq!(accepted.aliases, names);
     let domains: Vec<_> = accepted.roots.keys().map(ArcStr::as_str).collect();
     assert_eq!(domains, ["cluster.local", "north", "west"]);
     assert_eq!(accepted.pending, BTreeSet::from(["east".into()]));
     // The bundle is fetched, and is the domain's; a failure is named and takes nothing back.
-    let sources: Vec<_> = mesh.index.key_sources().into_iter().collect();
+    let sources: Vec<_> = mesh.index.view().key_sources().into_iter().collect();
     assert_eq!(sources.len(), 1);
     assert_eq!(
         (sources[0].url.as_str(), sources[0].form),
@@ -158,14 +159,14 @@ fn roots_are_accepted_for_the_trust_domains_that_they_name() {
     for trouble in [None, Some("no answer")] {
         mesh.index.set_keys(&sources[0], state(trouble));
         mesh.flush();
-        let accepted = mesh.index.accepted_trust_domains();
+        let accepted = mesh.index.view().accepted_trust_domains();
         assert_eq!(accepted.roots["east"], [ArcStr::from("roots")]);
         assert!(accepted.pending.is_empty());
     }
     let at = "Warning data.mesh.caCertificates[2].spiffeBundleUrl";
     assert_eq!(problems(&mesh), [at]);
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
-    assert!(is_none(&mesh) && mesh.index.key_sources().is_empty());
+    assert!(is_none(&mesh) && mesh.index.view().key_sources().is_empty());
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn bad_trust_domains_keep_the_last_good_ones() {
     ] {
         mesh.apply(&config(bad));
         assert_eq!(problems(&mesh), [format!("Error data.mesh.{field}")]);
-        let accepted = mesh.index.accepted_trust_domains();
+        let accepted = mesh.index.view().accepted_trust_domains();
         assert!(accepted.aliases.contains("old"), "{bad}");
     }
     // Roots for signers are used for nobody.
@@ -203,7 +204,7 @@ fn bad_trust_domains_keep_the_last_good_ones() {
         problems(&mesh),
         ["Warning data.mesh.caCertificates[0].certSigners"]
     );
-    assert!(mesh.index.accepted_trust_domains().roots.is_empty());
+    assert!(mesh.index.view().accepted_trust_domains().roots.is_empty());
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(super) fn name_peer_authentications(source: &Source, reports: &mut [Report])
     for report in reports {
         let server = report.to.split_once('/');
         let pod = server.map(|(namespace, name)| ObjectKey::new(Kind::Pod, namespace, name));
-        let strict = pod.and_then(|pod| index.as_ref()?.strict_origin(&pod));
+        let strict = pod.and_then(|pod| index.as_ref()?.view().strict_origin(&pod));
         let strict = strict.map(|key| key.to_string());
         for name in report
             .decided_by

@@ -25,7 +25,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{ACCEPTED, ConditionType, Standing, WAYPOINT_ACCEPTED},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
         references::Edge,
         trust_domains::TrustDomainNames,
@@ -86,7 +86,7 @@ impl MeshKind for AuthorizationPolicy {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
             attached.and_then(|one| one.provider.clone())
         };
-        index.references.replace(
+        index.view.references.replace(
             Edge::Provider,
             key,
             provider(change.old),
@@ -96,7 +96,7 @@ impl MeshKind for AuthorizationPolicy {
             let sent = policy.filter(|policy| policy.sent.is_some());
             sent.and_then(|policy| policy.selector.clone())
         };
-        if has_copy(index, key) {
+        if has_copy(&index.view, key) {
             // Which connections the copy concerns depends on what the pods' node proxies enforce.
             index.mark_namespace(&key.namespace);
         }
@@ -104,8 +104,12 @@ impl MeshKind for AuthorizationPolicy {
         if old == new {
             return;
         }
-        let namespaces: Vec<_> = if key.namespace == index.config.root_namespace {
-            index.all_objects().map(|(name, _)| name.clone()).collect()
+        let namespaces: Vec<_> = if key.namespace == index.view.config.root_namespace {
+            index
+                .view
+                .all_objects()
+                .map(|(name, _)| name.clone())
+                .collect()
         } else {
             vec![key.namespace.clone()]
         };
@@ -119,25 +123,25 @@ impl MeshKind for AuthorizationPolicy {
         }
     }
 
-    fn render(index: &Index, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
+    fn render(view: &MeshView, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
         let attached = policy.attached.as_ref();
-        let names = index.own_trust_domain_names();
+        let names = view.own_trust_domain_names();
         let mut rendered = Rendered {
             policies: policy.for_node_proxies(&names).into_iter().collect(),
             conflicts: policy
-                .note(index)
+                .note(view)
                 .into_iter()
-                .chain(attached.and_then(|one| one.note(index)))
+                .chain(attached.and_then(|one| one.note(view)))
                 .collect(),
             ..Rendered::default()
         };
-        rendered.add(attached.map(|one| one.render(index)).unwrap_or_default());
+        rendered.add(attached.map(|one| one.render(view)).unwrap_or_default());
         rendered
     }
 
-    fn standing(index: &Index, _: &ObjectKey, policy: &PolicyInput) -> Option<Standing> {
+    fn standing(view: &MeshView, _: &ObjectKey, policy: &PolicyInput) -> Option<Standing> {
         let attached = policy.attached.as_ref();
-        let verdict = attached.map(|one| one.verdict(index));
+        let verdict = attached.map(|one| one.verdict(view));
         Some(Standing {
             verdict,
             ..Standing::default()
@@ -154,8 +158,8 @@ impl MeshKind for AuthorizationPolicy {
 }
 
 /// Whether a policy of the same namespace is a waypoint's copy of this one.
-fn has_copy(index: &Index, original: &ObjectKey) -> bool {
-    let objects = index.objects(&original.namespace);
+fn has_copy(view: &MeshView, original: &ObjectKey) -> bool {
+    let objects = view.objects(&original.namespace);
     let policies = objects.map(|objects| objects.all::<AuthorizationPolicy>().values());
     let mut attached = policies
         .into_iter()
@@ -164,7 +168,7 @@ fn has_copy(index: &Index, original: &ObjectKey) -> bool {
     attached.any(|one| one.migrated_from.as_ref() == Some(&original.name))
 }
 
-impl Index {
+impl MeshView {
     /// The policy of which an attached one is a copy, if node proxies enforce that at pods: with the same action and
     /// rules, not on trial. What bypasses the copy's waypoint meets it instead.
     pub(crate) fn enforced_original(&self, copy: &ObjectKey) -> Option<ObjectKey> {
@@ -183,13 +187,13 @@ impl Index {
 
 /// The policies that a workload with these labels lists.
 pub(super) fn policies_for(
-    index: &Index,
+    view: &MeshView,
     namespace: &ArcStr,
     objects: &Objects,
     labels: &Labels,
 ) -> Vec<ArcStr> {
-    let root_namespace = &index.config.root_namespace;
-    let root = index
+    let root_namespace = &view.config.root_namespace;
+    let root = view
         .objects(root_namespace)
         .filter(|_| namespace != root_namespace);
     let candidates = [(namespace, Some(objects)), (root_namespace, root)];
@@ -210,7 +214,7 @@ pub(super) fn policies_for(
         .map(|(namespace, (name, _))| arcstr::format!("{namespace}/{name}"))
         .collect();
     names.sort_unstable();
-    let of_peers = peer_authentication::policy_for(index, namespace, objects, labels);
+    let of_peers = peer_authentication::policy_for(view, namespace, objects, labels);
     names.extend(of_peers.map(|key| ArcStr::from(key.to_string())));
     names
 }
@@ -307,8 +311,8 @@ impl PolicyInput {
     }
 
     /// Note on the part that has no effect because of waypoints.
-    fn note(&self, index: &Index) -> Option<Note> {
-        callers::note(index, self)
+    fn note(&self, view: &MeshView) -> Option<Note> {
+        callers::note(view, self)
     }
 
     /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not

@@ -22,7 +22,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{PartsType, Standing},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
         references::Edge,
     },
@@ -108,9 +108,11 @@ impl MeshKind for BackendTLSPolicy {
         };
         let (old, new) = (targets(change.old), targets(change.new));
         index
+            .view
             .references
             .set(Edge::BackendTls, change.key, change.new.is_some());
         index
+            .view
             .references
             .replace(Edge::PolicyTarget, change.key, old.clone(), new.clone());
         index.mark(change.key.clone());
@@ -119,8 +121,8 @@ impl MeshKind for BackendTLSPolicy {
         }
     }
 
-    fn standing(index: &Index, _: &ObjectKey, policy: &BackendTlsInput) -> Option<Standing> {
-        Some(standing::of(index, policy))
+    fn standing(view: &MeshView, _: &ObjectKey, policy: &BackendTlsInput) -> Option<Standing> {
+        Some(standing::of(view, policy))
     }
 }
 
@@ -135,11 +137,11 @@ impl BackendTlsInput {
     }
 
     /// Settings for waypoints, or the reason why nothing may be sent.
-    fn resolved(&self, index: &Index) -> Result<Arc<DestinationTls>, Refused> {
+    fn resolved(&self, view: &MeshView) -> Result<Arc<DestinationTls>, Refused> {
         let tls = self.tls.as_ref().map_err(Clone::clone)?;
         let roots = match &tls.roots {
             None => TlsRoots::System,
-            Some(names) => TlsRoots::Pem(self.authorities(index, names)?),
+            Some(names) => TlsRoots::Pem(self.authorities(view, names)?),
         };
         Ok(Arc::new(DestinationTls {
             server_name: Some(tls.hostname.clone()),
@@ -150,12 +152,12 @@ impl BackendTlsInput {
     }
 
     /// The certificates of all ConfigMaps.
-    fn authorities(&self, index: &Index, names: &[ArcStr]) -> Result<ArcStr, Refused> {
+    fn authorities(&self, view: &MeshView, names: &[ArcStr]) -> Result<ArcStr, Refused> {
         let mut all = String::new();
         for name in names {
             let namespace = self.key.namespace.clone();
             let key = ObjectKey::new(Kind::ConfigMap, namespace, name.clone());
-            let map = index.get::<ConfigMap>(&key);
+            let map = view.get::<ConfigMap>(&key);
             let text = map.and_then(|map| map.authorities()).ok_or_else(|| {
                 let message = format!("{key} does not exist, or has no certificates in ca.crt");
                 Refused::reference("InvalidCACertificateRef", message)
@@ -172,7 +174,7 @@ impl BackendTlsInput {
     }
 }
 
-impl Index {
+impl MeshView {
     /// Effects of policies on the TLS with a Service's or ServiceEntry's endpoints; later ones come before earlier
     /// ones.
     pub(crate) fn backend_tls(&self, key: &ObjectKey) -> Vec<BackendTls> {
@@ -228,14 +230,17 @@ impl Index {
         let of_name = ports.filter(|(of, ..)| *of == name);
         of_name.map(|(_, port, _)| port).collect()
     }
+}
 
+impl Index {
     /// Certificates of authorities have changed.
     pub(super) fn mark_users_of_authorities(&mut self, map: &ObjectKey) {
         let of_namespace = self
+            .view
             .references
             .of_mesh(Edge::BackendTls)
             .filter(|policy| policy.namespace == map.namespace);
-        let policies = of_namespace.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
+        let policies = of_namespace.filter_map(|policy| self.view.get::<BackendTLSPolicy>(policy));
         let users = policies.filter(|policy| policy.refers_to(&map.name));
         let users: Vec<BackendTlsInput> = users.cloned().collect();
         for user in users {
@@ -248,10 +253,11 @@ impl Index {
 
     /// Marks the records of a service's TLS, and the states of the policies for it.
     fn mark_tls_of(&mut self, target: &ObjectKey) {
-        for host in self.hosts_of(target) {
+        for host in self.view.hosts_of(target) {
             self.mark_only_host(host);
         }
         let policies: Vec<_> = self
+            .view
             .references
             .of(Edge::PolicyTarget, target)
             .cloned()

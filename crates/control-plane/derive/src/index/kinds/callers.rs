@@ -11,9 +11,9 @@ use super::{
     backend_tls_policy::{BackendTls, BackendTlsInput},
     destination_rule::{RuleInput, patterns},
 };
-use crate::index::{Index, references::Edge};
+use crate::index::{Index, MeshView, references::Edge};
 
-impl Index {
+impl MeshView {
     /// Waypoints that receive a host because they may call it.
     pub(crate) fn callers_in_tls(
         &self,
@@ -50,15 +50,18 @@ impl Index {
             .flat_map(|pattern| self.hosts_like(pattern))
             .collect()
     }
+}
 
+impl Index {
     /// A Gateway is a waypoint now, or is none any more.
     pub(crate) fn mark_called_in_tls(&mut self) {
-        let policies = self.references.of_mesh(Edge::BackendTls);
-        let policies = policies.filter_map(|key: &ObjectKey| self.get::<BackendTLSPolicy>(key));
+        let policies = self.view.references.of_mesh(Edge::BackendTls);
+        let policies =
+            policies.filter_map(|key: &ObjectKey| self.view.get::<BackendTLSPolicy>(key));
         let targets = policies.flat_map(BackendTlsInput::targets);
-        let of_policies = targets.flat_map(|target| self.hosts_of(target));
+        let of_policies = targets.flat_map(|target| self.view.hosts_of(target));
         let mut hosts: BTreeSet<ArcStr> = of_policies.collect();
-        hosts.append(&mut self.hosts_in_tls());
+        hosts.append(&mut self.view.hosts_in_tls());
         for host in hosts {
             self.mark_only_host(host);
         }

@@ -18,7 +18,7 @@ use ambit_model::{ArcStr, PathNormalization};
 use crate::{
     MeshConfig, PodDirectory,
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
         references::Edge,
         trust_domains::RootSource,
@@ -113,7 +113,7 @@ impl MeshKind for ConfigMap {
             let settings = of.and_then(MapInput::settings);
             settings.map(MeshSettings::hosts).unwrap_or_default()
         };
-        index.references.replace(
+        index.view.references.replace(
             Edge::Calls,
             change.key,
             hosts(change.old),
@@ -139,23 +139,23 @@ impl MeshKind for ConfigMap {
         index.mark_telemetry();
     }
 
-    fn render(index: &Index, _: &ObjectKey, input: &MapInput) -> Rendered {
+    fn render(view: &MeshView, _: &ObjectKey, input: &MapInput) -> Rendered {
         let settings = input.settings();
         Rendered {
-            conflicts: settings.map(|one| notes(index, one)).unwrap_or_default(),
+            conflicts: settings.map(|one| notes(view, one)).unwrap_or_default(),
             ..Rendered::default()
         }
     }
 }
 
 /// Notes on trust bundles that cannot be fetched.
-fn notes(index: &Index, settings: &MeshSettings) -> Vec<Note> {
+fn notes(view: &MeshView, settings: &MeshSettings) -> Vec<Note> {
     let all = settings.ca_certificates.iter().enumerate();
     let notes = all.filter_map(|(number, one)| {
         let RootSource::Bundle(url) = &one.source else {
             return None;
         };
-        let trouble = index.bundle_trouble(url)?;
+        let trouble = view.bundle_trouble(url)?;
         let at = format!("caCertificates[{number}].spiffeBundleUrl");
         let message = format!("cannot be fetched, so that its last roots stay: {trouble}");
         Some(error(&at, message))
@@ -168,7 +168,7 @@ fn settings_name(config: &MeshConfig) -> String {
     format!("{NAME}{}", revisions::suffix(&config.revision))
 }
 
-impl Index {
+impl MeshView {
     /// The object that the mesh's settings are in.
     pub(crate) fn settings_key(&self) -> ObjectKey {
         let name = settings_name(&self.config);

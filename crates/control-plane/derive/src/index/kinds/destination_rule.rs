@@ -31,7 +31,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, RULE_USED, Standing},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
         references::Edge,
     },
@@ -123,24 +123,29 @@ impl MeshKind for DestinationRule {
         })
     }
 
-    fn standing(index: &Index, _: &ObjectKey, rule: &RuleInput) -> Option<Standing> {
-        Some(standing::of(index, rule))
+    fn standing(view: &MeshView, _: &ObjectKey, rule: &RuleInput) -> Option<Standing> {
+        Some(standing::of(view, rule))
     }
 
     fn changed(index: &mut Index, change: &Change<'_, RuleInput>, _: &mut PodDirectory) {
         let host = |rule: Option<&RuleInput>| rule.map(|rule| rule.host.clone());
         let (old, new) = (host(change.old), host(change.new));
         index
+            .view
             .references
             .replace(Edge::DestinationRule, change.key, old.clone(), new.clone());
         index.mark(change.key.clone());
         let of_both = change.both().flat_map(|rule| rule.subsets.keys());
         let has_subsets = of_both.count() > 0;
         let has_some = change.new.is_some_and(|rule| !rule.subsets.is_empty());
-        index.references.set(Edge::HasSubsets, change.key, has_some);
+        index
+            .view
+            .references
+            .set(Edge::HasSubsets, change.key, has_some);
         for pattern in old.into_iter().chain(new) {
             // Others for the same may be followed in its place.
             let rivals: Vec<_> = index
+                .view
                 .references
                 .of(Edge::DestinationRule, &pattern)
                 .cloned()
@@ -148,8 +153,8 @@ impl MeshKind for DestinationRule {
             for rival in rivals {
                 index.mark(rival);
             }
-            for host in index.hosts_like(&pattern) {
-                let declarers: Vec<_> = index.declarers(&host).cloned().collect();
+            for host in index.view.hosts_like(&pattern) {
+                let declarers: Vec<_> = index.view.declarers(&host).cloned().collect();
                 index.mark_host(host);
                 // Routes may have its subsets as backends.
                 for key in declarers.iter().filter(|_| has_subsets) {
@@ -211,7 +216,7 @@ impl RuleInput {
 
     fn of(
         &self,
-        index: &Index,
+        view: &MeshView,
         key: &ObjectKey,
         service: NamespacedHostname,
     ) -> WaypointDestination {
@@ -221,7 +226,7 @@ impl RuleInput {
             policy: self.policy.clone(),
             ports: self.ports.clone(),
             subsets: subsets
-                .map(|(name, subset)| (name.clone(), subset.of(index, key)))
+                .map(|(name, subset)| (name.clone(), subset.of(view, key)))
                 .collect(),
         }
     }
@@ -241,7 +246,7 @@ pub(crate) fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
     exact.chain(wildcards).chain([arcstr::literal!("*")])
 }
 
-impl Index {
+impl MeshView {
     /// The rule that a waypoint follows for a service.
     pub(super) fn rule_for(
         &self,
@@ -336,18 +341,24 @@ impl Index {
         }
         gateways
     }
+}
 
+impl Index {
     /// The backends of an object's routes may be reached by other waypoints than before.
     pub(crate) fn mark_backends_of(&mut self, parent: &ObjectKey) {
-        if !self.has_destinations() {
+        if !self.view.has_destinations() {
             return;
         }
-        let hosts = self.hosts_of(parent);
+        let hosts = self.view.hosts_of(parent);
         let by_host = hosts
             .iter()
-            .flat_map(|host| self.references.of(Edge::VirtualHost, host));
-        let routes = self.references.of(Edge::RouteParent, parent).chain(by_host);
-        let routes = routes.filter_map(|route| self.route(route));
+            .flat_map(|host| self.view.references.of(Edge::VirtualHost, host));
+        let routes = self
+            .view
+            .references
+            .of(Edge::RouteParent, parent)
+            .chain(by_host);
+        let routes = routes.filter_map(|route| self.view.route(route));
         let routes: Vec<_> = routes.collect();
         let targets = routes.iter().flat_map(|route| route.targets());
         let targets: Vec<_> = targets.cloned().collect();
@@ -364,7 +375,7 @@ impl Index {
 
     /// Marks the destination records of an object's hosts.
     pub(crate) fn mark_destinations_of(&mut self, key: &ObjectKey) {
-        for host in self.hosts_of(key) {
+        for host in self.view.hosts_of(key) {
             self.mark_rules_of(&host);
             self.mark_only_host(host);
         }
@@ -374,7 +385,8 @@ impl Index {
     pub(crate) fn mark_rules_of(&mut self, host: &str) {
         let rules: Vec<_> = patterns(host)
             .flat_map(|pattern| {
-                self.references
+                self.view
+                    .references
                     .of(Edge::DestinationRule, &pattern)
                     .cloned()
                     .collect::<Vec<_>>()

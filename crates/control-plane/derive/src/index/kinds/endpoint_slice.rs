@@ -16,7 +16,7 @@ use ambit_model::{
 use crate::{
     MeshConfig, PodDirectory,
     index::{
-        Index, cluster_addresses,
+        Index, MeshView, cluster_addresses,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::FieldError,
@@ -44,7 +44,7 @@ impl MeshKind for EndpointSlice {
             addresses.map(|(ip, _)| *ip).collect()
         };
         let (old, new) = (of_api_server(change.old), of_api_server(change.new));
-        if index.cluster_addresses.replace(&old, &new) {
+        if index.view.cluster_addresses.replace(&old, &new) {
             index.mark_gateways();
         }
         for pod in change.both().flat_map(|slice| &slice.pods) {
@@ -52,9 +52,9 @@ impl MeshKind for EndpointSlice {
         }
     }
 
-    fn render(index: &Index, key: &ObjectKey, slice: &SliceInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, slice: &SliceInput) -> Rendered {
         Rendered {
-            workloads: workloads(index, key, slice).unwrap_or_default(),
+            workloads: workloads(view, key, slice).unwrap_or_default(),
             ..Rendered::default()
         }
     }
@@ -62,7 +62,7 @@ impl MeshKind for EndpointSlice {
 
 /// Marks the slices of a service and the pods they name.
 pub(super) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
-    let objects = index.objects(&service.namespace);
+    let objects = index.view.objects(&service.namespace);
     let slices = objects.map(|objects| objects.all::<EndpointSlice>().values());
     let of_service = slices.into_iter().flatten();
     let of_service = of_service.filter(|slice| slice.service == service.name);
@@ -81,19 +81,19 @@ pub(super) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
     }
 }
 
-fn workloads(index: &Index, key: &ObjectKey, slice: &SliceInput) -> Option<Vec<Workload>> {
-    let objects = index.objects(&key.namespace)?;
+fn workloads(view: &MeshView, key: &ObjectKey, slice: &SliceInput) -> Option<Vec<Workload>> {
+    let objects = view.objects(&key.namespace)?;
     let service = objects.all::<Service>().get(&slice.service)?;
-    if !index.may_serve(&key.namespace, &service.name, None) {
+    if !view.may_serve(&key.namespace, &service.name, None) {
         return None;
     }
     let host = NamespacedHostname::new(
         key.namespace.clone(),
-        service.hostname(&index.config.cluster_domain),
+        service.hostname(&view.config.cluster_domain),
     );
     let ports = service.targets_elsewhere(&slice.ports);
     let workload = |(ip, ready): &(IpAddr, bool)| Workload {
-        uid: index.uid(&format!(
+        uid: view.uid(&format!(
             "discovery.k8s.io/EndpointSlice/{}/{}/{ip}",
             key.namespace, key.name
         )),
@@ -108,7 +108,7 @@ fn workloads(index: &Index, key: &ObjectKey, slice: &SliceInput) -> Option<Vec<W
             WorkloadStatus::Unhealthy
         },
         services: [(host.clone(), ports.clone())].into(),
-        ..index.base(&key.namespace, &key.name)
+        ..view.base(&key.namespace, &key.name)
     };
     Some(slice.addresses.iter().map(workload).collect())
 }

@@ -20,7 +20,7 @@ use crate::{
         ConditionType, EFFECTIVE, INTRODUCED, Part, PartsType, REPLACES, Standing, Verdict,
     },
     index::{
-        Consent, Index, Serves, foreign,
+        Consent, Index, MeshView, Serves, foreign,
         gateway_address::Address,
         inbound_binding, introduction,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
@@ -157,8 +157,8 @@ impl MeshKind for Gateway {
         }
     }
 
-    fn standing(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Option<Standing> {
-        if !index.is_waypoint(gateway) {
+    fn standing(view: &MeshView, _: &ObjectKey, gateway: &GatewayInput) -> Option<Standing> {
+        if !view.is_waypoint(gateway) {
             return Some(Standing::default());
         }
         Some(Standing {
@@ -169,51 +169,52 @@ impl MeshKind for Gateway {
                 is_trouble: false,
             }),
             parts: gateway.listeners.iter().map(judge).collect(),
-            introduction: index.introduction_verdict(&gateway.name),
-            replaces: index.replaced_verdict(&gateway.name),
+            introduction: view.introduction_verdict(&gateway.name),
+            replaces: view.replaced_verdict(&gateway.name),
         })
     }
 
     fn changed(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
         let name = GatewayName::new(change.key.namespace.clone(), change.key.name.clone());
         let of = change.new.map(|one| (one.uid.as_str(), &one.replaced));
-        index.introductions.follow(&name, of);
+        index.view.introductions.follow(&name, of);
         let address = |gateway: Option<&GatewayInput>| gateway.and_then(|one| one.address.clone());
         let (old, new) = (address(change.old), address(change.new));
         index
+            .view
             .references
             .replace(Edge::GatewayAddress, change.key, old, new);
         let classes: Vec<_> = change.both().map(|one| one.class.clone()).collect();
         for class in &classes {
             index.mark_gateway(&name, class);
         }
-        if index.has_telemetry() {
+        if index.view.has_telemetry() {
             index.mark_telemetry();
         }
     }
 
-    fn render(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
-        let is_waypoint = index.waypoint(&gateway.name).is_some();
+    fn render(view: &MeshView, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
+        let is_waypoint = view.waypoint(&gateway.name).is_some();
         let own = gateway.config.trusted_proxies;
         let record = is_waypoint.then(|| WaypointGateway {
             gateway: gateway.name.clone(),
-            path_normalization: index.path_normalization(),
-            trusted_proxies: own.unwrap_or_else(|| index.trusted_proxies()),
+            path_normalization: view.path_normalization(),
+            trusted_proxies: own.unwrap_or_else(|| view.trusted_proxies()),
             client_identity_header: gateway.client_identity_header,
-            cluster_addresses: index.cluster_addresses.all(),
-            allowed_addresses: index.config.allowed_addresses.clone(),
-            services_alone: index.config.service_policy_scope == ServicePolicyScope::Istio,
+            cluster_addresses: view.cluster_addresses.all(),
+            allowed_addresses: view.config.allowed_addresses.clone(),
+            services_alone: view.config.service_policy_scope == ServicePolicyScope::Istio,
         });
         let (waypoint_telemetry, of_telemetry) = match is_waypoint {
-            true => telemetry::render(index, &gateway.name),
+            true => telemetry::render(view, &gateway.name),
             false => Default::default(),
         };
         let conflicts = is_waypoint.then(|| {
-            let mut notes = index.strangers(&gateway.name);
+            let mut notes = view.strangers(&gateway.name);
             notes.extend(of_telemetry);
-            notes.extend(unread::note(index, &gateway.name));
-            notes.extend(callers::gateway_note(index, &gateway.name));
-            notes.extend(index.passed_on_nodes(&gateway.name));
+            notes.extend(unread::note(view, &gateway.name));
+            notes.extend(callers::gateway_note(view, &gateway.name));
+            notes.extend(view.passed_on_nodes(&gateway.name));
             notes.extend(
                 gateway
                     .inbound_binding

@@ -47,7 +47,7 @@ impl MeshKind for GatewayClass {
     }
 
     fn changed(index: &mut Index, change: &Change<'_, ClassInput>, _: &mut PodDirectory) {
-        for gateway in index.gateways_of_class(&change.key.name) {
+        for gateway in index.view.gateways_of_class(&change.key.name) {
             index.mark_gateway(&gateway, &change.key.name);
         }
     }

@@ -15,7 +15,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, FAULT_USED, Standing},
     index::{
-        Index, extensions,
+        Index, MeshView, extensions,
         kind::{Change, Extent, Followed, MeshKind, Read},
     },
     problem::FieldError,
@@ -61,8 +61,8 @@ impl MeshKind for HTTPFault {
         extensions::mark(index, change.key);
     }
 
-    fn standing(index: &Index, key: &ObjectKey, _: &HttpFault) -> Option<Standing> {
-        Some(extensions::standing(index, key))
+    fn standing(view: &MeshView, key: &ObjectKey, _: &HttpFault) -> Option<Standing> {
+        Some(extensions::standing(view, key))
     }
 }
 

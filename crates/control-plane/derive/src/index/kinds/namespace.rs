@@ -6,7 +6,7 @@ use ambit_model::ArcStr;
 use crate::{
     Labels, MeshConfig, PodDirectory,
     index::{
-        Binding, Index,
+        Binding, Index, MeshView,
         binding::{self, Canary},
         kind::{Change, Extent, Followed, MeshKind, Read},
     },
@@ -75,13 +75,13 @@ impl MeshKind for Namespace {
         }
         if other_waypoint {
             // Its labels decide which of its pods belong to the mesh.
-            let objects = index.objects(name);
+            let objects = index.view.objects(name);
             for pod in objects.iter().flat_map(|all| all.all::<Pod>().values()) {
-                pods.insert(name, &pod.name, pod.facts(index));
+                pods.insert(name, &pod.name, pod.facts(&index.view));
             }
             index.mark_namespace(name);
             index.mark_passed_gateways();
-            if index.has_telemetry() {
+            if index.view.has_telemetry() {
                 index.mark_telemetry();
             }
         }
@@ -89,15 +89,15 @@ impl MeshKind for Namespace {
         if old.labels.get(labels::REVISION) != new.labels.get(labels::REVISION) {
             index.mark_gateways_of(name);
         }
-        if *name == index.config.root_namespace && index.network != new.network {
-            index.network = new.network.clone();
+        if *name == index.view.config.root_namespace && index.view.network != new.network {
+            index.view.network = new.network.clone();
             index.mark_mesh();
         }
     }
 }
 
 /// The traffic distribution of a namespace's annotation.
-pub(super) fn distribution<'a>(index: &'a Index, namespace: &ArcStr) -> Option<&'a str> {
-    let namespaces = index.objects("")?.all::<Namespace>();
+pub(super) fn distribution<'a>(view: &'a MeshView, namespace: &ArcStr) -> Option<&'a str> {
+    let namespaces = view.objects("")?.all::<Namespace>();
     namespaces.get(namespace)?.distribution.as_deref()
 }

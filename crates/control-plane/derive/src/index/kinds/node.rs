@@ -6,7 +6,7 @@ use ambit_model::{ArcStr, Locality};
 use crate::{
     MeshConfig, PodDirectory,
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read},
         references::Edge,
     },
@@ -25,7 +25,7 @@ impl MeshKind for Node {
     }
 
     fn changed(index: &mut Index, change: &Change<'_, Locality>, _: &mut PodDirectory) {
-        let pods = index.references.of(Edge::OnNode, &change.key.name);
+        let pods = index.view.references.of(Edge::OnNode, &change.key.name);
         let pods: Vec<_> = pods.cloned().collect();
         for pod in pods {
             index.mark(pod);
@@ -47,8 +47,8 @@ fn read(metadata: &ObjectMeta) -> Locality {
 }
 
 /// Where a node is; nowhere if it is not known.
-pub(super) fn locality(index: &Index, name: &ArcStr) -> Locality {
-    let nodes = index.objects("").map(|objects| objects.all::<Node>());
+pub(super) fn locality(view: &MeshView, name: &ArcStr) -> Locality {
+    let nodes = view.objects("").map(|objects| objects.all::<Node>());
     let locality = nodes.and_then(|nodes| nodes.get(name));
     locality.cloned().unwrap_or_default()
 }

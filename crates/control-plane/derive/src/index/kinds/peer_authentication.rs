@@ -19,7 +19,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{ACCEPTED, ConditionType},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
     },
     problem::{FieldError, Note},
@@ -68,7 +68,7 @@ impl MeshKind for PeerAuthentication {
             index.mark_endpoints_of_entries(&key.namespace);
             return;
         }
-        let is_mesh = key.namespace == index.config.root_namespace;
+        let is_mesh = key.namespace == index.view.config.root_namespace;
         if is_mesh {
             index.mark_workloads();
         } else {
@@ -76,6 +76,7 @@ impl MeshKind for PeerAuthentication {
         }
         // What they inherit may be another mode.
         let heirs: Vec<_> = index
+            .view
             .all_objects()
             .filter(|(namespace, _)| is_mesh || **namespace == key.namespace)
             .flat_map(|(namespace, objects)| {
@@ -90,12 +91,12 @@ impl MeshKind for PeerAuthentication {
         }
     }
 
-    fn render(index: &Index, key: &ObjectKey, policy: &PeerAuthInput) -> Rendered {
-        let is_effective = key.namespace != index.config.root_namespace;
-        let objects = index.objects(&key.namespace).filter(|_| is_effective);
+    fn render(view: &MeshView, key: &ObjectKey, policy: &PeerAuthInput) -> Rendered {
+        let is_effective = key.namespace != view.config.root_namespace;
+        let objects = view.objects(&key.namespace).filter(|_| is_effective);
         Rendered {
             policies: objects
-                .and_then(|objects| policy.converted(inherited(index, objects)))
+                .and_then(|objects| policy.converted(inherited(view, objects)))
                 .into_iter()
                 .collect(),
             ..Rendered::default()
@@ -295,8 +296,8 @@ pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
 }
 
 /// Whether the static policy is needed.
-pub(crate) fn any_plaintext_refused(index: &Index) -> bool {
-    let mut all = index.all_objects();
+pub(crate) fn any_plaintext_refused(view: &MeshView) -> bool {
+    let mut all = view.all_objects();
     all.any(|(_, objects)| !objects.all::<PeerAuthentication>().is_empty())
 }
 
@@ -309,16 +310,16 @@ fn of_namespace(objects: &Objects) -> Option<&PeerAuthInput> {
 }
 
 /// The mode of a namespace, before workloads' own.
-fn inherited(index: &Index, objects: &Objects) -> Mode {
+fn inherited(view: &MeshView, objects: &Objects) -> Mode {
     let own = of_namespace(objects).and_then(|policy| policy.mode);
     let of_mesh = || {
-        let root = index.objects(&index.config.root_namespace)?;
+        let root = view.objects(&view.config.root_namespace)?;
         of_namespace(root)?.mode
     };
     own.or_else(of_mesh).unwrap_or_default()
 }
 
-impl Index {
+impl MeshView {
     /// The PeerAuthentication that makes a pod refuse plaintext on all ports, or on some.
     pub fn strict_origin(&self, pod: &ObjectKey) -> Option<ObjectKey> {
         let labels = &self.get::<Pod>(pod)?.labels;
@@ -350,13 +351,13 @@ fn selected<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInp
 
 /// The policy that a workload lists, if it refuses any plaintext.
 pub(crate) fn policy_for(
-    index: &Index,
+    view: &MeshView,
     namespace: &ArcStr,
     objects: &Objects,
     labels: &Labels,
 ) -> Option<PolicyKey> {
-    let root_namespace = &index.config.root_namespace;
-    let inherited = inherited(index, objects);
+    let root_namespace = &view.config.root_namespace;
+    let inherited = inherited(view, objects);
     let selected = selected(objects, labels).filter(|_| namespace != root_namespace);
     if let Some(policy) = selected.filter(|policy| policy.converted(inherited).is_some()) {
         return Some(policy.key());

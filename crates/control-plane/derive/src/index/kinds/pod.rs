@@ -18,7 +18,7 @@ use super::{Objects, authorization_policy::policies_for, node};
 use crate::{
     Labels, MeshConfig, PodDirectory, PodFacts,
     index::{
-        Binding, Index, Services, canonical,
+        Binding, Index, MeshView, Services, canonical,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
         references::Edge,
     },
@@ -74,18 +74,22 @@ impl MeshKind for Pod {
     fn changed(index: &mut Index, change: &Change<'_, PodInput>, pods: &mut PodDirectory) {
         let key = change.key;
         match change.new {
-            Some(pod) => pods.insert(&key.namespace, &key.name, pod.facts(index)),
+            Some(pod) => pods.insert(&key.namespace, &key.name, pod.facts(&index.view)),
             None => pods.remove(&key.namespace, &key.name),
         }
         let ips = |pod: Option<&PodInput>| -> Vec<IpAddr> {
             let published = pod.filter(|pod| pod.is_published());
             published.map(|pod| pod.ips.clone()).unwrap_or_default()
         };
-        let named_by = index.addresses.own(key, &ips(change.old), &ips(change.new));
+        let named_by = index
+            .view
+            .addresses
+            .own(key, &ips(change.old), &ips(change.new));
         index.mark_entries(named_by);
         let hosts =
             |pod: Option<&PodInput>| pod.map(|pod| pod.host_ips.clone()).unwrap_or_default();
         if index
+            .view
             .cluster_addresses
             .replace(&hosts(change.old), &hosts(change.new))
         {
@@ -93,6 +97,7 @@ impl MeshKind for Pod {
         }
         let node = |pod: Option<&PodInput>| pod.map(|pod| pod.node.clone());
         index
+            .view
             .references
             .replace(Edge::OnNode, key, node(change.old), node(change.new));
         let binding =
@@ -111,12 +116,12 @@ impl MeshKind for Pod {
         index.mark(key.clone());
     }
 
-    fn render(index: &Index, key: &ObjectKey, pod: &PodInput) -> Rendered {
-        let objects = index.objects(&key.namespace);
+    fn render(view: &MeshView, key: &ObjectKey, pod: &PodInput) -> Rendered {
+        let objects = view.objects(&key.namespace);
         let objects = objects.filter(|_| pod.is_published());
         Rendered {
             workloads: objects
-                .map(|objects| workload(index, objects, key, pod))
+                .map(|objects| workload(view, objects, key, pod))
                 .into_iter()
                 .collect(),
             ..Rendered::default()
@@ -209,19 +214,19 @@ impl PodInput {
     }
 
     /// How it is called in WDS.
-    pub(crate) fn uid_in(&self, index: &Index) -> WorkloadUid {
-        index.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
+    pub(crate) fn uid_in(&self, view: &MeshView) -> WorkloadUid {
+        view.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
     }
 
     /// Facts about the pod for the directory.
-    pub(crate) fn facts(&self, index: &Index) -> PodFacts {
+    pub(crate) fn facts(&self, view: &MeshView) -> PodFacts {
         let gateway = self.labels.get(labels::GATEWAY_NAME);
         PodFacts {
             uid: self.uid.clone(),
             service_account: self.service_account.clone(),
             node: self.node.clone(),
             live: !self.terminated,
-            enrolled: self.is_enrolled(index),
+            enrolled: self.is_enrolled(view),
             gateway: gateway.map(ArcStr::from),
             address: self.ips.first().copied(),
         }
@@ -229,12 +234,12 @@ impl PodInput {
 
     /// Whether the agent captures the pod, by its own rules, or has captured it: an agent that has other rules, and a
     /// pod that is just leaving, are known by the agent's annotation. Not in a namespace that is left out.
-    fn is_enrolled(&self, index: &Index) -> bool {
-        if index.is_left_out(&self.namespace) {
+    fn is_enrolled(&self, view: &MeshView) -> bool {
+        if view.is_left_out(&self.namespace) {
             return false;
         }
         let namespace = ObjectKey::new(Kind::Namespace, "", self.namespace.clone());
-        let namespace = index.get::<Namespace>(&namespace);
+        let namespace = view.get::<Namespace>(&namespace);
         let none = Labels::new();
         let facts = enablement::PodFacts {
             namespace: &self.namespace,
@@ -242,7 +247,7 @@ impl PodInput {
             labels: &self.labels,
             has_sidecar: self.has_sidecar,
         };
-        let verdict = index.config.enablement.verdict(
+        let verdict = view.config.enablement.verdict(
             facts,
             namespace.map_or(&none, |namespace| &namespace.labels),
         );
@@ -372,14 +377,14 @@ fn workload_name(pod: &Pod, labels: &Labels) -> ArcStr {
         .into()
 }
 
-fn workload(index: &Index, objects: &Objects, key: &ObjectKey, pod: &PodInput) -> Workload {
-    let mut workload = without_waypoint(index, objects, pod);
+fn workload(view: &MeshView, objects: &Objects, key: &ObjectKey, pod: &PodInput) -> Workload {
+    let mut workload = without_waypoint(view, objects, pod);
     // Pods in their node's network are never captured: no waypoint takes them by itself.
     let account = Some(&pod.service_account).filter(|_| !pod.host_network);
-    if !index.is_instance(pod) {
-        let attachment = index.waypoint_of_workload(key, &pod.labels, account);
-        index.attach(&mut workload, attachment.as_ref());
-        let rules = attachment.and_then(|attachment| index.waypoint_rules(&workload, &attachment));
+    if !view.is_instance(pod) {
+        let attachment = view.waypoint_of_workload(key, &pod.labels, account);
+        view.attach(&mut workload, attachment.as_ref());
+        let rules = attachment.and_then(|attachment| view.waypoint_rules(&workload, &attachment));
         if let Some(waypoint) = &mut workload.endpoint_waypoint {
             waypoint.rules = rules;
         }
@@ -387,11 +392,11 @@ fn workload(index: &Index, objects: &Objects, key: &ObjectKey, pod: &PodInput) -
     workload
 }
 
-fn without_waypoint(index: &Index, objects: &Objects, pod: &PodInput) -> Workload {
+fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workload {
     let (canonical_name, canonical_revision) = canonical(&pod.labels, &pod.workload_name);
     let hbone = pod.captured || pod.native_tunnel;
     Workload {
-        uid: pod.uid_in(index),
+        uid: pod.uid_in(view),
         workload_ips: pod.ips.clone(),
         protocol: if hbone {
             Protocol::Hbone
@@ -409,32 +414,32 @@ fn without_waypoint(index: &Index, objects: &Objects, pod: &PodInput) -> Workloa
         workload_name: pod.workload_name.clone(),
         canonical_name,
         canonical_revision,
-        authorization_policies: policies_for(index, &pod.namespace, objects, &pod.labels),
-        status: if pod.ready || index.stands_in(pod) {
+        authorization_policies: policies_for(view, &pod.namespace, objects, &pod.labels),
+        status: if pod.ready || view.stands_in(pod) {
             WorkloadStatus::Healthy
         } else {
             WorkloadStatus::Unhealthy
         },
-        application_tunnel: index.inbound_binding(pod),
-        locality: node::locality(index, &pod.node),
-        services: services(index, objects, pod),
-        ..index.base(&pod.namespace, &pod.name)
+        application_tunnel: view.inbound_binding(pod),
+        locality: node::locality(view, &pod.node),
+        services: services(view, objects, pod),
+        ..view.base(&pod.namespace, &pod.name)
     }
 }
 
 /// The services that it is an endpoint of.
-fn services(index: &Index, objects: &Objects, pod: &PodInput) -> Services {
+fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
     let mut services = Services::new();
     for service in objects.all::<Service>().values() {
         if service
             .selector
             .as_ref()
             .is_some_and(|selector| selects(selector, &pod.labels))
-            && index.may_serve(&pod.namespace, &service.name, Some(pod))
+            && view.may_serve(&pod.namespace, &service.name, Some(pod))
         {
             let name = NamespacedHostname::new(
                 pod.namespace.clone(),
-                service.hostname(&index.config.cluster_domain),
+                service.hostname(&view.config.cluster_domain),
             );
             services.insert(name, service.targets_in(pod));
         }
@@ -445,7 +450,7 @@ fn services(index: &Index, objects: &Objects, pod: &PodInput) -> Services {
             .as_ref()
             .is_some_and(|selector| selects(selector, &pod.labels))
         {
-            for host in index.hosts_won(entry) {
+            for host in view.hosts_won(entry) {
                 let name = NamespacedHostname::new(pod.namespace.clone(), host.clone());
                 services.insert(name, entry.targets_in(pod));
             }
@@ -462,11 +467,11 @@ fn services(index: &Index, objects: &Objects, pod: &PodInput) -> Services {
             .all::<Service>()
             .get(&slice.service)
             .filter(|service| service.selector.is_none())
-            .filter(|service| index.may_serve(&pod.namespace, &service.name, Some(pod)));
+            .filter(|service| view.may_serve(&pod.namespace, &service.name, Some(pod)));
         if let (true, Some(service)) = (names_it, service) {
             let name = NamespacedHostname::new(
                 pod.namespace.clone(),
-                service.hostname(&index.config.cluster_domain),
+                service.hostname(&view.config.cluster_domain),
             );
             services.insert(name, service.targets_elsewhere(&slice.ports));
         }

@@ -17,7 +17,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, LIMIT_ACCEPTED, Standing, Verdict},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
         references::Edge,
         targets::{Targets, readable_references, references},
@@ -57,15 +57,15 @@ struct Callee {
 
 impl Callee {
     /// The service, if there is one and the rate limits of a namespace may have it called.
-    fn find(&self, index: &Index, namespace: &str) -> Result<NamespacedHostname, String> {
+    fn find(&self, view: &MeshView, namespace: &str) -> Result<NamespacedHostname, String> {
         let object = &self.object;
-        if !index.may_call_for((Kind::RateLimit, namespace), object) {
+        if !view.may_call_for((Kind::RateLimit, namespace), object) {
             let owner = &object.namespace;
             return Err(format!(
                 "{object} is of another namespace; add a ReferenceGrant from RateLimit of {namespace} in {owner}"
             ));
         }
-        index.callee(&self.service)
+        view.callee(&self.service)
     }
 }
 
@@ -138,16 +138,19 @@ impl MeshKind for RateLimit {
             callee.map(|callee| host(&callee.service))
         };
         let (old, new) = (callee(change.old), callee(change.new));
-        index.references.replace(Edge::Calls, change.key, old, new);
+        index
+            .view
+            .references
+            .replace(Edge::Calls, change.key, old, new);
     }
 
-    fn render(index: &Index, key: &ObjectKey, input: &RateLimitInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, input: &RateLimitInput) -> Rendered {
         let mut limit = input.limit.clone();
         if let (Some(global), Some(callee)) = (&mut limit.global, &input.callee) {
-            let found = callee.find(index, &key.namespace).map_err(ArcStr::from);
+            let found = callee.find(view, &key.namespace).map_err(ArcStr::from);
             global.place = found.map(|service| (service, callee.port));
         }
-        let waypoints = input.targets.concerned(index).into_iter();
+        let waypoints = input.targets.concerned(view).into_iter();
         let records = waypoints.map(|(gateway, concerned)| {
             let limit = model::RateLimit {
                 for_gateway: concerned.for_gateway,
@@ -159,7 +162,7 @@ impl MeshKind for RateLimit {
         Rendered::at_waypoints(records)
     }
 
-    fn standing(index: &Index, key: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {
+    fn standing(view: &MeshView, key: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {
         let mut verdict = if input.targets.0.is_empty() {
             Verdict {
                 is_true: false,
@@ -168,10 +171,10 @@ impl MeshKind for RateLimit {
                 is_trouble: true,
             }
         } else {
-            input.targets.verdict(index, "rate limit", "enforced")
+            input.targets.verdict(view, "rate limit", "enforced")
         };
         let missing = input.callee.as_ref();
-        let missing = missing.and_then(|callee| callee.find(index, &key.namespace).err());
+        let missing = missing.and_then(|callee| callee.find(view, &key.namespace).err());
         if let Some(missing) = missing {
             if verdict.is_true {
                 verdict.reason = "PartiallyInvalid";

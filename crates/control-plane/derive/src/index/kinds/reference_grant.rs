@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, NamespacedHostname, PodGrant};
 use crate::{
     MeshConfig, PodDirectory, ReferenceGrants,
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read},
         references::Edge,
     },
@@ -98,6 +98,7 @@ impl MeshKind for ReferenceGrant {
         let namespace = &change.key.namespace;
         let names_pods = change.new.is_some_and(|grant| !grant.pods.is_empty());
         index
+            .view
             .references
             .set(Edge::GrantsPods, change.key, names_pods);
         if change.both().any(|grant| !grant.pods.is_empty()) {
@@ -110,6 +111,7 @@ impl MeshKind for ReferenceGrant {
             index.mark_hosts_of_namespace(of);
         }
         let services: Vec<ObjectKey> = index
+            .view
             .references
             .names(Edge::RouteBackend)
             .filter(|service: &&ObjectKey| service.namespace == *namespace)
@@ -121,13 +123,17 @@ impl MeshKind for ReferenceGrant {
             .cloned()
             .collect();
         let is_covered = |host: &&ArcStr| {
-            index.declarers(host).any(|key| {
+            index.view.declarers(host).any(|key| {
                 key.kind == Kind::Service
                     && key.namespace == *namespace
                     && change.both().any(|grant| grant.covers_service(&key.name))
             })
         };
-        let hosts = index.references.names(Edge::RouteHost).filter(is_covered);
+        let hosts = index
+            .view
+            .references
+            .names(Edge::RouteHost)
+            .filter(is_covered);
         let hosts: Vec<ArcStr> = hosts.cloned().collect();
         for service in services {
             index.mark_leading_to(&service);
@@ -139,7 +145,7 @@ impl MeshKind for ReferenceGrant {
         let from: BTreeSet<_> = from.filter(|(kind, _)| CALLING.contains(kind)).collect();
         let callers: Vec<ObjectKey> = from
             .into_iter()
-            .flat_map(|(kind, namespace)| index.callers(*kind, namespace))
+            .flat_map(|(kind, namespace)| index.view.callers(*kind, namespace))
             .collect();
         for caller in callers {
             index.mark(caller);
@@ -147,7 +153,7 @@ impl MeshKind for ReferenceGrant {
     }
 }
 
-impl Index {
+impl MeshView {
     /// The objects of a kind for which waypoints make calls.
     fn callers(&self, kind: Kind, namespace: &ArcStr) -> Vec<ObjectKey> {
         let Some(objects) = self.objects(namespace) else {

@@ -16,7 +16,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{AUTHENTICATION_ACCEPTED, ConditionType, Standing, Verdict},
     index::{
-        Index, KeySource, KeyState,
+        Index, KeySource, KeyState, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
         targets::{Targets, readable_references, references},
     },
@@ -103,15 +103,15 @@ impl MeshKind for RequestAuthentication {
         index.mark(change.key.clone());
     }
 
-    fn render(index: &Index, _: &ObjectKey, input: &AuthenticationInput) -> Rendered {
-        let rules = input.rules.iter().map(|one| one.render(index));
+    fn render(view: &MeshView, _: &ObjectKey, input: &AuthenticationInput) -> Rendered {
+        let rules = input.rules.iter().map(|one| one.render(view));
         let authentication = Authentication {
             key: input.key.clone(),
             rules: rules.collect(),
             not_understood: input.not_understood.clone(),
             ..Authentication::default()
         };
-        let waypoints = input.targets.concerned(index).into_iter();
+        let waypoints = input.targets.concerned(view).into_iter();
         let waypoints = waypoints.map(|(gateway, concerned)| {
             let record = Authentication {
                 for_gateway: concerned.for_gateway,
@@ -123,9 +123,9 @@ impl MeshKind for RequestAuthentication {
         Rendered::at_waypoints(waypoints)
     }
 
-    fn standing(index: &Index, _: &ObjectKey, input: &AuthenticationInput) -> Option<Standing> {
+    fn standing(view: &MeshView, _: &ObjectKey, input: &AuthenticationInput) -> Option<Standing> {
         Some(Standing {
-            verdict: Some(input.verdict(index)),
+            verdict: Some(input.verdict(view)),
             ..Standing::default()
         })
     }
@@ -141,7 +141,7 @@ impl MeshKind for RequestAuthentication {
 
 impl AuthenticationInput {
     /// At which waypoints it is in force, and which of its keys cannot be had.
-    fn verdict(&self, index: &Index) -> Verdict {
+    fn verdict(&self, view: &MeshView) -> Verdict {
         if self.targets.0.is_empty() {
             return Verdict {
                 is_true: false,
@@ -151,10 +151,10 @@ impl AuthenticationInput {
                 is_trouble: true,
             };
         }
-        let mut verdict = self.targets.verdict(index, "policy", "enforced");
+        let mut verdict = self.targets.verdict(view, "policy", "enforced");
         let rules = self.rules.iter().enumerate();
         let troubles: Vec<_> = rules
-            .filter_map(|(at, rule)| rule.trouble(index, at))
+            .filter_map(|(at, rule)| rule.trouble(view, at))
             .collect();
         if !troubles.is_empty() {
             if verdict.is_true {
@@ -168,11 +168,11 @@ impl AuthenticationInput {
 }
 
 impl RuleInput {
-    fn render(&self, index: &Index) -> JwtRule {
+    fn render(&self, view: &MeshView) -> JwtRule {
         let Some(source) = &self.source else {
             return self.rule.clone();
         };
-        let keys = match index.keys(source) {
+        let keys = match view.keys(source) {
             None => JwtKeys::Pending,
             Some(KeyState {
                 keys: Some(keys), ..
@@ -188,9 +188,9 @@ impl RuleInput {
         }
     }
 
-    fn trouble(&self, index: &Index, at: usize) -> Option<String> {
+    fn trouble(&self, view: &MeshView, at: usize) -> Option<String> {
         let source = self.source.as_ref()?;
-        let KeyState { keys, trouble } = index.keys(source)?;
+        let KeyState { keys, trouble } = view.keys(source)?;
         let trouble = trouble.as_ref()?;
         let url = &source.url;
         let consequence = match keys {

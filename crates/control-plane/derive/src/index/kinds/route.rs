@@ -27,7 +27,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{PartsType, Standing},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
         references::Edge,
     },
@@ -59,9 +59,9 @@ impl Parent {
     ///
     /// # Errors
     /// When the service has none that it could mean.
-    fn ports(&self, index: &Index) -> Result<Vec<u16>, String> {
+    fn ports(&self, view: &MeshView) -> Result<Vec<u16>, String> {
         let target = &self.target;
-        let ports = declared_ports(index, target);
+        let ports = declared_ports(view, target);
         let ports = ports.ok_or_else(|| format!("there is no {target}"))?;
         let (number, name) = (self.port, self.reference.section_name.as_deref());
         if number.is_none() && name.is_none() {
@@ -90,16 +90,16 @@ pub(super) type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
 
 /// The ports of a service that routes can be for.
 pub(super) fn declared_ports<'a>(
-    index: &'a Index,
+    view: &'a MeshView,
     target: &ObjectKey,
 ) -> Option<Vec<DeclaredPort<'a>>> {
     if target.kind == Kind::Service {
-        let service = index.get::<Service>(target)?;
+        let service = view.get::<Service>(target)?;
         let tcp = service.ports.iter().filter(|port| port.is_tcp);
         let ports = tcp.map(|port| (port.name.as_str(), port.port, port.app_protocol));
         return Some(ports.collect());
     }
-    let entry = index.get::<ServiceEntry>(target)?;
+    let entry = view.get::<ServiceEntry>(target)?;
     Some(entry.declared_ports().collect())
 }
 
@@ -187,8 +187,8 @@ macro_rules! routes {
                 Some(part)
             }
 
-            fn standing(index: &Index, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
-                Some(standing::of(index, route))
+            fn standing(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
+                Some(standing::of(view, route))
             }
 
             fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
@@ -196,7 +196,7 @@ macro_rules! routes {
             }
         })*
 
-        impl Index {
+        impl MeshView {
             /// A route of any kind.
             pub(super) fn route(&self, key: &ObjectKey) -> Option<&RouteInput> {
                 match key.kind {
@@ -252,7 +252,10 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
     }
     let key = change.key;
     index.mark(key.clone());
-    index.references.replace(Edge::RouteParent, key, old, new);
+    index
+        .view
+        .references
+        .replace(Edge::RouteParent, key, old, new);
     let (old, new) = (backends(change.old), backends(change.new));
     for backend in old.iter().chain(&new) {
         index.mark_destinations_of(backend);
@@ -261,13 +264,19 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
             index.mark(backend.clone());
         }
     }
-    index.references.replace(Edge::RouteBackend, key, old, new);
+    index
+        .view
+        .references
+        .replace(Edge::RouteBackend, key, old, new);
     let (old, new) = (hosts(change.old), hosts(change.new));
     for host in old.iter().chain(&new) {
         index.mark_rules_of(host);
         index.mark_only_host(host.clone());
     }
-    index.references.replace(Edge::RouteHost, key, old, new);
+    index
+        .view
+        .references
+        .replace(Edge::RouteHost, key, old, new);
 }
 
 impl Rules {
@@ -302,20 +311,20 @@ impl Rules {
     }
 
     /// Mirrors that requests cannot go to.
-    fn mirror_errors(&self, index: &Index, route: AttachedRoute<'_>) -> Vec<Unresolved> {
+    fn mirror_errors(&self, view: &MeshView, route: AttachedRoute<'_>) -> Vec<Unresolved> {
         let Self::Http(rules) = self else {
             return Vec::new();
         };
-        let errors = rules.iter().map(|rule| rule.mirror_errors(index, route));
+        let errors = rules.iter().map(|rule| rule.mirror_errors(view, route));
         errors.flatten().collect()
     }
 
     /// Filters without which requests may not pass.
-    fn filter_errors(&self, index: &Index) -> Vec<Unresolved> {
+    fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
         let Self::Http(rules) = self else {
             return Vec::new();
         };
-        let errors = rules.iter().map(|rule| rule.filter_errors(index));
+        let errors = rules.iter().map(|rule| rule.filter_errors(view));
         errors.flatten().collect()
     }
 
@@ -382,13 +391,13 @@ impl RouteInput {
     }
 
     /// The ports of a service that it is for, all if empty; `None` if it is for none.
-    fn ports(&self, index: &Index, target: &ObjectKey) -> Option<Vec<u16>> {
+    fn ports(&self, view: &MeshView, target: &ObjectKey) -> Option<Vec<u16>> {
         let parents = self
             .parents
             .iter()
             .filter(|parent| parent.target == *target);
         let meant: Vec<Vec<u16>> = parents
-            .filter_map(|parent| parent.ports(index).ok())
+            .filter_map(|parent| parent.ports(view).ok())
             .collect();
         if meant.is_empty() {
             return None;
@@ -454,7 +463,7 @@ fn route<K: RouteObject>(from: &K, parents: Vec<Parent>, rules: Rules) -> RouteI
     }
 }
 
-impl Index {
+impl MeshView {
     /// The routes of a service.
     fn routes_of(&self, target: &ObjectKey) -> impl Iterator<Item = &RouteInput> {
         let routes = self.references.of(Edge::RouteParent, target);
@@ -526,27 +535,6 @@ impl Index {
         routes.into_iter().filter_map(resolved).collect()
     }
 
-    /// Other objects may make the records of a host than before: routes that name it, or those objects, may lead
-    /// elsewhere.
-    pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
-        let entries = self.declarers(host);
-        let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
-        let leading = entries.flat_map(|entry| self.references.of(Edge::RouteBackend, entry));
-        let routes: Vec<_> = self
-            .references
-            .of(Edge::RouteHost, host)
-            .chain(leading)
-            .cloned()
-            .collect();
-        for key in routes {
-            let services = self.services_routed_by(&key);
-            self.mark(key);
-            for (_, host) in services {
-                self.mark_only_host(host);
-            }
-        }
-    }
-
     /// The services that a route is for, each with a host of it.
     pub(crate) fn services_routed_by(&self, key: &ObjectKey) -> Vec<(ObjectKey, ArcStr)> {
         let route = self.route(key);
@@ -563,16 +551,41 @@ impl Index {
         });
         of_parents.chain(called).collect()
     }
+}
+
+impl Index {
+    /// Other objects may make the records of a host than before: routes that name it, or those objects, may lead
+    /// elsewhere.
+    pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
+        let entries = self.view.declarers(host);
+        let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
+        let leading = entries.flat_map(|entry| self.view.references.of(Edge::RouteBackend, entry));
+        let routes: Vec<_> = self
+            .view
+            .references
+            .of(Edge::RouteHost, host)
+            .chain(leading)
+            .cloned()
+            .collect();
+        for key in routes {
+            let services = self.view.services_routed_by(&key);
+            self.mark(key);
+            for (_, host) in services {
+                self.mark_only_host(host);
+            }
+        }
+    }
 
     /// Routes have these Services as backends: the records of the routes' services change with them.
     pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
         let routes: Vec<_> = self
+            .view
             .references
             .of(Edge::RouteBackend, backend)
             .cloned()
             .collect();
         for route in routes {
-            let parents = self.route(&route).map(|route| route.parents.clone());
+            let parents = self.view.route(&route).map(|route| route.parents.clone());
             for parent in parents.into_iter().flatten() {
                 self.mark_hosts_of_object(&parent.target);
             }

@@ -79,6 +79,7 @@ impl MeshKind for Secret {
 
     fn changed(index: &mut Index, change: &Change<'_, Credentials>, _: &mut PodDirectory) {
         let users: Vec<ObjectKey> = index
+            .view
             .references
             .of(Edge::PullSecret, change.key)
             .cloned()

@@ -14,7 +14,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{BOUND, ConditionType, Standing},
     index::{
-        Binding, Index,
+        Binding, Index, MeshView,
         binding::{self, Canary},
         cluster_addresses,
         kind::{Change, Claim, Extent, Followed, MeshKind, Read},
@@ -42,21 +42,22 @@ impl MeshKind for Service {
             service.map(|one| one.vips.clone()).unwrap_or_default()
         };
         let named_by = index
+            .view
             .addresses
             .own(key, &vips(change.old), &vips(change.new));
         index.mark_entries(named_by);
         if cluster_addresses::is_api_server(&key.namespace, &key.name) {
             let (old, new) = (vips(change.old), vips(change.new));
             let (old, new) = (old.into_iter().collect(), new.into_iter().collect());
-            if index.cluster_addresses.replace(&old, &new) {
+            if index.view.cluster_addresses.replace(&old, &new) {
                 index.mark_gateways();
             }
         }
-        if key.namespace == index.config.root_namespace {
+        if key.namespace == index.view.config.root_namespace {
             let control_plane = change.new.and_then(|one| one.control_plane.clone());
             index.follow_control_plane(&key.name, control_plane);
         }
-        let domain = index.config.cluster_domain.clone();
+        let domain = index.view.config.cluster_domain.clone();
         let host = |service: &ServiceInput| service.hostname(&domain);
         let hosts = |service: Option<&ServiceInput>| service.map(host).into_iter().collect();
         index.declare(key, hosts(change.old), hosts(change.new));
@@ -81,7 +82,7 @@ impl MeshKind for Service {
         }
     }
 
-    fn claim<'a>(_: &Index, service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {
+    fn claim<'a>(_: &MeshView, service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {
         Some(Claim {
             is_kubernetes: true,
             created: &service.created,
@@ -89,21 +90,21 @@ impl MeshKind for Service {
         })
     }
 
-    fn standing(index: &Index, key: &ObjectKey, service: &ServiceInput) -> Option<Standing> {
-        let attachment = index.waypoint_of_service(key);
-        let host = service.hostname(&index.config.cluster_domain);
-        let serving = index.waypoints_serving(key, &host);
-        let mut standing = index.bound(attachment.as_ref(), &serving);
+    fn standing(view: &MeshView, key: &ObjectKey, service: &ServiceInput) -> Option<Standing> {
+        let attachment = view.waypoint_of_service(key);
+        let host = service.hostname(&view.config.cluster_domain);
+        let serving = view.waypoints_serving(key, &host);
+        let mut standing = view.bound(attachment.as_ref(), &serving);
         if let (Some(attachment), Some(verdict)) = (&attachment, &mut standing.verdict) {
-            index.judge_canary(key, attachment, verdict);
+            view.judge_canary(key, attachment, verdict);
         }
         Some(standing)
     }
 
-    fn service(index: &Index, service: &ServiceInput, _: &ArcStr) -> Option<ServiceRecord> {
-        let distribution = namespace::distribution(index, &service.namespace);
-        let domain = &index.config.cluster_domain;
-        Some(service.record(domain, &index.network, distribution))
+    fn service(view: &MeshView, service: &ServiceInput, _: &ArcStr) -> Option<ServiceRecord> {
+        let distribution = namespace::distribution(view, &service.namespace);
+        let domain = &view.config.cluster_domain;
+        Some(service.record(domain, &view.network, distribution))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{BOUND, ConditionType, Standing, USED},
     index::{
-        Binding, Index,
+        Binding, Index, MeshView,
         exports::{Export, short_names},
         kind::{Change, Claim, Extent, Followed, MeshKind, Read, Rendered},
         references::Edge,
@@ -49,6 +49,7 @@ impl MeshKind for ServiceEntry {
             entry.into_iter().flat_map(|entry| entry.named()).collect()
         };
         index
+            .view
             .addresses
             .name(key, &named(change.old), &named(change.new));
         let hosts = |entry: Option<&ServiceEntryInput>| -> Vec<ArcStr> {
@@ -56,6 +57,7 @@ impl MeshKind for ServiceEntry {
         };
         let (old, new) = (hosts(change.old), hosts(change.new));
         index
+            .view
             .references
             .replace(Edge::ShortName, key, short_names(&old), short_names(&new));
         index.declare(key, old, new);
@@ -79,23 +81,27 @@ impl MeshKind for ServiceEntry {
         index.mark_users_of_providers();
     }
 
-    fn render(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {
         Rendered {
-            workloads: workloads(index, key, entry),
-            conflicts: conflicts(index, key, entry),
+            workloads: workloads(view, key, entry),
+            conflicts: conflicts(view, key, entry),
             ..Rendered::default()
         }
     }
 
-    fn standing(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Standing> {
-        let attachment = index.waypoint_of_service(key);
-        let hosts = index.hosts_won(entry);
-        let serving = hosts.flat_map(|host| index.waypoints_serving(key, host));
-        Some(index.bound(attachment.as_ref(), &serving.collect()))
+    fn standing(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Standing> {
+        let attachment = view.waypoint_of_service(key);
+        let hosts = view.hosts_won(entry);
+        let serving = hosts.flat_map(|host| view.waypoints_serving(key, host));
+        Some(view.bound(attachment.as_ref(), &serving.collect()))
     }
 
-    fn claim<'a>(index: &Index, entry: &'a ServiceEntryInput, host: &ArcStr) -> Option<Claim<'a>> {
-        let visibility = index.visibility(entry, host)?;
+    fn claim<'a>(
+        view: &MeshView,
+        entry: &'a ServiceEntryInput,
+        host: &ArcStr,
+    ) -> Option<Claim<'a>> {
+        let visibility = view.visibility(entry, host)?;
         Some(Claim {
             is_kubernetes: false,
             created: &entry.created,
@@ -103,14 +109,14 @@ impl MeshKind for ServiceEntry {
         })
     }
 
-    fn service(index: &Index, entry: &ServiceEntryInput, host: &ArcStr) -> Option<ServiceRecord> {
-        let distribution = namespace::distribution(index, &entry.namespace);
-        let is_free = |net: &IpNet| taken_by(index, entry, net).is_none();
-        let mut record = entry.record(host, &index.network, distribution, is_free);
-        record.service.visibility = index.visibility(entry, host)?;
-        let aliases = index.own_trust_domain_names();
+    fn service(view: &MeshView, entry: &ServiceEntryInput, host: &ArcStr) -> Option<ServiceRecord> {
+        let distribution = namespace::distribution(view, &entry.namespace);
+        let is_free = |net: &IpNet| taken_by(view, entry, net).is_none();
+        let mut record = entry.record(host, &view.network, distribution, is_free);
+        record.service.visibility = view.visibility(entry, host)?;
+        let aliases = view.own_trust_domain_names();
         let is_published = |name: &ArcStr| {
-            !is_of_another_namespace(name, &entry.namespace, &index.config, |td| aliases.has(td))
+            !is_of_another_namespace(name, &entry.namespace, &view.config, |td| aliases.has(td))
         };
         record.service.subject_alt_names.retain(is_published);
         Some(record)
@@ -124,17 +130,21 @@ fn is_prefix(net: &IpNet) -> bool {
 /// The Service or pod because of which an address of an entry is not published. Of a prefix, proxies leave out what
 /// Services and pods have in it; a node's address, which is no pod's own, they cannot tell from others, so that a
 /// prefix with pods of other namespaces is published only where connections keep their destination.
-fn taken_by<'a>(index: &'a Index, entry: &ServiceEntryInput, net: &IpNet) -> Option<&'a ObjectKey> {
+fn taken_by<'a>(
+    view: &'a MeshView,
+    entry: &ServiceEntryInput,
+    net: &IpNet,
+) -> Option<&'a ObjectKey> {
     if !is_prefix(net) {
-        return index.owner_within(net);
+        return view.owner_within(net);
     }
-    let owner = index.owner_elsewhere(net, &entry.namespace);
+    let owner = view.owner_elsewhere(net, &entry.namespace);
     owner.filter(|_| entry.resolution != Resolution::None)
 }
 
 /// Part of an entry's address that proxies leave out, or the reason why it is not published.
-fn conflict(index: &Index, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
-    let taken = taken_by(index, entry, net);
+fn conflict(view: &MeshView, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
+    let taken = taken_by(view, entry, net);
     if let Some(owner) = taken.filter(|_| is_prefix(net)) {
         return Some(format!(
             "{net} has addresses of other namespaces' pods, for instance of {owner}: it is not published"
@@ -146,53 +156,53 @@ fn conflict(index: &Index, entry: &ServiceEntryInput, net: &IpNet) -> Option<Str
             net.addr()
         ));
     }
-    let owner = index.owner_within(net)?;
+    let owner = view.owner_within(net)?;
     Some(format!(
         "{net} has addresses of Services or pods, for instance of {owner}: these are reached as themselves"
     ))
 }
 
 /// Notes on parts of an entry that have no effect because of other objects, or of the mesh's settings.
-fn conflicts(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Note> {
+fn conflicts(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Note> {
     let endpoints = entry.endpoints.iter().enumerate();
     let endpoints = endpoints.filter_map(|(number, endpoint)| {
         let field = format!("spec.endpoints[{number}].address");
-        workload_entry::conflict(index, &field, endpoint)
+        workload_entry::conflict(view, &field, endpoint)
     });
     let taken = entry.addresses().filter_map(|(field, net)| {
-        let message = conflict(index, entry, net)?;
+        let message = conflict(view, entry, net)?;
         Some(Note::new(field.clone(), message))
     });
     endpoints
         .chain(taken)
-        .chain(unresolved(index, key, entry))
-        .chain(hidden(index, entry))
+        .chain(unresolved(view, key, entry))
+        .chain(hidden(view, entry))
         .collect()
 }
 
 /// Hosts that are not published, or to fewer namespaces than in the entry's `exportTo`.
-fn hidden(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
+fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
     let own = &entry.namespace;
     let reserved = entry.hosts.iter().filter_map(|host| {
-        let why = index.reservation(entry, host)?;
+        let why = view.reservation(entry, host)?;
         let message = format!(
             "{host} is reserved ({why}) and is not published: choose another name, or write the entry in {}",
-            index.config.root_namespace
+            view.config.root_namespace
         );
         Some(Note::new("spec.hosts", message))
     });
     let mut notes: Vec<Note> = reserved.collect();
-    let export = index.export_of(entry);
+    let export = view.export_of(entry);
     if entry.export.is_some_and(|requested| requested > export) {
         let message = format!(
             "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the \
              {} does not have \"*\"",
-            index.settings_key()
+            view.settings_key()
         );
         notes.push(Note::new("spec.exportTo", message));
     }
     let is_narrowed = |host: &&ArcStr| {
-        export == Export::All && index.visibility(entry, host) == Some(Visibility::Namespace)
+        export == Export::All && view.visibility(entry, host) == Some(Visibility::Namespace)
     };
     let narrowed = entry.hosts.iter().filter(is_narrowed).map(|host| {
         let message = format!(
@@ -205,11 +215,11 @@ fn hidden(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
 }
 
 /// Why nothing comes of the hosts that calls name.
-fn unresolved(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Note> {
+fn unresolved(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Note> {
     if !entry.hosts.iter().any(|host| entry.resolves_named(host)) {
         return None;
     }
-    let attachment = index.waypoint_of_service(key);
+    let attachment = view.waypoint_of_service(key);
     let is_served = attachment.is_some_and(|to| to.outcome.is_ok());
     (!is_served).then(|| {
         let message = "hosts below a wildcard are resolved by a waypoint: without one (istio.io/use-waypoint) connections are refused";
@@ -217,13 +227,13 @@ fn unresolved(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Opti
     })
 }
 
-fn workloads(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Workload> {
-    let Some(objects) = index.objects(&key.namespace) else {
+fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Workload> {
+    let Some(objects) = view.objects(&key.namespace) else {
         return Vec::new();
     };
-    let hosts: BTreeSet<&ArcStr> = index.hosts_won(entry).collect();
+    let hosts: BTreeSet<&ArcStr> = view.hosts_won(entry).collect();
     let uid = |address: &str| {
-        index.uid(&format!(
+        view.uid(&format!(
             "networking.istio.io/ServiceEntry/{}/{}/{address}",
             key.namespace, key.name
         ))
@@ -242,7 +252,7 @@ fn workloads(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<W
                     canonical_name: key.name.clone(),
                     canonical_revision: "latest".into(),
                     services: [(name, entry.targets(&BTreeMap::new()))].into(),
-                    ..index.base(&key.namespace, &key.name)
+                    ..view.base(&key.namespace, &key.name)
                 }
             })
             .collect();
@@ -258,7 +268,7 @@ fn workloads(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<W
                 .iter()
                 .map(|host| (name(host), entry.targets(&endpoint.ports)))
                 .collect();
-            workload_of_endpoint(index, objects, key, uid(&endpoint.text), endpoint, services)
+            workload_of_endpoint(view, objects, key, uid(&endpoint.text), endpoint, services)
         })
         .collect()
 }

@@ -20,7 +20,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, Standing, TELEMETRY_USED, Verdict},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read},
         names,
         references::Edge,
@@ -65,7 +65,7 @@ impl MeshKind for Telemetry {
 
     fn changed(index: &mut Index, change: &Change<'_, TelemetryInput>, _: &mut PodDirectory) {
         let targets = |of: Option<&TelemetryInput>| of.map(|of| of.targets.clone());
-        index.references.replace(
+        index.view.references.replace(
             Edge::PolicyTarget,
             change.key,
             targets(change.old).unwrap_or_default(),
@@ -75,20 +75,20 @@ impl MeshKind for Telemetry {
         index.mark_telemetry();
     }
 
-    fn standing(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Option<Standing> {
+    fn standing(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Option<Standing> {
         Some(Standing {
-            verdict: Some(verdict(index, key, input)),
+            verdict: Some(verdict(view, key, input)),
             ..Standing::default()
         })
     }
 }
 
 /// Which waypoints follow it.
-fn verdict(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
+fn verdict(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
     let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
     let mut instead = None;
-    for (gateway, scope) in index.telemetry_scopes() {
-        for level in levels::of(index, &gateway, &scope) {
+    for (gateway, scope) in view.telemetry_scopes() {
+        for level in levels::of(view, &gateway, &scope) {
             if level.key == *key {
                 followed.insert(gateway.clone());
             } else if level.targets == input.targets && level.key.namespace == key.namespace {
@@ -96,7 +96,7 @@ fn verdict(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
             }
         }
     }
-    let unknown = providers::wrong(index, input);
+    let unknown = providers::wrong(view, input);
     let (is_true, reason, message) = match (names(&followed), instead) {
         (Some(_), _) if !unknown.is_empty() => (false, "UnknownProvider", unknown.join("; ")),
         (Some(names), _) => (true, "Used", format!("followed by {names}")),
@@ -120,12 +120,15 @@ fn verdict(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
 }
 
 /// Telemetry of a waypoint, and notes on parts that have no effect.
-pub(super) fn render(index: &Index, gateway: &GatewayName) -> (Vec<WaypointTelemetry>, Vec<Note>) {
-    let scopes = index.telemetry_scopes_of(gateway);
+pub(super) fn render(
+    view: &MeshView,
+    gateway: &GatewayName,
+) -> (Vec<WaypointTelemetry>, Vec<Note>) {
+    let scopes = view.telemetry_scopes_of(gateway);
     let mut records = Vec::new();
     let mut notes = BTreeSet::new();
     for scope in scopes {
-        let (record, wrong) = merge::merge(index, &levels::of(index, gateway, &scope), scope);
+        let (record, wrong) = merge::merge(view, &levels::of(view, gateway, &scope), scope);
         let says_anything =
             record.tracing.is_some() || record.logs.is_some() || !record.metrics.is_empty();
         // A scope without settings of the one around it must be explicit.
@@ -138,31 +141,7 @@ pub(super) fn render(index: &Index, gateway: &GatewayName) -> (Vec<WaypointTelem
     (records, notes.map(|text| Note::new(".", text)).collect())
 }
 
-impl Index {
-    /// All telemetry records must be rendered anew.
-    pub(crate) fn mark_telemetry(&mut self) {
-        let all: Vec<ObjectKey> = self
-            .all_objects()
-            .flat_map(|(_, objects)| objects.all::<Telemetry>().values())
-            .map(|one| one.key.clone())
-            .collect();
-        for key in all {
-            self.mark(key);
-        }
-        self.mark_gateways();
-    }
-
-    /// The same, if an object's hosts or waypoint matter for it.
-    pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
-        let is_named = {
-            let mut policies = self.references.of(Edge::PolicyTarget, target);
-            policies.any(|policy| policy.kind == Kind::Telemetry)
-        };
-        if is_named {
-            self.mark_telemetry();
-        }
-    }
-
+impl MeshView {
     /// Whether there is any.
     pub(crate) fn has_telemetry(&self) -> bool {
         let mut all = self.all_objects();
@@ -208,5 +187,32 @@ impl Index {
         scopes.sort_unstable();
         scopes.dedup();
         scopes
+    }
+}
+
+impl Index {
+    /// All telemetry records must be rendered anew.
+    pub(crate) fn mark_telemetry(&mut self) {
+        let all: Vec<ObjectKey> = self
+            .view
+            .all_objects()
+            .flat_map(|(_, objects)| objects.all::<Telemetry>().values())
+            .map(|one| one.key.clone())
+            .collect();
+        for key in all {
+            self.mark(key);
+        }
+        self.mark_gateways();
+    }
+
+    /// The same, if an object's hosts or waypoint matter for it.
+    pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
+        let is_named = {
+            let mut policies = self.view.references.of(Edge::PolicyTarget, target);
+            policies.any(|policy| policy.kind == Kind::Telemetry)
+        };
+        if is_named {
+            self.mark_telemetry();
+        }
     }
 }

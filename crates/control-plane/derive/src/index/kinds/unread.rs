@@ -9,7 +9,7 @@ use super::{Objects, route};
 use crate::{
     MeshConfig, PodDirectory,
     index::{
-        Index,
+        Index, MeshView,
         instances::listed,
         kind::{Change, Extent, Followed, MeshKind, Read},
         references::Edge,
@@ -47,10 +47,10 @@ fn present(namespace: &str, objects: &Objects) -> Vec<String> {
 
 /// Note on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose labels, or whose
 /// services' labels, name it. Whether one of them means this waypoint in particular is not read.
-pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
+pub(super) fn note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut namespaces: BTreeSet<&ArcStr> =
-        [&gateway.namespace, &index.config.root_namespace].into();
-    for key in index.references.of(Edge::Bound, gateway) {
+        [&gateway.namespace, &view.config.root_namespace].into();
+    for key in view.references.of(Edge::Bound, gateway) {
         match key.kind {
             // They come and go, and are of a namespace that is named or has such services.
             Kind::Pod => {}
@@ -58,7 +58,7 @@ pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
             _ => drop(namespaces.insert(&key.namespace)),
         }
     }
-    let of = |namespace: &&ArcStr| Some(present(namespace, index.objects(namespace)?));
+    let of = |namespace: &&ArcStr| Some(present(namespace, view.objects(namespace)?));
     let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
     let message = format!(
         "{}: such objects have no effect on waypoints; use HTTPRoute and its like, DestinationRule, and AuthorizationPolicy with \

@@ -20,7 +20,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, PLUGIN_ACCEPTED, Standing, Verdict},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
         references::Edge,
         targets::{Targets, readable_references, references},
@@ -119,20 +119,21 @@ impl MeshKind for WasmPlugin {
         let secret = |plugin: Option<&PluginInput>| plugin?.pull_secret.clone();
         let (old, new) = (secret(change.old), secret(change.new));
         index
+            .view
             .references
             .replace(Edge::PullSecret, change.key, old, new);
     }
 
-    fn render(index: &Index, key: &ObjectKey, plugin: &PluginInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, plugin: &PluginInput) -> Rendered {
         let Some(extension) = &plugin.extension else {
             return Rendered::default();
         };
-        let mut callees = index.granted_callees((Kind::WasmPlugin, &key.namespace));
-        if key.namespace == index.config.root_namespace {
+        let mut callees = view.granted_callees((Kind::WasmPlugin, &key.namespace));
+        if key.namespace == view.config.root_namespace {
             callees.push(NamespacedHostname::new(ANYWHERE, ANYWHERE));
         }
-        let pull_secret = plugin.credentials(index).unwrap_or_default();
-        let waypoints = plugin.targets.concerned(index).into_iter();
+        let pull_secret = plugin.credentials(view).unwrap_or_default();
+        let waypoints = plugin.targets.concerned(view).into_iter();
         let records = waypoints.map(|(gateway, concerned)| {
             let extension = WaypointExtension {
                 for_gateway: concerned.for_gateway,
@@ -146,7 +147,7 @@ impl MeshKind for WasmPlugin {
         Rendered::at_waypoints(records)
     }
 
-    fn standing(index: &Index, _: &ObjectKey, plugin: &PluginInput) -> Option<Standing> {
+    fn standing(view: &MeshView, _: &ObjectKey, plugin: &PluginInput) -> Option<Standing> {
         let verdict = if plugin.targets.0.is_empty() {
             Verdict {
                 is_true: false,
@@ -155,9 +156,9 @@ impl MeshKind for WasmPlugin {
                 is_trouble: true,
             }
         } else {
-            let verdict = plugin.targets.verdict(index, "plugin", "run");
+            let verdict = plugin.targets.verdict(view, "plugin", "run");
             match &plugin.pull_secret {
-                Some(secret) if verdict.is_true && plugin.credentials(index).is_none() => {
+                Some(secret) if verdict.is_true && plugin.credentials(view).is_none() => {
                     without_credentials(secret)
                 }
                 _ => verdict,
@@ -176,8 +177,8 @@ impl MeshKind for WasmPlugin {
 
 impl PluginInput {
     /// Credentials of its Secret, if there is one that can be used.
-    fn credentials(&self, index: &Index) -> Option<Vec<u8>> {
-        let credentials = index.get::<Secret>(self.pull_secret.as_ref()?)?;
+    fn credentials(&self, view: &MeshView) -> Option<Vec<u8>> {
+        let credentials = view.get::<Secret>(self.pull_secret.as_ref()?)?;
         Some(credentials.0.to_vec())
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{BOUND_ENTRY, ConditionType, Standing, USED},
     index::{
-        Binding, Index, Obstacle, Origin, Services, canonical,
+        Binding, Index, MeshView, Obstacle, Origin, Services, canonical,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::{FieldError, Note},
@@ -46,6 +46,7 @@ impl MeshKind for WorkloadEntry {
         };
         let key = change.key;
         index
+            .view
             .addresses
             .name(key, &named(change.old), &named(change.new));
         let binding = |entry: Option<&WorkloadEntryInput>| {
@@ -63,19 +64,19 @@ impl MeshKind for WorkloadEntry {
         index.mark(key.clone());
     }
 
-    fn standing(index: &Index, key: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
+    fn standing(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
         let labels = &entry.endpoint.labels;
-        let attachment = index.waypoint_of_workload(key, labels, None);
+        let attachment = view.waypoint_of_workload(key, labels, None);
         // A waypoint for services that only its namespace names is no problem.
         let attachment = attachment
             .filter(|one| one.origin == Origin::Own || one.outcome != Err(Obstacle::NotServed));
-        Some(index.bound(attachment.as_ref(), &BTreeSet::new()))
+        Some(view.bound(attachment.as_ref(), &BTreeSet::new()))
     }
 
-    fn render(index: &Index, key: &ObjectKey, entry: &WorkloadEntryInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> Rendered {
         Rendered {
-            workloads: workload(index, key, entry).into_iter().collect(),
-            conflicts: conflict(index, "spec.address", &entry.endpoint)
+            workloads: workload(view, key, entry).into_iter().collect(),
+            conflicts: conflict(view, "spec.address", &entry.endpoint)
                 .into_iter()
                 .collect(),
             ..Rendered::default()
@@ -84,17 +85,17 @@ impl MeshKind for WorkloadEntry {
 }
 
 /// The pod whose address an endpoint outside Kubernetes names.
-fn pod_at<'a>(index: &'a Index, endpoint: &EndpointInput) -> Option<&'a ObjectKey> {
+fn pod_at<'a>(view: &'a MeshView, endpoint: &EndpointInput) -> Option<&'a ObjectKey> {
     let is_here = endpoint
         .network
         .as_ref()
-        .is_none_or(|network| *network == index.network);
-    index.pod_at(&endpoint.ip().filter(|_| is_here)?)
+        .is_none_or(|network| *network == view.network);
+    view.pod_at(&endpoint.ip().filter(|_| is_here)?)
 }
 
 /// The workload of an endpoint outside Kubernetes.
 pub(super) fn workload_of_endpoint(
-    index: &Index,
+    view: &MeshView,
     objects: &Objects,
     key: &ObjectKey,
     uid: WorkloadUid,
@@ -108,10 +109,10 @@ pub(super) fn workload_of_endpoint(
         .filter(|name| !name.is_empty())
         .map_or_else(|| name.clone(), ArcStr::from);
     let (canonical_name, canonical_revision) = canonical(&endpoint.labels, &workload_name);
-    let base = index.base(namespace, name);
+    let base = view.base(namespace, name);
     // A pod's address stays the pod's: an entry that has it, too, is found through services only, and has no tunnel,
     // which would reach the pod under the identity of a waypoint.
-    let is_pods = pod_at(index, endpoint).is_some();
+    let is_pods = pod_at(view, endpoint).is_some();
     let native_tunnel = endpoint.native_tunnel && !is_pods;
     let mut workload = Workload {
         uid,
@@ -142,20 +143,20 @@ pub(super) fn workload_of_endpoint(
         } else {
             NetworkMode::Standard
         },
-        authorization_policies: policies_for(index, namespace, objects, &endpoint.labels),
+        authorization_policies: policies_for(view, namespace, objects, &endpoint.labels),
         locality: endpoint.locality.clone(),
         capacity: endpoint.capacity,
         services,
         ..base
     };
-    let attachment = index.waypoint_of_workload(key, &endpoint.labels, None);
-    index.attach(&mut workload, attachment.as_ref());
+    let attachment = view.waypoint_of_workload(key, &endpoint.labels, None);
+    view.attach(&mut workload, attachment.as_ref());
     workload
 }
 
 /// Whether the address of an endpoint is a pod's.
-pub(super) fn conflict(index: &Index, field: &str, endpoint: &EndpointInput) -> Option<Note> {
-    let pod = pod_at(index, endpoint)?;
+pub(super) fn conflict(view: &MeshView, field: &str, endpoint: &EndpointInput) -> Option<Note> {
+    let pod = pod_at(view, endpoint)?;
     let message = format!(
         "{:?} is the address of {pod}: services have it as an endpoint in plaintext, but the address itself stays the pod's",
         endpoint.text
@@ -163,7 +164,7 @@ pub(super) fn conflict(index: &Index, field: &str, endpoint: &EndpointInput) -> 
     Some(Note::new(field, message))
 }
 
-impl Index {
+impl MeshView {
     /// How the workload of an entry is called in WDS.
     pub(super) fn uid_of_entry(&self, namespace: &str, name: &str) -> WorkloadUid {
         self.uid(&format!(
@@ -172,8 +173,8 @@ impl Index {
     }
 }
 
-fn workload(index: &Index, key: &ObjectKey, input: &WorkloadEntryInput) -> Option<Workload> {
-    let objects = index.objects(&key.namespace)?;
+fn workload(view: &MeshView, key: &ObjectKey, input: &WorkloadEntryInput) -> Option<Workload> {
+    let objects = view.objects(&key.namespace)?;
     let endpoint = &input.endpoint;
     let mut services = Services::new();
     for service in objects.all::<Service>().values() {
@@ -181,9 +182,9 @@ fn workload(index: &Index, key: &ObjectKey, input: &WorkloadEntryInput) -> Optio
             .selector
             .as_ref()
             .is_some_and(|selector| selects(selector, &endpoint.labels))
-            && index.may_serve(&key.namespace, &service.name, None)
+            && view.may_serve(&key.namespace, &service.name, None)
         {
-            let host = service.hostname(&index.config.cluster_domain);
+            let host = service.hostname(&view.config.cluster_domain);
             let name = NamespacedHostname::new(key.namespace.clone(), host);
             services.insert(name, service.targets_elsewhere(&endpoint.ports));
         }
@@ -194,15 +195,15 @@ fn workload(index: &Index, key: &ObjectKey, input: &WorkloadEntryInput) -> Optio
             .as_ref()
             .is_some_and(|selector| selects(selector, &endpoint.labels))
         {
-            for host in index.hosts_won(service) {
+            for host in view.hosts_won(service) {
                 let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
                 services.insert(name, service.targets(&endpoint.ports));
             }
         }
     }
-    let uid = index.uid_of_entry(&key.namespace, &key.name);
+    let uid = view.uid_of_entry(&key.namespace, &key.name);
     Some(workload_of_endpoint(
-        index, objects, key, uid, endpoint, services,
+        view, objects, key, uid, endpoint, services,
     ))
 }
 

@@ -184,7 +184,7 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
     let mut mesh = rules(
         "{issuer: 'https://i', jwksUri: 'https://i/keys'}, {issuer: 'https://j', timeout: 2m}",
     );
-    let sources: Vec<KeySource> = mesh.index.key_sources().into_iter().collect();
+    let sources: Vec<KeySource> = mesh.index.view().key_sources().into_iter().collect();
     let [by_address, by_issuer] = &sources[..] else {
         panic!("{sources:?}")
     };
@@ -232,14 +232,17 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
         .set_keys(by_address, had(Some(KEYS), Some("503")));
     assert_eq!(mesh.flush(), [] as [&str; 0]);
     mesh.delete(Kind::RequestAuthentication, "shop", "ra");
-    assert!(mesh.index.key_sources().is_empty());
+    assert!(mesh.index.view().key_sources().is_empty());
 }
 
 #[test]
 fn keys_of_tenants_come_from_others_only_by_a_grant() {
     let mut mesh = TestMesh::of(&all(&[CART, SERVICE]));
     let owner = |mesh: &TestMesh, namespace: &str, ip: &str| {
-        let may = mesh.index.may_fetch_keys(namespace, ip.parse().unwrap());
+        let may = mesh
+            .index
+            .view()
+            .may_fetch_keys(namespace, ip.parse().unwrap());
         may.err().map(|owner| owner.to_string())
     };
     let (vip, pod) = ("10.96.0.9", "10.1.2.3");
@@ -278,7 +281,7 @@ fn keys_of_tenants_come_from_others_only_by_a_grant() {
         mesh.delete(Kind::ReferenceGrant, "shop", "g");
     }
     let namespaces = |mesh: &TestMesh| {
-        let sources = mesh.index.key_sources().into_iter();
+        let sources = mesh.index.view().key_sources().into_iter();
         sources.map(|source| source.namespace).collect::<Vec<_>>()
     };
     let rule = "{issuer: 'https://i', jwksUri: 'https://i/keys'}";

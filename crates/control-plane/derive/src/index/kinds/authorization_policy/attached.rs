@@ -11,7 +11,7 @@ use crate::{
     MeshConfig,
     condition::Verdict,
     index::{
-        Index,
+        MeshView,
         targets::{Concerned, Targets, references},
     },
     problem::{FieldError, Note},
@@ -61,11 +61,11 @@ impl Attached {
     }
 
     /// Policy of each waypoint.
-    pub(super) fn render(&self, index: &Index) -> Vec<(GatewayName, HttpPolicy)> {
-        let waypoints = self.targets.concerned(index).into_iter();
+    pub(super) fn render(&self, view: &MeshView) -> Vec<(GatewayName, HttpPolicy)> {
+        let waypoints = self.targets.concerned(view).into_iter();
         let provider = self.provider.as_ref();
-        let provider = provider.map(|name| Arc::new(index.authorizer(name)));
-        let expanded = self.expanded(index);
+        let provider = provider.map(|name| Arc::new(view.authorizer(name)));
+        let expanded = self.expanded(view);
         let policy = |(gateway, concerned): (_, Concerned)| {
             let policy = HttpPolicy {
                 for_gateway: concerned.for_gateway,
@@ -79,9 +79,9 @@ impl Attached {
     }
 
     /// The policy with principals under all names of the mesh's trust domain.
-    pub(super) fn expanded(&self, index: &Index) -> HttpPolicy {
+    pub(super) fn expanded(&self, view: &MeshView) -> HttpPolicy {
         let mut policy = self.policy.clone();
-        let names = index.own_trust_domain_names();
+        let names = view.own_trust_domain_names();
         if !names.is_literal() {
             names.expand_in(&mut policy);
         }
@@ -89,17 +89,17 @@ impl Attached {
     }
 
     /// Note on the reason why its provider is not called.
-    pub(super) fn note(&self, index: &Index) -> Option<Note> {
-        let provider = index.authorizer(self.provider.as_ref()?);
+    pub(super) fn note(&self, view: &MeshView) -> Option<Note> {
+        let provider = view.authorizer(self.provider.as_ref()?);
         let Err(why) = &provider.place else {
-            return connections::note(index, &provider, &self.targets);
+            return connections::note(view, &provider, &self.targets);
         };
         let message = format!("{why}: all that the policy is attached to is denied");
         Some(Note::new("spec.provider.name", message))
     }
 
     /// At which waypoints it is in force.
-    pub(super) fn verdict(&self, index: &Index) -> Verdict {
-        self.targets.verdict(index, "policy", "enforced")
+    pub(super) fn verdict(&self, view: &MeshView) -> Verdict {
+        self.targets.verdict(view, "policy", "enforced")
     }
 }

@@ -10,7 +10,7 @@ use ambit_model::{
 
 use super::input::PolicyInput;
 use crate::{
-    index::{Index, PolicyScope, instances::listed, names},
+    index::{Index, MeshView, PolicyScope, instances::listed, names},
     problem::Note,
 };
 
@@ -31,14 +31,14 @@ pub(super) fn field(rules: &[PolicyRule]) -> Option<String> {
 }
 
 /// Note on such a policy, if it applies to pods behind waypoints that make it moot.
-pub(super) fn note(index: &Index, input: &PolicyInput) -> Option<Note> {
+pub(super) fn note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
     let field = input.callers.as_deref()?;
     let policy = input.sent.as_ref()?;
-    let waypoints = waypoints(index, policy);
+    let waypoints = waypoints(view, policy);
     let names = names(
         waypoints
             .iter()
-            .filter(|gateway| is_moot(index, input, gateway)),
+            .filter(|gateway| is_moot(view, input, gateway)),
     )?;
     let message = format!(
         "pods that it applies to are behind the waypoint {names}: there, the waypoint is seen as the caller of all \
@@ -48,21 +48,21 @@ pub(super) fn note(index: &Index, input: &PolicyInput) -> Option<Note> {
 }
 
 /// Note on a waypoint's Gateway about the policies that it makes moot.
-pub(in crate::index) fn gateway_note(index: &Index, gateway: &GatewayName) -> Option<Note> {
+pub(in crate::index) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut found = BTreeSet::new();
     let mut check = |namespace: &str, name: Option<&str>, scope: Scope| {
-        let all = index.objects(namespace).into_iter();
+        let all = view.objects(namespace).into_iter();
         let all = all.flat_map(|objects| objects.all::<AuthorizationPolicy>());
         let all = all.filter(|(of, _)| name.is_none_or(|name| name == of.as_str()));
         let is_of_scope = |input: &PolicyInput| {
             let sent = input.sent.as_ref();
             sent.is_some_and(|sent| sent.scope == scope)
         };
-        for (name, _) in all.filter(|(_, one)| is_of_scope(one) && is_moot(index, one, gateway)) {
+        for (name, _) in all.filter(|(_, one)| is_of_scope(one) && is_moot(view, one, gateway)) {
             found.insert(format!("AuthorizationPolicy {namespace}/{name}"));
         }
     };
-    for scope in index.behind.of(gateway) {
+    for scope in view.behind.of(gateway) {
         match scope {
             PolicyScope::Listed(name) => {
                 if let Some((namespace, name)) = name.split_once('/') {
@@ -71,7 +71,7 @@ pub(in crate::index) fn gateway_note(index: &Index, gateway: &GatewayName) -> Op
             }
             PolicyScope::Namespace(namespace) => {
                 check(namespace, None, Scope::Namespace);
-                check(&index.config.root_namespace, None, Scope::Global);
+                check(&view.config.root_namespace, None, Scope::Global);
             }
         }
     }
@@ -85,14 +85,14 @@ pub(in crate::index) fn gateway_note(index: &Index, gateway: &GatewayName) -> Op
 }
 
 /// Whether a policy names callers, and neither it nor another one for the same pods has a rule for the waypoint.
-fn is_moot(index: &Index, input: &PolicyInput, gateway: &GatewayName) -> bool {
+fn is_moot(view: &MeshView, input: &PolicyInput, gateway: &GatewayName) -> bool {
     let (Some(_), Some(policy)) = (&input.callers, &input.sent) else {
         return false;
     };
-    if speaks_of(index, policy, gateway) {
+    if speaks_of(view, policy, gateway) {
         return false;
     }
-    let objects = index.objects(&policy.namespace);
+    let objects = view.objects(&policy.namespace);
     let mut all = objects
         .into_iter()
         .flat_map(|objects| objects.all::<AuthorizationPolicy>());
@@ -101,7 +101,7 @@ fn is_moot(index: &Index, input: &PolicyInput, gateway: &GatewayName) -> bool {
             let sent = other.sent.as_ref();
             let sent = sent.filter(|sent| sent.action == Action::Allow && !sent.dry_run);
             other.selector == input.selector
-                && sent.is_some_and(|sent| speaks_of(index, sent, gateway))
+                && sent.is_some_and(|sent| speaks_of(view, sent, gateway))
         }),
         Action::Deny => {
             let copy = format!("{}-waypoint", policy.name);
@@ -114,18 +114,18 @@ fn is_moot(index: &Index, input: &PolicyInput, gateway: &GatewayName) -> bool {
 /// A policy has changed: conditions of others in its namespace, and of waypoints, may depend on it.
 pub(super) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
     let mut gateways = BTreeSet::new();
-    let objects = index.objects(namespace).into_iter();
+    let objects = index.view.objects(namespace).into_iter();
     let mut beside = Vec::new();
     for (name, other) in objects.flat_map(|objects| objects.all::<AuthorizationPolicy>()) {
         let is_beside = other.callers.is_some()
             && (input.attached.is_some() || other.selector == input.selector);
         if let Some(sent) = other.sent.as_ref().filter(|_| is_beside) {
-            gateways.extend(waypoints(index, sent));
+            gateways.extend(waypoints(&index.view, sent));
             beside.push(name.clone());
         }
     }
     if let Some(sent) = input.sent.as_ref().filter(|_| input.callers.is_some()) {
-        gateways.extend(waypoints(index, sent));
+        gateways.extend(waypoints(&index.view, sent));
     }
     for name in beside {
         let key = ObjectKey::new(Kind::AuthorizationPolicy, namespace.clone(), name);
@@ -141,8 +141,8 @@ pub(super) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
 }
 
 /// The waypoints of the pods that it applies to.
-fn waypoints(index: &Index, policy: &Authorization) -> BTreeSet<GatewayName> {
-    let behind = &index.behind;
+fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
+    let behind = &view.behind;
     let of = |scope: PolicyScope| behind.waypoints(&scope).cloned().collect();
     match policy.scope {
         Scope::WorkloadSelector => {
@@ -151,7 +151,7 @@ fn waypoints(index: &Index, policy: &Authorization) -> BTreeSet<GatewayName> {
         }
         Scope::Namespace => of(PolicyScope::Namespace(policy.namespace.clone())),
         Scope::Global => {
-            let namespaces = index.all_objects().map(|(name, _)| name.clone());
+            let namespaces = view.all_objects().map(|(name, _)| name.clone());
             let namespaces = namespaces.map(PolicyScope::Namespace);
             namespaces.flat_map(of).collect()
         }
@@ -159,8 +159,8 @@ fn waypoints(index: &Index, policy: &Authorization) -> BTreeSet<GatewayName> {
 }
 
 /// Whether a policy names a waypoint itself: who wrote it knows who calls.
-fn speaks_of(index: &Index, policy: &Authorization, gateway: &GatewayName) -> bool {
-    let identities = index.identities(gateway);
+fn speaks_of(view: &MeshView, policy: &Authorization, gateway: &GatewayName) -> bool {
+    let identities = view.identities(gateway);
     let is_any = |one: &Match| identities.iter().any(|identity| is_named(identity, one));
     policy.rules.iter().flatten().flatten().any(is_any)
 }

@@ -4,7 +4,7 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{AppProtocol, ArcStr, GatewayName, Provider, ProviderProtocol};
 
 use crate::{
-    index::{Index, kinds::route::declared_ports, targets::Targets},
+    index::{MeshView, kinds::route::declared_ports, targets::Targets},
     problem::Note,
 };
 
@@ -12,11 +12,11 @@ use crate::{
 const NAMED: usize = 3;
 
 /// Note on ports of the targets that are refused because of the provider.
-pub(super) fn note(index: &Index, provider: &Provider, targets: &Targets) -> Option<Note> {
+pub(super) fn note(view: &MeshView, provider: &Provider, targets: &Targets) -> Option<Note> {
     if provider.protocol == ProviderProtocol::Grpc {
         return None;
     }
-    let mut refused = refused(index, targets);
+    let mut refused = refused(view, targets);
     let more = refused.len().saturating_sub(NAMED);
     refused.truncate(NAMED);
     if refused.is_empty() {
@@ -34,8 +34,8 @@ pub(super) fn note(index: &Index, provider: &Provider, targets: &Targets) -> Opt
     Some(Note::new("spec.provider.name", message))
 }
 
-fn refused(index: &Index, targets: &Targets) -> Vec<String> {
-    let concerned = targets.concerned(index);
+fn refused(view: &MeshView, targets: &Targets) -> Vec<String> {
+    let concerned = targets.concerned(view);
     let whole: Vec<&GatewayName> = concerned
         .iter()
         .filter(|(_, concerned)| concerned.for_gateway)
@@ -47,7 +47,7 @@ fn refused(index: &Index, targets: &Targets) -> Vec<String> {
         .cloned()
         .collect();
     if !whole.is_empty() {
-        for (namespace, objects) in index.all_objects() {
+        for (namespace, objects) in view.all_objects() {
             let key = |kind: Kind, name| ObjectKey::new(kind, namespace.clone(), name);
             let own = objects.all::<Service>().keys();
             services.extend(own.map(|name| key(Kind::Service, name.clone())));
@@ -58,33 +58,33 @@ fn refused(index: &Index, targets: &Targets) -> Vec<String> {
     services.sort_unstable();
     services.dedup();
     let ports_of = |key: ObjectKey| {
-        let ports = declared_ports(index, &key).unwrap_or_default();
+        let ports = declared_ports(view, &key).unwrap_or_default();
         let refused: Vec<String> = ports
             .into_iter()
             .filter(|(_, _, protocol)| matches!(protocol, AppProtocol::Tcp | AppProtocol::Tls))
             .map(|(_, number, _)| format!("port {number} of {key}"))
             .collect();
         let is_concerned =
-            !refused.is_empty() && (targets.0.contains(&key) || is_served(index, &key, &whole));
+            !refused.is_empty() && (targets.0.contains(&key) || is_served(view, &key, &whole));
         if is_concerned { refused } else { Vec::new() }
     };
     services.into_iter().flat_map(ports_of).collect()
 }
 
 /// Whether one of these waypoints serves a Service or ServiceEntry.
-fn is_served(index: &Index, key: &ObjectKey, waypoints: &[&GatewayName]) -> bool {
+fn is_served(view: &MeshView, key: &ObjectKey, waypoints: &[&GatewayName]) -> bool {
     let is_among = |host: &ArcStr| {
-        let serving = index.waypoints_serving(key, host);
+        let serving = view.waypoints_serving(key, host);
         waypoints.iter().any(|waypoint| serving.contains(*waypoint))
     };
     match key.kind {
         Kind::Service => {
-            let service = index.get::<Service>(key);
-            service.is_some_and(|one| is_among(&one.hostname(&index.config.cluster_domain)))
+            let service = view.get::<Service>(key);
+            service.is_some_and(|one| is_among(&one.hostname(&view.config.cluster_domain)))
         }
         _ => {
-            let entry = index.get::<ServiceEntry>(key);
-            entry.is_some_and(|one| index.hosts_won(one).any(is_among))
+            let entry = view.get::<ServiceEntry>(key);
+            entry.is_some_and(|one| view.hosts_won(one).any(is_among))
         }
     }
 }

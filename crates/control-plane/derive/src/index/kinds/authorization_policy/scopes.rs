@@ -3,14 +3,14 @@
 use ambit_model::{HttpAction, HttpOperation, HttpRule, HttpSource, WaypointRule};
 
 use super::attached::Attached;
-use crate::index::Index;
+use crate::index::MeshView;
 
 impl Attached {
     /// The callers and service ports that the policy could apply to. Dry-run policies apply to none. ALLOW refuses all
     /// that it does not name, and CUSTOM everything while its provider cannot be called: both apply to every
     /// connection.
-    pub(crate) fn scopes(&self, index: &Index) -> Vec<WaypointRule> {
-        let policy = self.expanded(index);
+    pub(crate) fn scopes(&self, view: &MeshView) -> Vec<WaypointRule> {
+        let policy = self.expanded(view);
         if policy.not_understood.is_some() {
             return vec![WaypointRule::default()];
         }

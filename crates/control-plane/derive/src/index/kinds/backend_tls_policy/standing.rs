@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 use super::input::{BackendTlsInput, Target};
 use crate::{
     condition::{Part, Standing, Verdict},
-    index::{CONTROLLER, Index},
+    index::{CONTROLLER, MeshView},
 };
 
 /// Most ancestors that a status may have.
 const MAX_ANCESTORS: usize = 16;
 
-pub(super) fn of(index: &Index, policy: &BackendTlsInput) -> Standing {
+pub(super) fn of(view: &MeshView, policy: &BackendTlsInput) -> Standing {
     let mut waypoints: BTreeMap<GatewayName, Vec<&Target>> = BTreeMap::new();
     let mut unbound = Vec::new();
     for target in &policy.targets {
-        let reaching = reaching(index, &target.key);
+        let reaching = reaching(view, &target.key);
         if reaching.is_empty() {
             unbound.push(target);
         }
@@ -32,7 +32,7 @@ pub(super) fn of(index: &Index, policy: &BackendTlsInput) -> Standing {
             "group": gateway::GROUP, "kind": "Gateway",
             "namespace": gateway.namespace.as_str(), "name": gateway.name.as_str(),
         });
-        part(index, policy, reference, accepted(index, policy, targets))
+        part(view, policy, reference, accepted(view, policy, targets))
     });
     let of_others = unbound.into_iter().map(|target| {
         let key = &target.key;
@@ -40,7 +40,7 @@ pub(super) fn of(index: &Index, policy: &BackendTlsInput) -> Standing {
             "group": key.kind.group(), "kind": key.kind.as_str(), "name": key.name.as_str(),
         });
         let message = format!("{key} does not exist or has no waypoint: the policy has no effect");
-        part(index, policy, reference, bad("TargetNotFound", message))
+        part(view, policy, reference, bad("TargetNotFound", message))
     });
     Standing {
         parts: of_waypoints.chain(of_others).take(MAX_ANCESTORS).collect(),
@@ -49,15 +49,15 @@ pub(super) fn of(index: &Index, policy: &BackendTlsInput) -> Standing {
 }
 
 /// The waypoints that reach a target.
-fn reaching(index: &Index, target: &ObjectKey) -> BTreeSet<GatewayName> {
-    let hosts = index.hosts_of(target).into_iter();
+fn reaching(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
+    let hosts = view.hosts_of(target).into_iter();
     hosts
-        .flat_map(|host| index.waypoints_reaching(target, &host))
+        .flat_map(|host| view.waypoints_reaching(target, &host))
         .collect()
 }
 
-fn part(index: &Index, policy: &BackendTlsInput, ancestor: Value, accepted: Verdict) -> Part {
-    let resolved = match policy.resolved(index) {
+fn part(view: &MeshView, policy: &BackendTlsInput, ancestor: Value, accepted: Verdict) -> Part {
+    let resolved = match policy.resolved(view) {
         Err(refused) if refused.is_reference => bad(refused.reason, refused.message),
         _ => good("ResolvedRefs", "every reference is found".to_owned()),
     };
@@ -71,8 +71,8 @@ fn part(index: &Index, policy: &BackendTlsInput, ancestor: Value, accepted: Verd
     }
 }
 
-fn accepted(index: &Index, policy: &BackendTlsInput, targets: &[&Target]) -> Verdict {
-    if let Err(refused) = policy.resolved(index) {
+fn accepted(view: &MeshView, policy: &BackendTlsInput, targets: &[&Target]) -> Verdict {
+    if let Err(refused) = policy.resolved(view) {
         let reason = if refused.is_reference {
             "NoValidCACertificate"
         } else {
@@ -83,17 +83,17 @@ fn accepted(index: &Index, policy: &BackendTlsInput, targets: &[&Target]) -> Ver
     }
     let missing = targets.iter().find_map(|target| {
         let name = target.port.as_ref()?;
-        let is_there = !index.ports_named(&target.key, name).is_empty();
+        let is_there = !view.ports_named(&target.key, name).is_empty();
         (!is_there).then(|| format!("{} has no port {name:?}", target.key))
     });
     if let Some(message) = missing {
         return bad("TargetNotFound", message);
     }
     let other = targets.iter().find_map(|target| {
-        let mut all = index.tls_policies(&target.key).into_iter();
+        let mut all = view.tls_policies(&target.key).into_iter();
         let meant = |port: Option<u16>| match (&target.port, port) {
             (None, None) => true,
-            (Some(name), Some(port)) => index.ports_named(&target.key, name).contains(&port),
+            (Some(name), Some(port)) => view.ports_named(&target.key, name).contains(&port),
             _ => false,
         };
         let (first, _) = all.find(|(_, port)| meant(*port))?;

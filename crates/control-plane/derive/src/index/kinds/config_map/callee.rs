@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::{ArcStr, NamespacedHostname};
 
-use crate::index::{Index, references::Edge};
+use crate::index::{Index, MeshView, references::Edge};
 
 /// The host in a provider's name of a service.
 pub(crate) fn host(service: &str) -> ArcStr {
@@ -13,7 +13,7 @@ pub(crate) fn host(service: &str) -> ArcStr {
     host.to_ascii_lowercase().into()
 }
 
-impl Index {
+impl MeshView {
     /// The service that a provider names; without a namespace, one that the root namespace sees. A waypoint subscribes
     /// to it and its endpoints when it receives the name.
     ///
@@ -51,10 +51,17 @@ impl Index {
         let claim = self.claim(key, host);
         claim.is_some_and(|claim| claim.is_public || key.namespace == self.config.root_namespace)
     }
+}
 
+impl Index {
     /// Marks objects whose waypoints call a host: the host may be another service now.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
-        let callers: Vec<_> = self.references.of(Edge::Calls, host).cloned().collect();
+        let callers: Vec<_> = self
+            .view
+            .references
+            .of(Edge::Calls, host)
+            .cloned()
+            .collect();
         if callers.is_empty() {
             return;
         }
@@ -71,9 +78,10 @@ impl Index {
     /// The policies that name a provider.
     pub(crate) fn mark_users_of_providers(&mut self) {
         let users: Vec<_> = self
+            .view
             .references
             .names(Edge::Provider)
-            .flat_map(|name: &ArcStr| self.references.of(Edge::Provider, name))
+            .flat_map(|name: &ArcStr| self.view.references.of(Edge::Provider, name))
             .cloned()
             .collect();
         for user in users {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::fields::error;
 use crate::{
-    index::{Index, kinds::destination_rule::duration},
+    index::{MeshView, kinds::destination_rule::duration},
     problem::{FieldError, Note},
 };
 
@@ -221,7 +221,7 @@ fn is_token(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(is_token)
 }
 
-impl Index {
+impl MeshView {
     /// The provider that a CUSTOM policy names, as a waypoint's record.
     pub(crate) fn authorizer(&self, name: &ArcStr) -> Provider {
         let refused = |why: String| Provider {

@@ -8,20 +8,20 @@ use ambit_model::{GatewayName, NamespacedHostname};
 use super::input::RuleInput;
 use crate::{
     condition::{Standing, Verdict},
-    index::{Index, names},
+    index::{MeshView, names},
 };
 
-pub(super) fn of(index: &Index, rule: &RuleInput) -> Standing {
+pub(super) fn of(view: &MeshView, rule: &RuleInput) -> Standing {
     let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
     let mut instead: BTreeSet<&ObjectKey> = BTreeSet::new();
     let (mut any_host, mut any_waypoint) = (false, false);
-    for host in index.hosts_like(&rule.host) {
-        for key in index.declarers(&host) {
+    for host in view.hosts_like(&rule.host) {
+        for key in view.declarers(&host) {
             any_host = true;
             let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
-            for gateway in index.waypoints_reaching(key, &host) {
+            for gateway in view.waypoints_reaching(key, &host) {
                 any_waypoint = true;
-                match index.rule_for(&service, &gateway) {
+                match view.rule_for(&service, &gateway) {
                     Some(one) if one.key == rule.key => drop(followed.insert(gateway)),
                     Some(other) => drop(instead.insert(&other.key)),
                     None => {}

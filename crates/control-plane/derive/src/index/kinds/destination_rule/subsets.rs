@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, DestinationPolicy, DestinationSubset};
 use super::policy;
 use crate::{
     Labels,
-    index::{Index, references::Edge},
+    index::{Index, MeshView, references::Edge},
     problem::{FieldError, Note},
     selects,
 };
@@ -64,10 +64,10 @@ impl SubsetInput {
     }
 
     /// With the workloads that are in it now, of those that the object that declares the host selects.
-    pub(super) fn of(&self, index: &Index, key: &ObjectKey) -> DestinationSubset {
+    pub(super) fn of(&self, view: &MeshView, key: &ObjectKey) -> DestinationSubset {
         let selector = match key.kind {
-            Kind::Service => index.get::<Service>(key).map(|one| one.selector.as_ref()),
-            _ => index
+            Kind::Service => view.get::<Service>(key).map(|one| one.selector.as_ref()),
+            _ => view
                 .get::<ServiceEntry>(key)
                 .map(|one| one.selector.as_ref()),
         };
@@ -75,14 +75,14 @@ impl SubsetInput {
         let is_in = |labels: &Labels| {
             selects(&self.labels, labels) && selector.is_none_or(|all| selects(all, labels))
         };
-        let objects = index.objects(&key.namespace).into_iter();
+        let objects = view.objects(&key.namespace).into_iter();
         let workloads = objects.flat_map(|objects| {
             let pods = objects.all::<Pod>().values();
             let pods = pods.filter(|pod| pod.is_published() && is_in(&pod.labels));
-            let pods = pods.map(|pod| pod.uid_in(index));
+            let pods = pods.map(|pod| pod.uid_in(view));
             let entries = objects.all::<WorkloadEntry>().iter();
             let entries = entries.filter(|(_, entry)| is_in(&entry.endpoint.labels));
-            pods.chain(entries.map(|(name, _)| index.uid_of_entry(&key.namespace, name)))
+            pods.chain(entries.map(|(name, _)| view.uid_of_entry(&key.namespace, name)))
         });
         DestinationSubset {
             policy: self.policy.clone(),
@@ -100,11 +100,16 @@ impl Index {
         old: Option<&Labels>,
         new: Option<&Labels>,
     ) {
-        let has_subsets = self.references.of_mesh(Edge::HasSubsets).next().is_some();
+        let has_subsets = self
+            .view
+            .references
+            .of_mesh(Edge::HasSubsets)
+            .next()
+            .is_some();
         if !has_subsets || old == new {
             return;
         }
-        let Some(objects) = self.objects(namespace) else {
+        let Some(objects) = self.view.objects(namespace) else {
             return;
         };
         let is_meant = |selector: Option<&Labels>| {
@@ -120,7 +125,7 @@ impl Index {
             .filter(|(_, entry)| is_meant(entry.selector.as_ref()))
             .map(|(name, _)| ObjectKey::new(Kind::ServiceEntry, namespace.clone(), name.clone()));
         for key in services.chain(entries).collect::<Vec<_>>() {
-            for host in self.hosts_of(&key) {
+            for host in self.view.hosts_of(&key) {
                 self.mark_only_host(host);
             }
         }

@@ -9,7 +9,7 @@ use super::{
     references::{Reference, Unresolved},
 };
 use crate::{
-    index::Index,
+    index::MeshView,
     problem::{FieldError, Note},
 };
 
@@ -88,13 +88,13 @@ impl BackendInput {
     /// The service that it is, and its port, for requests to a parent, at a waypoint.
     pub(super) fn find(
         &self,
-        index: &Index,
+        view: &MeshView,
         route: AttachedRoute<'_>,
         gateway: &GatewayName,
     ) -> Result<(NamespacedHostname, u16), Unresolved> {
-        let (service, port) = self.to.find(index, route)?;
+        let (service, port) = self.to.find(view, route)?;
         if let Some(subset) = &self.subset
-            && !index.has_subset(&service, gateway, subset)
+            && !view.has_subset(&service, gateway, subset)
         {
             let text = arcstr::format!(
                 "no DestinationRule that {gateway} follows for {service} has the subset {subset}"

@@ -5,7 +5,7 @@ use ambit_k8s_api::{HTTPFault, Kind, ObjectKey, ambit, gateway::LocalObjectRefer
 use ambit_model::HttpFilter;
 
 use super::{reader::Reader, references::Unresolved};
-use crate::{index::Index, problem::FieldError};
+use crate::{index::MeshView, problem::FieldError};
 
 /// The object that a filter is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +23,10 @@ impl ExtensionInput {
     }
 
     /// Filter as the object has it now.
-    pub(super) fn find(&self, index: &Index) -> Result<HttpFilter, Unresolved> {
+    pub(super) fn find(&self, view: &MeshView) -> Result<HttpFilter, Unresolved> {
         let key = &self.0;
         let found = match key.kind {
-            Kind::HTTPFault => index.get::<HTTPFault>(key).cloned().map(HttpFilter::Fault),
+            Kind::HTTPFault => view.get::<HTTPFault>(key).cloned().map(HttpFilter::Fault),
             _ => None,
         };
         found.ok_or_else(|| Unresolved {

@@ -16,7 +16,7 @@ use super::{
     references::{self, Unresolved},
 };
 use crate::{
-    index::{Index, kinds::durations},
+    index::{MeshView, kinds::durations},
     problem::FieldError,
 };
 
@@ -42,16 +42,16 @@ pub(crate) enum FilterInput {
 /// With another filter that is not to be found: without it no request may pass.
 pub(super) fn resolved(
     filters: &[FilterInput],
-    index: &Index,
+    view: &MeshView,
     route: AttachedRoute<'_>,
 ) -> Result<Vec<HttpFilter>, Unresolved> {
     let one = |filter: &FilterInput| match filter {
         FilterInput::Known(filter) => Some(Ok(filter.clone())),
         FilterInput::Mirror(mirror) => {
-            let mirror = mirror.resolved(index, route)?;
+            let mirror = mirror.resolved(view, route)?;
             Some(Ok(HttpFilter::Mirror(mirror)))
         }
-        FilterInput::Extension(extension) => Some(extension.find(index)),
+        FilterInput::Extension(extension) => Some(extension.find(view)),
     };
     filters.iter().filter_map(one).collect()
 }

@@ -5,7 +5,7 @@ use ambit_model::{HttpMirror, Share};
 
 use super::{AttachedRoute, references::Reference};
 use crate::{
-    index::{Index, kinds::share},
+    index::{MeshView, kinds::share},
     problem::{FieldError, Note},
 };
 
@@ -35,8 +35,8 @@ impl MirrorInput {
     }
 
     /// With its service as it is now for requests to a parent, if there is one.
-    pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> Option<HttpMirror> {
-        let (service, port) = self.to.find(index, route).ok()?;
+    pub(super) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> Option<HttpMirror> {
+        let (service, port) = self.to.find(view, route).ok()?;
         Some(HttpMirror {
             service,
             port,

@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, NamespacedHostname, Visibility};
 
 use super::{AttachedRoute, declared_ports, service_kind};
 use crate::{
-    index::Index,
+    index::MeshView,
     problem::{FieldError, Note},
 };
 
@@ -97,7 +97,7 @@ impl Reference {
     /// to itself; for requests to other parents it is a backend like any other.
     pub(super) fn find(
         &self,
-        index: &Index,
+        view: &MeshView,
         AttachedRoute {
             route,
             parent,
@@ -109,7 +109,7 @@ impl Reference {
         let (key, host) = match named.map_err(|why| unresolved("InvalidKind", why.clone()))? {
             Named::Object(key) => (key, None),
             Named::Host(host) => {
-                let found = index.record_seen_in(&route.name.namespace, host);
+                let found = view.record_seen_in(&route.name.namespace, host);
                 let found = found.ok_or_else(|| {
                     let text = arcstr::format!(
                         "{} sees no service with the host {host}",
@@ -123,8 +123,8 @@ impl Reference {
         // Before any statement about existing objects.
         let from = (route.kind, route.name.namespace.as_str());
         let is_granted = || match key.kind {
-            Kind::Service => index.may_lead_to(from, key),
-            _ => index.is_seen_in(from.1, key),
+            Kind::Service => view.may_lead_to(from, key),
+            _ => view.is_seen_in(from.1, key),
         };
         if key != parent && !is_granted() {
             let why = match key.kind {
@@ -137,10 +137,10 @@ impl Reference {
         let missing = |text| unresolved("BackendNotFound", text);
         let host = match host {
             Some(host) => Ok(host.clone()),
-            None => index.only_host_of(key),
+            None => view.only_host_of(key),
         };
         let host = host.map_err(missing)?;
-        let ports = declared_ports(index, key).unwrap_or_default();
+        let ports = declared_ports(view, key).unwrap_or_default();
         let has = |number: u16| ports.iter().any(|(_, port, _)| *port == number);
         let port = match (self.port, ports.as_slice(), called) {
             (Some(port), ..) => port,
@@ -187,7 +187,7 @@ fn host_name(
     Ok(Some(Named::Host(name.into())))
 }
 
-impl Index {
+impl MeshView {
     /// Whether a namespace sees a ServiceEntry.
     fn is_seen_in(&self, namespace: &str, entry: &ObjectKey) -> bool {
         let found = self.get::<ServiceEntry>(entry);

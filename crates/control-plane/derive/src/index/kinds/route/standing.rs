@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     condition::{Part, Standing, Verdict},
-    index::{CONTROLLER, Index, names},
+    index::{CONTROLLER, MeshView, names},
 };
 
 fn good(reason: &'static str, message: impl Into<String>) -> Verdict {
@@ -38,7 +38,7 @@ fn bad(reason: &'static str, message: impl Into<String>) -> Verdict {
     }
 }
 
-pub(super) fn of(index: &Index, route: &RouteInput) -> Standing {
+pub(super) fn of(view: &MeshView, route: &RouteInput) -> Standing {
     let part = |parent: &Parent| Part {
         identity: BTreeMap::from([
             ("parentRef", json(&parent.reference)),
@@ -46,9 +46,9 @@ pub(super) fn of(index: &Index, route: &RouteInput) -> Standing {
         ]),
         fields: BTreeMap::new(),
         conditions: vec![
-            ("Accepted", accepted(index, route, parent)),
-            ("ResolvedRefs", resolved(index, route, parent)),
-            ("ResolvedWaypoints", at_waypoints(index, route, parent)),
+            ("Accepted", accepted(view, route, parent)),
+            ("ResolvedRefs", resolved(view, route, parent)),
+            ("ResolvedWaypoints", at_waypoints(view, route, parent)),
         ],
     };
     Standing {
@@ -78,9 +78,9 @@ fn json(reference: &ParentReference) -> Value {
     fields.into()
 }
 
-fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
+fn accepted(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
     let target = &parent.target;
-    let meant = match parent.ports(index) {
+    let meant = match parent.ports(view) {
         Ok(meant) => meant,
         Err(why) => return bad("NoMatchingParent", why),
     };
@@ -96,13 +96,13 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
         };
         return bad(reason, message);
     }
-    let mut ports = declared_ports(index, target).unwrap_or_default();
+    let mut ports = declared_ports(view, target).unwrap_or_default();
     ports.sort_by_key(|(_, port, _)| *port);
     let ports = ports
         .iter()
         .filter(|(_, port, _)| meant.is_empty() || meant.contains(port));
     let judged: Vec<_> = ports
-        .map(|(_, port, protocol)| conflicts::of(index, route, target, (*port, *protocol)))
+        .map(|(_, port, protocol)| conflicts::of(view, route, target, (*port, *protocol)))
         .collect();
     let lost: Vec<_> = judged.iter().flatten().collect();
     let texts: Vec<_> = lost.iter().map(|one| one.text.as_str()).collect();
@@ -116,20 +116,20 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     }
 }
 
-fn resolved(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
+fn resolved(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
     let attached = route.attached_to(&parent.target);
     let backends = route.rules.backends();
-    let serving = serving(index, &parent.target);
+    let serving = serving(view, &parent.target);
     let find = |backend: &BackendInput| -> Result<(), Unresolved> {
-        backend.to.find(index, attached)?;
+        backend.to.find(view, attached)?;
         // Whether there are its endpoints is up to each of them.
         let mut all = serving.iter();
-        all.try_for_each(|gateway| backend.find(index, attached, gateway).map(drop))
+        all.try_for_each(|gateway| backend.find(view, attached, gateway).map(drop))
     };
     let errors = backends.filter_map(|backend| find(backend).err());
     let errors: Vec<Unresolved> = errors.collect();
-    let mirrors = route.rules.mirror_errors(index, attached);
-    let filters = route.rules.filter_errors(index);
+    let mirrors = route.rules.mirror_errors(view, attached);
+    let filters = route.rules.filter_errors(view);
     let mut all = errors.iter().chain(&filters).chain(&mirrors);
     let Some(Unresolved { reason, .. }) = all.next() else {
         return good("ResolvedRefs", "every backend is found");
@@ -154,10 +154,10 @@ fn resolved(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     bad(reason, message.join("; "))
 }
 
-fn at_waypoints(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
+fn at_waypoints(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
     let target = &parent.target;
     let of = &route.name.namespace;
-    let serving = serving(index, target);
+    let serving = serving(view, target);
     let is_for_all = |gateway: &GatewayName| route.is_for_all(target, gateway);
     match names(&serving) {
         Some(names) if serving.iter().any(is_for_all) => {

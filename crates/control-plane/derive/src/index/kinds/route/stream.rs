@@ -15,7 +15,7 @@ use super::{
     backends::{BackendInput, Share},
 };
 use crate::{
-    index::{Index, kind::field},
+    index::{MeshView, kind::field},
     problem::{FieldError, Note},
 };
 
@@ -56,9 +56,9 @@ impl StreamInput {
     }
 
     /// With its current backends for connections to a parent; without fields of the whole route.
-    pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> StreamRoute {
+    pub(super) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> StreamRoute {
         let backend = |from: &BackendInput| {
-            let (service, port) = from.to.parts(from.to.find(index, route));
+            let (service, port) = from.to.parts(from.to.find(view, route));
             StreamBackend {
                 service: service.map_err(|error| error.text),
                 port,

@@ -22,7 +22,7 @@ use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, Standing, VIRTUAL_SERVICE_USED},
     index::{
-        Index,
+        Index, MeshView,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
         references::Edge,
     },
@@ -80,8 +80,8 @@ impl MeshKind for VirtualService {
         Some(part)
     }
 
-    fn standing(index: &Index, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
-        standing::of(index, route)
+    fn standing(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
+        standing::of(view, route)
     }
 
     fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
@@ -104,12 +104,14 @@ impl MeshKind for VirtualService {
         };
         let all = (hosts(old.as_ref()), hosts(new.as_ref()));
         index
+            .view
             .references
             .replace(Edge::VirtualHost, change.key, all.0, all.1);
         let catches_all = |scope: &&HostScope| scope.has_catch_all;
         let old = hosts(old.as_ref().filter(catches_all));
         let new = hosts(new.as_ref().filter(catches_all));
         index
+            .view
             .references
             .replace(Edge::CatchAll, change.key, old, new);
     }
@@ -153,7 +155,7 @@ impl RouteInput {
     }
 }
 
-impl Index {
+impl MeshView {
     /// The HTTPRoutes and GRPCRoutes of a service, with the clients for which a waypoint follows each.
     fn rivals(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<Rival<'_>> {
         let http = self.routes_of(target);

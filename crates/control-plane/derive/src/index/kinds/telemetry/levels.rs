@@ -7,15 +7,15 @@ use super::{
     input::TelemetryInput,
     targets::{is_for, is_gateway},
 };
-use crate::index::Index;
+use crate::index::MeshView;
 
 /// Levels of telemetry, as described for the module.
 pub(super) fn of<'a>(
-    index: &'a Index,
+    view: &'a MeshView,
     gateway: &GatewayName,
     scope: &TelemetryScope,
 ) -> Vec<&'a TelemetryInput> {
-    let root = &index.config.root_namespace;
+    let root = &view.config.root_namespace;
     let mut levels = Vec::new();
     let service_namespace = match scope {
         TelemetryScope::Waypoint => None,
@@ -29,31 +29,31 @@ pub(super) fn of<'a>(
         }
     }
     for namespace in namespaces {
-        levels.extend(oldest(index, namespace, |one| one.targets.is_empty()));
+        levels.extend(oldest(view, namespace, |one| one.targets.is_empty()));
     }
     let attached = |namespace, is: &dyn Fn(&ObjectKey) -> bool| {
-        oldest(index, namespace, |one| one.targets.iter().any(is))
+        oldest(view, namespace, |one| one.targets.iter().any(is))
     };
     levels.extend(attached(root, &|target| {
-        target.kind == Kind::GatewayClass && is_gateway(index, target, gateway)
+        target.kind == Kind::GatewayClass && is_gateway(view, target, gateway)
     }));
     levels.extend(attached(&gateway.namespace, &|target| {
-        target.kind == Kind::Gateway && is_gateway(index, target, gateway)
+        target.kind == Kind::Gateway && is_gateway(view, target, gateway)
     }));
     if let TelemetryScope::Service(service) = scope {
         levels.extend(attached(&service.namespace, &|target| {
-            is_for(index, target, &service.hostname)
+            is_for(view, target, &service.hostname)
         }));
     }
     levels
 }
 
 fn oldest<'a>(
-    index: &'a Index,
+    view: &'a MeshView,
     namespace: &str,
     is: impl Fn(&TelemetryInput) -> bool,
 ) -> Option<&'a TelemetryInput> {
-    let all = index.objects(namespace)?.all::<Telemetry>().values();
+    let all = view.objects(namespace)?.all::<Telemetry>().values();
     let found = all.filter(|one| is(one));
     found.min_by_key(|one| (&one.created, &one.key.name))
 }

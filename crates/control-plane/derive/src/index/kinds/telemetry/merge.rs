@@ -11,7 +11,7 @@ use super::{
     providers::{self, Logger},
     read::TracingPart,
 };
-use crate::index::Index;
+use crate::index::MeshView;
 
 /// Istio's default share of requests, of ten thousand.
 const SAMPLING: u32 = 100;
@@ -20,26 +20,26 @@ const MAX_TAG: u32 = 256;
 
 /// Telemetry of a target, merged, and notes on parts that have no effect.
 pub(super) fn merge(
-    index: &Index,
+    view: &MeshView,
     levels: &[&TelemetryInput],
     scope: TelemetryScope,
 ) -> (WaypointTelemetry, Vec<String>) {
     let mut wrong = Vec::new();
     let telemetry = WaypointTelemetry {
         scope,
-        tracing: tracing(index, levels, &mut wrong),
-        logs: logs(index, levels, &mut wrong),
-        metrics: metrics(index, levels, &mut wrong),
+        tracing: tracing(view, levels, &mut wrong),
+        logs: logs(view, levels, &mut wrong),
+        metrics: metrics(view, levels, &mut wrong),
     };
     (telemetry, wrong)
 }
 
 fn tracing(
-    index: &Index,
+    view: &MeshView,
     levels: &[&TelemetryInput],
     wrong: &mut Vec<String>,
 ) -> Option<TelemetryTracing> {
-    let settings = index.settings();
+    let settings = view.settings();
     let mut merged = TracingPart {
         providers: settings
             .map(|one| one.telemetry.default_tracing.clone())
@@ -63,7 +63,7 @@ fn tracing(
     if merged.is_disabled == Some(true) {
         return None;
     }
-    let collector = match providers::tracer(index, name) {
+    let collector = match providers::tracer(view, name) {
         Ok(collector) => collector,
         Err(why) => {
             wrong.push(why);
@@ -90,11 +90,11 @@ struct Logging {
 }
 
 fn logs(
-    index: &Index,
+    view: &MeshView,
     levels: &[&TelemetryInput],
     wrong: &mut Vec<String>,
 ) -> Option<Vec<ambit_model::TelemetryLog>> {
-    let settings = index.settings();
+    let settings = view.settings();
     let says_something = levels.iter().any(|level| !level.logs.is_empty());
     let of_mesh = settings
         .map(|one| one.telemetry.default_logging.clone())
@@ -129,7 +129,7 @@ fn logs(
     }
     let mut logs = Vec::new();
     for (name, logging) in merged.into_iter().filter(|(_, one)| !one.is_disabled) {
-        match providers::logger(index, &name) {
+        match providers::logger(view, &name) {
             Ok(Logger(mut log)) => {
                 log.filter = logging.filter;
                 logs.push(log);
@@ -141,7 +141,7 @@ fn logs(
 }
 
 fn metrics(
-    index: &Index,
+    view: &MeshView,
     levels: &[&TelemetryInput],
     wrong: &mut Vec<String>,
 ) -> Vec<TelemetryMetric> {
@@ -149,7 +149,7 @@ fn metrics(
     for part in levels.iter().flat_map(|level| &level.metrics) {
         let mut is_meant = part.providers.is_empty();
         for name in &part.providers {
-            match providers::is_prometheus(index, name) {
+            match providers::is_prometheus(view, name) {
                 Ok(()) => is_meant = true,
                 Err(why) => wrong.push(why),
             }

@@ -7,7 +7,7 @@ use ambit_observation::Format;
 use serde_json::{Map, Value};
 
 use super::input::TelemetryInput;
-use crate::index::Index;
+use crate::index::MeshView;
 
 /// The provider of the waypoint's own log, which every mesh has.
 pub(super) const OWN_LOG: &str = "envoy";
@@ -20,13 +20,13 @@ const TRACES_PATH: &str = "/v1/traces";
 pub(super) struct Logger(pub(super) TelemetryLog);
 
 /// The providers that an object names and that cannot be used, and why.
-pub(super) fn wrong(index: &Index, of: &TelemetryInput) -> Vec<String> {
+pub(super) fn wrong(view: &MeshView, of: &TelemetryInput) -> Vec<String> {
     let tracers = of.tracing.iter().flat_map(|part| &part.providers);
-    let tracers = tracers.filter_map(|name| tracer(index, name).err());
+    let tracers = tracers.filter_map(|name| tracer(view, name).err());
     let loggers = of.logs.iter().flat_map(|part| &part.providers);
-    let loggers = loggers.filter_map(|name| logger(index, name).err());
+    let loggers = loggers.filter_map(|name| logger(view, name).err());
     let metrics = of.metrics.iter().flat_map(|part| &part.providers);
-    let metrics = metrics.filter_map(|name| is_prometheus(index, name).err());
+    let metrics = metrics.filter_map(|name| is_prometheus(view, name).err());
     let mut all: Vec<_> = tracers.chain(loggers).chain(metrics).collect();
     all.dedup();
     all
@@ -41,10 +41,8 @@ fn of_another_kind(name: &str, kind: &str, what: &str) -> String {
 }
 
 /// Collector that receives spans.
-pub(super) fn tracer(index: &Index, name: &str) -> Result<OtlpCollector, String> {
-    let provider = index
-        .extension_provider(name)
-        .ok_or_else(|| unknown(name))?;
+pub(super) fn tracer(view: &MeshView, name: &str) -> Result<OtlpCollector, String> {
+    let provider = view.extension_provider(name).ok_or_else(|| unknown(name))?;
     if provider.kind != "opentelemetry" {
         return Err(of_another_kind(
             name,
@@ -52,12 +50,12 @@ pub(super) fn tracer(index: &Index, name: &str) -> Result<OtlpCollector, String>
             "tracing: opentelemetry is",
         ));
     }
-    collector(index, name, &provider.settings)
+    collector(view, name, &provider.settings)
 }
 
 /// Destination of log lines.
-pub(super) fn logger(index: &Index, name: &str) -> Result<Logger, String> {
-    let of_mesh = index
+pub(super) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
+    let of_mesh = view
         .settings()
         .and_then(|one| one.telemetry.access_log.clone());
     let log = |collector, name: &str, format| {
@@ -68,7 +66,7 @@ pub(super) fn logger(index: &Index, name: &str) -> Result<Logger, String> {
             filter: None,
         })
     };
-    let Some(provider) = index.extension_provider(name) else {
+    let Some(provider) = view.extension_provider(name) else {
         return match name {
             OWN_LOG => Ok(log(None, name, of_mesh.unwrap_or_default())),
             _ => Err(unknown(name)),
@@ -91,7 +89,7 @@ pub(super) fn logger(index: &Index, name: &str) -> Result<Logger, String> {
             Ok(log(None, name, format))
         }
         "envoyOtelAls" => {
-            let to = collector(index, name, settings)?;
+            let to = collector(view, name, settings)?;
             let log_name = settings.get("logName").and_then(Value::as_str);
             let format = format(name, settings)?.unwrap_or_default();
             Ok(log(
@@ -109,8 +107,8 @@ pub(super) fn logger(index: &Index, name: &str) -> Result<Logger, String> {
 }
 
 /// Whether metrics are for a provider.
-pub(super) fn is_prometheus(index: &Index, name: &str) -> Result<(), String> {
-    match index.extension_provider(name) {
+pub(super) fn is_prometheus(view: &MeshView, name: &str) -> Result<(), String> {
+    match view.extension_provider(name) {
         Some(provider) if provider.kind == PROMETHEUS => Ok(()),
         Some(provider) => Err(of_another_kind(
             name,
@@ -123,7 +121,7 @@ pub(super) fn is_prometheus(index: &Index, name: &str) -> Result<(), String> {
 }
 
 fn collector(
-    index: &Index,
+    view: &MeshView,
     name: &str,
     settings: &Map<String, Value>,
 ) -> Result<OtlpCollector, String> {
@@ -166,7 +164,7 @@ fn collector(
         ));
     }
     Ok(OtlpCollector {
-        service: index.callee(service).map_err(|why| wrong(&why))?,
+        service: view.callee(service).map_err(|why| wrong(&why))?,
         port: port.ok_or_else(|| wrong("port is missing, or is none"))?,
         http_path: path.map(ArcStr::from),
         timeout: match timeout {

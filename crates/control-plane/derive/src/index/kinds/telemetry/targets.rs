@@ -3,15 +3,15 @@
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::GatewayName;
 
-use crate::index::Index;
+use crate::index::MeshView;
 
 /// Whether an object is attached to a service of a name.
-pub(super) fn is_for(index: &Index, target: &ObjectKey, host: &str) -> bool {
+pub(super) fn is_for(view: &MeshView, target: &ObjectKey, host: &str) -> bool {
     match target.kind {
-        Kind::Service => index
+        Kind::Service => view
             .get::<Service>(target)
-            .is_some_and(|service| service.hostname(&index.config.cluster_domain) == host),
-        Kind::ServiceEntry => index
+            .is_some_and(|service| service.hostname(&view.config.cluster_domain) == host),
+        Kind::ServiceEntry => view
             .get::<ServiceEntry>(target)
             .is_some_and(|entry| entry.hosts.iter().any(|one| one == host)),
         _ => false,
@@ -19,10 +19,10 @@ pub(super) fn is_for(index: &Index, target: &ObjectKey, host: &str) -> bool {
 }
 
 /// Whether a waypoint is meant by a target.
-pub(super) fn is_gateway(index: &Index, target: &ObjectKey, gateway: &GatewayName) -> bool {
+pub(super) fn is_gateway(view: &MeshView, target: &ObjectKey, gateway: &GatewayName) -> bool {
     match target.kind {
         Kind::Gateway => target.namespace == gateway.namespace && target.name == gateway.name,
-        Kind::GatewayClass => index.gateways_of_class(&target.name).contains(gateway),
+        Kind::GatewayClass => view.gateways_of_class(&target.name).contains(gateway),
         _ => false,
     }
 }

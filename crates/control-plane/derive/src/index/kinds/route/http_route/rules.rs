@@ -17,7 +17,7 @@ use regex::RegexBuilder;
 use super::retries;
 use crate::{
     index::{
-        Index,
+        MeshView,
         kinds::route::{
             AttachedRoute, UNSUPPORTED_VALUE, Unsupported,
             backends::{BackendInput, Share},
@@ -96,8 +96,8 @@ impl RuleInput {
     }
 
     /// Filters without which requests may not pass.
-    pub(in super::super) fn filter_errors(&self, index: &Index) -> Vec<Unresolved> {
-        let found = self.extensions().map(|one| one.find(index));
+    pub(in super::super) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
+        let found = self.extensions().map(|one| one.find(view));
         found.filter_map(Result::err).collect()
     }
 
@@ -115,24 +115,24 @@ impl RuleInput {
     /// Mirrors that requests cannot go to.
     pub(in super::super) fn mirror_errors(
         &self,
-        index: &Index,
+        view: &MeshView,
         route: AttachedRoute<'_>,
     ) -> Vec<Unresolved> {
-        let found = self.mirrors().map(|one| one.to.find(index, route));
+        let found = self.mirrors().map(|one| one.to.find(view, route));
         found.filter_map(Result::err).collect()
     }
 
     /// With its backends and filters as they are now, for one of the waypoints that follow it.
     pub(in super::super) fn resolved(
         &self,
-        index: &Index,
+        view: &MeshView,
         route: AttachedRoute<'_>,
         gateway: &GatewayName,
     ) -> HttpRouteRule {
         let backend = |from: &BackendInput| {
-            let filters = filters::resolved(&from.filters, index, route);
+            let filters = filters::resolved(&from.filters, view, route);
             let (filters, missing) = split(filters);
-            let (service, port) = from.to.parts(from.find(index, route, gateway));
+            let (service, port) = from.to.parts(from.find(view, route, gateway));
             HttpBackend {
                 service: missing.map_or(service, Err).map_err(|error| error.text),
                 port,
@@ -141,7 +141,7 @@ impl RuleInput {
                 filters,
             }
         };
-        let (filters, missing) = split(filters::resolved(&self.filters, index, route));
+        let (filters, missing) = split(filters::resolved(&self.filters, view, route));
         let unsupported = self.unsupported.as_ref().map(|one| one.text.clone());
         HttpRouteRule {
             name: self.name.clone(),

@@ -5,7 +5,7 @@ use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::AppProtocol;
 
 use super::{super::RouteInput, serving::serving};
-use crate::index::Index;
+use crate::index::MeshView;
 
 /// Why a route is not followed on a port.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Conflict {
 
 /// Conflict of a route on a port of a service.
 pub(super) fn of(
-    index: &Index,
+    view: &MeshView,
     route: &RouteInput,
     target: &ObjectKey,
     (port, protocol): (u16, AppProtocol),
@@ -38,7 +38,7 @@ pub(super) fn of(
             ),
         });
     }
-    let serving = serving(index, target);
+    let serving = serving(view, target);
     let clients = |route: &RouteInput| {
         let own = &route.name.namespace;
         let mut waypoints = serving.iter();
@@ -48,8 +48,8 @@ pub(super) fn of(
     };
     let of_route = clients(route);
     let others = || {
-        index.routes_of(target).filter(|other| {
-            let Some(ports) = other.ports(index, target) else {
+        view.routes_of(target).filter(|other| {
+            let Some(ports) = other.ports(view, target) else {
                 return false;
             };
             ports.is_empty() || ports.contains(&port)

@@ -5,20 +5,20 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName};
 
-use crate::index::Index;
+use crate::index::MeshView;
 
 /// The waypoints of a service.
-pub(super) fn serving(index: &Index, target: &ObjectKey) -> BTreeSet<GatewayName> {
-    let of_host = |host: &ArcStr| index.waypoints_serving(target, host);
+pub(super) fn serving(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
+    let of_host = |host: &ArcStr| view.waypoints_serving(target, host);
     match target.kind {
         Kind::Service => {
-            let service = index.get::<Service>(target);
-            let host = service.map(|one| one.hostname(&index.config.cluster_domain));
+            let service = view.get::<Service>(target);
+            let host = service.map(|one| one.hostname(&view.config.cluster_domain));
             host.iter().flat_map(of_host).collect()
         }
         _ => {
-            let entry = index.get::<ServiceEntry>(target).into_iter();
-            let hosts = entry.flat_map(|entry| index.hosts_won(entry));
+            let entry = view.get::<ServiceEntry>(target).into_iter();
+            let hosts = entry.flat_map(|entry| view.hosts_won(entry));
             hosts.flat_map(of_host).collect()
         }
     }

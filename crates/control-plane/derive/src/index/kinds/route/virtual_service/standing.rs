@@ -11,13 +11,13 @@ use super::{
 };
 use crate::{
     condition::{Standing, Verdict},
-    index::{Index, names, references::Edge},
+    index::{MeshView, names, references::Edge},
 };
 
 /// Why a host's requests are not routed by a VirtualService: a reason for the condition, and a text.
 type Obstacle = (&'static str, String);
 
-pub(super) fn of(index: &Index, route: &RouteInput) -> Option<Standing> {
+pub(super) fn of(view: &MeshView, route: &RouteInput) -> Option<Standing> {
     let scope = route.scope.as_ref()?;
     if !scope.is_for_mesh {
         let why = "spec.gateways does not contain mesh: it is for ingress and egress gateways, and has no effect on \
@@ -31,12 +31,12 @@ pub(super) fn of(index: &Index, route: &RouteInput) -> Option<Standing> {
     let mut gateways = BTreeSet::new();
     let mut obstacles: Vec<Obstacle> = Vec::new();
     for host in scope.hosts() {
-        match at_host(index, route, host) {
+        match at_host(view, route, host) {
             Ok(of_host) => gateways.extend(of_host),
             Err(obstacle) => obstacles.push(obstacle),
         }
     }
-    let unresolved = unresolved(index, route, scope);
+    let unresolved = unresolved(view, route, scope);
     let mut texts: Vec<String> = obstacles.iter().map(|(_, text)| text.clone()).collect();
     if !unresolved.is_empty() {
         let why: Vec<_> = unresolved.iter().map(|one| one.text.as_str()).collect();
@@ -73,7 +73,7 @@ fn standing(is_true: bool, reason: &'static str, message: String, is_trouble: bo
 
 /// The waypoints that follow a VirtualService for a host, or why none does.
 fn at_host(
-    index: &Index,
+    view: &MeshView,
     route: &RouteInput,
     host: &ArcStr,
 ) -> Result<BTreeSet<GatewayName>, Obstacle> {
@@ -82,8 +82,8 @@ fn at_host(
         "HostNotFound",
         format!("no service has the host {host}: it has no effect"),
     );
-    for (target, _) in index.records_of(host) {
-        let gateways = index.waypoints_serving(target, host);
+    for (target, _) in view.records_of(host) {
+        let gateways = view.waypoints_serving(target, host);
         if gateways.is_empty() && obstacle.0 == "HostNotFound" {
             let text = format!(
                 "no waypoint reaches the host {host}: the VirtualService has no effect on it"
@@ -91,7 +91,7 @@ fn at_host(
             obstacle = ("NoWaypoint", text);
         }
         for gateway in gateways {
-            match at_waypoint(index, route, host, (target, &gateway)) {
+            match at_waypoint(view, route, host, (target, &gateway)) {
                 Ok(()) => drop(followed.insert(gateway)),
                 Err(why) => obstacle = why,
             }
@@ -105,7 +105,7 @@ fn at_host(
 
 /// Whether a waypoint follows a VirtualService for a host of a service.
 fn at_waypoint(
-    index: &Index,
+    view: &MeshView,
     route: &RouteInput,
     host: &ArcStr,
     (target, gateway): (&ObjectKey, &GatewayName),
@@ -117,9 +117,9 @@ fn at_waypoint(
         );
         return Err(("NotExported", text));
     }
-    let rivals = index.rivals(target, gateway);
+    let rivals = view.rivals(target, gateway);
     let clients = route.clients(target, gateway);
-    let ports = declared_ports(index, target).unwrap_or_default();
+    let ports = declared_ports(view, target).unwrap_or_default();
     let in_place: Vec<_> = ports
         .iter()
         .map(|(_, port, _)| {
@@ -138,8 +138,8 @@ fn at_waypoint(
         );
         return Err(("Conflict", text));
     }
-    let catch_alls = index.references.of(Edge::CatchAll, host);
-    let mut catch_alls = catch_alls.filter_map(|key| index.route(key));
+    let catch_alls = view.references.of(Edge::CatchAll, host);
+    let mut catch_alls = catch_alls.filter_map(|key| view.route(key));
     let older = catch_alls.find(|one| {
         one.age() < route.age()
             && one.is_followed(target, gateway)
@@ -158,13 +158,13 @@ fn at_waypoint(
 }
 
 /// Backends and mirrors that requests to its hosts cannot go to.
-fn unresolved(index: &Index, route: &RouteInput, scope: &HostScope) -> Vec<Unresolved> {
+fn unresolved(view: &MeshView, route: &RouteInput, scope: &HostScope) -> Vec<Unresolved> {
     let mut all = Vec::new();
     for host in scope.hosts() {
-        for (target, _) in index.records_of(host) {
-            for gateway in index.waypoints_serving(target, host) {
+        for (target, _) in view.records_of(host) {
+            for gateway in view.waypoints_serving(target, host) {
                 if route.is_followed(target, &gateway) {
-                    all.extend(of_service(index, route, target, &gateway));
+                    all.extend(of_service(view, route, target, &gateway));
                 }
             }
         }
@@ -175,12 +175,12 @@ fn unresolved(index: &Index, route: &RouteInput, scope: &HostScope) -> Vec<Unres
 }
 
 fn of_service(
-    index: &Index,
+    view: &MeshView,
     route: &RouteInput,
     parent: &ObjectKey,
     gateway: &GatewayName,
 ) -> Vec<Unresolved> {
-    let ports = declared_ports(index, parent).unwrap_or_default();
+    let ports = declared_ports(view, parent).unwrap_or_default();
     let attached = ports.iter().map(|(_, port, _)| AttachedRoute {
         route,
         parent,
@@ -189,9 +189,9 @@ fn of_service(
     let errors = attached.flat_map(|attached| {
         let rules = route.http_rules();
         let backends = rules.iter().flat_map(RuleInput::backends);
-        let backends = backends.filter_map(move |one| one.find(index, attached, gateway).err());
+        let backends = backends.filter_map(move |one| one.find(view, attached, gateway).err());
         let mirrors = rules.iter();
-        let mirrors = mirrors.flat_map(move |rule| rule.mirror_errors(index, attached));
+        let mirrors = mirrors.flat_map(move |rule| rule.mirror_errors(view, attached));
         backends.chain(mirrors)
     });
     errors.collect()

@@ -30,7 +30,7 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-certificates", 4),
     ("ambit-cli", 26),
     ("ambit-cluster-tests", 5),
-    ("ambit-derive", 40),
+    ("ambit-derive", 38),
     ("ambit-flow-reader", 2),
     ("ambit-l7", 9),
     ("ambit-lab", 4),

@@ -1,4 +1,5 @@
-//! The objects as understood, what is wrong with them, and what must be rendered anew when one changes.
+//! The view of the objects ([`MeshView`]) with what is wrong with them, what is published, and what must be rendered anew
+//! when one changes.
 //!
 //! Knows no kind by name but for where objects of several kinds meet: [`hosts`], [`marks`].
 

@@ -4,6 +4,9 @@
 //! on [`Index::flush`]. Work follows the change, not the size of the mesh. An object that cannot be used is refused as
 //! a whole, with a [`Problem`] that names the field; its last good version stays in force and nothing else is touched.
 //!
+//! [`MeshView`] has the objects and the graph of their references; records and conditions are rendered from it alone, so
+//! that rendering cannot mark, report or publish. [`Index`] has the view with these.
+//!
 //! Code for one kind of object is in its file in `index/kinds`, which implements the traits of `index/kind.rs`. Of
 //! objects' status only input is read: the state of pods and nodes, and addresses of ServiceEntries. Of conditions that
 //! this control plane writes only that of waypoints that have been ready is read here.

@@ -13,6 +13,7 @@ mod references;
 mod session;
 mod standing;
 mod stream;
+mod unsupported;
 mod virtual_service;
 
 use ambit_k8s_api::{
@@ -38,11 +39,9 @@ use http_route::RuleInput;
 pub(super) use reader::{Reader, is_token};
 use references::{Named, Unresolved};
 use stream::StreamInput;
+pub(super) use unsupported::{UNSUPPORTED_VALUE, Unsupported};
 use virtual_service::HostScope;
 pub(super) use virtual_service::is_for_mesh;
-
-/// The reason of a condition: the API has it, and this mesh has not.
-pub(super) const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
 
 /// A service that a route is for.
 #[derive(Clone, Debug, PartialEq)]
@@ -131,14 +130,6 @@ pub(crate) enum Rules {
     Http(Vec<RuleInput>),
     /// Rules for connections.
     Stream(StreamInput),
-}
-
-/// Part of a rule that is not supported.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Unsupported {
-    /// For a condition.
-    pub(super) reason: &'static str,
-    pub(in crate::index::kinds) text: ArcStr,
 }
 
 /// Differences between the kinds of routes.

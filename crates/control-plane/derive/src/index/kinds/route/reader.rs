@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{UNSUPPORTED_VALUE, Unsupported};
+use super::unsupported::{UNSUPPORTED_VALUE, Unsupported};
 use crate::problem::{FieldError, Note};
 
 /// Most rules of a route, and most matches of all of them together.

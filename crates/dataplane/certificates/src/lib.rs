@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ca_client;
+mod counts;
 mod csr;
 mod dump;
 mod metrics;
@@ -17,9 +18,10 @@ mod svid;
 pub use ca_client::{
     CaClient, CertificateCache, CsrClient, CsrClientOptions, FetchError, Renewals,
 };
+pub use counts::CertificateCounts;
 pub use csr::{CertificateRequest, CsrError};
 pub use dump::{CertificateDump, CertificateEntry};
-pub use metrics::{CertificateCounts, CertificateMetrics};
+pub use metrics::CertificateMetrics;
 pub use spiffe::{DelegatedIdentity, SocketError, SpiffeSocket, WorkloadApi};
 pub use spiffe_error::SpiffeError;
 pub use store::{CertError, Certificates, CertificatesOptions, Priority};

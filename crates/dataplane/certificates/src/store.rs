@@ -3,14 +3,10 @@
 //!
 //! [`state::State`] decides; this file carries out its effects and gives certificates to connections.
 
+mod options;
 mod state;
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
 use ambit_model::{Identity, Reason};
 use ambit_rt::ErrorChain;
@@ -23,35 +19,9 @@ use tokio::{
 };
 
 use crate::{CaClient, CertificateCounts, CertificateDump, FetchError};
+pub use options::CertificatesOptions;
 pub use state::Priority;
 use state::{Effect, Event, Life, State};
-
-/// Limits of a [`Certificates`].
-#[derive(Clone, Copy, Debug)]
-pub struct CertificatesOptions {
-    /// Maximum of fetches in flight.
-    pub parallel: usize,
-    /// First delay of an identity after a failure.
-    pub backoff_initial: Duration,
-    /// Maximum retry delay of an identity.
-    pub backoff_cap: Duration,
-    /// First delay until a CA that cannot be reached is tried again, with one identity for all.
-    pub probe_initial: Duration,
-    /// Longest delay until it is tried again: how long after its return all identities have certificates.
-    pub probe_cap: Duration,
-}
-
-impl Default for CertificatesOptions {
-    fn default() -> Self {
-        Self {
-            parallel: 8,
-            backoff_initial: Duration::from_secs(1),
-            backoff_cap: Duration::from_secs(30),
-            probe_initial: Duration::from_millis(250),
-            probe_cap: Duration::from_secs(1),
-        }
-    }
-}
 
 /// Why a connection gets no certificate.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -28,6 +28,7 @@ use std::borrow::Cow;
 use ambit_model::PathNormalization;
 use http::Method;
 
+mod error;
 mod escapes;
 mod readings;
 mod segments;
@@ -35,6 +36,7 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
+pub use error::PathError;
 pub use escapes::{canonical_escapes, decoded_escapes};
 pub use readings::{readings, shared_by_spellings};
 
@@ -76,32 +78,6 @@ impl NormalizedTarget<'_> {
             path_end: self.path_end,
         }
     }
-}
-
-/// Why a target is refused: a request with it is answered with 400.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PathError {
-    /// Neither origin form nor `*` of OPTIONS.
-    #[error("the request's target does not begin with a slash")]
-    NotOriginForm,
-    /// A control character or a space, raw or escaped.
-    #[error("the request's target has a control character or a space")]
-    Control,
-    /// Fragment after a `#`.
-    #[error("the request's target has a fragment")]
-    Fragment,
-    /// `%` without two hexadecimal digits.
-    #[error("the request's path has a percent sign that escapes nothing")]
-    BrokenEscape,
-    /// Overlong UTF-8 encoding.
-    #[error("the request's path has overlong UTF-8")]
-    Overlong,
-    /// More `..` segments than the path has.
-    #[error("the request's path goes above the root")]
-    AboveRoot,
-    /// A dot segment that only some implementations see.
-    #[error("the request's path has a dot segment that is hidden by an escape or a parameter")]
-    HiddenDotSegment,
 }
 
 impl PathError {

@@ -18,6 +18,7 @@
 mod header;
 mod host;
 mod path;
+mod reading;
 mod text;
 
 use std::cell::OnceCell;
@@ -27,6 +28,7 @@ use http::{HeaderMap, HeaderName};
 
 pub(crate) use header::{any_text, is_same_name, lines};
 pub(crate) use path::PathMatcher;
+pub(crate) use reading::Reading;
 
 use host::Host;
 
@@ -46,17 +48,6 @@ static PATH_OVERRIDES: [HeaderName; 2] = [
 /// Headers in which proxies, and thus clients, state the original host.
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static FORWARDED: HeaderName = http::header::FORWARDED;
-
-/// Which readings of a text have to match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reading {
-    /// Any interpretation matches; for denials and limits.
-    Any,
-    /// All interpretations, ignoring override headers; for allowing.
-    All,
-    /// All interpretations, including override headers; for exceptions from a denial.
-    Exception,
-}
 
 /// Interpretations of a request's attributes, computed on first use.
 #[derive(Debug)]

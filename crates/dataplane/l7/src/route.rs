@@ -8,6 +8,7 @@
 
 mod filters;
 mod lookup;
+mod request;
 mod retry;
 
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use ambit_model::{
     ArcStr, HttpBackend, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpSession,
     HttpTimeouts, RouteName,
 };
-use http::HeaderMap;
 use rand::RngCore;
 
 pub use lookup::Mismatch;
@@ -28,26 +28,12 @@ use crate::weights;
 pub use filters::{
     Applied, Cors, CorsRequest, Filters, Injected, MatchedPath, Redirect, RedirectError, changed,
 };
+pub use request::RouteRequest;
 pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, is_retriable, wait};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.
 const BROKEN: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
-
-/// Parts of a request that routes match.
-#[derive(Clone, Copy, Debug)]
-pub struct RouteRequest<'a> {
-    /// Method of the request.
-    pub method: &'a str,
-    /// Normalized path without the query.
-    pub path: &'a str,
-    /// Query without the question mark.
-    pub query: Option<&'a str>,
-    /// Host of the request, which HTTP/2 does not send as a header.
-    pub host: &'a str,
-    /// Headers of the request.
-    pub headers: &'a HeaderMap,
-}
 
 /// The routes of one port of a service.
 #[derive(Debug, Default)]

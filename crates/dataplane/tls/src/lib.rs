@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod chain_error;
 mod client_hello;
 mod crl;
 mod followed_file;
@@ -16,7 +17,8 @@ mod trust_domains;
 mod verify;
 mod workload_cert;
 
-pub use chain::{ChainError, concatenated, uri_names, validity};
+pub use chain::{concatenated, uri_names, validity};
+pub use chain_error::ChainError;
 pub use client_hello::{FirstMessage, HelloError, HelloReader, MAX_CLIENT_HELLO};
 pub use crl::{CrlError, Crls};
 pub use handshake::{

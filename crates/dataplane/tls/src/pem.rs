@@ -5,10 +5,7 @@ use std::fmt::Write as _;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 
-use crate::ChainError;
-
-/// Maximum of certificates in one answer; more would be an attack on memory.
-pub(crate) const MAX_CERTIFICATES: usize = 256;
+use crate::chain_error::{ChainError, MAX_CERTIFICATES};
 
 /// Parses all certificates of a PEM text, at least one. Errors name the text by `index`.
 pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'static>>, ChainError> {

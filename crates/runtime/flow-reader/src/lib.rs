@@ -3,6 +3,7 @@
 //! The command line and the control plane read so; how a proxy is reached is theirs ([`Proxies`]).
 #![forbid(unsafe_code)]
 
+mod error;
 mod lines;
 
 use std::{collections::HashMap, fmt, hash::Hash, sync::Arc, time::Duration};
@@ -19,19 +20,15 @@ use tokio::{
     time::timeout,
 };
 
+pub use error::{BoxError, ReadError};
+
+use error::{MAX_LINE, SILENCE};
 use lines::Lines;
 
 /// Interval of listing the proxies.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// Read timeout: a proxy writes an empty line every ten seconds.
-const SILENCE: Duration = Duration::from_secs(30);
-/// Longest line of a stream, in bytes.
-const MAX_LINE: usize = 64 << 10;
 /// Longest explanation of a refusal, in bytes.
 const MAX_REASON: usize = 1024;
-
-/// Any error of a body.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Event of the proxies that are being read.
 #[derive(Clone, Debug)]
@@ -74,29 +71,6 @@ pub trait Proxies: Send + Sync + 'static {
         proxy: &Self::Proxy,
         path: &str,
     ) -> impl Future<Output = Result<Opened, String>> + Send;
-}
-
-/// Why a stream cannot be opened or has ended.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// The request is malformed.
-    #[error("the request cannot be made: {0}")]
-    Request(#[from] hyper::http::Error),
-    /// The connection or the protocol broke.
-    #[error("the connection broke: {0}")]
-    Http(#[from] hyper::Error),
-    /// The body broke.
-    #[error("the connection broke: {0}")]
-    Body(#[source] BoxError),
-    /// Silence for too long.
-    #[error("nothing came for {SILENCE:?}")]
-    Silent,
-    /// Response of another status than 200, and its text.
-    #[error("status {0}: {1}")]
-    Refused(u16, String),
-    /// A line without end.
-    #[error("a line is longer than {MAX_LINE} bytes")]
-    TooLong,
 }
 
 /// Requests `path` over a connection to a proxy.

@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use crate::{MAX_LINE, ReadError};
+use crate::error::{MAX_LINE, ReadError};
 
 /// Buffer of an incomplete line.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use ambit_model::Identity;
 use ambit_rt::Backoff;
 use ambit_tls::WorkloadCert;
 
-use super::CertificatesOptions;
+use super::options::CertificatesOptions;
 use crate::FetchError;
 
 /// The priority of a fetch.

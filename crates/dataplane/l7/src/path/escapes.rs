@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::PathError;
+use super::error::PathError;
 
 /// Refuses broken escapes, escaped control characters and overlong UTF-8.
 pub(super) fn check(path: &str) -> Result<(), PathError> {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::PathError;
+use super::error::PathError;
 
 /// Refuses dot segments that only some implementations see: beside an escaped slash or backslash, or with a
 /// parameter. For a path whose escapes are in one form.

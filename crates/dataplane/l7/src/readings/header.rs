@@ -3,7 +3,7 @@
 use ambit_model::StringMatch;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::{Reading, text::matches_bytes};
+use super::{reading::Reading, text::matches_bytes};
 
 /// Headers whose commas do not separate elements.
 const NO_LISTS: [HeaderName; 9] = [

@@ -2,7 +2,7 @@
 
 use ambit_model::StringMatch;
 
-use super::Reading;
+use super::reading::Reading;
 
 /// The authority of a request in its parts.
 #[derive(Clone, Copy, Debug)]

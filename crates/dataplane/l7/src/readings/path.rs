@@ -5,7 +5,7 @@ use std::{borrow::Cow, cell::OnceCell};
 use ambit_model::{ArcStr, HttpPathMatch, PathPattern, PathTemplate, StringMatch};
 use regex::Regex;
 
-use super::{Reading, text::map_text};
+use super::{reading::Reading, text::map_text};
 use crate::{
     path::{canonical_escapes, decoded_escapes, readings},
     route::regex,

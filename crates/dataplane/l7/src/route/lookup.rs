@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch, MAX_EXP
 use http::{HeaderName, header::HOST};
 use regex::{Regex, RegexBuilder};
 
-use super::RouteRequest;
+use super::request::RouteRequest;
 use crate::path::canonical_escapes;
 
 /// Compiled matches in lookup order.

@@ -1,0 +1,30 @@
+//! Limits of the store.
+
+use std::time::Duration;
+
+/// Limits of a [`crate::Certificates`].
+#[derive(Clone, Copy, Debug)]
+pub struct CertificatesOptions {
+    /// Maximum of fetches in flight.
+    pub parallel: usize,
+    /// First delay of an identity after a failure.
+    pub backoff_initial: Duration,
+    /// Maximum retry delay of an identity.
+    pub backoff_cap: Duration,
+    /// First delay until a CA that cannot be reached is tried again, with one identity for all.
+    pub probe_initial: Duration,
+    /// Longest delay until it is tried again: how long after its return all identities have certificates.
+    pub probe_cap: Duration,
+}
+
+impl Default for CertificatesOptions {
+    fn default() -> Self {
+        Self {
+            parallel: 8,
+            backoff_initial: Duration::from_secs(1),
+            backoff_cap: Duration::from_secs(30),
+            probe_initial: Duration::from_millis(250),
+            probe_cap: Duration::from_secs(1),
+        }
+    }
+}

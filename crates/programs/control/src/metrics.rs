@@ -1,50 +1,16 @@
 //! The control plane's metrics, with the names of Istio's where they mean the same.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{fmt, sync::atomic::AtomicU64};
 
+use ambit_rt::metrics::PlainCounter;
 use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder},
-    metrics::{MetricType, TypedMetric, family::Family, gauge::Gauge, histogram::Histogram},
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
 use crate::resource_type::ResourceType;
-
-/// A counter whose name is sent as it is: the names of Istio's control plane do not end in `_total`,
-/// which the library's counter would append.
-#[derive(Clone, Debug, Default)]
-struct Counter(Arc<AtomicU64>);
-
-impl Counter {
-    fn inc(&self) {
-        self.inc_by(1);
-    }
-
-    fn inc_by(&self, by: u64) {
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-}
-
-impl TypedMetric for Counter {
-    const TYPE: MetricType = MetricType::Unknown;
-}
-
-impl EncodeMetric for Counter {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        encoder.encode_gauge(&self.0.load(Ordering::Relaxed))
-    }
-
-    fn metric_type(&self) -> MetricType {
-        Self::TYPE
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Type {
@@ -74,20 +40,20 @@ const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
 /// Metrics of the control plane with their registry.
 pub struct Metrics {
     registry: Mutex<Registry>,
-    pushes: Family<Type, Counter>,
-    pushed_resources: Family<Type, Counter>,
-    rejects: Family<Type, Counter>,
-    stale_nonces: Counter,
+    pushes: Family<Type, PlainCounter>,
+    pushed_resources: Family<Type, PlainCounter>,
+    rejects: Family<Type, PlainCounter>,
+    stale_nonces: PlainCounter,
     streams: Gauge,
     records: Family<Type, Gauge>,
     problems: Family<Severity, Gauge>,
-    events: Counter,
-    changed: Counter,
+    events: PlainCounter,
+    changed: PlainCounter,
     convergence: Histogram,
-    csr: Family<Outcome, Counter>,
+    csr: Family<Outcome, PlainCounter>,
     root_expiry: Gauge<f64, AtomicU64>,
-    callers_closed: Family<Reason, Counter>,
-    tokens: Family<Outcome, Counter>,
+    callers_closed: Family<Reason, PlainCounter>,
+    tokens: Family<Outcome, PlainCounter>,
 }
 
 impl fmt::Debug for Metrics {
@@ -106,12 +72,12 @@ impl Default for Metrics {
             pushes: Family::default(),
             pushed_resources: Family::default(),
             rejects: Family::default(),
-            stale_nonces: Counter::default(),
+            stale_nonces: PlainCounter::default(),
             streams: Gauge::default(),
             records: Family::default(),
             problems: Family::default(),
-            events: Counter::default(),
-            changed: Counter::default(),
+            events: PlainCounter::default(),
+            changed: PlainCounter::default(),
             convergence: Histogram::new(buckets),
             csr: Family::default(),
             root_expiry: Gauge::default(),

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Instant};
 
+use ambit_grpc_listener::CallerState;
 use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::Rates;
 use tonic::{Status, metadata::MetadataMap};
@@ -9,7 +10,6 @@ use tonic::{Status, metadata::MetadataMap};
 use crate::{
     auth::{Authenticator, Caller, TokenError, bearer},
     caller_pod::Roles,
-    grpc::CallerState,
     metrics::Metrics,
     waypoints::Waypoints,
 };

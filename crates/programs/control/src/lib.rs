@@ -2,7 +2,7 @@
 //!
 //! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
 //! `ambit_derive`; [`mesh`] feeds it and publishes the records; [`xds`] and [`ca`] serve over one gRPC port
-//! ([`grpc`]); [`auth`], [`access`] and [`caller_pod`] say who may call; [`status`] writes conditions for operators,
+//! (`ambit_grpc_listener`); [`auth`], [`access`] and [`caller_pod`] say who may call; [`status`] writes conditions for operators,
 //! [`flows`] serves flow events to users;
 //! [`startup_taint`] lifts the taint for the scheduler; [`restart_backoff`] replaces pods that kubelet holds back;
 //! [`environment`] is what all of it is built on;
@@ -18,7 +18,6 @@ pub mod change;
 mod deployments;
 pub mod environment;
 pub mod flows;
-pub mod grpc;
 mod key_sets;
 pub mod kubernetes;
 mod leading;

@@ -9,6 +9,7 @@ use std::{
 
 use ambit_derive::MeshConfig;
 use ambit_egress::Guard;
+use ambit_grpc_listener::ServeOptions;
 use ambit_model::Identity;
 use ambit_otlp_export::Exporter;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
@@ -31,7 +32,6 @@ use crate::{
     deployments::Deployer,
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
-    grpc,
     key_sets::KeySets,
     leading::while_leading,
     mesh::{self, Mesh},
@@ -192,12 +192,15 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     );
     let certificates = IstioCertificateServiceServer::new(certificates)
         .max_decoding_message_size(MAX_CERTIFICATE_REQUEST);
-    let served = grpc::Serving {
+    let options = ServeOptions {
         routes: Routes::new(discovery).add_service(certificates).prepare(),
         age: Duration::from_secs(args.max_connection_seconds.max(1)),
-        metrics: Arc::clone(&metrics),
     };
-    ambit_rt::spawn("grpc", grpc::serve(incoming, served, watcher));
+    let closed = Arc::clone(&metrics);
+    let served = ambit_grpc_listener::serve(incoming, options, watcher, move |why| {
+        closed.connection_closed(why.label());
+    });
+    ambit_rt::spawn("grpc", served);
     Ok(Running {
         xds,
         monitoring,

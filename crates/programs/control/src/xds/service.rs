@@ -15,6 +15,7 @@ use std::{
 
 use ambit_codec::grpc_frame;
 use ambit_derive::PodDirectory;
+use ambit_grpc_listener::ConnectionEnd;
 use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::DrainWatcher;
 use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryResponse};
@@ -40,7 +41,6 @@ use super::{
 use crate::{
     access::Access,
     caller_pod::{Pods, check_own},
-    grpc::ConnectionEnd,
     metrics::Metrics,
 };
 

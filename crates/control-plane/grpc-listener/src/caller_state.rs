@@ -48,7 +48,7 @@ enum State {
 
 /// Why a connection ends before its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub enum Ending {
     /// A caller that is known but does not stay: in order.
     Leave,
     /// No call was authenticated in time.
@@ -61,7 +61,7 @@ pub(super) enum Ending {
 
 impl Ending {
     /// Returns the metric label.
-    pub(super) fn label(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Self::Leave => "leave",
             Self::Silent => "silent",

@@ -5,22 +5,21 @@
 //! GOAWAY, its streams end in order, and it connects anew, maybe elsewhere. Unauthenticated
 //! connections get neither time nor room (see [`CallerState`]).
 
-mod caller_state;
-
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use ambit_grpc_listener::{Incoming, TlsConnection};
 use ambit_rt::DrainWatcher;
-use futures_util::StreamExt;
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rand::Rng;
 use tokio::sync::{Semaphore, watch};
+use tokio_stream::StreamExt;
 use tonic::{body::Body, service::Routes, transport::server::Connected};
 use tower_service::Service;
 
-use crate::metrics::Metrics;
-pub use caller_state::CallerState;
+use crate::{
+    accept::{Incoming, TlsConnection},
+    caller_state::{CallerState, Ending},
+};
 
 /// Maximum concurrent streams of one connection.
 const MAX_STREAMS: u32 = 128;
@@ -48,22 +47,31 @@ impl ConnectionEnd {
 
 /// Services and limits of connections.
 #[derive(Clone, Debug)]
-pub struct Serving {
+pub struct ServeOptions {
     /// Routes to the services.
     pub routes: Routes,
     /// Maximum connection age, with 10 % jitter.
     pub age: Duration,
-    /// Counters of connections.
-    pub metrics: Arc<Metrics>,
 }
 
-/// Serves every connection until the drain.
-pub async fn serve(mut incoming: Incoming, serving: Serving, drain: DrainWatcher) {
+/// Serves every connection until the drain. `closed` is called for each that is closed for what its caller is.
+pub async fn serve(
+    mut incoming: Incoming,
+    options: ServeOptions,
+    drain: DrainWatcher,
+    closed: impl Fn(Ending) + Clone + Send + 'static,
+) {
     let lasting = Arc::new(Semaphore::new(MAX_LASTING));
     while let Some(Ok(connection)) = incoming.next().await {
         let source = connection.connect_info().address.map(|peer| peer.ip());
         let caller_state = CallerState::new(source, Arc::clone(&lasting));
-        let served = serve_one(connection, caller_state, serving.clone(), drain.clone());
+        let served = serve_one(
+            connection,
+            caller_state,
+            options.clone(),
+            drain.clone(),
+            closed.clone(),
+        );
         ambit_rt::spawn("grpc connection", served);
     }
 }
@@ -71,14 +79,15 @@ pub async fn serve(mut incoming: Incoming, serving: Serving, drain: DrainWatcher
 async fn serve_one(
     mut connection: TlsConnection,
     caller_state: CallerState,
-    serving: Serving,
+    options: ServeOptions,
     mut drain: DrainWatcher,
+    closed: impl Fn(Ending),
 ) {
     let work = drain.open_work();
     let peer = connection.connect_info();
     let over = caller_state.clone().over(connection.take_slot());
-    let age = serving.age.mul_f64(rand::rng().random_range(0.9..1.1));
-    let routes = serving.routes;
+    let age = options.age.mul_f64(rand::rng().random_range(0.9..1.1));
+    let routes = options.routes;
     let (end, ended) = watch::channel(false);
     let service = service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(peer);
@@ -108,7 +117,7 @@ async fn serve_one(
         () = tokio::time::sleep(age) => None,
         _ = drain.started() => None,
         ending = over => {
-            serving.metrics.connection_closed(ending.label());
+            closed(ending);
             if !ending.is_in_order() {
                 tracing::debug!(peer = ?peer.address, ?ending, "connection closed");
                 return;

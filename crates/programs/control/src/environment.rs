@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use ambit_caller_auth::{Authenticator, KeyFile, NoKeys, Reviewer};
 use ambit_k8s_api::revisions;
 use ambit_kube_kit::lease;
 use ambit_manifests::ManifestDirs;
@@ -13,7 +14,6 @@ use tokio::sync::watch;
 
 use crate::{
     args::Args,
-    auth::{Authenticator, KeyFile, NoKeys, Reviewer},
     ca::{self, CaSecret, Material, TrustPublisher},
     kubernetes::Informers,
     metrics::Metrics,

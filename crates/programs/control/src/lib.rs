@@ -2,18 +2,15 @@
 //!
 //! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
 //! `ambit_derive`; [`mesh`] feeds it and publishes the records; [`xds`] and [`ca`] serve over one gRPC port
-//! (`ambit_grpc_listener`); [`auth`], [`access`] and [`caller_pod`] say who may call; [`status`] writes conditions for operators,
+//! (`ambit_grpc_listener`); `ambit_caller_auth` says who may call; [`status`] writes conditions for operators,
 //! [`flows`] serves flow events to users;
 //! [`startup_taint`] lifts the taint for the scheduler; [`restart_backoff`] replaces pods that kubelet holds back;
 //! [`environment`] is what all of it is built on;
 //! [`run`] puts it together.
 #![forbid(unsafe_code)]
 
-pub mod access;
 pub mod args;
-pub mod auth;
 pub mod ca;
-pub mod caller_pod;
 pub mod change;
 mod deployments;
 pub mod environment;
@@ -31,7 +28,6 @@ pub mod serving;
 pub mod source;
 mod startup_taint;
 pub mod status;
-pub mod waypoints;
 pub mod xds;
 
 #[cfg(test)]

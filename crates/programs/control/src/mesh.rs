@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_caller_auth::Waypoints;
 use ambit_derive::{
     AcceptedTrustDomains, Index, MeshConfig, PodDirectory, Problem, RegisteredService, Severity,
 };
@@ -22,7 +23,6 @@ use crate::{
     metrics::Metrics,
     source::Source,
     status::{self, Facts, Report, Seen},
-    waypoints::Waypoints,
     xds::{ResourceType, Store},
 };
 

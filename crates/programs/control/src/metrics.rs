@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::atomic::AtomicU64};
 
+use ambit_caller_auth::CallerMetrics;
 use ambit_rt::metrics::PlainCounter;
 use parking_lot::Mutex;
 use prometheus_client::{
@@ -23,19 +24,12 @@ struct Outcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Severity {
     severity: &'static str,
 }
 
 /// Outcomes of certificate requests.
 const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unauthenticated"];
-/// Outcomes of tokens.
-const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
 
 /// Metrics of the control plane with their registry.
 pub struct Metrics {
@@ -52,8 +46,8 @@ pub struct Metrics {
     convergence: Histogram,
     csr: Family<Outcome, PlainCounter>,
     root_expiry: Gauge<f64, AtomicU64>,
-    callers_closed: Family<Reason, PlainCounter>,
-    tokens: Family<Outcome, PlainCounter>,
+    /// Metrics of callers.
+    pub callers: CallerMetrics,
 }
 
 impl fmt::Debug for Metrics {
@@ -81,8 +75,7 @@ impl Default for Metrics {
             convergence: Histogram::new(buckets),
             csr: Family::default(),
             root_expiry: Gauge::default(),
-            callers_closed: Family::default(),
-            tokens: Family::default(),
+            callers: CallerMetrics::default(),
         };
         metrics.register();
         metrics.begin_at_zero();
@@ -149,16 +142,7 @@ impl Metrics {
             "When the root expires, in seconds since 1970",
             self.root_expiry.clone(),
         );
-        registry.register(
-            "ambit_callers_closed",
-            "Connections closed for want of a caller that stays, by reason",
-            self.callers_closed.clone(),
-        );
-        registry.register(
-            "ambit_calls_authenticated",
-            "Calls, by the result of their authentication",
-            self.tokens.clone(),
-        );
+        self.callers.register(registry);
         ambit_rt::metrics::register_process(registry);
         ambit_rt::metrics::register_build(registry, "pilot", env!("CARGO_PKG_VERSION"));
     }
@@ -171,9 +155,6 @@ impl Metrics {
         }
         for outcome in CSR_OUTCOMES {
             self.csr.get_or_create(&Outcome { outcome }).inc_by(0);
-        }
-        for outcome in TOKEN_OUTCOMES {
-            self.tokens.get_or_create(&Outcome { outcome }).inc_by(0);
         }
     }
 
@@ -222,16 +203,6 @@ impl Metrics {
 
     pub(crate) fn csr(&self, outcome: &'static str) {
         self.csr.get_or_create(&Outcome { outcome }).inc();
-    }
-
-    /// A connection was closed because of its caller, or because that is unknown.
-    pub(crate) fn connection_closed(&self, reason: &'static str) {
-        self.callers_closed.get_or_create(&Reason { reason }).inc();
-    }
-
-    /// A call's token was accepted, refused, or could not be reviewed.
-    pub(crate) fn token(&self, outcome: &'static str) {
-        self.tokens.get_or_create(&Outcome { outcome }).inc();
     }
 
     pub(crate) fn set_root_expiry(&self, at: std::time::SystemTime) {

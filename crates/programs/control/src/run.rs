@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use ambit_caller_auth::{Access, Accounts, Waypoints, caller_pod::Pods, parse_accounts};
 use ambit_derive::MeshConfig;
 use ambit_egress::Guard;
 use ambit_grpc_listener::ServeOptions;
@@ -21,14 +22,12 @@ use tokio::sync::watch;
 use tonic::service::Routes;
 
 use crate::{
-    access::{Access, Accounts, parse_accounts},
     args::{Args, Attachment, Outbound, WorkloadWaypoints},
     ca::{
         self, CertificateService, TrustPublisher,
         trust_domains::{self, Last, Published},
         write_root,
     },
-    caller_pod::Pods,
     deployments::Deployer,
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
@@ -40,7 +39,6 @@ use crate::{
     restart_backoff,
     serving::Serving,
     startup_taint, status,
-    waypoints::Waypoints,
     xds::{Admission, DebugService, Discovery, DiscoveryServer, Sessions},
 };
 
@@ -122,7 +120,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         args.xds_any_account,
         args.own_namespace().into(),
         Arc::clone(&waypoints),
-        Arc::clone(&metrics),
+        metrics.callers.clone(),
     );
     let access = Arc::new(access);
     let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
@@ -183,7 +181,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let listener = rt_http::bind(args.listen_xds, "xDS and certificates").await?;
     let xds = listener.local_addr()?;
     tracing::info!(address = %xds, "xDS and certificates");
-    let closed = Arc::clone(&metrics);
+    let closed = metrics.callers.clone();
     let incoming = ambit_grpc_listener::incoming(
         listener,
         watcher.clone(),
@@ -196,7 +194,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         routes: Routes::new(discovery).add_service(certificates).prepare(),
         age: Duration::from_secs(args.max_connection_seconds.max(1)),
     };
-    let closed = Arc::clone(&metrics);
+    let closed = metrics.callers.clone();
     let served = ambit_grpc_listener::serve(incoming, options, watcher, move |why| {
         closed.connection_closed(why.label());
     });
@@ -278,7 +276,7 @@ async fn serve_flows(
     let (Some(address), Some(flows)) = (address, flows) else {
         return Ok(None);
     };
-    let served = flows.serve(address, serving.clone(), Arc::clone(metrics));
+    let served = flows.serve(address, serving.clone(), metrics.callers.clone());
     Ok(Some(served.await?))
 }
 

@@ -5,6 +5,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_caller_auth::{
+    Access, Caller,
+    caller_pod::{Denied, Pods, check_impersonation, check_own, check_waypoint_calls},
+};
 use ambit_derive::PodDirectory;
 use ambit_issuer::IssueError;
 use ambit_model::{ArcStr, Identity};
@@ -17,12 +21,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::Trust;
-use crate::{
-    access::Access,
-    auth::Caller,
-    caller_pod::{Denied, Pods, check_impersonation, check_own, check_waypoint_calls},
-    metrics::Metrics,
-};
+use crate::metrics::Metrics;
 
 /// Default lifetime of a certificate, if the mesh's maximum allows it.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);

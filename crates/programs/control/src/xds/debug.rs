@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use ambit_caller_auth::Access;
 use ambit_wire::discovery::{
     ClientConfig, ConfigStatus, ControlPlane, DiscoveryRequest, DiscoveryResponse,
     GenericXdsConfig, Node,
@@ -16,7 +17,6 @@ use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Status, Streaming};
 
 use super::sessions::{SessionStatus, Sessions};
-use crate::access::Access;
 
 /// Path of the call.
 pub(super) const METHOD: &str =

@@ -2,11 +2,10 @@
 
 use std::net::IpAddr;
 
+use ambit_caller_auth::Caller;
 use ambit_model::ArcStr;
 use ambit_wire::discovery::Node;
 use prost_types::value::Kind;
-
-use crate::auth::Caller;
 
 /// The kinds of proxies that may connect.
 const TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];

@@ -13,6 +13,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_caller_auth::{
+    Access,
+    caller_pod::{Pods, check_own},
+};
 use ambit_codec::grpc_frame;
 use ambit_derive::PodDirectory;
 use ambit_grpc_listener::ConnectionEnd;
@@ -38,11 +42,7 @@ use super::{
     sessions::{SessionStatus, Sessions},
     store::Store,
 };
-use crate::{
-    access::Access,
-    caller_pod::{Pods, check_own},
-    metrics::Metrics,
-};
+use crate::metrics::Metrics;
 
 /// Pushes ready for a client that does not read.
 const QUEUE: usize = 4;

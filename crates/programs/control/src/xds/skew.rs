@@ -91,14 +91,12 @@ fn pod(session: &SessionStatus) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use ambit_caller_auth::{BoundPod, Caller};
     use ambit_derive::Delta;
     use ambit_model::{PolicyKey, RateLimit, WaypointGateway, WaypointRecord, WaypointRecordKey};
 
     use super::*;
-    use crate::{
-        auth::{BoundPod, Caller},
-        xds::{node::NodeInfo, session::SubscriptionStatus},
-    };
+    use crate::xds::{node::NodeInfo, session::SubscriptionStatus};
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
 

@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::auth::Caller;
+use crate::token::Caller;
 
 /// Maximum time for which a refusal waits for an object that would lift it.
 const MAX_WAIT: Duration = Duration::from_millis(1500);

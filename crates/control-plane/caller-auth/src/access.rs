@@ -8,9 +8,9 @@ use ambit_rt::Rates;
 use tonic::{Status, metadata::MetadataMap};
 
 use crate::{
-    auth::{Authenticator, Caller, TokenError, bearer},
     caller_pod::Roles,
-    metrics::Metrics,
+    metrics::CallerMetrics,
+    token::{Authenticator, Caller, TokenError, bearer},
     waypoints::Waypoints,
 };
 
@@ -25,13 +25,13 @@ pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
 pub struct Access {
     authenticator: Arc<dyn Authenticator>,
     /// Accounts of node proxies: they may act for the pods of their node.
-    pub(crate) trusted_nodes: Accounts,
+    trusted_nodes: Accounts,
     /// Whether any service account may read the whole mesh, rather than node proxies only.
     any_reader: bool,
     /// Namespace whose service accounts may query connected clients.
     mesh_namespace: ArcStr,
     waypoints: Arc<Waypoints>,
-    metrics: Arc<Metrics>,
+    metrics: CallerMetrics,
     warnings: Rates<IpAddr>,
 }
 
@@ -43,7 +43,7 @@ impl Access {
         any_reader: bool,
         mesh_namespace: ArcStr,
         waypoints: Arc<Waypoints>,
-        metrics: Arc<Metrics>,
+        metrics: CallerMetrics,
     ) -> Self {
         Self {
             authenticator,
@@ -172,8 +172,12 @@ impl Access {
 
     /// Whether the caller is a node proxy.
     pub fn is_trusted_node(&self, caller: &Caller) -> bool {
-        self.trusted_nodes
-            .contains(&(caller.namespace.clone(), caller.service_account.clone()))
+        self.is_node_account(&(caller.namespace.clone(), caller.service_account.clone()))
+    }
+
+    /// Whether an account, `namespace/name`, is that of node proxies.
+    pub fn is_node_account(&self, account: &(ArcStr, ArcStr)) -> bool {
+        self.trusted_nodes.contains(account)
     }
 }
 
@@ -188,7 +192,7 @@ impl Roles for Access {
         }
         let is_waypoint = self.waypoints.of_account(namespace, account).is_some();
         let account = (ArcStr::from(namespace), ArcStr::from(account));
-        Some(is_waypoint && !self.trusted_nodes.contains(&account))
+        Some(is_waypoint && !self.is_node_account(&account))
     }
 
     fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool {

@@ -10,7 +10,7 @@ use ambit_model::{
 };
 use parking_lot::RwLock;
 
-use crate::auth::Caller;
+use crate::token::Caller;
 
 /// The Gateways that this control plane runs waypoints for; `None` until the objects at the start are known.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     access::{Access, parse_accounts},
-    auth::{BoundPod, NoKeys},
+    token::{BoundPod, NoKeys},
     waypoints::Waypoints,
 };
 
@@ -144,7 +144,7 @@ fn access(waypoints: Arc<Waypoints>) -> Access {
         false,
         "istio-system".into(),
         waypoints,
-        Arc::default(),
+        crate::CallerMetrics::default(),
     )
 }
 

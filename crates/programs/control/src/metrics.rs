@@ -1,7 +1,8 @@
 //! The control plane's metrics, with the names of Istio's where they mean the same.
 
-use std::{fmt, sync::atomic::AtomicU64};
+use std::fmt;
 
+use ambit_ca::CaMetrics;
 use ambit_caller_auth::CallerMetrics;
 use ambit_rt::metrics::PlainCounter;
 use parking_lot::Mutex;
@@ -19,17 +20,9 @@ struct Type {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Severity {
     severity: &'static str,
 }
-
-/// Outcomes of certificate requests.
-const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unauthenticated"];
 
 /// Metrics of the control plane with their registry.
 pub struct Metrics {
@@ -44,8 +37,8 @@ pub struct Metrics {
     events: PlainCounter,
     changed: PlainCounter,
     convergence: Histogram,
-    csr: Family<Outcome, PlainCounter>,
-    root_expiry: Gauge<f64, AtomicU64>,
+    /// Metrics of the certificate authority.
+    pub ca: CaMetrics,
     /// Metrics of callers.
     pub callers: CallerMetrics,
 }
@@ -73,8 +66,7 @@ impl Default for Metrics {
             events: PlainCounter::default(),
             changed: PlainCounter::default(),
             convergence: Histogram::new(buckets),
-            csr: Family::default(),
-            root_expiry: Gauge::default(),
+            ca: CaMetrics::default(),
             callers: CallerMetrics::default(),
         };
         metrics.register();
@@ -132,16 +124,7 @@ impl Metrics {
             "Seconds from a change of objects until its records are offered to clients",
             self.convergence.clone(),
         );
-        registry.register(
-            "citadel_server_csr_count",
-            "Certificate requests, by outcome",
-            self.csr.clone(),
-        );
-        registry.register(
-            "citadel_server_root_cert_expiry_timestamp",
-            "When the root expires, in seconds since 1970",
-            self.root_expiry.clone(),
-        );
+        self.ca.register(registry);
         self.callers.register(registry);
         ambit_rt::metrics::register_process(registry);
         ambit_rt::metrics::register_build(registry, "pilot", env!("CARGO_PKG_VERSION"));
@@ -152,9 +135,6 @@ impl Metrics {
         for of in ResourceType::all() {
             let r#type = of.short_name();
             self.rejects.get_or_create(&Type { r#type }).inc_by(0);
-        }
-        for outcome in CSR_OUTCOMES {
-            self.csr.get_or_create(&Outcome { outcome }).inc_by(0);
         }
     }
 
@@ -199,15 +179,6 @@ impl Metrics {
 
     pub(crate) fn set_streams(&self, streams: usize) {
         self.streams.set(gauge(streams));
-    }
-
-    pub(crate) fn csr(&self, outcome: &'static str) {
-        self.csr.get_or_create(&Outcome { outcome }).inc();
-    }
-
-    pub(crate) fn set_root_expiry(&self, at: std::time::SystemTime) {
-        let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        self.root_expiry.set(since.as_secs_f64());
     }
 
     pub(crate) fn objects_changed(&self, events: usize) {

@@ -7,6 +7,11 @@ use std::{
     time::Duration,
 };
 
+use ambit_ca::{
+    CertificateService, TrustPublisher,
+    trust_domains::{self, Last, Published},
+    write_root,
+};
 use ambit_caller_auth::{Access, Accounts, Waypoints, caller_pod::Pods, parse_accounts};
 use ambit_derive::MeshConfig;
 use ambit_egress::Guard;
@@ -23,11 +28,6 @@ use tonic::service::Routes;
 
 use crate::{
     args::{Args, Attachment, Outbound, WorkloadWaypoints},
-    ca::{
-        self, CertificateService, TrustPublisher,
-        trust_domains::{self, Last, Published},
-        write_root,
-    },
     deployments::Deployer,
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
@@ -168,7 +168,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         pods,
         trust_domain: args.trust_domain.as_str().into(),
         max_ttl: args.max_workload_cert_ttl,
-        metrics: Arc::clone(&metrics),
+        metrics: metrics.ca.clone(),
     };
     let on_cluster = || SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080));
     if let Some(address) = args
@@ -300,7 +300,7 @@ fn lead(
 ) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
     let distribute = while_leading(cluster.leads_mesh.clone(), drain.clone(), move || {
-        ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
+        ambit_ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
     if let Some(settings) = &args.waypoints {

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use ambit_rt::{DrainWatcher, ErrorChain};
 
-use super::{Material, TrustPublisher};
+use crate::{material::Material, trust::TrustPublisher};
 
 /// Interval of reading the files: mounted secrets arrive with a minute's delay and cause no reliable events.
 const EVERY: Duration = Duration::from_secs(5);

@@ -22,9 +22,9 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-use super::{
-    Trust,
+use crate::{
     material::CRL_FILE,
+    trust::Trust,
     trust_domains::{self, Published},
 };
 
@@ -124,7 +124,7 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
 }
 
 /// Distributes; returns only when no authority signs any more.
-pub(crate) async fn distribute(
+pub async fn distribute(
     client: Client,
     mut trust: watch::Receiver<Arc<Trust>>,
     mut trust_domains: watch::Receiver<Published>,
@@ -254,7 +254,7 @@ mod tests {
     use ambit_issuer::Authority;
 
     use super::*;
-    use crate::ca::{Material, trust_domains::Publication};
+    use crate::{material::Material, trust_domains::Publication};
 
     fn trust(crl: Option<&str>) -> Trust {
         let day = Duration::from_secs(86_400);

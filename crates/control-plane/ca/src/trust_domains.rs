@@ -1,5 +1,5 @@
 //! Trust domains that proxies accept besides the mesh's own one, published as the text of a file: a ConfigMap in every
-//! namespace ([`super::config_maps`]), or a file for clients of this machine.
+//! namespace ([`crate::distribute`]), or a file for clients of this machine.
 //!
 //! Bundles that cannot be fetched, also after a restart, keep the roots that were published last. Roots that are no
 //! certificates are left out, so that their trust domain is not accepted.
@@ -7,7 +7,7 @@
 //! Further roots of the mesh's own trust domain are for a CA beside this one, such as istio-csr: proxies verify that
 //! CA's server and the certificates of both by them, so that they are also published with the roots of this one.
 
-use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use ambit_derive::AcceptedTrustDomains;
 use ambit_mesh_json::TrustDomains;
@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client, api::ListParams};
 use tokio::sync::watch;
 
-use super::{Trust, write_root};
+use crate::{material::write_root, trust::Trust};
 
 /// Name of the ConfigMap.
 pub(crate) const CONFIG_MAP: &str = "ambit-trust-domains";
@@ -26,25 +26,35 @@ const MAX_TEXT: usize = 1_000_000;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Publication, once it is known; until then the one before stays.
-pub(crate) type Published = Option<Arc<Publication>>;
+pub type Published = Option<Arc<Publication>>;
 
 /// Accepted trust domains, and what they mean for the roots of the mesh.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Publication {
+pub struct Publication {
     /// Text of the file; none while the mesh's own trust domain alone is accepted, under the roots of this CA.
-    pub(crate) text: Option<Arc<str>>,
+    pub text: Option<Arc<str>>,
     /// Roots of the mesh's own trust domain besides those of this CA.
-    pub(crate) further_roots: String,
+    pub further_roots: String,
 }
 
 /// Where the trust domains that were published last are.
-pub(crate) enum Last {
+pub enum Last {
     /// In a file of this path.
     File(PathBuf),
     /// In the ConfigMap of this namespace.
     ConfigMap(Client, String),
     /// None were published.
     Nowhere,
+}
+
+impl fmt::Debug for Last {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::ConfigMap(_, namespace) => f.debug_tuple("ConfigMap").field(namespace).finish(),
+            Self::Nowhere => f.write_str("Nowhere"),
+        }
+    }
 }
 
 impl Last {
@@ -86,7 +96,7 @@ impl Last {
 }
 
 /// Publishes the desired trust domains as they, or the roots of this CA, change. Ends when they are no longer followed.
-pub(crate) async fn publish(
+pub async fn publish(
     own: String,
     mut desired: watch::Receiver<Option<AcceptedTrustDomains>>,
     mut trust: watch::Receiver<Arc<Trust>>,
@@ -126,7 +136,7 @@ pub(crate) async fn publish(
 }
 
 /// Writes the file for clients as it changes.
-pub(crate) async fn keep_written(path: PathBuf, mut published: watch::Receiver<Published>) {
+pub async fn keep_written(path: PathBuf, mut published: watch::Receiver<Published>) {
     loop {
         let now = published.borrow_and_update().clone();
         let written = match now.as_ref().map(|now| &now.text) {
@@ -218,7 +228,7 @@ mod tests {
     use ambit_issuer::Authority;
 
     use super::*;
-    use crate::ca::Material;
+    use crate::material::Material;
 
     fn root() -> String {
         authority().root_pem()

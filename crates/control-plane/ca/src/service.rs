@@ -20,8 +20,7 @@ use prost_types::value::Kind;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::Trust;
-use crate::metrics::Metrics;
+use crate::{metrics::CaMetrics, trust::Trust};
 
 /// Default lifetime of a certificate, if the mesh's maximum allows it.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -40,7 +39,7 @@ pub struct CertificateService {
     /// Maximum lifetime of a certificate, regardless of the request.
     pub max_ttl: Duration,
     /// Counters of the service.
-    pub metrics: Arc<Metrics>,
+    pub metrics: CaMetrics,
 }
 
 impl CertificateService {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use ambit_issuer::Authority;
 use tokio::sync::watch;
 
-use super::{CaError, Material};
-use crate::metrics::Metrics;
+use crate::{
+    material::{CaError, Material},
+    metrics::CaMetrics,
+};
 
 /// Current authority with its material.
 #[derive(Debug)]
@@ -39,12 +41,12 @@ pub enum ReplaceError {
 #[derive(Clone, Debug)]
 pub struct TrustPublisher {
     sender: Arc<watch::Sender<Arc<Trust>>>,
-    metrics: Arc<Metrics>,
+    metrics: CaMetrics,
 }
 
 impl TrustPublisher {
     /// Starts with an authority; `location` names its storage.
-    pub fn new(material: Material, location: &str, metrics: Arc<Metrics>) -> Result<Self, CaError> {
+    pub fn new(material: Material, location: &str, metrics: CaMetrics) -> Result<Self, CaError> {
         let authority = material.open(location)?;
         metrics.set_root_expiry(authority.not_after());
         let trust = Trust {
@@ -118,7 +120,7 @@ mod tests {
     }
 
     fn publisher(root: &Authority) -> TrustPublisher {
-        TrustPublisher::new(Material::of_root(root), "here", Arc::default()).unwrap()
+        TrustPublisher::new(Material::of_root(root), "here", CaMetrics::default()).unwrap()
     }
 
     #[test]

@@ -9,9 +9,9 @@ use ambit_rt::{DrainWatcher, ErrorChain};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, api::PostParams, core::ObjectMeta};
 
-use super::{
-    Material, TrustPublisher,
-    material::{CRL_FILE, ROOT_TTL},
+use crate::{
+    material::{CRL_FILE, Material, ROOT_TTL},
+    trust::TrustPublisher,
 };
 
 /// Name of the Secret, as in Istio.

@@ -14,7 +14,7 @@ const MESSAGES: &[(&str, &str)] = &[
     ("ambit-xds", "the client's end of delta xDS"),
     ("ambit-certificates", "the client's end of the CSR API"),
     ("ambit-ca", "the server's end of the CSR API"),
-    ("ambit-control", "the server's end of delta xDS"),
+    ("ambit-xds-server", "the server's end of delta xDS"),
     ("ambit-otlp", "what collectors of telemetry take"),
     (
         "ambit-otlp-export",

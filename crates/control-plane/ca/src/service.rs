@@ -14,7 +14,7 @@ use ambit_issuer::IssueError;
 use ambit_model::{ArcStr, Identity};
 use ambit_wire::citadel::{
     IstioCertificateRequest, IstioCertificateResponse,
-    istio_certificate_service_server::IstioCertificateService,
+    istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer},
 };
 use prost_types::value::Kind;
 use tokio::sync::watch;
@@ -24,6 +24,9 @@ use crate::{metrics::CaMetrics, trust::Trust};
 
 /// Default lifetime of a certificate, if the mesh's maximum allows it.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// Maximum size of a request in bytes: it is read before its caller is known.
+const MAX_REQUEST: usize = 64 << 10;
 
 /// Certificate service of Istio's CSR API.
 #[derive(Debug)]
@@ -43,6 +46,11 @@ pub struct CertificateService {
 }
 
 impl CertificateService {
+    /// Returns the gRPC service, with a limit on requests.
+    pub fn into_server(self) -> IstioCertificateServiceServer<Self> {
+        IstioCertificateServiceServer::new(self).max_decoding_message_size(MAX_REQUEST)
+    }
+
     async fn identity(
         &self,
         caller: &Caller,

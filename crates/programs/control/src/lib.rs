@@ -1,7 +1,7 @@
 //! The control plane: derives the mesh from Kubernetes objects, serves delta xDS, is the CA.
 //!
 //! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
-//! `ambit_derive`; [`mesh`] feeds it and publishes the records; [`xds`] and `ambit_ca` serve over one gRPC port
+//! `ambit_derive`; [`mesh`] feeds it and publishes the records; `ambit_xds_server` and `ambit_ca` serve over one gRPC port
 //! (`ambit_grpc_listener`); `ambit_caller_auth` says who may call; [`status`] writes conditions for operators,
 //! [`flows`] serves flow events to users;
 //! [`startup_taint`] lifts the taint for the scheduler; [`restart_backoff`] replaces pods that kubelet holds back;
@@ -20,14 +20,12 @@ mod leading;
 pub mod mesh;
 pub mod metrics;
 pub mod monitoring;
-mod resource_type;
 mod restart_backoff;
 pub mod run;
 pub mod serving;
 pub mod source;
 mod startup_taint;
 pub mod status;
-pub mod xds;
 
 #[cfg(test)]
-mod vectors;
+mod tests;

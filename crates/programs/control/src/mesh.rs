@@ -11,6 +11,7 @@ use ambit_derive::{
 };
 use ambit_k8s_api::{ObjectEvent, selector::LabelSelector};
 use ambit_rt::DrainWatcher;
+use ambit_xds_server::{ResourceType, Store};
 use parking_lot::RwLock;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -23,7 +24,6 @@ use crate::{
     metrics::Metrics,
     source::Source,
     status::{self, Facts, Report, Seen},
-    xds::{ResourceType, Store},
 };
 
 /// Time without changes after which records are published.

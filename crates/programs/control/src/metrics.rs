@@ -5,14 +5,13 @@ use std::fmt;
 use ambit_ca::CaMetrics;
 use ambit_caller_auth::CallerMetrics;
 use ambit_rt::metrics::PlainCounter;
+use ambit_xds_server::{ResourceType, XdsMetrics};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-
-use crate::resource_type::ResourceType;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Type {
@@ -27,11 +26,8 @@ struct Severity {
 /// Metrics of the control plane with their registry.
 pub struct Metrics {
     registry: Mutex<Registry>,
-    pushes: Family<Type, PlainCounter>,
-    pushed_resources: Family<Type, PlainCounter>,
-    rejects: Family<Type, PlainCounter>,
-    stale_nonces: PlainCounter,
-    streams: Gauge,
+    /// Metrics of xDS.
+    pub xds: XdsMetrics,
     records: Family<Type, Gauge>,
     problems: Family<Severity, Gauge>,
     events: PlainCounter,
@@ -56,11 +52,7 @@ impl Default for Metrics {
         ];
         let metrics = Self {
             registry: Mutex::new(Registry::default()),
-            pushes: Family::default(),
-            pushed_resources: Family::default(),
-            rejects: Family::default(),
-            stale_nonces: PlainCounter::default(),
-            streams: Gauge::default(),
+            xds: XdsMetrics::default(),
             records: Family::default(),
             problems: Family::default(),
             events: PlainCounter::default(),
@@ -70,7 +62,6 @@ impl Default for Metrics {
             callers: CallerMetrics::default(),
         };
         metrics.register();
-        metrics.begin_at_zero();
         metrics
     }
 }
@@ -78,27 +69,7 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&self) {
         let registry = &mut *self.registry.lock();
-        registry.register("pilot_xds", "Open xDS streams", self.streams.clone());
-        registry.register(
-            "pilot_xds_pushes",
-            "Responses sent, by type",
-            self.pushes.clone(),
-        );
-        registry.register(
-            "ambit_xds_resources_sent",
-            "Resources sent, by type",
-            self.pushed_resources.clone(),
-        );
-        registry.register(
-            "pilot_total_xds_rejects",
-            "Responses rejected by clients, by type",
-            self.rejects.clone(),
-        );
-        registry.register(
-            "pilot_xds_expired_nonce",
-            "Answers to other than the last response",
-            self.stale_nonces.clone(),
-        );
+        self.xds.register(registry);
         registry.register(
             "ambit_records",
             "Records of the mesh, by type",
@@ -130,14 +101,6 @@ impl Metrics {
         ambit_rt::metrics::register_build(registry, "pilot", env!("CARGO_PKG_VERSION"));
     }
 
-    /// Writes counters of failures from the start: Prometheus sees no increase in a series that begins with 1.
-    fn begin_at_zero(&self) {
-        for of in ResourceType::all() {
-            let r#type = of.short_name();
-            self.rejects.get_or_create(&Type { r#type }).inc_by(0);
-        }
-    }
-
     /// Adds the metrics of exports, if anything is exported.
     pub fn register_exporter(&self, exporter: &ambit_otlp_export::Exporter) {
         exporter.register(&mut self.registry.lock());
@@ -154,31 +117,6 @@ impl Metrics {
     /// Serves a scrape.
     pub fn respond(&self, request: &ambit_rt::http::Request) -> ambit_rt::http::Response {
         ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)
-    }
-
-    pub(crate) fn pushed(&self, of: ResourceType, resources: usize) {
-        let label = Type {
-            r#type: of.short_name(),
-        };
-        self.pushes.get_or_create(&label).inc();
-        let resources = u64::try_from(resources).unwrap_or(u64::MAX);
-        self.pushed_resources
-            .get_or_create(&label)
-            .inc_by(resources);
-    }
-
-    pub(crate) fn rejected(&self, type_url: &str) {
-        let r#type =
-            ResourceType::from_type_url(type_url).map_or("unknown", ResourceType::short_name);
-        self.rejects.get_or_create(&Type { r#type }).inc();
-    }
-
-    pub(crate) fn stale_nonce(&self) {
-        self.stale_nonces.inc();
-    }
-
-    pub(crate) fn set_streams(&self, streams: usize) {
-        self.streams.set(gauge(streams));
     }
 
     pub(crate) fn objects_changed(&self, events: usize) {

@@ -21,7 +21,7 @@ use ambit_otlp_export::Exporter;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
 use ambit_waypoint_objects::Settings;
-use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
+use ambit_xds_server::{Admission, DebugService, Discovery, DiscoveryServer, Sessions};
 use anyhow::Context;
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -39,7 +39,6 @@ use crate::{
     restart_backoff,
     serving::Serving,
     startup_taint, status,
-    xds::{Admission, DebugService, Discovery, DiscoveryServer, Sessions},
 };
 
 /// How long open streams may take to end.
@@ -47,9 +46,6 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// How long an ending process waits for its last metrics and logs to be exported.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
-
-/// A request for a certificate is read before its caller is known.
-const MAX_CERTIFICATE_REQUEST: usize = 64 << 10;
 
 /// Runs until SIGTERM or SIGINT.
 pub fn main(args: Args) -> anyhow::Result<()> {
@@ -188,10 +184,10 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         move || serving.config(),
         move |why| closed.connection_closed(why.label()),
     );
-    let certificates = IstioCertificateServiceServer::new(certificates)
-        .max_decoding_message_size(MAX_CERTIFICATE_REQUEST);
     let options = ServeOptions {
-        routes: Routes::new(discovery).add_service(certificates).prepare(),
+        routes: Routes::new(discovery)
+            .add_service(certificates.into_server())
+            .prepare(),
         age: Duration::from_secs(args.max_connection_seconds.max(1)),
     };
     let closed = metrics.callers.clone();
@@ -223,7 +219,7 @@ fn discovery(
         Arc::clone(access),
         pods.clone(),
         Admission::new(args.streams_per_second),
-        Arc::clone(metrics),
+        metrics.xds.clone(),
         drain.clone(),
     );
     let sessions = discovery.sessions();

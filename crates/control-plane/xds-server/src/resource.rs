@@ -1,11 +1,30 @@
-//! Records of each type of resource: their collection, their encoding, and who may see them.
+//! Types of resources that are served over xDS: their names in the protocol, in status and in metrics, and of the
+//! records of each the collection, the encoding, and who may see them.
 
-use super::entry::{Collection, Entry, EntryKind};
-pub use crate::resource_type::ResourceType;
+use ambit_model::WaypointRecordType;
+use ambit_wire::{
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WORKLOAD_TYPE_URL},
+    records,
+};
+
+use crate::entry::{Collection, Entry, EntryKind};
+
+/// Type of resource. Ordered as pushes go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceType {
+    /// Policies of layer 4.
+    Authorization,
+    /// Workloads and services.
+    Address,
+    /// Workloads without services.
+    Workload,
+    /// Records of waypoints.
+    Waypoint(WaypointRecordType),
+}
 
 /// Clients that may see records of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Audience {
+pub(crate) enum Audience {
     /// Node proxies alone.
     NodeProxies,
     /// Node proxies, and waypoints that subscribe by name.
@@ -15,6 +34,38 @@ pub(super) enum Audience {
 }
 
 impl ResourceType {
+    /// Iterates over all types in push order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of_nodes = [Self::Authorization, Self::Address, Self::Workload];
+        let of_waypoints = WaypointRecordType::ALL.iter().copied();
+        of_nodes.into_iter().chain(of_waypoints.map(Self::Waypoint))
+    }
+
+    /// Type with a URL.
+    pub fn from_type_url(url: &str) -> Option<Self> {
+        Self::all().find(|one| one.type_url() == url)
+    }
+
+    /// URL of the type.
+    pub fn type_url(self) -> &'static str {
+        match self {
+            Self::Authorization => AUTHORIZATION_TYPE_URL,
+            Self::Address => ADDRESS_TYPE_URL,
+            Self::Workload => WORKLOAD_TYPE_URL,
+            Self::Waypoint(of) => records::type_url(of),
+        }
+    }
+
+    /// Short name, for status and metrics.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::Authorization => "WADS",
+            Self::Address => "WDS",
+            Self::Workload => "WLDS",
+            Self::Waypoint(of) => records::short_name(of),
+        }
+    }
+
     /// Returns the collection of the type's records.
     pub fn collection(self) -> Collection {
         match self {
@@ -35,7 +86,7 @@ impl ResourceType {
     }
 
     /// Encoding of a record in the form of the type.
-    pub(super) fn value(self, entry: &Entry) -> &[u8] {
+    pub(crate) fn value(self, entry: &Entry) -> &[u8] {
         match self {
             Self::Workload => behind_address(entry),
             _ => &entry.value,
@@ -43,7 +94,7 @@ impl ResourceType {
     }
 
     /// Clients that may see records of the type.
-    pub(super) fn audience(self) -> Audience {
+    pub(crate) fn audience(self) -> Audience {
         match self {
             Self::Authorization | Self::Workload => Audience::NodeProxies,
             Self::Address => Audience::Everybody,
@@ -52,13 +103,13 @@ impl ResourceType {
     }
 
     /// Whether clients always receive all records of the type.
-    pub(super) fn is_always_wildcard(self) -> bool {
+    pub(crate) fn is_always_wildcard(self) -> bool {
         matches!(self, Self::Authorization | Self::Waypoint(_))
     }
 
     /// Whether records of other types name those of this one: a client gets these first, and loses one only when
     /// nothing that it has names it any more.
-    pub(super) fn is_referenced(self) -> bool {
+    pub(crate) fn is_referenced(self) -> bool {
         self == Self::Authorization
     }
 }

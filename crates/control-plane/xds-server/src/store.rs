@@ -8,7 +8,7 @@ use std::{
 use ambit_derive::Delta;
 use ambit_model::ArcStr;
 
-use super::{
+use crate::{
     batch::{Batch, Batches, Part, Snapshot},
     entry::{Collection, Entry, EntryKind},
     scope::View,
@@ -96,13 +96,13 @@ impl Store {
     }
 
     /// Returns a record by name, if a view covers it.
-    pub(super) fn visible(&self, view: &View, name: &str) -> Option<&Arc<Entry>> {
+    pub(crate) fn visible(&self, view: &View, name: &str) -> Option<&Arc<Entry>> {
         let entry = self.entry(view.collection(), name);
         entry.filter(|entry| view.has(entry))
     }
 
     /// Iterates over the records of a view, in no particular order.
-    pub(super) fn all_visible(&self, view: &View) -> impl Iterator<Item = &Arc<Entry>> {
+    pub(crate) fn all_visible(&self, view: &View) -> impl Iterator<Item = &Arc<Entry>> {
         let entries = self.entries(view.collection());
         entries.filter(|entry| view.has(entry))
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use ambit_caller_auth::Caller;
 use parking_lot::Mutex;
 
-use super::{node::NodeInfo, session::SubscriptionStatus};
+use crate::{node::NodeInfo, session::SubscriptionStatus};
 
 /// The open streams.
 pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;

@@ -15,7 +15,7 @@ use std::{
 use ambit_model::ArcStr;
 use ambit_wire::discovery::DeltaDiscoveryRequest;
 
-use super::{
+use crate::{
     batch::{Batch, Part, Push},
     entry::{Entry, EntryKind},
     resource::ResourceType,

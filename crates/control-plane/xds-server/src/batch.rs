@@ -12,7 +12,7 @@ use ambit_model::ArcStr;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{entry::Entry, scope::View, wire_form};
+use crate::{entry::Entry, scope::View, wire_form};
 
 /// Number of recent steps that are cached for slower clients.
 const STEPS: usize = 16;
@@ -83,7 +83,7 @@ pub struct Push {
 
 impl Push {
     /// Returns the gRPC message in pieces, all but the first of which clients share.
-    pub(super) fn message(&self) -> impl Iterator<Item = Bytes> {
+    pub(crate) fn message(&self) -> impl Iterator<Item = Bytes> {
         let resource_type = self.batch.view.resource_type();
         let shared = self.batch.encoded();
         wire_form::message(resource_type, &self.nonce, &self.system_version, shared)
@@ -129,7 +129,7 @@ pub struct Batches {
 
 impl Batches {
     /// Returns the snapshot of a view that is kept and recent enough, or a new one.
-    pub(super) fn snapshot(
+    pub(crate) fn snapshot(
         &self,
         view: &View,
         is_recent: impl Fn(u64) -> bool,
@@ -158,7 +158,7 @@ impl Batches {
     }
 
     /// Returns the kept batch of the changes between two revisions, or a new one; `None` if there is none.
-    pub(super) fn step(
+    pub(crate) fn step(
         &self,
         view: &View,
         part: Part,

@@ -65,7 +65,7 @@ impl Entry {
         }
     }
 
-    pub(super) fn workload(from: &Workload) -> Self {
+    pub(crate) fn workload(from: &Workload) -> Self {
         let sent: workload::Address = workload::Workload::from(from).into();
         // The addresses of a host-network pod are its node's: it is not found by them.
         let by_ip = from.network_mode == NetworkMode::Standard;
@@ -84,7 +84,7 @@ impl Entry {
         Self::new(from.uid.clone(), sent.encode_to_vec().into(), aliases, kind)
     }
 
-    pub(super) fn service(from: &ServiceRecord) -> Self {
+    pub(crate) fn service(from: &ServiceRecord) -> Self {
         let mut sent = workload::Service::from(&from.service);
         for (port, protocol) in sent.ports.iter_mut().zip(&from.app_protocols) {
             port.app_protocol = workload::AppProtocol::from(*protocol).into();
@@ -114,12 +114,12 @@ impl Entry {
     }
 
     /// Record of a waypoint, under the name of the resource.
-    pub(super) fn waypoint(name: ArcStr, record: &WaypointRecord) -> Self {
+    pub(crate) fn waypoint(name: ArcStr, record: &WaypointRecord) -> Self {
         let value = records::encode(record).into();
         Self::new(name, value, Vec::new(), EntryKind::Waypoint)
     }
 
-    pub(super) fn policy(from: &Authorization) -> Self {
+    pub(crate) fn policy(from: &Authorization) -> Self {
         let sent = security::Authorization::from(from);
         Self::new(
             from.key().to_string().into(),

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::xds::entry::Collection;
+use crate::entry::Collection;
 
 const NODE: &str = "n1";
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 
-use super::ResourceType;
+use crate::resource::ResourceType;
 
 /// Beginning of the URLs of Ambit's own types.
 const OWN: &str = "type.googleapis.com/ambit.";
@@ -16,11 +16,11 @@ const MAX_TYPES: usize = 32;
 
 /// Types of one client that are unknown to this version.
 #[derive(Debug, Default)]
-pub(super) struct LaterTypes(BTreeSet<String>);
+pub(crate) struct LaterTypes(BTreeSet<String>);
 
 impl LaterTypes {
     /// The response to a subscription to such a type, which is the only one: acknowledgements get none.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &mut self,
         request: &DeltaDiscoveryRequest,
     ) -> Option<DeltaDiscoveryResponse> {

@@ -5,7 +5,7 @@
 
 use ambit_model::{ArcStr, GatewayName};
 
-use super::{
+use crate::{
     entry::{Collection, Entry},
     resource::{Audience, ResourceType},
 };
@@ -57,17 +57,17 @@ impl View {
     }
 
     /// Returns the collection of the view's records.
-    pub(super) fn collection(&self) -> Collection {
+    pub(crate) fn collection(&self) -> Collection {
         self.of.collection()
     }
 
     /// Whether the client may have everything that it sees without naming it.
-    pub(super) fn may_be_wildcard(&self) -> bool {
+    pub(crate) fn may_be_wildcard(&self) -> bool {
         self.scope != Scope::Named
     }
 
     /// Whether a name is one that the client sees, or would see if it were there.
-    pub(super) fn covers(&self, name: &str) -> bool {
+    pub(crate) fn covers(&self, name: &str) -> bool {
         match &self.scope {
             Scope::All | Scope::Named => true,
             Scope::Gateway(gateway) => {
@@ -78,7 +78,7 @@ impl View {
     }
 
     /// Whether the client sees a record.
-    pub(super) fn has(&self, entry: &Entry) -> bool {
+    pub(crate) fn has(&self, entry: &Entry) -> bool {
         self.covers(&entry.name) && self.of.has(entry)
     }
 }

@@ -13,6 +13,7 @@ use ambit_kube_kit::apply::Wish;
 use ambit_rt::drain;
 use ambit_testkit::ApiServer;
 use ambit_wire::{security, workload};
+use ambit_xds_server::entry::Collection;
 use prost::Message;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -24,7 +25,6 @@ use crate::{
     metrics::Metrics,
     source::Source,
     status::{Book, Report},
-    xds::entry::Collection,
 };
 
 /// Permitted difference of a record: name, Ambit's replacement, and reason.

@@ -12,7 +12,7 @@ use ambit_derive::problem::{Problem, Severity};
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::{GatewayName, WaypointRecordType};
 
-use super::{resource::ResourceType, scope::Client, sessions::SessionStatus, store::Store};
+use crate::{resource::ResourceType, scope::Client, sessions::SessionStatus, store::Store};
 
 /// Time after which a connected waypoint has subscribed to all types that it knows.
 const SUBSCRIBED_AFTER: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ mod tests {
     use ambit_model::{PolicyKey, RateLimit, WaypointGateway, WaypointRecord, WaypointRecordKey};
 
     use super::*;
-    use crate::xds::{node::NodeInfo, session::SubscriptionStatus};
+    use crate::{node::NodeInfo, session::SubscriptionStatus};
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
 

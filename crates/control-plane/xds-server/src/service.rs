@@ -31,18 +31,18 @@ use rand::Rng;
 use tokio::sync::{mpsc, watch};
 use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
 
-use super::{
-    Admission,
+use crate::{
+    admission::Admission,
     batch::Push,
     debug::{self, DebugService},
     later::LaterTypes,
+    metrics::XdsMetrics,
     node::NodeInfo,
     scope::Client,
     session::Session,
     sessions::{SessionStatus, Sessions},
     store::Store,
 };
-use crate::metrics::Metrics;
 
 /// Pushes ready for a client that does not read.
 const QUEUE: usize = 4;
@@ -66,7 +66,7 @@ pub struct Discovery {
     access: Arc<Access>,
     pods: Pods,
     admission: Arc<Admission>,
-    metrics: Arc<Metrics>,
+    metrics: XdsMetrics,
     sessions: Sessions,
     next: Arc<AtomicU64>,
     drain: DrainWatcher,
@@ -80,7 +80,7 @@ impl Discovery {
         access: Arc<Access>,
         pods: Pods,
         admission: Admission,
-        metrics: Arc<Metrics>,
+        metrics: XdsMetrics,
         drain: DrainWatcher,
     ) -> Self {
         let sessions = Sessions::default();
@@ -151,7 +151,7 @@ impl Discovery {
         let registered = Registered {
             id,
             sessions: self.sessions(),
-            metrics: Arc::clone(&self.metrics),
+            metrics: self.metrics.clone(),
         };
         let end = request.extensions().get::<ConnectionEnd>().cloned();
         ambit_rt::spawn("xds stream", async move {
@@ -263,10 +263,10 @@ impl Discovery {
             session
                 .on_request(request, &store)
                 .map_err(|refused| match refused {
-                    super::session::Refused::TooManyNames => {
+                    crate::session::Refused::TooManyNames => {
                         Status::resource_exhausted(refused.to_string())
                     }
-                    super::session::Refused::TooFarBehind => {
+                    crate::session::Refused::TooFarBehind => {
                         Status::unavailable(refused.to_string())
                     }
                 })?;
@@ -292,7 +292,7 @@ impl Discovery {
 struct Registered {
     id: u64,
     sessions: Sessions,
-    metrics: Arc<Metrics>,
+    metrics: XdsMetrics,
 }
 
 impl Registered {
@@ -305,7 +305,7 @@ impl Registered {
             let text = error.to_string();
             tracing::warn!(caller = %session.caller, error = text, "xDS client refused");
             match error {
-                super::node::NodeError::Missing | super::node::NodeError::BadId(_) => {
+                crate::node::NodeError::Missing | crate::node::NodeError::BadId(_) => {
                     Status::invalid_argument(text)
                 }
                 _ => Status::permission_denied(text),
@@ -430,7 +430,7 @@ trait StreamMessage: Send + 'static {
 
 /// A response of delta xDS.
 #[derive(Debug)]
-pub(super) enum Response {
+pub(crate) enum Response {
     /// Records of a type.
     Push(Push),
     /// Absence of records of a type.

@@ -16,13 +16,13 @@ use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Status, Streaming};
 
-use super::sessions::{SessionStatus, Sessions};
+use crate::sessions::{SessionStatus, Sessions};
 
 /// Path of the call.
-pub(super) const METHOD: &str =
+pub(crate) const METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 /// Largest request, in bytes.
-pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;
+pub(crate) const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Maximum concurrent streams.
 const MAX_STREAMS: usize = 16;
 /// Maximum age of a stream.
@@ -63,7 +63,7 @@ impl DebugService {
     }
 
     /// Opens a stream.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         self,
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<mpsc::Receiver<Result<DiscoveryResponse, Status>>, Status> {
@@ -174,7 +174,7 @@ impl DebugService {
     }
 
     fn client_config(&self, session: &SessionStatus) -> Option<ClientConfig> {
-        let config = |one: &super::session::SubscriptionStatus| GenericXdsConfig {
+        let config = |one: &crate::session::SubscriptionStatus| GenericXdsConfig {
             type_url: one.resource_type.type_url().to_owned(),
             version_info: one.acknowledged.clone(),
             config_status: match &one.error {

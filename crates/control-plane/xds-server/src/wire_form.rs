@@ -10,7 +10,7 @@ use ambit_model::ArcStr;
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
-use super::{entry::Entry, resource::ResourceType};
+use crate::{entry::Entry, resource::ResourceType};
 
 // Field numbers of envoy.service.discovery.v3.
 const RESPONSE_SYSTEM_VERSION: u32 = 1;
@@ -33,7 +33,7 @@ const SMALL: usize = 4 * 1024;
 const HEAD: usize = 5;
 
 /// Returns a response as a gRPC message in pieces. Only the first is the client's own; [`encode`] built `shared`.
-pub(super) fn message(
+pub(crate) fn message(
     resource_type: ResourceType,
     nonce: &str,
     system_version: &str,
@@ -66,7 +66,7 @@ pub(super) fn message(
 }
 
 /// Bytes that records, and names of records that are gone, add to a response, in pieces.
-pub(super) fn encode(
+pub(crate) fn encode(
     resource_type: ResourceType,
     resources: &[Arc<Entry>],
     removed: &[ArcStr],

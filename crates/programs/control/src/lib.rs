@@ -2,7 +2,8 @@
 //!
 //! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
 //! `ambit_derive`; [`mesh`] feeds it and publishes the records; `ambit_xds_server` and `ambit_ca` serve over one gRPC port
-//! (`ambit_grpc_listener`); `ambit_caller_auth` says who may call; [`status`] writes conditions for operators,
+//! (`ambit_grpc_listener`); `ambit_caller_auth` says who may call; `ambit_status_writer` writes conditions
+//! for operators, `ambit_waypoint_deployer` deploys waypoints,
 //! [`flows`] serves flow events to users;
 //! [`startup_taint`] lifts the taint for the scheduler; [`restart_backoff`] replaces pods that kubelet holds back;
 //! [`environment`] is what all of it is built on;
@@ -11,7 +12,6 @@
 
 pub mod args;
 pub mod change;
-mod deployments;
 pub mod environment;
 pub mod flows;
 mod key_sets;
@@ -25,7 +25,6 @@ pub mod run;
 pub mod serving;
 pub mod source;
 mod startup_taint;
-pub mod status;
 
 #[cfg(test)]
 mod tests;

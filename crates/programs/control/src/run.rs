@@ -20,6 +20,7 @@ use ambit_model::Identity;
 use ambit_otlp_export::Exporter;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
+use ambit_waypoint_deployer::Deployer;
 use ambit_waypoint_objects::Settings;
 use ambit_xds_server::{Admission, DebugService, Discovery, DiscoveryServer, Sessions};
 use anyhow::Context;
@@ -28,7 +29,6 @@ use tonic::service::Routes;
 
 use crate::{
     args::{Args, Attachment, Outbound, WorkloadWaypoints},
-    deployments::Deployer,
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
     key_sets::KeySets,
@@ -38,7 +38,7 @@ use crate::{
     monitoring::Monitoring,
     restart_backoff,
     serving::Serving,
-    startup_taint, status,
+    startup_taint,
 };
 
 /// How long open streams may take to end.
@@ -120,9 +120,10 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     );
     let access = Arc::new(access);
     let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
-    let reports = cluster
-        .as_ref()
-        .map(|cluster| status::start(cluster, &watcher));
+    let reports = cluster.as_ref().map(|cluster| {
+        let (client, name) = (cluster.client.clone(), cluster.name.clone());
+        ambit_status_writer::start(client, name, cluster.leads_mesh.clone(), &watcher)
+    });
     let config = mesh_config(args)?;
     let key_sets = key_sets(args, &config, watcher.clone());
     let mesh = mesh::start(
@@ -174,27 +175,12 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         serve_monitoring(address, monitoring.clone(), watcher.clone()).await?;
     }
     let monitoring = serve_monitoring(args.listen_monitoring, monitoring, watcher.clone()).await?;
-    let listener = rt_http::bind(args.listen_xds, "xDS and certificates").await?;
-    let xds = listener.local_addr()?;
-    tracing::info!(address = %xds, "xDS and certificates");
-    let closed = metrics.callers.clone();
-    let incoming = ambit_grpc_listener::incoming(
-        listener,
-        watcher.clone(),
-        move || serving.config(),
-        move |why| closed.connection_closed(why.label()),
-    );
+    let routes = Routes::new(discovery).add_service(certificates.into_server());
     let options = ServeOptions {
-        routes: Routes::new(discovery)
-            .add_service(certificates.into_server())
-            .prepare(),
+        routes: routes.prepare(),
         age: Duration::from_secs(args.max_connection_seconds.max(1)),
     };
-    let closed = metrics.callers.clone();
-    let served = ambit_grpc_listener::serve(incoming, options, watcher, move |why| {
-        closed.connection_closed(why.label());
-    });
-    ambit_rt::spawn("grpc", served);
+    let xds = serve_grpc(args.listen_xds, serving, options, &metrics, watcher).await?;
     Ok(Running {
         xds,
         monitoring,
@@ -202,6 +188,32 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         drain,
         metrics,
     })
+}
+
+/// Serves xDS and certificates.
+async fn serve_grpc(
+    address: SocketAddr,
+    serving: Serving,
+    options: ServeOptions,
+    metrics: &Metrics,
+    drain: DrainWatcher,
+) -> anyhow::Result<SocketAddr> {
+    let listener = rt_http::bind(address, "xDS and certificates").await?;
+    let address = listener.local_addr()?;
+    tracing::info!(%address, "xDS and certificates");
+    let closed = metrics.callers.clone();
+    let incoming = ambit_grpc_listener::incoming(
+        listener,
+        drain.clone(),
+        move || serving.config(),
+        move |why| closed.connection_closed(why.label()),
+    );
+    let closed = metrics.callers.clone();
+    let served = ambit_grpc_listener::serve(incoming, options, drain, move |why| {
+        closed.connection_closed(why.label());
+    });
+    ambit_rt::spawn("grpc", served);
+    Ok(address)
 }
 
 /// The xDS server, and the streams that it has open.

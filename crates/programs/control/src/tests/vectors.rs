@@ -11,6 +11,7 @@ use ambit_derive::{
 };
 use ambit_kube_kit::apply::Wish;
 use ambit_rt::drain;
+use ambit_status_writer::{Report, StatusTable};
 use ambit_testkit::ApiServer;
 use ambit_wire::{security, workload};
 use ambit_xds_server::entry::Collection;
@@ -24,7 +25,6 @@ use crate::{
     mesh::{self, Mesh},
     metrics::Metrics,
     source::Source,
-    status::{Book, Report},
 };
 
 /// Permitted difference of a record: name, Ambit's replacement, and reason.
@@ -285,12 +285,12 @@ async fn assert_records_are_istios(server: &ApiServer) {
 async fn conditions_are_istios() {
     let server = cluster();
     let (_mesh, mut reports, _drain) = followed(&server).await;
-    let mut book = Book::default();
-    book.lead(true);
+    let mut table = StatusTable::default();
+    table.lead(true);
     let mut written = BTreeMap::new();
     while let Ok(report) = reports.try_recv() {
         // What would be written is what does not stand there as Istio wrote it.
-        for wish in book.take(report).wishes {
+        for wish in table.take(report).wishes {
             let Wish::Status(part, status) = wish else {
                 continue;
             };

@@ -6,11 +6,11 @@ use ambit_derive::{
 };
 
 use super::*;
-use crate::status::Facts;
+use crate::report::Facts;
 
 #[derive(Default)]
 struct Server {
-    book: Book,
+    table: StatusTable,
     objects: BTreeMap<ObjectKey, Seen>,
     remarks: Vec<String>,
 }
@@ -78,7 +78,7 @@ impl Server {
     }
 
     fn lead(&mut self, leads: bool) -> usize {
-        let out = self.book.lead(leads);
+        let out = self.table.lead(leads);
         self.carry_out(out)
     }
 
@@ -92,7 +92,7 @@ impl Server {
     }
 
     fn report(&mut self, report: Report) -> usize {
-        let out = self.book.take(report);
+        let out = self.table.take(report);
         self.carry_out(out)
     }
 
@@ -244,8 +244,8 @@ fn derived_conditions_are_written_and_removed() {
 
 #[test]
 fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
-    let mut book = Book::default();
-    book.lead(true);
+    let mut table = StatusTable::default();
+    table.lead(true);
     let verdict = |is_true| Verdict {
         is_true,
         reason: "Accepted",
@@ -283,23 +283,23 @@ fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
         statuses.collect()
     };
     let report = |seen: &Seen| Report::Seen(Box::new(seen.clone()));
-    let first = written(book.take(report(&seen)));
+    let first = written(table.take(report(&seen)));
     let parents = first[0]["parents"].as_array().unwrap();
     assert_eq!(parents[0], other);
     assert_eq!(parents[1]["conditions"][0]["observedGeneration"], 3);
     assert!(
-        written(book.take(report(&seen))).is_empty(),
+        written(table.take(report(&seen))).is_empty(),
         "asked for already"
     );
     seen.facts.parts.clone_from(parents);
     seen.facts.parts[1]["conditions"][0]["lastTransitionTime"] = "2020-01-01T00:00:00Z".into();
-    assert!(written(book.take(report(&seen))).is_empty(), "it stands");
-    let changed = written(book.take(Report::Standing(seen.key.clone(), standing(false))));
+    assert!(written(table.take(report(&seen))).is_empty(), "it stands");
+    let changed = written(table.take(Report::Standing(seen.key.clone(), standing(false))));
     assert_ne!(
         changed[0]["parents"][1]["conditions"][0]["lastTransitionTime"],
         "2020-01-01T00:00:00Z"
     );
-    let gone = written(book.take(Report::Standing(seen.key.clone(), Standing::default())));
+    let gone = written(table.take(Report::Standing(seen.key.clone(), Standing::default())));
     assert_eq!(gone, [json!({"parents": [other]})]);
 }
 

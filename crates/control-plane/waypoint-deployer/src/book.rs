@@ -14,67 +14,67 @@ use ambit_waypoint_objects::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::{
+use crate::{
     release::Release,
     status::{self, Progress, Verdict},
 };
 
 /// The field manager of everything that is written here.
-pub(super) const MANAGER: &str = "ambit-waypoints";
+pub(crate) const MANAGER: &str = "ambit-waypoints";
 /// Field manager of a Deployment's number of pods, from the moment when an autoscaler decides it until the autoscaler
 /// has written it: a field without a manager would fall back to one pod.
-pub(super) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
+pub(crate) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
 
 /// Namespace and name: those of a Gateway and of all its objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Name {
-    pub(super) namespace: Box<str>,
-    pub(super) name: Box<str>,
+pub(crate) struct Name {
+    pub(crate) namespace: Box<str>,
+    pub(crate) name: Box<str>,
 }
 
 /// The class of waypoints, as observed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Class {
-    pub(super) controller: String,
+pub(crate) struct Class {
+    pub(crate) controller: String,
     /// The generation of its spec.
-    pub(super) generation: Option<i64>,
+    pub(crate) generation: Option<i64>,
     /// Whether its conditions of this generation say so.
-    pub(super) is_accepted: bool,
+    pub(crate) is_accepted: bool,
     /// Release of the definitions that its status names.
-    pub(super) release: Option<Release>,
+    pub(crate) release: Option<Release>,
 }
 
 /// An object that was made for a waypoint, as far as it matters here. What differs is looked at again, but for its
 /// version alone.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Standing {
+pub(crate) struct Standing {
     /// Other manager that applies it, if there is one.
-    pub(super) other: Option<String>,
+    pub(crate) other: Option<String>,
     /// Of one that we applied: the Gateway that it was made for, by its unique number.
-    pub(super) made_for: Option<String>,
+    pub(crate) made_for: Option<String>,
     /// Its own unique number.
-    pub(super) uid: Option<String>,
+    pub(crate) uid: Option<String>,
     /// Counts changes of what is wished.
-    pub(super) generation: Option<i64>,
+    pub(crate) generation: Option<i64>,
     /// Changes with everything, its status too.
-    pub(super) resource_version: Option<String>,
+    pub(crate) resource_version: Option<String>,
     /// Labels of the object.
-    pub(super) labels: BTreeMap<String, String>,
+    pub(crate) labels: BTreeMap<String, String>,
     /// Of a Deployment: whether the number of pods is still ours to say; scaling takes it over.
-    pub(super) replicas_ours: bool,
+    pub(crate) replicas_ours: bool,
     /// Of a Deployment: that number.
-    pub(super) replicas: Option<i32>,
+    pub(crate) replicas: Option<i32>,
     /// Of a Service: its addresses in the cluster.
-    pub(super) ips: Vec<String>,
+    pub(crate) ips: Vec<String>,
     /// Of a Service: its addresses at load balancers.
-    pub(super) outside: Vec<String>,
+    pub(crate) outside: Vec<String>,
     /// Of a Deployment: whether a pod is ready.
-    pub(super) is_ready: bool,
+    pub(crate) is_ready: bool,
 }
 
 impl Standing {
     /// Fields that all kinds have.
-    pub(super) fn of(metadata: &ObjectMeta) -> Self {
+    pub(crate) fn of(metadata: &ObjectMeta) -> Self {
         Self {
             other: other_manager(metadata),
             made_for: made_for(metadata),
@@ -125,7 +125,7 @@ fn made_for(metadata: &ObjectMeta) -> Option<String> {
 }
 
 /// Whether we were the last to set a Deployment's number of pods.
-pub(super) fn replicas_ours(metadata: &ObjectMeta) -> bool {
+pub(crate) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     let mut entries = metadata.managed_fields.iter().flatten();
     entries.any(|entry| {
         let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
@@ -136,7 +136,7 @@ pub(super) fn replicas_ours(metadata: &ObjectMeta) -> bool {
 
 /// Work of [`Book::class_work`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum ClassWork<'a> {
+pub(crate) enum ClassWork<'a> {
     /// Class that is missing.
     Make,
     /// Its conditions of this generation do not say that waypoints are made, and whether the release of the definitions is
@@ -146,7 +146,7 @@ pub(super) enum ClassWork<'a> {
 
 /// Plan for a Gateway.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Plan {
+pub(crate) enum Plan {
     /// Write these, and then remove those. An object that is marked as new must not exist under another owner.
     Apply(Vec<Write>, Vec<Removal>),
     /// Nothing; and what its status is to say.
@@ -157,29 +157,29 @@ pub(super) enum Plan {
 
 /// One object to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Removal {
-    pub(super) part: Part,
+pub(crate) struct Removal {
+    pub(crate) part: Part,
     /// Of the very object that was seen.
-    pub(super) uid: Option<String>,
+    pub(crate) uid: Option<String>,
 }
 
 /// One object to apply.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Write {
-    pub(super) part: Part,
-    pub(super) object: Value,
-    pub(super) is_new: bool,
+pub(crate) struct Write {
+    pub(crate) part: Part,
+    pub(crate) object: Value,
+    pub(crate) is_new: bool,
     /// The field manager.
-    pub(super) manager: &'static str,
+    pub(crate) manager: &'static str,
     /// The version of the object that this was decided by, where it depends on it: an object that has changed since is
     /// left as it is. A number of pods that is omitted because the Deployment seems to have been scaled would fall to
     /// one if it is ours by now; and one that is written would undo a later scaling.
-    pub(super) decided_by: Option<String>,
+    pub(crate) decided_by: Option<String>,
 }
 
 /// State of Gateways and their objects, as described for the module.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(crate) struct Book {
     settings: Settings,
     revisions: Revisions,
     /// Namespace of the control planes, which is always discovered.
@@ -199,7 +199,7 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(
+    pub(crate) fn new(
         settings: Settings,
         revision: &str,
         release: Release,
@@ -221,7 +221,7 @@ impl Book {
     }
 
     /// The class of waypoints is this, or is not there.
-    pub(super) fn class(&mut self, class: Option<Class>) {
+    pub(crate) fn class(&mut self, class: Option<Class>) {
         if self.class != class {
             self.class = class;
             self.due = self.gateways.keys().cloned().collect();
@@ -229,7 +229,7 @@ impl Book {
     }
 
     /// Work that is due for the class of waypoints.
-    pub(super) fn class_work(&self) -> Option<ClassWork<'_>> {
+    pub(crate) fn class_work(&self) -> Option<ClassWork<'_>> {
         match &self.class {
             None => Some(ClassWork::Make),
             Some(class) if class.controller != CONTROLLER => None,
@@ -241,21 +241,21 @@ impl Book {
     }
 
     /// Takes in the Service of a control plane, which may have become responsible for other Gateways.
-    pub(super) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
+    pub(crate) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.revisions.set(service, of) {
             self.due = self.gateways.keys().cloned().collect();
         }
     }
 
     /// Sets which namespaces are discovered.
-    pub(super) fn discover(&mut self, selectors: Vec<LabelSelector>) {
+    pub(crate) fn discover(&mut self, selectors: Vec<LabelSelector>) {
         if self.selectors != selectors {
             self.selectors = selectors;
             self.due = self.gateways.keys().cloned().collect();
         }
     }
 
-    pub(super) fn namespace(&mut self, name: Box<str>, labels: Option<BTreeMap<String, String>>) {
+    pub(crate) fn namespace(&mut self, name: Box<str>, labels: Option<BTreeMap<String, String>>) {
         let inside = self.gateways.keys().filter(|key| key.namespace == name);
         self.due.extend(inside.cloned());
         match labels {
@@ -264,7 +264,7 @@ impl Book {
         }
     }
 
-    pub(super) fn gateway(&mut self, name: Name, gateway: Option<Gateway>) {
+    pub(crate) fn gateway(&mut self, name: Name, gateway: Option<Gateway>) {
         match gateway {
             Some(gateway) => {
                 self.due.insert(name.clone());
@@ -277,7 +277,7 @@ impl Book {
         }
     }
 
-    pub(super) fn config_map(&mut self, map: &Name, parameters: Option<Parameters>) {
+    pub(crate) fn config_map(&mut self, map: &Name, parameters: Option<Parameters>) {
         let concerns_all = self.maps.set(&map.namespace, &map.name, parameters);
         let concerned = self.gateways.iter().filter(|(_, gateway)| {
             concerns_all || waypoint::refers_to(gateway, &map.namespace, &map.name)
@@ -285,7 +285,7 @@ impl Book {
         self.due.extend(concerned.map(|(name, _)| name.clone()));
     }
 
-    pub(super) fn object(&mut self, part: Part, name: Name, standing: Option<Standing>) {
+    pub(crate) fn object(&mut self, part: Part, name: Name, standing: Option<Standing>) {
         let key = (part, name.clone());
         let before = match standing.clone() {
             Some(standing) => self.standing.insert(key, standing),
@@ -301,19 +301,19 @@ impl Book {
     }
 
     /// The Gateways that are to be looked at; each is returned once.
-    pub(super) fn take_due(&mut self) -> BTreeSet<Name> {
+    pub(crate) fn take_due(&mut self) -> BTreeSet<Name> {
         std::mem::take(&mut self.due)
     }
 
     /// Look at a Gateway again.
-    pub(super) fn again(&mut self, name: Name) {
+    pub(crate) fn again(&mut self, name: Name) {
         if self.gateways.contains_key(&name) {
             self.due.insert(name);
         }
     }
 
     /// Plan for a Gateway; none if it is not ours: what was made for it is left to the control plane that takes it over.
-    pub(super) fn plan(&self, name: &Name) -> Option<Plan> {
+    pub(crate) fn plan(&self, name: &Name) -> Option<Plan> {
         let gateway = self.gateways.get(name)?;
         let none = BTreeMap::new();
         let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
@@ -428,13 +428,13 @@ impl Book {
     }
 
     /// Status that a Gateway should have; none if it has it.
-    pub(super) fn status(&self, name: &Name, verdict: &Verdict) -> Option<Value> {
+    pub(crate) fn status(&self, name: &Name, verdict: &Verdict) -> Option<Value> {
         let gateway = self.gateways.get(name)?;
         status::differing(gateway, verdict)
     }
 
     /// How far the waypoint is whose objects are written.
-    pub(super) fn progress(&self, name: &Name) -> Progress {
+    pub(crate) fn progress(&self, name: &Name) -> Progress {
         let service = self.stands(Part::Service, name);
         Progress {
             hostname: format!(

@@ -1,7 +1,7 @@
 //! What operators see on their objects: status conditions and events. Written by the leader of the mesh
 //! only, which may be of another revision than the control plane that runs a waypoint.
 //!
-//! `ambit_derive` computes the desired conditions of an object; [`book`] compares them with the published ones. Nothing
+//! `ambit_derive` computes the desired conditions of an object; [`StatusTable`] compares them with the published ones. Nothing
 //! is written on pods or namespaces.
 //!
 //! | object | condition | reasons |
@@ -23,59 +23,65 @@
 //! | BackendTLSPolicy, for each waypoint that reaches a target, and each target that none reaches | `Accepted` | True: `Accepted`. False: `TargetNotFound`, `NoValidCACertificate`, `Invalid`, `Conflicted` |
 //! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `InvalidCACertificateRef`, `InvalidKind` |
 
-pub mod addresses;
-mod book;
+#![forbid(unsafe_code)]
+
+mod addresses;
 mod parts;
 mod report;
+mod table;
 
 use ambit_kube_kit::{apply, events};
 use ambit_rt::DrainWatcher;
-use tokio::sync::mpsc;
+use kube::Client;
+use tokio::sync::{mpsc, watch};
 
-use crate::environment::Cluster;
-pub(crate) use book::Book;
-pub(crate) use report::concerns;
-pub use report::{Facts, Report, Seen};
+pub use addresses::Addresses;
+pub use report::{Facts, Report, Seen, concerns};
+pub use table::{Out, StatusTable};
 
 /// The name under which events are written.
 const CONTROLLER: &str = "ambit-control";
 
 /// Starts to write reported conditions while this replica is the leader of the mesh; ends with the drain.
-pub fn start(cluster: &Cluster, drain: &DrainWatcher) -> mpsc::UnboundedSender<Report> {
+///
+/// `replica` is the name of this replica in events; `leads_mesh` whether it writes what all revisions share.
+pub fn start(
+    client: Client,
+    replica: String,
+    leads_mesh: watch::Receiver<bool>,
+    drain: &DrainWatcher,
+) -> mpsc::UnboundedSender<Report> {
     let (reports, taken) = mpsc::unbounded_channel();
     let (wishes, wished) = mpsc::unbounded_channel();
     let (remarks, remarked) = mpsc::unbounded_channel();
-    let client = cluster.client.clone();
     ambit_rt::spawn("status", apply::run(client.clone(), wished));
-    let name = cluster.name.clone();
     ambit_rt::spawn("events", async move {
-        events::run(client, CONTROLLER, &name, remarked).await;
+        events::run(client, CONTROLLER, &replica, remarked).await;
     });
-    let leads = cluster.leads_mesh.clone();
     ambit_rt::spawn(
         "status book",
-        keep(taken, leads, wishes, remarks, drain.clone()),
+        keep(taken, leads_mesh, wishes, remarks, drain.clone()),
     );
     reports
 }
 
 async fn keep(
     mut reports: mpsc::UnboundedReceiver<Report>,
-    mut leads: tokio::sync::watch::Receiver<bool>,
+    mut leads: watch::Receiver<bool>,
     wishes: mpsc::UnboundedSender<apply::Wish>,
     remarks: mpsc::UnboundedSender<events::Remark>,
     mut drain: DrainWatcher,
 ) {
-    let mut book = Book::default();
+    let mut table = StatusTable::default();
     loop {
         let out = tokio::select! {
             report = reports.recv() => match report {
-                Some(report) => book.take(report),
+                Some(report) => table.take(report),
                 None => return,
             },
             Ok(()) = leads.changed() => {
                 let leads = *leads.borrow_and_update();
-                book.lead(leads)
+                table.lead(leads)
             }
             _ = drain.started() => return,
         };

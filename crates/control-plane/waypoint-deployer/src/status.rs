@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// State of a Gateway.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Its objects are written.
     Made(Progress),
     /// None can be made as it is written now; what was made before, if anything, stays.
@@ -20,12 +20,12 @@ pub(super) enum Verdict {
 
 /// How far a waypoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Progress {
-    pub(super) hostname: String,
-    pub(super) ips: Vec<String>,
+pub(crate) struct Progress {
+    pub(crate) hostname: String,
+    pub(crate) ips: Vec<String>,
     /// At load balancers.
-    pub(super) outside: Vec<String>,
-    pub(super) is_ready: bool,
+    pub(crate) outside: Vec<String>,
+    pub(crate) is_ready: bool,
 }
 
 struct Condition {
@@ -50,7 +50,7 @@ fn condition(
 }
 
 /// The status to write, with all our fields; nothing if it is unchanged.
-pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
+pub(crate) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     let (conditions, addresses) = (wanted(verdict), addresses(gateway, verdict));
     let there = self::conditions(&gateway.status);
     let generation = gateway.metadata.generation;
@@ -183,7 +183,7 @@ fn write(wanted: &Condition, there: Option<&Value>, generation: Option<i64>) -> 
 }
 
 /// The API keeps whole seconds.
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     let seconds = Timestamp::now().as_second();
     Timestamp::from_second(seconds)
         .unwrap_or_default()

@@ -3,15 +3,17 @@
 //! owned by their Gateway and deleted with it.
 //!
 //! Objects that another controller manages are left alone: a class of another controller, a Gateway of another
-//! revision or of a namespace that is not discovered, an object that was not made for a waypoint, or that another manager applies, for instance Istio's control
-//! plane.
+//! revision or of a namespace that is not discovered, an object that was not made for a waypoint, or that another manager
+//! applies, for instance Istio's control plane.
+
+#![forbid(unsafe_code)]
 
 mod book;
 mod release;
 mod status;
 mod write;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use ambit_k8s_api::{Gateway, revisions::ControlPlane, selector::LabelSelector};
 use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
@@ -44,22 +46,32 @@ const DEFINITION: &str = "gateways.gateway.networking.k8s.io";
 
 /// Input of the deployment of waypoints.
 #[derive(Clone)]
-pub(crate) struct Deployer {
-    pub(crate) client: Client,
-    pub(crate) settings: Settings,
+pub struct Deployer {
+    /// Client of the cluster's API.
+    pub client: Client,
+    /// Settings of all waypoints.
+    pub settings: Settings,
     /// Revision of this control plane.
-    pub(crate) revision: String,
+    pub revision: String,
     /// Namespace of the control planes.
-    pub(crate) system_namespace: String,
+    pub system_namespace: String,
     /// Whether this replica writes what all revisions share.
-    pub(crate) leads_mesh: watch::Receiver<bool>,
+    pub leads_mesh: watch::Receiver<bool>,
     /// Selectors of the namespaces that belong to the mesh, as soon as they are known.
-    pub(crate) discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+    pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+}
+
+impl fmt::Debug for Deployer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deployer")
+            .field("revision", &self.revision)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Deployer {
     /// Deploys whenever the cluster has Gateways; never returns.
-    pub(crate) async fn run(self) {
+    pub async fn run(self) {
         let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
         let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {

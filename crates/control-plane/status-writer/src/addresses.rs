@@ -31,7 +31,7 @@ pub struct Addresses {
 
 impl Addresses {
     /// Addresses of an entry.
-    pub(super) fn of(entry: &ServiceEntry) -> Self {
+    pub(crate) fn of(entry: &ServiceEntry) -> Self {
         let spec = &entry.spec;
         let own: Vec<_> = spec
             .addresses
@@ -103,7 +103,7 @@ fn addresses(number: u16) -> [IpAddr; 2] {
 
 /// Owners of numbers.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     /// Of several holders the first one has it.
     holders: BTreeMap<u16, BTreeSet<(String, ObjectKey)>>,
     of: BTreeMap<ObjectKey, (String, BTreeSet<u16>)>,
@@ -123,7 +123,7 @@ impl Default for Pool {
 
 impl Pool {
     /// A ServiceEntry is as it is now. Returns others that must give up a number to it.
-    pub(super) fn see(&mut self, key: &ObjectKey, entry: &Addresses) -> BTreeSet<ObjectKey> {
+    pub(crate) fn see(&mut self, key: &ObjectKey, entry: &Addresses) -> BTreeSet<ObjectKey> {
         self.forget(key);
         let numbers = entry.numbers();
         let mut younger = BTreeSet::new();
@@ -140,7 +140,7 @@ impl Pool {
     }
 
     /// Forgets an entry that is gone.
-    pub(super) fn forget(&mut self, key: &ObjectKey) {
+    pub(crate) fn forget(&mut self, key: &ObjectKey) {
         let Some((created, numbers)) = self.of.remove(key) else {
             return;
         };
@@ -155,7 +155,7 @@ impl Pool {
     }
 
     /// Addresses that its status should have; `None` if it has them.
-    pub(super) fn give(&mut self, key: &ObjectKey, entry: &Addresses) -> Option<Value> {
+    pub(crate) fn give(&mut self, key: &ObjectKey, entry: &Addresses) -> Option<Value> {
         let mut given: Vec<(String, String)> = Vec::new();
         for host in &entry.wanted {
             let before: Vec<_> = entry.given.iter().filter(|(of, _)| of == host).collect();

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 /// The condition `SupportedVersion`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Release {
+pub(crate) struct Release {
     is_known: bool,
     message: String,
 }
 
 impl Release {
     /// Of a definition with these annotations.
-    pub(super) fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
+    pub(crate) fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         match known_release(annotations) {
             Ok(release) => Self {
                 is_known: true,
@@ -28,7 +28,7 @@ impl Release {
     }
 
     /// Release in the conditions of a class.
-    pub(super) fn read(conditions: &[Value]) -> Option<Self> {
+    pub(crate) fn read(conditions: &[Value]) -> Option<Self> {
         let text = |one: &Value, field: &str| -> String {
             let text = one.get(field).and_then(Value::as_str);
             text.unwrap_or_default().to_owned()
@@ -42,7 +42,7 @@ impl Release {
     }
 
     /// The condition, as it is written.
-    pub(super) fn condition(&self, now: &str, generation: Option<i64>) -> Value {
+    pub(crate) fn condition(&self, now: &str, generation: Option<i64>) -> Value {
         let (status, reason) = if self.is_known {
             ("True", "SupportedVersion")
         } else {
@@ -55,7 +55,7 @@ impl Release {
     }
 
     /// For the log, if it is not known.
-    pub(super) fn warn(&self) {
+    pub(crate) fn warn(&self) {
         if !self.is_known {
             tracing::warn!("{}", self.message);
         }

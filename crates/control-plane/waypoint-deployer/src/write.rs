@@ -11,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{
+use crate::{
     book::{MANAGER, Name, Removal, Write},
     release::Release,
     status::{Verdict, now},
@@ -32,11 +32,11 @@ fn resource(kind: &str, plural: &str) -> ApiResource {
     }
 }
 
-pub(super) fn gateways() -> ApiResource {
+pub(crate) fn gateways() -> ApiResource {
     resource("Gateway", "gateways")
 }
 
-pub(super) fn classes() -> ApiResource {
+pub(crate) fn classes() -> ApiResource {
     resource("GatewayClass", "gatewayclasses")
 }
 
@@ -56,7 +56,7 @@ fn resource_of(part: Part) -> ApiResource {
 ///
 /// # Errors
 /// Errors of the API server; 409 for an object that has changed since its write was decided.
-pub(super) async fn apply(
+pub(crate) async fn apply(
     client: &Client,
     name: &Name,
     writes: &[Write],
@@ -92,7 +92,7 @@ pub(super) async fn apply(
 }
 
 /// Removes our status of a Gateway, so that nothing is bound to it, and deletes its objects.
-pub(super) async fn release(
+pub(crate) async fn release(
     client: &Client,
     name: &Name,
     removals: &[Removal],
@@ -103,7 +103,7 @@ pub(super) async fn release(
 }
 
 /// Deletes what was made for a Gateway.
-pub(super) async fn remove(
+pub(crate) async fn remove(
     client: &Client,
     name: &Name,
     removals: &[Removal],
@@ -131,7 +131,7 @@ pub(super) async fn remove(
 }
 
 /// Writes a Gateway's status.
-pub(super) async fn status(
+pub(crate) async fn status(
     client: &Client,
     name: &Name,
     status: &Value,
@@ -152,7 +152,7 @@ pub(super) async fn status(
 }
 
 /// Makes the class of waypoints. One that another has made meanwhile stays as it is.
-pub(super) async fn make_class(client: &Client) -> Result<(), kube::Error> {
+pub(crate) async fn make_class(client: &Client) -> Result<(), kube::Error> {
     let resource = classes();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let class = DynamicObject::new(CLASS, &resource).data(json!({
@@ -168,7 +168,7 @@ pub(super) async fn make_class(client: &Client) -> Result<(), kube::Error> {
 }
 
 /// Says that the class, as of a generation, has a controller, and whether that knows the release of the definitions.
-pub(super) async fn accept_class(
+pub(crate) async fn accept_class(
     client: &Client,
     release: &Release,
     generation: Option<i64>,

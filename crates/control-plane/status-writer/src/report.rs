@@ -4,7 +4,7 @@ use ambit_derive::{Problem, condition::Standing};
 use ambit_k8s_api::{Kind, Object, ObjectKey, status::conditions};
 use serde_json::Value;
 
-use super::addresses;
+use crate::addresses;
 
 /// Report on an object, for the writers of conditions.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ pub struct Facts {
 }
 
 /// Whether objects of a kind are of interest here.
-pub(crate) fn concerns(kind: Kind) -> bool {
+pub fn concerns(kind: Kind) -> bool {
     !ambit_derive::conditions(kind).is_empty() || ambit_derive::parts(kind).is_some()
 }
 

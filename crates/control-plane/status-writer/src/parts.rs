@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value};
 
 /// The list as it should be: others' parts as they are, then ours.
-pub(super) fn wanted(
+pub(crate) fn wanted(
     of: &PartsType,
     ours: &[Part],
     there: &[Value],
@@ -19,7 +19,7 @@ pub(super) fn wanted(
 }
 
 /// Whether a list equals another, except for times.
-pub(super) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
+pub(crate) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
     let timeless = |list: &[Value]| -> Vec<Value> {
         let mut list = list.to_vec();
         for part in &mut list {
@@ -84,12 +84,12 @@ fn condition(name: &str, verdict: &Verdict, old: Option<&Value>, generation: Opt
 }
 
 /// As Kubernetes writes it.
-pub(super) fn truth(is_true: bool) -> &'static str {
+pub(crate) fn truth(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }
 }
 
 /// The API keeps whole seconds.
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     let seconds = Timestamp::now().as_second();
     Timestamp::from_second(seconds)
         .unwrap_or_default()

@@ -1,6 +1,6 @@
 //! Published and desired status of objects. Pure: reports go in, writes come out.
 //!
-//! Every replica keeps the book; only a leader's writes leave it. One that becomes leader writes what differs. A
+//! Every replica keeps the table; only a leader's writes leave it. One that becomes leader writes what differs. A
 //! requested write is not repeated until the object shows it, so that the delay of a watch makes no second write;
 //! another writer's change makes one.
 
@@ -18,7 +18,7 @@ use ambit_kube_kit::{
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::{
+use crate::{
     addresses::Pool,
     parts::{self, now, truth},
     report::{Report, Seen, concerns},
@@ -27,16 +27,17 @@ use super::{
 /// Under which manager addresses are written.
 const ADDRESSES: &str = "ambit-addresses";
 
-/// Output of the book.
+/// Writes that follow from a report.
 #[derive(Debug, Default)]
-pub(crate) struct Out {
-    pub(crate) wishes: Vec<Wish>,
-    pub(super) remarks: Vec<Remark>,
+pub struct Out {
+    /// Desired states of objects.
+    pub wishes: Vec<Wish>,
+    pub(crate) remarks: Vec<Remark>,
 }
 
 /// Conditions that are there and should be, as described for the module.
 #[derive(Debug, Default)]
-pub(crate) struct Book {
+pub struct StatusTable {
     leads: bool,
     entries: BTreeMap<ObjectKey, Entry>,
     /// Addresses of ServiceEntries.
@@ -56,9 +57,9 @@ struct Entry {
     requested_parts: Option<Vec<Value>>,
 }
 
-impl Book {
+impl StatusTable {
     /// Takes one report.
-    pub(crate) fn take(&mut self, report: Report) -> Out {
+    pub fn take(&mut self, report: Report) -> Out {
         let mut out = Out::default();
         match report {
             Report::Seen(seen) => self.see(*seen, &mut out),
@@ -94,7 +95,7 @@ impl Book {
     }
 
     /// Sets whether this replica is the leader.
-    pub(crate) fn lead(&mut self, leads: bool) -> Out {
+    pub fn lead(&mut self, leads: bool) -> Out {
         let mut out = Out::default();
         self.leads = leads;
         for entry in self.entries.values_mut() {

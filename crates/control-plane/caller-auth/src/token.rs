@@ -1,27 +1,32 @@
 //! Who calls: service account tokens.
 //!
 //! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among the claims.
-//! [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] queries the Kubernetes API.
+//! [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] queries the Kubernetes API. Both read them as
+//! strictly as waypoints read the tokens of requests (`ambit_jwt`).
 
 mod review;
 mod reviews;
 mod unverified;
 
-use std::{fmt, future::Future, net::IpAddr, path::Path, pin::Pin};
+use std::{
+    fmt,
+    future::Future,
+    net::IpAddr,
+    path::Path,
+    pin::Pin,
+    time::{Duration, SystemTime},
+};
 
+use ambit_jwt::{KeySet, UnverifiedToken};
 use ambit_k8s_api::is_dns_name;
 use ambit_model::ArcStr;
-use jsonwebtoken::{
-    Algorithm, DecodingKey, Validation, decode, decode_header, errors::ErrorKind, jwk::JwkSet,
-};
-use serde::Deserialize;
 
 pub use review::Reviewer;
 
-/// Tolerated clock skew in seconds.
-const LEEWAY: u64 = 10;
-/// Maximum length of a token, in bytes.
-const MAX_TOKEN: usize = 16 * 1024;
+/// Tolerated clock skew between the issuer of a token and this process, which verifies it.
+const LEEWAY: Duration = Duration::from_secs(10);
+/// Claims that every token must have.
+const REQUIRED: [&str; 3] = ["exp", "aud", "sub"];
 
 /// A caller whose token was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,70 +133,29 @@ pub enum KeysError {
         /// Path of the file.
         path: String,
     },
-    /// Unusable key of the set.
+    /// Unusable key in PEM.
     #[error("key {number} of {path} cannot be used")]
     Key {
         /// Path of the file.
         path: String,
         /// Which, counted from 1.
         number: usize,
-        /// Cause of the error.
-        #[source]
-        source: jsonwebtoken::errors::Error,
     },
-}
-
-struct Key {
-    id: Option<String>,
-    key: DecodingKey,
-    algorithms: &'static [Algorithm],
 }
 
 /// Verifies tokens with public keys from a file.
 pub struct KeyFile {
-    keys: Vec<Key>,
+    keys: KeySet,
     audience: String,
 }
 
 impl fmt::Debug for KeyFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyFile")
-            .field("keys", &self.keys.len())
+            .field("keys", &self.keys)
             .field("audience", &self.audience)
             .finish()
     }
-}
-
-const EC: &[Algorithm] = &[Algorithm::ES256, Algorithm::ES384];
-const RSA: &[Algorithm] = &[
-    Algorithm::RS256,
-    Algorithm::RS384,
-    Algorithm::RS512,
-    Algorithm::PS256,
-    Algorithm::PS384,
-    Algorithm::PS512,
-];
-const ED: &[Algorithm] = &[Algorithm::EdDSA];
-
-#[derive(Deserialize)]
-struct Claims {
-    sub: Option<String>,
-    #[serde(rename = "kubernetes.io")]
-    kubernetes: Option<KubernetesClaims>,
-}
-
-#[derive(Deserialize)]
-struct KubernetesClaims {
-    namespace: Option<String>,
-    serviceaccount: Option<NameAndUid>,
-    pod: Option<NameAndUid>,
-}
-
-#[derive(Deserialize)]
-struct NameAndUid {
-    name: String,
-    #[serde(default)]
-    uid: String,
 }
 
 impl KeyFile {
@@ -202,10 +166,18 @@ impl KeyFile {
             path: name.clone(),
             source,
         })?;
-        let keys = match serde_json::from_slice::<JwkSet>(&bytes) {
-            Ok(set) => jwks_keys(&set, &name)?,
-            Err(_) => pem_keys(&String::from_utf8_lossy(&bytes), &name)?,
+        let keys = match KeySet::read(&bytes) {
+            Ok(set) => set,
+            Err(_) => KeySet::read_pem(&String::from_utf8_lossy(&bytes)).map_err(|number| {
+                KeysError::Key {
+                    path: name.clone(),
+                    number,
+                }
+            })?,
         };
+        for key in keys.unusable() {
+            tracing::warn!(path = name, key, "a token key is not used");
+        }
         if keys.is_empty() {
             return Err(KeysError::NoKey { path: name });
         }
@@ -220,59 +192,29 @@ impl KeyFile {
         if token.is_empty() {
             return Err(TokenError::Missing);
         }
-        if token.len() > MAX_TOKEN {
-            return Err(TokenError::Malformed);
+        let token = UnverifiedToken::read(token).map_err(token_error)?;
+        token.verify_signature(&self.keys).map_err(token_error)?;
+        if let Some(missing) = REQUIRED.into_iter().find(|claim| !token.has(claim)) {
+            return Err(TokenError::Claim(missing.to_owned()));
         }
-        let header = decode_header(token).map_err(|error| match error.kind() {
-            ErrorKind::Json(_)
-            | ErrorKind::InvalidAlgorithmName
-            | ErrorKind::UnsupportedAlgorithm => TokenError::Algorithm,
-            _ => TokenError::Malformed,
-        })?;
-        let mut result = Err(TokenError::Algorithm);
-        for key in self
-            .keys
-            .iter()
-            .filter(|key| key.algorithms.contains(&header.alg))
-        {
-            // A key id only selects the key to try; one that does not match skips a key that has one.
-            if let (Some(key_id), Some(id)) = (&header.kid, &key.id)
-                && key_id != id
-            {
-                result = Err(TokenError::Signature);
-                continue;
-            }
-            let mut validation = Validation::new(header.alg);
-            validation.leeway = LEEWAY;
-            validation.validate_nbf = true;
-            validation.set_audience(&[&self.audience]);
-            validation.set_required_spec_claims(&["exp", "aud", "sub"]);
-            match decode::<Claims>(token, &key.key, &validation) {
-                Ok(data) => return caller(data.claims),
-                Err(error) => {
-                    result = Err(self.token_error(error.kind()));
-                    if result != Err(TokenError::Signature) {
-                        return result;
-                    }
-                }
-            }
+        let times = token.check_times(SystemTime::now(), LEEWAY);
+        times.map_err(token_error)?;
+        if !token.is_for([self.audience.as_str()].into_iter()) {
+            return Err(TokenError::Audience(self.audience.clone()));
         }
-        result
+        caller(&token)
     }
+}
 
-    fn token_error(&self, kind: &ErrorKind) -> TokenError {
-        match kind {
-            ErrorKind::ExpiredSignature => TokenError::Expired,
-            ErrorKind::ImmatureSignature => TokenError::Immature,
-            ErrorKind::InvalidAudience => TokenError::Audience(self.audience.clone()),
-            ErrorKind::MissingRequiredClaim(claim) => TokenError::Claim(claim.clone()),
-            ErrorKind::InvalidAlgorithm | ErrorKind::MissingAlgorithm => TokenError::Algorithm,
-            ErrorKind::Json(_)
-            | ErrorKind::Base64(_)
-            | ErrorKind::Utf8(_)
-            | ErrorKind::InvalidToken => TokenError::Malformed,
-            _ => TokenError::Signature,
-        }
+/// Reason of a refusal, in the words for callers of the control plane.
+fn token_error(error: ambit_jwt::TokenError) -> TokenError {
+    use ambit_jwt::TokenError as Jwt;
+    match error {
+        Jwt::Algorithm => TokenError::Algorithm,
+        Jwt::Expired => TokenError::Expired,
+        Jwt::NotYet => TokenError::Immature,
+        Jwt::NoKeys | Jwt::UnknownKey | Jwt::Signature => TokenError::Signature,
+        _ => TokenError::Malformed,
     }
 }
 
@@ -314,103 +256,32 @@ fn account_of(subject: &str) -> Result<(&str, &str), TokenError> {
     Ok((namespace, account))
 }
 
-fn caller(claims: Claims) -> Result<Caller, TokenError> {
-    let subject = claims.sub.unwrap_or_default();
-    let (namespace, account) = account_of(&subject)?;
-    let kubernetes = claims.kubernetes;
-    if let Some(kubernetes) = &kubernetes {
-        let other_namespace = kubernetes
-            .namespace
-            .as_deref()
-            .is_some_and(|other| other != namespace);
-        let other_account = kubernetes
-            .serviceaccount
-            .as_ref()
-            .is_some_and(|other| other.name != account);
-        if other_namespace || other_account {
-            return Err(TokenError::Contradiction);
-        }
+/// Caller that a verified token names.
+fn caller(token: &UnverifiedToken<'_>) -> Result<Caller, TokenError> {
+    const BOUND: &str = "kubernetes.io";
+    let text = |path: &[&str]| token.text(path).map_err(token_error);
+    let subject = text(&["sub"])?.unwrap_or_default();
+    let (namespace, account) = account_of(subject)?;
+    let others = [
+        (text(&[BOUND, "namespace"])?, namespace),
+        (text(&[BOUND, "serviceaccount", "name"])?, account),
+    ];
+    if others
+        .iter()
+        .any(|(bound, own)| bound.is_some_and(|bound| bound != *own))
+    {
+        return Err(TokenError::Contradiction);
     }
-    let pod = kubernetes.and_then(|kubernetes| kubernetes.pod);
+    let uid = text(&[BOUND, "pod", "uid"])?.unwrap_or_default();
+    let pod = text(&[BOUND, "pod", "name"])?;
     Ok(Caller {
         namespace: namespace.into(),
         service_account: account.into(),
-        pod: pod.map(|pod| BoundPod {
-            name: pod.name.into(),
-            uid: pod.uid,
+        pod: pod.map(|name| BoundPod {
+            name: name.into(),
+            uid: uid.to_owned(),
         }),
     })
-}
-
-fn jwks_keys(set: &JwkSet, path: &str) -> Result<Vec<Key>, KeysError> {
-    use jsonwebtoken::jwk::AlgorithmParameters;
-    let mut keys = Vec::new();
-    for (index, jwk) in set.keys.iter().enumerate() {
-        let algorithms = match jwk.algorithm {
-            AlgorithmParameters::EllipticCurve(_) => EC,
-            AlgorithmParameters::RSA(_) => RSA,
-            AlgorithmParameters::OctetKeyPair(_) => ED,
-            // A shared secret would let every holder make tokens.
-            AlgorithmParameters::OctetKey(_) => continue,
-            _ => continue,
-        };
-        let key = DecodingKey::from_jwk(jwk).map_err(|source| KeysError::Key {
-            path: path.to_owned(),
-            number: index + 1,
-            source,
-        })?;
-        keys.push(Key {
-            id: jwk.common.key_id.clone(),
-            key,
-            algorithms,
-        });
-    }
-    Ok(keys)
-}
-
-fn pem_keys(text: &str, path: &str) -> Result<Vec<Key>, KeysError> {
-    const END: &str = "-----END PUBLIC KEY-----";
-    let mut keys = Vec::new();
-    for (index, block) in text
-        .split_inclusive(END)
-        .filter(|block| block.contains(END))
-        .enumerate()
-    {
-        let start = block.find("-----BEGIN").unwrap_or_default();
-        let pem = block.get(start..).unwrap_or_default().as_bytes();
-        type Reader = fn(&[u8]) -> jsonwebtoken::errors::Result<DecodingKey>;
-        let kinds: [(Reader, &'static [Algorithm]); 3] = [
-            (DecodingKey::from_ec_pem, EC),
-            (DecodingKey::from_rsa_pem, RSA),
-            (DecodingKey::from_ed_pem, ED),
-        ];
-        let mut error = None;
-        let key = kinds
-            .into_iter()
-            .find_map(|(read, algorithms)| match read(pem) {
-                Ok(key) => Some(Key {
-                    id: None,
-                    key,
-                    algorithms,
-                }),
-                Err(failed) => {
-                    error.get_or_insert(failed);
-                    None
-                }
-            });
-        match (key, error) {
-            (Some(key), _) => keys.push(key),
-            (None, Some(source)) => {
-                return Err(KeysError::Key {
-                    path: path.to_owned(),
-                    number: index + 1,
-                    source,
-                });
-            }
-            (None, None) => {}
-        }
-    }
-    Ok(keys)
 }
 
 #[cfg(test)]

@@ -1,7 +1,11 @@
 //! Tokens, good and forged.
 
-use jsonwebtoken::{EncodingKey, Header, encode};
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
+use ambit_jwt::MAX_TOKEN;
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use rcgen::{
+    KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256,
+    PublicKeyData, RsaKeySize,
+};
 use serde_json::{Value, json};
 
 use super::*;
@@ -108,6 +112,47 @@ fn several_keys_and_a_jwks_work() {
         Err(TokenError::Algorithm),
         "a shared secret is no key"
     );
+}
+
+#[test]
+fn keys_in_pem_verify_their_own_algorithms_alone() {
+    type Reader = fn(&[u8]) -> jsonwebtoken::errors::Result<EncodingKey>;
+    let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
+    let generate = |of| KeyPair::generate_for(of).unwrap();
+    let kinds: [(KeyPair, Reader, &[Algorithm]); 4] = [
+        (key(), EncodingKey::from_ec_pem, &[Algorithm::ES256]),
+        (
+            generate(&PKCS_ECDSA_P384_SHA384),
+            EncodingKey::from_ec_pem,
+            &[Algorithm::ES384],
+        ),
+        (
+            generate(&PKCS_ED25519),
+            EncodingKey::from_ed_pem,
+            &[Algorithm::EdDSA],
+        ),
+        (
+            rsa,
+            EncodingKey::from_rsa_pem,
+            &[Algorithm::RS256, Algorithm::PS512],
+        ),
+    ];
+    let pems: Vec<_> = kinds.iter().map(|(key, ..)| public_pem(key)).collect();
+    for (index, (key, read, algorithms)) in kinds.iter().enumerate() {
+        for algorithm in *algorithms {
+            let key = read(key.serialize_pem().as_bytes()).unwrap();
+            let token = encode(&Header::new(*algorithm), &claims(), &key).unwrap();
+            for (other, pem) in pems.iter().enumerate() {
+                let verified = verifier(pem).verify(&token).map(|_| ());
+                let expected = match other == index {
+                    true => Ok(()),
+                    false => Err(TokenError::Signature),
+                };
+                assert_eq!(verified, expected, "{algorithm:?}, key {other}");
+            }
+            assert!(verifier(&pems.concat()).verify(&token).is_ok());
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::code::{literal, parse};
 use crate::shell;
 
 /// File whose module documentation has the table.
-const WRITER: &str = "crates/programs/control/src/status.rs";
+const WRITER: &str = "crates/control-plane/status-writer/src/lib.rs";
 /// File with the types of conditions.
 const TYPES: &str = "crates/control-plane/derive/src/condition.rs";
 

@@ -47,6 +47,15 @@ const FILES: &[(&str, &str)] = &[
     ("crates/programs/agent/src/metrics.rs", "agent"),
     ("crates/programs/agent/src/install/metrics.rs", "agent"),
     ("crates/programs/control/src/metrics.rs", "control plane"),
+    (
+        "crates/control-plane/xds-server/src/metrics.rs",
+        "control plane",
+    ),
+    ("crates/control-plane/ca/src/metrics.rs", "control plane"),
+    (
+        "crates/control-plane/caller-auth/src/metrics.rs",
+        "control plane",
+    ),
     ("crates/runtime/rt/src/metrics.rs", "all"),
     ("crates/runtime/otlp-export/src/own_metrics.rs", "all"),
 ];

@@ -13,7 +13,8 @@ const MESSAGES: &[(&str, &str)] = &[
     ("ambit-wire", "they are its own"),
     ("ambit-xds", "the client's end of delta xDS"),
     ("ambit-certificates", "the client's end of the CSR API"),
-    ("ambit-control", "the server's end of both"),
+    ("ambit-ca", "the server's end of the CSR API"),
+    ("ambit-xds-server", "the server's end of delta xDS"),
     ("ambit-otlp", "what collectors of telemetry take"),
     (
         "ambit-otlp-export",

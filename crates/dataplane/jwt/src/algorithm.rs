@@ -94,6 +94,24 @@ impl Algorithm {
         Some((algorithm, key))
     }
 
+    /// Reads a public key in DER (SubjectPublicKeyInfo, RFC 5280), for each algorithm that it is for.
+    pub(crate) fn der_keys(der: &[u8]) -> Vec<(Self, ParsedPublicKey)> {
+        let all: [(Self, &'static dyn VerificationAlgorithm); 10] = [
+            (Self::Rs256, &lc::RSA_PKCS1_2048_8192_SHA256),
+            (Self::Rs384, &lc::RSA_PKCS1_2048_8192_SHA384),
+            (Self::Rs512, &lc::RSA_PKCS1_2048_8192_SHA512),
+            (Self::Ps256, &lc::RSA_PSS_2048_8192_SHA256),
+            (Self::Ps384, &lc::RSA_PSS_2048_8192_SHA384),
+            (Self::Ps512, &lc::RSA_PSS_2048_8192_SHA512),
+            (Self::Es256, &lc::ECDSA_P256_SHA256_FIXED),
+            (Self::Es384, &lc::ECDSA_P384_SHA384_FIXED),
+            (Self::Es512, &lc::ECDSA_P521_SHA512_FIXED),
+            (Self::EdDsa, &lc::ED25519),
+        ];
+        let key = |(of, parameters)| Some((of, ParsedPublicKey::new(parameters, der).ok()?));
+        all.into_iter().filter_map(key).collect()
+    }
+
     /// The key of an Edwards curve.
     pub(crate) fn edwards_key(curve: &str, x: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let is_known = curve == "Ed25519" && x.len() == 32;

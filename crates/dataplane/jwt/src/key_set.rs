@@ -4,11 +4,15 @@
 use std::fmt;
 
 use aws_lc_rs::{digest, signature::ParsedPublicKey};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use crate::{algorithm::Algorithm, base64url, json::Json};
 
 /// Maximum length of a key set.
 pub const MAX_KEY_SET: usize = 256 << 10;
+/// Lines around a public key in PEM.
+const PEM_BEGIN: &str = "-----BEGIN PUBLIC KEY-----";
+const PEM_END: &str = "-----END PUBLIC KEY-----";
 /// Maximum keys of a set.
 const MAX_KEYS: usize = 100;
 
@@ -81,6 +85,21 @@ impl KeySet {
         Ok(read)
     }
 
+    /// Reads public keys in PEM (RFC 7468, section 13), which have no names; other text is skipped.
+    ///
+    /// # Errors
+    /// With the number of the first key that cannot be used, counted from 1.
+    pub fn read_pem(text: &str) -> Result<Self, usize> {
+        let mut read = Self::default();
+        let blocks = text
+            .split_inclusive(PEM_END)
+            .filter(|block| block.ends_with(PEM_END));
+        for (number, block) in (1_usize..).zip(blocks) {
+            read.keys.push(Key::read_pem(block).ok_or(number)?);
+        }
+        Ok(read)
+    }
+
     /// Whether the set has no usable key.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
@@ -116,6 +135,18 @@ impl KeySet {
 }
 
 impl Key {
+    fn read_pem(block: &str) -> Option<Self> {
+        let (_, body) = block.strip_suffix(PEM_END)?.rsplit_once(PEM_BEGIN)?;
+        let body: String = body.split_ascii_whitespace().collect();
+        let der = STANDARD.decode(body).ok()?;
+        let algorithms = Algorithm::der_keys(&der);
+        (!algorithms.is_empty()).then(|| Self {
+            id: None,
+            fingerprint: fingerprint(&der),
+            algorithms,
+        })
+    }
+
     fn read(key: &Json) -> Result<Self, String> {
         let text = |name: &str| match key.get(name) {
             None => Ok(None),
@@ -172,13 +203,16 @@ impl Key {
         if !algorithms.iter().any(fits) {
             return Err("is no public key of 2048 to 8192 bits (RSA), or of P-256, P-384, P-521 or Ed25519, for its algorithm".to_owned());
         }
-        let mut fingerprint = Fingerprint::default();
-        let digest = digest::digest(&digest::SHA256, &public);
-        fingerprint.copy_from_slice(digest.as_ref());
         Ok(Self {
             id: text("kid")?.map(str::to_owned),
-            fingerprint,
+            fingerprint: fingerprint(&public),
             algorithms,
         })
     }
+}
+
+fn fingerprint(content: &[u8]) -> Fingerprint {
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.copy_from_slice(digest::digest(&digest::SHA256, content).as_ref());
+    fingerprint
 }

@@ -1,5 +1,6 @@
 //! JSON web tokens at a waypoint (Istio's RequestAuthentication): their sources in a request, their validation, their
-//! claims, and the claims that are passed to applications.
+//! claims, and the claims that are passed to applications. The control plane reads its callers' tokens by the same
+//! code ([`UnverifiedToken`]).
 //!
 //! Pure: no IO, and no clock of its own. Key sets come as texts; who fetches them is the control plane.
 //!
@@ -29,7 +30,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 pub use claims::{Claims, Values};
 pub use key_set::{KeySet, KeySetError, MAX_KEY_SET};
 pub use set::{Authenticated, Authentications, Denial, Refused, RequestParts};
-pub use token::{CLOCK_SKEW, MAX_TOKEN, TokenError};
+pub use token::{CLOCK_SKEW, MAX_TOKEN, TokenError, UnverifiedToken};
 
 /// Decodes base64url in its canonical form: without padding or trailing bits.
 fn base64url(text: &[u8]) -> Option<Vec<u8>> {

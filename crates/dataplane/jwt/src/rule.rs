@@ -10,7 +10,7 @@ use crate::{
     cache::{Cache, Digest},
     claims::Claims,
     key_set::{Fingerprint, KeySet},
-    token::{TokenError, Unverified, Verified},
+    token::{CLOCK_SKEW, TokenError, UnverifiedToken, Verified},
     token_source::TokenSource,
 };
 
@@ -96,7 +96,7 @@ impl Rule {
     pub(crate) fn known(&self, token: &Digest, now: SystemTime) -> Option<Arc<Verified>> {
         let mut cache = self.cache.lock();
         let known = cache.get(token)?;
-        if known.times.check(now).is_err() {
+        if known.times.check(now, CLOCK_SKEW).is_err() {
             cache.remove(token);
             return None;
         }
@@ -107,7 +107,7 @@ impl Rule {
     pub(crate) fn verify(
         &self,
         digest: Digest,
-        token: &Unverified<'_>,
+        token: &UnverifiedToken<'_>,
         now: SystemTime,
     ) -> Result<Arc<Verified>, TokenError> {
         let key = token.verify(&self.keys, now)?;

@@ -16,7 +16,7 @@ use crate::{
     cache::Digests,
     claims::Claims,
     rule::Rule,
-    token::{TokenError, Unverified, Verified, sections},
+    token::{TokenError, UnverifiedToken, Verified, sections},
     token_source::TokenSource,
 };
 
@@ -381,7 +381,7 @@ impl Authentications {
                 return Ok(all);
             }
         }
-        let unverified = Unverified::read(token)?;
+        let unverified = UnverifiedToken::read(token)?;
         let issuer = unverified.issuer().ok_or(TokenError::Issuer)?;
         let mut by = Vec::new();
         for rule in rules.iter().filter(|rule| rule.issuer() == issuer) {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Authentications, Denial, KeySet, RequestParts, TokenError, algorithm::Algorithm, base64url,
-    token::Unverified,
+    token::UnverifiedToken,
 };
 
 mod attacks;
@@ -102,14 +102,14 @@ fn foreign_tokens_are_valid_with_their_keys_only() {
     assert_eq!(tokens.len(), 10);
     for (name, token) in tokens {
         let token = token.as_str().unwrap();
-        let read = Unverified::read(token).unwrap();
+        let read = UnverifiedToken::read(token).unwrap();
         assert_eq!(read.issuer(), Some(ISSUER), "{name}");
         assert!(read.verify(&all, now()).is_ok(), "{name}");
         // One character of the signature.
         let dot = token.rfind('.').unwrap() + 1;
         let other = if &token[dot..=dot] == "A" { "B" } else { "A" };
         let changed = format!("{}{other}{}", &token[..dot], &token[dot + 1..]);
-        let result = Unverified::read(&changed).and_then(|read| read.verify(&all, now()));
+        let result = UnverifiedToken::read(&changed).and_then(|read| read.verify(&all, now()));
         assert!(result.is_err(), "{name}");
         // The same keys without their names: those of other kinds are not tried.
         let nameless: Vec<_> = keys.iter().cloned().map(without_name).collect();
@@ -136,7 +136,7 @@ fn the_examples_of_the_standards_are_valid() {
     let rfc = rfc();
     for name in ["rs256", "es256"] {
         let (key, token) = (&rfc[name]["key"], rfc[name]["token"].as_str().unwrap());
-        let read = Unverified::read(token).unwrap();
+        let read = UnverifiedToken::read(token).unwrap();
         assert_eq!(read.issuer(), Some("joe"));
         let keys = set(std::slice::from_ref(key));
         assert!(read.verify(&keys, at(1_300_819_379)).is_ok(), "{name}");
@@ -151,7 +151,10 @@ fn the_examples_of_the_standards_are_valid() {
         &rfc["eddsa"]["key"],
         rfc["eddsa"]["token"].as_str().unwrap(),
     );
-    assert!(matches!(Unverified::read(token), Err(TokenError::Payload)));
+    assert!(matches!(
+        UnverifiedToken::read(token),
+        Err(TokenError::Payload)
+    ));
     let x = base64url(key["x"].as_str().unwrap().as_bytes()).unwrap();
     let (_, key) = Algorithm::edwards_key("Ed25519", &x).unwrap();
     let (signed, signature) = token.rsplit_once('.').unwrap();
@@ -165,7 +168,7 @@ fn times_are_judged_with_a_minute_for_clocks_that_differ() {
     let keys = set(&[issuer.key()]);
     let judged = |claims: Value, now: u64| {
         let token = issuer.token(&claims);
-        Unverified::read(&token).and_then(|read| read.verify(&keys, at(now)).map(drop))
+        UnverifiedToken::read(&token).and_then(|read| read.verify(&keys, at(now)).map(drop))
     };
     for (claims, from, until) in [
         (json!({ "exp": 1000 }), 0, 1059),

@@ -54,7 +54,7 @@ pub enum TokenError {
 
 /// A token of which nothing is believed yet.
 #[derive(Debug)]
-pub(crate) struct Unverified<'a> {
+pub struct UnverifiedToken<'a> {
     algorithm: Algorithm,
     key: Option<String>,
     pub(crate) claims: Json,
@@ -94,9 +94,9 @@ impl Times {
         })
     }
 
-    pub(crate) fn check(&self, now: SystemTime) -> Result<(), TokenError> {
+    pub(crate) fn check(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (now, skew) = (now.as_secs_f64(), CLOCK_SKEW.as_secs_f64());
+        let (now, skew) = (now.as_secs_f64(), skew.as_secs_f64());
         if self.expires.is_some_and(|at| now >= at + skew) {
             return Err(TokenError::Expired);
         }
@@ -115,8 +115,12 @@ pub(crate) fn sections(token: &str) -> Option<[&str; 3]> {
     parts.next().is_none().then_some(three)
 }
 
-impl<'a> Unverified<'a> {
-    pub(crate) fn read(token: &'a str) -> Result<Self, TokenError> {
+impl<'a> UnverifiedToken<'a> {
+    /// Reads a token.
+    ///
+    /// # Errors
+    /// When its form, its header or its claims are not as strict as they have to be.
+    pub fn read(token: &'a str) -> Result<Self, TokenError> {
         if token.len() > MAX_TOKEN {
             return Err(TokenError::TooLong);
         }
@@ -151,12 +155,12 @@ impl<'a> Unverified<'a> {
     }
 
     /// Returns the issuer claim.
-    pub(crate) fn issuer(&self) -> Option<&str> {
+    pub fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_text()
     }
 
     /// Whether one of these audiences is among its own; any will do if there are none.
-    pub(crate) fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
+    pub fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
         any.any(|audience| match own {
             Some(Json::Text(one)) => one == audience,
@@ -165,9 +169,54 @@ impl<'a> Unverified<'a> {
         })
     }
 
+    /// Whether the token has a claim.
+    pub fn has(&self, name: &str) -> bool {
+        self.claims
+            .get(name)
+            .is_some_and(|claim| *claim != Json::Null)
+    }
+
+    /// Returns the claim at a path of names, if there is one.
+    ///
+    /// # Errors
+    /// When the claim is no text, or the path leads through one that has no members.
+    pub fn text(&self, path: &[&str]) -> Result<Option<&str>, TokenError> {
+        let mut claim = &self.claims;
+        for name in path {
+            let Json::Object(members) = claim else {
+                return Err(TokenError::Payload);
+            };
+            claim = match members.get(*name) {
+                None | Some(Json::Null) => return Ok(None),
+                Some(member) => member,
+            };
+        }
+        claim.as_text().map(Some).ok_or(TokenError::Payload)
+    }
+
+    /// Checks the token's times, with a tolerated clock skew.
+    ///
+    /// # Errors
+    /// When the token has expired or is not valid yet.
+    pub fn check_times(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
+        self.times.check(now, skew)
+    }
+
+    /// Verifies the token's signature alone.
+    ///
+    /// # Errors
+    /// When the token is signed by none of the keys.
+    pub fn verify_signature(&self, keys: &KeySet) -> Result<(), TokenError> {
+        self.signing_key(keys).map(drop)
+    }
+
     /// Verifies the token's times and signature. Returns the key that it is signed with.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
-        self.times.check(now)?;
+        self.check_times(now, CLOCK_SKEW)?;
+        self.signing_key(keys)
+    }
+
+    fn signing_key(&self, keys: &KeySet) -> Result<Fingerprint, TokenError> {
         if keys.is_empty() {
             return Err(TokenError::NoKeys);
         }

@@ -2,6 +2,8 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use ambit_ca::{CaSecret, Material, TrustPublisher};
+use ambit_caller_auth::{Authenticator, KeyFile, NoKeys, Reviewer};
 use ambit_k8s_api::revisions;
 use ambit_kube_kit::lease;
 use ambit_manifests::ManifestDirs;
@@ -11,14 +13,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use crate::{
-    args::Args,
-    auth::{Authenticator, KeyFile, NoKeys, Reviewer},
-    ca::{self, CaSecret, Material, TrustPublisher},
-    kubernetes::Informers,
-    metrics::Metrics,
-    source::Source,
-};
+use crate::{args::Args, kubernetes::Informers, metrics::Metrics, source::Source};
 
 /// Name of the lease whose holder writes for all replicas of its revision; that of others but the default has the
 /// revision behind it.
@@ -78,7 +73,7 @@ impl Environment {
 
     fn of_files(args: &Args, metrics: &Arc<Metrics>, drain: &DrainWatcher) -> anyhow::Result<Self> {
         let dir = args.ca_dir.as_deref();
-        let material = ca::open_or_make(dir, &args.trust_domain)?;
+        let material = ambit_ca::open_or_make(dir, &args.trust_domain)?;
         let publisher = plugged_in(dir, &material, metrics, drain)?;
         let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
             Some(path) => Arc::new(KeyFile::open(path, &args.token_audience)?),
@@ -115,7 +110,7 @@ impl Environment {
                 let secret = CaSecret::new(client.clone(), namespace, &args.trust_domain);
                 let material = patiently(&secret).await;
                 let publisher =
-                    TrustPublisher::new(material, &secret.location(), Arc::clone(metrics))?;
+                    TrustPublisher::new(material, &secret.location(), metrics.ca.clone())?;
                 let follow = secret.follow(publisher.clone(), leads_mesh.clone(), drain.clone());
                 ambit_rt::spawn("ca secret", follow);
                 publisher
@@ -192,10 +187,10 @@ fn plugged_in(
     drain: &DrainWatcher,
 ) -> anyhow::Result<TrustPublisher> {
     let location = dir.map_or_else(|| "memory".to_owned(), |dir| dir.display().to_string());
-    let publisher = TrustPublisher::new(material.clone(), &location, Arc::clone(metrics))
+    let publisher = TrustPublisher::new(material.clone(), &location, metrics.ca.clone())
         .context("the certificate authority")?;
     if let Some(dir) = dir {
-        let follow = ca::follow_directory(dir.to_owned(), publisher.clone(), drain.clone());
+        let follow = ambit_ca::follow_directory(dir.to_owned(), publisher.clone(), drain.clone());
         ambit_rt::spawn("ca directory", follow);
     }
     Ok(publisher)

@@ -5,11 +5,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_caller_auth::Waypoints;
 use ambit_derive::{
     AcceptedTrustDomains, Index, MeshConfig, PodDirectory, Problem, RegisteredService, Severity,
 };
 use ambit_k8s_api::{ObjectEvent, selector::LabelSelector};
 use ambit_rt::DrainWatcher;
+use ambit_status_writer::{Facts, Report, Seen};
+use ambit_xds_server::{ResourceType, Store};
 use parking_lot::RwLock;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -21,9 +24,6 @@ use crate::{
     key_sets::{self, KeySets},
     metrics::Metrics,
     source::Source,
-    status::{self, Facts, Report, Seen},
-    waypoints::Waypoints,
-    xds::{ResourceType, Store},
 };
 
 /// Time without changes after which records are published.
@@ -328,7 +328,7 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {
             let key = object.key();
-            if !status::concerns(key.kind) && !index.has_new_problems(&key) {
+            if !ambit_status_writer::concerns(key.kind) && !index.has_new_problems(&key) {
                 return None;
             }
             (key, Facts::of(object))
@@ -337,7 +337,7 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
             (key.clone(), Facts::of_unreadable(key.kind, value))
         }
         ObjectEvent::Deleted(key) => {
-            return status::concerns(key.kind).then(|| Report::Gone(key.clone()));
+            return ambit_status_writer::concerns(key.kind).then(|| Report::Gone(key.clone()));
         }
     };
     Some(Report::Seen(Box::new(Seen {

@@ -1,50 +1,17 @@
 //! The control plane's metrics, with the names of Istio's where they mean the same.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::fmt;
 
+use ambit_ca::CaMetrics;
+use ambit_caller_auth::CallerMetrics;
+use ambit_rt::metrics::PlainCounter;
+use ambit_xds_server::{ResourceType, XdsMetrics};
 use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder},
-    metrics::{MetricType, TypedMetric, family::Family, gauge::Gauge, histogram::Histogram},
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-
-use crate::resource_type::ResourceType;
-
-/// A counter whose name is sent as it is: the names of Istio's control plane do not end in `_total`,
-/// which the library's counter would append.
-#[derive(Clone, Debug, Default)]
-struct Counter(Arc<AtomicU64>);
-
-impl Counter {
-    fn inc(&self) {
-        self.inc_by(1);
-    }
-
-    fn inc_by(&self, by: u64) {
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-}
-
-impl TypedMetric for Counter {
-    const TYPE: MetricType = MetricType::Unknown;
-}
-
-impl EncodeMetric for Counter {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        encoder.encode_gauge(&self.0.load(Ordering::Relaxed))
-    }
-
-    fn metric_type(&self) -> MetricType {
-        Self::TYPE
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Type {
@@ -52,42 +19,24 @@ struct Type {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Severity {
     severity: &'static str,
 }
 
-/// Outcomes of certificate requests.
-const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unauthenticated"];
-/// Outcomes of tokens.
-const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
-
 /// Metrics of the control plane with their registry.
 pub struct Metrics {
     registry: Mutex<Registry>,
-    pushes: Family<Type, Counter>,
-    pushed_resources: Family<Type, Counter>,
-    rejects: Family<Type, Counter>,
-    stale_nonces: Counter,
-    streams: Gauge,
+    /// Metrics of xDS.
+    pub xds: XdsMetrics,
     records: Family<Type, Gauge>,
     problems: Family<Severity, Gauge>,
-    events: Counter,
-    changed: Counter,
+    events: PlainCounter,
+    changed: PlainCounter,
     convergence: Histogram,
-    csr: Family<Outcome, Counter>,
-    root_expiry: Gauge<f64, AtomicU64>,
-    callers_closed: Family<Reason, Counter>,
-    tokens: Family<Outcome, Counter>,
+    /// Metrics of the certificate authority.
+    pub ca: CaMetrics,
+    /// Metrics of callers.
+    pub callers: CallerMetrics,
 }
 
 impl fmt::Debug for Metrics {
@@ -103,23 +52,16 @@ impl Default for Metrics {
         ];
         let metrics = Self {
             registry: Mutex::new(Registry::default()),
-            pushes: Family::default(),
-            pushed_resources: Family::default(),
-            rejects: Family::default(),
-            stale_nonces: Counter::default(),
-            streams: Gauge::default(),
+            xds: XdsMetrics::default(),
             records: Family::default(),
             problems: Family::default(),
-            events: Counter::default(),
-            changed: Counter::default(),
+            events: PlainCounter::default(),
+            changed: PlainCounter::default(),
             convergence: Histogram::new(buckets),
-            csr: Family::default(),
-            root_expiry: Gauge::default(),
-            callers_closed: Family::default(),
-            tokens: Family::default(),
+            ca: CaMetrics::default(),
+            callers: CallerMetrics::default(),
         };
         metrics.register();
-        metrics.begin_at_zero();
         metrics
     }
 }
@@ -127,27 +69,7 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&self) {
         let registry = &mut *self.registry.lock();
-        registry.register("pilot_xds", "Open xDS streams", self.streams.clone());
-        registry.register(
-            "pilot_xds_pushes",
-            "Responses sent, by type",
-            self.pushes.clone(),
-        );
-        registry.register(
-            "ambit_xds_resources_sent",
-            "Resources sent, by type",
-            self.pushed_resources.clone(),
-        );
-        registry.register(
-            "pilot_total_xds_rejects",
-            "Responses rejected by clients, by type",
-            self.rejects.clone(),
-        );
-        registry.register(
-            "pilot_xds_expired_nonce",
-            "Answers to other than the last response",
-            self.stale_nonces.clone(),
-        );
+        self.xds.register(registry);
         registry.register(
             "ambit_records",
             "Records of the mesh, by type",
@@ -173,42 +95,10 @@ impl Metrics {
             "Seconds from a change of objects until its records are offered to clients",
             self.convergence.clone(),
         );
-        registry.register(
-            "citadel_server_csr_count",
-            "Certificate requests, by outcome",
-            self.csr.clone(),
-        );
-        registry.register(
-            "citadel_server_root_cert_expiry_timestamp",
-            "When the root expires, in seconds since 1970",
-            self.root_expiry.clone(),
-        );
-        registry.register(
-            "ambit_callers_closed",
-            "Connections closed for want of a caller that stays, by reason",
-            self.callers_closed.clone(),
-        );
-        registry.register(
-            "ambit_calls_authenticated",
-            "Calls, by the result of their authentication",
-            self.tokens.clone(),
-        );
+        self.ca.register(registry);
+        self.callers.register(registry);
         ambit_rt::metrics::register_process(registry);
         ambit_rt::metrics::register_build(registry, "pilot", env!("CARGO_PKG_VERSION"));
-    }
-
-    /// Writes counters of failures from the start: Prometheus sees no increase in a series that begins with 1.
-    fn begin_at_zero(&self) {
-        for of in ResourceType::all() {
-            let r#type = of.short_name();
-            self.rejects.get_or_create(&Type { r#type }).inc_by(0);
-        }
-        for outcome in CSR_OUTCOMES {
-            self.csr.get_or_create(&Outcome { outcome }).inc_by(0);
-        }
-        for outcome in TOKEN_OUTCOMES {
-            self.tokens.get_or_create(&Outcome { outcome }).inc_by(0);
-        }
     }
 
     /// Adds the metrics of exports, if anything is exported.
@@ -227,50 +117,6 @@ impl Metrics {
     /// Serves a scrape.
     pub fn respond(&self, request: &ambit_rt::http::Request) -> ambit_rt::http::Response {
         ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)
-    }
-
-    pub(crate) fn pushed(&self, of: ResourceType, resources: usize) {
-        let label = Type {
-            r#type: of.short_name(),
-        };
-        self.pushes.get_or_create(&label).inc();
-        let resources = u64::try_from(resources).unwrap_or(u64::MAX);
-        self.pushed_resources
-            .get_or_create(&label)
-            .inc_by(resources);
-    }
-
-    pub(crate) fn rejected(&self, type_url: &str) {
-        let r#type =
-            ResourceType::from_type_url(type_url).map_or("unknown", ResourceType::short_name);
-        self.rejects.get_or_create(&Type { r#type }).inc();
-    }
-
-    pub(crate) fn stale_nonce(&self) {
-        self.stale_nonces.inc();
-    }
-
-    pub(crate) fn set_streams(&self, streams: usize) {
-        self.streams.set(gauge(streams));
-    }
-
-    pub(crate) fn csr(&self, outcome: &'static str) {
-        self.csr.get_or_create(&Outcome { outcome }).inc();
-    }
-
-    /// A connection was closed because of its caller, or because that is unknown.
-    pub(crate) fn connection_closed(&self, reason: &'static str) {
-        self.callers_closed.get_or_create(&Reason { reason }).inc();
-    }
-
-    /// A call's token was accepted, refused, or could not be reviewed.
-    pub(crate) fn token(&self, outcome: &'static str) {
-        self.tokens.get_or_create(&Outcome { outcome }).inc();
-    }
-
-    pub(crate) fn set_root_expiry(&self, at: std::time::SystemTime) {
-        let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        self.root_expiry.set(since.as_secs_f64());
     }
 
     pub(crate) fn objects_changed(&self, events: usize) {

@@ -20,6 +20,11 @@ use ambit_wire::{
     decode::{self, AddressRecord},
     records,
 };
+use ambit_xds_server::{
+    Sessions,
+    entry::{Collection, Entry},
+    skew,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
@@ -28,11 +33,6 @@ use crate::{
     environment::Cluster,
     mesh::{Mesh, Problems},
     metrics::Metrics,
-    xds::{
-        Sessions,
-        entry::{Collection, Entry},
-        skew,
-    },
 };
 
 /// Debug pages in the making: each of a large mesh takes much memory.

@@ -7,31 +7,30 @@ use std::{
     time::Duration,
 };
 
+use ambit_ca::{
+    CertificateService, TrustPublisher,
+    trust_domains::{self, Last, Published},
+    write_root,
+};
+use ambit_caller_auth::{Access, Accounts, Waypoints, caller_pod::Pods, parse_accounts};
 use ambit_derive::MeshConfig;
 use ambit_egress::Guard;
+use ambit_grpc_listener::ServeOptions;
 use ambit_model::Identity;
 use ambit_otlp_export::Exporter;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
+use ambit_waypoint_deployer::Deployer;
 use ambit_waypoint_objects::Settings;
-use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
+use ambit_xds_server::{Admission, DebugService, Discovery, DiscoveryServer, Sessions};
 use anyhow::Context;
 use tokio::sync::watch;
 use tonic::service::Routes;
 
 use crate::{
-    access::{Access, Accounts, parse_accounts},
     args::{Args, Attachment, Outbound, WorkloadWaypoints},
-    ca::{
-        self, CertificateService, TrustPublisher,
-        trust_domains::{self, Last, Published},
-        write_root,
-    },
-    caller_pod::Pods,
-    deployments::Deployer,
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
-    grpc,
     key_sets::KeySets,
     leading::while_leading,
     mesh::{self, Mesh},
@@ -39,9 +38,7 @@ use crate::{
     monitoring::Monitoring,
     restart_backoff,
     serving::Serving,
-    startup_taint, status,
-    waypoints::Waypoints,
-    xds::{Admission, DebugService, Discovery, DiscoveryServer, Sessions},
+    startup_taint,
 };
 
 /// How long open streams may take to end.
@@ -49,9 +46,6 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// How long an ending process waits for its last metrics and logs to be exported.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
-
-/// A request for a certificate is read before its caller is known.
-const MAX_CERTIFICATE_REQUEST: usize = 64 << 10;
 
 /// Runs until SIGTERM or SIGINT.
 pub fn main(args: Args) -> anyhow::Result<()> {
@@ -122,13 +116,14 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         args.xds_any_account,
         args.own_namespace().into(),
         Arc::clone(&waypoints),
-        Arc::clone(&metrics),
+        metrics.callers.clone(),
     );
     let access = Arc::new(access);
     let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
-    let reports = cluster
-        .as_ref()
-        .map(|cluster| status::start(cluster, &watcher));
+    let reports = cluster.as_ref().map(|cluster| {
+        let (client, name) = (cluster.client.clone(), cluster.name.clone());
+        ambit_status_writer::start(client, name, cluster.leads_mesh.clone(), &watcher)
+    });
     let config = mesh_config(args)?;
     let key_sets = key_sets(args, &config, watcher.clone());
     let mesh = mesh::start(
@@ -170,7 +165,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         pods,
         trust_domain: args.trust_domain.as_str().into(),
         max_ttl: args.max_workload_cert_ttl,
-        metrics: Arc::clone(&metrics),
+        metrics: metrics.ca.clone(),
     };
     let on_cluster = || SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080));
     if let Some(address) = args
@@ -180,24 +175,12 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         serve_monitoring(address, monitoring.clone(), watcher.clone()).await?;
     }
     let monitoring = serve_monitoring(args.listen_monitoring, monitoring, watcher.clone()).await?;
-    let listener = rt_http::bind(args.listen_xds, "xDS and certificates").await?;
-    let xds = listener.local_addr()?;
-    tracing::info!(address = %xds, "xDS and certificates");
-    let closed = Arc::clone(&metrics);
-    let incoming = ambit_grpc_listener::incoming(
-        listener,
-        watcher.clone(),
-        move || serving.config(),
-        move |why| closed.connection_closed(why.label()),
-    );
-    let certificates = IstioCertificateServiceServer::new(certificates)
-        .max_decoding_message_size(MAX_CERTIFICATE_REQUEST);
-    let served = grpc::Serving {
-        routes: Routes::new(discovery).add_service(certificates).prepare(),
+    let routes = Routes::new(discovery).add_service(certificates.into_server());
+    let options = ServeOptions {
+        routes: routes.prepare(),
         age: Duration::from_secs(args.max_connection_seconds.max(1)),
-        metrics: Arc::clone(&metrics),
     };
-    ambit_rt::spawn("grpc", grpc::serve(incoming, served, watcher));
+    let xds = serve_grpc(args.listen_xds, serving, options, &metrics, watcher).await?;
     Ok(Running {
         xds,
         monitoring,
@@ -205,6 +188,32 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         drain,
         metrics,
     })
+}
+
+/// Serves xDS and certificates.
+async fn serve_grpc(
+    address: SocketAddr,
+    serving: Serving,
+    options: ServeOptions,
+    metrics: &Metrics,
+    drain: DrainWatcher,
+) -> anyhow::Result<SocketAddr> {
+    let listener = rt_http::bind(address, "xDS and certificates").await?;
+    let address = listener.local_addr()?;
+    tracing::info!(%address, "xDS and certificates");
+    let closed = metrics.callers.clone();
+    let incoming = ambit_grpc_listener::incoming(
+        listener,
+        drain.clone(),
+        move || serving.config(),
+        move |why| closed.connection_closed(why.label()),
+    );
+    let closed = metrics.callers.clone();
+    let served = ambit_grpc_listener::serve(incoming, options, drain, move |why| {
+        closed.connection_closed(why.label());
+    });
+    ambit_rt::spawn("grpc", served);
+    Ok(address)
 }
 
 /// The xDS server, and the streams that it has open.
@@ -222,7 +231,7 @@ fn discovery(
         Arc::clone(access),
         pods.clone(),
         Admission::new(args.streams_per_second),
-        Arc::clone(metrics),
+        metrics.xds.clone(),
         drain.clone(),
     );
     let sessions = discovery.sessions();
@@ -275,7 +284,7 @@ async fn serve_flows(
     let (Some(address), Some(flows)) = (address, flows) else {
         return Ok(None);
     };
-    let served = flows.serve(address, serving.clone(), Arc::clone(metrics));
+    let served = flows.serve(address, serving.clone(), metrics.callers.clone());
     Ok(Some(served.await?))
 }
 
@@ -299,7 +308,7 @@ fn lead(
 ) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
     let distribute = while_leading(cluster.leads_mesh.clone(), drain.clone(), move || {
-        ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
+        ambit_ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
     if let Some(settings) = &args.waypoints {

@@ -5,14 +5,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_ca::Trust;
 use ambit_issuer::IssueError;
 use ambit_rt::DrainWatcher;
 use ambit_tls::TlsSettings;
 use parking_lot::RwLock;
 use rustls::ServerConfig;
 use tokio::sync::watch;
-
-use crate::ca::Trust;
 
 /// Life of a serving certificate.
 const TTL: Duration = Duration::from_secs(24 * 3600);

@@ -1,13 +1,20 @@
 //! Exposition of metrics, and the metrics every process has of itself.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use http::header;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder},
     metrics::{
-        MetricType,
+        MetricType, TypedMetric,
         counter::ConstCounter,
         family::Family,
         gauge::{ConstGauge, Gauge},
@@ -20,6 +27,37 @@ use crate::http::{Request, Response, method_not_allowed, not_found, respond, tex
 
 /// Paths metrics are served under.
 pub const METRICS_PATHS: [&str; 2] = ["/metrics", "/stats/prometheus"];
+
+/// A counter whose name is sent as it is: the names of Istio's control plane do not end in `_total`, which the
+/// library's counter would append.
+#[derive(Clone, Debug, Default)]
+pub struct PlainCounter(Arc<AtomicU64>);
+
+impl PlainCounter {
+    /// Increments the counter by one.
+    pub fn inc(&self) {
+        self.inc_by(1);
+    }
+
+    /// Increments the counter by any number, also 0: the series exists from then on.
+    pub fn inc_by(&self, by: u64) {
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+impl TypedMetric for PlainCounter {
+    const TYPE: MetricType = MetricType::Unknown;
+}
+
+impl EncodeMetric for PlainCounter {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.encode_gauge(&self.0.load(Ordering::Relaxed))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
 
 /// The metrics of a registry in OpenMetrics' text format, as a scrape gets them.
 ///

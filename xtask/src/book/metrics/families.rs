@@ -31,6 +31,8 @@ const KINDS: &[(&str, &str)] = &[
     ("Gauge", "gauge"),
     ("Histogram", "histogram"),
 ];
+/// Type of counters whose names are sent as they are.
+const PLAIN_COUNTER: &str = "PlainCounter";
 
 /// A metric family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +67,6 @@ pub(super) fn of(file: &syn::File, sets: &LabelSets) -> Result<Vec<Family>> {
         help: BTreeMap::new(),
         locals: BTreeMap::new(),
         is_iterated: false,
-        has_own_counter: has_own_counter(file),
         families: Vec::new(),
         unclear: Vec::new(),
     };
@@ -76,12 +77,6 @@ pub(super) fn of(file: &syn::File, sets: &LabelSets) -> Result<Vec<Family>> {
         );
     }
     Ok(reader.families)
-}
-
-/// Whether a file has a counter of its own, whose name is sent as it is.
-fn has_own_counter(file: &syn::File) -> bool {
-    let mut items = file.items.iter();
-    items.any(|item| matches!(item, Item::Struct(item) if item.ident == "Counter"))
 }
 
 /// Types of the fields of all structures of a file, as text.
@@ -116,6 +111,8 @@ enum Event {
         help: String,
         kind: Option<&'static str>,
         labels: Vec<String>,
+        /// Whether it is a [`PLAIN_COUNTER`].
+        is_plain: bool,
     },
     Kind(&'static str),
     /// A value of this type, which is a weaker hint than a [`Event::Kind`].
@@ -135,7 +132,6 @@ struct Reader {
     locals: BTreeMap<String, String>,
     /// Whether an array is visited whose elements are looped over.
     is_iterated: bool,
-    has_own_counter: bool,
     families: Vec<Family>,
     unclear: Vec<String>,
 }
@@ -174,6 +170,7 @@ impl Reader {
             help,
             kind: kind.or_else(|| kind_in(&of)),
             labels: self.labels_in(&of),
+            is_plain: of.contains(PLAIN_COUNTER),
         });
         if callee == "register" && matches!(parts.last(), Some(Expr::Path(_))) {
             self.events.push(Event::Encoded);
@@ -220,6 +217,7 @@ impl Reader {
                 help,
                 kind,
                 labels,
+                is_plain,
             } = event
             else {
                 continue;
@@ -251,7 +249,7 @@ impl Reader {
                 help: help.clone(),
                 kind,
                 labels,
-                has_suffix: kind == "counter" && !self.has_own_counter,
+                has_suffix: kind == "counter" && !is_plain,
             });
         }
         self.help.clear();
@@ -429,8 +427,8 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_a_files_own_keep_their_names() {
-        let text = "struct Counter(u64); struct Metrics { a: Counter }
+    fn plain_counters_keep_their_names() {
+        let text = "struct Metrics { a: Family<Why, PlainCounter> }
             fn register(m: Metrics) { registry.register(\"pilot_a\", \"A.\", m.a); }";
         assert_eq!(summary(text), ["pilot_a counter []"]);
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn verify(token: &str, keys: &KeySet) -> Result<(), TokenError> {
-    Unverified::read(token).and_then(|read| read.verify(keys, now()).map(drop))
+    UnverifiedToken::read(token).and_then(|read| read.verify(keys, now()).map(drop))
 }
 
 #[test]

@@ -5,13 +5,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_ca::{Trust, trust_domains::Published};
 use ambit_issuer::IssueError;
 use ambit_model::Identity;
 use ambit_tls::{ChainError, TlsSettings, WorkloadCert, pem};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-
-use crate::ca::{Trust, trust_domains::Published};
 
 /// Life of a certificate.
 const TTL: Duration = Duration::from_secs(24 * 3600);
@@ -94,12 +93,12 @@ impl OwnIdentity {
 
 #[cfg(test)]
 mod tests {
+    use ambit_ca::{Material, trust_domains::Publication};
     use ambit_issuer::Authority;
     use ambit_testkit::{Pki, is_accepted};
     use ambit_tls::TrustDomains;
 
     use super::*;
-    use crate::ca::{Material, trust_domains::Publication};
 
     #[tokio::test]
     async fn proxies_with_certificates_of_another_ca_are_accepted_by_its_roots() {

@@ -2,10 +2,11 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use ambit_caller_auth::CallerMetrics;
 use ambit_rt::http::{self as rt_http, ListenError, ServerOptions};
 
 use super::Flows;
-use crate::{metrics::Metrics, serving::Serving};
+use crate::serving::Serving;
 
 /// Maximum concurrent connections: readers, and requests that are rejected.
 const MAX_CONNECTIONS: usize = 64;
@@ -19,7 +20,7 @@ impl Flows {
         self,
         address: SocketAddr,
         serving: Serving,
-        metrics: Arc<Metrics>,
+        metrics: CallerMetrics,
     ) -> Result<SocketAddr, ListenError> {
         let listener = rt_http::bind(address, "flow events").await?;
         let bound = listener.local_addr();

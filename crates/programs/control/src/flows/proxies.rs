@@ -2,6 +2,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
+use ambit_caller_auth::{Access, caller_pod::Roles as _};
 use ambit_derive::PodDirectory;
 use ambit_flow_reader::{Opened, Proxies, request};
 use ambit_model::{ArcStr, Identity};
@@ -12,7 +13,6 @@ use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 
 use super::OwnIdentity;
-use crate::{access::Access, caller_pod::Roles as _};
 
 /// Timeout of a connection including its handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ impl Proxies for MeshProxies {
         let pods = self.pods.read();
         let proxies = pods.iter().filter_map(|pod| {
             let account = (pod.namespace.clone(), pod.facts.service_account.clone());
-            let is_node_proxy = self.access.trusted_nodes.contains(&account);
+            let is_node_proxy = self.access.is_node_account(&account);
             let is_waypoint = pod.facts.gateway.as_ref() == Some(&account.1)
                 && self.access.is_waypoint_account(&account.0, &account.1) == Some(true);
             if !pod.facts.live || !(is_node_proxy || is_waypoint) {

@@ -4,7 +4,7 @@
 use ambit_model::WaypointRecordType;
 use serde_json::{Map, Value, json};
 
-use crate::xds::{ResourceType, SessionStatus, session::SubscriptionStatus};
+use ambit_xds_server::{ResourceType, SessionStatus, session::SubscriptionStatus};
 
 /// Types of Envoy's xDS, by their names in Istio's page, with the types that hold the same for a waypoint.
 const ENVOY_TYPES: [(&str, ResourceType); 4] = [

@@ -1,0 +1,361 @@
+//! The roots, the revocation list if there is one, and the accepted trust domains if there are other ones, as ConfigMaps
+//! in every namespace: proxies and applications mount them. Written again when a user edits or deletes one. By the leader
+//! only.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
+use ambit_mesh_json::TrustDomains;
+use ambit_rt::Backoff;
+use futures_util::{StreamExt, stream};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams},
+    core::PartialObjectMeta,
+};
+use serde_json::json;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    material::CRL_FILE,
+    trust::Trust,
+    trust_domains::{self, Published},
+};
+
+/// Names, and the key that holds the text.
+const ROOTS: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
+const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
+const TRUST_DOMAINS: (&str, &str) = (trust_domains::CONFIG_MAP, TrustDomains::FILE);
+/// Namespaces without copies.
+const LEFT_OUT: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
+/// Field manager of the writes.
+const MANAGER: &str = "ambit-control";
+/// Label that marks the mesh's ConfigMap.
+const LABEL: &str = "istio.io/config";
+/// Maximum concurrent writes.
+const AT_ONCE: usize = 8;
+/// First and longest pause after a write that failed.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+type Name = &'static str;
+
+/// ConfigMaps that should be in every namespace, and those that are. Pure.
+#[derive(Debug, Default)]
+struct Copies {
+    /// Desired text in every namespace; `None` for a ConfigMap that must not exist.
+    desired: BTreeMap<Name, Option<Arc<str>>>,
+    namespaces: BTreeSet<Box<str>>,
+    /// Hash of the existing text.
+    there: BTreeMap<(Box<str>, Name), u64>,
+}
+
+/// Write that is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Due {
+    namespace: Box<str>,
+    name: Name,
+    /// Text of the ConfigMap; `None` deletes it.
+    text: Option<Arc<str>>,
+}
+
+impl Copies {
+    fn want(&mut self, trust: &Trust, domains: &Published) {
+        let crl = trust.material.crl.as_deref().map(Arc::from);
+        self.desired.insert(REVOKED.0, crl);
+        // Copies that are there stay until it is known what they have to be.
+        if let Some(domains) = domains {
+            let roots = trust.authority.root_pem() + &domains.further_roots;
+            self.desired.insert(ROOTS.0, Some(roots.into()));
+            self.desired.insert(TRUST_DOMAINS.0, domains.text.clone());
+        }
+    }
+
+    fn due(&self) -> Vec<Due> {
+        let mut due = Vec::new();
+        for namespace in &self.namespaces {
+            for (name, text) in &self.desired {
+                let there = self.there.get(&(namespace.clone(), *name));
+                if there.copied() != text.as_deref().map(hash) {
+                    due.push(Due {
+                        namespace: namespace.clone(),
+                        name,
+                        text: text.clone(),
+                    });
+                }
+            }
+        }
+        due
+    }
+
+    /// Records a successful write, which the watch will confirm.
+    fn written(&mut self, due: &Due) {
+        let key = (due.namespace.clone(), due.name);
+        match &due.text {
+            Some(text) => drop(self.there.insert(key, hash(text))),
+            None => drop(self.there.remove(&key)),
+        }
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Hashes the text of a ConfigMap. Without the own label, the hash differs, so that the object is written.
+fn hash_of(map: &ConfigMap, key: &str) -> u64 {
+    let labels = map.metadata.labels.as_ref();
+    let is_labelled = labels
+        .and_then(|labels| labels.get(LABEL))
+        .map(String::as_str)
+        == Some("true");
+    let text = map.data.as_ref().and_then(|data| data.get(key));
+    match text.filter(|_| is_labelled) {
+        Some(text) => hash(text),
+        None => 0,
+    }
+}
+
+/// Distributes; returns only when no authority signs any more.
+pub async fn distribute(
+    client: Client,
+    mut trust: watch::Receiver<Arc<Trust>>,
+    mut trust_domains: watch::Receiver<Published>,
+) {
+    let client = &client;
+    let mut namespaces = Watch::new(
+        "Namespace",
+        Api::<PartialObjectMeta<Namespace>>::all(client.clone()),
+        objects::config(),
+        |namespace| {
+            let metadata = &namespace.metadata;
+            let name = metadata.name.as_deref().unwrap_or_default();
+            let gets = metadata.deletion_timestamp.is_none() && !LEFT_OUT.contains(&name);
+            gets.then_some(())
+        },
+    );
+    let maps = |(name, key): (Name, Name)| {
+        let config = objects::config().fields(&format!("metadata.name={name}"));
+        let api = Api::<ConfigMap>::all(client.clone());
+        Watch::new("ConfigMap", api, config, move |map| Some(hash_of(map, key)))
+    };
+    let (mut roots, mut revoked) = (maps(ROOTS), maps(REVOKED));
+    let mut domains = maps(TRUST_DOMAINS);
+    let mut copies = Copies::default();
+    copies.want(
+        &trust.borrow_and_update(),
+        &trust_domains.borrow_and_update(),
+    );
+    // Before everything is known, whatever seems missing may be there.
+    let mut unknown = BTreeSet::from(["namespaces", ROOTS.0, REVOKED.0, TRUST_DOMAINS.0]);
+    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+    let mut retry_at: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            event = namespaces.next() => match event {
+                WatchEvent::Object(id, ()) => drop(copies.namespaces.insert(id.name)),
+                WatchEvent::Gone(id) => drop(copies.namespaces.remove(&id.name)),
+                WatchEvent::Listed => drop(unknown.remove("namespaces")),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = roots.next() => note(&mut copies, &mut unknown, ROOTS.0, event),
+            event = revoked.next() => note(&mut copies, &mut unknown, REVOKED.0, event),
+            event = domains.next() => note(&mut copies, &mut unknown, TRUST_DOMAINS.0, event),
+            changed = trust.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                copies.want(&trust.borrow_and_update(), &trust_domains.borrow());
+            }
+            changed = trust_domains.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                copies.want(&trust.borrow(), &trust_domains.borrow_and_update());
+            }
+            () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                retry_at = None;
+            }
+        }
+        if !unknown.is_empty() || retry_at.is_some() {
+            continue;
+        }
+        let due = copies.due();
+        if due.is_empty() {
+            backoff.reset();
+            continue;
+        }
+        let write = |due: Due| async move { (write(client, &due).await, due) };
+        let mut writes = stream::iter(due).map(write).buffer_unordered(AT_ONCE);
+        while let Some((result, due)) = writes.next().await {
+            let Due {
+                namespace, name, ..
+            } = &due;
+            match result {
+                Ok(()) => copies.written(&due),
+                Err(error) => {
+                    tracing::warn!(%namespace, name, %error, "cannot write a ConfigMap; trying again");
+                    if retry_at.is_none() {
+                        retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn note(copies: &mut Copies, unknown: &mut BTreeSet<Name>, name: Name, event: WatchEvent<u64>) {
+    match event {
+        WatchEvent::Object(id, hash) => drop(copies.there.insert((id.namespace, name), hash)),
+        WatchEvent::Gone(id) => drop(copies.there.remove(&(id.namespace, name))),
+        WatchEvent::Listed => drop(unknown.remove(name)),
+        WatchEvent::Listing | WatchEvent::Away(_) => {}
+    }
+}
+
+async fn write(client: &Client, due: &Due) -> Result<(), kube::Error> {
+    let api = Api::<ConfigMap>::namespaced(client.clone(), &due.namespace);
+    let maps = [ROOTS, REVOKED, TRUST_DOMAINS];
+    let key = maps.iter().find(|(name, _)| *name == due.name);
+    let key = key.map_or(ROOTS.1, |(_, key)| key);
+    let Some(text) = &due.text else {
+        return match api.delete(due.name, &DeleteParams::default()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error),
+        };
+    };
+    let map = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": due.name, "namespace": due.namespace, "labels": {LABEL: "true"}},
+        "data": {key: text},
+    });
+    let params = PatchParams::apply(MANAGER).force();
+    match api.patch(due.name, &params, &Patch::Apply(&map)).await {
+        Ok(_) => Ok(()),
+        // The namespace is on its way out; the watch will say so.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use ambit_issuer::Authority;
+
+    use super::*;
+    use crate::{material::Material, trust_domains::Publication};
+
+    fn trust(crl: Option<&str>) -> Trust {
+        let day = Duration::from_secs(86_400);
+        let authority = Authority::new_root("t", day, SystemTime::now()).unwrap();
+        let material = Material {
+            crl: crl.map(str::to_owned),
+            ..Material::of_root(&authority)
+        };
+        Trust {
+            authority,
+            material,
+        }
+    }
+
+    fn names(copies: &Copies) -> Vec<String> {
+        let due = copies.due().into_iter();
+        due.map(|due| {
+            let sign = if due.text.is_some() { "" } else { "-" };
+            format!("{sign}{}/{}", due.namespace, due.name)
+        })
+        .collect()
+    }
+
+    fn write_all(copies: &mut Copies) {
+        for due in copies.due() {
+            copies.written(&due);
+        }
+    }
+
+    #[test]
+    fn every_namespace_gets_the_roots_and_gets_them_again() {
+        let mut copies = Copies::default();
+        copies.want(&trust(None), &Some(Arc::default()));
+        copies.namespaces.extend(["a".into(), "b".into()]);
+        assert_eq!(
+            names(&copies),
+            ["a/istio-ca-root-cert", "b/istio-ca-root-cert"]
+        );
+        write_all(&mut copies);
+        assert!(copies.due().is_empty());
+        // Somebody edits one and deletes the other.
+        copies.there.insert(("a".into(), ROOTS.0), 7);
+        copies.there.remove(&("b".into(), ROOTS.0));
+        assert_eq!(copies.due().len(), 2);
+        write_all(&mut copies);
+        copies.want(&trust(None), &Some(Arc::default()));
+        assert_eq!(copies.due().len(), 2, "another root");
+        copies.namespaces.remove("b");
+        assert_eq!(names(&copies), ["a/istio-ca-root-cert"]);
+    }
+
+    #[test]
+    fn a_revocation_list_comes_and_goes() {
+        let mut copies = Copies::default();
+        copies.namespaces.insert("a".into());
+        copies.want(&trust(Some("list")), &Some(Arc::default()));
+        assert_eq!(names(&copies), ["a/istio-ca-crl", "a/istio-ca-root-cert"]);
+        write_all(&mut copies);
+        let roots = copies.desired[ROOTS.0].clone();
+        copies.desired = [(ROOTS.0, roots), (REVOKED.0, None)].into();
+        assert_eq!(names(&copies), ["-a/istio-ca-crl"]);
+    }
+
+    #[test]
+    fn copies_are_left_alone_until_trust_domains_are_known() {
+        let mut copies = Copies::default();
+        copies.namespaces.insert("a".into());
+        let trust = trust(None);
+        copies.there.insert(("a".into(), ROOTS.0), 7);
+        copies.there.insert(("a".into(), TRUST_DOMAINS.0), 7);
+        copies.want(&trust, &None);
+        assert!(copies.due().is_empty());
+        let publication = |text: Option<&str>, further: &str| {
+            Some(Arc::new(Publication {
+                text: text.map(Into::into),
+                further_roots: further.to_owned(),
+            }))
+        };
+        copies.want(&trust, &publication(Some("{}"), "further"));
+        assert_eq!(
+            names(&copies),
+            ["a/ambit-trust-domains", "a/istio-ca-root-cert"]
+        );
+        let roots = copies.desired[ROOTS.0].clone().unwrap();
+        assert!(roots.starts_with("-----BEGIN") && roots.ends_with("further"));
+        write_all(&mut copies);
+        copies.want(&trust, &publication(None, ""));
+        assert_eq!(
+            names(&copies),
+            ["-a/ambit-trust-domains", "a/istio-ca-root-cert"]
+        );
+    }
+
+    #[test]
+    fn a_copy_without_the_label_is_written_again() {
+        let mut map = ConfigMap {
+            data: Some([(ROOTS.1.to_owned(), "x".to_owned())].into()),
+            ..ConfigMap::default()
+        };
+        assert_ne!(hash_of(&map, ROOTS.1), hash("x"));
+        map.metadata.labels = Some([(LABEL.to_owned(), "true".to_owned())].into());
+        assert_eq!(hash_of(&map, ROOTS.1), hash("x"));
+    }
+}

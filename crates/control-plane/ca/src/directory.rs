@@ -1,0 +1,40 @@
+//! A plugged-in authority whose files may change at any time.
+
+use std::{path::PathBuf, time::Duration};
+
+use ambit_rt::{DrainWatcher, ErrorChain};
+
+use crate::{material::Material, trust::TrustPublisher};
+
+/// Interval of reading the files: mounted secrets arrive with a minute's delay and cause no reliable events.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Follows the files of `dir` until the drain. What cannot be used is logged once and changes nothing.
+pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWatcher) {
+    let location = dir.display().to_string();
+    let mut logged = None;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            _ = drain.started() => return,
+        }
+        let from = dir.clone();
+        let read = ambit_rt::spawn_blocking("ca files", move || Material::read(&from)).await;
+        let problem = match read {
+            Ok(Ok(Some(material))) => match publisher.replace(&material, &location) {
+                Ok(_) => None,
+                Err(error) => Some(ErrorChain(&error).to_string()),
+            },
+            Ok(Ok(None)) => Some(format!("the files of {location} are gone")),
+            Ok(Err(error)) => Some(ErrorChain(&error).to_string()),
+            Err(_) => return,
+        };
+        if let Some(error) = problem.as_ref().filter(|_| problem != logged) {
+            tracing::error!(
+                error,
+                "the certificate authority is not renewed; the present one stays in force"
+            );
+        }
+        logged = problem;
+    }
+}

@@ -1,0 +1,68 @@
+//! Metrics of the certificate authority: results of requests, and the end of its root.
+
+use std::{
+    sync::atomic::AtomicU64,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use ambit_rt::metrics::PlainCounter;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+/// Outcomes of certificate requests.
+const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unauthenticated"];
+
+/// Metrics of the certificate authority; clones share them.
+#[derive(Clone, Debug)]
+pub struct CaMetrics {
+    csr: Family<Outcome, PlainCounter>,
+    root_expiry: Gauge<f64, AtomicU64>,
+}
+
+impl Default for CaMetrics {
+    fn default() -> Self {
+        let metrics = Self {
+            csr: Family::default(),
+            root_expiry: Gauge::default(),
+        };
+        // Written from the start: Prometheus sees no increase in a series that begins with 1.
+        for outcome in CSR_OUTCOMES {
+            metrics.csr.get_or_create(&Outcome { outcome }).inc_by(0);
+        }
+        metrics
+    }
+}
+
+impl CaMetrics {
+    /// Adds the metrics to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "citadel_server_csr_count",
+            "Certificate requests, by outcome",
+            self.csr.clone(),
+        );
+        registry.register(
+            "citadel_server_root_cert_expiry_timestamp",
+            "When the root expires, in seconds since 1970",
+            self.root_expiry.clone(),
+        );
+    }
+
+    /// Counts a certificate request.
+    pub(crate) fn csr(&self, outcome: &'static str) {
+        self.csr.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    pub(crate) fn set_root_expiry(&self, at: SystemTime) {
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.root_expiry.set(since.as_secs_f64());
+    }
+}

@@ -1,0 +1,265 @@
+//! A root of the mesh's own, stored in a Secret of Istio's form. The replica that comes first makes it,
+//! all read it, the leader renews it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ambit_issuer::AuthorityError;
+use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
+use ambit_rt::{DrainWatcher, ErrorChain};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{Api, Client, api::PostParams, core::ObjectMeta};
+
+use crate::{
+    material::{CRL_FILE, Material, ROOT_TTL},
+    trust::TrustPublisher,
+};
+
+/// Name of the Secret, as in Istio.
+const NAME: &str = "istio-ca-secret";
+const TYPE: &str = "istio.io/ca-root";
+/// Interval at which the leader checks whether the root must be renewed.
+const RENEW_EVERY: Duration = Duration::from_secs(3600);
+
+/// Error of loading or creating the root.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// Error of the API server.
+    #[error("cannot {verb} the secret {location}")]
+    Api {
+        /// Verb of the call.
+        verb: &'static str,
+        /// Namespace and name.
+        location: String,
+        /// Cause of the error.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// Secret whose contents cannot be used.
+    #[error(
+        "the secret {location} has no usable {key}; mend it, or delete it to have a new root made"
+    )]
+    Content {
+        /// Namespace and name.
+        location: String,
+        /// The key that is missing.
+        key: &'static str,
+    },
+    /// Failure to create a root.
+    #[error("cannot make a root")]
+    New(#[source] AuthorityError),
+}
+
+/// Secret of the certificate authority.
+#[derive(Clone, Debug)]
+pub struct CaSecret {
+    api: Api<Secret>,
+    namespace: String,
+    trust_domain: String,
+}
+
+impl CaSecret {
+    /// Secret in `namespace`.
+    pub fn new(client: Client, namespace: &str, trust_domain: &str) -> Self {
+        Self {
+            api: Api::namespaced(client, namespace),
+            namespace: namespace.to_owned(),
+            trust_domain: trust_domain.to_owned(),
+        }
+    }
+
+    /// Returns the location for messages.
+    pub fn location(&self) -> String {
+        format!("{}/{NAME}", self.namespace)
+    }
+
+    /// Reads the Secret, or creates it. If several replicas create it at once, one wins and all read the same.
+    pub async fn open_or_make(&self) -> Result<Material, SecretError> {
+        loop {
+            let found = self.api.get_opt(NAME).await;
+            if let Some(secret) = found.map_err(|source| self.failed("read", source))? {
+                return self.material(&secret);
+            }
+            let material = Material::new_root(&self.trust_domain).map_err(SecretError::New)?;
+            match self.create(&material).await {
+                Ok(()) => {
+                    tracing::info!(secret = self.location(), "made a new root");
+                    return Ok(material);
+                }
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(source) => return Err(self.failed("create", source)),
+            }
+        }
+    }
+
+    /// Follows it until the drain, while others may change it. If it is deleted, the leader writes the root in force
+    /// again: issued certificates stay valid.
+    pub async fn follow(
+        self,
+        publisher: TrustPublisher,
+        leads: tokio::sync::watch::Receiver<bool>,
+        mut drain: DrainWatcher,
+    ) {
+        let config = objects::config().fields(&format!("metadata.name={NAME}"));
+        let mut watch = Watch::new("Secret", self.api.clone(), config, |secret: &Secret| {
+            Some(secret.clone())
+        });
+        let mut leading = leads;
+        // Unknown until a listing is complete.
+        let mut there = None;
+        let mut look = tokio::time::interval(RENEW_EVERY);
+        loop {
+            tokio::select! {
+                event = watch.next() => match event {
+                    WatchEvent::Listing => there = None,
+                    WatchEvent::Object(_, secret) => {
+                        there = Some(true);
+                        self.take(&secret, &publisher);
+                    }
+                    WatchEvent::Gone(_) => there = Some(false),
+                    WatchEvent::Listed => there = there.or(Some(false)),
+                    WatchEvent::Away(_) => {}
+                },
+                Ok(()) = leading.changed() => {}
+                _ = look.tick() => {}
+                _ = drain.started() => return,
+            }
+            let leads = *leading.borrow_and_update();
+            if let Some(there) = there.filter(|_| leads) {
+                self.tend(&publisher, there).await;
+            }
+        }
+    }
+
+    fn take(&self, secret: &Secret, publisher: &TrustPublisher) {
+        let location = self.location();
+        let taken = self
+            .material(secret)
+            .map_err(|error| ErrorChain(&error).to_string())
+            .and_then(|material| {
+                publisher
+                    .replace(&material, &location)
+                    .map_err(|error| ErrorChain(&error).to_string())
+            });
+        if let Err(error) = taken {
+            tracing::error!(
+                error,
+                "the certificate authority is not renewed; the present one stays in force"
+            );
+        }
+    }
+
+    /// Work of the leader alone.
+    async fn tend(&self, publisher: &TrustPublisher, there: bool) {
+        let trust = publisher.trust();
+        if !there {
+            match self.create(&trust.material).await {
+                Ok(()) => {
+                    tracing::warn!(
+                        secret = self.location(),
+                        "the secret was gone; wrote it again"
+                    );
+                }
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => {
+                    tracing::warn!(secret = self.location(), %error, "cannot write the secret again");
+                }
+            }
+        }
+        let renewed = match trust
+            .authority
+            .renewed_root(ROOT_TTL, std::time::SystemTime::now())
+        {
+            Ok(Some(renewed)) => renewed,
+            Ok(None) => return,
+            Err(error) => {
+                let error = ErrorChain(&error);
+                tracing::error!(%error, "the root nears its end and cannot be renewed");
+                return;
+            }
+        };
+        let material = Material {
+            crl: trust.material.crl.clone(),
+            ..Material::of_root(&renewed)
+        };
+        match self.replace(&material).await {
+            Ok(()) => tracing::info!(secret = self.location(), "renewed the root"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot keep the renewed root; trying again later")
+            }
+        }
+    }
+
+    async fn create(&self, material: &Material) -> Result<(), kube::Error> {
+        let secret = Secret {
+            metadata: ObjectMeta {
+                name: Some(NAME.to_owned()),
+                ..ObjectMeta::default()
+            },
+            type_: Some(TYPE.to_owned()),
+            data: Some(data(material)),
+            ..Secret::default()
+        };
+        self.api.create(&PostParams::default(), &secret).await?;
+        Ok(())
+    }
+
+    /// Replaces the Secret, unless it has changed meanwhile.
+    async fn replace(&self, material: &Material) -> Result<(), kube::Error> {
+        let mut secret = self.api.get(NAME).await?;
+        secret.data = Some(data(material));
+        self.api
+            .replace(NAME, &PostParams::default(), &secret)
+            .await?;
+        Ok(())
+    }
+
+    fn material(&self, secret: &Secret) -> Result<Material, SecretError> {
+        let text = |key: &'static str| {
+            secret
+                .data
+                .as_ref()
+                .and_then(|data| data.get(key))
+                .and_then(|value| String::from_utf8(value.0.clone()).ok())
+                .filter(|text| !text.trim().is_empty())
+        };
+        let needed = |key| {
+            text(key).ok_or_else(|| SecretError::Content {
+                location: self.location(),
+                key,
+            })
+        };
+        let cert = needed("ca-cert.pem")?;
+        Ok(Material {
+            key: needed("ca-key.pem")?,
+            // Early versions of Istio left it out: the certificate is the root.
+            roots: text("root-cert.pem").unwrap_or_else(|| cert.clone()),
+            chain: text("cert-chain.pem").unwrap_or_default(),
+            crl: text(CRL_FILE),
+            cert,
+        })
+    }
+
+    fn failed(&self, verb: &'static str, source: kube::Error) -> SecretError {
+        SecretError::Api {
+            verb,
+            location: self.location(),
+            source: Box::new(source),
+        }
+    }
+}
+
+fn data(material: &Material) -> BTreeMap<String, ByteString> {
+    let entries = [
+        ("ca-cert.pem", &material.cert),
+        ("ca-key.pem", &material.key),
+        ("cert-chain.pem", &material.chain),
+        ("root-cert.pem", &material.roots),
+        ("key.pem", &String::new()),
+    ];
+    let crl = material.crl.as_ref().map(|crl| (CRL_FILE, crl));
+    entries
+        .into_iter()
+        .chain(crl)
+        .map(|(key, text)| (key.to_owned(), ByteString(text.clone().into_bytes())))
+        .collect()
+}

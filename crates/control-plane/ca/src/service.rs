@@ -1,0 +1,150 @@
+//! The CSR API: `istio.v1.auth.IstioCertificateService`.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ambit_caller_auth::{
+    Access, Caller,
+    caller_pod::{Denied, Pods, check_impersonation, check_own, check_waypoint_calls},
+};
+use ambit_derive::PodDirectory;
+use ambit_issuer::IssueError;
+use ambit_model::{ArcStr, Identity};
+use ambit_wire::citadel::{
+    IstioCertificateRequest, IstioCertificateResponse,
+    istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer},
+};
+use prost_types::value::Kind;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use crate::{metrics::CaMetrics, trust::Trust};
+
+/// Default lifetime of a certificate, if the mesh's maximum allows it.
+const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// Maximum size of a request in bytes: it is read before its caller is known.
+const MAX_REQUEST: usize = 64 << 10;
+
+/// Certificate service of Istio's CSR API.
+#[derive(Debug)]
+pub struct CertificateService {
+    /// Authority that signs at present.
+    pub trust: watch::Receiver<Arc<Trust>>,
+    /// Accounts that may call.
+    pub access: Arc<Access>,
+    /// Which pods run where.
+    pub pods: Pods,
+    /// The mesh's trust domain.
+    pub trust_domain: ArcStr,
+    /// Maximum lifetime of a certificate, regardless of the request.
+    pub max_ttl: Duration,
+    /// Counters of the service.
+    pub metrics: CaMetrics,
+}
+
+impl CertificateService {
+    /// Returns the gRPC service, with a limit on requests.
+    pub fn into_server(self) -> IstioCertificateServiceServer<Self> {
+        IstioCertificateServiceServer::new(self).max_decoding_message_size(MAX_REQUEST)
+    }
+
+    async fn identity(
+        &self,
+        caller: &Caller,
+        request: &IstioCertificateRequest,
+    ) -> Result<Identity, Status> {
+        let metadata = request.metadata.as_ref();
+        let impersonated =
+            metadata.and_then(|metadata| metadata.fields.get("ImpersonatedIdentity"));
+        let requested = match impersonated.map(|value| value.kind.as_ref()) {
+            None | Some(Some(Kind::NullValue(_))) => "",
+            Some(Some(Kind::StringValue(text))) => text.as_str(),
+            Some(_) => {
+                return Err(Status::invalid_argument(
+                    "ImpersonatedIdentity must be a string",
+                ));
+            }
+        };
+        let denied = |denied: Denied| {
+            tracing::warn!(%caller, %denied, "refused a certificate");
+            self.metrics.csr("denied");
+            Status::unauthenticated("the caller may not impersonate the requested identity")
+        };
+        if requested.is_empty() {
+            let check = |pods: &PodDirectory| check_own(&*self.access, pods, caller);
+            self.pods.wait_for(check).await.map_err(denied)?;
+            let own = Identity::new(
+                self.trust_domain.clone(),
+                caller.namespace.clone(),
+                caller.service_account.clone(),
+            );
+            if own.is_of_waypoint_calls() {
+                return Err(denied(Denied::Reserved(own)));
+            }
+            return Ok(own);
+        }
+        if let Some(waypoint) = self.access.waypoint(caller) {
+            let check = |pods: &PodDirectory| {
+                let caller = (caller, &waypoint);
+                check_waypoint_calls(&*self.access, pods, caller, requested, &self.trust_domain)
+            };
+            return self.pods.wait_for(check).await.map_err(denied);
+        }
+        let check = |pods: &PodDirectory| {
+            check_impersonation(&*self.access, pods, caller, requested, &self.trust_domain)
+        };
+        self.pods.wait_for(check).await.map_err(denied)
+    }
+
+    /// The life to issue for, in seconds as requested. Longer requests get the longest: proxies renew by what they got.
+    fn ttl(&self, seconds: i64) -> Duration {
+        let requested = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0);
+        let requested = requested.map_or(DEFAULT_TTL, Duration::from_secs);
+        requested.min(self.max_ttl)
+    }
+}
+
+#[tonic::async_trait]
+impl IstioCertificateService for CertificateService {
+    async fn create_certificate(
+        &self,
+        request: Request<IstioCertificateRequest>,
+    ) -> Result<Response<IstioCertificateResponse>, Status> {
+        self.metrics.csr("received");
+        let caller = self
+            .access
+            .caller(request.metadata(), request.extensions())
+            .await
+            .inspect_err(|_| {
+                self.metrics.csr("unauthenticated");
+            })?;
+        let request = request.into_inner();
+        let identity = self.identity(&caller, &request).await?;
+        let ttl = self.ttl(request.validity_duration);
+        let trust = Arc::clone(&self.trust.borrow());
+        // Signing takes the processor for some hundred microseconds: not long enough to hand on.
+        match trust
+            .authority
+            .issue(&request.csr, &identity, ttl, SystemTime::now())
+        {
+            Ok(cert_chain) => {
+                self.metrics.csr("issued");
+                tracing::debug!(%caller, %identity, "issued a certificate");
+                Ok(Response::new(IstioCertificateResponse { cert_chain }))
+            }
+            Err(error) => {
+                self.metrics.csr("failed");
+                tracing::warn!(%caller, %identity, %error, "a certificate request cannot be fulfilled");
+                Err(match error {
+                    IssueError::TooLarge(_) | IssueError::Request(_) | IssueError::KeyKind => {
+                        Status::invalid_argument(error.to_string())
+                    }
+                    _ => Status::internal("the certificate authority cannot sign"),
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The authority that signs at present. One publisher replaces it, all others follow.
+
+use std::sync::Arc;
+
+use ambit_issuer::Authority;
+use tokio::sync::watch;
+
+use crate::{
+    material::{CaError, Material},
+    metrics::CaMetrics,
+};
+
+/// Current authority with its material.
+#[derive(Debug)]
+pub struct Trust {
+    /// Authority that signs.
+    pub authority: Authority,
+    /// Material as stored.
+    pub material: Material,
+}
+
+/// Reason why a new authority is rejected.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplaceError {
+    /// Material that cannot be used at all.
+    #[error(transparent)]
+    Unusable(#[from] CaError),
+    /// Refusal of an authority that would split the mesh.
+    #[error(
+        "certificates of the new authority in {location} would not be accepted by proxies that have the present \
+         roots, or the other way round: first put both roots into its root certificates and leave the \
+         present certificate and key as they are"
+    )]
+    Disjoint {
+        /// Directory or Secret with the files.
+        location: String,
+    },
+}
+
+/// Replaces the authority.
+#[derive(Clone, Debug)]
+pub struct TrustPublisher {
+    sender: Arc<watch::Sender<Arc<Trust>>>,
+    metrics: CaMetrics,
+}
+
+impl TrustPublisher {
+    /// Starts with an authority; `location` names its storage.
+    pub fn new(material: Material, location: &str, metrics: CaMetrics) -> Result<Self, CaError> {
+        let authority = material.open(location)?;
+        metrics.set_root_expiry(authority.not_after());
+        let trust = Trust {
+            authority,
+            material,
+        };
+        Ok(Self {
+            sender: Arc::new(watch::Sender::new(Arc::new(trust))),
+            metrics,
+        })
+    }
+
+    /// Returns a receiver of the current authority.
+    pub fn follow(&self) -> watch::Receiver<Arc<Trust>> {
+        self.sender.subscribe()
+    }
+
+    /// Authority that signs now.
+    pub fn trust(&self) -> Arc<Trust> {
+        Arc::clone(&self.sender.borrow())
+    }
+
+    /// Switches to a new authority, or returns why it is rejected. Returns whether anything is new.
+    pub fn replace(&self, material: &Material, location: &str) -> Result<bool, ReplaceError> {
+        let old = self.trust();
+        if old.material == *material {
+            return Ok(false);
+        }
+        let authority = material.open(location)?;
+        if !may_follow(&old.material, material) {
+            return Err(ReplaceError::Disjoint {
+                location: location.to_owned(),
+            });
+        }
+        self.metrics.set_root_expiry(authority.not_after());
+        tracing::info!(
+            location,
+            roots = authority.roots().len(),
+            "the certificate authority is renewed"
+        );
+        self.sender.send_replace(Arc::new(Trust {
+            authority,
+            material: material.clone(),
+        }));
+        Ok(true)
+    }
+}
+
+/// Whether all proxies accept certificates of both, with either set of roots.
+fn may_follow(old: &Material, new: &Material) -> bool {
+    let accepted = |signer: &Material, roots: &Material| {
+        let seen = Material {
+            roots: roots.roots.clone(),
+            ..signer.clone()
+        };
+        seen.open("").is_ok()
+    };
+    accepted(new, old) && accepted(old, new)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+
+    fn root() -> Authority {
+        Authority::new_root("t", YEAR, SystemTime::now()).unwrap()
+    }
+
+    fn publisher(root: &Authority) -> TrustPublisher {
+        TrustPublisher::new(Material::of_root(root), "here", CaMetrics::default()).unwrap()
+    }
+
+    #[test]
+    fn another_root_comes_in_three_steps_only() {
+        let (old, new) = (root(), root());
+        let publisher = publisher(&old);
+        let changes = publisher.follow();
+        let alone = Material::of_root(&new);
+        let refused = publisher.replace(&alone, "here").unwrap_err().to_string();
+        assert!(refused.contains("put both roots"), "{refused}");
+        assert!(!changes.has_changed().unwrap());
+        let both = old.root_pem() + &new.root_pem();
+        let with_both = |material: &Material| Material {
+            roots: both.clone(),
+            ..material.clone()
+        };
+        let too_early = with_both(&alone);
+        assert!(publisher.replace(&too_early, "here").is_err());
+        let first = with_both(&Material::of_root(&old));
+        assert!(publisher.replace(&first, "here").unwrap());
+        assert!(
+            !publisher.replace(&first, "here").unwrap(),
+            "nothing is new"
+        );
+        assert!(publisher.replace(&with_both(&alone), "here").unwrap());
+        assert!(publisher.replace(&alone, "here").unwrap());
+        assert_eq!(publisher.trust().authority.roots(), new.roots());
+        assert!(changes.has_changed().unwrap());
+    }
+
+    #[test]
+    fn a_renewed_root_is_taken_and_nonsense_is_not() {
+        let now = SystemTime::now();
+        let old = Authority::new_root("t", YEAR, now - YEAR * 9 / 10).unwrap();
+        let publisher = publisher(&old);
+        let renewed = old.renewed_root(YEAR, now).unwrap().unwrap();
+        assert!(
+            publisher
+                .replace(&Material::of_root(&renewed), "here")
+                .unwrap()
+        );
+        let nonsense = Material {
+            cert: "x".into(),
+            ..Material::of_root(&renewed)
+        };
+        assert!(publisher.replace(&nonsense, "here").is_err());
+        assert_eq!(publisher.trust().authority.roots(), renewed.roots());
+    }
+}

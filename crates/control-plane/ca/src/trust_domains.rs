@@ -1,0 +1,337 @@
+//! Trust domains that proxies accept besides the mesh's own one, published as the text of a file: a ConfigMap in every
+//! namespace ([`crate::distribute`]), or a file for clients of this machine.
+//!
+//! Bundles that cannot be fetched, also after a restart, keep the roots that were published last. Roots that are no
+//! certificates are left out, so that their trust domain is not accepted.
+//!
+//! Further roots of the mesh's own trust domain are for a CA beside this one, such as istio-csr: proxies verify that
+//! CA's server and the certificates of both by them, so that they are also published with the roots of this one.
+
+use std::{collections::BTreeMap, fmt, io, path::PathBuf, sync::Arc, time::Duration};
+
+use ambit_derive::AcceptedTrustDomains;
+use ambit_mesh_json::TrustDomains;
+use ambit_rt::{Backoff, ErrorChain};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client, api::ListParams};
+use tokio::sync::watch;
+
+use crate::{material::write_root, trust::Trust};
+
+/// Name of the ConfigMap.
+pub(crate) const CONFIG_MAP: &str = "ambit-trust-domains";
+/// Longest text, which a ConfigMap can hold.
+const MAX_TEXT: usize = 1_000_000;
+/// First and longest pause while the last published trust domains cannot be read.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
+/// Publication, once it is known; until then the one before stays.
+pub type Published = Option<Arc<Publication>>;
+
+/// Accepted trust domains, and what they mean for the roots of the mesh.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Publication {
+    /// Text of the file; none while the mesh's own trust domain alone is accepted, under the roots of this CA.
+    pub text: Option<Arc<str>>,
+    /// Roots of the mesh's own trust domain besides those of this CA.
+    pub further_roots: String,
+}
+
+/// Where the trust domains that were published last are.
+pub enum Last {
+    /// In a file of this path.
+    File(PathBuf),
+    /// In the ConfigMap of this namespace.
+    ConfigMap(Client, String),
+    /// None were published.
+    Nowhere,
+}
+
+impl fmt::Debug for Last {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::ConfigMap(_, namespace) => f.debug_tuple("ConfigMap").field(namespace).finish(),
+            Self::Nowhere => f.write_str("Nowhere"),
+        }
+    }
+}
+
+impl Last {
+    async fn read(&self) -> TrustDomains {
+        let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+        loop {
+            let error = match self.text().await {
+                Ok(None) => return TrustDomains::default(),
+                Ok(Some(text)) => match serde_json::from_str(&text) {
+                    Ok(last) => return last,
+                    Err(error) => {
+                        tracing::warn!(%error, "the published trust domains cannot be read, and are replaced");
+                        return TrustDomains::default();
+                    }
+                },
+                Err(error) => error,
+            };
+            tracing::warn!(%error, "the published trust domains cannot be read; trying again");
+            tokio::time::sleep(backoff.next_delay(rand::random())).await;
+        }
+    }
+
+    async fn text(&self) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
+        match self {
+            Self::Nowhere => Ok(None),
+            Self::File(path) => match std::fs::read_to_string(path) {
+                Ok(text) => Ok(Some(text)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error.into()),
+            },
+            Self::ConfigMap(client, namespace) => {
+                let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+                let named = ListParams::default().fields(&format!("metadata.name={CONFIG_MAP}"));
+                let found = api.list(&named).await?.items.pop();
+                Ok(found.and_then(|map| map.data?.remove(TrustDomains::FILE)))
+            }
+        }
+    }
+}
+
+/// Publishes the desired trust domains as they, or the roots of this CA, change. Ends when they are no longer followed.
+pub async fn publish(
+    own: String,
+    mut desired: watch::Receiver<Option<AcceptedTrustDomains>>,
+    mut trust: watch::Receiver<Arc<Trust>>,
+    last: Last,
+    published: watch::Sender<Published>,
+) {
+    let mut current = last.read().await;
+    loop {
+        let roots = trust.borrow_and_update().authority.root_pem();
+        let desired_now = desired.borrow_and_update().clone();
+        if let Some(desired) = desired_now {
+            let next = merged(&desired, &current);
+            match publication(&own, &next, &roots) {
+                Some(next_publication) => {
+                    current = next;
+                    let next = Some(Arc::new(next_publication));
+                    published.send_if_modified(|known| {
+                        let differs = *known != next;
+                        *known = next;
+                        differs
+                    });
+                }
+                None => tracing::error!(
+                    "the roots of trust domains have more than {MAX_TEXT} bytes; those published stay"
+                ),
+            }
+        }
+        tokio::select! {
+            changed = desired.changed() => if changed.is_err() {
+                return;
+            },
+            changed = trust.changed() => if changed.is_err() {
+                return;
+            },
+        }
+    }
+}
+
+/// Writes the file for clients as it changes.
+pub async fn keep_written(path: PathBuf, mut published: watch::Receiver<Published>) {
+    loop {
+        let now = published.borrow_and_update().clone();
+        let written = match now.as_ref().map(|now| &now.text) {
+            None => Ok(()),
+            Some(None) => match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.to_string()),
+                _ => Ok(()),
+            },
+            Some(Some(text)) => {
+                write_root(&path, text).map_err(|error| ErrorChain(&error).to_string())
+            }
+        };
+        if let Err(error) = written {
+            tracing::error!(error, "the trust domains are not written for clients");
+        }
+        if published.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// `None` if it is too long.
+fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Publication> {
+    if domains.is_empty() {
+        return Some(Publication::default());
+    }
+    let further_roots = domains.roots.get(own).cloned().unwrap_or_default();
+    let mut domains = domains.clone();
+    if let Some(roots) = domains.roots.get_mut(own)
+        && !roots.contains(own_roots)
+    {
+        // Proxies whose certificates are another CA's know the roots of that one only.
+        roots.push_str(own_roots);
+    }
+    let text = serde_json::to_string(&domains).ok()?;
+    (text.len() <= MAX_TEXT).then(|| Publication {
+        text: Some(text.into()),
+        further_roots,
+    })
+}
+
+/// The trust domains to publish. Those of bundles that are not known keep their last roots.
+fn merged(desired: &AcceptedTrustDomains, last: &TrustDomains) -> TrustDomains {
+    let mut merged = TrustDomains {
+        aliases: desired.aliases.iter().map(ToString::to_string).collect(),
+        roots: BTreeMap::new(),
+    };
+    for (domain, texts) in &desired.roots {
+        for text in texts {
+            add(&mut merged, domain, text);
+        }
+    }
+    for domain in &desired.pending {
+        // The last roots may be those of bundles and others together.
+        if let Some(text) = last.roots.get(domain.as_str()) {
+            add(&mut merged, domain, text);
+        }
+    }
+    merged
+}
+
+fn add(domains: &mut TrustDomains, domain: &str, text: &str) {
+    // A bundle may come to have no roots: its trust domain has revoked all.
+    if text.is_empty() {
+        return;
+    }
+    let alone = TrustDomains {
+        roots: [(domain.to_owned(), text.to_owned())].into(),
+        ..TrustDomains::default()
+    };
+    if let Err(error) = ambit_tls::TrustDomains::new().replace(&alone) {
+        let error = ErrorChain(&error);
+        tracing::error!(domain, %error, "roots of a trust domain are left out");
+        return;
+    }
+    let roots = domains.roots.entry(domain.to_owned()).or_default();
+    if !roots.contains(text) {
+        roots.push_str(text);
+        if !text.ends_with('\n') {
+            roots.push('\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use ambit_issuer::Authority;
+
+    use super::*;
+    use crate::material::Material;
+
+    fn root() -> String {
+        authority().root_pem()
+    }
+
+    fn desired(roots: &[(&str, &str)], pending: &[&str]) -> AcceptedTrustDomains {
+        let mut desired = AcceptedTrustDomains::default();
+        for (domain, text) in roots {
+            let all = desired.roots.entry((*domain).into()).or_default();
+            all.push((*text).into());
+        }
+        desired.pending = pending.iter().map(|name| (*name).into()).collect();
+        desired
+    }
+
+    #[test]
+    fn roots_of_one_trust_domain_are_put_together() {
+        let (one, two) = (root(), root());
+        let desired = desired(&[("a", &one), ("a", &two), ("b", &two)], &[]);
+        let merged = merged(&desired, &TrustDomains::default());
+        assert_eq!(merged.roots["a"], format!("{one}{two}"));
+        assert_eq!(merged.roots["b"], two);
+    }
+
+    #[test]
+    fn roots_that_are_no_certificates_are_left_out() {
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let good = root();
+        let desired = desired(
+            &[("a", broken), ("b", broken), ("b", &good), ("c", "")],
+            &[],
+        );
+        let merged = merged(&desired, &TrustDomains::default());
+        assert_eq!(merged.roots, [("b".to_owned(), good)].into());
+    }
+
+    #[test]
+    fn a_bundle_that_is_not_known_keeps_its_last_roots() {
+        let (old, own) = (root(), root());
+        let last = TrustDomains {
+            roots: [
+                ("a".to_owned(), old.clone()),
+                ("gone".to_owned(), own.clone()),
+            ]
+            .into(),
+            ..TrustDomains::default()
+        };
+        let merged = merged(&desired(&[("b", &own)], &["a", "new"]), &last);
+        let expected = [("a".to_owned(), old), ("b".to_owned(), own)];
+        assert_eq!(merged.roots, expected.into());
+    }
+
+    fn authority() -> Authority {
+        let day = Duration::from_secs(86_400);
+        Authority::new_root("t", day, SystemTime::now()).unwrap()
+    }
+
+    #[test]
+    fn further_roots_of_the_mesh_come_with_those_of_its_ca() {
+        let (own, further, west) = (root(), root(), root());
+        let desired = desired(&[("td", &further), ("west", &west)], &[]);
+        let merged = merged(&desired, &TrustDomains::default());
+        let publication = publication("td", &merged, &own).unwrap();
+        assert_eq!(publication.further_roots, further);
+        let text = publication.text.unwrap();
+        let domains: TrustDomains = serde_json::from_str(&text).unwrap();
+        assert_eq!(domains.roots["td"], format!("{further}{own}"));
+        assert_eq!(domains.roots["west"], west);
+        // The last published roots of a bundle that is not known already have them.
+        let again = super::publication("td", &domains, &own).unwrap();
+        assert_eq!(again.text, Some(text));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_published_before_objects_are_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(TrustDomains::FILE);
+        let last = TrustDomains {
+            roots: [("a".to_owned(), root())].into(),
+            ..TrustDomains::default()
+        };
+        std::fs::write(&path, serde_json::to_string(&last).unwrap()).unwrap();
+        let authority = authority();
+        let trust = Trust {
+            material: Material::of_root(&authority),
+            authority,
+        };
+        let (_trust, trust) = watch::channel(Arc::new(trust));
+        let (follow, desired_now) = watch::channel(None);
+        let (publisher, mut published) = watch::channel(None);
+        let from = Last::File(path.clone());
+        let publishing = publish("td".into(), desired_now, trust, from, publisher);
+        ambit_rt::spawn("publish", publishing);
+        ambit_rt::spawn("write", keep_written(path.clone(), published.clone()));
+        follow.send_replace(Some(desired(&[], &["a"])));
+        published.changed().await.unwrap();
+        let now = published.borrow_and_update().clone().unwrap();
+        let text = serde_json::to_string(&last).unwrap();
+        assert_eq!(now.text.as_deref(), Some(text.as_str()));
+        follow.send_replace(Some(desired(&[], &[])));
+        published.changed().await.unwrap();
+        let now = published.borrow_and_update().clone().unwrap();
+        assert_eq!(*now, Publication::default());
+        ambit_testkit::until("the file is removed", || !path.exists()).await;
+    }
+}

@@ -1,0 +1,215 @@
+//! Who may call what.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Instant};
+
+use ambit_grpc_listener::CallerState;
+use ambit_model::{ArcStr, GatewayName};
+use ambit_rt::Rates;
+use tonic::{Status, metadata::MetadataMap};
+
+use crate::{
+    caller_pod::Roles,
+    metrics::CallerMetrics,
+    token::{Authenticator, Caller, TokenError, bearer},
+    waypoints::Waypoints,
+};
+
+/// Refusals of one address that are worth a warning, in a second and at once.
+const WARNINGS: (u32, u32) = (1, 10);
+
+/// `namespace/name` of service accounts.
+pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
+
+/// Callers with their permissions.
+#[derive(Debug)]
+pub struct Access {
+    authenticator: Arc<dyn Authenticator>,
+    /// Accounts of node proxies: they may act for the pods of their node.
+    trusted_nodes: Accounts,
+    /// Whether any service account may read the whole mesh, rather than node proxies only.
+    any_reader: bool,
+    /// Namespace whose service accounts may query connected clients.
+    mesh_namespace: ArcStr,
+    waypoints: Arc<Waypoints>,
+    metrics: CallerMetrics,
+    warnings: Rates<IpAddr>,
+}
+
+impl Access {
+    /// Builds the rules.
+    pub fn new(
+        authenticator: Arc<dyn Authenticator>,
+        trusted_nodes: Accounts,
+        any_reader: bool,
+        mesh_namespace: ArcStr,
+        waypoints: Arc<Waypoints>,
+        metrics: CallerMetrics,
+    ) -> Self {
+        Self {
+            authenticator,
+            trusted_nodes,
+            any_reader,
+            mesh_namespace,
+            waypoints,
+            metrics,
+            warnings: Rates::new(WARNINGS.0, WARNINGS.1),
+        }
+    }
+
+    /// Authenticates the caller by its token. Problems of a token are logged, and not revealed.
+    pub async fn caller(
+        &self,
+        metadata: &MetadataMap,
+        extensions: &http::Extensions,
+    ) -> Result<Caller, Status> {
+        let (caller_state, source) = CallerState::of(extensions);
+        let caller = match bearer(metadata) {
+            Ok(token) => self.authenticator.authenticate(token, source).await,
+            Err(error) => Err(error),
+        };
+        match caller {
+            Ok(caller) => {
+                self.metrics.token("accepted");
+                if let Some(caller_state) = caller_state {
+                    caller_state.authenticated(self.may_read(&caller));
+                }
+                Ok(caller)
+            }
+            // Not the caller's fault: it shall come back.
+            Err(error @ (TokenError::Unavailable(_) | TokenError::TooMany)) => {
+                self.metrics.token("unavailable");
+                self.warn(source, &error);
+                Err(Status::unavailable(
+                    "the token cannot be reviewed at present",
+                ))
+            }
+            Err(error) => {
+                self.metrics.token("refused");
+                self.warn(source, &error);
+                if let Some(caller_state) = caller_state {
+                    caller_state.refused();
+                }
+                Err(Status::unauthenticated("the token is not accepted"))
+            }
+        }
+    }
+
+    /// Logs a refusal, limited in rate so that callers cannot flood the log.
+    fn warn(&self, source: IpAddr, error: &TokenError) {
+        if self.warnings.take(source, Instant::now()) {
+            tracing::warn!(%source, %error, "a caller is not authenticated");
+        } else {
+            tracing::debug!(%source, %error, "a caller is not authenticated");
+        }
+    }
+
+    /// Whether a caller may read the mesh: all of it, or a waypoint its own part. Valid once the objects of the mesh
+    /// are known: until then no waypoint is. `denied`: why the caller may not act as its account, if so.
+    pub fn check_discovery(
+        &self,
+        caller: &Caller,
+        denied: Option<String>,
+        extensions: &http::Extensions,
+    ) -> Result<(), Status> {
+        let (caller_state, source) = CallerState::of(extensions);
+        let no_reader = || "neither a trusted node account nor a waypoint's".to_owned();
+        let denied = denied.or_else(|| (!self.may_read(caller)).then(no_reader));
+        let Some(denied) = denied else {
+            if let Some(caller_state) = caller_state {
+                caller_state.authenticated(true);
+            }
+            return Ok(());
+        };
+        self.refuse(caller_state, source, caller, &denied);
+        Err(Status::permission_denied(
+            "only trusted node accounts and the pods of waypoints may read the mesh (--trusted-node-accounts, --xds-any-account)",
+        ))
+    }
+
+    /// Checks whether a caller may query connected clients.
+    pub fn check_debug(
+        &self,
+        caller: &Caller,
+        extensions: &http::Extensions,
+    ) -> Result<(), Status> {
+        if caller.namespace == self.mesh_namespace {
+            return Ok(());
+        }
+        let (caller_state, source) = CallerState::of(extensions);
+        let denied =
+            "not an account of the mesh's namespace, which alone may list connected proxies";
+        self.refuse(caller_state, source, caller, denied);
+        Err(Status::permission_denied(format!(
+            "only accounts of the namespace {} may list connected proxies",
+            self.mesh_namespace
+        )))
+    }
+
+    fn refuse(
+        &self,
+        caller_state: Option<&CallerState>,
+        source: IpAddr,
+        caller: &Caller,
+        denied: &str,
+    ) {
+        if self.warnings.take(source, Instant::now()) {
+            tracing::warn!(%caller, denied, "refused discovery");
+        }
+        if let Some(caller_state) = caller_state {
+            caller_state.refused();
+        }
+    }
+
+    fn may_read(&self, caller: &Caller) -> bool {
+        self.any_reader || self.is_trusted_node(caller) || self.waypoint(caller).is_some()
+    }
+
+    /// The waypoint that the caller is an instance of. A node proxy is none, whatever Gateways are called.
+    pub fn waypoint(&self, caller: &Caller) -> Option<GatewayName> {
+        let waypoint = self.waypoints.of(caller);
+        waypoint.filter(|_| !self.is_trusted_node(caller))
+    }
+
+    /// Whether the caller is a node proxy.
+    pub fn is_trusted_node(&self, caller: &Caller) -> bool {
+        self.is_node_account(&(caller.namespace.clone(), caller.service_account.clone()))
+    }
+
+    /// Whether an account, `namespace/name`, is that of node proxies.
+    pub fn is_node_account(&self, account: &(ArcStr, ArcStr)) -> bool {
+        self.trusted_nodes.contains(account)
+    }
+}
+
+impl Roles for Access {
+    fn is_trusted_node(&self, caller: &Caller) -> bool {
+        self.is_trusted_node(caller)
+    }
+
+    fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool> {
+        if !self.waypoints.are_known() {
+            return None;
+        }
+        let is_waypoint = self.waypoints.of_account(namespace, account).is_some();
+        let account = (ArcStr::from(namespace), ArcStr::from(account));
+        Some(is_waypoint && !self.is_node_account(&account))
+    }
+
+    fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool {
+        self.waypoints.call_for(waypoint, namespace)
+    }
+}
+
+/// Parses a list, `namespace/name,namespace/name`.
+pub fn parse_accounts(text: &str) -> Result<Accounts, String> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|account| !account.is_empty())
+        .map(|account| match account.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+                Ok((namespace.into(), name.into()))
+            }
+            _ => Err(format!("{account:?} is not <namespace>/<service account>")),
+        })
+        .collect()
+}

@@ -1,0 +1,267 @@
+//! The pod that a caller is by its token, and which identities that pod may act for.
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_derive::{PodDirectory, PodFacts};
+use ambit_model::{ArcStr, GatewayName, Identity};
+use parking_lot::RwLock;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use crate::token::Caller;
+
+/// Maximum time for which a refusal waits for an object that would lift it.
+const MAX_WAIT: Duration = Duration::from_millis(1500);
+
+/// Why a caller does not get an identity. Only logged: callers learn nothing about pods.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// Caller that is not a node proxy.
+    #[error("{0} is not a trusted node account")]
+    NotTrusted(String),
+    /// Text that is not an identity.
+    #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
+    BadIdentity(String),
+    /// Trust domain of another mesh.
+    #[error("{0} is of another trust domain")]
+    TrustDomain(String),
+    /// A token that is bound to no pod names no node.
+    #[error("the caller's token is not bound to a pod")]
+    NotBound,
+    /// Pod that does not exist.
+    #[error("the caller's pod {0} does not exist")]
+    UnknownPod(String),
+    /// Another pod of the same name.
+    #[error("the caller's token is of an earlier pod {0}")]
+    OtherUid(String),
+    /// The pod ended.
+    #[error("the caller's pod {0} has ended")]
+    PodEnded(String),
+    /// The pod runs under another account.
+    #[error("the caller's pod {0} does not run under the caller's service account")]
+    OtherAccount(String),
+    /// The pod is not on any node.
+    #[error("the caller's pod {0} is on no node")]
+    NoNode(String),
+    /// No pod of that identity is served by the caller.
+    #[error("no live pod of {identity} that belongs to the mesh is on node {node}")]
+    NotOnNode {
+        /// The identity requested.
+        identity: Identity,
+        /// Node of the caller.
+        node: ArcStr,
+    },
+    /// The identity is a name that no pod has.
+    #[error("{0} is reserved for the calls that waypoints make for objects")]
+    Reserved(Identity),
+    /// The waypoint makes no calls on behalf of the namespace.
+    #[error(
+        "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
+    )]
+    NoCalls {
+        /// Namespace of the objects that the calls would be for.
+        namespace: ArcStr,
+        /// The caller's Gateway.
+        waypoint: GatewayName,
+    },
+    /// Identity of a waypoint, whose pods request it themselves.
+    #[error("{0} is a waypoint's identity, which node proxies do not get")]
+    OfWaypoint(Identity),
+    /// The pod runs under a waypoint's account, and is none of the waypoint's.
+    #[error(
+        "the caller's pod {pod} runs under the account of waypoint {waypoint} without its label"
+    )]
+    NotOfWaypoint {
+        /// The caller's pod.
+        pod: String,
+        /// Gateway of the waypoint.
+        waypoint: GatewayName,
+    },
+    /// Which accounts are waypoints' is not known yet.
+    #[error("the objects of the mesh are not read yet")]
+    NotReady,
+}
+
+impl Denied {
+    /// Whether an object that is not known here yet could lift it.
+    fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownPod(_)
+                | Self::OtherUid(_)
+                | Self::NoNode(_)
+                | Self::NotOnNode { .. }
+                | Self::NotOfWaypoint { .. }
+                | Self::NoCalls { .. }
+                | Self::NotReady
+        )
+    }
+}
+
+/// Roles of accounts.
+pub trait Roles {
+    /// Whether the caller is a node proxy.
+    fn is_trusted_node(&self, caller: &Caller) -> bool;
+
+    /// Whether a service account is a waypoint's, whose identity only its own pods get; `None` until the waypoints are
+    /// known. A node proxy's account never is, whatever Gateways are called.
+    fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool>;
+
+    /// Whether objects of a namespace for which waypoints make calls are attached to a waypoint's Gateway.
+    fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
+}
+
+/// Pods, updated as they become known.
+#[derive(Clone, Debug)]
+pub struct Pods {
+    /// Which pods run where.
+    pub directory: Arc<RwLock<PodDirectory>>,
+    /// Grows whenever `directory` or the waypoints may have changed; 0 until the pods at the start are known.
+    pub followed: watch::Receiver<u64>,
+}
+
+impl Pods {
+    /// Checks until an answer is final. A node proxy hears of a new pod from its agent, perhaps before the source of
+    /// objects reports it here: a refusal that another object could lift waits for one, so that the pod's first
+    /// connection need not wait for the proxy's next attempt.
+    pub async fn wait_for<T>(
+        &self,
+        check: impl Fn(&PodDirectory) -> Result<T, Denied>,
+    ) -> Result<T, Denied> {
+        let mut followed = self.followed.clone();
+        let deadline = Instant::now() + MAX_WAIT;
+        loop {
+            let started = *followed.borrow_and_update() > 0;
+            let checked = check(&self.directory.read());
+            match checked {
+                Err(denied) if denied.may_pass() || !started => {
+                    let changed = timeout_at(deadline, followed.changed()).await;
+                    if !matches!(changed, Ok(Ok(()))) {
+                        return Err(denied);
+                    }
+                }
+                checked => return checked,
+            }
+        }
+    }
+}
+
+/// Decides whether a node proxy may act for an identity: the proxy is the very pod its token names, alive, and a live
+/// pod of that identity which belongs to the mesh is on its node. Waypoints' identities cannot be impersonated; its own
+/// needs no other pod.
+pub fn check_impersonation(
+    access: &impl Roles,
+    pods: &PodDirectory,
+    caller: &Caller,
+    requested: &str,
+    trust_domain: &str,
+) -> Result<Identity, Denied> {
+    if !access.is_trusted_node(caller) {
+        return Err(Denied::NotTrusted(caller.to_string()));
+    }
+    let identity = requested_identity(requested, trust_domain)?;
+    if identity.is_of_waypoint_calls() {
+        return Err(Denied::Reserved(identity));
+    }
+    let (namespace, account) = (&identity.namespace, &identity.service_account);
+    let pod = own_pod(pods, caller)?;
+    if (namespace, account) == (&caller.namespace, &caller.service_account) {
+        return Ok(identity);
+    }
+    let is_waypoint = access.is_waypoint_account(namespace, account);
+    if is_waypoint.ok_or(Denied::NotReady)? {
+        return Err(Denied::OfWaypoint(identity));
+    }
+    if !pods.is_served_on(&pod.node, namespace, account) {
+        return Err(Denied::NotOnNode {
+            identity,
+            node: pod.node.clone(),
+        });
+    }
+    Ok(identity)
+}
+
+/// Decides whether a waypoint may call under an identity: the reserved one of a namespace, of which an object for which
+/// waypoints make calls is attached to its Gateway. The caller is one of the waypoint's own pods.
+pub fn check_waypoint_calls(
+    access: &impl Roles,
+    pods: &PodDirectory,
+    (caller, waypoint): (&Caller, &GatewayName),
+    requested: &str,
+    trust_domain: &str,
+) -> Result<Identity, Denied> {
+    let identity = requested_identity(requested, trust_domain)?;
+    if !identity.is_of_waypoint_calls() {
+        return Err(Denied::NotTrusted(caller.to_string()));
+    }
+    check_own(access, pods, caller)?;
+    if !access.calls_for(waypoint, &identity.namespace) {
+        return Err(Denied::NoCalls {
+            namespace: identity.namespace,
+            waypoint: waypoint.clone(),
+        });
+    }
+    Ok(identity)
+}
+
+fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, Denied> {
+    let identity: Identity = requested
+        .parse()
+        .map_err(|_| Denied::BadIdentity(requested.chars().take(256).collect()))?;
+    if identity.trust_domain != trust_domain {
+        return Err(Denied::TrustDomain(identity.to_string()));
+    }
+    Ok(identity)
+}
+
+/// Decides whether a caller may act as its own account. Pods trust every holder of a waypoint's identity: only live
+/// pods with the waypoint's label get it.
+pub fn check_own(access: &impl Roles, pods: &PodDirectory, caller: &Caller) -> Result<(), Denied> {
+    if access.is_trusted_node(caller) {
+        return Ok(());
+    }
+    let is_waypoint = access.is_waypoint_account(&caller.namespace, &caller.service_account);
+    if !is_waypoint.ok_or(Denied::NotReady)? {
+        return Ok(());
+    }
+    let pod = own_pod(pods, caller)?;
+    if pod.gateway.as_ref() == Some(&caller.service_account) {
+        return Ok(());
+    }
+    Err(Denied::NotOfWaypoint {
+        pod: name_of(caller),
+        waypoint: GatewayName::new(caller.namespace.clone(), caller.service_account.clone()),
+    })
+}
+
+/// The pod that a caller is by its token: there, alive, on a node, and under the caller's account.
+fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, Denied> {
+    let bound = caller.pod.as_ref().ok_or(Denied::NotBound)?;
+    let name = || name_of(caller);
+    let pod = pods
+        .pod(&caller.namespace, &bound.name)
+        .ok_or_else(|| Denied::UnknownPod(name()))?;
+    if bound.uid.is_empty() || pod.uid != bound.uid {
+        return Err(Denied::OtherUid(name()));
+    }
+    if !pod.live {
+        return Err(Denied::PodEnded(name()));
+    }
+    if pod.service_account != caller.service_account {
+        return Err(Denied::OtherAccount(name()));
+    }
+    if pod.node.is_empty() {
+        return Err(Denied::NoNode(name()));
+    }
+    Ok(pod)
+}
+
+fn name_of(caller: &Caller) -> String {
+    let pod = caller.pod.as_ref().map(|pod| pod.name.as_str());
+    format!("{}/{}", caller.namespace, pod.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,17 @@
+//! Authentication and authorization of the control plane's callers.
+//!
+//! [`token`] verifies service account tokens, [`caller_pod`] finds the pod that a token is bound to and the identities
+//! that it may request, and [`waypoints`] knows whose accounts are waypoints'. [`Access`] decides with them who may call
+//! what.
+#![forbid(unsafe_code)]
+
+mod access;
+pub mod caller_pod;
+mod metrics;
+pub mod token;
+mod waypoints;
+
+pub use access::{Access, Accounts, parse_accounts};
+pub use metrics::CallerMetrics;
+pub use token::{Authenticator, BoundPod, Caller, KeyFile, NoKeys, Reviewer};
+pub use waypoints::Waypoints;

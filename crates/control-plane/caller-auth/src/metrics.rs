@@ -1,0 +1,64 @@
+//! Metrics of callers: results of their authentication, and connections that ended because of them.
+
+use ambit_rt::metrics::PlainCounter;
+use prometheus_client::{encoding::EncodeLabelSet, metrics::family::Family, registry::Registry};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+/// Outcomes of tokens.
+const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
+
+/// Counters of callers; clones share them.
+#[derive(Clone, Debug)]
+pub struct CallerMetrics {
+    callers_closed: Family<Reason, PlainCounter>,
+    tokens: Family<Outcome, PlainCounter>,
+}
+
+impl Default for CallerMetrics {
+    fn default() -> Self {
+        let metrics = Self {
+            callers_closed: Family::default(),
+            tokens: Family::default(),
+        };
+        // Written from the start: Prometheus sees no increase in a series that begins with 1.
+        for outcome in TOKEN_OUTCOMES {
+            metrics.tokens.get_or_create(&Outcome { outcome }).inc_by(0);
+        }
+        metrics
+    }
+}
+
+impl CallerMetrics {
+    /// Adds the counters to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "ambit_callers_closed",
+            "Connections closed for want of a caller that stays, by reason",
+            self.callers_closed.clone(),
+        );
+        registry.register(
+            "ambit_calls_authenticated",
+            "Calls, by the result of their authentication",
+            self.tokens.clone(),
+        );
+    }
+
+    /// Counts a connection that was closed because of its caller, or because that is unknown.
+    pub fn connection_closed(&self, reason: &'static str) {
+        self.callers_closed.get_or_create(&Reason { reason }).inc();
+    }
+
+    /// Counts a call whose token was accepted, refused, or could not be reviewed.
+    pub(crate) fn token(&self, outcome: &'static str) {
+        self.tokens.get_or_create(&Outcome { outcome }).inc();
+    }
+}

@@ -1,0 +1,288 @@
+//! Who calls: service account tokens.
+//!
+//! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among the claims.
+//! [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] queries the Kubernetes API. Both read them as
+//! strictly as waypoints read the tokens of requests (`ambit_jwt`).
+
+mod review;
+mod reviews;
+mod unverified;
+
+use std::{
+    fmt,
+    future::Future,
+    net::IpAddr,
+    path::Path,
+    pin::Pin,
+    time::{Duration, SystemTime},
+};
+
+use ambit_jwt::{KeySet, UnverifiedToken};
+use ambit_k8s_api::is_dns_name;
+use ambit_model::ArcStr;
+
+pub use review::Reviewer;
+
+/// Tolerated clock skew between the issuer of a token and this process, which verifies it.
+const LEEWAY: Duration = Duration::from_secs(10);
+/// Claims that every token must have.
+const REQUIRED: [&str; 3] = ["exp", "aud", "sub"];
+
+/// A caller whose token was verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Namespace of the service account.
+    pub namespace: ArcStr,
+    /// Name of the service account.
+    pub service_account: ArcStr,
+    /// The pod the token is bound to.
+    pub pod: Option<BoundPod>,
+}
+
+/// The pod a token is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundPod {
+    /// Name of the pod.
+    pub name: ArcStr,
+    /// UID of the pod.
+    pub uid: String,
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.service_account)?;
+        match &self.pod {
+            Some(pod) => write!(f, " (pod {})", pod.name),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a token is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// Missing `authorization: Bearer` header.
+    #[error("the call carries no bearer token")]
+    Missing,
+    /// Text that is not a token.
+    #[error("the token is not a JWT")]
+    Malformed,
+    /// An algorithm that is not accepted.
+    #[error("the token is signed with an algorithm that is not accepted")]
+    Algorithm,
+    /// Signature by none of the keys.
+    #[error("the token is signed by none of the configured keys")]
+    Signature,
+    /// Token that has expired.
+    #[error("the token has expired")]
+    Expired,
+    /// Token that is not valid yet.
+    #[error("the token is not valid yet")]
+    Immature,
+    /// Token for another audience.
+    #[error("the token is not meant for audience {0}")]
+    Audience(String),
+    /// A claim is missing.
+    #[error("the token has no {0}")]
+    Claim(String),
+    /// Subject that is not a service account.
+    #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
+    Subject,
+    /// Claims that contradict each other.
+    #[error("the token's subject and its kubernetes.io claim name different service accounts")]
+    Contradiction,
+    /// Token that the Kubernetes API rejects.
+    #[error("the Kubernetes API does not accept the token: {0}")]
+    Rejected(String),
+    /// Token that cannot be verified at present.
+    #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
+    Unavailable(String),
+    /// Too many reviews are in flight.
+    #[error(
+        "too many unknown tokens from this address, or of another issuer, for a TokenReview of each"
+    )]
+    TooMany,
+}
+
+/// Future of an authentication result.
+pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
+
+/// Verifier of tokens.
+pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
+    /// Authenticates a token presented from an address.
+    fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
+}
+
+/// Keys that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// The file cannot be read.
+    #[error("cannot read the token keys {path}")]
+    Read {
+        /// Path of the file.
+        path: String,
+        /// Cause of the error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Text that is neither PEM nor JWKS, or has no usable key.
+    #[error(
+        "{path} holds no usable public key: give PEM public keys (EC P-256, P-384, RSA or Ed25519) or a JWKS"
+    )]
+    NoKey {
+        /// Path of the file.
+        path: String,
+    },
+    /// Unusable key in PEM.
+    #[error("key {number} of {path} cannot be used")]
+    Key {
+        /// Path of the file.
+        path: String,
+        /// Which, counted from 1.
+        number: usize,
+    },
+}
+
+/// Verifies tokens with public keys from a file.
+pub struct KeyFile {
+    keys: KeySet,
+    audience: String,
+}
+
+impl fmt::Debug for KeyFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyFile")
+            .field("keys", &self.keys)
+            .field("audience", &self.audience)
+            .finish()
+    }
+}
+
+impl KeyFile {
+    /// Reads the keys. Tokens must be meant for `audience`.
+    pub fn open(path: &Path, audience: &str) -> Result<Self, KeysError> {
+        let name = path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|source| KeysError::Read {
+            path: name.clone(),
+            source,
+        })?;
+        let keys = match KeySet::read(&bytes) {
+            Ok(set) => set,
+            Err(_) => KeySet::read_pem(&String::from_utf8_lossy(&bytes)).map_err(|number| {
+                KeysError::Key {
+                    path: name.clone(),
+                    number,
+                }
+            })?,
+        };
+        for key in keys.unusable() {
+            tracing::warn!(path = name, key, "a token key is not used");
+        }
+        if keys.is_empty() {
+            return Err(KeysError::NoKey { path: name });
+        }
+        Ok(Self {
+            keys,
+            audience: audience.to_owned(),
+        })
+    }
+
+    /// Verifies a token now.
+    pub fn verify(&self, token: &str) -> Result<Caller, TokenError> {
+        if token.is_empty() {
+            return Err(TokenError::Missing);
+        }
+        let token = UnverifiedToken::read(token).map_err(token_error)?;
+        token.verify_signature(&self.keys).map_err(token_error)?;
+        if let Some(missing) = REQUIRED.into_iter().find(|claim| !token.has(claim)) {
+            return Err(TokenError::Claim(missing.to_owned()));
+        }
+        let times = token.check_times(SystemTime::now(), LEEWAY);
+        times.map_err(token_error)?;
+        if !token.is_for([self.audience.as_str()].into_iter()) {
+            return Err(TokenError::Audience(self.audience.clone()));
+        }
+        caller(&token)
+    }
+}
+
+/// Reason of a refusal, in the words for callers of the control plane.
+fn token_error(error: ambit_jwt::TokenError) -> TokenError {
+    use ambit_jwt::TokenError as Jwt;
+    match error {
+        Jwt::Algorithm => TokenError::Algorithm,
+        Jwt::Expired => TokenError::Expired,
+        Jwt::NotYet => TokenError::Immature,
+        Jwt::NoKeys | Jwt::UnknownKey | Jwt::Signature => TokenError::Signature,
+        _ => TokenError::Malformed,
+    }
+}
+
+impl Authenticator for KeyFile {
+    fn authenticate<'a>(&'a self, token: &'a str, _source: IpAddr) -> Answer<'a> {
+        Box::pin(async { self.verify(token) })
+    }
+}
+
+/// Refuses every token, when no keys are configured.
+#[derive(Debug)]
+pub struct NoKeys;
+
+impl Authenticator for NoKeys {
+    fn authenticate<'a>(&'a self, _token: &'a str, _source: IpAddr) -> Answer<'a> {
+        Box::pin(async { Err(TokenError::Signature) })
+    }
+}
+
+/// The token of a call's `authorization` header.
+pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenError> {
+    let header = metadata.get("authorization").ok_or(TokenError::Missing)?;
+    let header = header.to_str().map_err(|_| TokenError::Malformed)?;
+    match header.split_once(' ') {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(token.trim()),
+        _ => Err(TokenError::Missing),
+    }
+}
+
+/// Namespace and name of the account that a subject names.
+fn account_of(subject: &str) -> Result<(&str, &str), TokenError> {
+    let parts: Vec<_> = subject.split(':').collect();
+    let ["system", "serviceaccount", namespace, account] = parts.as_slice() else {
+        return Err(TokenError::Subject);
+    };
+    if !is_dns_name(namespace, 63) || !is_dns_name(account, 253) {
+        return Err(TokenError::Subject);
+    }
+    Ok((namespace, account))
+}
+
+/// Caller that a verified token names.
+fn caller(token: &UnverifiedToken<'_>) -> Result<Caller, TokenError> {
+    const BOUND: &str = "kubernetes.io";
+    let text = |path: &[&str]| token.text(path).map_err(token_error);
+    let subject = text(&["sub"])?.unwrap_or_default();
+    let (namespace, account) = account_of(subject)?;
+    let others = [
+        (text(&[BOUND, "namespace"])?, namespace),
+        (text(&[BOUND, "serviceaccount", "name"])?, account),
+    ];
+    if others
+        .iter()
+        .any(|(bound, own)| bound.is_some_and(|bound| bound != *own))
+    {
+        return Err(TokenError::Contradiction);
+    }
+    let uid = text(&[BOUND, "pod", "uid"])?.unwrap_or_default();
+    let pod = text(&[BOUND, "pod", "name"])?;
+    Ok(Caller {
+        namespace: namespace.into(),
+        service_account: account.into(),
+        pod: pod.map(|name| BoundPod {
+            name: name.into(),
+            uid: uid.to_owned(),
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests;

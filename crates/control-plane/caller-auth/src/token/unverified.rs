@@ -1,0 +1,130 @@
+//! Unverified claims of a token, checked before a TokenReview. Made-up tokens must be well-formed before they cost the
+//! API server anything.
+
+use std::time::{Duration, SystemTime};
+
+use ambit_jwt::UnverifiedToken;
+
+use super::{TokenError, account_of, token_error};
+
+/// Tolerated clock skew between the API server, which decides, and this process.
+const LEEWAY: Duration = Duration::from_secs(60);
+
+/// The issuer that a token names, if it is a bound service account token for `audience` that is neither too
+/// old nor too young, as far as that shows without its keys.
+pub(super) fn issuer(token: &str, audience: &str, now: SystemTime) -> Result<String, TokenError> {
+    if token.is_empty() {
+        return Err(TokenError::Missing);
+    }
+    if token.ends_with('.') {
+        return Err(TokenError::Malformed);
+    }
+    let token = UnverifiedToken::read(token).map_err(token_error)?;
+    let missing = |claim: &str| Err(TokenError::Claim(claim.to_owned()));
+    if !token.has("aud") {
+        return missing("aud");
+    }
+    if !token.is_for([audience].into_iter()) {
+        return Err(TokenError::Audience(audience.to_owned()));
+    }
+    if !token.has("exp") {
+        return missing("exp");
+    }
+    token.check_times(now, LEEWAY).map_err(token_error)?;
+    let subject = token.text(&["sub"]).map_err(token_error)?;
+    account_of(subject.unwrap_or_default())?;
+    match token.issuer() {
+        Some(issuer) if !issuer.is_empty() => Ok(issuer.to_owned()),
+        _ => missing("iss"),
+    }
+}
+
+/// The issuer that a token of our own names: that of the cluster.
+pub(super) fn issuer_of_own(token: &str) -> Option<String> {
+    let token = UnverifiedToken::read(token.trim()).ok()?;
+    token.issuer().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use ambit_jwt::MAX_TOKEN;
+    use base64::Engine;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn part(value: &Value) -> String {
+        base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(value.to_string())
+    }
+
+    fn judge(change: impl FnOnce(&mut Value, &mut Value)) -> Result<String, TokenError> {
+        let mut header = json!({"alg": "RS256", "kid": "k"});
+        let mut claims = json!({
+            "iss": "https://kubernetes.default.svc", "aud": ["istio-ca"], "exp": NOW + 600,
+            "nbf": NOW, "sub": "system:serviceaccount:istio-system:ztunnel",
+        });
+        change(&mut header, &mut claims);
+        let token = format!("{}.{}.c2ln", part(&header), part(&claims));
+        issuer(&token, "istio-ca", UNIX_EPOCH + Duration::from_secs(NOW))
+    }
+
+    #[test]
+    fn a_token_that_may_be_good_names_its_issuer() {
+        let expected = Ok("https://kubernetes.default.svc".to_owned());
+        assert_eq!(judge(|_, _| ()), expected);
+        assert_eq!(
+            judge(|_, claims| claims["aud"] = json!("istio-ca")),
+            expected
+        );
+        assert_eq!(judge(|_, claims| claims["exp"] = json!(NOW - 30)), expected);
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_good_is_refused_for_its_reason() {
+        let claim = |name: &'static str, value: Value| judge(move |_, claims| claims[name] = value);
+        let without = |name: &str| {
+            judge(|_, claims| {
+                claims.as_object_mut().unwrap().remove(name);
+            })
+        };
+        let missing = |name: &str| TokenError::Claim(name.to_owned());
+        let audience = TokenError::Audience("istio-ca".to_owned());
+        for (result, reason) in [
+            (claim("exp", json!(NOW - 120)), TokenError::Expired),
+            (without("exp"), missing("exp")),
+            (claim("exp", Value::Null), TokenError::Malformed),
+            (claim("nbf", json!(NOW + 120)), TokenError::Immature),
+            (claim("nbf", json!(u64::MAX)), TokenError::Immature),
+            (
+                claim("aud", json!(["https://kubernetes"])),
+                audience.clone(),
+            ),
+            (claim("aud", json!([])), audience.clone()),
+            (claim("aud", Value::Null), missing("aud")),
+            (claim("aud", json!(7)), audience),
+            (claim("sub", json!("system:node:n1")), TokenError::Subject),
+            (claim("iss", json!("")), missing("iss")),
+            (
+                judge(|header, _| header["alg"] = json!("HS256")),
+                TokenError::Algorithm,
+            ),
+            (
+                judge(|header, _| header["alg"] = json!("none")),
+                TokenError::Algorithm,
+            ),
+        ] {
+            assert_eq!(result, Err(reason));
+        }
+        let forms = ["", "a", "a.b", "a.b.c", "..", "e30.e30."];
+        for text in forms.iter().copied().chain([&*"x".repeat(MAX_TOKEN + 1)]) {
+            assert!(
+                issuer(text, "istio-ca", SystemTime::now()).is_err(),
+                "{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The waypoints that there are: an account of one may read what concerns its Gateway, and nothing else, and call for the
+//! objects of namespaces that are attached to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_derive::Delta;
+use ambit_k8s_api::Kind;
+use ambit_model::{
+    GatewayName, PolicyKey, RateLimit, WaypointExtension, WaypointGateway, WaypointRecordKey,
+};
+use parking_lot::RwLock;
+
+use crate::token::Caller;
+
+/// The Gateways that this control plane runs waypoints for; `None` until the objects at the start are known.
+#[derive(Debug, Default)]
+pub struct Waypoints(RwLock<Option<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    gateways: BTreeSet<GatewayName>,
+    /// Objects on whose behalf a Gateway's waypoints make calls.
+    callers: BTreeMap<GatewayName, BTreeSet<(Kind, PolicyKey)>>,
+}
+
+impl Waypoints {
+    /// Applies changes. Returns whether any was relevant.
+    pub fn update(&self, delta: &Delta) -> bool {
+        let mut known = self.0.write();
+        let mut is_news = known.is_none();
+        let known = known.get_or_insert_default();
+        for (key, record) in delta.records_of::<WaypointGateway>() {
+            is_news = true;
+            match record {
+                Some(_) => known.gateways.insert(key.gateway.clone()),
+                None => known.gateways.remove(&key.gateway),
+            };
+        }
+        for (key, record) in delta.records_of::<WaypointExtension>() {
+            is_news = true;
+            known.set(key, Kind::WasmPlugin, record.is_some());
+        }
+        for (key, record) in delta.records_of::<RateLimit>() {
+            is_news = true;
+            let calls = record.is_some_and(|limit| limit.global.is_some());
+            known.set(key, Kind::RateLimit, calls);
+        }
+        is_news
+    }
+
+    /// Whether all that exist are known.
+    pub fn are_known(&self) -> bool {
+        self.0.read().is_some()
+    }
+
+    /// The waypoint whose account the caller has: it has the Gateway's name.
+    pub fn of(&self, caller: &Caller) -> Option<GatewayName> {
+        self.of_account(&caller.namespace, &caller.service_account)
+    }
+
+    /// Returns the waypoint that runs under this service account.
+    pub fn of_account(&self, namespace: &str, account: &str) -> Option<GatewayName> {
+        let name = GatewayName::new(namespace, account);
+        let known = self.0.read();
+        known.as_ref()?.gateways.contains(&name).then_some(name)
+    }
+
+    /// Whether objects of a namespace for which waypoints make calls are attached to a Gateway.
+    pub fn call_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
+        let known = self.0.read();
+        let callers = known.as_ref().and_then(|known| known.callers.get(gateway));
+        callers.is_some_and(|all| all.iter().any(|(_, object)| object.namespace == namespace))
+    }
+}
+
+impl Known {
+    /// Sets whether a waypoint makes calls on behalf of a record's object.
+    fn set(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
+        let (gateway, object) = (&key.gateway, (kind, PolicyKey::of_record(&key.name)));
+        if calls {
+            self.callers
+                .entry(gateway.clone())
+                .or_default()
+                .insert(object);
+        } else if let Some(callers) = self.callers.get_mut(gateway) {
+            callers.remove(&object);
+            if callers.is_empty() {
+                self.callers.remove(gateway);
+            }
+        }
+    }
+}

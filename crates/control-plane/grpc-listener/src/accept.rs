@@ -1,0 +1,175 @@
+//! Accepts TLS connections of callers that are not authenticated yet, within limits.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use ambit_rt::{
+    DrainWatcher, Slot, SlotLimits,
+    handshakes::{self, Admitted, AdmittedListener, HandshakeLimits},
+};
+use ambit_tls::{ALPN_H2, TlsSettings};
+use rustls::ServerConfig;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+pub use ambit_rt::handshakes::Closed;
+
+/// Limits of unauthenticated connections: those in their handshake, and those without an authenticated call so far.
+const LIMITS: HandshakeLimits = HandshakeLimits {
+    slots: SlotLimits {
+        total: 1024,
+        each: 32,
+        few: 4,
+    },
+    per_second: 20,
+    burst: 100,
+    timeout: Duration::from_secs(10),
+    queue: 16,
+};
+
+/// A server configuration without client certificates: callers authenticate with tokens.
+pub fn server_config(
+    settings: &TlsSettings,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Arc<ServerConfig>, rustls::Error> {
+    let mut config = ServerConfig::builder_with_provider(settings.provider())
+        .with_protocol_versions(settings.versions())?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    config.alpn_protocols = vec![ALPN_H2.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// The peer, in a request's extensions.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerInfo {
+    /// Source address of the connection.
+    pub address: Option<SocketAddr>,
+}
+
+/// A connection whose handshake is done.
+#[derive(Debug)]
+pub struct TlsConnection {
+    stream: TlsStream<TcpStream>,
+    /// Slot among the unauthenticated connections.
+    slot: Option<Slot>,
+}
+
+impl TlsConnection {
+    /// Takes the connection's slot among the unauthenticated ones. The server releases it after authenticating the
+    /// caller, and closes the connection when the slot is evicted.
+    pub fn take_slot(&mut self) -> Option<Slot> {
+        self.slot.take()
+    }
+}
+
+impl Connected for TlsConnection {
+    type ConnectInfo = PeerInfo;
+
+    fn connect_info(&self) -> PeerInfo {
+        PeerInfo {
+            address: self.stream.get_ref().0.peer_addr().ok(),
+        }
+    }
+}
+
+impl AsyncRead for TlsConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for TlsConnection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// The connections for `tonic::transport::Server::serve_with_incoming`.
+pub struct Incoming(mpsc::Receiver<Admitted<TlsStream<TcpStream>>>);
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Incoming")
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<TlsConnection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx).map(|admitted| {
+            let admitted = admitted?;
+            Some(Ok(TlsConnection {
+                stream: admitted.connection,
+                slot: Some(admitted.slot),
+            }))
+        })
+    }
+}
+
+/// Accepts connections until the drain starts. `config` is called for each, so that a renewed serving
+/// certificate needs no restart; `closed` is called for each that is closed unauthenticated.
+pub fn incoming(
+    listener: TcpListener,
+    drain: DrainWatcher,
+    config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
+    closed: impl Fn(Closed) + Clone + Send + 'static,
+) -> Incoming {
+    Incoming(admit("grpc accept", listener, drain, config, closed))
+}
+
+/// The connections for an HTTP/1.1 server, accepted as [`incoming`] does.
+pub fn http1_listener(
+    listener: TcpListener,
+    drain: DrainWatcher,
+    config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
+    closed: impl Fn(Closed) + Clone + Send + 'static,
+) -> AdmittedListener<TlsStream<TcpStream>> {
+    admit("https accept", listener, drain, config, closed).into()
+}
+
+fn admit(
+    name: &'static str,
+    listener: TcpListener,
+    drain: DrainWatcher,
+    config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
+    closed: impl Fn(Closed) + Clone + Send + 'static,
+) -> mpsc::Receiver<Admitted<TlsStream<TcpStream>>> {
+    let admission = move |stream: TcpStream| {
+        // Small answers must not wait for more data, as they would without this option.
+        stream.set_nodelay(true).ok();
+        TlsAcceptor::from(config()).accept(stream)
+    };
+    handshakes::admit(name, listener, LIMITS, drain, admission, closed)
+}

@@ -1,0 +1,143 @@
+//! The connections that xDS and the CSR API are served on.
+//!
+//! A connection lives for a limited time, so that clients come to spread over all replicas, also over
+//! those that started later. At its end, and when the control plane stops, the client gets a
+//! GOAWAY, its streams end in order, and it connects anew, maybe elsewhere. Unauthenticated
+//! connections get neither time nor room (see [`CallerState`]).
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use ambit_rt::DrainWatcher;
+use hyper::{server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rand::Rng;
+use tokio::sync::{Semaphore, watch};
+use tokio_stream::StreamExt;
+use tonic::{body::Body, service::Routes, transport::server::Connected};
+use tower_service::Service;
+
+use crate::{
+    accept::{Incoming, TlsConnection},
+    caller_state::{CallerState, Ending},
+};
+
+/// Maximum concurrent streams of one connection.
+const MAX_STREAMS: u32 = 128;
+/// Bytes that a client may send on one stream, and on one connection, before they are read: any client may send that
+/// much.
+const WINDOWS: (u32, u32) = (128 << 10, 512 << 10);
+/// Connections of callers that stay.
+const MAX_LASTING: usize = 16_384;
+/// Interval of keepalive pings to a silent peer, and their timeout.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// Timeout for streams to end during the drain.
+const LAST: Duration = Duration::from_secs(5);
+
+/// Among a request's extensions: becomes true when its connection is to end.
+#[derive(Clone, Debug)]
+pub struct ConnectionEnd(watch::Receiver<bool>);
+
+impl ConnectionEnd {
+    /// Waits until the connection is to end.
+    pub async fn reached(&mut self) {
+        // Without its connection, a stream ends anyway.
+        self.0.wait_for(|ended| *ended).await.ok();
+    }
+}
+
+/// Services and limits of connections.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// Routes to the services.
+    pub routes: Routes,
+    /// Maximum connection age, with 10 % jitter.
+    pub age: Duration,
+}
+
+/// Serves every connection until the drain. `closed` is called for each that is closed for what its caller is.
+pub async fn serve(
+    mut incoming: Incoming,
+    options: ServeOptions,
+    drain: DrainWatcher,
+    closed: impl Fn(Ending) + Clone + Send + 'static,
+) {
+    let lasting = Arc::new(Semaphore::new(MAX_LASTING));
+    while let Some(Ok(connection)) = incoming.next().await {
+        let source = connection.connect_info().address.map(|peer| peer.ip());
+        let caller_state = CallerState::new(source, Arc::clone(&lasting));
+        let served = serve_one(
+            connection,
+            caller_state,
+            options.clone(),
+            drain.clone(),
+            closed.clone(),
+        );
+        ambit_rt::spawn("grpc connection", served);
+    }
+}
+
+async fn serve_one(
+    mut connection: TlsConnection,
+    caller_state: CallerState,
+    options: ServeOptions,
+    mut drain: DrainWatcher,
+    closed: impl Fn(Ending),
+) {
+    let work = drain.open_work();
+    let peer = connection.connect_info();
+    let over = caller_state.clone().over(connection.take_slot());
+    let age = options.age.mul_f64(rand::rng().random_range(0.9..1.1));
+    let routes = options.routes;
+    let (end, ended) = watch::channel(false);
+    let service = service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(caller_state.clone());
+        request
+            .extensions_mut()
+            .insert(ConnectionEnd(ended.clone()));
+        let answer = routes.clone().call(request.map(Body::new));
+        async move {
+            match answer.await {
+                Ok(response) => Ok::<_, Infallible>(response),
+                Err(never) => match never {},
+            }
+        }
+    });
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(WINDOWS.0)
+        .initial_connection_window_size(WINDOWS.1)
+        .keep_alive_interval(KEEP_ALIVE.0)
+        .keep_alive_timeout(KEEP_ALIVE.1);
+    let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(connection), service));
+    let done = tokio::select! {
+        done = served.as_mut() => Some(done),
+        () = tokio::time::sleep(age) => None,
+        _ = drain.started() => None,
+        ending = over => {
+            closed(ending);
+            if !ending.is_in_order() {
+                tracing::debug!(peer = ?peer.address, ?ending, "connection closed");
+                return;
+            }
+            None
+        }
+    };
+    let done = match done {
+        Some(done) => done,
+        None => {
+            served.as_mut().graceful_shutdown();
+            end.send_replace(true);
+            match tokio::time::timeout(LAST, served).await {
+                Ok(done) => done,
+                Err(_) => return,
+            }
+        }
+    };
+    if let Err(error) = done {
+        tracing::debug!(peer = ?peer.address, %error, "a connection broke");
+    }
+    drop(work);
+}

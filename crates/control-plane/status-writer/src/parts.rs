@@ -1,0 +1,97 @@
+//! Conditions of parts of an object, in a list of its status: listeners of a Gateway, parents of a route. Pure.
+//!
+//! A list that other controllers write to, too, is one value for the API server: it is written with their entries.
+
+use ambit_derive::condition::{Part, PartsType, Verdict};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Map, Value};
+
+/// The list as it should be: others' parts as they are, then ours.
+pub(crate) fn wanted(
+    of: &PartsType,
+    ours: &[Part],
+    there: &[Value],
+    generation: Option<i64>,
+) -> Vec<Value> {
+    let others = there.iter().filter(|one| of.is_shared && !is_ours(one));
+    let ours = ours.iter().map(|part| write(part, there, generation));
+    others.cloned().chain(ours).collect()
+}
+
+/// Whether a list equals another, except for times.
+pub(crate) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
+    let timeless = |list: &[Value]| -> Vec<Value> {
+        let mut list = list.to_vec();
+        for part in &mut list {
+            let conditions = part.get_mut("conditions").and_then(Value::as_array_mut);
+            for condition in conditions.into_iter().flatten() {
+                if let Some(fields) = condition.as_object_mut() {
+                    fields.remove("lastTransitionTime");
+                }
+            }
+        }
+        list
+    };
+    timeless(there) == timeless(wanted)
+}
+
+/// Of a list that is shared: whether a part is of our controller.
+fn is_ours(part: &Value) -> bool {
+    part.get("controllerName").and_then(Value::as_str) == Some(ambit_derive::CONTROLLER)
+}
+
+fn write(part: &Part, there: &[Value], generation: Option<i64>) -> Value {
+    let is_it = |one: &&Value| {
+        let mut fields = part.identity.iter();
+        fields.all(|(name, value)| one.get(*name) == Some(value))
+    };
+    let old = there.iter().find(is_it);
+    let old = old.and_then(|old| old.get("conditions")?.as_array());
+    let conditions = part.conditions.iter().map(|(name, verdict)| {
+        let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(*name);
+        let old = old.and_then(|all| all.iter().find(is_it));
+        condition(name, verdict, old, generation)
+    });
+    let conditions: Vec<_> = conditions.collect();
+    let fields = part.identity.iter().chain(&part.fields);
+    let mut written: Map<_, _> = fields
+        .map(|(name, value)| ((*name).to_owned(), value.clone()))
+        .collect();
+    written.insert("conditions".to_owned(), conditions.into());
+    written.into()
+}
+
+fn condition(name: &str, verdict: &Verdict, old: Option<&Value>, generation: Option<i64>) -> Value {
+    let status = truth(verdict.is_true);
+    let text = |field: &str| old.and_then(|old| old.get(field)?.as_str());
+    let since = text("lastTransitionTime")
+        .filter(|_| text("status") == Some(status))
+        .map_or_else(now, str::to_owned);
+    let mut fields = Map::new();
+    for (field, value) in [
+        ("type", name),
+        ("status", status),
+        ("reason", verdict.reason),
+        ("message", &verdict.message),
+        ("lastTransitionTime", &since),
+    ] {
+        fields.insert(field.to_owned(), value.into());
+    }
+    if let Some(generation) = generation {
+        fields.insert("observedGeneration".to_owned(), generation.into());
+    }
+    fields.into()
+}
+
+/// As Kubernetes writes it.
+pub(crate) fn truth(is_true: bool) -> &'static str {
+    if is_true { "True" } else { "False" }
+}
+
+/// The API keeps whole seconds.
+pub(crate) fn now() -> String {
+    let seconds = Timestamp::now().as_second();
+    Timestamp::from_second(seconds)
+        .unwrap_or_default()
+        .to_string()
+}

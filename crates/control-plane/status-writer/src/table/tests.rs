@@ -1,0 +1,331 @@
+//! Reports in, writes out; [`Server`] plays the API server and shows what was written.
+
+use ambit_derive::{
+    Problem, Severity,
+    condition::{Part, Standing},
+};
+
+use super::*;
+use crate::report::Facts;
+
+#[derive(Default)]
+struct Server {
+    table: StatusTable,
+    objects: BTreeMap<ObjectKey, Seen>,
+    remarks: Vec<String>,
+}
+
+fn key(kind: Kind, name: &str) -> ObjectKey {
+    ObjectKey::new(kind, "shop", name)
+}
+
+fn policy(problems: &[(Severity, &str)], in_force: bool) -> Seen {
+    let key = key(Kind::AuthorizationPolicy, "p");
+    let problem = |(severity, message): &(Severity, &str)| Problem {
+        severity: *severity,
+        object: key.clone(),
+        field: "spec.rules[0]".into(),
+        message: (*message).into(),
+        origin: None,
+    };
+    Seen {
+        problems: problems.iter().map(problem).collect(),
+        facts: Facts {
+            api_version: "security.istio.io/v1".into(),
+            uid: "u".into(),
+            generation: Some(1),
+            ..Facts::default()
+        },
+        is_news: true,
+        in_force,
+        standing: None,
+        key,
+    }
+}
+
+fn bound(is_true: bool, reason: &'static str) -> Standing {
+    let verdict = Verdict {
+        is_true,
+        reason,
+        message: "m".into(),
+        is_trouble: !is_true,
+    };
+    Standing {
+        verdict: Some(verdict),
+        ..Standing::default()
+    }
+}
+
+fn service(standing: Option<Standing>) -> Seen {
+    Seen {
+        key: key(Kind::Service, "s"),
+        facts: Facts {
+            api_version: "v1".into(),
+            ..Facts::default()
+        },
+        problems: Vec::new(),
+        is_news: false,
+        in_force: false,
+        standing,
+    }
+}
+
+impl Server {
+    fn leading() -> Self {
+        let mut server = Self::default();
+        server.lead(true);
+        server
+    }
+
+    fn lead(&mut self, leads: bool) -> usize {
+        let out = self.table.lead(leads);
+        self.carry_out(out)
+    }
+
+    /// The object changes as given, but for its conditions, which stay. Returns the number of writes.
+    fn put(&mut self, mut seen: Seen) -> usize {
+        if let Some(old) = self.objects.get(&seen.key) {
+            seen.facts.conditions.clone_from(&old.facts.conditions);
+        }
+        self.objects.insert(seen.key.clone(), seen.clone());
+        self.report(Report::Seen(Box::new(seen)))
+    }
+
+    fn report(&mut self, report: Report) -> usize {
+        let out = self.table.take(report);
+        self.carry_out(out)
+    }
+
+    fn carry_out(&mut self, out: Out) -> usize {
+        self.remarks.extend(
+            out.remarks
+                .into_iter()
+                .map(|remark| remark.reason.to_owned()),
+        );
+        let mut writes = 0;
+        for wish in out.wishes {
+            let Wish::Status(part, status) = wish else {
+                continue;
+            };
+            writes += 1;
+            let seen = self
+                .objects
+                .values_mut()
+                .find(|seen| seen.key.name == part.name && seen.key.kind.as_str() == part.kind)
+                .unwrap();
+            let types = conditions(seen.key.kind).iter();
+            let owned: Vec<_> = types.filter(|of| of.manager == part.manager).collect();
+            let conditions = &mut seen.facts.conditions;
+            conditions.retain(|one| owned.iter().all(|of| one["type"] != of.name));
+            conditions.extend(ambit_k8s_api::status::conditions(&status));
+        }
+        writes
+    }
+
+    /// The watch shows every object as it is now.
+    fn show(&mut self) -> usize {
+        let objects: Vec<_> = self.objects.values().cloned().collect();
+        let show = |seen| self.report(Report::Seen(Box::new(seen)));
+        objects.into_iter().map(show).sum()
+    }
+
+    fn conditions(&self, of: &ObjectKey) -> Vec<String> {
+        let conditions = self.objects[of].facts.conditions.iter();
+        let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();
+        conditions
+            .map(|one| {
+                format!(
+                    "{}={} {}",
+                    text(one, "type"),
+                    text(one, "status"),
+                    text(one, "reason")
+                )
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn the_conditions_of_a_policy_say_what_became_of_it() {
+    let mut server = Server::leading();
+    let of = key(Kind::AuthorizationPolicy, "p");
+    let warning = [(Severity::Warning, "a")];
+    let cases = [
+        (policy(&[], true), "True Accepted"),
+        (policy(&warning, true), "True UnsupportedValue"),
+        (policy(&warning, false), "False UnsupportedValue"),
+        (policy(&[(Severity::Error, "a")], true), "False Outdated"),
+        (policy(&[(Severity::Error, "a")], false), "False Invalid"),
+    ];
+    for (seen, expected) in cases {
+        assert_eq!(server.put(seen), 1);
+        assert_eq!(server.show(), 0, "what is written is not written again");
+        assert_eq!(
+            server.conditions(&of),
+            [format!("ZtunnelAccepted={expected}")]
+        );
+    }
+    assert_eq!(
+        server.remarks,
+        [
+            "UnsupportedValue",
+            "UnsupportedValue",
+            "Outdated",
+            "Invalid"
+        ]
+    );
+    let mut attached = policy(&[], false);
+    attached.facts.is_attached = true;
+    attached.standing = Some(bound(false, "AncestorNotBound"));
+    assert_eq!(server.put(attached), 2);
+    assert_eq!(
+        server.conditions(&of),
+        ["WaypointAccepted=False AncestorNotBound"]
+    );
+}
+
+#[test]
+fn only_a_leader_writes_and_a_new_one_writes_what_differs() {
+    let mut server = Server::default();
+    assert_eq!(server.put(policy(&[], true)), 0);
+    assert_eq!(server.put(service(None)), 0);
+    assert_eq!(server.lead(true), 1);
+    assert_eq!(server.lead(false), 0);
+    assert_eq!(server.put(policy(&[(Severity::Error, "a")], true)), 0);
+    server.show();
+    assert_eq!(server.lead(true), 1);
+    assert_eq!((server.show(), server.lead(true)), (0, 0));
+}
+
+#[test]
+fn write_repeats_only_after_a_foreign_change() {
+    let mut server = Server::leading();
+    let seen = policy(&[], true);
+    assert_eq!(server.put(seen.clone()), 1);
+    assert_eq!(
+        server.report(Report::Seen(Box::new(seen))),
+        0,
+        "an old state, seen late"
+    );
+    assert_eq!(server.show(), 0);
+    let of = key(Kind::AuthorizationPolicy, "p");
+    server
+        .objects
+        .get_mut(&of)
+        .unwrap()
+        .facts
+        .conditions
+        .clear();
+    assert_eq!(server.show(), 1);
+    let mut next = policy(&[], true);
+    next.facts.generation = Some(2);
+    assert_eq!(server.put(next), 1, "observedGeneration follows");
+}
+
+#[test]
+fn derived_conditions_are_written_and_removed() {
+    let mut server = Server::leading();
+    let of = key(Kind::Service, "s");
+    let missing = "istio.io/WaypointBound=False WaypointIsNotReady";
+    let mut service = service(None);
+    service.facts.conditions = vec![json!({"type": "istio.io/WaypointBound", "status": "True",
+        "reason": "WaypointAccepted", "message": "m"})];
+    assert_eq!(server.put(service), 0, "it is not known yet what is so");
+    let standing = bound(false, "WaypointIsNotReady");
+    assert_eq!(server.report(Report::Standing(of.clone(), standing)), 1);
+    assert_eq!(server.conditions(&of), [missing]);
+    assert_eq!(server.remarks, ["WaypointIsNotReady"]);
+    assert_eq!(
+        server.report(Report::Standing(of.clone(), Standing::default())),
+        1
+    );
+    assert!(server.conditions(&of).is_empty());
+}
+
+#[test]
+fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
+    let mut table = StatusTable::default();
+    table.lead(true);
+    let verdict = |is_true| Verdict {
+        is_true,
+        reason: "Accepted",
+        message: "m".into(),
+        is_trouble: false,
+    };
+    let part = |is_true| Part {
+        identity: BTreeMap::from([
+            (
+                "parentRef",
+                json!({"name": "cart", "kind": "Service", "group": ""}),
+            ),
+            ("controllerName", ambit_derive::CONTROLLER.into()),
+        ]),
+        fields: BTreeMap::new(),
+        conditions: vec![("Accepted", verdict(is_true))],
+    };
+    let standing = |is_true| Standing {
+        parts: vec![part(is_true)],
+        ..Standing::default()
+    };
+    let other = json!({"parentRef": {"name": "edge"}, "controllerName": "example.com/ingress", "conditions": []});
+    let mut seen = service(Some(standing(true)));
+    seen.key = key(Kind::HTTPRoute, "r");
+    seen.facts.generation = Some(3);
+    seen.facts.parts = vec![other.clone()];
+    let written = |out: Out| -> Vec<Value> {
+        let statuses = out.wishes.into_iter().filter_map(|wish| match wish {
+            Wish::Status(part, status) => {
+                assert_eq!(part.manager, "ambit-routes");
+                Some(status)
+            }
+            Wish::Forget(_) => None,
+        });
+        statuses.collect()
+    };
+    let report = |seen: &Seen| Report::Seen(Box::new(seen.clone()));
+    let first = written(table.take(report(&seen)));
+    let parents = first[0]["parents"].as_array().unwrap();
+    assert_eq!(parents[0], other);
+    assert_eq!(parents[1]["conditions"][0]["observedGeneration"], 3);
+    assert!(
+        written(table.take(report(&seen))).is_empty(),
+        "asked for already"
+    );
+    seen.facts.parts.clone_from(parents);
+    seen.facts.parts[1]["conditions"][0]["lastTransitionTime"] = "2020-01-01T00:00:00Z".into();
+    assert!(written(table.take(report(&seen))).is_empty(), "it stands");
+    let changed = written(table.take(Report::Standing(seen.key.clone(), standing(false))));
+    assert_ne!(
+        changed[0]["parents"][1]["conditions"][0]["lastTransitionTime"],
+        "2020-01-01T00:00:00Z"
+    );
+    let gone = written(table.take(Report::Standing(seen.key.clone(), Standing::default())));
+    assert_eq!(gone, [json!({"parents": [other]})]);
+}
+
+#[test]
+fn transition_time_stays_while_a_condition_is_equal() {
+    let mut server = Server::leading();
+    server.put(policy(&[], true));
+    let of = key(Kind::AuthorizationPolicy, "p");
+    let long_ago = json!("2020-01-01T00:00:00Z");
+    server.objects.get_mut(&of).unwrap().facts.conditions[0]["lastTransitionTime"] =
+        long_ago.clone();
+    server.show();
+    server.put(policy(&[(Severity::Warning, "a")], true));
+    let since =
+        |server: &Server| server.objects[&of].facts.conditions[0]["lastTransitionTime"].clone();
+    assert_eq!(since(&server), long_ago);
+    server.show();
+    server.put(policy(&[(Severity::Warning, "a")], false));
+    assert_ne!(since(&server), long_ago);
+}
+
+#[test]
+fn problems_of_other_objects_are_reported_once() {
+    let mut server = Server::leading();
+    let mut pod = policy(&[(Severity::Error, "bad address")], false);
+    pod.key = key(Kind::Pod, "a");
+    assert_eq!(server.report(Report::Seen(Box::new(pod))), 0);
+    assert_eq!(server.remarks, ["Unusable"]);
+}

@@ -1,0 +1,426 @@
+//! Deploys waypoints on a cluster: applies the objects of each Gateway of the class `istio-waypoint`, and reports their
+//! progress in its status. By the leader of their revision only; the class is written by the leader of the mesh. They are
+//! owned by their Gateway and deleted with it.
+//!
+//! Objects that another controller manages are left alone: a class of another controller, a Gateway of another
+//! revision or of a namespace that is not discovered, an object that was not made for a waypoint, or that another manager
+//! applies, for instance Istio's control plane.
+
+#![forbid(unsafe_code)]
+
+mod book;
+mod release;
+mod status;
+mod write;
+
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use ambit_k8s_api::{Gateway, revisions::ControlPlane, selector::LabelSelector};
+use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
+use ambit_rt::{Backoff, ErrorChain};
+use ambit_waypoint_objects::{CLASS, MANAGED, MANAGED_BY, Parameters, Part, Settings};
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        autoscaling::v2::HorizontalPodAutoscaler,
+        core::v1::{ConfigMap, Namespace, Service, ServiceAccount},
+        policy::v1::PodDisruptionBudget,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, Resource,
+    core::{DynamicObject, PartialObjectMeta},
+};
+use serde_json::{Value, json};
+use tokio::{sync::watch, time::Instant};
+
+use book::{Book, Class, ClassWork, Name, Plan, Standing};
+use release::Release;
+use status::Verdict;
+
+/// First and longest pause after a write that failed.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// The definition without which there are no Gateways.
+const DEFINITION: &str = "gateways.gateway.networking.k8s.io";
+
+/// Input of the deployment of waypoints.
+#[derive(Clone)]
+pub struct Deployer {
+    /// Client of the cluster's API.
+    pub client: Client,
+    /// Settings of all waypoints.
+    pub settings: Settings,
+    /// Revision of this control plane.
+    pub revision: String,
+    /// Namespace of the control planes.
+    pub system_namespace: String,
+    /// Whether this replica writes what all revisions share.
+    pub leads_mesh: watch::Receiver<bool>,
+    /// Selectors of the namespaces that belong to the mesh, as soon as they are known.
+    pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+}
+
+impl fmt::Debug for Deployer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deployer")
+            .field("revision", &self.revision)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Deployer {
+    /// Deploys whenever the cluster has Gateways; never returns.
+    pub async fn run(self) {
+        let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
+        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
+        let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
+            let release = Release::of(definition.metadata.annotations.as_ref());
+            serves_v1(definition).then_some(release)
+        });
+        let mut there = None;
+        loop {
+            let Some(release) = there.take() else {
+                there = changed(&mut definition, None).await;
+                continue;
+            };
+            release.warn();
+            tokio::select! {
+                () = self.clone().deploy(release.clone()) => {}
+                now = changed(&mut definition, Some(&release)) => there = now,
+            }
+        }
+    }
+
+    /// Deploys by definitions of a release; never returns.
+    async fn deploy(mut self, release: Release) {
+        let namespace = self.system_namespace.as_str();
+        let mut book = Book::new(self.settings, &self.revision, release, namespace);
+        let mut watches = Watches::new(&self.client, namespace);
+        let mut listed = BTreeSet::new();
+        let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+        let mut retry_at: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                what = watches.next(&mut book) => listed.extend(what),
+                Ok(()) = self.leads_mesh.changed() => {}
+                Ok(()) = self.discovery.changed() => {}
+                () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                    retry_at = None;
+                }
+            }
+            let Some(selectors) = self.discovery.borrow_and_update().clone() else {
+                continue;
+            };
+            book.discover(selectors);
+            if listed.len() < KINDS || retry_at.is_some() {
+                continue;
+            }
+            let leads_mesh = *self.leads_mesh.borrow_and_update();
+            match work(&self.client, &mut book, leads_mesh).await {
+                Ok(()) => backoff.reset(),
+                // The watch delivers the conflicting change: plan again when it should have arrived.
+                Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
+                Err(error) => {
+                    let error = ErrorChain(&error);
+                    tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
+                    retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
+                }
+            }
+        }
+    }
+}
+
+/// The definition as soon as it is not as it was, or gone.
+async fn changed(
+    definition: &mut Watch<CustomResourceDefinition, Release>,
+    before: Option<&Release>,
+) -> Option<Release> {
+    loop {
+        match definition.next().await {
+            WatchEvent::Object(_, now) if before != Some(&now) => return Some(now),
+            WatchEvent::Gone(_) => return None,
+            _ => {}
+        }
+    }
+}
+
+/// Whether Gateways are of a known version; else the control plane logs it when it reads them.
+fn serves_v1(definition: &CustomResourceDefinition) -> bool {
+    let mut versions = definition.spec.versions.iter();
+    versions.any(|version| version.name == "v1" && version.served)
+}
+
+/// Objects that are followed.
+struct Watches {
+    class: Watch<DynamicObject, Class>,
+    gateways: Watch<DynamicObject, Box<Gateway>>,
+    namespaces: Watch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
+    accounts: Watch<PartialObjectMeta<ServiceAccount>, Standing>,
+    services: Watch<Service, Standing>,
+    /// Services of control planes.
+    control_planes: Watch<PartialObjectMeta<Service>, ControlPlane>,
+    deployments: Watch<Deployment, Standing>,
+    autoscalers: Watch<PartialObjectMeta<HorizontalPodAutoscaler>, Standing>,
+    budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, Standing>,
+    /// Any may be referred to; of those that say nothing of waypoints only the name is kept.
+    config_maps: Watch<ConfigMap, Parameters>,
+}
+
+impl Watches {
+    fn new(client: &Client, system_namespace: &str) -> Self {
+        let config = objects::config;
+        let of_control_planes = Api::namespaced(client.clone(), system_namespace);
+        let managed = || config().labels(&format!("{MANAGED}={MANAGED_BY}"));
+        let of_class = config().fields(&format!("metadata.name={CLASS}"));
+        let classes = Api::all_with(client.clone(), &write::classes());
+        let gateways = Api::all_with(client.clone(), &write::gateways());
+        Self {
+            class: Watch::new("GatewayClass", classes, of_class, |class| {
+                Some(read_class(class))
+            }),
+            gateways: Watch::new("Gateway", gateways, config(), read_gateway),
+            namespaces: Watch::new("Namespace", Api::all(client.clone()), config(), |of| {
+                Some(of.metadata.labels.clone().unwrap_or_default())
+            }),
+            accounts: Watch::new(
+                "ServiceAccount",
+                Api::all(client.clone()),
+                managed(),
+                standing,
+            ),
+            services: Watch::new("Service", Api::all(client.clone()), managed(), service),
+            control_planes: Watch::new(
+                "Service",
+                of_control_planes,
+                config().labels("app=istiod"),
+                |service| ControlPlane::of(service.metadata.labels.as_ref()),
+            ),
+            deployments: Watch::new(
+                "Deployment",
+                Api::all(client.clone()),
+                managed(),
+                deployment,
+            ),
+            autoscalers: Watch::new(
+                "HorizontalPodAutoscaler",
+                Api::all(client.clone()),
+                managed(),
+                standing,
+            ),
+            budgets: Watch::new(
+                "PodDisruptionBudget",
+                Api::all(client.clone()),
+                managed(),
+                standing,
+            ),
+            config_maps: Watch::new("ConfigMap", Api::all(client.clone()), config(), |map| {
+                Some(Parameters::of(map))
+            }),
+        }
+    }
+
+    /// Takes the next event into the book. Returns what is listed now, if anything.
+    async fn next(&mut self, book: &mut Book) -> Option<&'static str> {
+        tokio::select! {
+            event = self.class.next() => match event {
+                WatchEvent::Object(_, class) => book.class(Some(class)),
+                WatchEvent::Gone(_) => book.class(None),
+                WatchEvent::Listed => return Some("class"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.gateways.next() => match event {
+                WatchEvent::Object(id, gateway) => book.gateway(name(id), Some(*gateway)),
+                WatchEvent::Gone(id) => book.gateway(name(id), None),
+                WatchEvent::Listed => return Some("gateways"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.namespaces.next() => match event {
+                WatchEvent::Object(id, labels) => book.namespace(id.name, Some(labels)),
+                WatchEvent::Gone(id) => book.namespace(id.name, None),
+                WatchEvent::Listed => return Some("namespaces"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.accounts.next() => return take(book, Part::ServiceAccount, event, "accounts"),
+            event = self.services.next() => return take(book, Part::Service, event, "services"),
+            event = self.control_planes.next() => match event {
+                WatchEvent::Object(id, of) => book.control_plane(&id.name, Some(of)),
+                WatchEvent::Gone(id) => book.control_plane(&id.name, None),
+                WatchEvent::Listed => return Some("control planes"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.deployments.next() => return take(book, Part::Deployment, event, "deployments"),
+            event = self.autoscalers.next() => {
+                return take(book, Part::Autoscaler, event, "autoscalers");
+            }
+            event = self.config_maps.next() => match event {
+                WatchEvent::Object(id, parameters) => book.config_map(&name(id), Some(parameters)),
+                WatchEvent::Gone(id) => book.config_map(&name(id), None),
+                WatchEvent::Listed => return Some("config maps"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.budgets.next() => return take(book, Part::DisruptionBudget, event, "budgets"),
+        }
+        None
+    }
+}
+
+/// How many kinds are listed before anything is written: until then, what seems missing may be there.
+const KINDS: usize = 10;
+
+fn take(
+    book: &mut Book,
+    part: Part,
+    event: WatchEvent<Standing>,
+    what: &'static str,
+) -> Option<&'static str> {
+    match event {
+        WatchEvent::Object(id, standing) => book.object(part, name(id), Some(standing)),
+        WatchEvent::Gone(id) => book.object(part, name(id), None),
+        WatchEvent::Listed => return Some(what),
+        WatchEvent::Listing | WatchEvent::Away(_) => {}
+    }
+    None
+}
+
+fn name(id: ObjectId) -> Name {
+    Name {
+        namespace: id.namespace,
+        name: id.name,
+    }
+}
+
+fn read_class(class: &DynamicObject) -> Class {
+    let controller = class
+        .data
+        .pointer("/spec/controllerName")
+        .and_then(Value::as_str);
+    let status = class.data.get("status").unwrap_or(&Value::Null);
+    let conditions = ambit_k8s_api::status::conditions(status);
+    let generation = class.metadata.generation;
+    // What was observed of an older generation is written anew.
+    let current =
+        |one: &&Value| one.get("observedGeneration").and_then(Value::as_i64) == generation;
+    let conditions: Vec<_> = conditions.iter().filter(current).cloned().collect();
+    let is_accepted = conditions.iter().any(|one| {
+        let has = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
+        has("type", "Accepted") && has("status", "True")
+    });
+    Class {
+        controller: controller.unwrap_or_default().to_owned(),
+        generation,
+        is_accepted,
+        release: Release::read(&conditions),
+    }
+}
+
+/// A Gateway; what is wrong with one that cannot be read is reported by who publishes it.
+fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
+    let mut value = object.data.clone();
+    let fields = value.as_object_mut()?;
+    let mut metadata = object.metadata.clone();
+    metadata.managed_fields = None;
+    fields.insert("metadata".to_owned(), json!(metadata));
+    let gateway: Gateway = serde_json::from_value(value).ok()?;
+    let stays = metadata.deletion_timestamp.is_none();
+    stays.then(|| Box::new(gateway))
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a watch's projection")]
+fn standing<K: Resource>(object: &K) -> Option<Standing> {
+    Some(Standing::of(object.meta()))
+}
+
+fn service(service: &Service) -> Option<Standing> {
+    let ips = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.cluster_ips.clone());
+    let mut ips = ips.unwrap_or_default();
+    ips.retain(|ip| ip != "None");
+    let balancer = service
+        .status
+        .as_ref()
+        .and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
+    let outside = ingress.into_iter().flatten();
+    Some(Standing {
+        ips,
+        outside: outside.filter_map(|one| one.ip.clone()).collect(),
+        ..standing(service)?
+    })
+}
+
+fn deployment(deployment: &Deployment) -> Option<Standing> {
+    let status = deployment.status.as_ref();
+    let ready = status.and_then(|status| status.ready_replicas);
+    Some(Standing {
+        replicas_ours: book::replicas_ours(&deployment.metadata),
+        replicas: deployment.spec.as_ref().and_then(|spec| spec.replicas),
+        is_ready: ready.unwrap_or_default() > 0,
+        ..standing(deployment)?
+    })
+}
+
+/// Writes what is due. What fails is due again; others are not kept from theirs.
+async fn work(client: &Client, book: &mut Book, leads_mesh: bool) -> Result<(), kube::Error> {
+    let class = match book.class_work().filter(|_| leads_mesh) {
+        Some(ClassWork::Make) => write::make_class(client).await,
+        Some(ClassWork::Say(release, generation)) => {
+            write::accept_class(client, release, generation).await
+        }
+        None => Ok(()),
+    };
+    let mut failed = class.err();
+    for name in book.take_due() {
+        let Some(plan) = book.plan(&name) else {
+            continue;
+        };
+        if let Err(error) = carry_out(client, book, &name, plan).await {
+            // It went meanwhile, as the watch will say.
+            if !is_status(&error, 404) {
+                book.again(name);
+                if failed.as_ref().is_none_or(|error| is_status(error, 409)) {
+                    failed = Some(error);
+                }
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn is_status(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+async fn carry_out(
+    client: &Client,
+    book: &Book,
+    name: &Name,
+    plan: Plan,
+) -> Result<(), kube::Error> {
+    let verdict: Verdict = match plan {
+        Plan::Release(removals) => return write::release(client, name, &removals).await,
+        Plan::Refuse(verdict) => verdict,
+        Plan::Apply(writes, removals) => {
+            let mut taken = write::apply(client, name, &writes).await?;
+            if taken.is_none() {
+                write::remove(client, name, &removals).await?;
+                if removals.iter().any(|of| of.part == Part::Autoscaler) {
+                    // As long as it was in place it may have undone the number of pods.
+                    let mut again = writes;
+                    again.retain(|write| write.part == Part::Deployment && !write.is_new);
+                    for write in &mut again {
+                        write.decided_by = None;
+                    }
+                    taken = write::apply(client, name, &again).await?;
+                }
+            }
+            taken.unwrap_or_else(|| Verdict::Made(book.progress(name)))
+        }
+    };
+    match book.status(name, &verdict) {
+        Some(status) => write::status(client, name, &status).await,
+        None => Ok(()),
+    }
+}

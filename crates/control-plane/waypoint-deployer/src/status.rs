@@ -1,0 +1,191 @@
+//! Status of a waypoint's Gateway. Pure.
+
+use ambit_k8s_api::{Gateway, status::conditions};
+use ambit_waypoint_objects::Unusable;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+/// State of a Gateway.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// Its objects are written.
+    Made(Progress),
+    /// None can be made as it is written now; what was made before, if anything, stays.
+    Unusable(Unusable, Option<Progress>),
+    /// An object of its name is there that was not made for a waypoint.
+    Taken(String),
+    /// Another controller takes care of it: its field manager.
+    Other(String),
+}
+
+/// How far a waypoint is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) hostname: String,
+    pub(crate) ips: Vec<String>,
+    /// At load balancers.
+    pub(crate) outside: Vec<String>,
+    pub(crate) is_ready: bool,
+}
+
+struct Condition {
+    name: &'static str,
+    is_true: bool,
+    reason: &'static str,
+    message: String,
+}
+
+fn condition(
+    name: &'static str,
+    is_true: bool,
+    reason: &'static str,
+    message: impl Into<String>,
+) -> Condition {
+    Condition {
+        name,
+        is_true,
+        reason,
+        message: message.into(),
+    }
+}
+
+/// The status to write, with all our fields; nothing if it is unchanged.
+pub(crate) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
+    let (conditions, addresses) = (wanted(verdict), addresses(gateway, verdict));
+    let there = self::conditions(&gateway.status);
+    let generation = gateway.metadata.generation;
+    let found = |name: &str| {
+        let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(name);
+        there.iter().find(is_it)
+    };
+    let is_published = conditions.iter().all(|wanted| {
+        found(wanted.name).is_some_and(|there| is_current(there, wanted, generation))
+    });
+    let mut status = json!({});
+    if let Some(addresses) = &addresses {
+        status = json!({"addresses": addresses});
+    }
+    let stands =
+        addresses.is_none_or(|addresses| gateway.status.get("addresses") == Some(&addresses));
+    if is_published && stands {
+        return None;
+    }
+    let written: Vec<_> = conditions
+        .iter()
+        .map(|wanted| write(wanted, found(wanted.name), generation))
+        .collect();
+    if let Some(status) = status.as_object_mut() {
+        status.insert("conditions".to_owned(), Value::from(written));
+    }
+    Some(status)
+}
+
+fn wanted(verdict: &Verdict) -> Vec<Condition> {
+    let accepted = || condition("Accepted", true, "Accepted", "a waypoint is made for it");
+    match verdict {
+        Verdict::Made(progress) => vec![accepted(), programmed(progress)],
+        Verdict::Unusable(why, stands) => {
+            let none = || condition("Programmed", false, "Invalid", "no waypoint is made for it");
+            vec![
+                condition("Accepted", false, why.reason(), why.to_string()),
+                stands.as_ref().map_or_else(none, programmed),
+            ]
+        }
+        Verdict::Taken(what) => vec![
+            accepted(),
+            condition(
+                "Programmed",
+                false,
+                "Invalid",
+                format!(
+                    "{what} exists and was not made for a waypoint: rename the Gateway, or delete that object"
+                ),
+            ),
+        ],
+        // Its other conditions are the other controller's.
+        Verdict::Other(manager) => vec![condition(
+            "ambit.io/Deployed",
+            false,
+            "ManagedByOther",
+            format!(
+                "its waypoint is applied by {manager}: it is left alone; to have Ambit's, remove that controller and then the waypoint's Deployment, Service and ServiceAccount"
+            ),
+        )],
+    }
+}
+
+fn programmed(progress: &Progress) -> Condition {
+    let reason = match progress {
+        Progress { ips, .. } if ips.is_empty() => "AddressNotAssigned",
+        Progress {
+            is_ready: false, ..
+        } => "AddressNotUsable",
+        _ => return condition("Programmed", true, "Programmed", "the waypoint is ready"),
+    };
+    let message = "the waypoint is not ready: connections to objects bound to it are refused (see ambit.io/Introduced)";
+    condition("Programmed", false, reason, message)
+}
+
+/// Its addresses, as soon as a pod was ready behind them. From then on they stay, since bindings hang on them.
+fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
+    let (Verdict::Made(progress) | Verdict::Unusable(_, Some(progress))) = verdict else {
+        return None;
+    };
+    let Progress {
+        hostname,
+        ips,
+        outside,
+        is_ready,
+    } = progress;
+    let had = gateway.status.get("addresses").and_then(Value::as_array);
+    let had = had.is_some_and(|addresses| !addresses.is_empty());
+    if ips.is_empty() || !(*is_ready || had) {
+        return None;
+    }
+    // Clients of the mesh take the first address, or the name.
+    let address = |ip: &String| json!({"type": "IPAddress", "value": ip});
+    let mut addresses: Vec<_> = ips.iter().map(address).collect();
+    addresses.push(json!({"type": "Hostname", "value": hostname}));
+    addresses.extend(outside.iter().map(address));
+    Some(addresses.into())
+}
+
+fn truth(is_true: bool) -> &'static str {
+    if is_true { "True" } else { "False" }
+}
+
+fn is_current(there: &Value, wanted: &Condition, generation: Option<i64>) -> bool {
+    let text = |field: &str| there.get(field).and_then(Value::as_str).unwrap_or_default();
+    text("status") == truth(wanted.is_true)
+        && text("reason") == wanted.reason
+        && text("message") == wanted.message
+        && there.get("observedGeneration").and_then(Value::as_i64) == generation
+}
+
+fn write(wanted: &Condition, there: Option<&Value>, generation: Option<i64>) -> Value {
+    let status = truth(wanted.is_true);
+    let text = |field: &str| {
+        there
+            .and_then(|there| there.get(field))
+            .and_then(Value::as_str)
+    };
+    let since = text("lastTransitionTime")
+        .filter(|_| text("status") == Some(status))
+        .map_or_else(now, str::to_owned);
+    json!({
+        "type": wanted.name,
+        "status": status,
+        "reason": wanted.reason,
+        "message": wanted.message,
+        "lastTransitionTime": since,
+        "observedGeneration": generation.unwrap_or_default(),
+    })
+}
+
+/// The API keeps whole seconds.
+pub(crate) fn now() -> String {
+    let seconds = Timestamp::now().as_second();
+    Timestamp::from_second(seconds)
+        .unwrap_or_default()
+        .to_string()
+}

@@ -1,0 +1,194 @@
+//! The requests to the API server.
+
+use std::collections::BTreeMap;
+
+use ambit_waypoint_objects::{CLASS, CONTROLLER, Part, is_managed};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    core::DynamicObject,
+    discovery::ApiResource,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    book::{MANAGER, Name, Removal, Write},
+    release::Release,
+    status::{Verdict, now},
+};
+
+/// Description of the class; 64 bytes at most.
+const DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
+
+/// A kind of the Gateway API.
+fn resource(kind: &str, plural: &str) -> ApiResource {
+    let group = ambit_k8s_api::gateway::GROUP;
+    ApiResource {
+        group: group.to_owned(),
+        version: "v1".to_owned(),
+        api_version: format!("{group}/v1"),
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+pub(crate) fn gateways() -> ApiResource {
+    resource("Gateway", "gateways")
+}
+
+pub(crate) fn classes() -> ApiResource {
+    resource("GatewayClass", "gatewayclasses")
+}
+
+fn resource_of(part: Part) -> ApiResource {
+    let api_version = part.api_version();
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: api_version.to_owned(),
+        kind: part.kind().to_owned(),
+        plural: part.plural().to_owned(),
+    }
+}
+
+/// Applies objects. Stops at the first one of that name that was not made for a waypoint, and returns it.
+///
+/// # Errors
+/// Errors of the API server; 409 for an object that has changed since its write was decided.
+pub(crate) async fn apply(
+    client: &Client,
+    name: &Name,
+    writes: &[Write],
+) -> Result<Option<Verdict>, kube::Error> {
+    // Our own write before makes a new version of what the next one was decided by, too.
+    let mut ours = BTreeMap::new();
+    for write in writes {
+        let resource = resource_of(write.part);
+        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
+        if write.is_new
+            && let Some(there) = api.get_metadata_opt(&name.name).await?
+            && !is_managed(&there.metadata)
+        {
+            let what = format!("{} {}/{}", resource.kind, name.namespace, name.name);
+            return Ok(Some(Verdict::Taken(what)));
+        }
+        let params = PatchParams::apply(write.manager).force();
+        let mut object = write.object.clone();
+        if let Some(decided_by) = &write.decided_by
+            && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
+        {
+            let version = ours.get(&write.part).unwrap_or(decided_by);
+            metadata.insert("resourceVersion".to_owned(), json!(version));
+        }
+        let done = api
+            .patch(&name.name, &params, &Patch::Apply(&object))
+            .await?;
+        if let Some(version) = done.metadata.resource_version {
+            ours.insert(write.part, version);
+        }
+    }
+    Ok(None)
+}
+
+/// Removes our status of a Gateway, so that nothing is bound to it, and deletes its objects.
+pub(crate) async fn release(
+    client: &Client,
+    name: &Name,
+    removals: &[Removal],
+) -> Result<(), kube::Error> {
+    // What one applies no more is gone.
+    status(client, name, &json!({})).await?;
+    remove(client, name, removals).await
+}
+
+/// Deletes what was made for a Gateway.
+pub(crate) async fn remove(
+    client: &Client,
+    name: &Name,
+    removals: &[Removal],
+) -> Result<(), kube::Error> {
+    for removal in removals {
+        let resource = resource_of(removal.part);
+        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
+        let only_this = Preconditions {
+            uid: removal.uid.clone(),
+            resource_version: None,
+        };
+        match api
+            .delete(
+                &name.name,
+                &DeleteParams::background().preconditions(only_this),
+            )
+            .await
+        {
+            // It is gone, or another has its name.
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
+            done => drop(done?),
+        }
+    }
+    Ok(())
+}
+
+/// Writes a Gateway's status.
+pub(crate) async fn status(
+    client: &Client,
+    name: &Name,
+    status: &Value,
+) -> Result<(), kube::Error> {
+    let resource = gateways();
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
+    let body = json!({
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": name.name, "namespace": name.namespace},
+        "status": status,
+    });
+    let params = PatchParams::apply(MANAGER).force();
+    let done = api
+        .patch_status(&name.name, &params, &Patch::Apply(&body))
+        .await;
+    done.map(drop)
+}
+
+/// Makes the class of waypoints. One that another has made meanwhile stays as it is.
+pub(crate) async fn make_class(client: &Client) -> Result<(), kube::Error> {
+    let resource = classes();
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let class = DynamicObject::new(CLASS, &resource).data(json!({
+        "spec": {
+            "controllerName": CONTROLLER,
+            "description": DESCRIPTION,
+        },
+    }));
+    match api.create(&PostParams::default(), &class).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+/// Says that the class, as of a generation, has a controller, and whether that knows the release of the definitions.
+pub(crate) async fn accept_class(
+    client: &Client,
+    release: &Release,
+    generation: Option<i64>,
+) -> Result<(), kube::Error> {
+    let resource = classes();
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let now = now();
+    let accepted = json!({
+        "type": "Accepted", "status": "True", "reason": "Accepted",
+        "message": "waypoints are made for Gateways of this class",
+        "lastTransitionTime": now, "observedGeneration": generation,
+    });
+    let body = json!({
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": CLASS},
+        "status": {"conditions": [accepted, release.condition(&now, generation)]},
+    });
+    let params = PatchParams::apply(MANAGER).force();
+    api.patch_status(CLASS, &params, &Patch::Apply(&body))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,189 @@
+//! What clients are sent, made and encoded once for all that are sent the same.
+//!
+//! Most clients follow everything and stand where the others stand: the state they begin with and each
+//! step from there are the same bytes for all of them.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock, Weak},
+};
+
+use ambit_model::ArcStr;
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::{entry::Entry, scope::View, wire_form};
+
+/// Number of recent steps that are cached for slower clients.
+const STEPS: usize = 16;
+
+/// Records and names that a push carries.
+#[derive(Debug)]
+pub struct Batch {
+    /// View of the resources.
+    pub view: View,
+    /// Records that are new or different.
+    pub resources: Vec<Arc<Entry>>,
+    /// Names of removed records.
+    pub removed: Vec<ArcStr>,
+    /// Whether records are sent with their aliases.
+    with_aliases: bool,
+    encoded: OnceLock<Vec<Bytes>>,
+}
+
+impl Batch {
+    /// Creates the batch for wildcard clients, which know records by one name.
+    pub fn new(view: View, resources: Vec<Arc<Entry>>, mut removed: Vec<ArcStr>) -> Self {
+        removed.sort_unstable();
+        Self {
+            view,
+            resources,
+            removed,
+            with_aliases: false,
+            encoded: OnceLock::new(),
+        }
+    }
+
+    /// Adds aliases, for clients that subscribe to single records.
+    #[must_use]
+    pub fn with_aliases(mut self) -> Self {
+        self.with_aliases = true;
+        self
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.resources.is_empty() && self.removed.is_empty()
+    }
+
+    /// Returns the encoded pieces.
+    pub fn encoded(&self) -> &[Bytes] {
+        self.encoded.get_or_init(|| {
+            let resource_type = self.view.resource_type();
+            wire_form::encode(
+                resource_type,
+                &self.resources,
+                &self.removed,
+                self.with_aliases,
+            )
+        })
+    }
+}
+
+/// Response to a client.
+#[derive(Clone, Debug)]
+pub struct Push {
+    /// Nonce of the response.
+    pub nonce: String,
+    /// Revision of the store from which the batch was built.
+    pub system_version: String,
+    /// Batch of new or changed records, and of names that do not exist.
+    pub batch: Arc<Batch>,
+}
+
+impl Push {
+    /// Returns the gRPC message in pieces, all but the first of which clients share.
+    pub(crate) fn message(&self) -> impl Iterator<Item = Bytes> {
+        let resource_type = self.batch.view.resource_type();
+        let shared = self.batch.encoded();
+        wire_form::message(resource_type, &self.nonce, &self.system_version, shared)
+    }
+}
+
+/// Which part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Complete batch of changes.
+    Whole,
+    /// Existing records only.
+    There,
+    /// Names of removed records only.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Step {
+    view: View,
+    part: Part,
+    from: u64,
+    to: u64,
+    batch: Arc<Batch>,
+}
+
+/// Content of a view at one revision.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Revision of the store.
+    pub revision: u64,
+    /// Records of the response.
+    pub batch: Arc<Batch>,
+}
+
+/// Cache of batches that several clients can share.
+#[derive(Debug, Default)]
+pub struct Batches {
+    steps: Mutex<VecDeque<Step>>,
+    /// Snapshots, kept alive by the streams that send them.
+    snapshots: Mutex<Vec<(View, u64, Weak<Batch>)>>,
+}
+
+impl Batches {
+    /// Returns the snapshot of a view that is kept and recent enough, or a new one.
+    pub(crate) fn snapshot(
+        &self,
+        view: &View,
+        is_recent: impl Fn(u64) -> bool,
+        new: impl FnOnce() -> Snapshot,
+    ) -> Snapshot {
+        let mut snapshots = self.snapshots.lock();
+        snapshots.retain(|(of, revision, batch)| {
+            batch.strong_count() > 0 && (of != view || is_recent(*revision))
+        });
+        let found = snapshots.iter().find(|(of, ..)| of == view);
+        if let Some((_, revision, batch)) = found
+            && let Some(batch) = batch.upgrade()
+        {
+            return Snapshot {
+                revision: *revision,
+                batch,
+            };
+        }
+        let snapshot = new();
+        snapshots.push((
+            view.clone(),
+            snapshot.revision,
+            Arc::downgrade(&snapshot.batch),
+        ));
+        snapshot
+    }
+
+    /// Returns the kept batch of the changes between two revisions, or a new one; `None` if there is none.
+    pub(crate) fn step(
+        &self,
+        view: &View,
+        part: Part,
+        (from, to): (u64, u64),
+        new: impl FnOnce() -> Option<Batch>,
+    ) -> Option<Arc<Batch>> {
+        let mut steps = self.steps.lock();
+        let found = steps
+            .iter()
+            .rev()
+            .find(|step| (&step.view, step.part, step.from, step.to) == (view, part, from, to));
+        if let Some(step) = found {
+            return Some(Arc::clone(&step.batch));
+        }
+        let batch = Arc::new(new()?);
+        if steps.len() >= STEPS {
+            steps.pop_front();
+        }
+        steps.push_back(Step {
+            view: view.clone(),
+            part,
+            from,
+            to,
+            batch: Arc::clone(&batch),
+        });
+        Some(batch)
+    }
+}

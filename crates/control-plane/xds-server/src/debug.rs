@@ -1,0 +1,201 @@
+//! State-of-the-world xDS for Istio's tools alone: `istioctl proxy-status` and `istioctl version` ask each replica who is
+//! connected to it, by types that are no resources of the mesh.
+//!
+//! Only accounts of the mesh's own namespace may ask, as in Istio. A stream ends after a minute; nothing is pushed on it.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use ambit_caller_auth::Access;
+use ambit_wire::discovery::{
+    ClientConfig, ConfigStatus, ControlPlane, DiscoveryRequest, DiscoveryResponse,
+    GenericXdsConfig, Node,
+};
+use prost::Message;
+use prost_types::{Any, Struct, Value, value::Kind};
+use serde_json::json;
+use tokio::sync::{Semaphore, mpsc};
+use tonic::{Request, Status, Streaming};
+
+use crate::sessions::{SessionStatus, Sessions};
+
+/// Path of the call.
+pub(crate) const METHOD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+/// Largest request, in bytes.
+pub(crate) const MAX_REQUEST_BYTES: usize = 64 << 10;
+/// Maximum concurrent streams.
+const MAX_STREAMS: usize = 16;
+/// Maximum age of a stream.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// Maximum requests of one stream.
+const MAX_REQUESTS: usize = 64;
+
+/// Type of acknowledged versions (`istioctl proxy-status`).
+const SYNC_STATUS: &str = "istio.io/debug/syncz";
+/// Type of connected clients (`istioctl version`).
+const CONNECTIONS: &str = "istio.io/connections";
+/// Nonce of every response.
+const NONCE: &str = "1";
+const CLIENT_CONFIG: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
+const NODE: &str = "type.googleapis.com/envoy.config.core.v3.Node";
+
+/// State that this replica reports.
+#[derive(Clone, Debug)]
+pub struct DebugService {
+    sessions: Sessions,
+    access: Arc<Access>,
+    /// Name of the replica.
+    replica: String,
+    cluster_id: String,
+    streams: Arc<Semaphore>,
+}
+
+impl DebugService {
+    /// Creates the service that reports `sessions` in the name of a replica.
+    pub fn new(sessions: Sessions, access: Arc<Access>, replica: &str, cluster_id: &str) -> Self {
+        Self {
+            sessions,
+            access,
+            replica: replica.to_owned(),
+            cluster_id: cluster_id.to_owned(),
+            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+        }
+    }
+
+    /// Opens a stream.
+    pub(crate) async fn open(
+        self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<mpsc::Receiver<Result<DiscoveryResponse, Status>>, Status> {
+        let (metadata, extensions) = (request.metadata(), request.extensions());
+        let caller = self.access.caller(metadata, extensions).await?;
+        self.access.check_debug(&caller, extensions)?;
+        let streams = Arc::clone(&self.streams);
+        let permit = streams
+            .try_acquire_owned()
+            .map_err(|_| Status::resource_exhausted("too many debug streams at once"))?;
+        let (sender, receiver) = mpsc::channel(1);
+        ambit_rt::spawn("xDS debug stream", async move {
+            let serve = self.serve(request.into_inner(), &sender);
+            if let Ok(Err(status)) = tokio::time::timeout(MAX_AGE, serve).await {
+                // Fails only when the client is gone.
+                sender.send(Err(status)).await.ok();
+            }
+            drop(permit);
+        });
+        Ok(receiver)
+    }
+
+    async fn serve(
+        &self,
+        mut requests: Streaming<DiscoveryRequest>,
+        sender: &mpsc::Sender<Result<DiscoveryResponse, Status>>,
+    ) -> Result<(), Status> {
+        for _ in 0..MAX_REQUESTS {
+            let request = tokio::select! {
+                request = requests.message() => request?,
+                () = sender.closed() => None,
+            };
+            let Some(request) = request else {
+                return Ok(());
+            };
+            // An acknowledgement. istioctl's first request has a nonce of its own, too.
+            if request.response_nonce == NONCE {
+                continue;
+            }
+            let response = self.answer(&request.type_url)?;
+            if sender.send(Ok(response)).await.is_err() {
+                return Ok(());
+            }
+        }
+        Err(Status::resource_exhausted(
+            "too many requests on one stream",
+        ))
+    }
+
+    fn answer(&self, type_url: &str) -> Result<DiscoveryResponse, Status> {
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        let resources: Vec<_> = match type_url {
+            SYNC_STATUS => {
+                let clients = sessions.iter().filter_map(|one| self.client_config(one));
+                clients.map(|one| any(CLIENT_CONFIG, &one)).collect()
+            }
+            CONNECTIONS => {
+                let nodes = sessions.iter().filter_map(|one| self.node(one));
+                nodes.map(|one| any(NODE, &one)).collect()
+            }
+            other => {
+                let other: String = other.chars().take(200).collect();
+                return Err(Status::unimplemented(format!(
+                    "{other:?} is not served on a state-of-the-world stream: {SYNC_STATUS} and {CONNECTIONS} are, for \
+                     istioctl; proxies ask by DeltaAggregatedResources"
+                )));
+            }
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        // The names are those of Istio's `BuildInfo`.
+        let identifier = json!({
+            "Component": "istiod",
+            "ID": self.replica,
+            "Info": {"version": version, "revision": "ambit", "golang_version": "", "status": "", "tag": version},
+        });
+        Ok(DiscoveryResponse {
+            version_info: version.to_owned(),
+            resources,
+            type_url: type_url.to_owned(),
+            nonce: NONCE.to_owned(),
+            control_plane: Some(ControlPlane {
+                identifier: identifier.to_string(),
+            }),
+        })
+    }
+
+    /// Returns the client of a session that has identified itself.
+    fn node(&self, session: &SessionStatus) -> Option<Node> {
+        let node = session.node.as_ref()?;
+        let text = |text: &str| Value {
+            kind: Some(Kind::StringValue(text.to_owned())),
+        };
+        let fields = [
+            ("CLUSTER_ID", self.cluster_id.as_str()),
+            ("ISTIO_VERSION", node.version.as_str()),
+            ("NAMESPACE", session.caller.namespace.as_str()),
+            ("NODE_NAME", node.node_name.as_str()),
+        ];
+        let fields: BTreeMap<_, _> = fields
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), text(value)))
+            .collect();
+        Some(Node {
+            id: node.pod().to_owned(),
+            metadata: Some(Struct { fields }),
+            ..Node::default()
+        })
+    }
+
+    fn client_config(&self, session: &SessionStatus) -> Option<ClientConfig> {
+        let config = |one: &crate::session::SubscriptionStatus| GenericXdsConfig {
+            type_url: one.resource_type.type_url().to_owned(),
+            version_info: one.acknowledged.clone(),
+            config_status: match &one.error {
+                Some(_) => ConfigStatus::Error,
+                None if one.sent.is_empty() => ConfigStatus::NotSent,
+                None if one.sent == one.acknowledged => ConfigStatus::Synced,
+                None => ConfigStatus::Stale,
+            }
+            .into(),
+            ..GenericXdsConfig::default()
+        };
+        Some(ClientConfig {
+            node: Some(self.node(session)?),
+            generic_xds_configs: session.subscriptions.iter().map(config).collect(),
+        })
+    }
+}
+
+fn any(type_url: &str, message: &impl Message) -> Any {
+    Any {
+        type_url: type_url.to_owned(),
+        value: message.encode_to_vec(),
+    }
+}

@@ -1,0 +1,131 @@
+//! A record as it is sent: encoded once, with its version and what it can be found by.
+
+use ambit_derive::ServiceRecord;
+use ambit_model::{
+    ArcStr, Authorization, NetworkMode, WaypointRecord, WaypointRecordType, Workload,
+};
+use ambit_wire::{records, security, workload};
+use bytes::Bytes;
+use prost::Message;
+use xxhash_rust::xxh64::xxh64;
+
+/// Set of records with its own namespace of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Collection {
+    /// Workloads and services.
+    Addresses,
+    /// Policies of layer 4.
+    Policies,
+    /// Records of waypoints of one type.
+    Waypoint(WaypointRecordType),
+}
+
+/// Kind of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// Record of a workload.
+    Workload {
+        /// Node of the workload.
+        node: ArcStr,
+        /// Names of the services it is an endpoint of.
+        services: Vec<ArcStr>,
+    },
+    /// Record of a service.
+    Service,
+    /// Policy of layer 4.
+    Policy,
+    /// Record of a waypoint.
+    Waypoint,
+}
+
+/// Encoded record, shared by all clients.
+#[derive(Debug)]
+pub struct Entry {
+    /// Name of the resource.
+    pub name: ArcStr,
+    /// Hash of `value`, as hex.
+    pub version: String,
+    /// Encoded resource, for instance of type `istio.workload.Address`.
+    pub value: Bytes,
+    /// Aliases by which clients may subscribe.
+    pub aliases: Vec<ArcStr>,
+    /// Kind of the record.
+    pub kind: EntryKind,
+}
+
+impl Entry {
+    fn new(name: ArcStr, value: Bytes, aliases: Vec<ArcStr>, kind: EntryKind) -> Self {
+        let version = format!("{:x}", xxh64(&value, 0));
+        Self {
+            name,
+            version,
+            value,
+            aliases,
+            kind,
+        }
+    }
+
+    pub(crate) fn workload(from: &Workload) -> Self {
+        let sent: workload::Address = workload::Workload::from(from).into();
+        // The addresses of a host-network pod are its node's: it is not found by them.
+        let by_ip = from.network_mode == NetworkMode::Standard;
+        let ips = from.workload_ips.iter().filter(|_| by_ip);
+        let kind = EntryKind::Workload {
+            node: from.node.clone(),
+            services: from
+                .services
+                .keys()
+                .map(|name| ArcStr::from(name.to_string()))
+                .collect(),
+        };
+        let aliases = ips
+            .map(|ip| arcstr::format!("{}/{ip}", from.network))
+            .collect();
+        Self::new(from.uid.clone(), sent.encode_to_vec().into(), aliases, kind)
+    }
+
+    pub(crate) fn service(from: &ServiceRecord) -> Self {
+        let mut sent = workload::Service::from(&from.service);
+        for (port, protocol) in sent.ports.iter_mut().zip(&from.app_protocols) {
+            port.app_protocol = workload::AppProtocol::from(*protocol).into();
+        }
+        sent.ingress_use_waypoint = from.ingress_use_waypoint;
+        let sent: workload::Address = sent.into();
+        let vips = from
+            .service
+            .vips
+            .iter()
+            .map(|vip| ArcStr::from(vip.to_string()));
+        let cidrs = from.service.cidr_vips.iter().map(|vip| {
+            arcstr::format!(
+                "{}/{}/{}",
+                vip.network,
+                vip.cidr.network(),
+                vip.cidr.prefix_len()
+            )
+        });
+        let name = from.service.namespaced_hostname().to_string();
+        Self::new(
+            name.into(),
+            sent.encode_to_vec().into(),
+            vips.chain(cidrs).collect(),
+            EntryKind::Service,
+        )
+    }
+
+    /// Record of a waypoint, under the name of the resource.
+    pub(crate) fn waypoint(name: ArcStr, record: &WaypointRecord) -> Self {
+        let value = records::encode(record).into();
+        Self::new(name, value, Vec::new(), EntryKind::Waypoint)
+    }
+
+    pub(crate) fn policy(from: &Authorization) -> Self {
+        let sent = security::Authorization::from(from);
+        Self::new(
+            from.key().to_string().into(),
+            sent.encode_to_vec().into(),
+            Vec::new(),
+            EntryKind::Policy,
+        )
+    }
+}

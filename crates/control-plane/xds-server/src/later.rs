@@ -1,0 +1,81 @@
+//! Types of records of later versions. A client of a later version subscribes to them and would wait for them for ever:
+//! it is answered that there are none, which is so, since objects that only the later version knows have no records here.
+
+use std::collections::BTreeSet;
+
+use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+
+use crate::resource::ResourceType;
+
+/// Beginning of the URLs of Ambit's own types.
+const OWN: &str = "type.googleapis.com/ambit.";
+/// Maximum length of an accepted type URL, in bytes.
+const MAX_URL: usize = 128;
+/// Maximum number of types of one client.
+const MAX_TYPES: usize = 32;
+
+/// Types of one client that are unknown to this version.
+#[derive(Debug, Default)]
+pub(crate) struct LaterTypes(BTreeSet<String>);
+
+impl LaterTypes {
+    /// The response to a subscription to such a type, which is the only one: acknowledgements get none.
+    pub(crate) fn answer(
+        &mut self,
+        request: &DeltaDiscoveryRequest,
+    ) -> Option<DeltaDiscoveryResponse> {
+        let url = &request.type_url;
+        let is_later = url.starts_with(OWN) && ResourceType::from_type_url(url).is_none();
+        if !is_later || url.len() > MAX_URL || self.0.len() >= MAX_TYPES {
+            return None;
+        }
+        self.0.insert(url.clone()).then(|| DeltaDiscoveryResponse {
+            type_url: url.clone(),
+            nonce: format!("none-{}", self.0.len()),
+            ..DeltaDiscoveryResponse::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(type_url: &str) -> DeltaDiscoveryRequest {
+        DeltaDiscoveryRequest {
+            type_url: type_url.to_owned(),
+            ..DeltaDiscoveryRequest::default()
+        }
+    }
+
+    #[test]
+    fn own_types_of_later_versions_are_answered_once() {
+        let mut later = LaterTypes::default();
+        let url = "type.googleapis.com/ambit.v1.WaypointOfTomorrow";
+        let answer = later.answer(&request(url)).unwrap();
+        assert_eq!((answer.type_url.as_str(), answer.resources.len()), (url, 0));
+        assert!(!answer.nonce.is_empty());
+        assert_eq!(later.answer(&request(url)), None);
+    }
+
+    #[test]
+    fn known_and_foreign_types_and_floods_are_left_alone() {
+        let mut later = LaterTypes::default();
+        for known in ResourceType::all() {
+            assert_eq!(later.answer(&request(known.type_url())), None);
+        }
+        let long = format!("{OWN}{}", "x".repeat(MAX_URL));
+        for url in [
+            "type.googleapis.com/envoy.config.cluster.v3.Cluster",
+            "",
+            &long,
+        ] {
+            assert_eq!(later.answer(&request(url)), None);
+        }
+        let answered = (0..100).filter(|number| {
+            let request = request(&format!("{OWN}v1.T{number}"));
+            later.answer(&request).is_some()
+        });
+        assert_eq!(answered.count(), MAX_TYPES);
+    }
+}

@@ -1,0 +1,35 @@
+//! The server's side of delta xDS.
+//!
+//! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record once;
+//! [`scope`] decides which client sees which; [`session`] is the pure state machine of one client; [`batch`] is what
+//! many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] decides which callers may open
+//! one; [`later`] answers clients of later versions; [`skew`] finds waypoints of earlier versions, and [`debug`] answers
+//! Istio's tools, by [`sessions`].
+
+#![forbid(unsafe_code)]
+
+mod admission;
+pub mod batch;
+pub mod debug;
+pub mod entry;
+mod later;
+mod metrics;
+pub mod node;
+pub mod resource;
+pub mod scope;
+pub mod service;
+pub mod session;
+pub mod sessions;
+pub mod skew;
+pub mod store;
+mod wire_form;
+
+pub use admission::Admission;
+pub use batch::Push;
+pub use debug::DebugService;
+pub use metrics::XdsMetrics;
+pub use resource::ResourceType;
+pub use service::{Discovery, DiscoveryServer};
+pub use session::{Refused, Session};
+pub use sessions::{SessionStatus, Sessions};
+pub use store::Store;

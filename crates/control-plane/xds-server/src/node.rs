@@ -1,0 +1,114 @@
+//! Who opens a stream: the node id and its metadata, compared with the caller's token.
+
+use std::net::IpAddr;
+
+use ambit_caller_auth::Caller;
+use ambit_model::ArcStr;
+use ambit_wire::discovery::Node;
+use prost_types::value::Kind;
+
+/// The kinds of proxies that may connect.
+const TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
+/// Longest node id, in bytes.
+const MAX_ID: usize = 1024;
+
+/// Node metadata of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Node id as sent.
+    pub id: ArcStr,
+    /// Kubernetes node; may be empty.
+    pub node_name: ArcStr,
+    /// Reported version; may be empty.
+    pub version: ArcStr,
+}
+
+impl NodeInfo {
+    /// Name that Istio's tools show and look pods up by: `pod.namespace`, the third part of the id.
+    pub fn pod(&self) -> &str {
+        self.id.split('~').nth(2).unwrap_or(&self.id)
+    }
+}
+
+/// Error of invalid node metadata.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NodeError {
+    /// The first request of a stream lacks the node.
+    #[error("the first request carries no node")]
+    Missing,
+    /// Id that is not `type~ip~pod.namespace~domain`.
+    #[error("the node id is not <type>~<ip>~<pod>.<namespace>~<dns domain>: {0}")]
+    BadId(&'static str),
+    /// Namespace that differs from the token's.
+    #[error("the token is of namespace {caller}, the node's metadata names {claimed:?}")]
+    OtherNamespace {
+        /// Namespace of the token.
+        caller: String,
+        /// Namespace in the node's metadata.
+        claimed: String,
+    },
+    /// Another service account than the token's.
+    #[error("the token is of service account {caller}, the node's metadata names {claimed:?}")]
+    OtherServiceAccount {
+        /// Account of the token.
+        caller: String,
+        /// Account in the node's metadata.
+        claimed: String,
+    },
+}
+
+impl NodeInfo {
+    /// Reads a node and compares it with the caller.
+    pub fn read(node: Option<&Node>, caller: &Caller) -> Result<Self, NodeError> {
+        let node = node.ok_or(NodeError::Missing)?;
+        let shorten = |text: &str| text.chars().take(128).collect::<String>();
+        if node.id.len() > MAX_ID {
+            return Err(NodeError::BadId("it is too long"));
+        }
+        let parts: Vec<_> = node.id.split('~').collect();
+        let [kind, ip, _pod, _domain] = parts.as_slice() else {
+            return Err(NodeError::BadId("it does not have four parts"));
+        };
+        if !TYPES.contains(kind) {
+            return Err(NodeError::BadId("its type is not known"));
+        }
+        if ip.parse::<IpAddr>().is_err() {
+            return Err(NodeError::BadId("its address is not an IP address"));
+        }
+        let metadata = |name: &str| {
+            let value = node
+                .metadata
+                .as_ref()
+                .and_then(|metadata| metadata.fields.get(name));
+            match value.and_then(|value| value.kind.as_ref()) {
+                Some(Kind::StringValue(text)) => Some(text.as_str()),
+                _ => None,
+            }
+        };
+        let namespace = metadata("NAMESPACE").unwrap_or_default();
+        if namespace != caller.namespace.as_str() {
+            return Err(NodeError::OtherNamespace {
+                caller: caller.namespace.to_string(),
+                claimed: shorten(namespace),
+            });
+        }
+        if let Some(account) = metadata("SERVICE_ACCOUNT")
+            .filter(|account| *account != caller.service_account.as_str())
+        {
+            return Err(NodeError::OtherServiceAccount {
+                caller: caller.service_account.to_string(),
+                claimed: shorten(account),
+            });
+        }
+        let text = |name: &str| {
+            metadata(name)
+                .map(|text| ArcStr::from(shorten(text)))
+                .unwrap_or_default()
+        };
+        Ok(Self {
+            id: node.id.as_str().into(),
+            node_name: metadata("NODE_NAME").map(ArcStr::from).unwrap_or_default(),
+            version: text("ISTIO_VERSION"),
+        })
+    }
+}

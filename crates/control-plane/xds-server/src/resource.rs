@@ -1,0 +1,148 @@
+//! Types of resources that are served over xDS: their names in the protocol, in status and in metrics, and of the
+//! records of each the collection, the encoding, and who may see them.
+
+use ambit_model::WaypointRecordType;
+use ambit_wire::{
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WORKLOAD_TYPE_URL},
+    records,
+};
+
+use crate::entry::{Collection, Entry, EntryKind};
+
+/// Type of resource. Ordered as pushes go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceType {
+    /// Policies of layer 4.
+    Authorization,
+    /// Workloads and services.
+    Address,
+    /// Workloads without services.
+    Workload,
+    /// Records of waypoints.
+    Waypoint(WaypointRecordType),
+}
+
+/// Clients that may see records of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// Node proxies alone.
+    NodeProxies,
+    /// Node proxies, and waypoints that subscribe by name.
+    Everybody,
+    /// Waypoints, each for the records of its Gateway.
+    Waypoints,
+}
+
+impl ResourceType {
+    /// Iterates over all types in push order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of_nodes = [Self::Authorization, Self::Address, Self::Workload];
+        let of_waypoints = WaypointRecordType::ALL.iter().copied();
+        of_nodes.into_iter().chain(of_waypoints.map(Self::Waypoint))
+    }
+
+    /// Type with a URL.
+    pub fn from_type_url(url: &str) -> Option<Self> {
+        Self::all().find(|one| one.type_url() == url)
+    }
+
+    /// URL of the type.
+    pub fn type_url(self) -> &'static str {
+        match self {
+            Self::Authorization => AUTHORIZATION_TYPE_URL,
+            Self::Address => ADDRESS_TYPE_URL,
+            Self::Workload => WORKLOAD_TYPE_URL,
+            Self::Waypoint(of) => records::type_url(of),
+        }
+    }
+
+    /// Short name, for status and metrics.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::Authorization => "WADS",
+            Self::Address => "WDS",
+            Self::Workload => "WLDS",
+            Self::Waypoint(of) => records::short_name(of),
+        }
+    }
+
+    /// Returns the collection of the type's records.
+    pub fn collection(self) -> Collection {
+        match self {
+            Self::Authorization => Collection::Policies,
+            Self::Address | Self::Workload => Collection::Addresses,
+            Self::Waypoint(of) => Collection::Waypoint(of),
+        }
+    }
+
+    /// Whether all records of the collection are of the type.
+    pub fn is_whole_collection(self) -> bool {
+        self != Self::Workload
+    }
+
+    /// Whether a record of the collection is of the type.
+    pub fn has(self, entry: &Entry) -> bool {
+        self.is_whole_collection() || is_workload(entry)
+    }
+
+    /// Encoding of a record in the form of the type.
+    pub(crate) fn value(self, entry: &Entry) -> &[u8] {
+        match self {
+            Self::Workload => behind_address(entry),
+            _ => &entry.value,
+        }
+    }
+
+    /// Clients that may see records of the type.
+    pub(crate) fn audience(self) -> Audience {
+        match self {
+            Self::Authorization | Self::Workload => Audience::NodeProxies,
+            Self::Address => Audience::Everybody,
+            Self::Waypoint(_) => Audience::Waypoints,
+        }
+    }
+
+    /// Whether clients always receive all records of the type.
+    pub(crate) fn is_always_wildcard(self) -> bool {
+        matches!(self, Self::Authorization | Self::Waypoint(_))
+    }
+
+    /// Whether records of other types name those of this one: a client gets these first, and loses one only when
+    /// nothing that it has names it any more.
+    pub(crate) fn is_referenced(self) -> bool {
+        self == Self::Authorization
+    }
+}
+
+fn is_workload(entry: &Entry) -> bool {
+    matches!(entry.kind, EntryKind::Workload { .. })
+}
+
+/// Workload of an `Address`, which is the workload behind one key and a length: its tail.
+fn behind_address(entry: &Entry) -> &[u8] {
+    if !is_workload(entry) {
+        return &entry.value;
+    }
+    let mut tail: &[u8] = &entry.value;
+    let key = prost::encoding::decode_key(&mut tail);
+    let length = prost::encoding::decode_varint(&mut tail);
+    if key.is_ok() && length.is_ok() {
+        tail
+    } else {
+        &[]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_type_is_found_by_its_url_and_what_others_name_comes_first() {
+        for of in ResourceType::all() {
+            assert_eq!(ResourceType::from_type_url(of.type_url()), Some(of));
+        }
+        assert!(ResourceType::all().is_sorted_by(|a, b| a < b));
+        assert!(ResourceType::all().is_sorted_by_key(|of| !of.is_referenced()));
+    }
+}

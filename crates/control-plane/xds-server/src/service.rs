@@ -1,0 +1,502 @@
+//! Sessions over gRPC: one task a stream, woken by requests, by changes of the store, by the drain.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
+
+use ambit_caller_auth::{
+    Access,
+    caller_pod::{Pods, check_own},
+};
+use ambit_codec::grpc_frame;
+use ambit_derive::PodDirectory;
+use ambit_grpc_listener::ConnectionEnd;
+use ambit_model::{ArcStr, GatewayName};
+use ambit_rt::DrainWatcher;
+use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryResponse};
+use bytes::Bytes;
+use hyper::body::Frame;
+use parking_lot::RwLock;
+use prost::Message;
+use rand::Rng;
+use tokio::sync::{mpsc, watch};
+use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
+
+use crate::{
+    admission::Admission,
+    batch::Push,
+    debug::{self, DebugService},
+    later::LaterTypes,
+    metrics::XdsMetrics,
+    node::NodeInfo,
+    scope::Client,
+    session::Session,
+    sessions::{SessionStatus, Sessions},
+    store::Store,
+};
+
+/// Pushes ready for a client that does not read.
+const QUEUE: usize = 4;
+/// Maximum size of a request: the versions of a whole mesh at a reconnect.
+const MAX_REQUEST: usize = 64 << 20;
+/// Time for which a client waits for the initial objects before it is rejected.
+const NOT_READY: Duration = Duration::from_secs(5);
+/// Status message at shutdown. Its prefix makes node proxies treat it as an ordinary end, and reconnect without
+/// backoff.
+const STOPPING: &str = "transport is closing: the control plane stops";
+/// Sent to clients whose connection has lasted long enough.
+const OLD: &str = "transport is closing: connect anew, so that replicas share the load";
+/// Maximum concurrent streams.
+const MAX_STREAMS: usize = 4096;
+
+/// State that every stream needs.
+#[derive(Clone, Debug)]
+pub struct Discovery {
+    store: Arc<RwLock<Store>>,
+    changes: watch::Receiver<u64>,
+    access: Arc<Access>,
+    pods: Pods,
+    admission: Arc<Admission>,
+    metrics: XdsMetrics,
+    sessions: Sessions,
+    next: Arc<AtomicU64>,
+    drain: DrainWatcher,
+}
+
+impl Discovery {
+    /// `changes` carries the store's revision whenever it grew; false until the first objects are in.
+    pub fn new(
+        store: Arc<RwLock<Store>>,
+        changes: watch::Receiver<u64>,
+        access: Arc<Access>,
+        pods: Pods,
+        admission: Admission,
+        metrics: XdsMetrics,
+        drain: DrainWatcher,
+    ) -> Self {
+        let sessions = Sessions::default();
+        Self {
+            store,
+            changes,
+            access,
+            pods,
+            admission: Arc::new(admission),
+            metrics,
+            sessions,
+            next: Arc::default(),
+            drain,
+        }
+    }
+
+    /// Returns the open streams.
+    pub fn sessions(&self) -> Sessions {
+        Arc::clone(&self.sessions)
+    }
+
+    async fn open(
+        self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<mpsc::Receiver<Result<Response, Status>>, Status> {
+        let caller = {
+            let (metadata, extensions) = (request.metadata(), request.extensions());
+            self.access.caller(metadata, extensions).await?
+        };
+        if !self.admission.enter().await {
+            return Err(Status::unavailable("too many clients come at once"));
+        }
+        let mut changes = self.changes.clone();
+        let ready = changes.wait_for(|revision| *revision > 0);
+        if !matches!(tokio::time::timeout(NOT_READY, ready).await, Ok(Ok(_))) {
+            return Err(Status::unavailable(
+                "the objects of the mesh are not read yet",
+            ));
+        }
+        let check = |pods: &PodDirectory| check_own(&*self.access, pods, &caller);
+        let denied = self.pods.wait_for(check).await.err();
+        let denied = denied.map(|denied| denied.to_string());
+        let extensions = request.extensions();
+        self.access.check_discovery(&caller, denied, extensions)?;
+        let peer = request
+            .extensions()
+            .get::<ambit_grpc_listener::PeerInfo>()
+            .and_then(|info| info.address)
+            .map(|address| address.to_string())
+            .unwrap_or_default();
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let status = SessionStatus {
+            node: None,
+            caller,
+            peer,
+            since: SystemTime::now(),
+            subscriptions: Vec::new(),
+        };
+        {
+            let mut sessions = self.sessions.lock();
+            if sessions.len() >= MAX_STREAMS {
+                return Err(Status::resource_exhausted("too many streams"));
+            }
+            sessions.insert(id, status);
+            self.metrics.set_streams(sessions.len());
+        }
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let registered = Registered {
+            id,
+            sessions: self.sessions(),
+            metrics: self.metrics.clone(),
+        };
+        let end = request.extensions().get::<ConnectionEnd>().cloned();
+        ambit_rt::spawn("xds stream", async move {
+            let requests = request.into_inner();
+            let old = async move {
+                match end {
+                    Some(mut end) => end.reached().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let work = self.drain.open_work();
+            tokio::select! {
+                ended = self.serve(&registered, requests, &sender) => {
+                    if let Err(status) = ended {
+                        tracing::info!(code = ?status.code(), why = status.message(), "xDS stream ended");
+                        // Fails only when the client is gone.
+                        sender.send(Err(status)).await.ok();
+                    }
+                }
+                () = old => {
+                    sender.send(Err(Status::unavailable(OLD))).await.ok();
+                }
+                () = sender.closed() => {}
+            }
+            drop(work);
+        });
+        Ok(receiver)
+    }
+
+    async fn serve(
+        &self,
+        registered: &Registered,
+        mut requests: Streaming<DeltaDiscoveryRequest>,
+        sender: &mpsc::Sender<Result<Response, Status>>,
+    ) -> Result<(), Status> {
+        let Some(first) = requests.message().await? else {
+            return Ok(());
+        };
+        let node = registered.identify(&first)?;
+        let waypoint = registered.waypoint(&self.access);
+        tracing::info!(node = %node.id, waypoint = waypoint.is_some(), "xDS client");
+        let client = Client {
+            node: match waypoint {
+                Some(_) => ArcStr::new(),
+                None => node.node_name.clone(),
+            },
+            waypoint: waypoint.clone(),
+        };
+        let mut session = Session::new(client, rand::rng().random());
+        let mut later = LaterTypes::default();
+        let mut changes = self.changes.clone();
+        let mut drain = self.drain.clone();
+        let mut request = Some(first);
+        loop {
+            let none = request.as_ref().and_then(|request| later.answer(request));
+            let none = none.map(Response::None);
+            let pushes = match request.take() {
+                Some(request) => self.take(&mut session, &node, &request)?,
+                None => {
+                    let store = self.store.read();
+                    session
+                        .on_change(&store)
+                        .map_err(|refused| Status::unavailable(refused.to_string()))?
+                }
+            };
+            if waypoint.is_some() {
+                if registered.waypoint(&self.access) != waypoint {
+                    return Err(Status::permission_denied("the waypoint's Gateway is gone"));
+                }
+                if !registered.is_alive(&self.access, &self.pods) {
+                    return Err(Status::permission_denied("the waypoint's pod is gone"));
+                }
+            }
+            registered.update(&session);
+            for push in &pushes {
+                let batch = &push.batch;
+                self.metrics
+                    .pushed(batch.view.resource_type(), batch.resources.len());
+            }
+            let pushes = pushes.into_iter().map(Response::Push);
+            for response in none.into_iter().chain(pushes) {
+                if sender.send(Ok(response)).await.is_err() {
+                    return Ok(());
+                }
+            }
+            tokio::select! {
+                message = requests.message() => match message? {
+                    Some(message) => request = Some(message),
+                    None => return Ok(()),
+                },
+                changed = changes.changed() => if changed.is_err() {
+                    return Err(Status::unavailable(STOPPING));
+                },
+                _ = drain.started() => {
+                    return Err(Status::unavailable(STOPPING));
+                }
+            }
+        }
+    }
+
+    fn take(
+        &self,
+        session: &mut Session,
+        node: &NodeInfo,
+        request: &DeltaDiscoveryRequest,
+    ) -> Result<Vec<Push>, Status> {
+        let store = self.store.read();
+        let (outcome, pushes) =
+            session
+                .on_request(request, &store)
+                .map_err(|refused| match refused {
+                    crate::session::Refused::TooManyNames => {
+                        Status::resource_exhausted(refused.to_string())
+                    }
+                    crate::session::Refused::TooFarBehind => {
+                        Status::unavailable(refused.to_string())
+                    }
+                })?;
+        drop(store);
+        if outcome.stale {
+            self.metrics.stale_nonce();
+        }
+        if outcome.rejected {
+            self.metrics.rejected(&request.type_url);
+            let error = request
+                .error_detail
+                .as_ref()
+                .map(|error| error.message.as_str())
+                .unwrap_or_default();
+            let error: String = error.chars().take(500).collect();
+            tracing::warn!(node = %node.id, type_url = request.type_url, error, "a client rejected a push");
+        }
+        Ok(pushes)
+    }
+}
+
+/// Guard that removes the stream from the list when it ends.
+struct Registered {
+    id: u64,
+    sessions: Sessions,
+    metrics: XdsMetrics,
+}
+
+impl Registered {
+    fn identify(&self, first: &DeltaDiscoveryRequest) -> Result<NodeInfo, Status> {
+        let mut sessions = self.sessions.lock();
+        let session = sessions
+            .get_mut(&self.id)
+            .ok_or_else(|| Status::internal("stream not listed"))?;
+        let node = NodeInfo::read(first.node.as_ref(), &session.caller).map_err(|error| {
+            let text = error.to_string();
+            tracing::warn!(caller = %session.caller, error = text, "xDS client refused");
+            match error {
+                crate::node::NodeError::Missing | crate::node::NodeError::BadId(_) => {
+                    Status::invalid_argument(text)
+                }
+                _ => Status::permission_denied(text),
+            }
+        })?;
+        session.node = Some(node.clone());
+        Ok(node)
+    }
+
+    /// The waypoint that the client is an instance of.
+    fn waypoint(&self, access: &Access) -> Option<GatewayName> {
+        let sessions = self.sessions.lock();
+        access.waypoint(&sessions.get(&self.id)?.caller)
+    }
+
+    /// Whether the client is still a pod that may act as its account.
+    fn is_alive(&self, access: &Access, pods: &Pods) -> bool {
+        let sessions = self.sessions.lock();
+        let session = sessions.get(&self.id);
+        session.is_some_and(|one| check_own(access, &pods.directory.read(), &one.caller).is_ok())
+    }
+
+    fn update(&self, session: &Session) {
+        if let Some(status) = self.sessions.lock().get_mut(&self.id) {
+            status.subscriptions = session.status();
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut sessions = self.sessions.lock();
+        sessions.remove(&self.id);
+        self.metrics.set_streams(sessions.len());
+    }
+}
+
+// === gRPC ===
+
+/// The gRPC service. The generated one would copy every record for every client.
+#[derive(Clone, Debug)]
+pub struct DiscoveryServer {
+    discovery: Discovery,
+    debug: DebugService,
+}
+
+impl DiscoveryServer {
+    /// Serves proxies by `discovery`, and Istio's tools by `debug`.
+    pub fn new(discovery: Discovery, debug: DebugService) -> Self {
+        Self { discovery, debug }
+    }
+}
+
+impl NamedService for DiscoveryServer {
+    const NAME: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
+}
+
+const METHOD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        match request.uri().path() {
+            METHOD => {
+                let discovery = self.discovery.clone();
+                Box::pin(async move {
+                    let decoder = tonic_prost::ProstDecoder::default();
+                    let request = Request::from_http(request)
+                        .map(|body| Streaming::new_request(decoder, body, None, Some(MAX_REQUEST)));
+                    let pushes = discovery.open(request).await;
+                    Ok(pushes.map_or_else(Status::into_http, respond))
+                })
+            }
+            debug::METHOD => {
+                let debug = self.debug.clone();
+                Box::pin(async move {
+                    let decoder = tonic_prost::ProstDecoder::default();
+                    let limit = Some(debug::MAX_REQUEST_BYTES);
+                    let request = Request::from_http(request)
+                        .map(|body| Streaming::new_request(decoder, body, None, limit));
+                    let responses = debug.open(request).await;
+                    Ok(responses.map_or_else(Status::into_http, respond))
+                })
+            }
+            path => {
+                let path: String = path.chars().take(200).collect();
+                Box::pin(async move {
+                    Ok(Status::unimplemented(format!("{path} is not served")).into_http())
+                })
+            }
+        }
+    }
+}
+
+/// A response whose body is a stream of messages.
+fn respond<M: StreamMessage>(messages: mpsc::Receiver<Result<M, Status>>) -> http::Response<Body> {
+    let mut response = http::Response::new(Body::new(Messages {
+        messages,
+        pieces: VecDeque::new(),
+        has_ended: false,
+    }));
+    let grpc = http::HeaderValue::from_static("application/grpc");
+    let headers = response.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, grpc);
+    response
+}
+
+/// A message as it is sent, with its length before it.
+trait StreamMessage: Send + 'static {
+    fn pieces(self) -> Vec<Bytes>;
+}
+
+/// A response of delta xDS.
+#[derive(Debug)]
+pub(crate) enum Response {
+    /// Records of a type.
+    Push(Push),
+    /// Absence of records of a type.
+    None(DeltaDiscoveryResponse),
+}
+
+impl StreamMessage for Response {
+    fn pieces(self) -> Vec<Bytes> {
+        match self {
+            Self::Push(push) => push.message().collect(),
+            Self::None(none) => framed(&none),
+        }
+    }
+}
+
+impl StreamMessage for DiscoveryResponse {
+    fn pieces(self) -> Vec<Bytes> {
+        framed(&self)
+    }
+}
+
+/// A short message in its frame.
+fn framed(message: &impl Message) -> Vec<Bytes> {
+    let framed = grpc_frame::framed(&message.encode_to_vec());
+    framed.into_iter().map(Bytes::from).collect()
+}
+
+/// Messages as a response's body. What clients share is passed on without being copied.
+struct Messages<M> {
+    messages: mpsc::Receiver<Result<M, Status>>,
+    /// Rest of the present message.
+    pieces: VecDeque<Bytes>,
+    has_ended: bool,
+}
+
+impl<M: StreamMessage> hyper::body::Body for Messages<M> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        loop {
+            if let Some(piece) = self.pieces.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            if self.has_ended {
+                return Poll::Ready(None);
+            }
+            let status = match self.messages.poll_recv(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(message))) => {
+                    self.pieces.extend(message.pieces());
+                    continue;
+                }
+                Poll::Ready(Some(Err(status))) => status,
+                Poll::Ready(None) => Status::ok(""),
+            };
+            self.has_ended = true;
+            let mut trailers = http::HeaderMap::new();
+            if let Err(error) = status.add_header(&mut trailers) {
+                // Our own texts are all fit for a header.
+                tracing::warn!(%error, "a status cannot be sent");
+            }
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+        }
+    }
+}

@@ -1,0 +1,551 @@
+//! One client's subscriptions: what it knows, and what it must be sent.
+//!
+//! Pure: requests and store changes in, pushes out. A client is never sent the next push of a type
+//! before it has answered the last one, so a slow client costs nothing but a cursor; what changes
+//! meanwhile reaches it in one push. Requests for single records are answered at once.
+//!
+//! A record that others may name, a policy, is removed at a client only after it has answered all pushes of
+//! those others up to then: a workload that still names the policy would refuse its connections.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use ambit_model::ArcStr;
+use ambit_wire::discovery::DeltaDiscoveryRequest;
+
+use crate::{
+    batch::{Batch, Part, Push},
+    entry::{Entry, EntryKind},
+    resource::ResourceType,
+    scope::{Client, View},
+    store::Store,
+};
+
+/// Names one subscription may hold.
+const MAX_NAMES: usize = 200_000;
+/// Longest name, in bytes.
+const MAX_NAME: usize = 1024;
+/// Maximum length of a stored error text, in characters.
+const MAX_ERROR: usize = 2048;
+
+/// Why a stream is closed by us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Client that subscribes to too much.
+    #[error("a subscription may hold {MAX_NAMES} names of at most {MAX_NAME} bytes")]
+    TooManyNames,
+    /// Client whose missed removals are no longer known.
+    #[error(
+        "too many changes since the last acknowledgement: reconnect with the versions you have"
+    )]
+    TooFarBehind,
+}
+
+/// Status of a subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubscriptionStatus {
+    /// Type of the resources.
+    pub resource_type: ResourceType,
+    /// Nonce of the last push; empty before the first.
+    pub sent: String,
+    /// Nonce last acknowledged.
+    pub acknowledged: String,
+    /// Whether the subscription is a wildcard instead of single names.
+    pub wildcard: bool,
+    /// Number of subscribed names.
+    pub names: usize,
+    /// Text of the last rejection, until the next acknowledgement.
+    pub error: Option<String>,
+}
+
+/// Outcome of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether the client rejected a push.
+    pub rejected: bool,
+    /// Whether the client acknowledged a push other than the last.
+    pub stale: bool,
+}
+
+#[derive(Debug)]
+struct Subscription {
+    /// View that the client has of the type.
+    view: View,
+    wildcard: bool,
+    /// Subscribed names, aliases included.
+    explicit: HashSet<ArcStr>,
+    /// Records that clients of single records have, with versions.
+    known: HashMap<ArcStr, String>,
+    /// Revision up to which changes were sent.
+    cursor: u64,
+    /// Revision that the last push reaches.
+    sent_up_to: u64,
+    /// Revision up to which the client has acknowledged all pushes.
+    answered_up_to: u64,
+    sent: String,
+    acknowledged: String,
+    outstanding: bool,
+    error: Option<String>,
+}
+
+/// Session of a client, as described for the module.
+#[derive(Debug)]
+pub struct Session {
+    client: Client,
+    /// Seed that makes nonces unique to the stream.
+    seed: u64,
+    pushes: u64,
+    subscriptions: BTreeMap<ResourceType, Subscription>,
+    /// Removed records that the client still has, because its other records may reference them, with the revision up to
+    /// which pushes of other types must be acknowledged.
+    withheld: Vec<(u64, Arc<Batch>)>,
+}
+
+impl Session {
+    /// Creates the session of a client's stream.
+    pub fn new(client: Client, seed: u64) -> Self {
+        Self {
+            client,
+            seed,
+            pushes: 0,
+            subscriptions: BTreeMap::new(),
+            withheld: Vec::new(),
+        }
+    }
+
+    /// Handles one request. Unknown types are ignored.
+    pub fn on_request(
+        &mut self,
+        request: &DeltaDiscoveryRequest,
+        store: &Store,
+    ) -> Result<(Outcome, Vec<Push>), Refused> {
+        let mut outcome = Outcome::default();
+        let kind = ResourceType::from_type_url(&request.type_url);
+        let Some(view) = kind.and_then(|kind| self.client.view(kind)) else {
+            return Ok((outcome, Vec::new()));
+        };
+        let kind = view.resource_type();
+        check_names(request)?;
+        let is_first = !self.subscriptions.contains_key(&kind);
+        let subscription = self.subscriptions.entry(kind);
+        let subscription = subscription.or_insert_with(|| Subscription::new(view));
+        if !is_first && !request.response_nonce.is_empty() {
+            if request.response_nonce == subscription.sent {
+                subscription.answered(request, &mut outcome);
+            } else {
+                outcome.stale = true;
+            }
+        }
+        let mut pushes = Vec::new();
+        let answer = if is_first {
+            Some(subscription.begin(request, store, &self.client))
+        } else {
+            subscription.resubscribe(request, store)
+        };
+        if let Some(batch) = answer {
+            let batch = self.without_referenced(batch, store);
+            pushes.push(self.push(batch, store));
+        }
+        let names = self
+            .subscriptions
+            .get(&kind)
+            .map_or(0, |subscription| subscription.explicit.len());
+        if names > MAX_NAMES {
+            return Err(Refused::TooManyNames);
+        }
+        pushes.extend(self.on_change(store)?);
+        Ok((outcome, pushes))
+    }
+
+    /// Pushes of changes since the last call, for every type whose last push was answered.
+    pub fn on_change(&mut self, store: &Store) -> Result<Vec<Push>, Refused> {
+        let mut pushes = Vec::new();
+        let kinds: Vec<_> = self.subscriptions.keys().copied().collect();
+        for kind in kinds {
+            let Some(subscription) = self.subscriptions.get_mut(&kind) else {
+                continue;
+            };
+            if subscription.outstanding {
+                if kind.is_referenced() && subscription.is_behind(store)? {
+                    // New records of other types may name new ones of this: wait with everything.
+                    return Ok(pushes);
+                }
+                continue;
+            }
+            let batch = if kind.is_referenced() {
+                let gone = subscription.step(Part::Gone, store)?;
+                if !gone.is_empty() {
+                    self.withheld.push((store.revision(), gone));
+                }
+                subscription.step(Part::There, store)?
+            } else {
+                subscription.changes(store, &self.client)?
+            };
+            subscription.cursor = store.revision();
+            if batch.is_empty() {
+                subscription.answered_up_to = subscription.cursor;
+            } else {
+                pushes.push(self.push(batch, store));
+            }
+        }
+        for kind in ResourceType::all().filter(|kind| kind.is_referenced()) {
+            if let Some(gone) = self.removable(kind, store) {
+                pushes.push(self.push(gone, store));
+            }
+        }
+        Ok(pushes)
+    }
+
+    /// Sets names of records that are gone aside if others may name them, for [`Self::removable`].
+    fn without_referenced(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
+        let view = &batch.view;
+        if !view.resource_type().is_referenced() || batch.removed.is_empty() {
+            return batch;
+        }
+        let gone = Batch::new(view.clone(), Vec::new(), batch.removed.clone());
+        self.withheld.push((store.revision(), Arc::new(gone)));
+        let there = Batch::new(view.clone(), batch.resources.clone(), Vec::new());
+        Arc::new(there)
+    }
+
+    /// Returns the records of a referenced type to remove now: those that no acknowledged record of the client
+    /// references. A rejection counts as acknowledgement, or one bad record would keep a policy in force for good.
+    fn removable(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
+        let subscription = self.subscriptions.get(&kind)?;
+        if subscription.outstanding {
+            return None;
+        }
+        let view = subscription.view.clone();
+        let others = self.subscriptions.iter();
+        let others = others.filter(|(other, _)| !other.is_referenced());
+        let answered = others
+            .map(|(_, subscription)| subscription.answered_up_to)
+            .min()
+            .unwrap_or(u64::MAX);
+        let due = |(revision, batch): &mut (u64, Arc<Batch>)| {
+            batch.view.resource_type() == kind && *revision <= answered
+        };
+        let due: Vec<_> = self.withheld.extract_if(.., due).collect();
+        // One that is back meanwhile has been sent, or will be.
+        let is_back = |name: &ArcStr| store.entry(kind.collection(), name).is_some();
+        match due.as_slice() {
+            [] => None,
+            [(_, one)] if !one.removed.iter().any(is_back) => Some(Arc::clone(one)),
+            _ => {
+                let names: BTreeSet<&ArcStr> =
+                    due.iter().flat_map(|(_, batch)| &batch.removed).collect();
+                let gone = names.into_iter().filter(|name| !is_back(name)).cloned();
+                let batch = Batch::new(view, Vec::new(), gone.collect());
+                (!batch.is_empty()).then(|| Arc::new(batch))
+            }
+        }
+    }
+
+    /// State of each subscription.
+    pub fn status(&self) -> Vec<SubscriptionStatus> {
+        let status = |(kind, subscription): (&ResourceType, &Subscription)| SubscriptionStatus {
+            resource_type: *kind,
+            sent: subscription.sent.clone(),
+            acknowledged: subscription.acknowledged.clone(),
+            wildcard: subscription.wildcard,
+            names: subscription.explicit.len(),
+            error: subscription.error.clone(),
+        };
+        self.subscriptions.iter().map(status).collect()
+    }
+
+    fn push(&mut self, batch: Arc<Batch>, store: &Store) -> Push {
+        self.pushes += 1;
+        let nonce = format!(
+            "{:x}-{:x}-{:016x}",
+            store.revision(),
+            self.pushes,
+            self.seed
+        );
+        if let Some(subscription) = self.subscriptions.get_mut(&batch.view.resource_type()) {
+            subscription.sent.clone_from(&nonce);
+            subscription.sent_up_to = subscription.cursor;
+            subscription.outstanding = true;
+        }
+        Push {
+            nonce,
+            system_version: store.revision().to_string(),
+            batch,
+        }
+    }
+}
+
+impl Subscription {
+    fn new(view: View) -> Self {
+        Self {
+            view,
+            wildcard: false,
+            explicit: HashSet::new(),
+            known: HashMap::new(),
+            cursor: 0,
+            sent_up_to: 0,
+            answered_up_to: 0,
+            sent: String::new(),
+            acknowledged: String::new(),
+            outstanding: false,
+            error: None,
+        }
+    }
+
+    fn answered(&mut self, request: &DeltaDiscoveryRequest, outcome: &mut Outcome) {
+        self.outstanding = false;
+        self.answered_up_to = self.sent_up_to;
+        match &request.error_detail {
+            Some(error) => {
+                outcome.rejected = true;
+                self.error = Some(error.message.chars().take(MAX_ERROR).collect());
+            }
+            None => {
+                self.error = None;
+                self.acknowledged.clone_from(&request.response_nonce);
+            }
+        }
+    }
+
+    /// The first request of a type. Versions that the client already has are not sent again.
+    fn begin(
+        &mut self,
+        request: &DeltaDiscoveryRequest,
+        store: &Store,
+        client: &Client,
+    ) -> Arc<Batch> {
+        let has = |names: &[String]| names.iter().any(|name| name == "*");
+        let may_be_wildcard = self.view.may_be_wildcard();
+        let asks_all =
+            request.resource_names_subscribe.is_empty() || has(&request.resource_names_subscribe);
+        self.wildcard = self.view.resource_type().is_always_wildcard()
+            || (may_be_wildcard && asks_all && !has(&request.resource_names_unsubscribe));
+        self.cursor = store.revision();
+        let claimed = &request.initial_resource_versions;
+        if self.wildcard {
+            return self.everything(claimed, store);
+        }
+        let mut answer = Gather::new(&self.view, store);
+        for (name, version) in claimed {
+            self.known.insert(name.into(), version.clone());
+            answer.find(name);
+        }
+        for name in request
+            .resource_names_subscribe
+            .iter()
+            .filter(|name| *name != "*")
+        {
+            self.explicit.insert(name.into());
+            answer.find(name);
+        }
+        for name in store.on_node(self.view.collection(), &client.node) {
+            answer.found.insert(name.clone());
+        }
+        answer.finish(&mut self.known, Vec::new())
+    }
+
+    /// Applies changes of the subscription; `None` without changes.
+    fn resubscribe(
+        &mut self,
+        request: &DeltaDiscoveryRequest,
+        store: &Store,
+    ) -> Option<Arc<Batch>> {
+        for name in &request.resource_names_unsubscribe {
+            if name == "*" {
+                if !self.view.resource_type().is_always_wildcard() {
+                    self.wildcard = false;
+                }
+            } else {
+                self.explicit.remove(name.as_str());
+                self.known.remove(name.as_str());
+            }
+        }
+        if request.resource_names_subscribe.is_empty() {
+            return None;
+        }
+        let mut names = request.resource_names_subscribe.iter();
+        if self.wildcard || (self.view.may_be_wildcard() && names.any(|name| name == "*")) {
+            self.wildcard = true;
+            self.cursor = store.revision();
+            return Some(self.everything(&request.initial_resource_versions, store));
+        }
+        let mut answer = Gather::new(&self.view, store);
+        let names = request.resource_names_subscribe.iter();
+        for name in names.filter(|name| *name != "*") {
+            self.explicit.insert(name.into());
+            // Asked for again: sent again, the client may have lost it.
+            for found in answer.find(name) {
+                self.known.remove(&found);
+            }
+        }
+        Some(answer.finish(&mut self.known, Vec::new()))
+    }
+
+    fn is_behind(&self, store: &Store) -> Result<bool, Refused> {
+        let mut changed = store
+            .changed_since(self.view.collection(), self.cursor)
+            .ok_or(Refused::TooFarBehind)?;
+        Ok(changed.next().is_some())
+    }
+
+    /// Next batch for a client of everything.
+    fn step(&self, part: Part, store: &Store) -> Result<Arc<Batch>, Refused> {
+        let batch = store.step(&self.view, part, self.cursor);
+        batch.ok_or(Refused::TooFarBehind)
+    }
+
+    fn changes(&mut self, store: &Store, client: &Client) -> Result<Arc<Batch>, Refused> {
+        if self.wildcard {
+            return self.step(Part::Whole, store);
+        }
+        let changed = store
+            .changed_since(self.view.collection(), self.cursor)
+            .ok_or(Refused::TooFarBehind)?;
+        let mut removed = Vec::new();
+        let mut answer = Gather::new(&self.view, store);
+        for name in changed {
+            match store.entry(self.view.collection(), name) {
+                Some(entry) if self.concerns(entry, client) => answer.add(entry),
+                Some(_) => {}
+                None => {
+                    if self.known.remove(name).is_some() {
+                        removed.push(name.clone());
+                    }
+                }
+            }
+        }
+        Ok(answer.finish(&mut self.known, removed))
+    }
+
+    /// Returns the complete state without the versions that the client claims, and removals of what no longer exists.
+    fn everything(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
+        if claimed.is_empty() {
+            let snapshot = store.snapshot(&self.view);
+            self.cursor = snapshot.revision;
+            return snapshot.batch;
+        }
+        let has = |entry: &Entry| claimed.get(entry.name.as_str()) == Some(&entry.version);
+        let resources = store.all_visible(&self.view);
+        let resources = resources.filter(|entry| !has(entry)).cloned().collect();
+        let exists = |name: &str| store.visible(&self.view, name).is_some();
+        let removed = claimed
+            .keys()
+            .filter(|name| !exists(name))
+            .map(ArcStr::from)
+            .collect();
+        Arc::new(Batch::new(self.view.clone(), resources, removed))
+    }
+
+    /// Whether a single-record client must receive a record: it subscribed to it by some name, it has it, it is on its
+    /// own node, or an endpoint of a service it has.
+    fn concerns(&self, entry: &Entry, client: &Client) -> bool {
+        let known = |name: &ArcStr| self.known.contains_key(name);
+        let is_subscribed = |name: &ArcStr| self.explicit.contains(name);
+        let by_place = match &entry.kind {
+            EntryKind::Workload { node: of, services } => {
+                (!client.node.is_empty() && *of == client.node) || services.iter().any(known)
+            }
+            EntryKind::Service | EntryKind::Policy | EntryKind::Waypoint => false,
+        };
+        known(&entry.name)
+            || is_subscribed(&entry.name)
+            || entry.aliases.iter().any(is_subscribed)
+            || by_place
+    }
+}
+
+fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), Refused> {
+    let lists = [
+        &request.resource_names_subscribe,
+        &request.resource_names_unsubscribe,
+    ];
+    let claimed = &request.initial_resource_versions;
+    let too_long = |name: &String| name.len() > MAX_NAME;
+    let too_many = lists.iter().any(|list| list.len() > MAX_NAMES) || claimed.len() > 5 * MAX_NAMES;
+    let long = lists.into_iter().flatten().any(too_long)
+        || claimed
+            .iter()
+            .any(|(name, version)| too_long(name) || too_long(version));
+    if too_many || long {
+        Err(Refused::TooManyNames)
+    } else {
+        Ok(())
+    }
+}
+
+/// Collector of single records with their related records.
+struct Gather<'a> {
+    view: View,
+    store: &'a Store,
+    found: BTreeSet<ArcStr>,
+    missing: BTreeSet<ArcStr>,
+}
+
+impl<'a> Gather<'a> {
+    fn new(view: &View, store: &'a Store) -> Self {
+        Self {
+            view: view.clone(),
+            store,
+            found: BTreeSet::new(),
+            missing: BTreeSet::new(),
+        }
+    }
+
+    /// A record by name or alias, a service with its endpoints. Returns what was found directly.
+    fn find(&mut self, key: &str) -> Vec<ArcStr> {
+        let by_name = self
+            .store
+            .entry(self.view.collection(), key)
+            .map(|entry| &entry.name);
+        let names: Vec<ArcStr> = by_name
+            .into_iter()
+            .chain(self.store.by_alias(self.view.collection(), key))
+            .cloned()
+            .collect();
+        if names.is_empty() {
+            self.missing.insert(key.into());
+        }
+        for name in &names {
+            if let Some(entry) = self.store.entry(self.view.collection(), name) {
+                self.add(entry);
+            }
+        }
+        names
+    }
+
+    fn add(&mut self, entry: &Entry) {
+        if entry.kind == EntryKind::Service {
+            self.found.extend(
+                self.store
+                    .endpoints(self.view.collection(), &entry.name)
+                    .cloned(),
+            );
+        }
+        self.found.insert(entry.name.clone());
+    }
+
+    /// Returns the batch of records that the client lacks, and of names that do not exist, and records them as known.
+    fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
+        let mut resources = Vec::new();
+        for name in &self.found {
+            let Some(entry) = self.store.entry(self.view.collection(), name) else {
+                continue;
+            };
+            if !self.view.has(entry) || known.get(name) == Some(&entry.version) {
+                continue;
+            }
+            known.insert(name.clone(), entry.version.clone());
+            resources.push(Arc::clone(entry));
+        }
+        for name in &self.missing {
+            known.remove(name);
+        }
+        removed.extend(self.missing);
+        Arc::new(Batch::new(self.view, resources, removed).with_aliases())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Waypoints of an earlier version, which do not follow every type of record that their Gateways have. Pure.
+//!
+//! A waypoint subscribes to all types that it knows as soon as it has connected. Objects of a type that it does not know
+//! have no effect there, which the conditions of these objects do not show.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use ambit_derive::problem::{Problem, Severity};
+use ambit_k8s_api::{Kind, ObjectKey};
+use ambit_model::{GatewayName, WaypointRecordType};
+
+use crate::{resource::ResourceType, scope::Client, sessions::SessionStatus, store::Store};
+
+/// Time after which a connected waypoint has subscribed to all types that it knows.
+const SUBSCRIBED_AFTER: Duration = Duration::from_secs(10);
+
+/// Problems of the Gateways whose connected waypoints do not follow some of their records.
+pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> Vec<Problem> {
+    let mut behind = BTreeMap::<_, Vec<String>>::new();
+    for session in sessions {
+        let since = now.duration_since(session.since).unwrap_or_default();
+        if since < SUBSCRIBED_AFTER || !is_waypoint(session) {
+            continue;
+        }
+        let caller = &session.caller;
+        let gateway = GatewayName::new(caller.namespace.clone(), caller.service_account.clone());
+        for of in WaypointRecordType::ALL {
+            if !follows(session, *of) && count(store, &gateway, *of) > 0 {
+                let pods = behind.entry((gateway.clone(), *of)).or_default();
+                pods.push(pod(session));
+            }
+        }
+    }
+    let problem = |((gateway, of), mut pods): ((GatewayName, WaypointRecordType), Vec<String>)| {
+        pods.sort();
+        let message = format!(
+            "{} do not follow {}, of which the Gateway has {}: these objects have no effect there until the waypoint \
+             has this control plane's version, {}",
+            pods.join(", "),
+            of.section(),
+            count(store, &gateway, of),
+            env!("CARGO_PKG_VERSION"),
+        );
+        Problem {
+            severity: Severity::Warning,
+            object: ObjectKey::new(Kind::Gateway, gateway.namespace, gateway.name),
+            field: "status".to_owned(),
+            message,
+            origin: None,
+        }
+    };
+    behind.into_iter().map(problem).collect()
+}
+
+/// Whether a client is a waypoint: only they may subscribe to their records.
+fn is_waypoint(session: &SessionStatus) -> bool {
+    let mut types = WaypointRecordType::ALL.iter();
+    types.any(|of| follows(session, *of))
+}
+
+fn follows(session: &SessionStatus, of: WaypointRecordType) -> bool {
+    let mut all = session.subscriptions.iter();
+    all.any(|one| one.resource_type == ResourceType::Waypoint(of))
+}
+
+/// Number of a Gateway's records of a type.
+fn count(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize {
+    let client = Client {
+        node: "".into(),
+        waypoint: Some(gateway.clone()),
+    };
+    let view = client.view(ResourceType::Waypoint(of));
+    view.map_or(0, |view| store.all_visible(&view).count())
+}
+
+/// Name and version of a waypoint's pod.
+fn pod(session: &SessionStatus) -> String {
+    let pod = session.caller.pod.as_ref();
+    let name = pod.map_or(session.peer.as_str(), |pod| pod.name.as_str());
+    let version = session.node.as_ref().map(|node| node.version.as_str());
+    match version.filter(|version| !version.is_empty()) {
+        Some(version) => format!("{name} (version {version})"),
+        None => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ambit_caller_auth::{BoundPod, Caller};
+    use ambit_derive::Delta;
+    use ambit_model::{PolicyKey, RateLimit, WaypointGateway, WaypointRecord, WaypointRecordKey};
+
+    use super::*;
+    use crate::{node::NodeInfo, session::SubscriptionStatus};
+
+    const START: SystemTime = SystemTime::UNIX_EPOCH;
+
+    /// Records of a Gateway: itself, and a limit of requests.
+    fn store(gateway: &str) -> Store {
+        let gateway = GatewayName::new("shop", gateway);
+        let key = PolicyKey {
+            namespace: "shop".into(),
+            name: "limit".into(),
+        };
+        let records: [WaypointRecord; 2] = [
+            WaypointGateway {
+                gateway: gateway.clone(),
+                ..WaypointGateway::default()
+            }
+            .into(),
+            RateLimit {
+                key,
+                ..RateLimit::default()
+            }
+            .into(),
+        ];
+        let changed = |record: WaypointRecord| {
+            let key = WaypointRecordKey::new(gateway.clone(), &record);
+            (key, Some(Arc::new(record)))
+        };
+        let mut store = Store::default();
+        store.update(&Delta {
+            waypoint_records: records.map(changed).into(),
+            ..Delta::default()
+        });
+        store
+    }
+
+    fn session(pod: &str, account: &str, follows: &[WaypointRecordType]) -> SessionStatus {
+        let subscription = |of: &WaypointRecordType| SubscriptionStatus {
+            resource_type: ResourceType::Waypoint(*of),
+            sent: String::new(),
+            acknowledged: String::new(),
+            wildcard: true,
+            names: 0,
+            error: None,
+        };
+        SessionStatus {
+            node: Some(NodeInfo {
+                id: "waypoint~10.0.0.1~wp.shop~local".into(),
+                node_name: "n1".into(),
+                version: "0.0.1".into(),
+            }),
+            caller: Caller {
+                namespace: "shop".into(),
+                service_account: account.into(),
+                pod: Some(BoundPod {
+                    name: pod.into(),
+                    uid: "1".to_owned(),
+                }),
+            },
+            peer: "10.0.0.1:1".to_owned(),
+            since: START,
+            subscriptions: follows.iter().map(subscription).collect(),
+        }
+    }
+
+    fn found(sessions: &[SessionStatus], gateway: &str, after: u64) -> Vec<String> {
+        let now = START + Duration::from_secs(after);
+        let problems = problems(sessions, &store(gateway), now);
+        problems.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn waypoint_that_follows_no_records_of_a_type_is_reported() {
+        let earlier: Vec<_> = WaypointRecordType::ALL
+            .iter()
+            .copied()
+            .filter(|of| *of != WaypointRecordType::RateLimit)
+            .collect();
+        let current = session("wp-3", "wp", WaypointRecordType::ALL);
+        let sessions = [
+            session("wp-2", "wp", &earlier),
+            session("wp-1", "wp", &earlier),
+            current,
+        ];
+        let problems = found(&sessions, "wp", 60);
+        let [problem] = problems.as_slice() else {
+            panic!("{problems:?}");
+        };
+        assert!(problem.starts_with("Gateway shop/wp: "), "{problem}");
+        let pods = "wp-1 (version 0.0.1), wp-2 (version 0.0.1) do not follow";
+        assert!(problem.contains(pods), "{problem}");
+        assert!(problem.contains("of which the Gateway has 1"), "{problem}");
+        // Its subscriptions may be incomplete.
+        assert_eq!(found(&sessions, "wp", 5), [""; 0]);
+        // Nothing is lost where there are no such objects.
+        assert_eq!(found(&sessions, "other", 60), [""; 0]);
+    }
+
+    #[test]
+    fn clients_that_are_no_waypoints_are_not_reported() {
+        assert_eq!(found(&[session("zt", "wp", &[])], "wp", 60), [""; 0]);
+    }
+}

@@ -1,0 +1,277 @@
+//! Every record once; which changed when, and what each can be found by.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+};
+
+use ambit_derive::Delta;
+use ambit_model::ArcStr;
+
+use crate::{
+    batch::{Batch, Batches, Part, Snapshot},
+    entry::{Collection, Entry, EntryKind},
+    scope::View,
+};
+
+/// Removed names that are remembered; a client that was away longer has to reconnect.
+const MAX_REMOVED: usize = 100_000;
+/// A whole state is given to new clients although it is this many changes old: they get those with the next
+/// push.
+const OUTDATED: usize = 1000;
+
+/// Published records. Revisions count changes of single names.
+#[derive(Debug, Default)]
+pub struct Store {
+    revision: u64,
+    collections: HashMap<Collection, Records>,
+    batches: Batches,
+}
+
+/// The records of one collection.
+#[derive(Debug, Default)]
+struct Records {
+    entries: HashMap<ArcStr, Arc<Entry>>,
+    /// Latest change of every name, including removals.
+    log: BTreeMap<u64, ArcStr>,
+    changed_at: HashMap<ArcStr, u64>,
+    removed: VecDeque<(u64, ArcStr)>,
+    /// Revision up to which removals may be forgotten.
+    floor: u64,
+    index: Names,
+}
+
+/// Index of record names by lookup key.
+#[derive(Debug, Default)]
+struct Names {
+    by_alias: HashMap<ArcStr, BTreeSet<ArcStr>>,
+    by_service: HashMap<ArcStr, BTreeSet<ArcStr>>,
+    by_node: HashMap<ArcStr, BTreeSet<ArcStr>>,
+}
+
+impl Store {
+    /// Applies changes. Returns the number of changed names.
+    pub fn update(&mut self, delta: &Delta) -> usize {
+        let before = self.revision;
+        for (uid, workload) in &delta.workloads {
+            let entry = workload.as_deref().map(Entry::workload);
+            self.put(Collection::Addresses, uid, entry);
+        }
+        for (name, service) in &delta.services {
+            let entry = service.as_deref().map(Entry::service);
+            self.put(Collection::Addresses, &name.to_string().into(), entry);
+        }
+        for (key, policy) in &delta.policies {
+            let entry = policy.as_deref().map(Entry::policy);
+            self.put(Collection::Policies, &key.to_string().into(), entry);
+        }
+        for (key, record) in &delta.waypoint_records {
+            let name = ArcStr::from(key.to_string());
+            let entry = record.as_deref();
+            let entry = entry.map(|record| Entry::waypoint(name.clone(), record));
+            self.put(Collection::Waypoint(key.record_type), &name, entry);
+        }
+        usize::try_from(self.revision - before).unwrap_or(usize::MAX)
+    }
+
+    fn put(&mut self, collection: Collection, name: &ArcStr, new: Option<Entry>) {
+        let records = self.collections.entry(collection).or_default();
+        records.put(&mut self.revision, name, new);
+    }
+
+    /// The number of the latest change.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Record of a name.
+    pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<Entry>> {
+        self.collections.get(&collection)?.entries.get(name)
+    }
+
+    /// Iterates over the records in no particular order.
+    pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<Entry>> {
+        let records = self.collections.get(&collection).into_iter();
+        records.flat_map(|records| records.entries.values())
+    }
+
+    /// Returns a record by name, if a view covers it.
+    pub(crate) fn visible(&self, view: &View, name: &str) -> Option<&Arc<Entry>> {
+        let entry = self.entry(view.collection(), name);
+        entry.filter(|entry| view.has(entry))
+    }
+
+    /// Iterates over the records of a view, in no particular order.
+    pub(crate) fn all_visible(&self, view: &View) -> impl Iterator<Item = &Arc<Entry>> {
+        let entries = self.entries(view.collection());
+        entries.filter(|entry| view.has(entry))
+    }
+
+    /// Returns a current or slightly older snapshot of a view.
+    pub fn snapshot(&self, view: &View) -> Snapshot {
+        let is_recent = |revision| {
+            self.changed_since(view.collection(), revision)
+                .is_some_and(|changed| changed.take(OUTDATED).count() < OUTDATED)
+        };
+        self.batches.snapshot(view, is_recent, || {
+            let mut resources: Vec<_> = self.all_visible(view).cloned().collect();
+            resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+            Snapshot {
+                revision: self.revision,
+                batch: Arc::new(Batch::new(view.clone(), resources, Vec::new())),
+            }
+        })
+    }
+
+    /// Changes since a revision; `None` if that is too long ago to know.
+    pub fn step(&self, view: &View, part: Part, from: u64) -> Option<Arc<Batch>> {
+        self.batches.step(view, part, (from, self.revision), || {
+            let (mut there, mut gone) = (Vec::new(), Vec::new());
+            let collection = view.collection();
+            for name in self.changed_since(collection, from)? {
+                match self.entry(collection, name) {
+                    Some(entry) if view.has(entry) => there.push(Arc::clone(entry)),
+                    None if view.covers(name) => gone.push(name.clone()),
+                    Some(_) | None => {}
+                }
+            }
+            match part {
+                Part::Whole => {}
+                Part::There => gone.clear(),
+                Part::Gone => there.clear(),
+            }
+            Some(Batch::new(view.clone(), there, gone))
+        })
+    }
+
+    /// Number of records.
+    pub fn count(&self, collection: Collection) -> usize {
+        let records = self.collections.get(&collection);
+        records.map_or(0, |records| records.entries.len())
+    }
+
+    /// Names that changed after a revision, oldest first; `None` if that is too long ago to say.
+    pub fn changed_since(
+        &self,
+        collection: Collection,
+        revision: u64,
+    ) -> Option<impl Iterator<Item = &ArcStr>> {
+        let records = self.collections.get(&collection);
+        let is_remembered = records.is_none_or(|records| revision >= records.floor);
+        let after = revision.saturating_add(1);
+        let changes = records.map(|records| records.log.range(after..));
+        is_remembered.then(|| changes.into_iter().flatten().map(|(_, name)| name))
+    }
+
+    /// Returns the names of the records with this alias.
+    pub fn by_alias(&self, collection: Collection, alias: &str) -> impl Iterator<Item = &ArcStr> {
+        self.find(collection, |index| index.by_alias.get(alias))
+    }
+
+    /// Names of the workloads of a service.
+    pub fn endpoints(&self, collection: Collection, name: &str) -> impl Iterator<Item = &ArcStr> {
+        self.find(collection, |index| index.by_service.get(name))
+    }
+
+    /// Names of the workloads on a node.
+    pub fn on_node(&self, collection: Collection, node: &str) -> impl Iterator<Item = &ArcStr> {
+        self.find(collection, |index| index.by_node.get(node))
+    }
+
+    fn find<'a>(
+        &'a self,
+        collection: Collection,
+        by: impl Fn(&'a Names) -> Option<&'a BTreeSet<ArcStr>>,
+    ) -> impl Iterator<Item = &'a ArcStr> {
+        let records = self.collections.get(&collection);
+        let names = records.and_then(|records| by(&records.index));
+        names.into_iter().flatten()
+    }
+}
+
+impl Names {
+    fn insert(&mut self, entry: &Entry) {
+        let insert = |map: &mut HashMap<ArcStr, BTreeSet<ArcStr>>, key: &ArcStr| {
+            map.entry(key.clone())
+                .or_default()
+                .insert(entry.name.clone());
+        };
+        for alias in &entry.aliases {
+            insert(&mut self.by_alias, alias);
+        }
+        if let EntryKind::Workload { node, services } = &entry.kind {
+            if !node.is_empty() {
+                insert(&mut self.by_node, node);
+            }
+            for service in services {
+                insert(&mut self.by_service, service);
+            }
+        }
+    }
+
+    fn remove(&mut self, entry: &Entry) {
+        let remove = |map: &mut HashMap<ArcStr, BTreeSet<ArcStr>>, key: &ArcStr| {
+            if let Some(names) = map.get_mut(key) {
+                names.remove(&entry.name);
+                if names.is_empty() {
+                    map.remove(key);
+                }
+            }
+        };
+        for alias in &entry.aliases {
+            remove(&mut self.by_alias, alias);
+        }
+        if let EntryKind::Workload { node, services } = &entry.kind {
+            remove(&mut self.by_node, node);
+            for service in services {
+                remove(&mut self.by_service, service);
+            }
+        }
+    }
+}
+
+impl Records {
+    fn put(&mut self, revision: &mut u64, name: &ArcStr, new: Option<Entry>) {
+        let is_removed = new.is_none();
+        let same = match (self.entries.get(name), &new) {
+            (Some(old), Some(new)) => old.version == new.version && old.aliases == new.aliases,
+            (None, None) => true,
+            _ => false,
+        };
+        if same {
+            return;
+        }
+        if let Some(old) = self.entries.get(name) {
+            self.index.remove(old);
+        }
+        if let Some(entry) = &new {
+            self.index.insert(entry);
+        }
+        match new {
+            Some(entry) => drop(self.entries.insert(name.clone(), Arc::new(entry))),
+            None => drop(self.entries.remove(name)),
+        }
+        *revision += 1;
+        if let Some(before) = self.changed_at.insert(name.clone(), *revision) {
+            self.log.remove(&before);
+        }
+        self.log.insert(*revision, name.clone());
+        if is_removed {
+            self.removed.push_back((*revision, name.clone()));
+            if self.removed.len() > MAX_REMOVED {
+                self.forget_oldest();
+            }
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some((at, name)) = self.removed.pop_front() else {
+            return;
+        };
+        if self.changed_at.get(&name) == Some(&at) {
+            self.changed_at.remove(&name);
+            self.log.remove(&at);
+            self.floor = self.floor.max(at);
+        }
+    }
+}

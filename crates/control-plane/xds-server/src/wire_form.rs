@@ -1,0 +1,162 @@
+//! A delta response as bytes, straight from shared records.
+//!
+//! Written by hand because the generated messages own their bytes: every client would copy every
+//! record before it is encoded. Fields may come in any order, so what all clients share is encoded once
+//! and put behind what is each one's own.
+
+use std::sync::Arc;
+
+use ambit_model::ArcStr;
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+
+use crate::{entry::Entry, resource::ResourceType};
+
+// Field numbers of envoy.service.discovery.v3.
+const RESPONSE_SYSTEM_VERSION: u32 = 1;
+const RESPONSE_RESOURCES: u32 = 2;
+const RESPONSE_TYPE_URL: u32 = 4;
+const RESPONSE_NONCE: u32 = 5;
+const RESPONSE_REMOVED: u32 = 6;
+const RESOURCE_VERSION: u32 = 1;
+const RESOURCE_ANY: u32 = 2;
+const RESOURCE_NAME: u32 = 3;
+const RESOURCE_ALIASES: u32 = 4;
+const ANY_TYPE_URL: u32 = 1;
+const ANY_VALUE: u32 = 2;
+
+/// Pieces of this size are cheap to pass on and still few.
+const PIECE: usize = 128 * 1024;
+/// A push up to this size is copied into one piece: cheaper than two writes.
+const SMALL: usize = 4 * 1024;
+/// gRPC's head of a message: not compressed, and its length.
+const HEAD: usize = 5;
+
+/// Returns a response as a gRPC message in pieces. Only the first is the client's own; [`encode`] built `shared`.
+pub(crate) fn message(
+    resource_type: ResourceType,
+    nonce: &str,
+    system_version: &str,
+    shared: &[Bytes],
+) -> impl Iterator<Item = Bytes> {
+    let length: usize = shared.iter().map(Bytes::len).sum();
+    let type_url = resource_type.type_url();
+    let own = field_len(RESPONSE_SYSTEM_VERSION, system_version.len())
+        + field_len(RESPONSE_TYPE_URL, type_url.len())
+        + field_len(RESPONSE_NONCE, nonce.len());
+    let copied = if length <= SMALL { length } else { 0 };
+    let mut first = BytesMut::with_capacity(HEAD + own + copied);
+    first.put_u8(0);
+    // A message may not be longer than its length can say; clients take far less.
+    first.put_u32(u32::try_from(own + length).unwrap_or(u32::MAX));
+    text(
+        RESPONSE_SYSTEM_VERSION,
+        system_version.as_bytes(),
+        &mut first,
+    );
+    text(RESPONSE_TYPE_URL, type_url.as_bytes(), &mut first);
+    text(RESPONSE_NONCE, nonce.as_bytes(), &mut first);
+    let rest = if length <= SMALL {
+        shared.iter().for_each(|piece| first.put_slice(piece));
+        &[]
+    } else {
+        shared
+    };
+    std::iter::once(first.freeze()).chain(rest.iter().cloned())
+}
+
+/// Bytes that records, and names of records that are gone, add to a response, in pieces.
+pub(crate) fn encode(
+    resource_type: ResourceType,
+    resources: &[Arc<Entry>],
+    removed: &[ArcStr],
+    with_aliases: bool,
+) -> Vec<Bytes> {
+    let form = Form {
+        resource_type,
+        with_aliases,
+    };
+    let lengths = resources.iter();
+    let lengths = lengths.map(|entry| field_len(RESPONSE_RESOURCES, form.resource_len(entry)));
+    let names = removed.iter();
+    let names = names.map(|name| field_len(RESPONSE_REMOVED, name.len()));
+    let mut left = lengths.chain(names).sum::<usize>();
+    let mut pieces = Vec::new();
+    let mut piece = BytesMut::with_capacity(left.min(PIECE));
+    let mut room_for = |needed: usize, piece: &mut BytesMut| {
+        if piece.len() + needed > piece.capacity() && !piece.is_empty() {
+            let next = BytesMut::with_capacity(left.min(PIECE.max(needed)));
+            pieces.push(std::mem::replace(piece, next).freeze());
+        }
+        left -= needed;
+    };
+    for entry in resources {
+        let length = form.resource_len(entry);
+        room_for(field_len(RESPONSE_RESOURCES, length), &mut piece);
+        header(RESPONSE_RESOURCES, length, &mut piece);
+        let value = resource_type.value(entry);
+        text(RESOURCE_VERSION, entry.version.as_bytes(), &mut piece);
+        header(RESOURCE_ANY, form.any_len(value), &mut piece);
+        let type_url = resource_type.type_url();
+        text(ANY_TYPE_URL, type_url.as_bytes(), &mut piece);
+        text(ANY_VALUE, value, &mut piece);
+        text(RESOURCE_NAME, entry.name.as_bytes(), &mut piece);
+        for alias in form.aliases(entry) {
+            text(RESOURCE_ALIASES, alias.as_bytes(), &mut piece);
+        }
+    }
+    for name in removed {
+        room_for(field_len(RESPONSE_REMOVED, name.len()), &mut piece);
+        text(RESPONSE_REMOVED, name.as_bytes(), &mut piece);
+    }
+    if !piece.is_empty() {
+        pieces.push(piece.freeze());
+    }
+    pieces
+}
+
+/// Encoding of records.
+#[derive(Clone, Copy)]
+struct Form {
+    resource_type: ResourceType,
+    /// Whether to include aliases, which only clients with single subscriptions use.
+    with_aliases: bool,
+}
+
+impl Form {
+    fn aliases(self, entry: &Entry) -> &[ArcStr] {
+        if self.with_aliases {
+            &entry.aliases
+        } else {
+            &[]
+        }
+    }
+
+    fn any_len(self, value: &[u8]) -> usize {
+        field_len(ANY_TYPE_URL, self.resource_type.type_url().len())
+            + field_len(ANY_VALUE, value.len())
+    }
+
+    fn resource_len(self, entry: &Entry) -> usize {
+        let aliases = self.aliases(entry).iter();
+        let aliases = aliases.map(|alias| field_len(RESOURCE_ALIASES, alias.len()));
+        field_len(RESOURCE_VERSION, entry.version.len())
+            + field_len(RESOURCE_ANY, self.any_len(self.resource_type.value(entry)))
+            + field_len(RESOURCE_NAME, entry.name.len())
+            + aliases.sum::<usize>()
+    }
+}
+
+fn field_len(field: u32, length: usize) -> usize {
+    key_len(field) + encoded_len_varint(length as u64) + length
+}
+
+fn header(field: u32, length: usize, buf: &mut impl BufMut) {
+    encode_key(field, WireType::LengthDelimited, buf);
+    encode_varint(length as u64, buf);
+}
+
+fn text(field: u32, bytes: &[u8], buf: &mut impl BufMut) {
+    header(field, bytes.len(), buf);
+    buf.put_slice(bytes);
+}

@@ -1,0 +1,310 @@
+//! What Istio's control plane made of a cluster's objects (`vectors/`), against what we make of the same:
+//! records byte by byte with their versions, and conditions. The objects come from an API server in
+//! memory, so they take the whole way that a cluster's take.
+//!
+//! Differences on purpose are listed with their reason; one that is listed and is none fails too.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use ambit_derive::{
+    MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointMissing,
+};
+use ambit_kube_kit::apply::Wish;
+use ambit_rt::drain;
+use ambit_status_writer::{Report, StatusTable};
+use ambit_testkit::ApiServer;
+use ambit_wire::{security, workload};
+use ambit_xds_server::entry::Collection;
+use prost::Message;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::{
+    key_sets::KeySets,
+    kubernetes::Informers,
+    mesh::{self, Mesh},
+    metrics::Metrics,
+    source::Source,
+};
+
+/// Permitted difference of a record: name, Ambit's replacement, and reason.
+type Difference = (&'static str, fn(&mut Parts), &'static str);
+
+/// Permitted differences, limited to the named parts.
+const RECORDS: &[Difference] = &[
+    (
+        "Kubernetes/networking.istio.io/ServiceEntry/vec/ext/192.0.2.7",
+        by_own_labels,
+        "Istio goes by the labels of the ServiceEntry, and one without labels is selected by every \
+         policy; we go by the endpoint's own labels, for policies and for its canonical name",
+    ),
+    (
+        "Kubernetes/networking.istio.io/ServiceEntry/vec/ext/one.example.com",
+        by_own_labels,
+        "as above",
+    ),
+];
+
+/// Conditions that we would write where Istio wrote another or none: object, condition, ours, why.
+const CONDITIONS: &[(&str, &str, &str)] = &[
+    (
+        "AuthorizationPolicy vec/a6-l7-allow ZtunnelAccepted=True UnsupportedValue",
+        "spec.rules[0].to[0].operation.methods",
+        "the same verdict; our message names the fields",
+    ),
+    (
+        "AuthorizationPolicy vec/a7-l7-deny ZtunnelAccepted=True UnsupportedValue",
+        "this rule denies nothing here",
+        "the same verdict; our message says for each rule what becomes of it",
+    ),
+    (
+        "AuthorizationPolicy vec/a8-dry-run ZtunnelAccepted=False UnsupportedValue",
+        "--dry-run-policies",
+        "the same verdict; our message names our setting",
+    ),
+    (
+        "AuthorizationPolicy vec/b1-midstar ZtunnelAccepted=True UnsupportedValue",
+        "matches nobody",
+        "Istio accepts it without a word; we say that two of its principals match nobody",
+    ),
+    (
+        "Gateway vec/waypoint ambit.io/Introduced=True Introduced",
+        "the waypoint has been ready",
+        "Istio binds to a waypoint before it is ready",
+    ),
+    (
+        "Service vec/wp istio.io/WaypointBound=False NoReadyWaypoint",
+        "no pod of the waypoint vec/waypoint is ready",
+        "Istio says that the waypoint is accepted, although no pod of it is ready",
+    ),
+    (
+        "PeerAuthentication other/empty-selector ZtunnelAccepted=True Accepted",
+        "attached",
+        "Istio writes no conditions on PeerAuthentications",
+    ),
+    (
+        "PeerAuthentication vec/ports ZtunnelAccepted=True Accepted",
+        "attached",
+        "as above",
+    ),
+];
+
+/// Decoded record for comparison.
+#[derive(Clone, Debug, PartialEq)]
+enum Parts {
+    Address(Box<workload::Address>),
+    Policy(Box<security::Authorization>),
+}
+
+fn by_own_labels(parts: &mut Parts) {
+    let workload = workload_of(parts);
+    workload.authorization_policies.clear();
+    // The other endpoint has no labels.
+    if workload.hostname.is_empty() {
+        workload.canonical_name = "e".to_owned();
+    }
+}
+
+fn workload_of(parts: &mut Parts) -> &mut workload::Workload {
+    match parts {
+        Parts::Address(address) => match &mut address.r#type {
+            Some(workload::address::Type::Workload(workload)) => workload,
+            other => panic!("{other:?} is no workload"),
+        },
+        Parts::Policy(_) => panic!("a policy"),
+    }
+}
+
+fn decode(collection: Collection, bytes: &[u8]) -> Parts {
+    if collection == Collection::Addresses {
+        Parts::Address(Box::new(workload::Address::decode(bytes).unwrap()))
+    } else {
+        Parts::Policy(Box::new(security::Authorization::decode(bytes).unwrap()))
+    }
+}
+
+fn file(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../vectors")
+        .join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Returns name, version and bytes of what Istio's control plane sent.
+fn recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
+    let hex = |text: &str| -> Vec<u8> {
+        let digits: Vec<u8> = text
+            .chars()
+            .map(|digit| u8::try_from(digit.to_digit(16).unwrap()).unwrap())
+            .collect();
+        let pairs = digits.chunks_exact(2);
+        pairs.map(|pair| pair[0] << 4 | pair[1]).collect()
+    };
+    let text = |line: &Value, field: &str| line[field].as_str().unwrap().to_owned();
+    file(name)
+        .lines()
+        .map(|line| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let bytes = hex(line["hex"].as_str().unwrap());
+            (text(&line, "name"), (text(&line, "version"), bytes))
+        })
+        .collect()
+}
+
+/// A server that holds every object of the recording.
+fn cluster() -> ApiServer {
+    let server = ApiServer::start();
+    for plural in [
+        "namespaces",
+        "nodes",
+        "pods",
+        "services",
+        "endpointslices",
+        "serviceentries",
+        "workloadentries",
+        "gatewayclasses",
+        "gateways",
+        "authorizationpolicies",
+        "peerauthentications",
+    ] {
+        let list: Value = serde_json::from_str(&file(&format!("objects-{plural}.json"))).unwrap();
+        for object in list["items"].as_array().unwrap() {
+            let version = object["apiVersion"].as_str().unwrap();
+            let root = if version.contains('/') {
+                "/apis"
+            } else {
+                "/api"
+            };
+            server.put(&format!("{root}/{version}/{plural}"), object.clone());
+        }
+    }
+    // To Istio, all namespaces see all ServiceEntries.
+    let settings = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "istio", "namespace": "istio-system"},
+        "data": {"mesh": "defaultServiceExportTo: ['*']"},
+    });
+    server.put("/api/v1/configmaps", settings);
+    server
+}
+
+/// Starts the control plane's view of the cluster, with its status reports.
+async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>, drain::Drain) {
+    let config = kube::Config::new(server.url().parse().unwrap());
+    let client = kube::Client::try_from(config).unwrap();
+    let (drain, watcher) = drain::channel();
+    let source = Source::Kubernetes(Informers::start(&client, false, &watcher));
+    let (reports, reported) = mpsc::unbounded_channel();
+    let mut mesh = mesh::start(
+        source,
+        MeshConfig {
+            waypoint_attachment: WaypointAttachment::Labels,
+            waypoint_missing: WaypointMissing::Allow,
+            reference_grants: ReferenceGrants::Ignored,
+            service_policy_scope: ServicePolicyScope::Istio,
+            ..MeshConfig::default()
+        },
+        KeySets::start(
+            std::time::Duration::from_secs(1200),
+            ambit_egress::Guard::default(),
+            watcher.clone(),
+        ),
+        Some(reports),
+        Arc::default(),
+        Arc::new(Metrics::default()),
+        watcher,
+    );
+    let whole = |number: &u64| *number > 0;
+    mesh.followed.wait_for(whole).await.unwrap();
+    mesh.published.wait_for(whole).await.unwrap();
+    (mesh, reported, drain)
+}
+
+#[tokio::test]
+async fn records_are_istios_byte_by_byte() {
+    assert_records_are_istios(&cluster()).await;
+}
+
+/// Which Gateway is a waypoint does not depend on its class for Istio.
+#[tokio::test]
+async fn records_name_a_waypoint_of_another_class_as_istios_do() {
+    let server = cluster();
+    let list: Value = serde_json::from_str(&file("objects-gateways.json")).unwrap();
+    let mut gateway = list["items"][0].clone();
+    assert_eq!(gateway["spec"]["gatewayClassName"], "istio-waypoint");
+    gateway["spec"]["gatewayClassName"] = "another".into();
+    let version = gateway["apiVersion"].as_str().unwrap();
+    server.put(&format!("/apis/{version}/gateways"), gateway.clone());
+    assert_records_are_istios(&server).await;
+}
+
+async fn assert_records_are_istios(server: &ApiServer) {
+    let (mesh, _reports, _drain) = followed(server).await;
+    let store = mesh.store.read();
+    let mut differences = Vec::new();
+    let mut listed: BTreeMap<_, _> = RECORDS
+        .iter()
+        .map(|(name, alter, _)| (*name, alter))
+        .collect();
+    for (collection, name) in [
+        (Collection::Addresses, "address.jsonl"),
+        (Collection::Policies, "authorization.jsonl"),
+    ] {
+        let theirs = recorded(name);
+        for entry in store.entries(collection) {
+            if !theirs.contains_key(entry.name.as_str()) {
+                differences.push(format!("{} is ours alone", entry.name));
+            }
+        }
+        for (name, (version, bytes)) in theirs {
+            let Some(ours) = store.entry(collection, &name) else {
+                differences.push(format!("{name} is missing"));
+                continue;
+            };
+            // Istio gives policies no version, so that each is sent again on every reconnection.
+            let version = (collection == Collection::Addresses).then_some(version);
+            let same_version = version.is_none_or(|version| version == ours.version);
+            if ours.value == bytes && same_version {
+                continue;
+            }
+            let mut expected = decode(collection, &bytes);
+            if let Some(alter) = listed.remove(name.as_str()) {
+                alter(&mut expected);
+            }
+            let got = decode(collection, &ours.value);
+            if got != expected {
+                differences.push(format!("{name}\n  ours:   {got:?}\n  theirs: {expected:?}"));
+            }
+        }
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+    assert!(listed.is_empty(), "listed, but equal: {:?}", listed.keys());
+}
+
+#[tokio::test]
+async fn conditions_are_istios() {
+    let server = cluster();
+    let (_mesh, mut reports, _drain) = followed(&server).await;
+    let mut table = StatusTable::default();
+    table.lead(true);
+    let mut written = BTreeMap::new();
+    while let Ok(report) = reports.try_recv() {
+        // What would be written is what does not stand there as Istio wrote it.
+        for wish in table.take(report).wishes {
+            let Wish::Status(part, status) = wish else {
+                continue;
+            };
+            let one = &status["conditions"][0];
+            let text = |field: &str| one[field].as_str().unwrap_or_default();
+            let object = format!("{} {}/{}", part.kind, part.namespace, part.name);
+            let condition = format!("{}={} {}", text("type"), text("status"), text("reason"));
+            written.insert(format!("{object} {condition}"), text("message").to_owned());
+        }
+    }
+    for (condition, message, _) in CONDITIONS {
+        let ours = written.remove(*condition);
+        let ours = ours.unwrap_or_else(|| panic!("listed, but equal: {condition}"));
+        assert!(ours.contains(message), "{condition}: {ours}");
+    }
+    assert!(written.is_empty(), "not listed: {written:#?}");
+}

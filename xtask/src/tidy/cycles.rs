@@ -25,7 +25,7 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-agent", 4),
     ("ambit-bench", 14),
     ("ambit-certificates", 4),
-    ("ambit-cli", 26),
+    ("ambit-cli", 24),
     ("ambit-cluster-tests", 5),
     ("ambit-derive", 40),
     ("ambit-flow-reader", 2),

@@ -29,6 +29,7 @@ mod lab;
 mod lab_tool;
 mod labs;
 mod lint;
+mod manifest;
 mod manual;
 mod membership;
 mod output;

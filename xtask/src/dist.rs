@@ -21,14 +21,16 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Writer of bills of materials: crate and version.
 const CYCLONEDX: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 
-/// Crates of programs, and the names that their bills of materials have: those of the images.
-const PROGRAMS: [(&str, &str); 6] = [
-    ("agent", "agent"),
-    ("cli", "tools"),
-    ("cni", "cni"),
-    ("control", "control"),
-    ("node-proxy", "node-proxy"),
-    ("waypoint", "waypoint"),
+/// Folders of the programs below `crates`, and the names that their bills of materials have: those of the images, whose
+/// `tools` has two programs.
+const PROGRAMS: [(&str, &str); 7] = [
+    ("programs/agent", "agent"),
+    ("programs/cli", "tools"),
+    ("programs/cni", "cni"),
+    ("programs/control", "control"),
+    ("programs/node-proxy", "node-proxy"),
+    ("programs/waypoint", "waypoint"),
+    ("lab/lab-tool", "lab-tool"),
 ];
 
 /// Writes the files to the directory that `--out` names, by default `target/dist`.
@@ -57,13 +59,16 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 /// Writes the archive of the command line for Linux on an architecture. It is static, since distributions have different
 /// versions of the C library.
 fn command_line(architecture: Architecture, out: &Path) -> Result<()> {
-    let program = static_binary::build("ambit-cli", "ambit", architecture)?;
-    cross::check_start(&program, architecture)?;
-    // Line tables are most of what the build writes.
-    let stripped = program.with_file_name("ambit-stripped");
-    ambit_images::strip(architecture, &program, &stripped)?;
     let mut tree = Tree::default();
-    tree.copy("ambit", &stripped, 0o755)?;
+    // Labs start the second one in their pods.
+    for (package, name) in [("ambit-cli", "ambit"), ("ambit-lab-tool", "ambit-lab-tool")] {
+        let program = static_binary::build(package, name, architecture)?;
+        cross::check_start(&program, architecture)?;
+        // Line tables are most of what the build writes.
+        let stripped = program.with_file_name(format!("{name}-stripped"));
+        ambit_images::strip(architecture, &program, &stripped)?;
+        tree.copy(name, &stripped, 0o755)?;
+    }
     // kubectl finds its plugins by their names.
     tree.link("kubectl-ambit", "ambit");
     tree.copy("LICENSE", &shell::root().join("LICENSE"), 0o644)?;
@@ -92,7 +97,7 @@ fn bills_of_materials(out: &Path) -> Result<()> {
 fn copy_bills(out: &Path) -> Result<()> {
     let root = shell::root();
     for (folder, name) in PROGRAMS {
-        let bill = root.join("crates/programs").join(folder).join("bill.json");
+        let bill = root.join("crates").join(folder).join("bill.json");
         let text = fs::read_to_string(&bill)
             .with_context(|| format!("cargo-cyclonedx did not write {}", bill.display()))?;
         let text = text.replace(&format!("file://{}", root.display()), "file://");

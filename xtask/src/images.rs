@@ -16,11 +16,12 @@ use crate::{
 };
 
 /// Packages with dynamically linked programs in images; the node proxy and the CNI plugin are static.
-pub(crate) const PACKAGES: [&str; 4] = [
+pub(crate) const PACKAGES: [&str; 5] = [
     "ambit-agent",
     "ambit-control",
     "ambit-waypoint",
     "ambit-cli",
+    "ambit-lab-tool",
 ];
 
 /// Packages with statically linked programs: the node proxy and the CNI plugin.

@@ -15,7 +15,7 @@ export PATH=/opt/ambit:/usr/sbin:/usr/bin:/sbin:/bin HOME=/
 check() {
     echo "machine: $(uname -srm)"
     echo "machine: $(grep -m1 KernelPageSize /proc/self/smaps)"
-    for program in ambit ambit-agent ambit-control ambit-node-proxy ambit-waypoint; do
+    for program in ambit ambit-lab-tool ambit-agent ambit-control ambit-node-proxy ambit-waypoint; do
         $program --version || return
     done
     CNI_COMMAND=VERSION ambit-cni </dev/null || return

@@ -27,7 +27,7 @@ use super::{
 const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-agent", 4),
     ("ambit-bench", 14),
-    ("ambit-cli", 26),
+    ("ambit-cli", 24),
     ("ambit-cluster-tests", 5),
     ("ambit-derive", 38),
     ("ambit-lab", 4),

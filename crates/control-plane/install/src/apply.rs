@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::DynamicObject;
-use serde_json::Value;
 
 use crate::{
     cluster::Cluster,
@@ -102,8 +101,7 @@ pub async fn install(
         images.try_again(cluster, say).await?;
     }
     for object in &plan.objects {
-        let kind = object.get("kind").and_then(Value::as_str);
-        if kind == Some("DaemonSet")
+        if object::kind(object) == "DaemonSet"
             && let Some(deadline) = deadline
         {
             wait_for_root(cluster, plan, deadline, &mut images, say).await?;

@@ -6,14 +6,13 @@
 
 use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
 use k8s_openapi::api::apps::v1::Deployment;
-use serde_json::Value;
 
 use crate::{
     apply,
     cluster::{Cluster, ClusterError},
     error::InstallError,
     object::{self, ObjectRef},
-    values::Overrides,
+    values::{self, Overrides},
 };
 
 /// The value of the chart.
@@ -50,11 +49,11 @@ pub async fn choose(
         let Some(before) = apply::installed(cluster, namespace, revision).await? else {
             continue;
         };
-        let text = |pointer: &str| before.values.pointer(pointer).and_then(Value::as_str);
-        if text("/global/components") == Some("node") {
+        let text = |path| values::text(&before.values, path);
+        if text(&["global", "components"]) == Some("node") {
             continue;
         }
-        if let Some(value) = text(&format!("/{}", VALUE.join("/"))) {
+        if let Some(value) = text(&VALUE) {
             overrides.set(&format!("{path}={value}"), true)?;
             say(&format!("{path}: {value}, as it is installed"));
         }
@@ -90,15 +89,9 @@ async fn labelled(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
         let found = cluster
             .list(version, kind, None, Some(USE_WAYPOINT))
             .await?;
-        let Some(first) = found.first() else {
-            continue;
-        };
-        let text = |pointer: &str| first.pointer(pointer).and_then(Value::as_str);
-        let name = text("/metadata/name").unwrap_or_default();
-        return Ok(Some(match text("/metadata/namespace") {
-            Some(namespace) => format!("{kind} {namespace}/{name}"),
-            None => format!("{kind} {name}"),
-        }));
+        if let Some(first) = found.iter().find_map(ObjectRef::of) {
+            return Ok(Some(first.to_string()));
+        }
     }
     Ok(None)
 }

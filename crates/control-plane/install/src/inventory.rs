@@ -6,7 +6,10 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::object::{ObjectRef, rank};
+use crate::{
+    object::{ObjectRef, rank},
+    values,
+};
 
 /// Name of the ConfigMap that holds the default revision's.
 const NAME: &str = "ambit-inventory";
@@ -73,8 +76,7 @@ impl Inventory {
 
     /// The platform that the user chose; empty for none.
     pub fn platform(&self) -> &str {
-        let platform = self.values.pointer("/global/platform");
-        platform.and_then(Value::as_str).unwrap_or_default()
+        values::text(&self.values, &["global", "platform"]).unwrap_or_default()
     }
 
     /// ConfigMap that keeps the inventory.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use kube::{
     Resource,
-    core::{ApiResource, GroupVersionKind},
+    core::{ApiResource, DynamicObject, GroupVersionKind, PartialObjectMeta, TypeMeta},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -27,13 +27,15 @@ pub struct ObjectRef {
 impl ObjectRef {
     /// Reference to an object; none if it has no kind or name.
     pub fn of(object: &Value) -> Option<Self> {
-        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(ToOwned::to_owned);
-        let metadata = object.get("metadata")?;
+        let PartialObjectMeta::<DynamicObject> {
+            types, metadata, ..
+        } = PartialObjectMeta::deserialize(object).ok()?;
+        let TypeMeta { api_version, kind } = types?;
         Some(Self {
-            api_version: text(object.get("apiVersion"))?,
-            kind: text(object.get("kind"))?,
-            namespace: text(metadata.get("namespace")),
-            name: text(metadata.get("name"))?,
+            api_version,
+            kind,
+            namespace: metadata.namespace,
+            name: metadata.name?,
         })
     }
 
@@ -108,9 +110,13 @@ pub fn is_ours(object: &impl Resource) -> bool {
 
 /// Whether Helm alone makes the object, and only for a step of its own: it is part of no installation.
 pub fn is_hook(object: &Value) -> bool {
-    object
-        .pointer("/metadata/annotations/helm.sh~1hook")
-        .is_some()
+    let object = PartialObjectMeta::<DynamicObject>::deserialize(object);
+    object.is_ok_and(|object| annotation(&object, "helm.sh/hook").is_some())
+}
+
+/// Kind of an object; empty if it has none.
+pub fn kind(object: &Value) -> String {
+    TypeMeta::deserialize(object).unwrap_or_default().kind
 }
 
 /// When an object of this kind is applied: what others refer to comes first.

@@ -32,9 +32,7 @@ impl Plan {
         let mut objects = render::objects(&release, &values)?;
         objects.retain(|object| !object::is_hook(object));
         // Definitions are kept when the mesh goes, and those of others stay as they are.
-        let is_definition = |object: &Value| {
-            object.get("kind").and_then(Value::as_str) == Some("CustomResourceDefinition")
-        };
+        let is_definition = |object: &Value| object::kind(object) == "CustomResourceDefinition";
         let mut crds = render::crds()?;
         crds.extend(objects.extract_if(.., |object| is_definition(object)));
         Ok(Self {

@@ -72,10 +72,7 @@ pub fn objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderEr
             objects.extend(documents(file.path, &engine.render(file.path, &data)?)?);
         }
     }
-    objects.sort_by_key(|object| {
-        let kind = object.get("kind").and_then(Value::as_str);
-        object::rank(kind.unwrap_or_default())
-    });
+    objects.sort_by_key(|object| object::rank(&object::kind(object)));
     Ok(objects)
 }
 

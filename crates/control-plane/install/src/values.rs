@@ -124,10 +124,14 @@ impl Overrides {
     /// A text at a path, if it is set.
     pub fn text(&self, path: &[&str]) -> Option<&str> {
         let (first, rest) = path.split_first()?;
-        rest.iter()
-            .try_fold(self.0.get(*first)?, |value, key| value.get(key))?
-            .as_str()
+        text(self.0.get(*first)?, rest)
     }
+}
+
+/// A text at a path of values, if it is set.
+pub(crate) fn text<'a>(values: &'a Value, path: &[&str]) -> Option<&'a str> {
+    let found = path.iter().try_fold(values, |value, key| value.get(key));
+    found?.as_str()
 }
 
 /// Parses a file of values; an empty one has none. `name` is for errors.

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::{
     istio::custom_resource,
-    status::{self, Status},
+    status::{self, Condition, Status},
 };
 
 pub use backend_tls::{
@@ -112,6 +112,30 @@ pub struct GatewayAddress {
     pub type_: Option<String>,
     /// Text of the address.
     pub value: String,
+}
+
+/// Status of a [`Gateway`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewayStatus {
+    /// Addresses that the Gateway has.
+    pub addresses: Vec<GatewayAddress>,
+    /// Conditions of the Gateway.
+    pub conditions: Vec<Condition>,
+}
+
+impl GatewayStatus {
+    /// Returns the condition of a type, if the Gateway has it.
+    pub fn condition(&self, type_: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|one| one.type_ == type_)
+    }
+}
+
+impl Gateway {
+    /// Reads the status; an empty one where it is missing or of another form.
+    pub fn read_status(&self) -> GatewayStatus {
+        GatewayStatus::deserialize(&self.status).unwrap_or_default()
+    }
 }
 
 /// Metadata of [`GatewaySpec::infrastructure`].

@@ -1,5 +1,6 @@
 //! What objects say of their own state, for those who write conditions on them.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
@@ -13,6 +14,23 @@ pub trait Status {
 
     /// Returns the conditions as JSON.
     fn conditions(&self) -> Vec<Value>;
+}
+
+/// Condition that a controller wrote, as far as it is shown. Nothing of it is required.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Condition {
+    /// Type of the condition.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// Reason in one word.
+    pub reason: String,
+    /// Reason for people.
+    pub message: String,
+    /// Generation of the object that the condition is about.
+    pub observed_generation: Option<i64>,
 }
 
 /// The conditions in a status in JSON form.

@@ -22,17 +22,16 @@ fn namespace(name: &str, mode: &str) -> String {
     )
 }
 
-fn sleeper(namespace: &str, name: &str, ambit: &Path) -> String {
+fn sleeper(namespace: &str, name: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: {namespace}}}
 spec:
   serviceAccountName: {name}
-  containers: [{{name: main, image: none, command: [{}, lab-tool, echo, --port, \"9000\"]}}]
+  containers: [{{name: main, image: none, command: [ambit-lab-tool, echo, --port, \"9000\"]}}]
 ---
-",
-        ambit.display()
+"
     )
 }
 
@@ -42,13 +41,11 @@ pub(crate) fn run() -> Result<Vec<Line>> {
         .parent()
         .context("a program is in a directory")?
         .to_owned();
-    let ambit = bin_dir.join("ambit");
     let mut lines = Vec::new();
 
     let idle = {
-        let manifests = namespace("mesh", "ambient")
-            + &sleeper("mesh", "a", &ambit)
-            + &sleeper("mesh", "b", &ambit);
+        let manifests =
+            namespace("mesh", "ambient") + &sleeper("mesh", "a") + &sleeper("mesh", "b");
         let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
         let resident = |name: &str| settled(|| process::resident_mb(&rig.pids(name)?));
         let idle = resident("proxy")?;
@@ -68,8 +65,8 @@ pub(crate) fn run() -> Result<Vec<Line>> {
         connections(&rig, &mut lines)?;
         idle
     };
-    pods(&ambit, &mut lines)?;
-    workloads(&ambit, idle, &mut lines)?;
+    pods(&bin_dir, &mut lines)?;
+    workloads(idle, &mut lines)?;
     Ok(lines)
 }
 
@@ -97,11 +94,11 @@ fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
 }
 
 /// 100 pods: memory, and the time to enrol them and to start one.
-fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
+fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
     const PODS: usize = 100;
     let mut manifests = namespace("crowd", "none") + &namespace("mesh", "ambient");
     for n in 0..PODS {
-        manifests += &sleeper("crowd", &format!("pod-{n}"), ambit);
+        manifests += &sleeper("crowd", &format!("pod-{n}"));
     }
     let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
     let start = Instant::now();
@@ -133,7 +130,7 @@ fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
     for n in 0..20 {
         rig.apply(
             &format!("new-{n}.yaml"),
-            &sleeper("mesh", &format!("new-{n}"), ambit),
+            &sleeper("mesh", &format!("new-{n}")),
         )?;
         rig.until("the new pod is captured", |status| {
             status
@@ -150,7 +147,7 @@ fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
         mean * 1e3,
         Some(55.0),
     ));
-    let plugin = ambit.with_file_name("ambit-cni");
+    let plugin = bin_dir.join("ambit-cni");
     let runs = 50_u32;
     let start = Instant::now();
     for _ in 0..runs {
@@ -170,12 +167,12 @@ fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
 }
 
 /// 50,000 workloads and 5,000 services.
-fn workloads(ambit: &Path, idle: f64, lines: &mut Vec<Line>) -> Result<()> {
+fn workloads(idle: f64, lines: &mut Vec<Line>) -> Result<()> {
     const SERVICES: usize = 5000;
     const WORKLOADS_EACH: usize = 10;
     let mut files = vec![(
         "rig.yaml".to_owned(),
-        namespace("mesh", "ambient") + &sleeper("mesh", "a", ambit) + &namespace("many", "none"),
+        namespace("mesh", "ambient") + &sleeper("mesh", "a") + &namespace("many", "none"),
     )];
     for chunk in 0..SERVICES / 100 {
         let mut text = String::new();

@@ -45,8 +45,8 @@ impl<'a> Load<'a> {
     pub fn start(space: &'a Space<'a>, name: &str, node: Option<&str>, server: &str) -> Self {
         // The Service may not be known everywhere yet.
         let script = format!(
-            "until ambit lab-tool get http://{server}/; do sleep 0.1; done
-             exec ambit lab-tool load --http=http://{server}/ --echo={server}:9000"
+            "until ambit-lab-tool get http://{server}/; do sleep 0.1; done
+             exec ambit-lab-tool load --http=http://{server}/ --echo={server}:9000"
         );
         space.run(name, node, &script);
         space.until_event(name, "running");
@@ -59,8 +59,8 @@ impl<'a> Load<'a> {
     /// A tenth of the requests, and more time for each: for paths of several proxies.
     pub fn start_gently(space: &'a Space<'a>, name: &str, node: &str, server: &str) -> Self {
         let script = format!(
-            "until ambit lab-tool get http://{server}/; do sleep 0.1; done
-             exec ambit lab-tool load --http=http://{server}/ --echo={server}:9000 \
+            "until ambit-lab-tool get http://{server}/; do sleep 0.1; done
+             exec ambit-lab-tool load --http=http://{server}/ --echo={server}:9000 \
                  --rate-keepalive=20 --rate-new=20 --long=4 --timeout=20s"
         );
         space.run(name, Some(node), &script);

@@ -85,7 +85,7 @@ impl<'a> Space<'a> {
         self.mesh.apply(&text);
     }
 
-    /// A Deployment `name` of pods that run `ambit lab-tool` with these arguments under a service account
+    /// A Deployment `name` of pods that run `ambit-lab-tool` with these arguments under a service account
     /// of the same name, and a Service in front of ports 80 (to 8080) and 9000. On `node` if one is named.
     /// Does not wait.
     pub fn deploy(&self, name: &str, replicas: u32, node: Option<&str>, args: &[&str]) {
@@ -158,7 +158,7 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// A pod without an owner that runs `ambit lab-tool` with these arguments. Does not wait.
+    /// A pod without an owner that runs `ambit-lab-tool` with these arguments. Does not wait.
     pub fn lone_with(&self, name: &str, node: Option<&str>, labels: Value, args: &[&str]) {
         self.pod(name, labels, json!({}), pod_spec("default", node, args));
     }
@@ -287,7 +287,7 @@ impl<'a> Space<'a> {
 
     /// A `GET` from a pod of the app: its ending, and its output.
     pub fn try_get(&self, app: &str, url: &str) -> (Ending, String) {
-        let output = self.exec(app, &["ambit", "lab-tool", "get", url, "--timeout=5000"]);
+        let output = self.exec(app, &["ambit-lab-tool", "get", url, "--timeout=5000"]);
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {
             text += &String::from_utf8_lossy(&output.stderr);
@@ -392,7 +392,7 @@ fn events(log: &str) -> Vec<Value> {
 }
 
 fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
-    let mut words = vec!["lab-tool"];
+    let mut words = vec!["ambit-lab-tool"];
     words.extend(args);
     let probe = args
         .first()
@@ -406,7 +406,7 @@ fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
             "name": "tool",
             "image": "ambit/tools:dev",
             "imagePullPolicy": "Never",
-            "args": words,
+            "command": words,
             "readinessProbe": probe,
         }],
     })

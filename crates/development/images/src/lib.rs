@@ -29,7 +29,7 @@ const UNPRIVILEGED: &str = "65532:65532";
 pub struct Binaries<'a> {
     /// Architecture that they were built for.
     pub architecture: Architecture,
-    /// The directory of `ambit`, `ambit-agent`, `ambit-node-proxy`, `ambit-control` and `ambit-waypoint`.
+    /// The directory of `ambit`, `ambit-lab-tool`, `ambit-agent`, `ambit-node-proxy`, `ambit-control` and `ambit-waypoint`.
     pub directory: &'a Path,
     /// The CNI plugin, which must be static: it runs on hosts.
     pub plugin: &'a Path,
@@ -80,6 +80,9 @@ const IMAGES: [(&str, &str, &str); 5] = [
     ("tools", "/usr/bin/ambit", ""),
 ];
 
+/// The second program of the image of tools, beside `ambit`: servers and clients for pods.
+const LAB_TOOL: &str = "ambit-lab-tool";
+
 /// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`; returns the archives.
 ///
 /// # Errors
@@ -111,9 +114,10 @@ pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Resu
     Ok(archives)
 }
 
-/// Returns the names of the images' programs, which are their entry points.
+/// Returns the names of the images' programs except the CNI plugin's: entry points, and the one for pods.
 pub fn programs() -> impl Iterator<Item = &'static str> {
-    IMAGES.iter().map(|(_, path, _)| program_of(path))
+    let entrypoints = IMAGES.iter().map(|(_, path, _)| program_of(path));
+    entrypoints.chain([LAB_TOOL])
 }
 
 fn program_of(path: &str) -> &str {
@@ -151,7 +155,12 @@ fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
                 let plugin = stripped(binaries.plugin, "ambit-cni")?;
                 tree.copy("/opt/cni/bin/ambit-cni", &plugin, 0o755)?;
             }
-            "tools" => add_busybox(&mut tree, architecture, binaries.busybox)?,
+            "tools" => {
+                let tool = stripped(&binaries.directory.join(LAB_TOOL), LAB_TOOL)?;
+                tree.copy(&format!("/usr/bin/{LAB_TOOL}"), &tool, 0o755)?;
+                programs.push(tool);
+                add_busybox(&mut tree, architecture, binaries.busybox)?;
+            }
             _ => {}
         }
         trees.push(tree);

@@ -27,6 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use ambit_lab::LAB_TOOL;
 use ambit_lab::denials;
 pub use ambit_lab::{
     Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LabNetns, LogSource,
@@ -230,11 +231,11 @@ impl Mesh {
 
     /// A `GET` from inside a pod, by the lab's own client.
     pub fn get(&self, pod: &str, url: &str) -> Answer {
-        let ambit = binary("ambit");
-        let tool = ambit.to_str().expect("a path in UTF-8");
+        let tool = binary(LAB_TOOL);
+        let tool = tool.to_str().expect("a path in UTF-8");
         let output = self
             .client
-            .output(pod, &[tool, "lab-tool", "get", url, "--timeout", "5000"])
+            .output(pod, &[tool, "get", url, "--timeout", "5000"])
             .unwrap_or_else(|error| panic!("cannot run in {pod}: {error}"));
         Answer {
             code: output.code,
@@ -636,8 +637,7 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
     ambit_testkit::until_within(TIMEOUT, what, condition);
 }
 
-/// `$AMBIT` in manifests is the command line's path: pods run its small tools.
+/// `$LAB_TOOL` in manifests is the path of the program that pods run.
 fn with_tools(manifests: &str) -> String {
-    let ambit: &Path = &binary("ambit");
-    manifests.replace("$AMBIT", &ambit.to_string_lossy())
+    manifests.replace("$LAB_TOOL", &binary(LAB_TOOL).to_string_lossy())
 }

@@ -26,7 +26,7 @@ metadata: {{name: {name}, namespace: {namespace}, labels: {{{labels}}}}}
 spec:
   nodeName: {node}
   serviceAccountName: {name}
-  containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]
+  containers: [{{name: main, image: none, command: [$LAB_TOOL, sleep]}}]
 "
     )
 }

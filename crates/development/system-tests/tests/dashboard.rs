@@ -37,7 +37,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, server-v2]
+    command: [$LAB_TOOL, serve, --port, '8080', --name, server-v2]
     readinessProbe: {tcpSocket: {port: 8080}}
 ---
 apiVersion: v1

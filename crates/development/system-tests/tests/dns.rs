@@ -6,7 +6,9 @@
     reason = "a test fails by panicking"
 )]
 
-use ambit_system_tests::{IpFamily, LogSource, Mesh, Options, PAIR, binary, options, until};
+use ambit_system_tests::{
+    IpFamily, LAB_TOOL, LogSource, Mesh, Options, PAIR, binary, options, until,
+};
 
 const NAMES: &str = r#"
 ---
@@ -22,7 +24,7 @@ spec:
   nodeName: node-2
   hostname: db-0
   subdomain: db
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
 ---
 apiVersion: v1
 kind: Pod
@@ -32,7 +34,7 @@ metadata:
   annotations: {ambient.istio.io/dns-capture: "false"}
 spec:
   nodeName: node-1
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
 ---
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -45,11 +47,11 @@ spec:
   endpoints: [{address: 192.0.2.1}]
 "#;
 
-/// The output of `lab-tool resolve` in a pod.
+/// The output of `ambit-lab-tool resolve` in a pod.
 fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
-    let ambit = binary("ambit");
-    let tool = ambit.to_str().expect("a path in UTF-8");
-    let command = [&[tool, "lab-tool", "resolve"], arguments].concat();
+    let tool = binary(LAB_TOOL);
+    let tool = tool.to_str().expect("a path in UTF-8");
+    let command = [&[tool, "resolve"], arguments].concat();
     let output = mesh
         .client()
         .output(pod, &command)

@@ -23,7 +23,7 @@ spec:
   containers:
   - name: main
     image: none
-    command: [$AMBIT, lab-tool, get, \"http://server.shop/first-packet-{n}\", --timeout, \"20000\"]
+    command: [$LAB_TOOL, get, \"http://server.shop/first-packet-{n}\", --timeout, \"20000\"]
 "
             )
         })
@@ -65,9 +65,9 @@ spec:
   nodeName: node-1
   restartPolicy: Never
   initContainers:
-  - {name: first, image: none, command: [$AMBIT, lab-tool, get, 'http://server.shop/said-by-init']}
+  - {name: first, image: none, command: [$LAB_TOOL, get, 'http://server.shop/said-by-init']}
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+  - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ",
     );
     mesh.until("the pod runs: its init container has succeeded", |status| {
@@ -93,9 +93,9 @@ metadata: {name: with-init, namespace: legacy}
 spec:
   nodeName: node-1
   initContainers:
-  - {name: first, image: none, command: [$AMBIT, lab-tool, get, --every, '100', 'http://server.shop/']}
+  - {name: first, image: none, command: [$LAB_TOOL, get, --every, '100', 'http://server.shop/']}
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+  - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ",
     );
     let log_source = LogSource::Pod {
@@ -183,12 +183,12 @@ fn a_pod_may_stay_out_and_host_network_pods_always_do() {
 apiVersion: v1
 kind: Pod
 metadata: {{name: stays-out, namespace: shop, labels: {{istio.io/dataplane-mode: none}}}}
-spec: {{nodeName: node-1, containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]}}
+spec: {{nodeName: node-1, containers: [{{name: main, image: none, command: [$LAB_TOOL, sleep]}}]}}
 ---
 apiVersion: v1
 kind: Pod
 metadata: {{name: on-the-node, namespace: shop}}
-spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]}}
+spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: none, command: [$LAB_TOOL, sleep]}}]}}
 "
     );
     let mesh = Mesh::up(&manifests);
@@ -210,7 +210,7 @@ fn on_the_node(node: &str) -> String {
 apiVersion: v1
 kind: Pod
 metadata: {{name: on-the-node, namespace: legacy}}
-spec: {{nodeName: {node}, hostNetwork: true, containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]}}
+spec: {{nodeName: {node}, hostNetwork: true, containers: [{{name: main, image: none, command: [$LAB_TOOL, sleep]}}]}}
 "
     )
 }
@@ -329,7 +329,7 @@ spec:
   containers:
   - name: main
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, visitor]
+    command: [$LAB_TOOL, serve, --port, '8080', --name, visitor]
     readinessProbe: {tcpSocket: {port: 8080}}
 ",
     );

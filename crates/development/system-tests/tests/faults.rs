@@ -130,7 +130,7 @@ spec:
   serviceAccountName: client
   restartPolicy: Never
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, get, 'http://server.shop/late-marker']}
+  - {name: main, image: none, command: [$LAB_TOOL, get, 'http://server.shop/late-marker']}
 ",
     );
     mesh.until("the pod has had its answer", |status| {

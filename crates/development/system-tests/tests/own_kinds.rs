@@ -26,7 +26,7 @@ spec:
   nodeName: node-1
   serviceAccountName: many
   containers:
-  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+  - {{name: main, image: none, command: [$LAB_TOOL, sleep]}}
 "
     )
 }

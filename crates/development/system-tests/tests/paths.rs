@@ -112,7 +112,7 @@ fn a_policy_for_one_identity_refuses_all_others() {
 
 #[test]
 fn a_new_policy_closes_the_connections_it_forbids_and_no_others() {
-    let other_port = "  - {name: other, image: none, command: [$AMBIT, lab-tool, echo, --port, \"9001\"]}\n---\n\
+    let other_port = "  - {name: other, image: none, command: [$LAB_TOOL, echo, --port, \"9001\"]}\n---\n\
         apiVersion: v1\nkind: Service\n";
     let mesh = Mesh::up(&PAIR.replacen("---\napiVersion: v1\nkind: Service\n", other_port, 1));
     let server = mesh.ip("shop/server");

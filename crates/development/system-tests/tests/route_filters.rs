@@ -18,7 +18,7 @@ spec:
   nodeName: node-1
   serviceAccountName: shadow
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+  - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ---
 apiVersion: v1
 kind: Service

@@ -20,7 +20,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, reflect]
+    command: [$LAB_TOOL, reflect]
     readinessProbe: {tcpSocket: {port: 8080}}
 ---
 apiVersion: v1

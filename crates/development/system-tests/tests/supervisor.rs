@@ -123,7 +123,7 @@ spec:
   serviceAccountName: {account}
   restartPolicy: Never
   containers:
-  - {{name: main, image: none, command: [$AMBIT, lab-tool, first-connect, 'server.shop:9000']}}
+  - {{name: main, image: none, command: [$LAB_TOOL, first-connect, 'server.shop:9000']}}
 "
     )
 }

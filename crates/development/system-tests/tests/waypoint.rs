@@ -43,7 +43,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, other, --text, other-text]
+    command: [$LAB_TOOL, serve, --port, '8080', --name, other, --text, other-text]
     readinessProbe: {tcpSocket: {port: 8080}}
 ---
 apiVersion: v1

@@ -1,7 +1,10 @@
-//! The result of a `GET` of `ambit lab-tool get`, and the results that a test may wait for: kinds of
+//! The result of a `GET` of `ambit-lab-tool get`, and the results that a test may wait for: kinds of
 //! failure are distinguished.
 
 use std::net::IpAddr;
+
+/// Name of the program that pods of labs run for want of another: servers and clients. It is beside `ambit`.
+pub const LAB_TOOL: &str = "ambit-lab-tool";
 
 /// The node proxy's log text for every connection that a policy denies.
 const REJECTED: &str = "connection closed due to policy rejection: ";

@@ -57,7 +57,7 @@ mod tokens;
 
 pub use capture::{Capture, FlowKind, FlowReport, Traffic};
 pub use client::{Client, ClientError, ExecOutput};
-pub use get::{Ending, Expected, denials};
+pub use get::{Ending, Expected, LAB_TOOL, denials};
 pub use options::{IpFamily, MAX_NODES, Options, PrimaryCni};
 pub use protocol::{
     ContainerStatus, DaemonStatus, LabNetns, LogSource, NodeStatus, PodStatus, Replacement, Status,

@@ -86,7 +86,7 @@ pub struct Options {
     pub node_proxies: BTreeMap<String, PathBuf>,
     /// Directory of `ambit-agent` and the other binaries.
     pub bin_dir: PathBuf,
-    /// The `ambit` binary itself: it also plays pod processes' shim, the CNI plugin and lab tools.
+    /// The `ambit` binary itself: it also plays pod processes' shim and the CNI plugin. Pods find the programs beside it.
     pub ambit: PathBuf,
     /// False leaves out control plane, agents, proxies and the chained plugin.
     pub mesh: bool,

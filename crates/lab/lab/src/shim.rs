@@ -17,6 +17,8 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::LAB_TOOL;
+
 /// Steps of the shim before it executes `command`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shim {
@@ -62,6 +64,11 @@ pub fn run_shim(text: &str) -> ExitCode {
     };
     let error = Command::new(program).args(args).exec();
     eprintln!("cannot run {program}: {error}");
+    if program == LAB_TOOL && error.kind() == io::ErrorKind::NotFound {
+        eprintln!(
+            "the lab looks for {LAB_TOOL} beside ambit, in --bin-dir and in PATH: build it (`cargo build --bins`)"
+        );
+    }
     // As shells do: 127 for not found, 126 for not executable.
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
         127

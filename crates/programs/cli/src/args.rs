@@ -1,6 +1,6 @@
 //! The arguments.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 #[cfg(target_os = "linux")]
 use ambit_lab::Stage;
@@ -25,7 +25,6 @@ use crate::{
     rollout::RolloutArgs,
     status::StatusArgs,
     suggest::SuggestArgs,
-    tool::Tool,
     version::VersionArgs,
     walk::WalkArgs,
     waypoint::WaypointCommand,
@@ -116,9 +115,13 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: LabCommand,
     },
-    /// Small programs for pods of a lab
-    #[command(hide = true, subcommand)]
-    LabTool(Tool),
+    /// Run ambit-lab-tool, the servers and clients for pods of a lab
+    #[command(hide = true, disable_help_flag = true)]
+    LabTool {
+        /// Arguments of ambit-lab-tool
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -17,8 +17,8 @@ use std::{
 };
 
 use ambit_lab::{
-    Client, ExecOutput, FlowKind, FlowReport, IpFamily, LabNetns, LogSource, Options, PodStatus,
-    PrimaryCni, Status,
+    Client, ExecOutput, FlowKind, FlowReport, IpFamily, LAB_TOOL, LabNetns, LogSource, Options,
+    PodStatus, PrimaryCni, Status,
 };
 
 use crate::{
@@ -210,13 +210,19 @@ fn options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Options,
     let ambit = std::env::current_exe().map_err(|error| {
         CliError::new(ErrorKind::Failed, "cannot find this binary").because(error)
     })?;
+    let bin_dir = ambit.parent().unwrap_or_else(|| Path::new(".")).to_owned();
+    if !bin_dir.join(LAB_TOOL).is_file() {
+        let what = format!("{} has no {LAB_TOOL}", bin_dir.display());
+        return Err(CliError::new(ErrorKind::NotFound, what)
+            .hint("pods of the example run it: build all binaries (`cargo build --bins`)"));
+    }
     Ok(Options {
         name: name.to_owned(),
         manifests: manifests.to_owned(),
         nodes: 2,
         ip_family,
         node_proxies: BTreeMap::new(),
-        bin_dir: ambit.parent().unwrap_or_else(|| Path::new(".")).to_owned(),
+        bin_dir,
         ambit,
         mesh: true,
         primary_cni: PrimaryCni::Lab,
@@ -353,7 +359,7 @@ impl Demo {
 
     /// Fetches a page from a pod.
     fn get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
-        let command = ["ambit", "lab-tool", "get", "--timeout", "5000", url];
+        let command = [LAB_TOOL, "get", "--timeout", "5000", url];
         self.client
             .output(&named(client), &command)
             .map_err(labs::client_error)

@@ -6,18 +6,22 @@ mod collect;
 mod differences;
 mod effect;
 pub(crate) mod labels;
+mod specs;
 
 use std::collections::BTreeSet;
 
 use ambit_derive::{Index, MeshConfig, Problem, Severity};
 use ambit_k8s_api::{
-    Definition, Kind, ObjectKey, Origin, ReadKeyError,
+    ConfigMap, Definition, Kind, ObjectKey, Origin, ReadKeyError,
     unread::{instead_of, is_mesh_group},
 };
+use kube::core::TypeMeta;
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::rehearsal::{event_at, index_of, object_key};
 use differences::Surroundings;
+use specs::{Settings, group_and_kind, group_of};
 
 pub(crate) use collect::{of_cluster, of_files};
 use effect::object_name;
@@ -73,19 +77,23 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
     all
 }
 
-/// MeshConfig in the ConfigMap of the root namespace; null without any.
-fn mesh_settings<'a>(mut values: impl Iterator<Item = &'a Value>, root_namespace: &str) -> Value {
+/// MeshConfig in the ConfigMap of the root namespace; an empty one without any.
+fn mesh_settings<'a>(
+    mut values: impl Iterator<Item = &'a Value>,
+    root_namespace: &str,
+) -> Settings {
     let name = format!("ConfigMap {root_namespace}/istio");
     let found = values.find(|value| object_name(value) == name);
-    let text = found.and_then(|map| map.pointer("/data/mesh")?.as_str());
+    let map = found.and_then(|map| ConfigMap::deserialize(map).ok());
+    let text = map.and_then(|map| map.data?.remove("mesh"));
     // An error of it is the control plane's to report.
-    text.and_then(|text| serde_saphyr::from_str(text).ok())
+    text.and_then(|text| serde_saphyr::from_str(&text).ok())
         .unwrap_or_default()
 }
 
 /// Takes the trust domain over for a mesh that is not installed yet: it is a value of the installation.
-fn trust_domain(config: &mut MeshConfig, settings: &Value) -> Option<Effect> {
-    let found = settings.get("trustDomain")?.as_str()?;
+fn trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> {
+    let found = settings.trust_domain.as_str();
     if found.is_empty() || found == config.trust_domain.as_str() {
         return None;
     }
@@ -224,14 +232,14 @@ fn of_virtual_service(message: &str) -> &'static str {
 
 /// Effects of an object of a kind that is not followed.
 fn without_effect(value: &Value) -> Option<Effect> {
-    let (group, kind) = group_and_kind(value)?;
-    let version = value.get("apiVersion").and_then(Value::as_str);
-    let known = Kind::find(version, kind);
+    let TypeMeta { api_version, kind } = TypeMeta::deserialize(value).ok()?;
+    let group = group_of(&api_version);
+    let known = Kind::find(Some(&api_version), &kind);
     let is_followed = known.is_some_and(|known| known.definition() != Definition::Unread);
     if is_followed || !is_mesh_group(group) {
         return None;
     }
-    let advice = instead_of(group, kind).unwrap_or("nothing in Ambit is in its place");
+    let advice = instead_of(group, &kind).unwrap_or("nothing in Ambit is in its place");
     let effect = "objects of this kind have no effect";
     let object = object_name(value);
     Some(Effect::new(Outcome::Lapses, &object, ".", effect, advice))
@@ -248,16 +256,10 @@ fn add_working<'a>(all: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value
         };
         let object = object_name(value);
         let is_settings = kind == "ConfigMap" && object.ends_with("/istio");
-        if (is_mesh_group(group) || is_settings) && !differing.contains(&object) {
+        if (is_mesh_group(&group) || is_settings) && !differing.contains(&object) {
             all.push(Effect::new(Outcome::Works, &object, ".", "", ""));
         }
     }
-}
-
-fn group_and_kind(value: &Value) -> Option<(&str, &str)> {
-    let version = value.get("apiVersion")?.as_str()?;
-    let group = version.split_once('/').map_or("", |(group, _)| group);
-    Some((group, value.get("kind")?.as_str()?))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Running labs: which one a command queries, and its errors in words.
 
-use ambit_k8s_api::Namespace;
+use ambit_k8s_api::{Kind, Namespace, ObjectKey, ObjectType};
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{CliError, ErrorKind};
@@ -35,18 +34,21 @@ pub(crate) fn hint() -> Option<String> {
     ))
 }
 
+/// Objects of a kind in their JSON form, of all objects of a lab.
+pub(crate) fn values_of_kind(objects: &[Value], kind: Kind) -> impl Iterator<Item = &Value> {
+    let is_one = move |one: &&Value| ObjectKey::read(one).is_ok_and(|key| key.kind == kind);
+    objects.iter().filter(is_one)
+}
+
 /// Objects of a kind, of all objects of a lab. Those that are not of that form are left out.
-pub(crate) fn of_kind<T: DeserializeOwned>(objects: &[Value], kind: &str) -> Vec<T> {
-    let is_one = |one: &&Value| one.get("kind").and_then(Value::as_str) == Some(kind);
-    let found = objects.iter().filter(is_one).cloned();
-    found
-        .filter_map(|one| serde_json::from_value(one).ok())
-        .collect()
+pub(crate) fn of_kind<T: ObjectType>(objects: &[Value]) -> Vec<T> {
+    let found = values_of_kind(objects, T::OBJECT_KIND);
+    found.filter_map(|one| T::deserialize(one).ok()).collect()
 }
 
 /// A namespace, of all objects of a lab.
 pub(crate) fn namespace(objects: &[Value], name: &str) -> Result<Namespace, CliError> {
-    let namespaces: Vec<Namespace> = of_kind(objects, "Namespace");
+    let namespaces: Vec<Namespace> = of_kind(objects);
     let mut namespaces = namespaces.into_iter();
     let found = namespaces.find(|one| one.metadata.name.as_deref() == Some(name));
     found.ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))

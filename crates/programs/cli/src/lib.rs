@@ -1,8 +1,8 @@
 //! The `ambit` command line: looks into running node proxies and control planes, ours or Istio's,
 //! explains policies, and runs the lab.
 //!
-//! The same binary is also the lab's helper processes: under the name of its CNI plugin, as the
-//! stages of its supervisor, and as the small programs that example pods run.
+//! The same binary is also the lab's helper processes: under the name of its CNI plugin, and as the stages of its
+//! supervisor.
 #![forbid(unsafe_code)]
 
 mod access_log;
@@ -26,8 +26,10 @@ mod inspect;
 mod install;
 mod istio;
 mod lab;
+mod lab_tool;
 mod labs;
 mod lint;
+mod manifest;
 mod manual;
 mod membership;
 mod output;
@@ -40,7 +42,6 @@ mod rollout;
 mod source;
 mod status;
 mod suggest;
-mod tool;
 mod version;
 mod walk;
 mod waypoint;
@@ -107,7 +108,7 @@ pub fn main() -> ExitCode {
         Command::Man { directory } => manual::pages(&directory).map(done),
         Command::BugReport(args) => bug_report::run(&args).map(done),
         Command::Version(args) => version::run(&args).map(done),
-        Command::LabTool(tool) => return tool::run(&tool),
+        Command::LabTool { arguments } => Err(lab_tool::run(&arguments)),
     };
     match result {
         Ok(code) => code,

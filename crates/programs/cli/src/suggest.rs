@@ -21,6 +21,7 @@ use crate::{
     dump::OpenDump,
     flows::{FlowPlace, Received, subscribe},
     install::{duration, progress},
+    manifest,
     output::say,
     rehearsal,
     source::{DUMP, Source},
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
         say(&format!("# {note}"))?;
     }
     for policy in policies {
-        let text = serde_saphyr::to_string(&policy).map_err(|error| {
+        let text = serde_saphyr::to_string(&manifest::of(&policy)).map_err(|error| {
             let what = "a policy cannot be written as YAML";
             CliError::new(ErrorKind::Failed, what).because(error.to_string())
         })?;

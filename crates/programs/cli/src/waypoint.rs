@@ -9,7 +9,7 @@ mod records;
 use std::time::Duration;
 
 use ambit_install::cluster::Cluster;
-use ambit_k8s_api::Pod;
+use ambit_k8s_api::{Pod, Service};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
@@ -290,7 +290,7 @@ impl ApplyArgs {
     fn migrations(
         &self,
         policies: &[Value],
-        services: &[Value],
+        services: &[Service],
         trust_domain: &str,
     ) -> Result<Vec<(Moot, Migration)>, CliError> {
         if self.made.serves == Some(For::None) {

@@ -68,13 +68,13 @@ pub(super) struct PodPlan<'a> {
     pub(super) name: &'a str,
     /// Number of the node, from 1.
     pub(super) node: u8,
-    /// Arguments of `ambit lab-tool`.
+    /// Arguments of `ambit-lab-tool`.
     pub(super) tool: Vec<String>,
 }
 
 impl PodPlan<'_> {
     fn object(&self, restart: &str) -> Result<Pod> {
-        let mut command = vec!["/usr/bin/ambit".to_owned(), "lab-tool".to_owned()];
+        let mut command = vec!["/usr/bin/ambit-lab-tool".to_owned()];
         command.extend(self.tool.iter().cloned());
         Ok(serde_json::from_value(json!({
             "metadata": {"name": self.name, "namespace": self.namespace, "labels": {"app": self.name}},

@@ -19,7 +19,7 @@ const MARK: u32 = 0x539;
 fn deploy_holder(space: &Space<'_>, server: &Pod) -> String {
     let target = format!("{}:9000", address(server));
     space.deploy("holder", 1, Some("n1"), &["hold", &target]);
-    format!("ambit lab-tool hold {target}")
+    format!("ambit-lab-tool hold {target}")
 }
 
 /// Counts the holder's connections that no proxy carries; `None` while it is not running.
@@ -89,7 +89,7 @@ fn what_a_pod_that_opted_in_opened_before_the_agent_knew_is_closed() {
         serde_json::json!({"istio.io/dataplane-mode": "ambient"}),
         &["hold", &target],
     );
-    let holder = format!("ambit lab-tool hold {target}");
+    let holder = format!("ambit-lab-tool hold {target}");
     until(
         "the pod talks in plaintext, which no agent prevents",
         || plaintext(node, &holder).is_some_and(|connections| connections > 0),

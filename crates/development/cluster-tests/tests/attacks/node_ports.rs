@@ -21,12 +21,12 @@ spec:
   - name: web
     image: ambit/tools:dev
     imagePullPolicy: Never
-    args: [lab-tool, serve, --port=8080]
+    command: [ambit-lab-tool, serve, --port=8080]
     readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1, failureThreshold: 1}
   - name: admin
     image: ambit/tools:dev
     imagePullPolicy: Never
-    args: [lab-tool, serve, --port=8081]
+    command: [ambit-lab-tool, serve, --port=8081]
 ---
 apiVersion: v1
 kind: Service
@@ -57,7 +57,7 @@ spec:
   - name: tool
     image: ambit/tools:dev
     imagePullPolicy: Never
-    args: [lab-tool, {args}]
+    command: [ambit-lab-tool, {args}]
 "
     )
 }

@@ -33,7 +33,7 @@ spec:
   - name: tool
     image: ambit/tools:dev
     imagePullPolicy: Never
-    args: [lab-tool, probe-server]
+    command: [ambit-lab-tool, probe-server]
     startupProbe: {{{probe}, periodSeconds: 1, failureThreshold: 5}}
     readinessProbe: {{{probe}, periodSeconds: 1, failureThreshold: 1}}
     livenessProbe: {{{probe}, periodSeconds: 1, failureThreshold: 2}}

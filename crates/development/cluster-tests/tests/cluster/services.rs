@@ -126,7 +126,7 @@ spec:
   - name: tool
     image: ambit/tools:dev
     imagePullPolicy: Never
-    args: [lab-tool, serve, --port=8080, --quiet]
+    command: [ambit-lab-tool, serve, --port=8080, --quiet]
     ports: [{containerPort: 8080, hostPort: 18080}]
     readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
 ",

@@ -48,7 +48,7 @@ spec:
       - name: job
         image: ambit/tools:dev
         imagePullPolicy: Never
-        args: [lab-tool, first-connect, 'server:9000', --marker=$MARKER]
+        command: [ambit-lab-tool, first-connect, 'server:9000', --marker=$MARKER]
 "
         .replace("$MARKER", &space.marker()),
     );
@@ -91,7 +91,7 @@ spec:
       - name: db
         image: ambit/tools:dev
         imagePullPolicy: Never
-        args: [lab-tool, serve, --port=8080, --quiet]
+        command: [ambit-lab-tool, serve, --port=8080, --quiet]
         readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
 ",
     );
@@ -178,10 +178,10 @@ spec:
   nodeName: n1
   terminationGracePeriodSeconds: 1
   initContainers:
-  - {{name: first, {tool}, args: [lab-tool, first-connect, {call}]}}
-  - {{name: sidecar, {tool}, restartPolicy: Always, args: [lab-tool, first-connect, --stay, {call}]}}
+  - {{name: first, {tool}, command: [ambit-lab-tool, first-connect, {call}]}}
+  - {{name: sidecar, {tool}, restartPolicy: Always, command: [ambit-lab-tool, first-connect, --stay, {call}]}}
   containers:
-  - {{name: tool, {tool}, args: [lab-tool, first-connect, --stay, {call}]}}
+  - {{name: tool, {tool}, command: [ambit-lab-tool, first-connect, --stay, {call}]}}
 "
     ));
     let pod = space.ready("pod", 1).remove(0);

@@ -134,7 +134,7 @@ spec:
   nodeName: node-1
   serviceAccountName: late
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+  - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ",
     );
     mesh.until_captured("shop/late", true);

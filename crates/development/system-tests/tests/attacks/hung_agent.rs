@@ -14,7 +14,7 @@ spec:
   nodeName: node-1
   restartPolicy: Never
   containers:
-  - {{name: main, image: none, command: [$AMBIT, lab-tool, get, 'http://server.shop/{path}']}}
+  - {{name: main, image: none, command: [$LAB_TOOL, get, 'http://server.shop/{path}']}}
 "
     )
 }

@@ -31,7 +31,7 @@ spec:
   nodeName: node-1
   restartPolicy: Never
   containers:
-  - {{name: main, image: none, command: [$AMBIT, lab-tool, first-connect, 'server.shop:9000']}}
+  - {{name: main, image: none, command: [$LAB_TOOL, first-connect, 'server.shop:9000']}}
 "
             ),
         );

@@ -22,7 +22,7 @@ spec:
   nodeName: node-1
   terminationGracePeriodSeconds: 1
   containers:
-  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+  - {{name: main, image: none, command: [$LAB_TOOL, sleep]}}
 "
         )
     };
@@ -33,7 +33,7 @@ const ON_THE_NODE: &str = "---
 apiVersion: v1
 kind: Pod
 metadata: {name: on-the-node, namespace: legacy}
-spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
 /// The output of a shell on the node, which sees all processes of the lab.

@@ -1,7 +1,7 @@
 //! A ServiceEntry of one namespace answers for no name of another one's Services, and for none at all in other
 //! namespaces unless the mesh's administrator lets it.
 
-use ambit_system_tests::{Mesh, PAIR, binary, until};
+use ambit_system_tests::{LAB_TOOL, Mesh, PAIR, binary, until};
 
 /// The address of the attacker's entry.
 const OURS: &str = "240.240.66.1";
@@ -56,9 +56,9 @@ spec:
 }
 
 fn resolve(mesh: &Mesh, name: &str) -> String {
-    let tool = binary("ambit");
+    let tool = binary(LAB_TOOL);
     let tool = tool.to_str().expect("a path in UTF-8");
-    let command = [tool, "lab-tool", "resolve", name];
+    let command = [tool, "resolve", name];
     let output = mesh.client().output("shop/client", &command).unwrap();
     output.stdout + &output.stderr
 }

@@ -71,14 +71,14 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '{PROBE_PORT}', --name, server, --text, {MARKER}]
+    command: [$LAB_TOOL, serve, --port, '{PROBE_PORT}', --name, server, --text, {MARKER}]
     ports: [{{name: http, containerPort: {PROBE_PORT}}}]
     startupProbe: {{tcpSocket: {{port: {PROBE_PORT}}}, periodSeconds: 1}}
     readinessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 1}}
     livenessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 1}}
   - name: admin
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '{OTHER_PORT}', --name, admin, --text, {MARKER}]
+    command: [$LAB_TOOL, serve, --port, '{OTHER_PORT}', --name, admin, --text, {MARKER}]
     readinessProbe: {{exec: {{command: ['true']}}, periodSeconds: 1}}
 "
     )
@@ -129,19 +129,19 @@ metadata: {{name: client, namespace: shop}}
 spec:
   nodeName: {NODE}
   serviceAccountName: client
-  containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]
+  containers: [{{name: main, image: none, command: [$LAB_TOOL, sleep]}}]
 ---
 apiVersion: v1
 kind: Pod
 metadata: {{name: client, namespace: legacy}}
 spec:
   nodeName: {NODE}
-  containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]
+  containers: [{{name: main, image: none, command: [$LAB_TOOL, sleep]}}]
 ---
 apiVersion: v1
 kind: Pod
 metadata: {{name: on-the-node, namespace: legacy}}
-spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]}}
+spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: none, command: [$LAB_TOOL, sleep]}}]}}
 "
         );
         manifests += &server("shop");
@@ -307,7 +307,7 @@ spec:
   containers:
   - name: main
     image: none
-    command: [$AMBIT, lab-tool, sleep]
+    command: [$LAB_TOOL, sleep]
     readinessProbe: {{httpGet: {{host: '{victim}', path: /, port: {port}}}, periodSeconds: 1}}
 "
                 ),

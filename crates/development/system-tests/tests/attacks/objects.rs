@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use ambit_system_tests::{Mesh, PAIR, binary, until};
+use ambit_system_tests::{LAB_TOOL, Mesh, PAIR, binary, until};
 
 const EMPTY_REFS: &str = "
 apiVersion: security.istio.io/v1
@@ -100,8 +100,8 @@ fn an_entry_diverts_nothing_of_other_namespaces() {
     let by_name = "http://server.shop/";
     // Pods are ready before all proxies have heard of all services.
     mesh.until_get("shop/client", by_name, true);
-    let tool = binary("ambit");
-    let resolve = [tool.to_str().unwrap(), "lab-tool", "resolve", "server.shop"];
+    let tool = binary(LAB_TOOL);
+    let resolve = [tool.to_str().unwrap(), "resolve", "server.shop"];
     let output = mesh.run("shop/client", &resolve);
     let mut addresses = output
         .split_whitespace()

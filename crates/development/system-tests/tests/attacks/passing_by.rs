@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use ambit_system_tests::{
-    Answer, IpFamily, Mesh, Options, PAIR, PrimaryCni, binary, options, until,
+    Answer, IpFamily, LAB_TOOL, Mesh, Options, PAIR, PrimaryCni, binary, options, until,
 };
 
 const NEIGHBOUR: &str = "legacy/client";
@@ -32,7 +32,7 @@ impl Street {
 apiVersion: v1
 kind: Pod
 metadata: {name: on-the-node, namespace: legacy}
-spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
         let options = Options {
             primary_cni,
@@ -73,20 +73,13 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
 
     /// A `GET` by the neighbour.
     fn get(&self, address: impl std::fmt::Display, v4: bool) -> Answer {
-        let tool = binary("ambit");
+        let tool = binary(LAB_TOOL);
         let url = if v4 {
             format!("http://{address}:8080/")
         } else {
             format!("http://[{address}]:8080/")
         };
-        let command = [
-            tool.to_str().unwrap(),
-            "lab-tool",
-            "get",
-            &url,
-            "--timeout",
-            "3000",
-        ];
+        let command = [tool.to_str().unwrap(), "get", &url, "--timeout", "3000"];
         let output = self.mesh.client().output(NEIGHBOUR, &command).unwrap();
         Answer {
             code: output.code,

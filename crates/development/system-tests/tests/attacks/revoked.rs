@@ -14,7 +14,7 @@ metadata: {name: sidecar, namespace: legacy}
 spec:
   nodeName: node-1
   serviceAccountName: sidecar
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
 const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";

@@ -21,7 +21,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, \"8080\", --name, far-server]
+    command: [$LAB_TOOL, serve, --port, \"8080\", --name, far-server]
     readinessProbe: {tcpSocket: {port: 8080}}
 ";
 const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";

@@ -15,7 +15,7 @@ metadata: {name: sidecar, namespace: legacy}
 spec:
   nodeName: node-1
   serviceAccountName: sidecar
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ---
 apiVersion: v1
@@ -24,7 +24,7 @@ metadata: {name: twin, namespace: shop, labels: {istio.io/dataplane-mode: none}}
 spec:
   nodeName: node-2
   serviceAccountName: server
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ---
 apiVersion: v1
@@ -46,7 +46,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, api]
+    command: [$LAB_TOOL, serve, --port, '8080', --name, api]
     readinessProbe: {tcpSocket: {port: 8080}}
 ---
 apiVersion: v1

@@ -148,7 +148,7 @@ spec:
   nodeName: node-2
   serviceAccountName: client
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+  - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ";
     Mesh::up_with(&format!("{PAIR}\n---{egress}{more}"), options)
 }

@@ -15,7 +15,7 @@ spec:
   nodeName: node-2
   serviceAccountName: many
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+  - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ---
 apiVersion: v1
 kind: Service

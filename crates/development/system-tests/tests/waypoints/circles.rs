@@ -20,7 +20,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, far, --text, far-text]
+    command: [$LAB_TOOL, serve, --port, '8080', --name, far, --text, far-text]
     readinessProbe: {tcpSocket: {port: 8080}}
 ---
 apiVersion: v1

@@ -36,7 +36,7 @@ spec:
       containers:
       - name: web
         image: none
-        command: [$AMBIT, lab-tool, serve, --port, '8080', --name, many]
+        command: [$LAB_TOOL, serve, --port, '8080', --name, many]
         ports: [{{name: http, containerPort: 8080}}]
         readinessProbe: {{tcpSocket: {{port: 8080}}}}
 ---

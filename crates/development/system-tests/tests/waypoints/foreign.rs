@@ -34,7 +34,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, far, --text, far-text]
+    command: [$LAB_TOOL, serve, --port, '8080', --name, far, --text, far-text]
     readinessProbe: {tcpSocket: {port: 8080}}
 ---
 apiVersion: v1
@@ -143,7 +143,7 @@ fn a_proxy_that_speaks_no_hbone_is_a_waypoint_behind_its_node_proxy() {
         "labels: {istio.io/waypoint-for: all}",
         "labels: {istio.io/waypoint-for: all}, annotations: {ambient.istio.io/waypoint-inbound-binding: PROXY/15088}",
     );
-    let serves = "[$AMBIT, lab-tool, serve, --port, '8080', --name, far, --text, far-text]";
+    let serves = "[$LAB_TOOL, serve, --port, '8080', --name, far, --text, far-text]";
     let nginx = format!("[nginx, -c, {}]", nginx(scratch.path()));
     let foreign = FOREIGN.replace(serves, &nginx);
     let foreign = foreign.replace("{port: 8080}", "{port: 15088}");

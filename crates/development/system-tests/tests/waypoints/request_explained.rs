@@ -22,7 +22,7 @@ spec:
   containers:
   - name: web
     image: none
-    command: [$AMBIT, lab-tool, serve, --port, \"8080\", --name, {name}]
+    command: [$LAB_TOOL, serve, --port, \"8080\", --name, {name}]
     readinessProbe: {{tcpSocket: {{port: 8080}}}}
 {}",
         service(namespace, name, name)

@@ -17,7 +17,7 @@ metadata: {name: client, namespace: bank, labels: {app: client}}
 spec:
   nodeName: node-1
   serviceAccountName: client
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
 ---
 apiVersion: v1
 kind: Service

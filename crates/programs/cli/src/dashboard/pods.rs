@@ -51,7 +51,7 @@ fn of_lab(lab: &str, namespace: &str, mesh: &str) -> Result<Vec<PodView>, CliErr
     let status = client.status().map_err(labs::client_error)?;
     let object = labs::namespace(&objects, namespace)?;
     let rules = Rules::of(None, mesh);
-    let pods: Vec<Pod> = labs::of_kind(&objects, "Pod");
+    let pods: Vec<Pod> = labs::of_kind(&objects);
     let here = pods
         .iter()
         .filter(|pod| pod.metadata.namespace.as_deref() == Some(namespace));

@@ -12,10 +12,11 @@ use ambit_install::{
     object::ObjectRef,
 };
 use ambit_k8s_api::{
-    Kind,
+    BackendTLSPolicy, Kind, ObjectKey,
     unread::{instead_of, is_mesh_group},
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::Mesh;
@@ -128,14 +129,14 @@ pub(crate) async fn of_cluster(cluster: &Cluster, mesh_namespace: &str) -> Resul
 fn named_config_maps(mesh: &Mesh, mesh_namespace: &str) -> BTreeSet<(String, String)> {
     let mut names = BTreeSet::from([(mesh_namespace.to_owned(), "istio".to_owned())]);
     for (value, _) in &mesh.objects {
-        let references = value.pointer("/spec/validation/caCertificateRefs");
-        let namespace = value.pointer("/metadata/namespace").and_then(Value::as_str);
-        for reference in references.and_then(Value::as_array).into_iter().flatten() {
-            let name = reference.get("name").and_then(Value::as_str);
-            if let (Some(namespace), Some(name)) = (namespace, name) {
-                names.insert((namespace.to_owned(), name.to_owned()));
-            }
-        }
+        let is_one = ObjectKey::read(value).is_ok_and(|key| key.kind == Kind::BackendTLSPolicy);
+        let policy = is_one.then(|| BackendTLSPolicy::deserialize(value).ok());
+        let Some(BackendTLSPolicy { metadata, spec, .. }) = policy.flatten() else {
+            continue;
+        };
+        let namespace = metadata.namespace.unwrap_or_default();
+        let references = spec.validation.ca_certificate_refs.into_iter();
+        names.extend(references.map(|reference| (namespace.clone(), reference.name)));
     }
     names
 }

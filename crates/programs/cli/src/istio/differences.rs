@@ -4,13 +4,24 @@
 use std::collections::BTreeMap;
 
 use ambit_derive::MeshConfig;
+use ambit_k8s_api::{
+    ConfigMap, Gateway, GatewayClass, ObjectMeta,
+    gateway::{GROUP as GATEWAY_API, ParentReference},
+};
 use ambit_virtual_service::{full_name, is_for_mesh};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::effect::{
-    Effect,
-    Outcome::{self, Changes, Lapses},
-    object_name,
+use super::{
+    effect::{
+        Effect,
+        Outcome::{self, Changes, Lapses},
+        object_name,
+    },
+    specs::{
+        DestinationRuleSpec, Object, PeerAuthenticationSpec, RouteSpec, ServiceEntrySpec, Settings,
+        TlsPolicy, VirtualServiceSpec, group_and_kind,
+    },
 };
 
 /// Classes of Istio's Gateways, with the controllers that Istio's control plane is.
@@ -20,7 +31,6 @@ const CLASSES: [(&str, &str); 4] = [
     ("istio-east-west", "istio.io/eastwest-controller"),
     ("agentgateway", "istio.io/agentgateway-controller"),
 ];
-const GATEWAY_API: &str = "gateway.networking.k8s.io";
 
 /// Objects that differences of others depend on.
 pub(super) struct Surroundings {
@@ -38,34 +48,30 @@ pub(super) struct Surroundings {
 impl Surroundings {
     pub(super) fn new<'a>(
         config: &MeshConfig,
-        settings: &Value,
+        settings: &Settings,
         objects: impl Iterator<Item = &'a Value> + Clone,
     ) -> Self {
-        let of_kind = |kind: &'static str| {
-            objects
-                .clone()
-                .filter(move |one| is_of_gateway_api(one, kind))
+        let classes = of_gateway_api::<GatewayClass>(objects.clone(), "GatewayClass");
+        let controller = |class: GatewayClass| {
+            let name = class.metadata.name.unwrap_or_default();
+            (name, class.spec.controller_name)
         };
-        let controller = |class: &Value| {
-            let name = text(class, "/metadata/name").to_owned();
-            (name, text(class, "/spec/controllerName").to_owned())
-        };
-        let exports = settings.get("defaultServiceExportTo");
-        let exports = exports.and_then(Value::as_array);
+        let exports = &settings.default_service_export_to;
         let mut all = Self {
             root_namespace: config.root_namespace.to_string(),
             cluster_domain: config.cluster_domain.to_string(),
             revision: config.revision.to_string(),
-            exports_to_all: exports.is_some_and(|list| list.iter().any(|one| one == "*")),
-            controllers: of_kind("GatewayClass").map(controller).collect(),
+            exports_to_all: exports.iter().any(|one| one == "*"),
+            controllers: classes.map(controller).collect(),
             lapsed: Vec::new(),
         };
-        let lapsed = of_kind("Gateway").filter(|gateway| all.is_istios(gateway));
+        let lapsed = of_gateway_api::<Gateway>(objects, "Gateway");
+        let lapsed = lapsed.filter(|gateway| all.is_istios(gateway));
         all.lapsed = lapsed
             .map(|one| {
                 (
-                    namespace(one).to_owned(),
-                    text(one, "/metadata/name").to_owned(),
+                    namespace(&one.metadata).to_owned(),
+                    one.metadata.name.unwrap_or_default(),
                 )
             })
             .collect();
@@ -73,8 +79,8 @@ impl Surroundings {
     }
 
     /// Whether a Gateway is one of Istio's that is no waypoint.
-    fn is_istios(&self, gateway: &Value) -> bool {
-        let class = text(gateway, "/spec/gatewayClassName");
+    fn is_istios(&self, gateway: &Gateway) -> bool {
+        let class = gateway.spec.gateway_class_name.as_str();
         match self.controllers.get(class) {
             Some(controller) => CLASSES.iter().any(|(_, of_istio)| of_istio == controller),
             None => CLASSES.iter().any(|(of_istio, _)| *of_istio == class),
@@ -89,16 +95,19 @@ impl Surroundings {
 
     /// Differences of one object.
     pub(super) fn of_value(&self, value: &Value) -> Vec<Effect> {
-        let version = text(value, "/apiVersion");
-        let group = version.split_once('/').map_or("", |(group, _)| group);
-        let found = match (group, text(value, "/kind")) {
-            (GATEWAY_API, "Gateway") => self.gateway(value),
-            (GATEWAY_API, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => self.route(value),
-            ("networking.istio.io", "ServiceEntry") => self.service_entry(value),
-            ("networking.istio.io", "DestinationRule") => destination_rule(value),
-            ("networking.istio.io", "VirtualService") => self.virtual_service(value),
-            ("security.istio.io", "PeerAuthentication") => peer_authentication(value),
-            ("", "ConfigMap") => revisioned_settings(value),
+        let Some((group, kind)) = group_and_kind(value) else {
+            return Vec::new();
+        };
+        let found = match (group.as_str(), kind.as_str()) {
+            (GATEWAY_API, "Gateway") => self.gateway(&read(value)),
+            (GATEWAY_API, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => {
+                self.route(&read(value))
+            }
+            ("networking.istio.io", "ServiceEntry") => self.service_entry(&read(value)),
+            ("networking.istio.io", "DestinationRule") => destination_rule(&read(value)),
+            ("networking.istio.io", "VirtualService") => self.virtual_service(&read(value)),
+            ("security.istio.io", "PeerAuthentication") => peer_authentication(&read(value)),
+            ("", "ConfigMap") => revisioned_settings(&read(value)),
             _ => Vec::new(),
         };
         let object = object_name(value);
@@ -108,9 +117,9 @@ impl Surroundings {
         found.into_iter().map(effect).collect()
     }
 
-    fn gateway(&self, value: &Value) -> Vec<Difference> {
-        let class = text(value, "/spec/gatewayClassName");
-        if self.is_istios(value) {
+    fn gateway(&self, gateway: &Gateway) -> Vec<Difference> {
+        let class = &gateway.spec.gateway_class_name;
+        if self.is_istios(gateway) {
             return vec![(
                 Lapses,
                 "spec.gatewayClassName".to_owned(),
@@ -121,9 +130,9 @@ impl Surroundings {
                     .to_owned(),
             )];
         }
-        let revision = value.pointer("/metadata/labels/istio.io~1rev");
-        let revision = revision.and_then(Value::as_str);
-        let other = revision.filter(|one| class == "istio-waypoint" && *one != self.revision);
+        let labels = gateway.metadata.labels.as_ref();
+        let revision = labels.and_then(|labels| labels.get("istio.io/rev"));
+        let other = revision.filter(|one| class == "istio-waypoint" && **one != self.revision);
         let other = other.map(|revision| {
             (
                 Lapses,
@@ -135,24 +144,21 @@ impl Surroundings {
         other.into_iter().collect()
     }
 
-    fn route(&self, value: &Value) -> Vec<Difference> {
-        let parents = value.pointer("/spec/parentRefs").and_then(Value::as_array);
-        let parents = parents.into_iter().flatten().enumerate();
+    fn route(&self, route: &Object<RouteSpec>) -> Vec<Difference> {
+        let parents = route.spec.parent_refs.iter().enumerate();
         let lapsed = parents.filter(|(_, parent)| {
-            let is_gateway = matches!(text(parent, "/kind"), "" | "Gateway");
-            let of = match text(parent, "/namespace") {
-                "" => namespace(value),
-                named => named,
-            };
-            is_gateway && self.explains(of, text(parent, "/name"))
+            let is_gateway = matches!(parent.kind.as_deref(), None | Some("" | "Gateway"));
+            let of = parent.namespace.as_deref().filter(|of| !of.is_empty());
+            let of = of.unwrap_or_else(|| namespace(&route.metadata));
+            is_gateway && self.explains(of, &parent.name)
         });
-        let difference = |(index, parent): (usize, &Value)| {
+        let difference = |(index, parent): (usize, &ParentReference)| {
             (
                 Lapses,
                 format!("spec.parentRefs[{index}]"),
                 format!(
                     "its Gateway {} is followed by Istio's control plane alone",
-                    text(parent, "/name")
+                    parent.name
                 ),
                 "attach it to a Gateway of another controller, or keep Istio's".to_owned(),
             )
@@ -160,10 +166,9 @@ impl Surroundings {
         lapsed.map(difference).collect()
     }
 
-    fn service_entry(&self, value: &Value) -> Vec<Difference> {
-        let own = namespace(value);
-        let exports = value.pointer("/spec/exportTo").and_then(Value::as_array);
-        let is_silent = exports.is_none_or(Vec::is_empty);
+    fn service_entry(&self, entry: &Object<ServiceEntrySpec>) -> Vec<Difference> {
+        let own = namespace(&entry.metadata);
+        let is_silent = entry.spec.export_to.is_empty();
         if !is_silent || self.exports_to_all || own == self.root_namespace {
             return Vec::new();
         }
@@ -181,19 +186,19 @@ impl Surroundings {
 
 impl Surroundings {
     /// Differences between waypoints and sidecars, each of which follows VirtualServices for its own namespace.
-    fn virtual_service(&self, value: &Value) -> Vec<Difference> {
-        let own = namespace(value);
-        let list = |at: &str| {
-            let list = value.pointer(at).and_then(Value::as_array);
-            let texts = list.into_iter().flatten().filter_map(Value::as_str);
-            texts.collect::<Vec<_>>()
-        };
-        if !is_for_mesh(&list("/spec/gateways")) {
+    fn virtual_service(&self, service: &Object<VirtualServiceSpec>) -> Vec<Difference> {
+        let own = namespace(&service.metadata);
+        let VirtualServiceSpec {
+            hosts,
+            gateways,
+            export_to,
+        } = &service.spec;
+        let gateways: Vec<_> = gateways.iter().map(String::as_str).collect();
+        if !is_for_mesh(&gateways) {
             return Vec::new();
         }
         let mut found = Vec::new();
-        let exports = list("/spec/exportTo");
-        if !exports.is_empty() && !exports.contains(&"*") {
+        if !export_to.is_empty() && !export_to.iter().any(|one| one == "*") {
             found.push((
                 Changes,
                 "spec.exportTo".to_owned(),
@@ -201,7 +206,7 @@ impl Surroundings {
                 "add sourceNamespace to its matches, if it is for some clients alone".to_owned(),
             ));
         }
-        for (number, host) in list("/spec/hosts").into_iter().enumerate() {
+        for (number, host) in hosts.iter().enumerate() {
             let full = full_name(host, own, &self.cluster_domain).unwrap_or_default();
             let suffix = format!(".svc.{}", self.cluster_domain);
             let service = full
@@ -225,17 +230,12 @@ impl Surroundings {
 type Difference = (Outcome, String, String, String);
 
 /// TLS without authorities: Istio verifies nothing there.
-fn destination_rule(value: &Value) -> Vec<Difference> {
+fn destination_rule(rule: &Object<DestinationRuleSpec>) -> Vec<Difference> {
     let mut found = Vec::new();
-    let mut check = |at: String, policy: Option<&Value>| {
-        let tls = policy.and_then(|policy| policy.get("tls"));
-        let Some(tls) = tls.filter(|tls| matches!(text(tls, "/mode"), "SIMPLE" | "MUTUAL")) else {
-            return;
-        };
-        let names_authorities = ["caCertificates", "credentialName"]
-            .iter()
-            .any(|field| tls.get(field).is_some());
-        if !names_authorities && tls.get("insecureSkipVerify") != Some(&Value::Bool(true)) {
+    let mut check = |at: String, policy: &TlsPolicy| {
+        let tls = policy.tls.as_ref();
+        let tls = tls.filter(|tls| matches!(tls.mode.as_str(), "SIMPLE" | "MUTUAL"));
+        if tls.is_some_and(|tls| !tls.names_authorities() && !tls.insecure_skip_verify) {
             found.push((
                 Changes,
                 format!("{at}.tls.caCertificates"),
@@ -244,39 +244,29 @@ fn destination_rule(value: &Value) -> Vec<Difference> {
             ));
         }
     };
-    let list = |at: &str| {
-        let list = value.pointer(at).and_then(Value::as_array);
-        list.into_iter().flatten().enumerate()
-    };
-    check(
-        "spec.trafficPolicy".to_owned(),
-        value.pointer("/spec/trafficPolicy"),
-    );
-    for (index, port) in list("/spec/trafficPolicy/portLevelSettings") {
+    let policy = &rule.spec.traffic_policy;
+    check("spec.trafficPolicy".to_owned(), policy);
+    for (index, port) in policy.port_level_settings.iter().enumerate() {
         check(
             format!("spec.trafficPolicy.portLevelSettings[{index}]"),
-            Some(port),
+            port,
         );
     }
-    for (index, subset) in list("/spec/subsets") {
+    for (index, subset) in rule.spec.subsets.iter().enumerate() {
         check(
             format!("spec.subsets[{index}].trafficPolicy"),
-            subset.get("trafficPolicy"),
+            &subset.traffic_policy,
         );
     }
     found
 }
 
-fn peer_authentication(value: &Value) -> Vec<Difference> {
-    let ports = value
-        .pointer("/spec/portLevelMtls")
-        .and_then(Value::as_object);
-    let ports = ports.into_iter().flatten();
+fn peer_authentication(policy: &Object<PeerAuthenticationSpec>) -> Vec<Difference> {
+    let ports = policy.spec.port_level_mtls.iter();
     let ports = ports.map(|(port, one)| (format!("spec.portLevelMtls.{port}"), one));
-    let own = value.pointer("/spec/mtls");
-    let own = own.map(|one| ("spec.mtls".to_owned(), one));
-    let disabled = own.into_iter().chain(ports);
-    let disabled = disabled.filter(|(_, one)| text(one, "/mode") == "DISABLE");
+    let own = ("spec.mtls".to_owned(), &policy.spec.mtls);
+    let disabled = [own].into_iter().chain(ports);
+    let disabled = disabled.filter(|(_, one)| one.mode == "DISABLE");
     disabled
         .map(|(at, _)| {
             (
@@ -290,9 +280,13 @@ fn peer_authentication(value: &Value) -> Vec<Difference> {
 }
 
 /// Settings of a revision of Istio's control plane: a control plane of that revision reads them, the default one does not.
-fn revisioned_settings(value: &Value) -> Vec<Difference> {
-    let name = text(value, "/metadata/name");
-    let is_settings = name.starts_with("istio-") && value.pointer("/data/mesh").is_some();
+fn revisioned_settings(map: &ConfigMap) -> Vec<Difference> {
+    let name = map.metadata.name.as_deref().unwrap_or_default();
+    let has_mesh = map
+        .data
+        .as_ref()
+        .is_some_and(|data| data.contains_key("mesh"));
+    let is_settings = name.starts_with("istio-") && has_mesh;
     let difference = is_settings.then(|| {
         (
             Lapses,
@@ -304,20 +298,25 @@ fn revisioned_settings(value: &Value) -> Vec<Difference> {
     difference.into_iter().collect()
 }
 
-fn is_of_gateway_api(value: &Value, kind: &str) -> bool {
-    text(value, "/kind") == kind && text(value, "/apiVersion").starts_with(GATEWAY_API)
+/// Objects of a kind of the Gateway API.
+fn of_gateway_api<'a, T: DeserializeOwned + Default>(
+    objects: impl Iterator<Item = &'a Value>,
+    kind: &'static str,
+) -> impl Iterator<Item = T> {
+    let is_one = move |one: &&Value| {
+        group_and_kind(one).is_some_and(|(group, of)| group == GATEWAY_API && of == kind)
+    };
+    objects.filter(is_one).map(read)
 }
 
-fn namespace(value: &Value) -> &str {
-    match text(value, "/metadata/namespace") {
-        "" => "default",
-        namespace => namespace,
-    }
+/// An object in its own form. The control plane reports one that has another form.
+fn read<T: DeserializeOwned + Default>(value: &Value) -> T {
+    T::deserialize(value).unwrap_or_default()
 }
 
-fn text<'a>(value: &'a Value, at: &str) -> &'a str {
-    value
-        .pointer(at)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+fn namespace(metadata: &ObjectMeta) -> &str {
+    let namespace = metadata.namespace.as_deref();
+    namespace
+        .filter(|name| !name.is_empty())
+        .unwrap_or("default")
 }

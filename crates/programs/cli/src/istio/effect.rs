@@ -1,7 +1,7 @@
 //! Effect of an object with Ambit.
 
 use ambit_k8s_api::ObjectKey;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Outcome for an object, or for one of its fields.
@@ -54,11 +54,26 @@ pub(super) fn object_name(value: &Value) -> String {
     if let Ok(key) = ObjectKey::read(value) {
         return key.to_string();
     }
-    let text = |at: &str| value.pointer(at).and_then(Value::as_str);
-    let kind = text("/kind").unwrap_or("object");
-    let name = text("/metadata/name").unwrap_or("without a name");
-    match text("/metadata/namespace") {
+    let named = Named::deserialize(value).unwrap_or_default();
+    let kind = named.kind.as_deref().unwrap_or("object");
+    let name = named.metadata.name.as_deref().unwrap_or("without a name");
+    match named.metadata.namespace {
         Some(namespace) => format!("{kind} {namespace}/{name}"),
         None => format!("{kind} {name}"),
     }
+}
+
+/// Fields of an object that name it.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    kind: Option<String>,
+    metadata: Name,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Name {
+    namespace: Option<String>,
+    name: Option<String>,
 }

@@ -6,6 +6,8 @@ use ambit_k8s_api::{
     enablement::{SIDECAR_STATUS, has_sidecar},
     labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, GATEWAY_MANAGED, GATEWAY_NAME},
 };
+use kube::core::TypeMeta;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::effect::Outcome::{self, Changes, Lapses, Works};
@@ -337,35 +339,76 @@ pub(crate) struct Mark {
 
 /// Marks of an object of any kind. Those of a pod count as its workload's.
 pub(super) fn of_value(value: &Value) -> Vec<Mark> {
-    let text = |at: &str| value.pointer(at).and_then(Value::as_str);
-    let (Some(version), Some(kind)) = (text("/apiVersion"), text("/kind")) else {
+    let (Ok(TypeMeta { api_version, kind }), Ok(named)) =
+        (TypeMeta::deserialize(value), Templated::deserialize(value))
+    else {
         return Vec::new();
     };
-    let (place, at) = match (version, kind) {
+    let (place, at) = match (api_version.as_str(), kind.as_str()) {
         ("v1", "Namespace") => (Namespace, ""),
         ("v1", "Service") => (Service, ""),
         ("v1", "Pod") => (Workload, ""),
         ("apps/v1", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
-        | ("batch/v1", "Job") => (Workload, "/spec/template"),
-        ("batch/v1", "CronJob") => (Workload, "/spec/jobTemplate/spec/template"),
+        | ("batch/v1", "Job") => (Workload, "spec.template"),
+        ("batch/v1", "CronJob") => (Workload, "spec.jobTemplate.spec.template"),
         _ => return Vec::new(),
     };
-    let metadata = value.pointer(&format!("{at}/metadata"));
-    let metadata = metadata.and_then(|metadata| serde_json::from_value(metadata.clone()).ok());
-    let metadata: ObjectMeta = metadata.unwrap_or_default();
-    let name = text("/metadata/name").unwrap_or_default();
-    let namespace = text("/metadata/namespace").unwrap_or("default");
+    let Templated {
+        metadata: own,
+        spec,
+    } = named;
+    let name = own.name.clone().unwrap_or_default();
+    let namespace = own.namespace.clone();
+    let namespace = namespace.as_deref().unwrap_or("default");
+    let metadata = match at {
+        "" => own,
+        "spec.template" => spec.template.metadata,
+        _ => spec.job_template.spec.template.metadata,
+    };
     let mut object = format!("{kind} {namespace}/{name}");
-    let mut prefix = at.trim_start_matches('/').replace('/', ".");
+    let mut prefix = at;
     match (place, workload_of(&metadata)) {
         (Namespace, _) => object = format!("{kind} {name}"),
         (Workload, Some((kind, name))) => {
             object = format!("{kind} {namespace}/{name}");
-            prefix = "spec.template".to_owned();
+            prefix = "spec.template";
         }
         _ => {}
     }
-    marks(&metadata, place, &object, (name, &prefix))
+    marks(&metadata, place, &object, (&name, prefix))
+}
+
+/// Metadata of an object of any kind, and of the pods that it makes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Templated {
+    metadata: ObjectMeta,
+    spec: TemplatedSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct TemplatedSpec {
+    template: PodTemplate,
+    job_template: JobTemplate,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodTemplate {
+    metadata: ObjectMeta,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct JobTemplate {
+    spec: JobSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct JobSpec {
+    template: PodTemplate,
 }
 
 /// Marks of an object of a kind that the mesh reads.

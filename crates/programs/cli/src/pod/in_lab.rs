@@ -39,7 +39,7 @@ pub(super) fn report(
         CliError::new(ErrorKind::NotFound, what)
     };
     let known = known.ok_or_else(not_found)?;
-    let pods: Vec<Pod> = of_kind(&objects, "Pod");
+    let pods: Vec<Pod> = of_kind(&objects);
     let is_it = |pod: &Pod| {
         pod.metadata.namespace.as_deref() == Some(&known.namespace) && name(pod) == known.name
     };
@@ -60,7 +60,7 @@ pub(super) fn report(
             },
             agent: answer_of(&client, node(), AGENT.1, &format!("/v1/pods/{full}")),
             proxy: proxy.map(|dump: Dump| proxy_of(&dump, &pod)),
-            gateways: of_kind::<Gateway>(&objects, "Gateway"),
+            gateways: of_kind::<Gateway>(&objects),
         },
     ))
 }

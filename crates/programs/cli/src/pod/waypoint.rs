@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::{
     Gateway, Namespace, Pod, created,
     labels::{FOR_SERVICE_ACCOUNT, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE, WAYPOINT_FOR},
-    status::conditions,
 };
 use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
-use serde_json::Value;
 
 /// Binding by labels and Gateways.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -121,12 +119,8 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
 fn foreign(gateway: Option<&Gateway>) -> Option<String> {
     let gateway = gateway.filter(|gateway| gateway.spec.gateway_class_name != CLASS)?;
     let class = &gateway.spec.gateway_class_name;
-    let addresses = gateway.status.get("addresses").and_then(Value::as_array);
-    let at: Vec<_> = addresses
-        .into_iter()
-        .flatten()
-        .filter_map(|address| address.get("value")?.as_str())
-        .collect();
+    let addresses = gateway.read_status().addresses.into_iter();
+    let at: Vec<_> = addresses.map(|address| address.value).collect();
     Some(match at.as_slice() {
         [] => format!(
             "; the Gateway is another controller's (class {class}), which has given it no address: connections are refused"
@@ -141,23 +135,16 @@ fn foreign(gateway: Option<&Gateway>) -> Option<String> {
 
 /// State of an unreachable waypoint, from its Gateway, as the end of a sentence.
 fn unready(gateway: Option<&Gateway>) -> String {
-    let conditions = gateway.map(|gateway| conditions(&gateway.status));
-    let text = |condition: &Value, field: &str| {
-        let text = condition.get(field).and_then(Value::as_str);
-        text.unwrap_or_default().to_owned()
-    };
-    let conditions = conditions.unwrap_or_default();
-    let of_type = |name: &str| conditions.iter().find(|one| text(one, "type") == name);
-    let introduced = of_type("ambit.io/Introduced");
-    if introduced.is_some_and(|one| text(one, "reason") == "Waiting") {
+    let status = gateway.map(Gateway::read_status).unwrap_or_default();
+    let introduced = status.condition("ambit.io/Introduced");
+    if introduced.is_some_and(|one| one.reason == "Waiting") {
         return "; it has never been ready: until it is, connections go where they went before"
             .to_owned();
     }
-    match of_type("Programmed") {
-        Some(one) if text(one, "status") == "False" => format!(
+    match status.condition("Programmed") {
+        Some(one) if one.status == "False" => format!(
             "; it is NOT ready ({}: {}), connections are refused",
-            text(one, "reason"),
-            text(one, "message")
+            one.reason, one.message
         ),
         _ => String::new(),
     }
@@ -165,7 +152,7 @@ fn unready(gateway: Option<&Gateway>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

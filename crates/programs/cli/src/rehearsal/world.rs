@@ -7,7 +7,7 @@ use ambit_derive::{
     WaypointMissing, WorkloadWaypoints,
 };
 use ambit_install::{cluster::Cluster, object::ObjectRef};
-use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Origin, Pod, ReadKeyError};
+use ambit_k8s_api::{Deployment, Kind, Object, ObjectEvent, ObjectKey, Origin, Pod, ReadKeyError};
 use ambit_lab::LogSource;
 use ambit_manifests::Snapshot;
 use ambit_waypoint_objects::GATEWAY_NAME;
@@ -323,18 +323,18 @@ pub(crate) async fn settings(
     cluster: &Cluster,
     mesh_namespace: &str,
 ) -> Result<MeshConfig, CliError> {
-    let all = cluster.list("apps/v1", "Deployment", Some(mesh_namespace), None);
-    let all = all.await.map_err(|error| failed(error.into()))?;
+    let all = cluster.all::<Deployment>(Some(mesh_namespace), None).await;
+    let all = all.map_err(|error| failed(error.into()))?;
     let control = all
-        .iter()
-        .find(|one| one.pointer("/metadata/name").and_then(Value::as_str) == Some(CONTROL));
-    let env = control.and_then(|one| one.pointer("/spec/template/spec/containers/0/env"));
-    let env = env.and_then(Value::as_array);
+        .into_iter()
+        .find(|one| one.metadata.name.as_deref() == Some(CONTROL));
+    let pod = control.and_then(|control| control.spec?.template.spec);
+    let container = pod.and_then(|pod| pod.containers.into_iter().next());
+    let env = container.and_then(|container| container.env);
+    let env = env.unwrap_or_default();
     let text = |name: &str| {
-        let mut all = env.into_iter().flatten();
-        let found = all.find(|one| one.get("name").and_then(Value::as_str) == Some(name))?;
-        let text = found.get("value")?.as_str()?;
-        (!text.is_empty()).then_some(text)
+        let found = env.iter().find(|one| one.name == name)?;
+        found.value.as_deref().filter(|text| !text.is_empty())
     };
     let mut config = MeshConfig::default();
     for (place, name) in [

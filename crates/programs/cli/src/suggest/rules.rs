@@ -2,11 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_k8s_api::{AuthorizationPolicy, Object, ObjectEvent, Pod};
-use serde_json::{Map, Value, json};
+use ambit_k8s_api::{
+    AuthorizationPolicy, Kind, Object, ObjectEvent, ObjectMeta, Pod,
+    istio::{
+        AuthorizationPolicySpec, Operation, PolicyAction, PolicyTargetReference, Rule, RuleFrom,
+        RuleTo, Source, WorkloadSelector, selected_labels,
+    },
+};
+use k8s_openapi::Resource as _;
+use serde_json::Value;
 
 use super::seen::{Client, MAX_PATHS, Seen, Target, Usage};
-use crate::output::printable;
+use crate::{manifest, output::printable};
 
 #[cfg(test)]
 mod tests;
@@ -34,7 +41,7 @@ pub(super) struct Options<'a> {
 /// Suggested policies, and notes on them.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Suggestions {
-    pub(super) policies: Vec<Value>,
+    pub(super) policies: Vec<AuthorizationPolicy>,
     /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
@@ -59,9 +66,14 @@ pub(super) fn suggest(seen: &Seen, objects: &[ObjectEvent], options: &Options<'_
         }
         let scope = match target {
             Target::Pods(..) => mesh.selector(namespace, seen.pods_of(target)),
-            Target::Service(..) => Ok(json!({
-                "targetRefs": [{"group": "", "kind": "Service", "name": name}],
-            })),
+            Target::Service(..) => Ok(AuthorizationPolicySpec {
+                target_refs: vec![PolicyTargetReference {
+                    kind: Kind::Service.to_string(),
+                    name: name.clone(),
+                    ..PolicyTargetReference::default()
+                }],
+                ..AuthorizationPolicySpec::default()
+            }),
         };
         let scope = match scope {
             Ok(scope) => scope,
@@ -132,48 +144,40 @@ fn gaps(seen: &Seen, notes: &mut Vec<String>) {
 
 fn policy(
     (namespace, name, kind): (&str, &str, &str),
-    scope: Value,
+    scope: AuthorizationPolicySpec,
     clients: &BTreeMap<Client, Usage>,
     options: &Options<'_>,
-) -> Value {
+) -> AuthorizationPolicy {
     // Clients that use the same have one rule.
-    let mut rules: BTreeMap<String, (Vec<Value>, BTreeSet<&Client>)> = BTreeMap::new();
+    let mut rules: BTreeMap<String, (Vec<RuleTo>, BTreeSet<&Client>)> = BTreeMap::new();
     for (client, usage) in clients {
         let operations = operations(usage, options.paths);
-        let key = Value::from(operations.clone()).to_string();
-        let rule = rules.entry(key);
+        let rule = rules.entry(manifest::of(&operations).to_string());
         let (_, of) = rule.or_insert_with(|| (operations, BTreeSet::new()));
         of.insert(client);
     }
-    let rules: Vec<_> = rules
-        .into_values()
-        .map(|(operations, clients)| {
-            let mut rule = Map::new();
-            rule.insert("from".to_owned(), sources(&clients));
-            if !operations.is_empty() {
-                rule.insert("to".to_owned(), operations.into());
-            }
-            Value::Object(rule)
-        })
-        .collect();
-    let mut spec = scope;
-    if let Some(spec) = spec.as_object_mut() {
-        spec.insert("action".to_owned(), "ALLOW".into());
-        spec.insert("rules".to_owned(), rules.into());
+    let rules = rules.into_values().map(|(to, clients)| Rule {
+        from: sources(&clients),
+        to,
+        when: Vec::new(),
+    });
+    let dry_run = ("istio.io/dry-run".to_owned(), "true".to_owned());
+    AuthorizationPolicy {
+        api_version: AuthorizationPolicy::API_VERSION.to_owned(),
+        kind: AuthorizationPolicy::KIND.to_owned(),
+        metadata: ObjectMeta {
+            name: Some(named(name, kind)),
+            namespace: Some(namespace.to_owned()),
+            annotations: options.dry_run.then(|| BTreeMap::from([dry_run])),
+            ..ObjectMeta::default()
+        },
+        spec: AuthorizationPolicySpec {
+            action: PolicyAction::Allow,
+            rules: rules.collect(),
+            ..scope
+        },
+        status: Value::Null,
     }
-    let mut metadata = Map::new();
-    metadata.insert("name".to_owned(), named(name, kind).into());
-    metadata.insert("namespace".to_owned(), namespace.into());
-    if options.dry_run {
-        let annotations = json!({"istio.io/dry-run": "true"});
-        metadata.insert("annotations".to_owned(), annotations);
-    }
-    json!({
-        "apiVersion": "security.istio.io/v1",
-        "kind": "AuthorizationPolicy",
-        "metadata": metadata,
-        "spec": spec,
-    })
 }
 
 fn named(name: &str, kind: &str) -> String {
@@ -182,46 +186,59 @@ fn named(name: &str, kind: &str) -> String {
     format!("{name}-{kind}")
 }
 
-fn sources(clients: &BTreeSet<&Client>) -> Value {
+fn sources(clients: &BTreeSet<&Client>) -> Vec<RuleFrom> {
     let mut principals = Vec::new();
-    let mut addresses = Vec::new();
+    let mut ip_blocks = Vec::new();
     for client in clients {
         match client {
             Client::Principal(principal) => principals.push(principal.clone()),
-            Client::Address(address) => addresses.push(address.clone()),
+            Client::Address(address) => ip_blocks.push(address.clone()),
         }
     }
-    let mut sources = Vec::new();
-    if !principals.is_empty() {
-        sources.push(json!({"source": {"principals": principals}}));
-    }
-    if !addresses.is_empty() {
-        sources.push(json!({"source": {"ipBlocks": addresses}}));
-    }
-    sources.into()
+    let by_principal = (!principals.is_empty()).then(|| Source {
+        principals,
+        ..Source::default()
+    });
+    let by_address = (!ip_blocks.is_empty()).then(|| Source {
+        ip_blocks,
+        ..Source::default()
+    });
+    let sources = by_principal.into_iter().chain(by_address);
+    sources
+        .map(|source| RuleFrom {
+            source: Some(source),
+        })
+        .collect()
 }
 
 /// The operations of a rule; none, if everything is used.
-fn operations(usage: &Usage, paths: bool) -> Vec<Value> {
+fn operations(usage: &Usage, paths: bool) -> Vec<RuleTo> {
+    let to = |operation| RuleTo {
+        operation: Some(operation),
+    };
     if usage.connections {
         return Vec::new();
     }
     if !usage.ports.is_empty() {
-        let ports: Vec<_> = usage.ports.iter().map(ToString::to_string).collect();
-        return vec![json!({"operation": {"ports": ports}})];
+        return vec![to(Operation {
+            ports: usage.ports.iter().map(ToString::to_string).collect(),
+            ..Operation::default()
+        })];
     }
     // Methods with the same paths have one operation.
-    let mut by_paths: BTreeMap<Vec<&str>, Vec<&str>> = BTreeMap::new();
+    let mut by_paths: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
     for (method, seen) in &usage.requests {
         let are_named = paths && seen.len() <= MAX_PATHS && seen.iter().all(|path| is_exact(path));
-        let seen = seen.iter().map(String::as_str).filter(|_| are_named);
-        by_paths.entry(seen.collect()).or_default().push(method);
+        let seen = seen.iter().filter(|_| are_named).cloned();
+        let methods = by_paths.entry(seen.collect()).or_default();
+        methods.push(method.clone());
     }
-    let operation = |(paths, methods): (Vec<&str>, Vec<&str>)| match paths.is_empty() {
-        true => json!({"operation": {"methods": methods}}),
-        false => json!({"operation": {"methods": methods, "paths": paths}}),
+    let operation = |(paths, methods)| Operation {
+        methods,
+        paths,
+        ..Operation::default()
     };
-    by_paths.into_iter().map(operation).collect()
+    by_paths.into_iter().map(operation).map(to).collect()
 }
 
 /// Whether a path as it was seen means only itself in a policy.
@@ -258,7 +275,11 @@ impl<'a> Mesh<'a> {
     }
 
     /// A selector of the pods of these names and of no others.
-    fn selector(&self, namespace: &str, names: Option<&BTreeSet<String>>) -> Result<Value, String> {
+    fn selector(
+        &self,
+        namespace: &str,
+        names: Option<&BTreeSet<String>>,
+    ) -> Result<AuthorizationPolicySpec, String> {
         let is_named = |pod: &Pod| {
             let name = pod.metadata.name.as_ref();
             name.is_some_and(|name| names.is_some_and(|names| names.contains(name)))
@@ -297,29 +318,35 @@ impl<'a> Mesh<'a> {
                 "the pod {name}, for which no caller was observed, has the same labels"
             ));
         }
-        Ok(json!({"selector": {"matchLabels": common}}))
+        Ok(AuthorizationPolicySpec {
+            selector: Some(WorkloadSelector {
+                match_labels: common,
+            }),
+            ..AuthorizationPolicySpec::default()
+        })
     }
 
     /// Finds an existing ALLOW policy with the same scope.
-    fn allowing(&self, namespace: &str, scope: &Value, root: &str) -> Option<String> {
+    fn allowing(
+        &self,
+        namespace: &str,
+        scope: &AuthorizationPolicySpec,
+        root: &str,
+    ) -> Option<String> {
         let found = self.policies.iter().find(|policy| {
             let own = policy.metadata.namespace.as_deref().unwrap_or_default();
-            let Ok(spec) = serde_json::to_value(&policy.spec) else {
-                return false;
-            };
             let annotations = policy.metadata.annotations.as_ref();
             let is_dry_run = annotations
                 .and_then(|annotations| annotations.get("istio.io/dry-run"))
                 .is_some_and(|value| value == "true");
-            let action = spec.get("action").and_then(Value::as_str);
-            action.is_none_or(|action| action == "ALLOW")
+            policy.spec.action == PolicyAction::Allow
                 && !is_dry_run
-                && match scope.pointer("/targetRefs/0/name") {
-                    Some(service) => own == namespace && is_attached_to(&spec, service),
+                && match scope.target_refs.first() {
+                    Some(service) => own == namespace && is_attached_to(&policy.spec, service),
                     None => {
                         (own == namespace || own == root)
                             && !policy.spec.is_attached()
-                            && is_selected(&spec, scope)
+                            && is_selected(&policy.spec, scope)
                     }
                 }
         })?;
@@ -330,25 +357,16 @@ impl<'a> Mesh<'a> {
 }
 
 /// Whether a policy is attached to a service.
-fn is_attached_to(spec: &Value, service: &Value) -> bool {
-    let several = spec.get("targetRefs").and_then(Value::as_array);
-    let mut all = several.into_iter().flatten().chain(spec.get("targetRef"));
-    all.any(|target| {
-        target.get("kind").is_some_and(|kind| kind == "Service")
-            && target.get("name") == Some(service)
-    })
+fn is_attached_to(spec: &AuthorizationPolicySpec, service: &PolicyTargetReference) -> bool {
+    let mut all = spec.target_refs.iter().chain(&spec.target_ref);
+    all.any(|target| target.kind == service.kind && target.name == service.name)
 }
 
-/// Whether a policy has the same selector as a suggestion.
-fn is_selected(spec: &Value, scope: &Value) -> bool {
-    let labels = |of: &Value| of.pointer("/selector/matchLabels").cloned();
-    let (policy, suggestion) = (labels(spec), labels(scope).unwrap_or_default());
-    policy
-        .as_ref()
-        .and_then(Value::as_object)
-        .is_none_or(|labels| {
-            labels
-                .iter()
-                .all(|(name, value)| suggestion.get(name) == Some(value))
-        })
+/// Whether a policy selects all pods of a suggestion.
+fn is_selected(spec: &AuthorizationPolicySpec, scope: &AuthorizationPolicySpec) -> bool {
+    let suggestion = selected_labels(scope.selector.as_ref());
+    let mut policy = selected_labels(spec.selector.as_ref())
+        .into_iter()
+        .flatten();
+    policy.all(|(name, value)| suggestion.and_then(|labels| labels.get(name)) == Some(value))
 }

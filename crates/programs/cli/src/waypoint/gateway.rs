@@ -1,10 +1,16 @@
 //! A waypoint's Gateway, to write and to show.
 
-use ambit_k8s_api::labels::WAYPOINT_FOR;
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    Gateway, ObjectMeta,
+    gateway::{GatewayStatus, Listener},
+    labels::WAYPOINT_FOR,
+};
 use ambit_lab::PodStatus;
 use ambit_waypoint_objects::CLASS;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize as _, Serialize, Serializer};
+use serde_json::{Value, json};
 
 /// Label with the revision of the control plane that manages a Gateway.
 const REVISION: &str = "istio.io/rev";
@@ -18,16 +24,16 @@ pub(super) fn manifest(
     serves: Option<&str>,
     revision: Option<&str>,
 ) -> Value {
-    let mut labels = Map::new();
-    for (label, value) in [(WAYPOINT_FOR, serves), (REVISION, revision)] {
-        if let Some(value) = value {
-            labels.insert(label.to_owned(), value.into());
-        }
-    }
-    let mut metadata = json!({"name": name, "namespace": namespace});
-    if let Some(metadata) = metadata.as_object_mut().filter(|_| !labels.is_empty()) {
-        metadata.insert("labels".to_owned(), labels.into());
-    }
+    let labels = [(WAYPOINT_FOR, serves), (REVISION, revision)].into_iter();
+    let labels: BTreeMap<_, _> = labels
+        .filter_map(|(label, value)| Some((label.to_owned(), value?.to_owned())))
+        .collect();
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        labels: (!labels.is_empty()).then_some(labels),
+        ..ObjectMeta::default()
+    };
     json!({
         "apiVersion": API_VERSION,
         "kind": "Gateway",
@@ -39,29 +45,44 @@ pub(super) fn manifest(
     })
 }
 
-/// A Gateway as observed.
-#[derive(Clone, Debug, Serialize)]
-#[serde(transparent)]
-pub(crate) struct Seen(Value);
+/// A Gateway as observed, which is printed whole.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    whole: Value,
+    gateway: Gateway,
+    status: GatewayStatus,
+}
+
+impl Serialize for Seen {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.whole.serialize(serializer)
+    }
+}
 
 impl Seen {
-    pub(crate) fn new(gateway: Value) -> Self {
-        Self(gateway)
-    }
-
-    fn text(&self, pointer: &str) -> &str {
-        self.0
-            .pointer(pointer)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
+    pub(crate) fn new(whole: Value) -> Self {
+        // What is no Gateway has no class, and so is no waypoint.
+        let gateway = Gateway::deserialize(&whole).unwrap_or_default();
+        Self {
+            status: gateway.read_status(),
+            whole,
+            gateway,
+        }
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.text("/metadata/name")
+        self.gateway.metadata.name.as_deref().unwrap_or_default()
     }
 
     pub(crate) fn namespace(&self) -> &str {
-        self.text("/metadata/namespace")
+        let namespace = self.gateway.metadata.namespace.as_deref();
+        namespace.unwrap_or_default()
+    }
+
+    fn label(&self, label: &str) -> &str {
+        let labels = self.gateway.metadata.labels.as_ref();
+        let value = labels.and_then(|labels| labels.get(label));
+        value.map_or("", String::as_str)
     }
 
     /// Whether a pod of a lab is one of its pods, whose service account has its name.
@@ -76,64 +97,42 @@ impl Seen {
 
     /// Whether another controller's Gateway declares itself a waypoint: labels may name any.
     pub(super) fn is_foreign_waypoint(&self) -> bool {
-        let listeners = self.0.pointer("/spec/listeners").and_then(Value::as_array);
-        let mut listeners = listeners.into_iter().flatten();
-        let is_hbone = |one: &Value| {
-            one.get("protocol").and_then(Value::as_str) == Some("HBONE")
-                && one.get("port").and_then(Value::as_u64) == Some(15008)
-        };
-        let is_meant = !self.traffic_label().is_empty() || listeners.any(is_hbone);
+        let is_hbone = |one: &Listener| one.protocol == "HBONE" && one.port == 15008;
+        let mut listeners = self.gateway.spec.listeners.iter();
+        let is_meant = !self.label(WAYPOINT_FOR).is_empty() || listeners.any(is_hbone);
         !self.is_waypoint() && is_meant
     }
 
     pub(super) fn class(&self) -> &str {
-        self.text("/spec/gatewayClassName")
-    }
-
-    fn traffic_label(&self) -> &str {
-        self.text("/metadata/labels/istio.io~1waypoint-for")
+        &self.gateway.spec.gateway_class_name
     }
 
     pub(super) fn revision(&self) -> &str {
-        or_default(self.text("/metadata/labels/istio.io~1rev"))
+        or_default(self.label(REVISION))
     }
 
     pub(super) fn traffic_type(&self) -> &str {
-        or_default(self.traffic_label())
+        or_default(self.label(WAYPOINT_FOR))
     }
 
     /// Returns `True`, `False`, or `Unknown` if the condition is missing.
     pub(super) fn programmed(&self) -> &str {
-        let mut all = self.conditions();
-        let found = all.find(|[kind, ..]| *kind == "Programmed");
-        found.map_or("Unknown", |[_, status, ..]| status)
+        let programmed = self.status.condition("Programmed");
+        programmed.map_or("Unknown", |condition| &condition.status)
     }
 
     /// Type, status, reason and message of each condition.
     pub(super) fn conditions(&self) -> impl Iterator<Item = [&str; 4]> {
-        let all = self
-            .0
-            .pointer("/status/conditions")
-            .and_then(Value::as_array);
-        all.into_iter().flatten().map(|one| {
-            ["type", "status", "reason", "message"]
-                .map(|field| one.get(field).and_then(Value::as_str).unwrap_or_default())
-        })
+        let all = self.status.conditions.iter();
+        all.map(|one| [&*one.type_, &*one.status, &*one.reason, &*one.message])
     }
 
     /// Whether the current generation of the Gateway is programmed.
     pub(crate) fn is_programmed(&self) -> bool {
-        let number = |value: Option<&Value>| value.and_then(Value::as_i64);
-        let wished = number(self.0.pointer("/metadata/generation"));
-        let all = self
-            .0
-            .pointer("/status/conditions")
-            .and_then(Value::as_array);
-        all.into_iter().flatten().any(|one| {
-            let is =
-                |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
-            let of = number(one.get("observedGeneration"));
-            is("type", "Programmed") && is("status", "True") && of == wished
+        let programmed = self.status.condition("Programmed");
+        programmed.is_some_and(|condition| {
+            condition.status == "True"
+                && condition.observed_generation == self.gateway.metadata.generation
         })
     }
 }

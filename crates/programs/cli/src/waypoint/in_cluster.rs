@@ -7,7 +7,7 @@ use ambit_install::{
     object::{ObjectRef, name},
 };
 use ambit_k8s_api::{
-    Kind, Namespace, Pod,
+    AuthorizationPolicy, Kind, Namespace, Pod,
     labels::{
         DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, GATEWAY_NAME, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE,
     },
@@ -26,6 +26,7 @@ use crate::{
     enrol,
     http::Answer,
     install::{failed, progress},
+    manifest,
     output::say,
     reach, rehearsal,
     source::{ADMIN, DUMP},
@@ -117,22 +118,19 @@ async fn migrate(cluster: &Cluster, args: &ApplyArgs) -> Result<(), CliError> {
         return Ok(());
     }
     let namespace = args.made.place.namespace();
-    let services = cluster.list("v1", "Service", Some(namespace), None).await;
-    let services = services.map_err(refused)?;
+    let services = cluster.all(Some(namespace), None).await.map_err(refused)?;
     let settings = rehearsal::settings(cluster, &args.made.place.target.mesh_namespace).await?;
     for (moot, migration) in args.migrations(&policies, &services, &settings.trust_domain)? {
         for policy in &migration.added {
-            cluster.apply(policy, false).await.map_err(refused)?;
+            cluster
+                .apply(&manifest::of(policy), false)
+                .await
+                .map_err(refused)?;
         }
         if let Some(rules) = migration.rules {
             let (namespace, name) = moot.policy.split_once('/').unwrap_or_default();
-            let policy = ObjectRef {
-                api_version: "security.istio.io/v1".to_owned(),
-                kind: "AuthorizationPolicy".to_owned(),
-                namespace: Some(namespace.to_owned()),
-                name: name.to_owned(),
-            };
-            let patch = json!({"spec": {"rules": rules}});
+            let policy = ObjectRef::of_kind::<AuthorizationPolicy>(Some(namespace), name);
+            let patch = json!({"spec": {"rules": manifest::of(&rules)}});
             cluster.merge(&policy, &patch).await.map_err(refused)?;
         }
         say(&format!("policy {} migrated", moot.policy))?;

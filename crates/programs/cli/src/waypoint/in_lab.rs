@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use ambit_k8s_api::Kind;
 use ambit_lab::{Client, LabNetns};
 use ambit_model::DEFAULT_TRUST_DOMAIN;
 use hyper::Method;
@@ -15,7 +16,8 @@ use super::{ApplyArgs, gateway::Seen, no_pod, unmigratable};
 use crate::{
     CliError, ErrorKind,
     http::Answer,
-    labs::{client_error, find},
+    labs::{client_error, find, of_kind, values_of_kind},
+    manifest,
     output::say,
     source::{self, ADMIN, DUMP},
 };
@@ -87,11 +89,10 @@ fn write(path: &Path, object: &Value) -> Result<(), CliError> {
 /// Writes, beside the waypoint's manifest, the policies that keep the meaning of those that the waypoint makes moot.
 fn migrate(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), CliError> {
     let objects = client.objects().map_err(client_error)?;
-    let of = |kind: &str| -> Vec<_> {
-        let is_one = |one: &&Value| one.get("kind").and_then(Value::as_str) == Some(kind);
-        objects.iter().filter(is_one).cloned().collect()
-    };
-    let (policies, services) = (of("AuthorizationPolicy"), of("Service"));
+    let policies: Vec<_> = values_of_kind(&objects, Kind::AuthorizationPolicy)
+        .cloned()
+        .collect();
+    let services = of_kind(&objects);
     let migrations = args.migrations(&policies, &services, DEFAULT_TRUST_DOMAIN)?;
     // A manifest may say anything else, too, and is the user's to change.
     if let Some((moot, _)) = migrations.iter().find(|(_, one)| one.rules.is_some()) {
@@ -102,16 +103,12 @@ fn migrate(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), Cli
         .iter()
         .flat_map(|(_, migration)| &migration.added)
     {
-        let text = |pointer| {
-            policy
-                .pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
-        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        let metadata = &policy.metadata;
+        let [namespace, name] =
+            [&metadata.namespace, &metadata.name].map(|text| text.as_deref().unwrap_or_default());
         write(
             &waypoint.with_file_name(format!("policy-{namespace}-{name}.yaml")),
-            policy,
+            &manifest::of(policy),
         )?;
     }
     Ok(())

@@ -1,9 +1,20 @@
 //! Layer 4 policies that name callers and lose their meaning behind a waypoint: the pods see the waypoint as the caller
 //! of all that it delivers. Pure: objects in, findings and manifests out.
 
-use ambit_k8s_api::istio::{Condition, PolicyAction, Rule, Source};
-use ambit_k8s_api::labels;
-use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    AuthorizationPolicy, Kind, ObjectMeta, Service,
+    gateway::GROUP,
+    istio::{
+        AuthorizationPolicySpec, Condition, PolicyAction, PolicyTargetReference, Rule, RuleFrom,
+        Source, selected_labels,
+    },
+    labels,
+};
+use k8s_openapi::Resource as _;
+use serde::Deserialize;
+use serde_json::Value;
 
 /// Suffix of a policy's copy that is attached to the waypoint.
 const COPY: &str = "-waypoint";
@@ -48,9 +59,9 @@ pub(super) struct Moot {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Migration {
     /// New policies: a copy for the waypoint, and one that admits the waypoint to the pods.
-    pub(super) added: Vec<Value>,
+    pub(super) added: Vec<AuthorizationPolicy>,
     /// New `spec.rules` of the policy itself.
-    pub(super) rules: Option<Value>,
+    pub(super) rules: Option<Vec<Rule>>,
 }
 
 impl Waypoint<'_> {
@@ -171,83 +182,79 @@ fn callers(rules: &[Rule]) -> Vec<String> {
     callers
 }
 
-/// A policy of node proxies.
-struct Policy<'a> {
-    object: &'a Value,
-    namespace: &'a str,
-    name: &'a str,
-    action: PolicyAction,
-    rules: Vec<Rule>,
+/// A policy as it is found. An unreadable one has a name alone: it denies every caller already.
+struct Found {
+    namespace: String,
+    name: String,
+    policy: Option<AuthorizationPolicy>,
 }
 
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
-fn is_attached(object: &Value) -> bool {
-    let of = |field: &str| object.pointer(field).filter(|value| !value.is_null());
-    let several = of("/spec/targetRefs").and_then(Value::as_array);
-    of("/spec/targetRef").is_some() || several.is_some_and(|all| !all.is_empty())
-}
-
-/// Removes empty lists, which objects have that were read and written again.
-fn leave_out_empty_lists(value: &mut Value) {
-    match value {
-        Value::Object(members) => {
-            members.retain(|_, member| !member.as_array().is_some_and(Vec::is_empty));
-            members.values_mut().for_each(leave_out_empty_lists);
+impl Found {
+    fn of(object: &Value) -> Self {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Named {
+            metadata: ObjectMeta,
         }
-        Value::Array(all) => all.iter_mut().for_each(leave_out_empty_lists),
-        _ => {}
+        let Named { metadata } = Named::deserialize(object).unwrap_or_default();
+        Self {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            policy: AuthorizationPolicy::deserialize(object).ok(),
+        }
+    }
+
+    fn is_attached(&self) -> bool {
+        let policy = self.policy.as_ref();
+        policy.is_some_and(|policy| policy.spec.is_attached())
     }
 }
 
+/// A policy of node proxies.
+struct Policy<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    spec: &'a AuthorizationPolicySpec,
+}
+
 impl<'a> Policy<'a> {
-    /// `None` for policies that node proxies do not enforce, and for unreadable ones: these deny every caller already.
-    fn read(object: &'a Value) -> Option<Self> {
-        let dry_run = object.pointer("/metadata/annotations/istio.io~1dry-run");
-        if is_attached(object) || dry_run.and_then(Value::as_str) == Some("true") {
+    /// `None` for policies that node proxies do not enforce, and for unreadable ones.
+    fn read(found: &'a Found) -> Option<Self> {
+        let policy = found.policy.as_ref()?;
+        let annotations = policy.metadata.annotations.as_ref();
+        let dry_run = annotations.and_then(|all| all.get("istio.io/dry-run"));
+        if found.is_attached() || dry_run.is_some_and(|dry_run| dry_run == "true") {
             return None;
         }
-        let of = |field: &str| object.pointer(field).cloned();
-        let action = of("/spec/action").unwrap_or_else(|| json!("ALLOW"));
-        let rules = of("/spec/rules").unwrap_or_else(|| json!([]));
         Some(Self {
-            object,
-            namespace: text(object, "/metadata/namespace"),
-            name: text(object, "/metadata/name"),
-            action: serde_json::from_value(action).ok()?,
-            rules: serde_json::from_value(rules).ok()?,
+            namespace: &found.namespace,
+            name: &found.name,
+            spec: &policy.spec,
         })
     }
 
     /// Labels of the pods that it is for; none if it is for all.
-    fn labels(&self) -> Vec<(&'a str, &'a str)> {
-        let labels = self.object.pointer("/spec/selector/matchLabels");
-        let labels = labels.and_then(Value::as_object).into_iter().flatten();
-        let labels = labels.filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)));
-        labels.collect()
+    fn labels(&self) -> Option<&'a BTreeMap<String, String>> {
+        selected_labels(self.spec.selector.as_ref())
     }
 
     fn has_same_scope(&self, other: &Self) -> bool {
-        let (mine, others) = (self.labels(), other.labels());
-        self.namespace == other.namespace
-            && mine.len() == others.len()
-            && mine.iter().all(|label| others.contains(label))
+        self.namespace == other.namespace && self.labels() == other.labels()
     }
 
     fn names(&self, waypoint: &Waypoint<'_>) -> bool {
-        let mut sources = self.rules.iter().flat_map(sources);
+        let mut sources = self.spec.rules.iter().flat_map(sources);
         sources.any(|source| waypoint.names(&source))
     }
 
     fn effect(&self, waypoint: &Waypoint<'_>) -> Option<Effect> {
-        let mut rules = self.rules.iter();
-        let mut naming = self.rules.iter().filter(|rule| !sources(rule).is_empty());
-        match self.action {
+        let mut rules = self.spec.rules.iter();
+        let mut naming = self
+            .spec
+            .rules
+            .iter()
+            .filter(|rule| !sources(rule).is_empty());
+        match self.spec.action {
             PolicyAction::Allow => {
                 naming.next()?;
                 let is_admitted = rules.any(|rule| waypoint.matches_rule(rule));
@@ -269,35 +276,51 @@ impl<'a> Policy<'a> {
     }
 
     /// Targets of the policy's copy: those with exactly its pods behind them.
-    fn targets(&self, services: &[Value], waypoint: &Waypoint<'_>) -> Result<Value, String> {
-        let labels = self.labels();
-        if labels.is_empty() {
-            return Ok(json!([{
-                "group": "gateway.networking.k8s.io", "kind": "Gateway", "name": waypoint.name,
-            }]));
-        }
-        let selects_no_others = |service: &&Value| {
-            let selector = service.pointer("/spec/selector");
-            let has = |(key, value): &(&str, &str)| {
-                let label = selector.and_then(|selector| selector.get(*key));
-                label.and_then(Value::as_str) == Some(*value)
-            };
-            text(service, "/metadata/namespace") == self.namespace && labels.iter().all(has)
+    fn targets(
+        &self,
+        services: &[Service],
+        waypoint: &Waypoint<'_>,
+    ) -> Result<Vec<PolicyTargetReference>, String> {
+        let target = |group: &str, kind: Kind, name: &str| PolicyTargetReference {
+            group: group.to_owned(),
+            kind: kind.to_string(),
+            name: name.to_owned(),
+            namespace: None,
+        };
+        let Some(labels) = self.labels() else {
+            return Ok(vec![target(GROUP, Kind::Gateway, waypoint.name)]);
+        };
+        let selects_no_others = |service: &&Service| {
+            let selector = service
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.selector.as_ref());
+            let mut labels = labels.iter();
+            service.metadata.namespace.as_deref() == Some(self.namespace)
+                && selector.is_some_and(|selector| {
+                    labels.all(|(key, value)| selector.get(key) == Some(value))
+                })
         };
         let services = services.iter().filter(selects_no_others);
         let targets: Vec<_> = services
-            .map(|one| json!({"group": "", "kind": "Service", "name": text(one, "/metadata/name")}))
+            .map(|one| {
+                target(
+                    "",
+                    Kind::Service,
+                    one.metadata.name.as_deref().unwrap_or_default(),
+                )
+            })
             .collect();
         match targets.is_empty() {
             true => Err("no Service has exactly the pods that it selects".to_owned()),
-            false => Ok(targets.into()),
+            false => Ok(targets),
         }
     }
 
     fn migration(
         &self,
         effect: Effect,
-        services: &[Value],
+        services: &[Service],
         waypoint: &Waypoint<'_>,
         is_taken: impl Fn(&str) -> bool,
     ) -> Result<Migration, String> {
@@ -312,40 +335,41 @@ impl<'a> Policy<'a> {
                     .iter()
                     .any(|one| one.key.starts_with("destination."))
         };
-        if self.rules.iter().any(names_ports) {
+        if self.spec.rules.iter().any(names_ports) {
             return Err(
                 "it names ports or addresses of pods, and waypoints see those of Services"
                     .to_owned(),
             );
         }
-        let mut spec = self.object.get("spec").cloned().unwrap_or_default();
         let targets = self.targets(services, waypoint)?;
-        let is_changed = self.action == PolicyAction::Deny && effect == Effect::RefusesAll;
+        let is_changed = self.spec.action == PolicyAction::Deny && effect == Effect::RefusesAll;
         let changed = is_changed.then(|| self.rules_without(waypoint));
-        if let Some(spec) = spec.as_object_mut() {
-            spec.remove("selector");
-            if let Some(changed) = &changed {
-                // The same as the policy itself, so that the control plane recognizes the copy.
-                spec.insert("rules".to_owned(), changed.clone());
-            }
-            if let Some(rules) = spec.get_mut("rules") {
-                leave_out_empty_lists(rules);
-            }
-            spec.insert("targetRefs".to_owned(), targets);
-        }
+        let copy = AuthorizationPolicySpec {
+            selector: None,
+            target_refs: targets,
+            // The same as the policy itself, so that the control plane recognizes the copy.
+            rules: changed.clone().unwrap_or_else(|| self.spec.rules.clone()),
+            ..self.spec.clone()
+        };
         // The original authorizes connections that bypass the waypoint, which so need not bind before it is ready.
-        let migrated = json!({labels::MIGRATED_FROM: self.name});
-        let mut added = vec![self.policy(COPY, migrated, &spec, &is_taken)?];
-        if self.action == PolicyAction::Allow {
-            let mut spec = json!({
-                "action": "ALLOW",
-                "rules": [{"from": [{"source": {"principals": [waypoint.principal()]}}]}],
-            });
-            let selector = self.object.pointer("/spec/selector");
-            if let (Some(selector), Some(spec)) = (selector, spec.as_object_mut()) {
-                spec.insert("selector".to_owned(), selector.clone());
-            }
-            added.push(self.policy(ADMISSION, json!({}), &spec, &is_taken)?);
+        let migrated = BTreeMap::from([(labels::MIGRATED_FROM.to_owned(), self.name.to_owned())]);
+        let mut added = vec![self.policy(COPY, Some(migrated), copy, &is_taken)?];
+        if self.spec.action == PolicyAction::Allow {
+            let source = Source {
+                principals: vec![waypoint.principal()],
+                ..Source::default()
+            };
+            let admission = AuthorizationPolicySpec {
+                selector: self.spec.selector.clone(),
+                rules: vec![Rule {
+                    from: vec![RuleFrom {
+                        source: Some(source),
+                    }],
+                    ..Rule::default()
+                }],
+                ..AuthorizationPolicySpec::default()
+            };
+            added.push(self.policy(ADMISSION, None, admission, &is_taken)?);
         }
         Ok(Migration {
             added,
@@ -356,52 +380,39 @@ impl<'a> Policy<'a> {
     fn policy(
         &self,
         suffix: &str,
-        annotations: Value,
-        spec: &Value,
+        annotations: Option<BTreeMap<String, String>>,
+        spec: AuthorizationPolicySpec,
         is_taken: impl Fn(&str) -> bool,
-    ) -> Result<Value, String> {
+    ) -> Result<AuthorizationPolicy, String> {
         let name = format!("{}{suffix}", self.name);
         if is_taken(&name) {
             return Err(format!("there is an AuthorizationPolicy {name} already"));
         }
-        Ok(json!({
-            "apiVersion": "security.istio.io/v1",
-            "kind": "AuthorizationPolicy",
-            "metadata": {"name": name, "namespace": self.namespace, "annotations": annotations},
-            "spec": spec,
-        }))
+        Ok(AuthorizationPolicy {
+            api_version: AuthorizationPolicy::API_VERSION.to_owned(),
+            kind: AuthorizationPolicy::KIND.to_owned(),
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: Some(self.namespace.to_owned()),
+                annotations,
+                ..ObjectMeta::default()
+            },
+            spec,
+            status: Value::Null,
+        })
     }
 
     /// The rules of a DENY policy, those that name callers made to spare the waypoint.
-    fn rules_without(&self, waypoint: &Waypoint<'_>) -> Value {
-        let mut rules = self
-            .object
-            .pointer("/spec/rules")
-            .cloned()
-            .unwrap_or_default();
-        let all = rules.as_array_mut().into_iter().flatten();
-        let naming = all
-            .zip(&self.rules)
-            .filter(|(_, read)| !sources(read).is_empty());
-        for (rule, _) in naming {
-            let principal = Value::from(waypoint.principal());
-            let from = rule.get_mut("from").and_then(Value::as_array_mut);
-            let Some(from) = from.filter(|from| !from.is_empty()) else {
-                if let Some(rule) = rule.as_object_mut() {
-                    let source = json!([{"source": {"notPrincipals": [principal]}}]);
-                    rule.insert("from".to_owned(), source);
-                }
-                continue;
-            };
-            for source in from.iter_mut().filter_map(|one| one.get_mut("source")) {
-                let Some(source) = source.as_object_mut() else {
-                    continue;
-                };
-                let others = source.entry("notPrincipals").or_insert_with(|| json!([]));
-                if let Some(others) = others.as_array_mut() {
-                    others.push(principal.clone());
-                }
+    fn rules_without(&self, waypoint: &Waypoint<'_>) -> Vec<Rule> {
+        let mut rules = self.spec.rules.clone();
+        let naming = rules.iter_mut().filter(|rule| !sources(rule).is_empty());
+        for rule in naming {
+            if rule.from.is_empty() {
+                let source = Some(Source::default());
+                rule.from.push(RuleFrom { source });
             }
+            let from = rule.from.iter_mut().filter_map(|from| from.source.as_mut());
+            from.for_each(|source| source.not_principals.push(waypoint.principal()));
         }
         rules
     }
@@ -409,7 +420,8 @@ impl<'a> Policy<'a> {
 
 /// The policies that pods of the waypoint's namespace are under and that the waypoint makes moot. Policies that name the
 /// waypoint know of it, and so do those of the same pods beside one that admits it, or with a copy at the waypoint.
-pub(super) fn find(policies: &[Value], services: &[Value], waypoint: &Waypoint<'_>) -> Vec<Moot> {
+pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint<'_>) -> Vec<Moot> {
+    let policies: Vec<_> = policies.iter().map(Found::of).collect();
     let concerns = |policy: &Policy<'_>| {
         policy.namespace == waypoint.namespace || policy.namespace == waypoint.root_namespace
     };
@@ -419,18 +431,17 @@ pub(super) fn find(policies: &[Value], services: &[Value], waypoint: &Waypoint<'
         .filter(concerns)
         .collect();
     let named = |namespace: &str, name: &str| {
-        policies.iter().find(|one| {
-            text(one, "/metadata/namespace") == namespace && text(one, "/metadata/name") == name
-        })
+        let mut all = policies.iter();
+        all.find(|one| (one.namespace.as_str(), one.name.as_str()) == (namespace, name))
     };
-    let is_known = |policy: &Policy<'_>| match policy.action {
+    let is_known = |policy: &Policy<'_>| match policy.spec.action {
         PolicyAction::Allow => read.iter().any(|other| {
-            let is_allow = other.action == PolicyAction::Allow;
+            let is_allow = other.spec.action == PolicyAction::Allow;
             is_allow && policy.has_same_scope(other) && other.names(waypoint)
         }),
         _ => {
             let copy = named(policy.namespace, &format!("{}{COPY}", policy.name));
-            policy.names(waypoint) || copy.is_some_and(is_attached)
+            policy.names(waypoint) || copy.is_some_and(Found::is_attached)
         }
     };
     let moot = read.iter().filter(|policy| !is_known(policy));
@@ -439,9 +450,9 @@ pub(super) fn find(policies: &[Value], services: &[Value], waypoint: &Waypoint<'
         let is_taken = |name: &str| named(policy.namespace, name).is_some();
         Some(Moot {
             policy: format!("{}/{}", policy.namespace, policy.name),
-            action: policy.action,
+            action: policy.spec.action,
             effect,
-            callers: callers(&policy.rules),
+            callers: callers(&policy.spec.rules),
             migration: policy.migration(effect, services, waypoint, is_taken),
         })
     })

@@ -47,6 +47,25 @@ pub(super) struct WaypointDump {
     workload_state: Records,
 }
 
+/// The same parts of a dump as they came, to print whole.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Whole {
+    services: Option<Value>,
+    workload_state: WholeRecords,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WholeRecords {
+    services: Option<Value>,
+    policies: Option<Value>,
+    authentications: Option<Value>,
+    destinations: Option<Value>,
+    limits: Option<Value>,
+    plugins: Option<Value>,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Records {
@@ -57,8 +76,8 @@ struct Records {
 }
 
 /// Service that the waypoint serves.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Served {
     service: String,
     routes: Vec<Route>,
@@ -66,7 +85,8 @@ struct Served {
     tcp_routes: Vec<StreamRoute>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct Route {
     name: String,
     ports: Vec<u16>,
@@ -74,8 +94,8 @@ struct Route {
     rules: Vec<Rule>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Rule {
     matches: Vec<RouteMatch>,
     filters: Vec<Value>,
@@ -93,7 +113,8 @@ struct RouteMatch {
     without_headers: Vec<(String, Map<String, Value>)>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct StreamRoute {
     name: String,
     ports: Vec<u16>,
@@ -112,8 +133,8 @@ struct Backend {
     subset: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Policy {
     key: String,
     for_gateway: bool,
@@ -124,39 +145,42 @@ struct Policy {
     not_understood: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct Ruled {
     record: RuledRecord,
     ports: Vec<RuledPort>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct RuledRecord {
     service: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct RuledPort {
     endpoints: Vec<EndpointState>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct EndpointState {
     uid: String,
     requests: u32,
     ejected_for: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Limited {
     record: Limit,
     counted_keys: Vec<usize>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Limit {
     key: String,
     for_gateway: bool,
@@ -167,7 +191,8 @@ struct Limit {
     not_understood: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct LocalLimit {
     by: Vec<Value>,
     requests: u32,
@@ -188,11 +213,9 @@ pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> 
     let (mut shown, mut rows) = (Vec::new(), Vec::new());
     for gateway in &found {
         let name = format!("{}/{}", gateway.namespace(), gateway.name());
-        let dump = dump(place, gateway)?;
-        let parsed = WaypointDump::deserialize(&dump);
-        let parsed = parsed.map_err(|error| unread(&name).because(error))?;
-        shown.push(section.of(&name, &dump));
-        rows.extend(section.rows(&name, &parsed));
+        let (dump, whole) = dump(place, gateway)?;
+        shown.push(section.of(&name, &whole));
+        rows.extend(section.rows(&name, &dump));
     }
     output::print(args.list.output, &shown, || table(section.header(), rows))
 }
@@ -201,11 +224,9 @@ pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> 
 /// plugins.
 pub(crate) fn sections(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
     let name = format!("{}/{}", gateway.namespace(), gateway.name());
-    let dump = dump(place, gateway)?;
-    let parsed = WaypointDump::deserialize(&dump);
-    let parsed = parsed.map_err(|error| unread(&name).because(error))?;
+    let (dump, whole) = dump(place, gateway)?;
     let table = |section: Section| {
-        let rows = section.rows(&name, &parsed).into_iter();
+        let rows = section.rows(&name, &dump).into_iter();
         let rows: Vec<Vec<String>> = rows.map(|row| row.into_iter().skip(1).collect()).collect();
         json!({"header": section.header().get(1..), "rows": rows})
     };
@@ -214,7 +235,7 @@ pub(crate) fn sections(place: &Where, gateway: &Seen) -> Result<Value, CliError>
         "endpoints": table(Section::Endpoints),
         "policies": table(Section::Policies),
         "limits": table(Section::Limits),
-        "plugins": dump.pointer("/workloadState/plugins"),
+        "plugins": whole.workload_state.plugins,
     }))
 }
 
@@ -224,34 +245,38 @@ fn unread(waypoint: &str) -> CliError {
         .hint("is this program of the same version as the waypoint?")
 }
 
-/// Dump of one of a waypoint's pods.
-fn dump(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
+/// Dump of one of a waypoint's pods, as it is read and as it came.
+fn dump(place: &Where, gateway: &Seen) -> Result<(WaypointDump, Whole), CliError> {
     let answer = match place.lab() {
         Some(lab) => in_lab::dump(&lab, gateway)?,
         None => wait(in_cluster::dump(&place.target, gateway))?,
     };
     let bytes = checked(answer, DUMP)?;
     let name = format!("{}/{}", gateway.namespace(), gateway.name());
-    serde_json::from_slice(&bytes).map_err(|error| unread(&name).because(error))
+    let unread = |error| unread(&name).because(error);
+    Ok((
+        serde_json::from_slice(&bytes).map_err(unread)?,
+        serde_json::from_slice(&bytes).map_err(unread)?,
+    ))
 }
 
 impl Section {
     /// Reads the records of a section from the dump.
-    fn of(self, waypoint: &str, dump: &Value) -> Value {
-        let records = |name: &str| dump.pointer(&format!("/workloadState/{name}")).cloned();
+    fn of(self, waypoint: &str, dump: &Whole) -> Value {
+        let records = &dump.workload_state;
         match self {
-            Self::Routes => json!({"waypoint": waypoint, "services": records("services")}),
+            Self::Routes => json!({"waypoint": waypoint, "services": records.services}),
             Self::Policies => json!({
                 "waypoint": waypoint,
-                "policies": records("policies"),
-                "authentications": records("authentications"),
+                "policies": records.policies,
+                "authentications": records.authentications,
             }),
             Self::Endpoints => json!({
                 "waypoint": waypoint,
-                "services": dump.get("services"),
-                "destinations": records("destinations"),
+                "services": dump.services,
+                "destinations": records.destinations,
             }),
-            Self::Limits => json!({"waypoint": waypoint, "limits": records("limits")}),
+            Self::Limits => json!({"waypoint": waypoint, "limits": records.limits}),
         }
     }
 

@@ -29,7 +29,7 @@ fn a_killed_lab_takes_everything_with_it() {
     for victim in ["init", "supervise", "guard"] {
         let lab = Lab::new();
         // A process that left its group and session dies too.
-        let stray = "[sh, -c, 'setsid sleep 1000 & exec ambit lab-tool sleep']";
+        let stray = "[sh, -c, 'setsid sleep 1000 & exec ambit-lab-tool sleep']";
         lab.write("pod.yaml", &pod("a", stray)).up(&[]);
         let processes = lab.processes();
         let state = lab.state();
@@ -62,7 +62,7 @@ fn an_ordinary_user_has_labs_too() {
     let lab = Lab::of_nobody();
     lab.write(
         "pods.yaml",
-        &(pod("a", SLEEP) + &pod("b", "[ambit, lab-tool, serve]")),
+        &(pod("a", SLEEP) + &pod("b", "[ambit-lab-tool, serve]")),
     );
     lab.up(&["--ip-family", "dual"]);
     let processes = lab.processes();

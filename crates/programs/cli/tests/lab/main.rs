@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod book;
+mod lab_tool;
 mod life;
 mod lint;
 mod manual;

@@ -12,6 +12,7 @@ fn binaries() {
         "ambit-control",
         "ambit-cni",
         "ambit-waypoint",
+        "ambit-lab-tool",
     ] {
         let path = Path::new(ambit()).with_file_name(name);
         assert!(
@@ -53,10 +54,10 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     let lab = Lab::new();
     let meshed = "apiVersion: v1\nkind: Namespace\n\
                   metadata: {name: test, labels: {istio.io/dataplane-mode: ambient}}\n---\n";
-    let echo = pod("echo", "[ambit, lab-tool, echo, --port, '8080']");
+    let echo = pod("echo", "[ambit-lab-tool, echo, --port, '8080']");
     // Keeps a connection open, for some seconds at a time: an attempt that a busy machine delays, by a
     // lost DNS answer for instance, is followed by another.
-    let client = pod("client", "[timeout, '4', ambit, lab-tool, hold, 'echo:80']");
+    let client = pod("client", "[timeout, '4', ambit-lab-tool, hold, 'echo:80']");
     lab.write(
         "pods.yaml",
         &(meshed.to_owned() + &echo + &client + &pod("idle", SLEEP)),

@@ -34,7 +34,7 @@ fn names_resolve_and_services_reach_ready_pods() {
         let headless = service("web", ", clusterIP: None").replace("name: web, n", "name: each, n");
         lab.write("headless.yaml", &headless);
         lab.up(&["--ip-family", family]);
-        let get = |url: &str| lab.exec("client", &["ambit", "lab-tool", "get", url]);
+        let get = |url: &str| lab.exec("client", &["ambit-lab-tool", "get", url]);
         for url in [
             "http://web",
             "http://web.test.svc.cluster.local/x",
@@ -69,7 +69,7 @@ fn a_pod_reaches_itself_through_its_service() {
     // By the longer name: the short one is its own host name.
     // Ready from its start, for it has no probe; it listens a moment later.
     lab.wait_for("an answer", |_| {
-        lab.exec("web", &["ambit", "lab-tool", "get", "http://web.test"])
+        lab.exec("web", &["ambit-lab-tool", "get", "http://web.test"])
             .0
             == 0
     });
@@ -78,7 +78,7 @@ fn a_pod_reaches_itself_through_its_service() {
 #[test]
 fn logs_are_stored_and_followed() {
     let lab = Lab::new();
-    let command = "[sh, -c, 'echo first; echo second >&2; exec ambit lab-tool sleep']";
+    let command = "[sh, -c, 'echo first; echo second >&2; exec ambit-lab-tool sleep']";
     lab.write("pod.yaml", &pod("a", command)).up(&[]);
     lab.wait_for("both lines", |_| {
         lab.ok(&["logs", "a"]) == "first\nsecond\n"
@@ -94,7 +94,7 @@ fn manifests_are_followed_while_the_lab_is_up() {
     lab.wait_for("the new pod", |status| {
         status.contains("b ") && status.matches("1/1").count() == 2
     });
-    let get = ["ambit", "lab-tool", "get", "http://b"];
+    let get = ["ambit-lab-tool", "get", "http://b"];
     // Ready from its start, for it has no probe; it listens a moment later.
     lab.wait_for("an answer", |_| lab.exec("a", &get).0 == 0);
     lab.write(
@@ -169,7 +169,7 @@ fn init_containers_run_first_and_missing_commands_are_errors() {
     let mark = mark.to_str().unwrap();
     let with_init = pod(
         "a",
-        &format!("[sh, -c, 'cat {mark}; exec ambit lab-tool sleep']"),
+        &format!("[sh, -c, 'cat {mark}; exec ambit-lab-tool sleep']"),
     )
     .replace(
         "  containers",
@@ -237,7 +237,7 @@ fn the_plugins_of_others_wire_pods_too() {
         lab.up(&["--primary-cni", plugin, "--nodes", "1"]);
         // The pod is ready before its server listens: it has no probe.
         wait_until(&format!("the server answers over {plugin}"), || {
-            let get = ["ambit", "lab-tool", "get", "http://web"];
+            let get = ["ambit-lab-tool", "get", "http://web"];
             lab.exec("client", &get).0 == 0
         });
         if matches!(plugin, "lab" | "bridge") {
@@ -278,7 +278,7 @@ fn deployments_spread_and_a_deleted_pod_process_comes_back() {
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: test}\nspec:\n  \
          replicas: 4\n  selector: {matchLabels: {app: web}}\n  template:\n    \
          metadata: {labels: {app: web}}\n    spec: {terminationGracePeriodSeconds: 1, \
-         containers: [{name: c, command: [ambit, lab-tool, serve]}]}\n",
+         containers: [{name: c, command: [ambit-lab-tool, serve]}]}\n",
     );
     let status = lab.up(&["--nodes", "2"]);
     assert_eq!(

@@ -128,6 +128,20 @@ impl Lab {
         text
     }
 
+    /// Runs `ambit lab` like [`Lab::ok`], by another copy of `ambit` whose `PATH` has nothing of the mesh.
+    pub(crate) fn ok_of(&self, ambit: &Path, args: &[&str]) {
+        let manifests = self.manifests.path().to_str().unwrap();
+        let output = Command::new(ambit)
+            .arg("lab")
+            .args(args.iter().map(|arg| arg.replace("MANIFESTS", manifests)))
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("AMBIT_LAB_DIR", self.base.path())
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}{}", self.log());
+    }
+
     pub(crate) fn up(&self, args: &[&str]) -> String {
         self.ok(&[&["up", "MANIFESTS", "--no-mesh"], args].concat())
     }
@@ -250,5 +264,5 @@ pub(crate) fn service(name: &str, extra: &str) -> String {
     )
 }
 
-pub(crate) const SLEEP: &str = "[ambit, lab-tool, sleep]";
-pub(crate) const SERVE: &str = "[ambit, lab-tool, serve, --name, web]";
+pub(crate) const SLEEP: &str = "[ambit-lab-tool, sleep]";
+pub(crate) const SERVE: &str = "[ambit-lab-tool, serve, --name, web]";

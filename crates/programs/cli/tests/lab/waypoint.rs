@@ -15,7 +15,7 @@ const STAND_IN: &str = r#"#!/bin/sh
 set -eu
 test -s "$XDS_ROOT_CA" && test -s "$AUTH_TOKEN"
 echo "$* of $GATEWAY_NAME, account $SERVICE_ACCOUNT, control plane $XDS_ADDRESS"
-exec ambit lab-tool serve --port 15021 --name "$GATEWAY_NAME"
+exec ambit-lab-tool serve --port 15021 --name "$GATEWAY_NAME"
 "#;
 
 /// Returns a directory with the mesh's programs and the stand-in.
@@ -77,7 +77,7 @@ fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
 
     // It finds the control plane.
     let metrics = "http://172.18.0.2:15014/metrics";
-    let reached = lab.exec("test/way", &["ambit", "lab-tool", "get", metrics]);
+    let reached = lab.exec("test/way", &["ambit-lab-tool", "get", metrics]);
     assert_eq!(reached.0, 0, "{}", reached.1);
 
     lab.exec("test/way", &["pkill", "-f", "lab-tool serve --port 15021"]);

@@ -21,7 +21,7 @@ fn policy(action: &str, namespace: &str) -> String {
 fn start_prober(intruder: &Space<'_>, url: &str) {
     let script = format!(
         "while true; do
-             if ambit lab-tool get {url} --timeout=2000 >/dev/null 2>&1; then echo allowed; else echo refused; fi
+             if ambit-lab-tool get {url} --timeout=2000 >/dev/null 2>&1; then echo allowed; else echo refused; fi
          done"
     );
     intruder.run("prober", Some("n1"), &script);

@@ -58,7 +58,7 @@ fn change(waypoint: &Waypoint<'_>) {
 /// Starts a streamed response that outlasts the following steps.
 fn stream_through(covered: &Covered<'_>, name: &str) {
     let url = format!("http://server/slowly/{STREAM_SECONDS}?{name}");
-    let script = format!("exec ambit lab-tool get '{url}' --timeout=20000");
+    let script = format!("exec ambit-lab-tool get '{url}' --timeout=20000");
     covered.space.run(name, Some("n1"), &script);
     until(&format!("{name} has begun"), || {
         !covered.seen(name).is_empty()

@@ -17,12 +17,12 @@ pub(super) const ON_NODES: &str = "
 apiVersion: v1
 kind: Pod
 metadata: {name: on-node-1, namespace: legacy}
-spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ---
 apiVersion: v1
 kind: Pod
 metadata: {name: on-node-2, namespace: legacy}
-spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
 /// A route of the clients in `tenant`, with a path of which requests are changed.

@@ -18,7 +18,7 @@ metadata: {name: remote, namespace: shop, labels: {istio.io/dataplane-mode: none
 spec:
   nodeName: node-1
   serviceAccountName: client
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ---
 apiVersion: v1
@@ -27,7 +27,7 @@ metadata: {name: remote, namespace: tenant, labels: {istio.io/dataplane-mode: no
 spec:
   nodeName: node-1
   serviceAccountName: remote
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ---
 apiVersion: v1
@@ -36,7 +36,7 @@ metadata: {name: east-west, namespace: legacy}
 spec:
   nodeName: node-1
   serviceAccountName: east-west
-  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
 

@@ -27,8 +27,8 @@ spec:
   nodeName: node-2
   serviceAccountName: echo
   containers:
-  - {name: open, image: none, command: [$AMBIT, lab-tool, echo, --port, '9000'], readinessProbe: {tcpSocket: {port: 9000}}}
-  - {name: closed, image: none, command: [$AMBIT, lab-tool, echo, --port, '9001'], readinessProbe: {tcpSocket: {port: 9001}}}
+  - {name: open, image: none, command: [$LAB_TOOL, echo, --port, '9000'], readinessProbe: {tcpSocket: {port: 9000}}}
+  - {name: closed, image: none, command: [$LAB_TOOL, echo, --port, '9001'], readinessProbe: {tcpSocket: {port: 9001}}}
 ---
 apiVersion: v1
 kind: Service

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ambit_flow::{Event, Flow, Peer, ReporterKind, RequestSummary, ServiceName, StreamItem};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::flows::text::tests::flow;
@@ -99,7 +99,7 @@ fn suggested(flows: &[Flow], objects: &[ObjectEvent], options: &Options<'_>) -> 
 
 fn rules(suggestions: &Suggestions) -> Value {
     assert_eq!(suggestions.policies.len(), 1, "{suggestions:#?}");
-    suggestions.policies[0]["spec"]["rules"].clone()
+    manifest::of(&suggestions.policies[0].spec.rules)
 }
 
 #[test]
@@ -111,7 +111,11 @@ fn callers_of_pods_are_allowed_with_the_ports_they_used() {
     ];
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
     assert_eq!(
-        suggestions.policies,
+        suggestions
+            .policies
+            .iter()
+            .map(manifest::of)
+            .collect::<Vec<_>>(),
         [json!({
             "apiVersion": "security.istio.io/v1",
             "kind": "AuthorizationPolicy",
@@ -145,7 +149,10 @@ fn requests_are_allowed_at_the_waypoint_by_method_and_path() {
     let both = json!([{"source": {"principals": ["td/ns/shop/sa/jobs", "td/ns/shop/sa/web"]}}]);
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
     let target = json!([{"group": "", "kind": "Service", "name": "orders"}]);
-    assert_eq!(suggestions.policies[0]["spec"]["targetRefs"], target);
+    assert_eq!(
+        manifest::of(&suggestions.policies[0].spec.target_refs),
+        target
+    );
     assert_eq!(
         rules(&suggestions),
         json!([{"from": both, "to": [{"operation": {"methods": ["GET", "HEAD", "POST"]}}]}])
@@ -322,7 +329,7 @@ fn dry_run_and_namespace_flags_are_followed() {
     };
     let policies = suggested(&flows, &pods(""), &trial).policies;
     assert_eq!(
-        policies[0]["metadata"]["annotations"]["istio.io/dry-run"],
+        manifest::of(&policies[0].metadata)["annotations"]["istio.io/dry-run"],
         "true"
     );
     let other = Options {

@@ -1,6 +1,9 @@
 //! Which policies a waypoint makes moot, and how they keep their meaning.
 
+use serde_json::json;
+
 use super::*;
+use crate::manifest;
 
 const WAYPOINT: Waypoint<'static> = Waypoint {
     trust_domain: "cluster.local",
@@ -22,8 +25,11 @@ fn from(source: Value) -> Value {
     json!([{"from": [{"source": source}]}])
 }
 
-fn services() -> Vec<Value> {
-    let service = |name: &str, selector: Value| json!({"metadata": {"name": name, "namespace": "shop"}, "spec": {"selector": selector}});
+fn services() -> Vec<Service> {
+    let service = |name: &str, selector: Value| {
+        let object = json!({"metadata": {"name": name, "namespace": "shop"}, "spec": {"selector": selector}});
+        Service::deserialize(object).unwrap()
+    };
     vec![
         service("orders", json!({"app": "orders"})),
         service("orders-v1", json!({"app": "orders", "version": "v1"})),
@@ -125,7 +131,8 @@ fn allow_policies_are_copied_and_the_waypoint_is_admitted() {
     given["spec"]["targetRefs"] = json!([]);
     given["spec"]["rules"][0]["to"] = json!([]);
     let migration = found(&given).unwrap().migration.unwrap();
-    let [copy, admission] = &*migration.added else {
+    let added: Vec<_> = migration.added.iter().map(manifest::of).collect();
+    let [copy, admission] = &*added else {
         panic!("{migration:?}");
     };
     assert_eq!(copy["metadata"]["name"], "p-waypoint");
@@ -135,12 +142,8 @@ fn allow_policies_are_copied_and_the_waypoint_is_admitted() {
     );
     assert_eq!(copy["spec"]["rules"], old["spec"]["rules"]);
     assert_eq!(copy["spec"].get("selector"), None);
-    let names: Vec<_> = copy["spec"]["targetRefs"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .collect();
-    let names: Vec<_> = names.iter().map(|one| text(one, "/name")).collect();
+    let targets = migration.added[0].spec.target_refs.iter();
+    let names: Vec<_> = targets.map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["orders", "orders-v1"]);
     assert_eq!(admission["metadata"]["name"], "p-from-waypoint");
     assert_eq!(admission["spec"]["selector"], old["spec"]["selector"]);
@@ -148,7 +151,7 @@ fn allow_policies_are_copied_and_the_waypoint_is_admitted() {
     assert_eq!(admission["spec"]["rules"], expected);
     assert_eq!(migration.rules, None);
     // It is done once.
-    let all = [vec![old], migration.added].concat();
+    let all = [vec![old], added].concat();
     assert_eq!(find(&all, &services(), &WAYPOINT), []);
 }
 
@@ -158,7 +161,11 @@ fn deny_policies_are_copied_and_spare_the_waypoint() {
     let migration = found(&old).unwrap().migration.unwrap();
     assert_eq!(migration.added.len(), 1);
     assert_eq!(migration.rules, None);
-    let all = [vec![old], migration.added].concat();
+    let all = [
+        vec![old],
+        migration.added.iter().map(manifest::of).collect(),
+    ]
+    .concat();
     assert_eq!(find(&all, &services(), &WAYPOINT), []);
 
     let mut rules = from(json!({"notPrincipals": [FRONTEND]}));
@@ -171,7 +178,7 @@ fn deny_policies_are_copied_and_spare_the_waypoint() {
         .unwrap()
         .migration
         .unwrap();
-    let changed = migration.rules.unwrap();
+    let changed = manifest::of(&migration.rules.unwrap());
     let spared = json!([FRONTEND, PRINCIPAL]);
     assert_eq!(changed[0]["from"][0]["source"]["notPrincipals"], spared);
     assert_eq!(
@@ -179,7 +186,7 @@ fn deny_policies_are_copied_and_spare_the_waypoint() {
         json!([PRINCIPAL])
     );
     assert_eq!(changed[2].get("from"), None);
-    assert_eq!(migration.added[0]["spec"]["rules"], changed);
+    assert_eq!(manifest::of(&migration.added[0])["spec"]["rules"], changed);
 }
 
 #[test]
@@ -187,12 +194,9 @@ fn a_namespaces_policy_is_attached_to_the_gateway() {
     let mut of_all = policy("p", "ALLOW", from(json!({"namespaces": ["legacy"]})));
     of_all["spec"].as_object_mut().unwrap().remove("selector");
     let migration = found(&of_all).unwrap().migration.unwrap();
-    let target = &migration.added[0]["spec"]["targetRefs"][0];
-    assert_eq!(
-        (text(target, "/kind"), text(target, "/name")),
-        ("Gateway", "waypoint")
-    );
-    assert_eq!(migration.added[1]["spec"].get("selector"), None);
+    let target = &migration.added[0].spec.target_refs[0];
+    assert_eq!((&*target.kind, &*target.name), ("Gateway", "waypoint"));
+    assert_eq!(migration.added[1].spec.selector, None);
 }
 
 #[test]

@@ -92,3 +92,15 @@ fn endpoints_are_shown_with_health_and_ejections() {
 fn limits_are_shown_with_the_keys_that_are_counted() {
     insta::assert_snapshot!(shown(Section::Limits));
 }
+
+#[test]
+fn dump_of_another_version_is_read_as_far_as_it_goes() {
+    let other = json!({"workloadState": {
+        "services": [{"service": "shop/web.shop", "later": {}}],
+        "policies": [{"key": "shop/p", "action": "deny"}],
+    }});
+    let dump = WaypointDump::deserialize(other).unwrap();
+    let row = |section: Section| section.rows("shop/waypoint", &dump).remove(0).join(" ");
+    assert!(row(Section::Routes).ends_with("to its endpoints"));
+    assert!(row(Section::Policies).contains("shop/p DENY"));
+}

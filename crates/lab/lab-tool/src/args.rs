@@ -1,20 +1,16 @@
-//! Programs for pods of a lab or a cluster, so that nothing else needs to be in them: servers that say
-//! who called, clients that call again and again, and a steady load that accounts for every failure.
+//! The arguments.
 
-mod duration;
-mod first_connect;
-mod get;
-mod http1;
-mod load;
-mod probe_server;
-mod reflect;
-mod resolve;
-mod serve;
-mod signals;
+use clap::{Parser, Subcommand};
 
-use std::{process::ExitCode, thread, time::Duration};
+use crate::{first_connect, load, probe_server, resolve};
 
-use clap::Subcommand;
+/// Servers and clients for the pods of a lab or a cluster.
+#[derive(Debug, Parser)]
+#[command(name = "ambit-lab-tool", version, about)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) tool: Tool,
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tool {
@@ -76,40 +72,4 @@ pub(crate) enum Tool {
     Resolve(resolve::Args),
     /// Wait for ever
     Sleep,
-}
-
-pub(crate) fn run(tool: &Tool) -> ExitCode {
-    if let Tool::Load(args) = tool {
-        return load::run(args);
-    }
-    // As the first process of a container it would otherwise not be ended by a signal.
-    signals::end_process();
-    match tool {
-        Tool::Serve {
-            port,
-            name,
-            text,
-            echo,
-            quiet,
-        } => serve::http(*port, name, text, *echo, *quiet),
-        Tool::Reflect { port } => reflect::http(*port),
-        Tool::Echo { port } => serve::echo(*port),
-        Tool::Get {
-            url,
-            every,
-            timeout,
-        } => get::get(url, *every, Duration::from_millis(*timeout)),
-        Tool::Hold { target } => get::hold(target),
-        Tool::Load(args) => load::run(args),
-        Tool::FirstConnect(args) => first_connect::run(args),
-        Tool::ProbeServer(args) => probe_server::run(args),
-        Tool::Resolve(args) => resolve::run(args),
-        Tool::Sleep => sleep(),
-    }
-}
-
-fn sleep() -> ! {
-    loop {
-        thread::park();
-    }
 }

@@ -10,10 +10,10 @@ use std::{
 
 use serde_json::json;
 
-use super::{
+use crate::{
     duration,
     http1::{connect, resolve},
-    sleep,
+    signals::sleep,
 };
 
 /// Pause between two attempts.
@@ -38,7 +38,7 @@ pub(crate) struct Args {
 }
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-pub(super) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &Args) -> ExitCode {
     let (start, unix) = (Instant::now(), SystemTime::now());
     let mut failures = Vec::new();
     let answer = loop {

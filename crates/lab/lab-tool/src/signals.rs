@@ -8,13 +8,13 @@ use ambit_rt::Shutdown;
 const TERMINATED: i32 = 128 + 15;
 
 /// Makes SIGTERM and SIGINT end the process, even as process 1 of its container.
-pub(super) fn end_process() {
+pub(crate) fn end_process() {
     on_end(|| process::exit(TERMINATED));
 }
 
 /// Calls `end` on SIGTERM or SIGINT.
 #[expect(clippy::print_stderr, reason = "its output is the pod's log")]
-pub(super) fn on_end(end: impl FnOnce() + Send + 'static) {
+pub(crate) fn on_end(end: impl FnOnce() + Send + 'static) {
     thread::spawn(move || match wait() {
         Ok(()) => end(),
         Err(error) => eprintln!("signals are not followed: {error}"),
@@ -29,4 +29,11 @@ fn wait() -> io::Result<()> {
         Shutdown::on_signals()?.wait().await;
         Ok(())
     })
+}
+
+/// Waits for a signal that ends the process.
+pub(crate) fn sleep() -> ! {
+    loop {
+        thread::park();
+    }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     grpc: u16,
 }
 
-pub(super) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &Args) -> ExitCode {
     let (http, tcp, grpc) = (args.http, args.tcp, args.grpc);
     thread::scope(|scope| {
         let servers = [

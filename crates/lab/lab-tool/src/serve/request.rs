@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Read as _};
 
-use super::super::http1::MAX_HEAD;
+use crate::http1::MAX_HEAD;
 
 /// Lines of a head, and of the trailers after a body.
 const MAX_LINES: usize = 256;

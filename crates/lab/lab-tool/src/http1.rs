@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Maximum size of the headers of a request or response.
-pub(super) const MAX_HEAD: u64 = 16 * 1024;
+pub(crate) const MAX_HEAD: u64 = 16 * 1024;
 /// Maximum headers of a response.
 const MAX_HEADERS: usize = 64;
 /// Maximum size of a body.
@@ -16,15 +16,15 @@ const MAX_BODY: u64 = 1 << 20;
 
 /// A parsed `http://HOST[:PORT]/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Url {
-    pub(super) host: String,
+pub(crate) struct Url {
+    pub(crate) host: String,
     /// Name to resolve, with the port.
-    pub(super) target: String,
-    pub(super) path: String,
+    pub(crate) target: String,
+    pub(crate) path: String,
 }
 
 impl Url {
-    pub(super) fn parse(url: &str) -> io::Result<Self> {
+    pub(crate) fn parse(url: &str) -> io::Result<Self> {
         let rest = url
             .strip_prefix("http://")
             .ok_or_else(|| io::Error::other("give an http:// URL"))?;
@@ -49,7 +49,7 @@ impl Url {
 }
 
 /// The first address of `HOST:PORT`.
-pub(super) fn resolve(target: &str) -> io::Result<SocketAddr> {
+pub(crate) fn resolve(target: &str) -> io::Result<SocketAddr> {
     target
         .to_socket_addrs()?
         .next()
@@ -57,7 +57,7 @@ pub(super) fn resolve(target: &str) -> io::Result<SocketAddr> {
 }
 
 /// Connects, with a timeout for this and every later operation.
-pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+pub(crate) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
@@ -67,13 +67,13 @@ pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpS
 
 /// Connection for sequential requests.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: BufReader<TcpStream>,
     is_last: bool,
 }
 
 impl Connection {
-    pub(super) fn open(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
+    pub(crate) fn open(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         connect(address, timeout).map(|stream| Self {
             stream: BufReader::new(stream),
             is_last: false,
@@ -81,12 +81,12 @@ impl Connection {
     }
 
     /// Whether the server has announced the end of the connection.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.is_last
     }
 
     /// Sends a GET request, and returns status and body.
-    pub(super) fn get(&mut self, url: &Url, keep: bool) -> io::Result<(u16, String)> {
+    pub(crate) fn get(&mut self, url: &Url, keep: bool) -> io::Result<(u16, String)> {
         let connection = if keep { "keep-alive" } else { "close" };
         let request = format!(
             "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: {connection}\r\n\r\n",

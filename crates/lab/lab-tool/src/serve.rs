@@ -17,7 +17,7 @@ const LINE_EVERY: Duration = Duration::from_millis(100);
 const MAX_LINES: u32 = 36_000;
 
 /// Serves HTTP on `port`, and optionally an echo on another port.
-pub(super) fn http(
+pub(crate) fn http(
     port: u16,
     name: &str,
     text: &str,
@@ -34,7 +34,7 @@ pub(super) fn http(
 }
 
 /// Sends back every byte.
-pub(super) fn echo(port: u16) -> ExitCode {
+pub(crate) fn echo(port: u16) -> ExitCode {
     serve(port, |mut stream| {
         let mut reader = stream.try_clone()?;
         io::copy(&mut reader, &mut stream).map(drop)
@@ -42,7 +42,7 @@ pub(super) fn echo(port: u16) -> ExitCode {
 }
 
 /// A listener for all addresses: IPv4 too, where the kernel has both families.
-pub(super) fn listen(port: u16) -> io::Result<TcpListener> {
+pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
@@ -52,7 +52,7 @@ pub(super) fn listen(port: u16) -> io::Result<TcpListener> {
     clippy::print_stdout,
     reason = "its output is the pod's log"
 )]
-pub(super) fn serve(
+pub(crate) fn serve(
     port: u16,
     serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone,
 ) -> ExitCode {
@@ -80,7 +80,7 @@ pub(super) fn serve(
 
 /// Responds to every request of a connection with server and caller; for `/slowly/SECONDS` with lines over this time.
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
+pub(crate) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip().to_canonical();
     let pod = std::env::var("HOSTNAME").unwrap_or_default();
     let body = format!("{name} in {pod}, called by {peer}{text}\n");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub(super) fn parse(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let (number, milliseconds) = if let Some(number) = text.strip_suffix("ms") {
         (number, 1)
     } else if let Some(number) = text.strip_suffix('s') {

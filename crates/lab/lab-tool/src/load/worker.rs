@@ -15,7 +15,7 @@ use super::{
     pace::Pace,
     tally::{Failure, Finished, Kind, Mode},
 };
-use crate::tool::http1::{Connection, Url, connect};
+use crate::http1::{Connection, Url, connect};
 
 /// The beginning of the load, on both clocks.
 #[derive(Clone, Copy, Debug)]

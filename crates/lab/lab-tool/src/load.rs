@@ -20,7 +20,7 @@ use std::{
 
 use serde_json::json;
 
-use super::{
+use crate::{
     duration,
     http1::{Url, resolve},
     signals,
@@ -73,7 +73,7 @@ pub(crate) struct Args {
 }
 
 #[expect(clippy::print_stderr, reason = "its output is the pod's log")]
-pub(super) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &Args) -> ExitCode {
     let workers = match workers(args) {
         Ok(workers) if !workers.is_empty() => workers,
         Ok(_) => {

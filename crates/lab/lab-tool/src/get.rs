@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::http1::{Connection, Url};
+use crate::http1::{Connection, Url};
 
 /// Exit code of curl for an HTTP error.
 const HTTP_ERROR: u8 = 22;
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-pub(super) fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode {
+pub(crate) fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode {
     loop {
         let started = Instant::now();
         let (code, line) = match fetch(url, timeout) {
@@ -33,7 +33,7 @@ pub(super) fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode 
 }
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-pub(super) fn hold(target: &str) -> ExitCode {
+pub(crate) fn hold(target: &str) -> ExitCode {
     let held = TcpStream::connect(target).and_then(|mut stream| {
         println!("connected to {target}");
         io::copy(&mut stream, &mut io::sink())

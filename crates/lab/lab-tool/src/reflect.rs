@@ -6,13 +6,13 @@ use std::{
     process::ExitCode,
 };
 
-use super::{http1::MAX_HEAD, serve};
+use crate::{http1::MAX_HEAD, serve};
 
 /// Path prefix under which requests get no response.
 const SILENT: &str = "/silent";
 
 /// Serves HTTP that reflects requests.
-pub(super) fn http(port: u16) -> ExitCode {
+pub(crate) fn http(port: u16) -> ExitCode {
     serve::serve(port, reflect)
 }
 

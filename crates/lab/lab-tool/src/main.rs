@@ -1,0 +1,52 @@
+//! Programs for pods of a lab or a cluster, so that nothing else needs to be in them: servers that say
+//! who called, clients that call again and again, and a steady load that accounts for every failure.
+#![forbid(unsafe_code)]
+
+mod args;
+mod duration;
+mod first_connect;
+mod get;
+mod http1;
+mod load;
+mod probe_server;
+mod reflect;
+mod resolve;
+mod serve;
+mod signals;
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::Parser as _;
+
+use crate::args::{Args, Tool};
+
+fn main() -> ExitCode {
+    let tool = Args::parse().tool;
+    // The load ends by signals with a summary. Anything else that is the first process of a container would not be
+    // ended by a signal.
+    if !matches!(tool, Tool::Load(_)) {
+        signals::end_process();
+    }
+    match tool {
+        Tool::Serve {
+            port,
+            name,
+            text,
+            echo,
+            quiet,
+        } => serve::http(port, &name, &text, echo, quiet),
+        Tool::Reflect { port } => reflect::http(port),
+        Tool::Echo { port } => serve::echo(port),
+        Tool::Get {
+            url,
+            every,
+            timeout,
+        } => get::get(&url, every, Duration::from_millis(timeout)),
+        Tool::Hold { target } => get::hold(&target),
+        Tool::Load(args) => load::run(&args),
+        Tool::FirstConnect(args) => first_connect::run(&args),
+        Tool::ProbeServer(args) => probe_server::run(&args),
+        Tool::Resolve(args) => resolve::run(&args),
+        Tool::Sleep => signals::sleep(),
+    }
+}

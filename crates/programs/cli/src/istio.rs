@@ -87,8 +87,8 @@ fn mesh_settings<'a>(
     let map = found.and_then(|map| ConfigMap::deserialize(map).ok());
     let text = map.and_then(|map| map.data?.remove("mesh"));
     // An error of it is the control plane's to report.
-    text.and_then(|text| serde_saphyr::from_str(&text).ok())
-        .unwrap_or_default()
+    let settings: Option<Value> = text.and_then(|text| serde_saphyr::from_str(&text).ok());
+    settings.as_ref().map(differences::read).unwrap_or_default()
 }
 
 /// Takes the trust domain over for a mesh that is not installed yet: it is a value of the installation.

@@ -23,6 +23,7 @@ use super::{
         TlsPolicy, VirtualServiceSpec, group_and_kind,
     },
 };
+use crate::manifest;
 
 /// Classes of Istio's Gateways, with the controllers that Istio's control plane is.
 const CLASSES: [(&str, &str); 4] = [
@@ -309,9 +310,10 @@ fn of_gateway_api<'a, T: DeserializeOwned + Default>(
     objects.filter(is_one).map(read)
 }
 
-/// An object in its own form. The control plane reports one that has another form.
-fn read<T: DeserializeOwned + Default>(value: &Value) -> T {
-    T::deserialize(value).unwrap_or_default()
+/// An object in its own form; fields that are `null` are as if they were missing. The control plane reports an object of
+/// another form.
+pub(super) fn read<T: DeserializeOwned + Default>(value: &Value) -> T {
+    T::deserialize(manifest::of(value)).unwrap_or_default()
 }
 
 fn namespace(metadata: &ObjectMeta) -> &str {

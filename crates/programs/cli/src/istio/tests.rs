@@ -380,6 +380,43 @@ spec: {selector: {}, template: {metadata: {labels: {sidecar.istio.io/inject: 'tr
 }
 
 #[test]
+fn empty_fields_hide_no_difference_of_others() {
+    let text = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: outside, namespace: books}
+spec:
+  host: outside.example
+  subsets:
+  trafficPolicy: {tls: {mode: SIMPLE}, portLevelSettings: }
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: open, namespace: books}
+spec: {mtls: {mode: DISABLE}, portLevelMtls: }
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data:
+  mesh: |
+    defaultServiceExportTo:
+    trustDomain: shop.example
+";
+    let lines = lines(text);
+    for (object, field) in [
+        (
+            "DestinationRule books/outside",
+            "spec.trafficPolicy.tls.caCertificates",
+        ),
+        ("PeerAuthentication books/open", "spec.mtls"),
+        ("ConfigMap istio-system/istio", "data.mesh.trustDomain"),
+    ] {
+        assert_has(&lines, &["Changes", object, field]);
+    }
+}
+
+#[test]
 fn broken_objects_are_named_and_the_rest_is_checked() {
     let found = lines(
         "

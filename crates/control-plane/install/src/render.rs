@@ -72,7 +72,7 @@ pub fn objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderEr
             objects.extend(documents(file.path, &engine.render(file.path, &data)?)?);
         }
     }
-    objects.sort_by_key(|object| object::rank(&object::kind(object)));
+    objects.sort_by_cached_key(|object| object::rank(&object::kind(object)));
     Ok(objects)
 }
 

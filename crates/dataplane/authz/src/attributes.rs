@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ambit_model::{Identity, ServiceAccountMatch, StringMatch, canonical_ip};
+use ambit_model::{Identity, ServiceAccountMatch, StringMatch, canonical_ip, canonical_socket};
 use ipnet::IpNet;
 
 /// Source and destination of a connection, in the form that policies compare. A connection without an identity has no
@@ -18,18 +18,16 @@ impl<'a> Attributes<'a> {
     /// Attributes of a connection from a caller, with its verified identity if it has one. IPv4-mapped addresses become
     /// IPv4 addresses.
     pub fn new(source: Option<&'a Identity>, source_ip: IpAddr, destination: SocketAddr) -> Self {
-        let mut attributes = Self {
+        Self {
             source,
             source_ip: canonical_ip(source_ip),
-            destination,
-        };
-        attributes.set_destination(destination);
-        attributes
+            destination: canonical_socket(destination),
+        }
     }
 
     /// Replaces the called address.
     pub fn set_destination(&mut self, destination: SocketAddr) {
-        self.destination = SocketAddr::new(canonical_ip(destination.ip()), destination.port());
+        self.destination = canonical_socket(destination);
     }
 
     /// Whether the principal of the identity, `td/ns/NAMESPACE/sa/ACCOUNT`, matches.

@@ -179,7 +179,7 @@ impl<'a> UnverifiedToken<'a> {
     /// Returns the claim at a path of names, if there is one.
     ///
     /// # Errors
-    /// When the claim is no text, or the path leads through one that has no members.
+    /// When the claim is not a text, or a claim on its path has no members.
     pub fn text(&self, path: &[&str]) -> Result<Option<&str>, TokenError> {
         let mut claim = &self.claims;
         for name in path {

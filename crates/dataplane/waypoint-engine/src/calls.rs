@@ -13,12 +13,8 @@
 mod charge;
 mod identities;
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use ambit_codec::Forwarded;
 use ambit_model::{ArcStr, DestinationLimits, Identity, NamespacedHostname};
 use ambit_proxy::Local;
 use ambit_route::BackendRequest;
@@ -31,7 +27,9 @@ use crate::{
     message::{self, Body, Version},
     on_behalf::OnBehalf,
     origination::TlsUpstream,
-    upstream::{Connect, ConnectOptions, HttpKey, Keep, Preamble, Upstream, UpstreamError},
+    upstream::{
+        Connect, ConnectOptions, HttpKey, Keep, Preamble, Upstream, UpstreamError, own_client,
+    },
     upstream_lookup,
     waypoint::Shard,
 };
@@ -133,10 +131,7 @@ pub(crate) async fn request(
         let connect = Connect {
             upstream: &upstream,
             own: &own,
-            forwarded: &Forwarded {
-                client: own_address(&own),
-                host: None,
-            },
+            forwarded: &own_client(&own),
             applied: &applied,
             options: ConnectOptions {
                 limits: &DestinationLimits::default(),
@@ -232,18 +227,12 @@ async fn choose_upstream(
     Ok(upstream_lookup::resolve(route, waypoint).await?)
 }
 
-/// Address of calls of the waypoint's own: its pod's, at no port.
-fn own_address(own: &Local) -> SocketAddr {
-    let ip = own.workload.workload_ips.first().copied();
-    SocketAddr::new(ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0)
-}
-
 /// PROXY header of the waypoint's own connections, if the callee's rule requires one.
 fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
     Preamble::of(
         port?.policy(),
         upstream,
-        own_address(own),
+        own_client(own).client,
         upstream.endpoint(),
     )
 }

@@ -170,6 +170,16 @@ impl Upstream {
     }
 }
 
+/// Client that tunnels name for calls of the waypoint's own and on connections that callers share: its pod, at no port.
+pub(crate) fn own_client(own: &Local) -> Forwarded {
+    let ip = own.workload.workload_ips.first().copied();
+    let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    Forwarded {
+        client: SocketAddr::new(ip, 0),
+        host: None,
+    }
+}
+
 impl UpstreamPools {
     /// Creates empty pools.
     pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
@@ -232,8 +242,7 @@ impl UpstreamPools {
                     hops.write(&mut headers, upstream.is_waypoint());
                 }
                 applied.write(&mut headers);
-                let ip = own.workload.workload_ips.first().copied();
-                let source = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+                let source = own_client(own).client.ip();
                 let dialer = Dialer {
                     identity: identity.unwrap_or(&self.dialer.identity).clone(),
                     ..self.dialer.clone()

@@ -4,13 +4,8 @@ pub(super) mod outgoing;
 mod retry_permit;
 pub(super) mod retrying;
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ambit_codec::Forwarded;
 use ambit_model::{ArcStr, Service};
 use ambit_proxy::{Local, report::chain};
 use ambit_route::{BackendEndpoint, WorkloadRef};
@@ -41,7 +36,7 @@ use crate::{
     target::Target,
     upstream::{
         Checkout, Connect, ConnectOptions, HttpKey, Keep, Preamble, RequestGuard, STREAM_WINDOW,
-        StreamSlot, Upstream, UpstreamError,
+        StreamSlot, Upstream, UpstreamError, own_client,
     },
 };
 
@@ -419,7 +414,8 @@ async fn attempt(
     let connect = Connect {
         upstream,
         own,
-        forwarded: &shared_client(own),
+        // Callers share HTTP connections: their tunnels name none of them.
+        forwarded: &own_client(own),
         applied: &applied,
         options,
         hops: None,
@@ -440,16 +436,6 @@ async fn attempt(
         unsent: error.unsent,
         ..sent(error.error)
     })
-}
-
-/// Client that tunnels of HTTP connections name: callers share the connections, so none of these.
-fn shared_client(own: &Local) -> Forwarded {
-    let ip = own.workload.workload_ips.first().copied();
-    let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    Forwarded {
-        client: SocketAddr::new(ip, 0),
-        host: None,
-    }
 }
 
 async fn open(

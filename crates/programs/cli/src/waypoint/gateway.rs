@@ -61,7 +61,7 @@ impl Serialize for Seen {
 
 impl Seen {
     pub(crate) fn new(whole: Value) -> Self {
-        // What is no Gateway has no class, and so is no waypoint.
+        // Objects of other kinds have no class, and so are no waypoints.
         let gateway = Gateway::deserialize(&whole).unwrap_or_default();
         Self {
             status: gateway.read_status(),

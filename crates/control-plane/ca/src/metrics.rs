@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use ambit_rt::metrics::PlainCounter;
+use ambit_rt::metrics::{PlainCounter, start_series};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},
@@ -33,10 +33,8 @@ impl Default for CaMetrics {
             csr: Family::default(),
             root_expiry: Gauge::default(),
         };
-        // Written from the start: Prometheus sees no increase in a series that begins with 1.
-        for outcome in CSR_OUTCOMES {
-            metrics.csr.get_or_create(&Outcome { outcome }).inc_by(0);
-        }
+        let outcomes = CSR_OUTCOMES.map(|outcome| Outcome { outcome });
+        start_series(&metrics.csr, outcomes);
         metrics
     }
 }

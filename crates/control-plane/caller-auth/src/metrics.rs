@@ -1,6 +1,6 @@
 //! Metrics of callers: results of their authentication, and connections that ended because of them.
 
-use ambit_rt::metrics::PlainCounter;
+use ambit_rt::metrics::{PlainCounter, start_series};
 use prometheus_client::{encoding::EncodeLabelSet, metrics::family::Family, registry::Registry};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -29,10 +29,8 @@ impl Default for CallerMetrics {
             callers_closed: Family::default(),
             tokens: Family::default(),
         };
-        // Written from the start: Prometheus sees no increase in a series that begins with 1.
-        for outcome in TOKEN_OUTCOMES {
-            metrics.tokens.get_or_create(&Outcome { outcome }).inc_by(0);
-        }
+        let outcomes = TOKEN_OUTCOMES.map(|outcome| Outcome { outcome });
+        start_series(&metrics.tokens, outcomes);
         metrics
     }
 }

@@ -1,6 +1,6 @@
 //! Metrics of xDS streams and responses, with the names of Istio's where they mean the same.
 
-use ambit_rt::metrics::PlainCounter;
+use ambit_rt::metrics::{PlainCounter, start_series};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},
@@ -33,11 +33,10 @@ impl Default for XdsMetrics {
             stale_nonces: PlainCounter::default(),
             streams: Gauge::default(),
         };
-        // Written from the start: Prometheus sees no increase in a series that begins with 1.
-        for of in ResourceType::all() {
-            let r#type = of.short_name();
-            metrics.rejects.get_or_create(&Type { r#type }).inc_by(0);
-        }
+        let types = ResourceType::all().map(|of| Type {
+            r#type: of.short_name(),
+        });
+        start_series(&metrics.rejects, types);
         metrics
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    hash::Hash,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -42,6 +43,16 @@ impl PlainCounter {
     /// Increments the counter by any number, also 0: the series exists from then on.
     pub fn inc_by(&self, by: u64) {
         self.0.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+/// Creates series of a family, with 0: Prometheus sees no increase in a series that begins with 1.
+pub fn start_series<L>(family: &Family<L, PlainCounter>, labels: impl IntoIterator<Item = L>)
+where
+    L: Clone + Eq + Hash,
+{
+    for labels in labels {
+        family.get_or_create(&labels).inc_by(0);
     }
 }
 

@@ -1,7 +1,8 @@
-//! What objects say of their own state, for those who write conditions on them.
+//! Conditions of objects: as they are published, and as controllers want them.
 
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     ConfigMap, Deployment, EndpointSlice, Namespace, Node, Pod, Secret, Service, ServiceAccount,
@@ -31,6 +32,71 @@ pub struct Condition {
     pub message: String,
     /// Generation of the object that the condition is about.
     pub observed_generation: Option<i64>,
+}
+
+/// Condition that a controller wants an object to have.
+#[derive(Clone, Copy, Debug)]
+pub struct DesiredCondition<'a> {
+    /// Type of the condition.
+    pub type_: &'a str,
+    /// Whether its status is `True`, else `False`.
+    pub is_true: bool,
+    /// Reason in one word.
+    pub reason: &'a str,
+    /// Reason for people.
+    pub message: &'a str,
+    /// Generation of the object that the condition is about.
+    pub generation: Option<i64>,
+}
+
+impl DesiredCondition<'_> {
+    fn status(&self) -> &'static str {
+        if self.is_true { "True" } else { "False" }
+    }
+
+    /// Whether a published condition of the type is as desired, whenever it became so. Its generation may be a text.
+    pub fn is_published(&self, published: &Value) -> bool {
+        let text = |field: &str| text(published, field).unwrap_or_default();
+        let generation = published.get("observedGeneration").and_then(|value| {
+            let text = value.as_str().and_then(|text| text.parse().ok());
+            value.as_i64().or(text)
+        });
+        text("status") == self.status()
+            && text("reason") == self.reason
+            && text("message") == self.message
+            && generation == self.generation
+    }
+
+    /// Returns the JSON form. The time of its transition is that of the published condition while the status is the same.
+    pub fn to_json(&self, published: Option<&Value>) -> Value {
+        let status = self.status();
+        let since = published
+            .filter(|published| text(published, "status") == Some(status))
+            .and_then(|published| text(published, "lastTransitionTime"));
+        let mut condition = json!({
+            "type": self.type_,
+            "status": status,
+            "reason": self.reason,
+            "message": self.message,
+            "lastTransitionTime": since.map_or_else(now, str::to_owned),
+        });
+        if let (Some(generation), Some(fields)) = (self.generation, condition.as_object_mut()) {
+            fields.insert("observedGeneration".to_owned(), generation.into());
+        }
+        condition
+    }
+}
+
+fn text<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
+    condition.get(field)?.as_str()
+}
+
+/// The time in whole seconds, as the API keeps it.
+fn now() -> String {
+    let seconds = Timestamp::now().as_second();
+    Timestamp::from_second(seconds)
+        .unwrap_or_default()
+        .to_string()
 }
 
 /// The conditions in a status in JSON form.

@@ -44,11 +44,11 @@ const CONTROLLER: &str = "ambit-control";
 
 /// Starts to write reported conditions while this replica is the leader of the mesh; ends with the drain.
 ///
-/// `replica` is the name of this replica in events; `leads_mesh` whether it writes what all revisions share.
+/// `replica` is the name of this replica in events; `is_mesh_leader` whether it writes what all revisions share.
 pub fn start(
     client: Client,
     replica: String,
-    leads_mesh: watch::Receiver<bool>,
+    is_mesh_leader: watch::Receiver<bool>,
     drain: &DrainWatcher,
 ) -> mpsc::UnboundedSender<Report> {
     let (reports, taken) = mpsc::unbounded_channel();
@@ -60,14 +60,14 @@ pub fn start(
     });
     ambit_rt::spawn(
         "status book",
-        keep(taken, leads_mesh, wishes, remarks, drain.clone()),
+        keep(taken, is_mesh_leader, wishes, remarks, drain.clone()),
     );
     reports
 }
 
 async fn keep(
     mut reports: mpsc::UnboundedReceiver<Report>,
-    mut leads: watch::Receiver<bool>,
+    mut is_leader: watch::Receiver<bool>,
     wishes: mpsc::UnboundedSender<apply::Wish>,
     remarks: mpsc::UnboundedSender<events::Remark>,
     mut drain: DrainWatcher,
@@ -79,9 +79,9 @@ async fn keep(
                 Some(report) => table.take(report),
                 None => return,
             },
-            Ok(()) = leads.changed() => {
-                let leads = *leads.borrow_and_update();
-                table.lead(leads)
+            Ok(()) = is_leader.changed() => {
+                let is_leader = *is_leader.borrow_and_update();
+                table.set_leader(is_leader)
             }
             _ = drain.started() => return,
         };

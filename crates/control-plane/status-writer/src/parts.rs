@@ -3,7 +3,7 @@
 //! A list that other controllers write to, too, is one value for the API server: it is written with their entries.
 
 use ambit_derive::condition::{Part, PartsType, Verdict};
-use k8s_openapi::jiff::Timestamp;
+use ambit_k8s_api::status::DesiredCondition;
 use serde_json::{Map, Value};
 
 /// The list as it should be: others' parts as they are, then ours.
@@ -50,7 +50,7 @@ fn write(part: &Part, there: &[Value], generation: Option<i64>) -> Value {
     let conditions = part.conditions.iter().map(|(name, verdict)| {
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(*name);
         let old = old.and_then(|all| all.iter().find(is_it));
-        condition(name, verdict, old, generation)
+        desired(name, verdict, generation).to_json(old)
     });
     let conditions: Vec<_> = conditions.collect();
     let fields = part.identity.iter().chain(&part.fields);
@@ -61,37 +61,17 @@ fn write(part: &Part, there: &[Value], generation: Option<i64>) -> Value {
     written.into()
 }
 
-fn condition(name: &str, verdict: &Verdict, old: Option<&Value>, generation: Option<i64>) -> Value {
-    let status = truth(verdict.is_true);
-    let text = |field: &str| old.and_then(|old| old.get(field)?.as_str());
-    let since = text("lastTransitionTime")
-        .filter(|_| text("status") == Some(status))
-        .map_or_else(now, str::to_owned);
-    let mut fields = Map::new();
-    for (field, value) in [
-        ("type", name),
-        ("status", status),
-        ("reason", verdict.reason),
-        ("message", &verdict.message),
-        ("lastTransitionTime", &since),
-    ] {
-        fields.insert(field.to_owned(), value.into());
+/// Condition of a type with a verdict.
+pub(crate) fn desired<'a>(
+    type_: &'a str,
+    verdict: &'a Verdict,
+    generation: Option<i64>,
+) -> DesiredCondition<'a> {
+    DesiredCondition {
+        type_,
+        is_true: verdict.is_true,
+        reason: verdict.reason,
+        message: &verdict.message,
+        generation,
     }
-    if let Some(generation) = generation {
-        fields.insert("observedGeneration".to_owned(), generation.into());
-    }
-    fields.into()
-}
-
-/// As Kubernetes writes it.
-pub(crate) fn truth(is_true: bool) -> &'static str {
-    if is_true { "True" } else { "False" }
-}
-
-/// The API keeps whole seconds.
-pub(crate) fn now() -> String {
-    let seconds = Timestamp::now().as_second();
-    Timestamp::from_second(seconds)
-        .unwrap_or_default()
-        .to_string()
 }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::{
     addresses::Pool,
-    parts::{self, now, truth},
+    parts::{self, desired},
     report::{Report, Seen, concerns},
 };
 
@@ -38,7 +38,7 @@ pub struct Out {
 /// Conditions that are there and should be, as described for the module.
 #[derive(Debug, Default)]
 pub struct StatusTable {
-    leads: bool,
+    is_leader: bool,
     entries: BTreeMap<ObjectKey, Entry>,
     /// Addresses of ServiceEntries.
     pool: Pool,
@@ -66,7 +66,7 @@ impl StatusTable {
             Report::Problems(key, problems) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.seen.problems = problems;
-                    if self.leads {
+                    if self.is_leader {
                         compare(entry, &mut out);
                     }
                 }
@@ -74,7 +74,7 @@ impl StatusTable {
             Report::Standing(key, standing) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.seen.standing = Some(standing);
-                    if self.leads {
+                    if self.is_leader {
                         compare(entry, &mut out);
                     }
                 }
@@ -95,14 +95,14 @@ impl StatusTable {
     }
 
     /// Sets whether this replica is the leader.
-    pub fn lead(&mut self, leads: bool) -> Out {
+    pub fn set_leader(&mut self, is_leader: bool) -> Out {
         let mut out = Out::default();
-        self.leads = leads;
+        self.is_leader = is_leader;
         for entry in self.entries.values_mut() {
             entry.requested.clear();
             entry.requested_parts = None;
             entry.asked_addresses = None;
-            if leads {
+            if is_leader {
                 compare(entry, &mut out);
             } else {
                 out.wishes.extend(forget(&entry.seen));
@@ -119,7 +119,7 @@ impl StatusTable {
             let Some(entry) = self
                 .entries
                 .get_mut(&key)
-                .filter(|_| self.leads && self.complete)
+                .filter(|_| self.is_leader && self.complete)
             else {
                 continue;
             };
@@ -159,7 +159,7 @@ impl StatusTable {
                 requested_parts = old.requested_parts;
             }
         }
-        if self.leads && !reports_problems(key.kind) {
+        if self.is_leader && !reports_problems(key.kind) {
             self.remark_news(&seen, out);
         }
         let mut affected = BTreeSet::new();
@@ -173,7 +173,7 @@ impl StatusTable {
             asked_addresses,
             requested_parts,
         };
-        if self.leads {
+        if self.is_leader {
             compare(&mut entry, out);
         }
         self.entries.insert(key, entry);
@@ -181,7 +181,7 @@ impl StatusTable {
     }
 
     fn remark_news(&self, seen: &Seen, out: &mut Out) {
-        if self.leads && seen.is_news && !seen.problems.is_empty() {
+        if self.is_leader && seen.is_news && !seen.problems.is_empty() {
             let text = condition::text(&seen.problems);
             out.remarks.push(remark(seen, "Unusable", text));
         }
@@ -216,7 +216,7 @@ fn compare(entry: &mut Entry, out: &mut Out) {
         let there = seen.facts.conditions.iter();
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
         let there = there.clone().find(is_it);
-        if is_current(there, wanted.as_ref(), seen.facts.generation) {
+        if is_current(of, there, wanted.as_ref(), seen.facts.generation) {
             entry.requested.remove(of.name);
             continue;
         }
@@ -260,46 +260,25 @@ fn compare_parts(entry: &mut Entry, out: &mut Out) {
 }
 
 /// Whether a condition has its desired value already.
-fn is_current(there: Option<&Value>, wanted: Option<&Verdict>, generation: Option<i64>) -> bool {
-    let (Some(there), Some(wanted)) = (there, wanted) else {
-        return there.is_none() && wanted.is_none();
-    };
-    let text = |field: &str| there.get(field).and_then(Value::as_str).unwrap_or_default();
-    let of_generation = there.get("observedGeneration").and_then(|value| {
-        let text = value.as_str().and_then(|text| text.parse().ok());
-        value.as_i64().or(text)
-    });
-    text("status") == truth(wanted.is_true)
-        && text("reason") == wanted.reason
-        && text("message") == wanted.message
-        && of_generation == generation
+fn is_current(
+    of: &ConditionType,
+    there: Option<&Value>,
+    wanted: Option<&Verdict>,
+    generation: Option<i64>,
+) -> bool {
+    match (there, wanted) {
+        (Some(there), Some(wanted)) => desired(of.name, wanted, generation).is_published(there),
+        (there, wanted) => there.is_none() && wanted.is_none(),
+    }
 }
 
 fn condition(of: &ConditionType, verdict: &Verdict, there: Option<&Value>, seen: &Seen) -> Value {
-    let status = truth(verdict.is_true);
-    let text = |field: &str| {
-        there
-            .and_then(|there| there.get(field))
-            .and_then(Value::as_str)
-    };
-    let since = text("lastTransitionTime")
-        .filter(|_| text("status") == Some(status))
-        .map_or_else(now, str::to_owned);
-    let mut condition = json!({
-        "type": of.name,
-        "status": status,
-        "reason": verdict.reason,
-        "message": verdict.message,
-        "lastTransitionTime": since,
-    });
-    if let (Some(generation), Some(fields)) = (seen.facts.generation, condition.as_object_mut()) {
-        // Istio's own conditions have it as text, Kubernetes' as a number.
-        let generation = if seen.key.kind.is_istio() {
-            generation.to_string().into()
-        } else {
-            Value::from(generation)
-        };
-        fields.insert("observedGeneration".to_owned(), generation);
+    let mut condition = desired(of.name, verdict, seen.facts.generation).to_json(there);
+    // Istio's own conditions have it as text, Kubernetes' as a number.
+    if let Some(generation) = condition.get_mut("observedGeneration")
+        && seen.key.kind.is_istio()
+    {
+        *generation = generation.to_string().into();
     }
     condition
 }

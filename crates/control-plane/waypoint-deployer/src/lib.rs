@@ -56,7 +56,7 @@ pub struct Deployer {
     /// Namespace of the control planes.
     pub system_namespace: String,
     /// Whether this replica writes what all revisions share.
-    pub leads_mesh: watch::Receiver<bool>,
+    pub is_mesh_leader: watch::Receiver<bool>,
     /// Selectors of the namespaces that belong to the mesh, as soon as they are known.
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
 }
@@ -103,7 +103,7 @@ impl Deployer {
         loop {
             tokio::select! {
                 what = watches.next(&mut book) => listed.extend(what),
-                Ok(()) = self.leads_mesh.changed() => {}
+                Ok(()) = self.is_mesh_leader.changed() => {}
                 Ok(()) = self.discovery.changed() => {}
                 () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                     retry_at = None;
@@ -116,8 +116,8 @@ impl Deployer {
             if listed.len() < KINDS || retry_at.is_some() {
                 continue;
             }
-            let leads_mesh = *self.leads_mesh.borrow_and_update();
-            match work(&self.client, &mut book, leads_mesh).await {
+            let is_mesh_leader = *self.is_mesh_leader.borrow_and_update();
+            match work(&self.client, &mut book, is_mesh_leader).await {
                 Ok(()) => backoff.reset(),
                 // The watch delivers the conflicting change: plan again when it should have arrived.
                 Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
@@ -363,8 +363,8 @@ fn deployment(deployment: &Deployment) -> Option<Standing> {
 }
 
 /// Writes what is due. What fails is due again; others are not kept from theirs.
-async fn work(client: &Client, book: &mut Book, leads_mesh: bool) -> Result<(), kube::Error> {
-    let class = match book.class_work().filter(|_| leads_mesh) {
+async fn work(client: &Client, book: &mut Book, is_mesh_leader: bool) -> Result<(), kube::Error> {
+    let class = match book.class_work().filter(|_| is_mesh_leader) {
         Some(ClassWork::Make) => write::make_class(client).await,
         Some(ClassWork::Say(release, generation)) => {
             write::accept_class(client, release, generation).await

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::known_release;
-use serde_json::{Value, json};
+use ambit_k8s_api::{known_release, status::DesiredCondition};
+use serde_json::Value;
 
 /// The condition `SupportedVersion`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,17 +41,18 @@ impl Release {
         })
     }
 
-    /// The condition, as it is written.
-    pub(crate) fn condition(&self, now: &str, generation: Option<i64>) -> Value {
-        let (status, reason) = if self.is_known {
-            ("True", "SupportedVersion")
-        } else {
-            ("False", "UnsupportedVersion")
-        };
-        json!({
-            "type": "SupportedVersion", "status": status, "reason": reason,
-            "message": self.message, "lastTransitionTime": now, "observedGeneration": generation,
-        })
+    /// The condition of the class.
+    pub(crate) fn condition(&self, generation: Option<i64>) -> DesiredCondition<'_> {
+        DesiredCondition {
+            type_: "SupportedVersion",
+            is_true: self.is_known,
+            reason: match self.is_known {
+                true => "SupportedVersion",
+                false => "UnsupportedVersion",
+            },
+            message: &self.message,
+            generation,
+        }
     }
 
     /// For the log, if it is not known.
@@ -71,7 +72,7 @@ mod tests {
         for release in ["v1.6.3", "v9.0.0"] {
             let annotations = [(ambit_k8s_api::BUNDLE_VERSION.to_owned(), release.to_owned())];
             let release = Release::of(Some(&annotations.into()));
-            let condition = release.condition("2026-01-01T00:00:00Z", Some(1));
+            let condition = release.condition(Some(1)).to_json(None);
             assert_eq!(Release::read(&[condition]), Some(release));
         }
         assert_eq!(Release::read(&[]), None);

@@ -1,8 +1,10 @@
 //! Status of a waypoint's Gateway. Pure.
 
-use ambit_k8s_api::{Gateway, status::conditions};
+use ambit_k8s_api::{
+    Gateway,
+    status::{DesiredCondition, conditions},
+};
 use ambit_waypoint_objects::Unusable;
-use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 /// State of a Gateway.
@@ -35,6 +37,18 @@ struct Condition {
     message: String,
 }
 
+impl Condition {
+    fn desired(&self, generation: i64) -> DesiredCondition<'_> {
+        DesiredCondition {
+            type_: self.name,
+            is_true: self.is_true,
+            reason: self.reason,
+            message: &self.message,
+            generation: Some(generation),
+        }
+    }
+}
+
 fn condition(
     name: &'static str,
     is_true: bool,
@@ -53,13 +67,13 @@ fn condition(
 pub(crate) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     let (conditions, addresses) = (wanted(verdict), addresses(gateway, verdict));
     let there = self::conditions(&gateway.status);
-    let generation = gateway.metadata.generation;
+    let generation = gateway.metadata.generation.unwrap_or_default();
     let found = |name: &str| {
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(name);
         there.iter().find(is_it)
     };
     let is_published = conditions.iter().all(|wanted| {
-        found(wanted.name).is_some_and(|there| is_current(there, wanted, generation))
+        found(wanted.name).is_some_and(|there| wanted.desired(generation).is_published(there))
     });
     let mut status = json!({});
     if let Some(addresses) = &addresses {
@@ -72,7 +86,7 @@ pub(crate) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     }
     let written: Vec<_> = conditions
         .iter()
-        .map(|wanted| write(wanted, found(wanted.name), generation))
+        .map(|wanted| wanted.desired(generation).to_json(found(wanted.name)))
         .collect();
     if let Some(status) = status.as_object_mut() {
         status.insert("conditions".to_owned(), Value::from(written));
@@ -148,44 +162,4 @@ fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     addresses.push(json!({"type": "Hostname", "value": hostname}));
     addresses.extend(outside.iter().map(address));
     Some(addresses.into())
-}
-
-fn truth(is_true: bool) -> &'static str {
-    if is_true { "True" } else { "False" }
-}
-
-fn is_current(there: &Value, wanted: &Condition, generation: Option<i64>) -> bool {
-    let text = |field: &str| there.get(field).and_then(Value::as_str).unwrap_or_default();
-    text("status") == truth(wanted.is_true)
-        && text("reason") == wanted.reason
-        && text("message") == wanted.message
-        && there.get("observedGeneration").and_then(Value::as_i64) == generation
-}
-
-fn write(wanted: &Condition, there: Option<&Value>, generation: Option<i64>) -> Value {
-    let status = truth(wanted.is_true);
-    let text = |field: &str| {
-        there
-            .and_then(|there| there.get(field))
-            .and_then(Value::as_str)
-    };
-    let since = text("lastTransitionTime")
-        .filter(|_| text("status") == Some(status))
-        .map_or_else(now, str::to_owned);
-    json!({
-        "type": wanted.name,
-        "status": status,
-        "reason": wanted.reason,
-        "message": wanted.message,
-        "lastTransitionTime": since,
-        "observedGeneration": generation.unwrap_or_default(),
-    })
-}
-
-/// The API keeps whole seconds.
-pub(crate) fn now() -> String {
-    let seconds = Timestamp::now().as_second();
-    Timestamp::from_second(seconds)
-        .unwrap_or_default()
-        .to_string()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ambit_k8s_api::status::DesiredCondition;
 use ambit_waypoint_objects::{CLASS, CONTROLLER, Part, is_managed};
 use kube::{
     Api, Client,
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use crate::{
     book::{MANAGER, Name, Removal, Write},
     release::Release,
-    status::{Verdict, now},
+    status::Verdict,
 };
 
 /// Description of the class; 64 bytes at most.
@@ -175,17 +176,19 @@ pub(crate) async fn accept_class(
 ) -> Result<(), kube::Error> {
     let resource = classes();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
-    let now = now();
-    let accepted = json!({
-        "type": "Accepted", "status": "True", "reason": "Accepted",
-        "message": "waypoints are made for Gateways of this class",
-        "lastTransitionTime": now, "observedGeneration": generation,
-    });
+    let accepted = DesiredCondition {
+        type_: "Accepted",
+        is_true: true,
+        reason: "Accepted",
+        message: "waypoints are made for Gateways of this class",
+        generation,
+    };
+    let conditions = [accepted, release.condition(generation)];
     let body = json!({
         "apiVersion": resource.api_version,
         "kind": resource.kind,
         "metadata": {"name": CLASS},
-        "status": {"conditions": [accepted, release.condition(&now, generation)]},
+        "status": {"conditions": conditions.map(|one| one.to_json(None))},
     });
     let params = PatchParams::apply(MANAGER).force();
     api.patch_status(CLASS, &params, &Patch::Apply(&body))

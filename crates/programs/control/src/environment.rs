@@ -42,9 +42,9 @@ pub struct Cluster {
     /// Client of the cluster's API.
     pub client: Client,
     /// Whether this replica is the leader of its revision.
-    pub leads: watch::Receiver<bool>,
+    pub is_leader: watch::Receiver<bool>,
     /// Whether this replica writes what all revisions share.
-    pub leads_mesh: watch::Receiver<bool>,
+    pub is_mesh_leader: watch::Receiver<bool>,
     /// Name of this replica.
     pub name: String,
 }
@@ -96,8 +96,8 @@ impl Environment {
         drain: &DrainWatcher,
     ) -> anyhow::Result<Self> {
         let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-control").await?;
-        let (sender, leads) = watch::channel(false);
-        let (mesh_sender, leads_mesh) = watch::channel(false);
+        let (sender, is_leader) = watch::channel(false);
+        let (mesh_sender, is_mesh_leader) = watch::channel(false);
         let dir = args.ca_dir.as_deref();
         let found = match dir {
             Some(dir) => Material::read(dir)?,
@@ -111,7 +111,8 @@ impl Environment {
                 let material = patiently(&secret).await;
                 let publisher =
                     TrustPublisher::new(material, &secret.location(), metrics.ca.clone())?;
-                let follow = secret.follow(publisher.clone(), leads_mesh.clone(), drain.clone());
+                let follow =
+                    secret.follow(publisher.clone(), is_mesh_leader.clone(), drain.clone());
                 ambit_rt::spawn("ca secret", follow);
                 publisher
             }
@@ -134,7 +135,13 @@ impl Environment {
             drop(work);
         });
         let (of_mesh, identity) = (api, name.clone());
-        let elect = elect_for_mesh(of_mesh, identity, leads.clone(), mesh_sender, drain.clone());
+        let elect = elect_for_mesh(
+            of_mesh,
+            identity,
+            is_leader.clone(),
+            mesh_sender,
+            drain.clone(),
+        );
         ambit_rt::spawn("mesh lease", elect);
         Ok(Self {
             source: Source::Kubernetes(Informers::start(&client, args.image_pull_secrets, drain)),
@@ -142,8 +149,8 @@ impl Environment {
             authenticator,
             cluster: Some(Cluster {
                 client,
-                leads,
-                leads_mesh,
+                is_leader,
+                is_mesh_leader,
                 name,
             }),
         })
@@ -154,23 +161,23 @@ impl Environment {
 async fn elect_for_mesh(
     api: Api<Lease>,
     identity: String,
-    mut leads: watch::Receiver<bool>,
+    mut is_leader: watch::Receiver<bool>,
     sender: watch::Sender<bool>,
     mut drain: DrainWatcher,
 ) {
     let work = drain.open_work();
     loop {
         tokio::select! {
-            changed = leads.wait_for(|leads| *leads) => if changed.is_err() {
+            changed = is_leader.wait_for(|is_leader| *is_leader) => if changed.is_err() {
                 break;
             },
             _ = drain.started() => break,
         }
-        let (mut lost, mut stop) = (leads.clone(), drain.clone());
+        let (mut lost, mut stop) = (is_leader.clone(), drain.clone());
         let end = async move {
             tokio::select! {
                 // Fails only at the end.
-                _ = lost.wait_for(|leads| !*leads) => {}
+                _ = lost.wait_for(|is_leader| !*is_leader) => {}
                 _ = stop.started() => {}
             }
         };

@@ -122,7 +122,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
     let reports = cluster.as_ref().map(|cluster| {
         let (client, name) = (cluster.client.clone(), cluster.name.clone());
-        ambit_status_writer::start(client, name, cluster.leads_mesh.clone(), &watcher)
+        ambit_status_writer::start(client, name, cluster.is_mesh_leader.clone(), &watcher)
     });
     let config = mesh_config(args)?;
     let key_sets = key_sets(args, &config, watcher.clone());
@@ -307,7 +307,7 @@ fn lead(
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
-    let distribute = while_leading(cluster.leads_mesh.clone(), drain.clone(), move || {
+    let distribute = while_leading(cluster.is_mesh_leader.clone(), drain.clone(), move || {
         ambit_ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
@@ -317,17 +317,17 @@ fn lead(
             settings: waypoint_settings(settings, args)?,
             revision: args.revision.clone(),
             system_namespace: args.root_namespace.clone(),
-            leads_mesh: cluster.leads_mesh.clone(),
+            is_mesh_leader: cluster.is_mesh_leader.clone(),
             discovery: mesh.discovery.clone(),
         };
-        let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
+        let deploy = while_leading(cluster.is_leader.clone(), drain.clone(), move || {
             deployer.clone().run()
         });
         ambit_rt::spawn("waypoints", deploy);
     }
     if args.reset_restart_backoff {
         let (client, namespace) = (cluster.client.clone(), args.own_namespace().to_owned());
-        let replace = while_leading(cluster.leads.clone(), drain.clone(), move || {
+        let replace = while_leading(cluster.is_leader.clone(), drain.clone(), move || {
             restart_backoff::run(client.clone(), namespace.clone())
         });
         ambit_rt::spawn("restart back-off", replace);
@@ -337,7 +337,7 @@ fn lead(
     }
     let client = cluster.client.clone();
     let (namespace, taint) = (args.own_namespace().to_owned(), args.startup_taint.clone());
-    let lift = while_leading(cluster.leads.clone(), drain.clone(), move || {
+    let lift = while_leading(cluster.is_leader.clone(), drain.clone(), move || {
         startup_taint::lift(client.clone(), namespace.clone(), taint.clone())
     });
     ambit_rt::spawn("startup taint", lift);

@@ -71,14 +71,14 @@ fn service(standing: Option<Standing>) -> Seen {
 }
 
 impl Server {
-    fn leading() -> Self {
+    fn leader() -> Self {
         let mut server = Self::default();
-        server.lead(true);
+        server.set_leader(true);
         server
     }
 
-    fn lead(&mut self, leads: bool) -> usize {
-        let out = self.table.lead(leads);
+    fn set_leader(&mut self, is_leader: bool) -> usize {
+        let out = self.table.set_leader(is_leader);
         self.carry_out(out)
     }
 
@@ -147,7 +147,7 @@ impl Server {
 
 #[test]
 fn the_conditions_of_a_policy_say_what_became_of_it() {
-    let mut server = Server::leading();
+    let mut server = Server::leader();
     let of = key(Kind::AuthorizationPolicy, "p");
     let warning = [(Severity::Warning, "a")];
     let cases = [
@@ -189,17 +189,17 @@ fn only_a_leader_writes_and_a_new_one_writes_what_differs() {
     let mut server = Server::default();
     assert_eq!(server.put(policy(&[], true)), 0);
     assert_eq!(server.put(service(None)), 0);
-    assert_eq!(server.lead(true), 1);
-    assert_eq!(server.lead(false), 0);
+    assert_eq!(server.set_leader(true), 1);
+    assert_eq!(server.set_leader(false), 0);
     assert_eq!(server.put(policy(&[(Severity::Error, "a")], true)), 0);
     server.show();
-    assert_eq!(server.lead(true), 1);
-    assert_eq!((server.show(), server.lead(true)), (0, 0));
+    assert_eq!(server.set_leader(true), 1);
+    assert_eq!((server.show(), server.set_leader(true)), (0, 0));
 }
 
 #[test]
 fn write_repeats_only_after_a_foreign_change() {
-    let mut server = Server::leading();
+    let mut server = Server::leader();
     let seen = policy(&[], true);
     assert_eq!(server.put(seen.clone()), 1);
     assert_eq!(
@@ -224,7 +224,7 @@ fn write_repeats_only_after_a_foreign_change() {
 
 #[test]
 fn derived_conditions_are_written_and_removed() {
-    let mut server = Server::leading();
+    let mut server = Server::leader();
     let of = key(Kind::Service, "s");
     let missing = "istio.io/WaypointBound=False WaypointIsNotReady";
     let mut service = service(None);
@@ -245,7 +245,7 @@ fn derived_conditions_are_written_and_removed() {
 #[test]
 fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
     let mut table = StatusTable::default();
-    table.lead(true);
+    table.set_leader(true);
     let verdict = |is_true| Verdict {
         is_true,
         reason: "Accepted",
@@ -305,7 +305,7 @@ fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
 
 #[test]
 fn transition_time_stays_while_a_condition_is_equal() {
-    let mut server = Server::leading();
+    let mut server = Server::leader();
     server.put(policy(&[], true));
     let of = key(Kind::AuthorizationPolicy, "p");
     let long_ago = json!("2020-01-01T00:00:00Z");
@@ -323,7 +323,7 @@ fn transition_time_stays_while_a_condition_is_equal() {
 
 #[test]
 fn problems_of_other_objects_are_reported_once() {
-    let mut server = Server::leading();
+    let mut server = Server::leader();
     let mut pod = policy(&[(Severity::Error, "bad address")], false);
     pod.key = key(Kind::Pod, "a");
     assert_eq!(server.report(Report::Seen(Box::new(pod))), 0);

@@ -286,7 +286,7 @@ async fn conditions_are_istios() {
     let server = cluster();
     let (_mesh, mut reports, _drain) = followed(&server).await;
     let mut table = StatusTable::default();
-    table.lead(true);
+    table.set_leader(true);
     let mut written = BTreeMap::new();
     while let Ok(report) = reports.try_recv() {
         // What would be written is what does not stand there as Istio wrote it.

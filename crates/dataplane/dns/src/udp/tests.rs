@@ -40,7 +40,7 @@ impl Rig {
     async fn ask(&self, question: &[u8]) -> Message {
         self.client.send(question).await.unwrap();
         let mut buffer = [0; 512];
-        let len = timeout(Duration::from_secs(5), self.client.recv(&mut buffer))
+        let len = timeout(Duration::from_secs(20), self.client.recv(&mut buffer))
             .await
             .unwrap()
             .unwrap();

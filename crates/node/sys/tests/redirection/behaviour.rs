@@ -460,7 +460,7 @@ fn nothing_escapes_while_rules_change() {
         let mut opened = 0;
         while !done.load(Ordering::Relaxed) {
             connect(from, to).unwrap();
-            accept_within(captured, Duration::from_secs(2)).expect("it escaped");
+            accept_within(captured, DEADLINE).expect("it escaped");
             opened += 1;
         }
         opened

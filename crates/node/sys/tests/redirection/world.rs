@@ -14,7 +14,7 @@ use rustix::thread::UnshareFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 /// Timeout of every operation in these tests.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) const POD4: &str = "10.9.0.2";
 pub(crate) const POD6: &str = "fd00:9::2";

@@ -39,7 +39,7 @@ impl Pair {
         let (far, _) = listener.accept().unwrap();
         std::mem::forget(listener);
         for end in [&near, &far] {
-            end.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            end.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         }
         Self(near, far)
     }

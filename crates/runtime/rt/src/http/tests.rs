@@ -169,7 +169,7 @@ async fn a_drained_server_ends_idle_connections_and_takes_no_more() {
         let mut rest = Vec::new();
         idle.read_to_end(&mut rest).await.unwrap();
         // The listener closes once its loop has noticed; until then the kernel queues openings.
-        tokio::time::timeout(Duration::from_secs(5), async {
+        tokio::time::timeout(Duration::from_secs(20), async {
             while TcpStream::connect(address).await.is_ok() {
                 tokio::task::yield_now().await;
             }

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use prost::Message;
 
-use super::{DecodeError, Refusal};
+use super::error::{DecodeError, Refusal};
 use crate::discovery::DeltaDiscoveryRequest;
 
 /// The method's path.

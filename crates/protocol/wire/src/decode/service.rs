@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use ambit_model as model;
 
-use super::{DecodeError, Refusal, extension, gateway, ip, known, port, port_map, prefix};
+use super::{
+    error::{DecodeError, Refusal},
+    fields::{extension, gateway, ip, known, port, port_map, prefix},
+};
 use crate::{ambit, encode::AFFINITY_EXTENSION, workload as wire};
 
 impl TryFrom<wire::Service> for model::Service {

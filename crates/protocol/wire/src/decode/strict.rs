@@ -3,7 +3,7 @@
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
-use super::{DecodeError, Refusal};
+use super::error::{DecodeError, Refusal};
 use crate::unknown;
 
 /// Record that is not understood in full.

@@ -1,4 +1,4 @@
-//! Round trips through [`crate::encode`], and what is refused.
+//! Round trips through [`crate::encode`], and records that are refused.
 
 use std::net::IpAddr;
 
@@ -6,9 +6,10 @@ use ambit_model::{self as model, ArcStr};
 use bytes::Bytes;
 use ipnet::IpNet;
 use proptest::{collection::vec, option, prelude::*};
+use prost::Message;
 
 use super::*;
-use crate::security;
+use crate::{security, workload as wire};
 
 fn text() -> impl Strategy<Value = ArcStr> {
     "[a-z][a-z0-9.-]{0,8}".prop_map(ArcStr::from)

@@ -3,7 +3,9 @@
 use ambit_model as model;
 
 use super::{
-    DecodeError, Refusal, extension, gateway, ip, known, or_default, policy::texts, port, port_map,
+    error::{DecodeError, Refusal},
+    fields::{extension, gateway, ip, known, or_default, port, port_map},
+    policy::texts,
 };
 use crate::{ambit, encode::WAYPOINT_EXTENSION, workload as wire};
 

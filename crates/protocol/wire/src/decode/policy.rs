@@ -43,7 +43,7 @@ pub fn policy(
     })
 }
 
-/// The fields that say where a policy applies, and whether it is a dry run.
+/// Scope of a policy and its dry-run flag, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(string, tag = "1")]

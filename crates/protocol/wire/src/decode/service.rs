@@ -118,7 +118,7 @@ fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtoco
     Ok(protocols)
 }
 
-/// Our own extension; others are ignored.
+/// Reads Ambit's extension for session affinity; other extensions are ignored.
 fn session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
     const FIELD: &str = "service.extensions[ambit.io/session-affinity]";
     let affinity: Option<ambit::SessionAffinity> =

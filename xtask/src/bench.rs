@@ -42,7 +42,7 @@ fn floods(scale: &str) -> Result<()> {
         "test",
         "--release",
         "-p",
-        "ambit-waypoint",
+        "ambit-waypoint-engine",
         "--test",
         "hostile",
         "floods::floods_",

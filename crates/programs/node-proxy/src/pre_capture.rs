@@ -20,7 +20,7 @@ use ambit_proxy::{
 };
 use ambit_sys::{
     addresses::gateways_of,
-    tcp_sockets::{self, State, TcpSocket, Unproxied, Way},
+    tcp_sockets::{self, Direction, State, TcpSocket, Unproxied},
 };
 use ambit_telemetry::EarlierCause;
 use tokio::time::Instant;
@@ -130,7 +130,9 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
         let may_be_probe = |socket: &TcpSocket| {
             Instant::now() < probes_end && kubelet.contains(&socket.remote.ip())
         };
-        let inbound = found.into_iter().filter(|found| found.way == Way::Inbound);
+        let inbound = found
+            .into_iter()
+            .filter(|found| found.direction == Direction::Inbound);
         let sockets: Vec<_> = inbound.map(|found| found.socket).collect();
         let refused = {
             let mut look = grace.look(Instant::now());

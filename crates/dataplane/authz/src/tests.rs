@@ -100,7 +100,7 @@ fn an_allow_policy_allows_its_matches_and_nothing_else() {
 }
 
 #[test]
-fn a_deny_policy_comes_first() {
+fn deny_policies_are_evaluated_first() {
     let set = set(vec![
         policy("allow", Action::Allow, when(principal("a"))),
         policy("deny", Action::Deny, when(principal("a"))),

@@ -140,8 +140,8 @@ impl Certificates {
         }
     }
 
-    /// Waits through failures and retries until a requested certificate is available, or is no longer
-    /// wanted. For preparation; connections use [`Self::get`].
+    /// Waits through failures and retries until a requested certificate is available or forgotten.
+    /// For preparation; connections use [`Self::get`].
     pub async fn obtained(&self, identity: &Identity) {
         let follow = |entry: &Entry| entry.slot.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);

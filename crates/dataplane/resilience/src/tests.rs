@@ -1,4 +1,4 @@
-//! Tests of the whole crate, against what is expected of any implementation.
+//! Fixtures of the tests, which expect the behaviour of any implementation.
 
 mod balancing;
 mod outliers;

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_get_what_their_filters_want() {
+    async fn readers_get_events_that_match_their_filters() {
         let flows = Arc::new(Flows::default());
         let mut all = flows.read(ReaderKind::Admin, Filter::default()).unwrap();
         let refused = Filter {

@@ -213,7 +213,7 @@ impl Domains {
     }
 }
 
-/// Trust domains in force.
+/// Trust domains that are currently accepted.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     configured: Arc<Domains>,

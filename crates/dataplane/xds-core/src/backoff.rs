@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_comes_back_is_connected_to_within_a_second() {
+    fn returned_server_is_connected_within_a_second() {
         let mut backoff = Backoff::default();
         let mut fail = || backoff.after(Ending::ConnectFailed, false).as_millis();
         assert_eq!([fail(), fail(), fail()], [10, 20, 40]);

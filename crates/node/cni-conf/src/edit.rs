@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_goes_last_in_the_style_of_the_file() {
+    fn entry_is_appended_in_the_style_of_the_file() {
         let text = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"}\n  ],\n  \"x\": 1.50\n}\n";
         let expected = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"},\n    {\"type\":\"ambit-cni\",\"n\":1}\n  ],\n  \"x\": 1.50\n}\n";
         assert_eq!(chained(text), expected);

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_never_held_here() {
+    fn holder_never_stores_files() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("holder.sock");
         let mut holder = Holder::open(&path).unwrap();

@@ -278,7 +278,7 @@ async fn an_answer_beyond_the_limit_is_refused() {
 }
 
 #[tokio::test]
-async fn the_last_svid_stays_while_the_agent_is_away() {
+async fn last_svid_stays_while_the_agent_is_unavailable() {
     for api in BOTH {
         let mut mesh = Mesh::new(api);
         let svid = mesh.pki.svid(&id("cart"), HOUR);

@@ -154,7 +154,7 @@ fn search_list_suffixes_are_removed_and_reported() {
 }
 
 #[test]
-fn the_narrowest_wildcard_is_taken_when_nothing_is_exact() {
+fn narrowest_wildcard_resolves_without_exact_name() {
     let table = table_of(
         vec![
             service("shop", "*.example.com", &["240.240.0.1"]),
@@ -177,7 +177,7 @@ fn the_narrowest_wildcard_is_taken_when_nothing_is_exact() {
 }
 
 #[test]
-fn the_own_namespace_comes_first_then_the_canonical_then_the_preferred() {
+fn own_namespace_precedes_canonical_and_preferred_services() {
     let host = "api.example.com";
     let of = |namespace: &str, vip: &str| service(namespace, host, &[vip]);
     let canonical = |service| Service {

@@ -6,7 +6,7 @@ use super::{
 };
 
 #[test]
-fn tokens_are_redacted_whichever_step_refuses_the_request() {
+fn tokens_are_redacted_in_every_outcome() {
     let issuer = Issuer::new("a");
     let rule = JwtRule {
         headers: vec![("x-jwt".into(), "JWT ".into())],

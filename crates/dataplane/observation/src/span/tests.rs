@@ -56,7 +56,7 @@ fn span_attributes_follow_the_conventions() {
 }
 
 #[test]
-fn failures_and_grpc_have_their_names() {
+fn span_attributes_name_failures_and_grpc_methods() {
     let failed = span(|of| of.response_code = 503, &[]);
     assert!(failed.is_error);
     assert_eq!(text(&failed, "error.type").as_deref(), Some("503"));

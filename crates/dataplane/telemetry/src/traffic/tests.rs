@@ -181,7 +181,7 @@ fn unopened_connections_count_as_failed_only_with_a_reason() {
 }
 
 #[test]
-fn a_waypoint_reports_itself_and_no_localities() {
+fn waypoint_reporter_has_no_localities() {
     let traffic = Arc::new(Traffic::default());
     let _open = traffic.open(&TrafficLabels {
         reporter: Reporter::Waypoint,

@@ -354,7 +354,7 @@ fn configurations_are_cached_by_set_of_identities() {
 }
 
 #[tokio::test]
-async fn nothing_is_resumed() {
+async fn tls_sessions_are_not_resumed() {
     let pki = Pki::new();
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
     for _ in 0..2 {

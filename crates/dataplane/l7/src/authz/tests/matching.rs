@@ -135,7 +135,7 @@ fn host_is_denied_at_the_dialed_port() {
 }
 
 #[test]
-fn methods_are_denied_whatever_their_case_and_allowed_as_they_are() {
+fn methods_are_denied_in_any_case_and_allowed_exactly() {
     let call = |method: &str| Call {
         method: method.to_owned(),
         ..Call::default()

@@ -1,4 +1,4 @@
-//! Flags and environment.
+//! Command line arguments and environment variables.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -346,20 +346,21 @@ impl From<Normalization> for PathNormalization {
 }
 
 impl Args {
-    /// Name of the control plane's Service.
+    /// Returns the name of the control plane's Service.
     pub fn service(&self) -> String {
         format!("istiod{}", revisions::suffix(&self.revision))
     }
 
-    /// Namespace of the control plane.
+    /// Returns the namespace of the control plane.
     pub fn own_namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or(&self.root_namespace)
     }
 
-    /// Which pods belong to the mesh.
+    /// Returns the rules of which pods belong to the mesh.
     ///
     /// # Errors
-    /// When the selectors cannot be understood.
+    ///
+    /// When the selectors cannot be parsed.
     pub fn enablement(&self) -> Result<Enablement, SelectorError> {
         Enablement::new(
             EnablementSelector::list(&self.enablement_selector)?,

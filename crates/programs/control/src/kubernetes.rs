@@ -51,7 +51,7 @@ use tokio::sync::{mpsc, watch as signal};
 
 use crate::change::Change;
 pub(crate) use definitions::resource;
-use slim::Slim;
+use slim::SlimObject;
 use updates::{Update, Updates};
 
 /// Updates that wait for the index; then the watches wait.
@@ -70,7 +70,7 @@ pub struct Informers {
 }
 
 impl Informers {
-    /// Begins to watch, Secrets only if they are wanted; ends with the drain.
+    /// Starts the watches, of Secrets only if `secrets`; they end with the drain.
     pub fn start(client: &Client, secrets: bool, drain: &DrainWatcher) -> Self {
         let (sender, updates) = mpsc::channel(QUEUE);
         let mut start = Start {
@@ -91,7 +91,7 @@ impl Informers {
         }
     }
 
-    /// Waits for what happened next; `None` if nothing can happen any more.
+    /// Waits for the next change; `None` if all watches have ended.
     pub async fn changed(&mut self) -> Option<Change> {
         let mut batch = Vec::new();
         if self.updates.recv_many(&mut batch, BATCH).await == 0 {
@@ -120,10 +120,10 @@ impl Informers {
     }
 }
 
-/// Starts a watch a kind.
+/// Starts the watch of each kind.
 struct Start {
     client: Client,
-    /// Whether the service account may read them.
+    /// Whether the service account may read Secrets.
     secrets: bool,
     updates: Updates,
     /// Changes of [`definitions`].
@@ -155,8 +155,8 @@ impl KindVisitor for Start {
                 self.updates.follow(kind, api, config, slim::metadata_only);
             }
             (Definition::BuiltIn, _) => {
-                let api = Api::<Slim<K>>::all(client);
-                let read = |slim: &Slim<K>| slim.0.clone().into();
+                let api = Api::<SlimObject<K>>::all(client);
+                let read = |slim: &SlimObject<K>| slim.0.clone().into();
                 self.updates.follow(kind, api, config, read);
             }
         }

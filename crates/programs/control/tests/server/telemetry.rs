@@ -1,4 +1,4 @@
-//! Metrics and logs of the real program at an OpenTelemetry collector.
+//! Tests of metrics and logs of the real program at an OpenTelemetry collector.
 
 use std::process::{Child, Command, Stdio};
 
@@ -6,7 +6,7 @@ use ambit_testkit::OtlpCollector;
 
 use super::*;
 
-/// A program that ends with the test.
+/// Process that is killed when the test ends.
 struct Ends(Child);
 
 impl Drop for Ends {

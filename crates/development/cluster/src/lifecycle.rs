@@ -1,4 +1,5 @@
-//! The life of a cluster: starting and stopping it as a whole, its API server and its store, and its status.
+//! Lifecycle of a cluster: starts and stops the cluster as a whole, its API server and its store,
+//! and reports its status.
 
 use std::{
     fs::{self, File},
@@ -35,14 +36,14 @@ const NODE_INIT: &str = include_str!("node-init.sh");
 /// Timeout for any component to start on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A slot that this process holds.
+/// Lock of a slot that this process holds.
 #[derive(Debug)]
-pub struct Held {
+pub struct SlotLock {
     _lock: File,
 }
 
 impl Cluster {
-    /// Starts one. `sources` is the repository's `build` directory.
+    /// Starts a cluster. `sources` is the repository's `build` directory.
     pub fn up(places: Places, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
         let _lock = lock(&places.state)?;
         if let Some(running) = Self::find(places.clone(), slot)?
@@ -70,15 +71,17 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The program of the Gateway API's conformance tests, built if it has to be. No cluster needs to be up.
+    /// Returns the program of the Gateway API's conformance tests, built if it is outdated. No
+    /// cluster needs to run.
     pub fn conformance_tests(places: &Places, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
-        // Not the lock of what a cluster consists of: one may be built, and come up, meanwhile.
+        // Not under the lock of the cluster's programs: a cluster may be built and started
+        // meanwhile.
         let _building = lock(&bin.join(programs::CONFORMANCE))?;
         programs::ensure_conformance(sources, &bin)
     }
 
-    /// Program of Kiali's server, built if it has to be. No cluster needs to be up.
+    /// Returns the program of Kiali's server, built if it is outdated. No cluster needs to run.
     pub fn kiali(places: &Places, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
         let _building = lock(&bin.join(programs::KIALI))?;
@@ -167,7 +170,7 @@ impl Cluster {
         for node in self.nodes() {
             self.node_ready(&client, node).await?;
         }
-        // Pods are forbidden until it exists.
+        // The API server rejects pods until the service account exists.
         let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
         objects::until("the default service account", TIMEOUT, async || {
             Ok(accounts.get("default").await.map(drop)?)
@@ -200,15 +203,15 @@ impl Cluster {
         .await
     }
 
-    /// Waits until no other process holds the slot, and holds it until the value is dropped: a process must
-    /// not find another one's cluster, still up or partly removed.
-    pub fn hold(places: &Places) -> Result<Held> {
-        Ok(Held {
+    /// Waits until no other process holds the slot, and holds it until the value is dropped: a
+    /// process must not find another one's cluster, still running or partly removed.
+    pub fn hold(places: &Places) -> Result<SlotLock> {
+        Ok(SlotLock {
             _lock: lock(&places.state.with_extension("held"))?,
         })
     }
 
-    /// Shuts down and removes everything that is left of a slot's cluster.
+    /// Stops and removes all parts that are left of a slot's cluster.
     pub fn down(places: Places, slot: Slot) -> Result<()> {
         let _lock = lock(&places.state)?;
         let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options().clone());
@@ -321,7 +324,7 @@ impl Cluster {
         self.processes().start(part, &control_plane.command(part))
     }
 
-    /// Each component, and its pid if it runs.
+    /// Returns each component, and its pid if it runs.
     pub fn status(&self) -> Vec<(String, Option<u32>)> {
         let nodes = self.nodes().map(|node| node.name());
         control_plane::PARTS

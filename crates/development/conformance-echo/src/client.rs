@@ -1,4 +1,4 @@
-//! The client: sends requests one after the other, and prints their responses in the suite's format.
+//! Client: sends requests one after the other, and prints their responses in the suite's format.
 
 use std::{str::FromStr, time::Duration};
 
@@ -48,8 +48,8 @@ impl FromStr for Header {
     }
 }
 
-/// Sends the requests; prints every response in lines, with an empty line between two. A redirect is a response, and
-/// not followed.
+/// Sends the requests; prints the lines of every response, separated by an empty line. A redirect
+/// is a response, and is not followed.
 pub(crate) async fn run(args: &Args) -> Result<String> {
     let is_grpc = match args.url.scheme_str() {
         Some("http") => false,
@@ -121,7 +121,7 @@ async fn exchange(
         answer.body = String::from_utf8_lossy(&body.to_bytes()).into_owned();
         return Ok(answer);
     }
-    // A failure may come without a message, and its status among the headers.
+    // A failed call may have no message, and its status among the headers.
     let trailers = body.trailers().unwrap_or(&answer.headers);
     let Some(status) = trailers.get(grpc::STATUS) else {
         bail!("HTTP {} without a status of gRPC", answer.status);
@@ -147,7 +147,7 @@ fn lines(number: usize, url: &Uri, answer: &Answer) -> Vec<String> {
         format!("[{number}] ResponseHeader={name}:{value}")
     });
     lines.extend(headers);
-    // An empty line would be the end of the answer.
+    // An empty line would end the response.
     let body = answer.body.lines().filter(|line| !line.is_empty());
     lines.extend(body.map(|line| format!("[{number} body] {line}")));
     lines

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// How long a server may be silent.
+/// Timeout of a silent server.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Response to a request.
@@ -18,11 +18,12 @@ pub struct Response {
     pub body: String,
 }
 
-/// Sends a request to `host`, an address with its port, and reads the response. The request is of HTTP/1.0, so that the
-/// response ends with the connection and is not chunked.
+/// Sends a request to `host`, an address with its port, and reads the response. Uses HTTP/1.0, so
+/// that the response ends with the connection and is not chunked.
 ///
 /// # Errors
-/// Fails if there is no response, or if it is not one of HTTP.
+///
+/// If there is no response, or no valid one.
 pub fn request(
     host: &str,
     method: &str,

@@ -1,5 +1,5 @@
-//! Clients of other trust domains reach what policies let them, while their trust domain is accepted and as long as its
-//! own authority has signed for them; at node proxies and at waypoints.
+//! Clients of other trust domains reach servers as policies allow, while their trust domain is
+//! accepted and if its own authority has signed for them; at node proxies and at waypoints.
 
 use std::net::SocketAddr;
 
@@ -34,7 +34,7 @@ enum Fate {
     Refused,
 }
 
-/// Policies of both servers: they allow one principal.
+/// Returns policies of both servers that allow one principal.
 fn allow(principal: &str) -> String {
     let policy = |namespace: &str, target: &str| {
         format!(
@@ -101,7 +101,7 @@ impl<'a> Scene<'a> {
             .collect()
     }
 
-    /// Waits for fates of own, alias and west; all others are always refused.
+    /// Waits for these outcomes of own, alias and west; all other clients are always rejected.
     #[track_caller]
     fn expect(&self, what: &str, [own, alias, west]: [Fate; 3]) {
         let others = [
@@ -125,7 +125,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The fate of a call whose success begins with this text.
+/// Returns the outcome of a call; a response that begins with `success` is a success.
 fn fate(outcome: &Outcome, success: &str) -> Fate {
     match outcome {
         Outcome::Refused(401) => Fate::Denied,
@@ -136,7 +136,7 @@ fn fate(outcome: &Outcome, success: &str) -> Fate {
 }
 
 #[test]
-fn clients_of_other_trust_domains_reach_what_policies_let_them() {
+fn clients_of_other_trust_domains_are_subject_to_policies() {
     use Fate::{Denied, Passes, Refused};
     let west = Pki::new();
     let sidecar = idle_pod("legacy/sidecar", "node-1", "app: sidecar");

@@ -145,7 +145,7 @@ pub enum PluginType {
     Unspecified,
     /// HTTP requests, by an explicit type.
     Http,
-    /// TCP connections.
+    /// Connections of TCP.
     Network,
 }
 

@@ -49,7 +49,7 @@ pub struct Facts {
     pub generation: Option<i64>,
     /// Whether the object is attached to other objects, and so handled by their waypoints.
     pub is_attached: bool,
-    /// Published conditions.
+    /// Conditions that are published.
     pub conditions: Vec<Value>,
     /// Published conditions of the object's parts.
     pub parts: Vec<Value>,

@@ -36,7 +36,7 @@ const INQUIRY_QUEUE: usize = 4;
 /// Handle of the mesh for other parts of the process.
 #[derive(Clone, Debug)]
 pub struct Mesh {
-    /// Published records.
+    /// Store of published records.
     pub store: Arc<RwLock<Store>>,
     /// Pods of the mesh.
     pub pods: Arc<RwLock<PodDirectory>>,

@@ -54,7 +54,7 @@ pub struct Translation {
 const DEFAULTS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
 
 /// Sections that the values of each of Istio's charts may have besides its own.
-const SHARED: [&str; 3] = ["global", "meshConfig", "pilot"];
+const SHARED_SECTIONS: [&str; 3] = ["global", "meshConfig", "pilot"];
 
 /// Values whose path in this chart differs: path in Istio's chart, and in this one.
 const MOVED: [(&[&str], &[&str]); 6] = [
@@ -144,7 +144,7 @@ fn of_chart(chart: Chart, file: Map<String, Value>) -> Map<String, Value> {
     };
     let (mut all, mut own) = (Map::new(), Map::new());
     for (key, value) in file {
-        if key == section || key == "profile" || SHARED.contains(&key.as_str()) {
+        if key == section || key == "profile" || SHARED_SECTIONS.contains(&key.as_str()) {
             all.insert(key, value);
         } else {
             own.insert(key, value);

@@ -7,11 +7,11 @@
 //! | object | condition | reasons |
 //! |---|---|---|
 //! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of the policy is in force). False: `UnsupportedValue` and `Invalid` (no part is in force), `Outdated` (the last valid version, or a denial of everything, is in force) |
-//! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (a part of the policy, or some of its targets). False: `AncestorNotBound` (the targets have no waypoint), `TargetNotFound`, `Invalid` |
+//! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (only a part of the policy, or only some of its targets). False: `AncestorNotBound` (the targets have no waypoint), `TargetNotFound`, `Invalid` |
 //! | PeerAuthentication | `ZtunnelAccepted` | as above |
 //! | ServiceEntry, WorkloadEntry that are ignored, or used only in part | `ambit.io/Used` | False: `PartlyUsed`, `NotUsed` |
 //! | HTTPFault | `ambit.io/Used` | True: `Used`, `PartiallyInvalid`. False: `NotReferenced`, `Invalid` |
-//! | RateLimit | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (some targets, or the rate-limit service, are missing). False: `NoTargets`, `AncestorNotBound`, `TargetNotFound`, `Invalid` |
+//! | RateLimit | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (only some of its targets, or no rate-limit service). False: `NoTargets`, `AncestorNotBound`, `TargetNotFound`, `Invalid` |
 //! | Service, ServiceEntry, WorkloadEntry that have or name a waypoint, or whose namespace names one | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `Waiting` (the waypoint has never been ready), `NoReadyWaypoint`, `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CanaryInvalidWeight`, `CanarySameAsPrimary` |
 //! | Gateway of a waypoint with settings, pods or other objects without the effect that their authors may expect | `ambit.io/Effective` | False: `PartlyUsed`, `NotUsed` |
 //! | Gateway of a waypoint | `ambit.io/Introduced` | True: `Introduced` (the waypoint has been ready). False: `Waiting` (until it is ready, traffic of objects that name it does not pass it), `Strict` (until it is ready, their traffic is rejected) |

@@ -92,7 +92,7 @@ impl Push {
 
 /// Part of a step that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum StepPart {
     /// Complete batch of changes.
     Whole,
     /// Existing records only.
@@ -104,7 +104,7 @@ pub enum Part {
 #[derive(Debug)]
 struct Step {
     view: View,
-    part: Part,
+    part: StepPart,
     from: u64,
     to: u64,
     batch: Arc<Batch>,
@@ -162,7 +162,7 @@ impl Batches {
     pub(crate) fn step(
         &self,
         view: &View,
-        part: Part,
+        part: StepPart,
         (from, to): (u64, u64),
         new: impl FnOnce() -> Option<Batch>,
     ) -> Option<Arc<Batch>> {

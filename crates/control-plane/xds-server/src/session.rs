@@ -18,7 +18,7 @@ use ambit_model::ArcStr;
 use ambit_wire::discovery::DeltaDiscoveryRequest;
 
 use crate::{
-    batch::{Batch, Part, Push},
+    batch::{Batch, Push, StepPart},
     entry::{Entry, EntryKind},
     resource::ResourceType,
     scope::{Client, View},
@@ -179,11 +179,11 @@ impl Session {
                 continue;
             }
             let batch = if kind.is_referenced() {
-                let gone = subscription.step(Part::Removed, store)?;
+                let gone = subscription.step(StepPart::Removed, store)?;
                 if !gone.is_empty() {
                     self.withheld.push((store.revision(), gone));
                 }
-                subscription.step(Part::Existing, store)?
+                subscription.step(StepPart::Existing, store)?
             } else {
                 subscription.changes(store, &self.client)?
             };
@@ -397,14 +397,14 @@ impl Subscription {
     }
 
     /// Returns the next batch for a wildcard client.
-    fn step(&self, part: Part, store: &Store) -> Result<Arc<Batch>, SessionError> {
+    fn step(&self, part: StepPart, store: &Store) -> Result<Arc<Batch>, SessionError> {
         let batch = store.step(&self.view, part, self.cursor);
         batch.ok_or(SessionError::TooFarBehind)
     }
 
     fn changes(&mut self, store: &Store, client: &Client) -> Result<Arc<Batch>, SessionError> {
         if self.wildcard {
-            return self.step(Part::Whole, store);
+            return self.step(StepPart::Whole, store);
         }
         let changed = store
             .changed_since(self.view.collection(), self.cursor)

@@ -9,7 +9,7 @@ use ambit_derive::Delta;
 use ambit_model::ArcStr;
 
 use crate::{
-    batch::{Batch, Batches, Part, Snapshot},
+    batch::{Batch, Batches, Snapshot, StepPart},
     entry::{Collection, Entry, EntryKind},
     scope::View,
 };
@@ -124,7 +124,7 @@ impl Store {
     }
 
     /// Returns the changes since a revision; `None` if it is older than the log of removals.
-    pub fn step(&self, view: &View, part: Part, from: u64) -> Option<Arc<Batch>> {
+    pub fn step(&self, view: &View, part: StepPart, from: u64) -> Option<Arc<Batch>> {
         self.batches.step(view, part, (from, self.revision), || {
             let (mut there, mut gone) = (Vec::new(), Vec::new());
             let collection = view.collection();
@@ -136,9 +136,9 @@ impl Store {
                 }
             }
             match part {
-                Part::Whole => {}
-                Part::Existing => gone.clear(),
-                Part::Removed => there.clear(),
+                StepPart::Whole => {}
+                StepPart::Existing => gone.clear(),
+                StepPart::Removed => there.clear(),
             }
             Some(Batch::new(view.clone(), there, gone))
         })

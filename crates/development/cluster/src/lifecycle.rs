@@ -34,7 +34,7 @@ const DNS: &str = include_str!("coredns.yaml");
 const NODE_INIT: &str = include_str!("node-init.sh");
 
 /// Timeout for any component to start on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Lock of a slot that this process holds.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl Cluster {
 
     async fn api_ready(&self) -> Result<()> {
         let client = self.client().await?;
-        objects::until("the API server ready", TIMEOUT, async || {
+        objects::until("the API server ready", START_TIMEOUT, async || {
             let request = http_get("/readyz")?;
             Ok(client.request_text(request).await.map(drop)?)
         })
@@ -157,7 +157,7 @@ impl Cluster {
             let ranges = self.network().pods(node.number);
             let spec = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
             let patch = Patch::Merge(&spec);
-            objects::until("the node registers", TIMEOUT, async || {
+            objects::until("the node registers", START_TIMEOUT, async || {
                 let parameters = PatchParams::default();
                 Ok(nodes.patch(&node.name(), &parameters, &patch).await?)
             })
@@ -172,7 +172,7 @@ impl Cluster {
         }
         // The API server rejects pods until the service account exists.
         let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
-        objects::until("the default service account", TIMEOUT, async || {
+        objects::until("the default service account", START_TIMEOUT, async || {
             Ok(accounts.get("default").await.map(drop)?)
         })
         .await?;
@@ -180,7 +180,7 @@ impl Cluster {
             return Ok(());
         }
         let deployments: Api<Deployment> = Api::namespaced(client, "kube-system");
-        objects::until("the cluster's DNS available", TIMEOUT, async || {
+        objects::until("the cluster's DNS available", START_TIMEOUT, async || {
             let status = deployments.get("coredns").await?.status;
             let available = status.as_ref().and_then(|status| status.available_replicas);
             objects::unless(available == Some(1), format_args!("{status:?}"))
@@ -191,7 +191,7 @@ impl Cluster {
     async fn node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(client.clone());
         let what = format!("node {} ready", node.name());
-        objects::until(&what, TIMEOUT, async || {
+        objects::until(&what, START_TIMEOUT, async || {
             let object = nodes.get(&node.name()).await?;
             let conditions = object.status.and_then(|status| status.conditions);
             let ready = conditions

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{cluster::Cluster, command::Tool, nodes::Node};
 
 /// The engine's default queue of packets.
-const QUEUE: &str = "100";
+const NFQUEUE_NUMBER: &str = "100";
 
 /// Rules before source NAT, where packets have the addresses of pods, including those between pods
 /// on one node and those forwarded by IPVS. Neighbour discovery is ICMPv6; packets of root on the
@@ -29,7 +29,7 @@ const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -j NFQUEUE --queue-num";
 
 /// Timeout for an engine to know all policies, pods and namespaces.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// NetworkPolicy engine on every node of a cluster, until the value is dropped.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl<'a> NetworkPolicies<'a> {
         }
         for node in cluster.nodes() {
             policies.listens(node)?;
-            set_rules(node, &format!("{RULES} {QUEUE}\n"))?;
+            set_rules(node, &format!("{RULES} {NFQUEUE_NUMBER}\n"))?;
         }
         Ok(policies)
     }
@@ -76,7 +76,7 @@ impl<'a> NetworkPolicies<'a> {
 
     fn listens(&self, node: Node<'_>) -> Result<()> {
         let processes = self.cluster.processes();
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + READY_TIMEOUT;
         while !is_listening(node)? {
             ensure!(
                 processes.pid(&name(node)).is_some() && Instant::now() < deadline,
@@ -118,7 +118,7 @@ fn is_listening(node: Node<'_>) -> Result<bool> {
     let queues = format!("/proc/{pid}/net/netfilter/nfnetlink_queue");
     let text = fs::read_to_string(&queues).with_context(|| format!("no {queues}"))?;
     let mut numbers = text.lines().map(|line| line.split_whitespace().next());
-    Ok(numbers.any(|number| number == Some(QUEUE)))
+    Ok(numbers.any(|number| number == Some(NFQUEUE_NUMBER)))
 }
 
 /// Replaces the rules of a chain that has no others; the kubelet has other chains in the table.

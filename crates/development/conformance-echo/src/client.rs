@@ -18,7 +18,7 @@ use hyper_util::{
 use crate::grpc;
 
 /// Timeout of a response.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of the suite's own image, as far as the suite uses them.
 #[derive(Debug, clap::Parser)]
@@ -64,9 +64,9 @@ pub(crate) async fn run(args: &Args) -> Result<String> {
     let mut answers = Vec::new();
     for number in 0..args.count {
         let request = request(args, is_grpc)?;
-        let answer = tokio::time::timeout(TIMEOUT, exchange(&client, request, is_grpc))
+        let answer = tokio::time::timeout(RESPONSE_TIMEOUT, exchange(&client, request, is_grpc))
             .await
-            .with_context(|| format!("{}: no answer within {TIMEOUT:?}", args.url))?
+            .with_context(|| format!("{}: no answer within {RESPONSE_TIMEOUT:?}", args.url))?
             .with_context(|| format!("{}: request {number} failed", args.url))?;
         answers.push(lines(number, &args.url, &answer).join("\n"));
     }
@@ -98,7 +98,7 @@ fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
 }
 
 /// Properties of a response that the suite expects.
-struct Answer {
+struct EchoResponse {
     /// HTTP status, or the gRPC status unless it is 0.
     status: u16,
     headers: HeaderMap,
@@ -109,10 +109,10 @@ async fn exchange(
     client: &Client<HttpConnector, Full<Bytes>>,
     request: Request<Full<Bytes>>,
     is_grpc: bool,
-) -> Result<Answer> {
+) -> Result<EchoResponse> {
     let (head, body) = client.request(request).await?.into_parts();
     let body = body.collect().await?;
-    let mut answer = Answer {
+    let mut answer = EchoResponse {
         status: head.status.as_u16(),
         headers: head.headers,
         body: String::new(),
@@ -137,7 +137,7 @@ async fn exchange(
     Ok(answer)
 }
 
-fn lines(number: usize, url: &Uri, answer: &Answer) -> Vec<String> {
+fn lines(number: usize, url: &Uri, answer: &EchoResponse) -> Vec<String> {
     let mut lines = vec![
         format!("[{number}] Url={url}"),
         format!("[{number}] StatusCode={}", answer.status),

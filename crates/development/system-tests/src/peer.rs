@@ -31,17 +31,17 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The connection failed, or ended before the tunnel was established.
-    Cut(String),
+    Failed(String),
     /// The tunnel was rejected with this status.
     Refused(u16),
     /// The tunnel was established, and returned these bytes.
-    Said(String),
+    Established(String),
 }
 
 impl Outcome {
     /// Returns whether the application responded.
     pub fn is_from(&self, text: &str) -> bool {
-        matches!(self, Self::Said(received) if received.contains(text))
+        matches!(self, Self::Established(received) if received.contains(text))
     }
 }
 
@@ -177,7 +177,7 @@ impl<'a> Peer<'a> {
         }
         let work = async {
             let stream = self.mesh.client().dial(self.place.clone(), address);
-            let stream = stream.map_err(|error| Outcome::Cut(error.to_string()))?;
+            let stream = stream.map_err(|error| Outcome::Failed(error.to_string()))?;
             stream.set_nonblocking(true).expect("a socket");
             let stream = tokio::net::TcpStream::from_std(stream).expect("a socket");
             self.tunnel(stream, &expected, authority, all, request)
@@ -198,7 +198,7 @@ impl<'a> Peer<'a> {
         headers: HeaderMap,
         request: Option<&str>,
     ) -> Result<Outcome, Outcome> {
-        let cut = |error: &dyn std::fmt::Display| Outcome::Cut(error.to_string());
+        let cut = |error: &dyn std::fmt::Display| Outcome::Failed(error.to_string());
         let config = self.cert.client_config(std::slice::from_ref(expected));
         let config = config.expect("a TLS configuration");
         let stream = tls::connect(stream, config, TIMEOUT).await;
@@ -214,7 +214,7 @@ impl<'a> Peer<'a> {
         })?;
         let Some(request) = request else {
             driver.abort();
-            return Ok(Outcome::Said(String::new()));
+            return Ok(Outcome::Established(String::new()));
         };
         let mut io = tunnel.into_io();
         io.write_all(request.as_bytes())
@@ -225,7 +225,7 @@ impl<'a> Peer<'a> {
         // The bytes before the end count, whether it is an end of data or a reset.
         let _ended = reading.await;
         driver.abort();
-        Ok(Outcome::Said(
+        Ok(Outcome::Established(
             String::from_utf8_lossy(&received).into_owned(),
         ))
     }

@@ -6,7 +6,7 @@ use std::{io::Write as _, net::SocketAddr, thread};
 
 use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
 
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -141,7 +141,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let (mesh, _) = with_waypoint(MORE);
+        let (mesh, _) = with_waypoint(MANIFESTS);
         mesh.apply("routes", ROUTES);
         let scene = Self {
             app: application(&mesh, "shop/server", 8081, false),

@@ -272,12 +272,12 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
 
 /// Response body with a first part, and a stream of further parts.
 #[derive(Debug)]
-struct Answer {
+struct ResponseBody {
     first: Option<Bytes>,
     more: Option<mpsc::UnboundedReceiver<Bytes>>,
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -297,8 +297,8 @@ impl Body for Answer {
     }
 }
 
-fn respond(status: u16, body: &Value) -> Response<Answer> {
-    let answer = Answer {
+fn respond(status: u16, body: &Value) -> Response<ResponseBody> {
+    let answer = ResponseBody {
         first: Some(body.to_string().into()),
         more: None,
     };
@@ -309,7 +309,7 @@ fn respond(status: u16, body: &Value) -> Response<Answer> {
     response
 }
 
-fn failure(status: u16, reason: &str) -> Response<Answer> {
+fn failure(status: u16, reason: &str) -> Response<ResponseBody> {
     respond(
         status,
         &json!({
@@ -319,7 +319,7 @@ fn failure(status: u16, reason: &str) -> Response<Answer> {
     )
 }
 
-async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Answer> {
+async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<ResponseBody> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes());
     let body = body
@@ -393,7 +393,7 @@ fn write(
     state: &mut State,
     target: &Target,
     change: impl FnOnce(&mut Store) -> Result<Change, (u16, &'static str)>,
-) -> Response<Answer> {
+) -> Response<ResponseBody> {
     match change(&mut state.store) {
         Ok(change) => {
             state.tell(&change);
@@ -403,7 +403,7 @@ fn write(
     }
 }
 
-fn open_watch(state: &mut State, target: Target) -> Response<Answer> {
+fn open_watch(state: &mut State, target: Target) -> Response<ResponseBody> {
     if state.away {
         // The connection is about to be closed.
         return failure(503, "ServiceUnavailable");
@@ -418,7 +418,7 @@ fn open_watch(state: &mut State, target: Target) -> Response<Answer> {
         .collect();
     let (events, more) = mpsc::unbounded_channel();
     state.watches.push(Watcher { target, events });
-    let mut response = Response::new(Answer {
+    let mut response = Response::new(ResponseBody {
         // An empty part would end the body.
         first: (!missed.is_empty()).then(|| missed.into()),
         more: Some(more),

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Timeout of a silent server.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub fn request(
     body: &str,
 ) -> io::Result<Response> {
     let mut stream = TcpStream::connect(host)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
     let mut head = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n");
     for (name, value) in headers {
         head += &format!("{name}: {value}\r\n");

@@ -29,7 +29,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(25);
 const OUTSIDE_RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// First and longest delay between two attempts.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// Pod that is being started.
 #[derive(Clone, Copy, Debug)]
@@ -267,7 +267,7 @@ impl<'a> Agent<'a> {
 
     fn ask(&self, path: &str, body: Option<&str>, within: Duration) -> io::Result<Response> {
         let left = self.until.saturating_duration_since(Instant::now());
-        http::request(&self.socket, path, body, left.clamp(PAUSE.0, within))
+        http::request(&self.socket, path, body, left.clamp(RETRY_DELAY.0, within))
     }
 
     /// Retries until a final response or the timeout.
@@ -276,7 +276,7 @@ impl<'a> Agent<'a> {
         pod: Pod<'_>,
         mut attempt: impl FnMut() -> Result<T, AttemptError>,
     ) -> Result<T, CniError> {
-        let mut pause = PAUSE.0;
+        let mut pause = RETRY_DELAY.0;
         let mut is_told = false;
         loop {
             let cause = match attempt() {
@@ -298,7 +298,7 @@ impl<'a> Agent<'a> {
                     ),
                 ));
             }
-            if pause == PAUSE.1 && !is_told {
+            if pause == RETRY_DELAY.1 && !is_told {
                 let line = format!(
                     "pod {}/{} waits for the node agent: {cause}",
                     pod.namespace, pod.name
@@ -307,7 +307,7 @@ impl<'a> Agent<'a> {
                 is_told = true;
             }
             thread::sleep(pause);
-            pause = (pause * 2).min(PAUSE.1);
+            pause = (pause * 2).min(RETRY_DELAY.1);
         }
     }
 }

@@ -15,7 +15,7 @@ use ambit_system_tests::{Conversation, Mesh, options, until, with_waypoint_and};
 const CONNECTIONS: usize = 20;
 const REQUESTS: u32 = 100;
 /// Memory limit of the waypoint's process.
-const LIMIT: u64 = 256 << 20;
+const MEMORY_LIMIT: u64 = 256 << 20;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
@@ -51,7 +51,7 @@ fn resident() -> u64 {
         let environment = fs::read(path.join("environ")).ok()?;
         let is_ours = environment
             .split(|byte| *byte == 0)
-            .any(|variable| variable == format!("AMBIT_MEMORY_LIMIT={LIMIT}").as_bytes());
+            .any(|variable| variable == format!("AMBIT_MEMORY_LIMIT={MEMORY_LIMIT}").as_bytes());
         if !name.starts_with("ambit-waypoint") || !is_ours {
             return None;
         }
@@ -61,10 +61,10 @@ fn resident() -> u64 {
     of_waypoint.max().expect("a waypoint") * 4096
 }
 
-/// Starts a mesh whose waypoint has the memory limit [`LIMIT`].
+/// Starts a mesh whose waypoint has the memory limit [`MEMORY_LIMIT`].
 fn with_limited_waypoint() -> Mesh {
     let mut options = options();
-    let limit = LIMIT.to_string();
+    let limit = MEMORY_LIMIT.to_string();
     options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
     with_waypoint_and("", options).0
 }
@@ -108,7 +108,7 @@ fn indexed_headers_cost_a_waypoint_bounded_memory() {
         mesh.client().log_text(log).unwrap().contains(" 503 OM ")
     });
     let grown = resident().saturating_sub(before);
-    assert!(grown < LIMIT / 2, "{grown} bytes");
+    assert!(grown < MEMORY_LIMIT / 2, "{grown} bytes");
 }
 
 /// WebSocket upgrade request.
@@ -145,5 +145,5 @@ fn unread_websockets_behind_tunnels_cost_bounded_memory() {
     );
     assert!(is_served(&mesh));
     let grown = resident().saturating_sub(before);
-    assert!(grown < LIMIT / 2, "{grown} bytes");
+    assert!(grown < MEMORY_LIMIT / 2, "{grown} bytes");
 }

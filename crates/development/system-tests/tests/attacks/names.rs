@@ -4,10 +4,10 @@
 use ambit_system_tests::{LAB_TOOL, Mesh, PAIR, binary, until};
 
 /// Address of the attacker's entry.
-const OURS: &str = "240.240.66.1";
+const ATTACKER_ADDRESS: &str = "240.240.66.1";
 
 /// Settings that make entries visible to all namespaces, as in Istio.
-const OPEN: &str = "
+const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
@@ -46,7 +46,7 @@ spec:
   - server
   - web.store
   - '*.store'
-  addresses: [{OURS}]
+  addresses: [{ATTACKER_ADDRESS}]
   resolution: STATIC
   ports: [{{number: 80, name: http, targetPort: 8080}}]
   endpoints: [{{address: {endpoint}}}]
@@ -65,7 +65,7 @@ fn resolve(mesh: &Mesh, name: &str) -> String {
 }
 
 fn is_ours(mesh: &Mesh, name: &str) -> bool {
-    resolve(mesh, name).contains(OURS)
+    resolve(mesh, name).contains(ATTACKER_ADDRESS)
 }
 
 /// Asserts that the names of `shop/server` resolve to it, also along a pod's search list, and that
@@ -84,7 +84,7 @@ fn assert_names_resolve_to_their_owners(mesh: &Mesh, vip: &str) {
     ] {
         let answer = resolve(mesh, name);
         assert!(
-            answer.contains(vip) && !answer.contains(OURS),
+            answer.contains(vip) && !answer.contains(ATTACKER_ADDRESS),
             "{name}: {answer}"
         );
     }
@@ -127,7 +127,7 @@ fn names_stay_with_their_namespaces() {
     assert_names_resolve_to_their_owners(&mesh, &vip);
 
     // The administrator allows names that are not reserved.
-    mesh.apply("settings", OPEN);
+    mesh.apply("settings", VISIBLE_TO_ALL);
     for name in [
         "silent.marker.example",
         "loud.marker.example",

@@ -29,7 +29,7 @@ spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
 ";
 
 /// Settings that make entries visible to all namespaces.
-const OPEN: &str = "
+const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
@@ -107,7 +107,7 @@ fn entry_diverts_no_traffic_of_other_namespaces() {
         .split_whitespace()
         .filter(|word| word.parse::<IpAddr>().is_ok());
     let vip = addresses.next().expect("the Service's address").to_owned();
-    mesh.apply("settings", OPEN);
+    mesh.apply("settings", VISIBLE_TO_ALL);
     mesh.apply("diversion", &diversion(&pod, &vip, &own));
     // The entry is in force where it is allowed.
     until("the entry is known", || {

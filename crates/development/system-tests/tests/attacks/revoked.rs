@@ -38,14 +38,14 @@ fn revoked_client_reaches_no_server_through_a_waypoint() {
     // Two certificates of one identity.
     let [revoked, other] = [(); 2].map(|()| Peer::of_pod(&mesh, "legacy/sidecar"));
     let ask = |peer: &Peer<'_>| peer.ask(waypoint, &target, &[], GET);
-    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Said(received) if received.starts_with("HTTP/1.1 200"));
+    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Established(received) if received.starts_with("HTTP/1.1 200"));
     for peer in [&revoked, &other] {
         let outcome = ask(peer);
         assert!(passes(&outcome), "before: {outcome:?}");
     }
     publish(&revoked.revocation());
     until("the waypoint refuses the revoked certificate", || {
-        matches!(ask(&revoked), Outcome::Cut(_))
+        matches!(ask(&revoked), Outcome::Failed(_))
     });
     let outcome = ask(&other);
     assert!(passes(&outcome), "not revoked: {outcome:?}");
@@ -53,7 +53,7 @@ fn revoked_client_reaches_no_server_through_a_waypoint() {
     publish("nonsense");
     let outcome = ask(&revoked);
     assert!(
-        matches!(outcome, Outcome::Cut(_)),
+        matches!(outcome, Outcome::Failed(_)),
         "after nonsense: {outcome:?}"
     );
     assert!(mesh.get("shop/client", "http://server.shop/").succeeded());

@@ -234,7 +234,7 @@ spec:
 ";
 
 /// Service with its own waypoint, whose pod is behind the other waypoint.
-const FAR: &str = "
+const OTHER_WAYPOINT_SERVICE: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: xtra, namespace: shop, labels: {istio.io/waypoint-for: service}}
@@ -274,7 +274,7 @@ spec: {{address: {victim}}}
 }
 
 /// Waypoint that serves Services of other namespaces, too.
-const SHARED: &str = "
+const SHARED_WAYPOINT: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: waypoint, namespace: shop, labels: {istio.io/waypoint-for: all}}
@@ -304,7 +304,7 @@ impl Scene {
             "{OBJECTS}{AUTHORIZER}{ON_NODES}{CLIENTS}{}",
             callers.concat()
         );
-        let (mesh, _) = with_gateway(SHARED, &more, options);
+        let (mesh, _) = with_gateway(SHARED_WAYPOINT, &more, options);
         for port in [APP, CHECKED] {
             mesh.serve("shop/server", port, |mut stream| {
                 if is_http2(&stream)? {
@@ -482,7 +482,7 @@ fn service_attachments_apply_on_every_path() {
 /// bypass that waypoint do not.
 fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     let mesh = &scene.mesh;
-    mesh.apply("far", FAR);
+    mesh.apply("far", OTHER_WAYPOINT_SERVICE);
     let far: SocketAddr = "10.96.0.79:80".parse().unwrap();
     let ask = |pod: &str, to| scene.ask(&place(pod), to, "/open", "");
     // Until the client's proxy knows the Service, its address is outside of the mesh, and the pod's

@@ -15,7 +15,7 @@ use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, until, with_waypoint};
 
 /// Captured namespace without a waypoint, and a client besides that of `shop`.
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -140,7 +140,7 @@ fn others(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
 fn stalled_clients_block_nobody_and_leave_nothing() {
     let pods = [("flat/client", "node-1"), ("flat/server", "node-2")];
     let pods = pods.map(|(pod, node)| idle_pod(pod, node, "app: idle"));
-    let (mesh, _) = with_waypoint(&format!("{MORE}{}", pods.concat()));
+    let (mesh, _) = with_waypoint(&format!("{MANIFESTS}{}", pods.concat()));
     mesh.until_captured("flat/client", true);
     mesh.until_captured("flat/server", true);
     for server in ["shop/server", "flat/server"] {

@@ -28,7 +28,7 @@ const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
 /// Outcome of a call: the server responds, a policy denies it, or the certificate is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum CallResult {
     Passes,
     Denied,
     Refused,
@@ -87,7 +87,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    fn fates(&self) -> Vec<(&'static str, [Fate; 2])> {
+    fn fates(&self) -> Vec<(&'static str, [CallResult; 2])> {
         let far = SocketAddr::new(self.node_proxy.ip(), 8080).to_string();
         let node_proxy = ("spiffe://cluster.local/ns/far/sa/server", self.node_proxy);
         let waypoint = ("spiffe://cluster.local/ns/shop/sa/waypoint", self.waypoint);
@@ -96,14 +96,20 @@ impl<'a> Scene<'a> {
             .map(|(name, peer)| {
                 let tunnel = peer.open(node_proxy, &far);
                 let request = peer.ask(waypoint, &self.target, &[], GET);
-                (*name, [fate(&tunnel, ""), fate(&request, "HTTP/1.1 200")])
+                (
+                    *name,
+                    [
+                        call_result(&tunnel, ""),
+                        call_result(&request, "HTTP/1.1 200"),
+                    ],
+                )
             })
             .collect()
     }
 
     /// Waits for these outcomes of own, alias and west; all other clients are always rejected.
     #[track_caller]
-    fn expect(&self, what: &str, [own, alias, west]: [Fate; 3]) {
+    fn expect(&self, what: &str, [own, alias, west]: [CallResult; 3]) {
         let others = [
             "west by the mesh",
             "own by west",
@@ -111,10 +117,10 @@ impl<'a> Scene<'a> {
             "foreign",
         ];
         let mut expected = vec![("own", own), ("alias", alias), ("west", west)];
-        expected.extend(others.map(|name| (name, Fate::Refused)));
+        expected.extend(others.map(|name| (name, CallResult::Refused)));
         let expected: Vec<_> = expected
             .into_iter()
-            .map(|(name, fate)| (name, [fate; 2]))
+            .map(|(name, call_result)| (name, [call_result; 2]))
             .collect();
         let mut last = Vec::new();
         let is_met = || {
@@ -126,18 +132,18 @@ impl<'a> Scene<'a> {
 }
 
 /// Returns the outcome of a call; a response that begins with `success` is a success.
-fn fate(outcome: &Outcome, success: &str) -> Fate {
+fn call_result(outcome: &Outcome, success: &str) -> CallResult {
     match outcome {
-        Outcome::Refused(401) => Fate::Denied,
-        Outcome::Said(text) if text.starts_with("HTTP/1.1 403") => Fate::Denied,
-        Outcome::Said(text) if text.starts_with(success) => Fate::Passes,
-        Outcome::Cut(_) | Outcome::Refused(_) | Outcome::Said(_) => Fate::Refused,
+        Outcome::Refused(401) => CallResult::Denied,
+        Outcome::Established(text) if text.starts_with("HTTP/1.1 403") => CallResult::Denied,
+        Outcome::Established(text) if text.starts_with(success) => CallResult::Passes,
+        Outcome::Failed(_) | Outcome::Refused(_) | Outcome::Established(_) => CallResult::Refused,
     }
 }
 
 #[test]
 fn clients_of_other_trust_domains_are_subject_to_policies() {
-    use Fate::{Denied, Passes, Refused};
+    use CallResult::{Denied, Passes, Refused};
     let west = Pki::new();
     let sidecar = idle_pod("legacy/sidecar", "node-1", "app: sidecar");
     let (mesh, _) = with_waypoint_and(&format!("{FAR}{sidecar}"), options());

@@ -5,7 +5,7 @@
 use ambit_system_tests::{Heads, Mesh, idle_pod, is_whole, options, until};
 
 /// Gateway that all namespaces share, and their namespaces.
-const SHARED: &str = "
+const SHARED_GATEWAY: &str = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: infra}
@@ -185,7 +185,7 @@ fn called(heads: &Heads) -> usize {
 fn plugin_calls_have_the_identity_of_their_namespace() {
     let shared = "istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: infra";
     let manifests = [
-        SHARED.to_owned(),
+        SHARED_GATEWAY.to_owned(),
         idle_pod("tenant/client", "node-1", "app: client"),
         service("tenant", "app", shared),
         service("tenant", "own", ""),

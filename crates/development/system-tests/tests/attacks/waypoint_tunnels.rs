@@ -92,7 +92,7 @@ fn port(mesh: &Mesh, pod: &str, port: u16) -> SocketAddr {
 }
 
 fn is_denied(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Said(received) if received.starts_with("HTTP/1.1 403"))
+    matches!(outcome, Outcome::Established(received) if received.starts_with("HTTP/1.1 403"))
 }
 
 #[test]
@@ -220,11 +220,11 @@ fn waypoint_forwards_only_to_its_own_targets() {
         let refused = match &outcome {
             Outcome::Refused(status) => *status >= 400,
             // A pod of its own, whose proxy rejects its own ports: the tunnel fails.
-            Outcome::Said(received) => {
+            Outcome::Established(received) => {
                 authority.starts_with(&format!("{server}:"))
                     && (received.is_empty() || received.starts_with("HTTP/1.1 50"))
             }
-            Outcome::Cut(_) => false,
+            Outcome::Failed(_) => false,
         };
         assert!(refused, "{authority}: {outcome:?}");
     }
@@ -252,7 +252,7 @@ fn direct_callers_pass_the_waypoint_with_their_identity() {
         for server in [waypoint, pod] {
             let outcome = foreign.ask(server, &target, &[], GET);
             assert!(
-                matches!(outcome, Outcome::Cut(_)),
+                matches!(outcome, Outcome::Failed(_)),
                 "{identity}: {outcome:?}"
             );
         }

@@ -26,7 +26,7 @@ spec:
 ";
 
 /// Settings that make entries visible to all namespaces.
-const OPEN: &str = "
+const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
@@ -224,7 +224,7 @@ fn secured_at(
 /// Checks that an entry visible only to the caller's namespace does not apply to calls at another
 /// namespace's wildcard.
 fn of_callers(mesh: &Mesh, spec: &str) {
-    mesh.apply("open", OPEN);
+    mesh.apply("open", VISIBLE_TO_ALL);
     until_answer(mesh, "bank/client", 2, "api.outside.example", "outside api");
     let own = entry("bank", "api", 4, &format!("{spec}\n  exportTo: ['.']"));
     let policy = API_POLICY.replace("namespace: shop", "namespace: bank");

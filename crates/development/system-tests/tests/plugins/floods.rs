@@ -37,7 +37,7 @@ enum Phase {
 }
 
 /// Service that the plugin calls.
-const SLOW: &str = "
+const SLOW_SERVICE: &str = "
 ---
 apiVersion: v1
 kind: Service
@@ -56,7 +56,7 @@ fn plugin_calls_of_one_caller_do_not_exhaust_those_of_others() {
     options
         .env
         .insert("AMBIT_WASM_HOLD_TIMEOUT".to_owned(), hold);
-    let scene = Scene::with(SLOW, options);
+    let scene = Scene::with(SLOW_SERVICE, options);
     let calls = Arc::new(AtomicUsize::new(0));
     let phase = Arc::new((Mutex::new(Phase::Quick), Condvar::new()));
     let (count, current) = (calls.clone(), phase.clone());

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Ports of the provider.
 const GRPC: u16 = 9000;
 /// Port of a provider that denies everything.
-const OTHER: u16 = 9001;
+const DENYING_PROVIDER_PORT: u16 = 9001;
 const HTTP: u16 = 8000;
 /// Port at which a provider shows its checks.
 const CHECKS_PORT: u16 = 9002;
@@ -62,7 +62,7 @@ fn service(namespace: &str, name: &str, app: &str, ports: Value) -> Value {
 fn provider(namespace: &str) -> [Value; 2] {
     let ports = [
         ("grpc", GRPC),
-        ("grpc-other", OTHER),
+        ("grpc-other", DENYING_PROVIDER_PORT),
         ("http", HTTP),
         ("http-asked", CHECKS_PORT),
     ];

@@ -10,7 +10,7 @@ use std::{
 
 use ambit_system_tests::{Heads, LogSource, Mesh, is_whole, read_head, until, with_waypoint};
 
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Service
@@ -55,7 +55,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let (mesh, _) = with_waypoint(MORE);
+        let (mesh, _) = with_waypoint(MANIFESTS);
         let (_, heads) = mesh.serve_heads("shop/server", 8081);
         let answers = Arc::new(Mutex::new(Answers::Takes));
         let of = answers.clone();

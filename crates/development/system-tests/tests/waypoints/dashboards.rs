@@ -12,7 +12,7 @@ use std::{
 };
 
 use ambit_system_tests::TIMEOUT;
-use prometheus::{Answer, Input, Output, Scrape};
+use prometheus::{Input, Output, QueryResult, Scrape};
 use serde_json::Value;
 use traffic::Scene;
 
@@ -125,7 +125,7 @@ fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
 }
 
 /// Returns the queries of panels without data, with dashboards and responses.
-fn empty(scrapes: &[Scrape]) -> Vec<(String, Answer)> {
+fn empty(scrapes: &[Scrape]) -> Vec<(String, QueryResult)> {
     let mut empty = Vec::new();
     for dashboard in Dashboard::all() {
         let values = values(&dashboard, scrapes);

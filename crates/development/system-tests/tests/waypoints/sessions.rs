@@ -72,12 +72,12 @@ struct Scene {
 }
 
 /// Response with the pod that sent it.
-struct Answer {
+struct SessionResponse {
     from: String,
     text: String,
 }
 
-impl Answer {
+impl SessionResponse {
     /// Returns the value of a header.
     fn header(&self, name: &str) -> Option<&str> {
         let prefix = format!("{name}: ");
@@ -124,14 +124,14 @@ impl Scene {
         scene
     }
 
-    fn ask(&self, path: &str, headers: &str) -> Answer {
+    fn ask(&self, path: &str, headers: &str) -> SessionResponse {
         let request =
             format!("POST {path} HTTP/1.1\r\nHost: one\r\ncontent-length: 0\r\n{headers}\r\n");
         let connection = self.mesh.dial("shop/client", self.service);
         let answer = connection.and_then(|mut to| to.raw(request.as_bytes(), is_whole));
         let text = answer.unwrap_or_default();
         let from = text.rsplit_once("from ").map(|(_, from)| from.to_owned());
-        Answer {
+        SessionResponse {
             from: from.unwrap_or_default(),
             text,
         }

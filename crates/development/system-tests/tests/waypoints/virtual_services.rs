@@ -6,7 +6,7 @@ use std::{io::Write as _, net::SocketAddr, sync::Mutex, thread};
 use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
 
 /// Three applications of the service's pod by port, and a subset of its pods.
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -133,7 +133,7 @@ struct Scene {
 
 impl Scene {
     fn new(manifest: &str) -> Self {
-        let (mesh, _) = with_waypoint(MORE);
+        let (mesh, _) = with_waypoint(MANIFESTS);
         let scene = Self {
             app: application(&mesh, 8081, "app"),
             next: application(&mesh, 8082, "next"),

@@ -17,7 +17,7 @@ use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 const WEB: &str = "web.ns.svc.cluster.local";
 /// Address of the service in the client's network.
 const SERVICE: &str = "10.9.0.200:80";
-const FAR: &str = "far";
+const REMOTE_NETWORK: &str = "far";
 
 /// Starts a gateway, which terminates the outer tunnels and passes their bytes on to the pod
 /// `behind`, which alone can decrypt them.
@@ -72,12 +72,12 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     here.publish_all([
         build::workload("client", &["10.9.0.1"]),
         ambit_model::Workload {
-            network: FAR.into(),
+            network: REMOTE_NETWORK.into(),
             ..build::workload("gw", &["10.9.0.3"])
         },
         endpoint(ambit_model::Workload {
             uid: "far/SplitHorizonWorkload/gw/ns/web".into(),
-            network: FAR.into(),
+            network: REMOTE_NETWORK.into(),
             network_gateway: Some(GatewayAddress {
                 destination: Destination::Address(build::network_address("far/10.9.0.3")),
                 hbone_mtls_port: 15008,

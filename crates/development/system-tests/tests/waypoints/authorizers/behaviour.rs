@@ -176,7 +176,12 @@ fn unreachable_provider_denies_unless_it_fails_open() {
 
     // Replaced by a provider that denies everything; then an invalid configuration, which changes
     // nothing.
-    scene.configure(&decides("envoyExtAuthzGrpc", "legacy", OTHER, &json!({})));
+    scene.configure(&decides(
+        "envoyExtAuthzGrpc",
+        "legacy",
+        DENYING_PROVIDER_PORT,
+        &json!({}),
+    ));
     let response = scene.until_status("another decides", &plain, 401);
     assert_eq!(response["body"], "by the other one");
     scene.configure(&json!([{"name": "decides", "envoyExtAuthzGrpc": {"service": "authz"}}]));

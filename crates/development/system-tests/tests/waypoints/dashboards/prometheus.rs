@@ -41,7 +41,7 @@ pub(super) struct Scrape {
 #[derive(Debug, Deserialize)]
 pub(super) struct Output {
     pub alerts: Vec<Alert>,
-    pub results: Vec<Answer>,
+    pub results: Vec<QueryResult>,
 }
 
 /// Alert rule, as Prometheus has parsed it.
@@ -57,7 +57,7 @@ pub(super) struct Alert {
 
 /// Result of a query.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Answer {
+pub(super) struct QueryResult {
     #[serde(default)]
     pub error: String,
     pub samples: Vec<Sample>,
@@ -73,7 +73,7 @@ pub(super) struct Sample {
     pub value: String,
 }
 
-impl Answer {
+impl QueryResult {
     /// Returns whether there is a value to show: at least one number, which is not the quotient of
     /// two zeros.
     pub(super) fn has_data(&self) -> bool {

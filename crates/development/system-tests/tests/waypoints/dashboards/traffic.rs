@@ -14,7 +14,7 @@ use crate::protocols::{call_grpc, serve_grpc_on};
 
 /// Objects besides the waypoint's namespace: a namespace without a waypoint, whose node proxies enforce a policy;
 /// Services of the server for each feature of waypoints; a provider of CUSTOM policies, and a collector.
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -196,7 +196,7 @@ fn installing(node: &tempfile::TempDir) -> Options {
 impl Scene {
     pub(super) fn new() -> Self {
         let node = tempfile::tempdir().unwrap();
-        let more = format!("{MORE}{}", programs());
+        let more = format!("{MANIFESTS}{}", programs());
         let (mesh, _) = with_waypoint_and(&more, installing(&node));
         // Responds with the status in the path.
         mesh.serve("shop/server", 8081, |mut stream| {

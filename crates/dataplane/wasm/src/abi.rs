@@ -1,5 +1,8 @@
 //! Numbers and forms of the ABI: statuses, kinds of maps and buffers, and lists of pairs as bytes.
 
+/// Import module of the functions of the ABI.
+pub(crate) const ENV: &str = "env";
+
 /// Result of a function of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {

@@ -111,7 +111,7 @@ impl Engine {
             return Err(ModuleError::OtherAbi);
         }
         let mut linker = Linker::clone(&self.linker);
-        let linked = host::link_rest(&mut linker, &module);
+        let linked = host::link_unsupported(&mut linker, &module);
         let instance = linked.and_then(|()| linker.instantiate_pre(&module));
         let instance = instance.map_err(|error| ModuleError::Imports(format!("{error:#}")))?;
         Ok(Module {

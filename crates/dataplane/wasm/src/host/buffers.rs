@@ -1,12 +1,13 @@
 //! Bodies, configurations, and what calls brought.
 
+use bytes::BytesMut;
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
+    Host,
     memory::{Guest, Refused, answer},
 };
-use crate::abi::{BufferKind, Status};
+use crate::abi::{BufferKind, ENV, Status};
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
@@ -90,5 +91,17 @@ fn set(
     {
         return Err(Status::BadArgument.into());
     }
-    Ok(Host::replace(body, start as usize, size as usize, bytes)?)
+    replace(body, start as usize, size as usize, bytes);
+    Ok(())
+}
+
+/// Replaces a range of a buffer, as Envoy does: at the start nothing is removed for a size of zero, and bytes past the
+/// end are appended.
+fn replace(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) {
+    let start = start.min(bytes.len());
+    let end = start.saturating_add(size).min(bytes.len());
+    let tail = bytes.split_off(end);
+    bytes.truncate(start);
+    bytes.extend_from_slice(with);
+    bytes.extend_from_slice(&tail);
 }

@@ -7,11 +7,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host, Pending, Sending,
+    Host,
     memory::{Guest, Refused, answer},
+    state::{Pending, Sending},
 };
 use crate::{
-    abi::{Status, read_pairs},
+    abi::{ENV, Status, read_pairs},
     effect::{Call, CallKind, Effect, Message, Outstanding, Token},
     stream::Head,
 };

@@ -4,11 +4,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
+    Host,
     memory::{Guest, Refused, answer},
 };
 use crate::{
-    abi::{MapKind, Status, read_pairs, write_pairs},
+    abi::{ENV, MapKind, Status, read_pairs, write_pairs},
     limits::MAX_HEADER_BYTES,
     stream::Head,
 };

@@ -6,11 +6,11 @@ use http::HeaderMap;
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
+    Host,
     memory::{Guest, Refused, answer},
 };
 use crate::{
-    abi::{Status, write_pairs},
+    abi::{ENV, Status, write_pairs},
     limits::{MAX_PROPERTIES, MAX_PROPERTY_BYTES},
     stream::{Head, Value},
 };

@@ -3,11 +3,11 @@
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
+    Host,
     memory::{Guest, Refused, answer},
 };
 use crate::{
-    abi::Status,
+    abi::{ENV, Status},
     effect::Effect,
     metrics::{MetricKind, Series},
 };

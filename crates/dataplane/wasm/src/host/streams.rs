@@ -5,11 +5,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
+    Host,
     memory::{Guest, Refused, answer},
 };
 use crate::{
-    abi::{Status, read_pairs},
+    abi::{ENV, Status, read_pairs},
     effect::Effect,
     limits::MAX_HEADER_BYTES,
     stream::{ContextId, Direction, LocalResponse, ROOT},

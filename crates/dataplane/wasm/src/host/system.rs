@@ -8,11 +8,14 @@ use std::{
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
-    logged::Line,
+    Host,
+    log_rate::Line,
     memory::{Guest, Refused, answer},
 };
-use crate::{abi::Status, limits::MAX_LINE};
+use crate::{
+    abi::{ENV, Status},
+    limits::MAX_LINE,
+};
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(

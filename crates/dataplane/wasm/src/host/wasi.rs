@@ -2,10 +2,10 @@
 //! no arguments; the environment is that of the plugin's configuration, and output goes to the log.
 
 use rand::RngCore as _;
-use wasmtime::{Caller, Linker};
+use wasmtime::{Caller, Linker, Module, Val};
 
 use super::{
-    Host, WASI,
+    Host,
     memory::{Guest, Refused, answer},
     system,
 };
@@ -14,8 +14,10 @@ use crate::{
     limits::{MAX_LINE, MAX_PIECE},
 };
 
+/// Import module of the WASI functions.
+const WASI: &str = "wasi_snapshot_preview1";
 /// WASI's `ENOTSUP` error.
-pub(super) const NOT_SUPPORTED: i32 = 58;
+const NOT_SUPPORTED: i32 = 58;
 /// WASI's `EBADF` error.
 const BAD_DESCRIPTOR: u32 = 8;
 /// Monotonic clock id.
@@ -27,7 +29,7 @@ const MAX_POLLED: u32 = 64;
 const BAD_ADDRESS: u32 = 21;
 
 /// Names of the functions that exist.
-pub(super) const NAMES: [&str; 15] = [
+const NAMES: [&str; 15] = [
     "args_get",
     "args_sizes_get",
     "clock_res_get",
@@ -144,6 +146,32 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(WASI, "sched_yield", |_: Caller<'_, Host>| 0u32)?;
+    Ok(())
+}
+
+/// Links the functions of WASI that a module imports and the host does not implement: calls of them fail.
+pub(crate) fn link_unsupported(linker: &mut Linker<Host>, module: &Module) -> wasmtime::Result<()> {
+    for import in module.imports() {
+        if import.module() != WASI {
+            continue;
+        }
+        let Some(ty) = import.ty().func().cloned() else {
+            continue;
+        };
+        let results: Vec<_> = ty.results().collect();
+        let gives_number = matches!(&results[..], [one] if one.is_i32());
+        let name = import.name().to_owned();
+        if NAMES.contains(&name.as_str()) {
+            continue;
+        }
+        linker.func_new(WASI, import.name(), ty, move |_, _, results| {
+            if let (true, Some(result)) = (gives_number, results.first_mut()) {
+                *result = Val::I32(NOT_SUPPORTED);
+                return Ok(());
+            }
+            Err(wasmtime::Error::msg(format!("{name} is not supported")))
+        })?;
+    }
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 
-use super::Failure;
+use super::failure::Failure;
 use crate::host::Host;
 
 /// Parameters of five numbers.

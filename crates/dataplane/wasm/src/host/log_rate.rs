@@ -6,7 +6,7 @@ use crate::limits::MAX_LINES;
 
 /// Lines of the present second.
 #[derive(Debug, Default)]
-pub(crate) struct Logged {
+pub(crate) struct LogRate {
     began: Option<Instant>,
     lines: u32,
     dropped: u64,
@@ -20,7 +20,7 @@ pub(crate) enum Line {
     Dropped,
 }
 
-impl Logged {
+impl LogRate {
     /// Counts a line.
     pub(crate) fn line(&mut self, now: Instant) -> Line {
         let is_new = self
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn dropped_lines_of_a_flood_are_counted() {
-        let (mut logged, now) = (Logged::default(), Instant::now());
+        let (mut logged, now) = (LogRate::default(), Instant::now());
         for _ in 0..MAX_LINES {
             assert_eq!(logged.line(now), Line::Written(0));
         }

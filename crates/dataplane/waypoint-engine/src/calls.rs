@@ -28,7 +28,8 @@ use crate::{
     on_behalf::OnBehalf,
     origination::TlsUpstream,
     upstream::{
-        Connect, ConnectOptions, HttpKey, Keep, Preamble, Upstream, UpstreamError, own_client,
+        Connect, ConnectOptions, HttpKey, Preamble, ReuseLimits, Upstream, UpstreamError,
+        own_client,
     },
     upstream_lookup,
     waypoint::Shard,
@@ -144,7 +145,7 @@ pub(crate) async fn request(
         };
         match shard.upstreams.connect(connect).await {
             Ok(stream) => {
-                let keep = Keep::under(&DestinationLimits::default());
+                let keep = ReuseLimits::under(&DestinationLimits::default());
                 let checkout = pool.begin(&key, stream, keep, None).await?;
                 let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.error.into());

@@ -1,6 +1,7 @@
 //! Connections that are not HTTP: authorized once, by attributes of the connection, and passed through to the backend
 //! of their service's route.
 
+mod error;
 mod report;
 mod routed;
 mod silence;
@@ -13,7 +14,7 @@ use ambit_l7::authz::{Connection, HttpDecision, Scope};
 use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, NamespacedHostname, Reason};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, Wish, hash};
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::OwnedSemaphorePermit;
@@ -25,13 +26,14 @@ use crate::{
     http::{Destination, destination_attachments},
     metered::{Metered, reset_by_client},
     origination::TlsUpstream,
-    session::{Misdirected, Session},
+    session::Session,
     sniff::{Opening, Sniffed},
     upstream::{Connect, ConnectOptions, Preamble, Stream, UpstreamError},
     upstream_lookup,
 };
+use error::TcpError;
 use report::{ConnectionReport, ConnectionRoute, End};
-use routed::{RouteError, Routed};
+use routed::Routed;
 use silence::Silence;
 
 /// Timeout for the client's first bytes on undeclared ports, before the endpoint is connected: its protocol may be
@@ -39,44 +41,6 @@ use silence::Silence;
 const CLIENT_FIRST: Duration = Duration::from_millis(20);
 /// Timeout of an incomplete request line at the start of a connection.
 const UNDECIDED: Duration = Duration::from_secs(1);
-
-/// Reason why a connection is not relayed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TcpError {
-    #[error("{0}")]
-    Denied(HttpDecision),
-    #[error("{0}")]
-    Unauthorized(String),
-    #[error(
-        "the connection is not HTTP, {0} is for requests to its port, and no Service declares the port's protocol"
-    )]
-    NotHttp(String),
-    #[error("the control plane does not name the waypoint's own pod")]
-    NoOwn,
-    #[error(transparent)]
-    Route(#[from] RouteError),
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    #[error(transparent)]
-    Rule(#[from] NoUpstream),
-    #[error(transparent)]
-    Misdirected(#[from] Misdirected),
-}
-
-impl TcpError {
-    fn status(&self) -> StatusCode {
-        match self {
-            Self::Denied(_) | Self::Unauthorized(_) | Self::NotHttp(_) => StatusCode::FORBIDDEN,
-            Self::NoOwn => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
-            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor tries another replica.
-            Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
-            Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
-        }
-    }
-}
 
 /// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {

@@ -1,23 +1,21 @@
 //! The instance of a plugin on one worker: started beside the worker's thread, woken by its timer, and started anew when
 //! it has failed, after a while.
 
+mod context;
 mod streams;
 
-use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, task::Waker, time::Duration};
+use std::{collections::HashMap, sync::Arc, task::Waker, time::Duration};
 
 use ambit_rt::AbortOnDrop;
-use ambit_wasm::{Call, CallResponse, ContextId, Effect, Failure, Shared, Token, Vm};
+use ambit_wasm::{ContextId, Effect, Failure, Message, Token, Vm};
 use parking_lot::Mutex;
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     time::Instant,
 };
 
-use streams::OpenedStream;
-pub(crate) use streams::{OpenStream, Tell};
-
 use super::{Chain, Counts, Plugin, State};
-use crate::{hops::Hops, on_behalf::OnBehalf};
+pub(crate) use context::{CallCause, OpenStream, PluginContext, Tell};
 
 /// Maximum time for which a request waits for a starting instance.
 const STARTING: Duration = Duration::from_secs(5);
@@ -31,28 +29,19 @@ const STEADY: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Mutex<Vec<Waker>>);
 
-/// Cause of a plugin's call: a request, or the plugin itself.
-#[derive(Clone, Debug)]
-pub(crate) struct CallCause {
-    /// Waypoints that the request, and thus the call, has passed.
-    pub(crate) hops: Hops,
-    /// Caller of the request; `None` for calls that the plugin makes on its own.
-    pub(crate) on_behalf: Option<Arc<OnBehalf>>,
-}
-
-impl CallCause {
-    /// Origin of calls that a plugin makes on its own.
-    const OWN: Self = Self {
-        hops: Hops::NONE,
-        on_behalf: None,
-    };
-}
-
 /// Request that an instance handles.
 #[derive(Debug)]
 struct Opened {
     signal: Arc<Signal>,
     cause: CallCause,
+}
+
+/// Open stream, reset on drop.
+#[derive(Debug)]
+pub(super) struct OpenedStream {
+    /// Queue of outgoing messages, bounded by the instance's limits.
+    pub(super) send: mpsc::UnboundedSender<Message>,
+    pub(super) _task: AbortOnDrop<()>,
 }
 
 impl Signal {
@@ -69,30 +58,6 @@ impl Signal {
         for waker in all {
             waker.wake();
         }
-    }
-}
-
-/// Environment of a worker's plugins.
-#[derive(Clone)]
-pub(crate) struct PluginContext {
-    /// Data shared by all plugins of the waypoint.
-    pub(crate) shared: Shared,
-    /// Changes when a queue gets a message.
-    pub(crate) queues: watch::Sender<()>,
-    /// Function that makes a plugin's calls.
-    pub(crate) calls: Arc<MakeCall>,
-    /// Function that opens a plugin's streams.
-    pub(crate) streams: Arc<OpenStream>,
-}
-
-/// Function of [`PluginContext::calls`].
-type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
-    + Send
-    + Sync;
-
-impl fmt::Debug for PluginContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Around").finish_non_exhaustive()
     }
 }
 

@@ -4,27 +4,23 @@
 //! says. A plugin's changes are normalized again, and never set headers that identify a caller or frame a message.
 
 mod body;
+mod local_reply;
+mod stream_context;
 
-use std::{
-    future::poll_fn,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use ambit_model::ExtensionPhase;
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use ambit_wasm::{ContextId, Direction, Failure, Head, LocalResponse, Outcome};
+use ambit_wasm::{Direction, Failure, Head, LocalResponse, Outcome};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE, HOST},
 };
 use hyper::body::{Body as _, Incoming};
-use parking_lot::Mutex;
 
 use super::{form::Form, reply::Reply, report::record::Record, response_body::ResponseBody};
 use crate::{
-    extensions::{CallCause, Counts, Instance, Plugin, Signal},
+    extensions::{CallCause, Counts, Plugin},
     headers,
     hops::Hops,
     message::{self, Body},
@@ -32,9 +28,9 @@ use crate::{
     plugins::{self, OfRequest},
     session::Session,
 };
-
-/// Response-code details in Envoy's form.
-const FAILED: &str = "wasm_fail_stream";
+use body::FilteredBody;
+use local_reply::LocalReply;
+use stream_context::{FAILED, StreamContext, Unable};
 
 /// The plugins of one request that are still to be called, and those that have been.
 pub(super) struct RequestPlugins {
@@ -42,43 +38,12 @@ pub(super) struct RequestPlugins {
     is_grpc: bool,
     /// Plugins that have not been called yet; the next one is last.
     waiting: Vec<Arc<Plugin>>,
-    called: Vec<Arc<Running>>,
+    called: Vec<Arc<StreamContext>>,
     answered: Arc<LocalReply>,
     /// Waypoints that the request has passed.
     hops: Hops,
     /// Client on whose behalf the plugin's calls are made.
     on_behalf: Arc<OnBehalf>,
-}
-
-/// A request in an instance of a plugin.
-struct Running {
-    plugin: Arc<Plugin>,
-    instance: Instance,
-    id: ContextId,
-    signal: Arc<Signal>,
-    /// Timeout for holding headers of a request or response.
-    hold: Duration,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.instance.close(self.id);
-    }
-}
-
-/// Response of a plugin while the body is being sent.
-#[derive(Default)]
-struct LocalReply {
-    response: Mutex<Option<LocalResponse>>,
-    notify: tokio::sync::Notify,
-}
-
-impl LocalReply {
-    /// Sets the local response, if none is set.
-    fn set(&self, response: LocalResponse) {
-        self.response.lock().get_or_insert(response);
-        self.notify.notify_one();
-    }
 }
 
 /// Result of the plugins that have run so far.
@@ -151,7 +116,7 @@ impl RequestPlugins {
         };
         let facts = Arc::new(OfRequest::new(&self.session, request.version()));
         let (id, signal) = instance.open(facts, cause)?;
-        let running = Arc::new(Running {
+        let running = Arc::new(StreamContext {
             plugin: plugin.clone(),
             instance,
             id,
@@ -231,7 +196,7 @@ impl RequestPlugins {
         let mut body = body;
         for running in &self.called {
             let memory = &self.session.memory;
-            body = body::Through::of(Direction::Request, memory, running, &self.answered, body);
+            body = FilteredBody::of(Direction::Request, memory, running, &self.answered, body);
         }
         body
     }
@@ -321,52 +286,13 @@ impl RequestPlugins {
         let mut body = body;
         for running in self.called.iter().rev() {
             let memory = &self.session.memory;
-            body = body::Through::of(Direction::Response, memory, running, &self.answered, body);
+            body = FilteredBody::of(Direction::Response, memory, running, &self.answered, body);
         }
         body
     }
 
     fn local(&self, response: LocalResponse) -> Response<ResponseBody> {
         local_body(self.is_grpc, response).map(ResponseBody::Own)
-    }
-}
-
-/// Reason why a plugin does not decide about a request.
-enum Unable {
-    /// Failure of the plugin, handled by its fail strategy.
-    Failed(String),
-    /// Invalid request after a plugin's changes.
-    Refused(Reply),
-}
-
-impl From<Failure> for Unable {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure.to_string())
-    }
-}
-
-impl Running {
-    /// Waits until the plugin continues or ends a request that it holds.
-    async fn settled(&self, of: Direction, outcome: Outcome) -> Result<Outcome, Unable> {
-        if outcome != Outcome::Paused {
-            return Ok(outcome);
-        }
-        let settled = poll_fn(|cx| self.poll_settled(of, cx));
-        match tokio::time::timeout(self.hold, settled).await {
-            Ok(outcome) => Ok(outcome?),
-            Err(_) => Err(Unable::Failed(format!(
-                "the plugin held the message for more than {:?} (AMBIT_WASM_HOLD_TIMEOUT)",
-                self.hold
-            ))),
-        }
-    }
-
-    fn poll_settled(&self, of: Direction, cx: &Context<'_>) -> Poll<Result<Outcome, Failure>> {
-        self.signal.register(cx.waker());
-        match self.instance.call(|vm| vm.outcome(of, self.id)) {
-            Ok(Outcome::Paused) => Poll::Pending,
-            other => Poll::Ready(other),
-        }
     }
 }
 
@@ -427,7 +353,7 @@ fn cleaned(all: &mut HeaderMap) -> Result<(), ()> {
 }
 
 fn change_response<B>(
-    running: &Running,
+    running: &StreamContext,
     mut head: Head,
     response: &mut Response<B>,
 ) -> Result<(), Reply> {

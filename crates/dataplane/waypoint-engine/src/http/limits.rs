@@ -1,17 +1,15 @@
 //! Rate limits of a request: those that are counted here, then those that a rate-limit service counts.
 
 mod global;
+mod key;
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use ambit_l7::{
-    limits::{counted_header, counted_method, counted_path},
-    route::RouteRequest,
-};
-use ambit_model::{LimitKey, NamespacedHostname, RateLimit};
+use ambit_l7::route::RouteRequest;
+use ambit_model::{NamespacedHostname, RateLimit};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::{
     ext_authz::{HeaderChange, HeaderOption},
@@ -27,6 +25,7 @@ use super::{
     reply::Reply,
 };
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
+use key::key_value;
 
 /// Text of Envoy's response.
 const LOCAL: &str = "local_rate_limited";
@@ -171,7 +170,7 @@ fn local(
     }
     let key = |of: &ambit_model::LocalLimit, request: &RouteRequest<'_>| -> Vec<_> {
         let parts = of.by.iter();
-        parts.map(|key| value(session, request, key)).collect()
+        parts.map(|key| key_value(session, request, key)).collect()
     };
     for (of, decision) in limiter.take(request, before, key, Instant::now()) {
         if config.tells && !config.dry_run {
@@ -301,25 +300,6 @@ fn undecided(
 fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'static str) {
     let metrics = &session.shard.waypoint.http_metrics;
     metrics.rate_limited(&config.key, kind, outcome);
-}
-
-/// Returns the value of a request for a key; `None` if the request does not have it.
-fn value(session: &Session, request: &RouteRequest<'_>, key: &LimitKey) -> Option<Vec<u8>> {
-    let caller = &session.caller;
-    let headers = request.headers;
-    match key {
-        LimitKey::Principal => {
-            let identity = caller.identity.as_ref();
-            identity.map(|one| one.to_string().into_bytes())
-        }
-        LimitKey::Namespace => caller.namespace().map(|one| one.as_bytes().to_vec()),
-        LimitKey::Address => Some(session.remote_ip(headers).to_string().into_bytes()),
-        LimitKey::Header(name) => {
-            counted_header(headers, &HeaderName::from_bytes(name.as_bytes()).ok()?)
-        }
-        LimitKey::Method => Some(counted_method(request.method).into_bytes()),
-        LimitKey::Path => Some(counted_path(request.path).into_owned().into_bytes()),
-    }
 }
 
 #[cfg(test)]

@@ -35,8 +35,8 @@ use crate::{
     session::Session,
     target::Target,
     upstream::{
-        Checkout, Connect, ConnectOptions, HttpKey, Keep, Preamble, RequestGuard, STREAM_WINDOW,
-        StreamSlot, Upstream, UpstreamError, own_client,
+        Checkout, Connect, ConnectOptions, HttpKey, Preamble, RequestGuard, ReuseLimits,
+        STREAM_WINDOW, StreamSlot, Upstream, UpstreamError, own_client,
     },
 };
 
@@ -450,7 +450,7 @@ async fn open(
     if is_connect {
         return Ok(pool.begin_extended(key, stream, share).await?);
     }
-    let keep = Keep::under(connect.options.limits);
+    let keep = ReuseLimits::under(connect.options.limits);
     Ok(pool.begin(key, stream, keep, Some(share)).await?)
 }
 

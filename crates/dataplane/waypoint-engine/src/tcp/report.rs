@@ -19,7 +19,7 @@ use ambit_telemetry::{
 };
 use http::HeaderMap;
 
-use super::TcpError;
+use super::error::TcpError;
 use crate::{
     destination::NoUpstream, flow, session::Session, telemetry_config::TelemetryConfig,
     upstream::UpstreamError,

@@ -5,11 +5,13 @@
 //! HTTP/2, whose requests share what the endpoint is willing to receive, nor between callers: one that sends what
 //! the endpoint does not read stalls its own requests and no others.
 
-mod counted;
+mod http2_connections;
+mod key;
+mod reuse;
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -17,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_model::{DestinationLimits, Identity};
+use ambit_model::DestinationLimits;
 use http_body_util::BodyExt as _;
 use hyper::{
     Request, Response,
@@ -28,31 +30,25 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Aborting, InUse, Preamble, Stream, Upstream};
+use super::{Aborting, InUse, Stream};
 use crate::{
-    applied_services::AppliedServices,
     config::HeaderLimits,
     fair_share::{FairShare, TaskShare},
     message::{Body, Tasks, Version},
-    origination::TlsKey,
     wire::{Wire, WithTrailers},
 };
-pub(crate) use counted::StreamSlot;
-use counted::{Counted, Streams};
+pub(crate) use http2_connections::StreamSlot;
+use http2_connections::{ActiveStreams, Http2Connections};
+pub(crate) use key::HttpKey;
+pub(crate) use reuse::ReuseLimits;
+use reuse::{ConnectionUse, MAX_STREAMS};
 
-/// Idle timeout of pooled connections. It is shorter than that of usual servers, since a request fails if the server
-/// closes its connection meanwhile.
-const IDLE: Duration = Duration::from_secs(4);
 /// Idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
 /// Interval of scanning the pool for idle connections.
 const SWEEP: Duration = Duration::from_millis(500);
 /// Number of endpoints with request counters before idle ones are forgotten.
 const COUNTED: usize = 1024;
-/// The same of HTTP/2, of which each caller has connections of its own.
-const IDLE_STREAMS: Duration = Duration::from_secs(60);
-/// Requests at once on one connection of HTTP/2.
-const MAX_STREAMS: u32 = 100;
 /// Bytes of one response of HTTP/2 that wait to be read, for which its caller is charged.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
 /// The same of all responses of a connection: as much as all streams can hold, so that no number of unread responses
@@ -61,153 +57,6 @@ const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
 /// Timeout of waiting for a peer's HTTP/2 settings; they are polled, since hyper does not report them.
 const SETTINGS: Duration = Duration::from_secs(10);
 const SETTINGS_LOOK: Duration = Duration::from_millis(2);
-
-/// Key of pooled connections.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct HttpKey {
-    /// Address of the socket or tunnel.
-    peer: SocketAddr,
-    /// Authority and expected identities of the tunnel; none in plaintext.
-    tunnel: Option<(String, Vec<Identity>)>,
-    version: Version,
-    /// TLS origination of the connection.
-    tls: Option<TlsKey>,
-    /// Caller with exclusive use of the HTTP/2 connection.
-    caller: Option<(Option<Identity>, IpAddr)>,
-    /// Identity of the calls, if not the waypoint's own.
-    identity: Option<Identity>,
-    /// Services that the tunnel names as applied attachments.
-    applied: AppliedServices,
-    /// PROXY header of the connection.
-    preamble: Option<Preamble>,
-}
-
-impl HttpKey {
-    pub(crate) fn new(upstream: &Upstream, version: Version) -> Self {
-        let (peer, tunnel) = match upstream {
-            Upstream::Plain(peer, _) => (*peer, None),
-            Upstream::Tunnel(route) => {
-                let tunnel = (route.authority.clone(), route.expected.to_vec());
-                (route.addr, Some(tunnel))
-            }
-        };
-        Self {
-            peer,
-            tunnel,
-            version,
-            tls: None,
-            caller: None,
-            identity: None,
-            applied: AppliedServices::default(),
-            preamble: None,
-        }
-    }
-
-    /// The same in a tunnel that names the services whose attachments have been applied.
-    pub(crate) fn applied(self, applied: AppliedServices) -> Self {
-        Self { applied, ..self }
-    }
-
-    /// Restricts shared connections to one caller.
-    pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
-        let caller = match self.version {
-            Version::Http1 => None,
-            Version::Http2 => Some((identity.cloned(), ip)),
-        };
-        Self { caller, ..self }
-    }
-
-    /// Uses another identity than the waypoint's own.
-    pub(crate) fn of(self, identity: Option<Identity>) -> Self {
-        Self { identity, ..self }
-    }
-
-    /// Adds a preamble to the connections.
-    pub(crate) fn beginning(self, preamble: Option<Preamble>) -> Self {
-        Self { preamble, ..self }
-    }
-
-    /// Adds TLS to the connections.
-    pub(crate) fn over(self, tls: Option<TlsKey>) -> Self {
-        Self { tls, ..self }
-    }
-}
-
-/// Lifetime of a pooled connection, in time and requests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep {
-    /// Idle timeout of HTTP/1.1.
-    idle: Duration,
-    /// Idle timeout of HTTP/2, if a policy sets it.
-    idle_streams: Option<Duration>,
-    /// Requests in its life; zero is any number.
-    requests: u32,
-    /// Maximum lifetime, after which the connection drains.
-    lasts: Option<Duration>,
-    /// Requests at once, of HTTP/2.
-    streams: u32,
-}
-
-impl Keep {
-    /// Derives the lifetime from a destination's limits.
-    pub(crate) fn under(limits: &DestinationLimits) -> Self {
-        Self {
-            idle: limits.idle_timeout.unwrap_or(IDLE),
-            idle_streams: limits.idle_timeout,
-            requests: limits.requests_per_connection,
-            lasts: limits.max_connection_duration,
-            streams: match limits.streams_per_connection {
-                0 => MAX_STREAMS,
-                most => most.min(MAX_STREAMS),
-            },
-        }
-    }
-
-    /// Returns the idle timeout of a connection with counted requests.
-    fn idle_streams(&self) -> Duration {
-        self.idle_streams.unwrap_or(IDLE_STREAMS)
-    }
-}
-
-/// Lifetime of a connection and the requests that it has carried.
-#[derive(Clone, Copy, Debug)]
-struct Life {
-    keep: Keep,
-    requests: u32,
-    began: Instant,
-}
-
-impl Life {
-    /// Starts the life of a connection with its first request.
-    fn new(keep: Keep) -> Self {
-        Self {
-            keep,
-            requests: 1,
-            began: Instant::now(),
-        }
-    }
-
-    /// Counts a further request.
-    fn further(self) -> Self {
-        Self {
-            requests: self.requests.saturating_add(1),
-            ..self
-        }
-    }
-
-    /// Applies changed limits.
-    fn under(self, keep: Keep) -> Self {
-        Self { keep, ..self }
-    }
-
-    fn is_over(&self) -> bool {
-        let Keep {
-            requests, lasts, ..
-        } = self.keep;
-        let is_used_up = requests > 0 && self.requests >= requests;
-        is_used_up || lasts.is_some_and(|lasts| self.began.elapsed() >= lasts)
-    }
-}
 
 /// Sends requests on one connection.
 #[derive(Debug)]
@@ -223,8 +72,8 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// Life of the connection including this request; `None` for a connection of a single request.
-    life: Option<Life>,
+    /// ConnectionUse of the connection including this request; `None` for a connection of a single request.
+    life: Option<ConnectionUse>,
     stream: Option<StreamSlot>,
     /// Error of a new connection of HTTP/2, once that has failed.
     failure: Option<oneshot::Receiver<hyper::Error>>,
@@ -235,7 +84,7 @@ struct Idle {
     sender: http1::SendRequest<Body>,
     in_use: InUse,
     since: Instant,
-    life: Life,
+    life: ConnectionUse,
 }
 
 impl Idle {
@@ -249,7 +98,7 @@ struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
     /// A task closes idle connections whose time is over.
     is_swept: bool,
-    counted: Counted,
+    http2: Http2Connections,
     /// Active requests by endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
     /// Number of counters at which idle ones are removed; it grows so that sweeps are rare.
@@ -301,7 +150,7 @@ impl HttpPool {
 
     /// A connection that is open already, and may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
-        let keep = Keep::under(limits);
+        let keep = ReuseLimits::under(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
@@ -309,7 +158,7 @@ impl HttpPool {
                 (HttpSender::Http1(sender, in_use), life, None)
             }
             Version::Http2 => {
-                let (sender, life, stream) = state.counted.take(key, keep)?;
+                let (sender, life, stream) = state.http2.take(key, keep)?;
                 (HttpSender::Http2(sender), life, Some(stream))
             }
         };
@@ -327,10 +176,10 @@ impl HttpPool {
         &self,
         key: &HttpKey,
         stream: Stream,
-        keep: Keep,
+        keep: ReuseLimits,
         share: Option<&FairShare>,
     ) -> hyper::Result<Checkout> {
-        let life = Life::new(keep);
+        let life = ConnectionUse::new(keep);
         let (mut slot, mut failure) = (None, None);
         let in_use = InUse::default();
         let task_share = TaskShare::Current(in_use.share().clone());
@@ -381,18 +230,23 @@ impl HttpPool {
     }
 
     /// Shares an HTTP/2 connection with further requests.
-    fn share(&self, key: &HttpKey, sender: http2::SendRequest<Body>, life: Life) -> StreamSlot {
-        let (streams, slot) = Streams::begun();
+    fn share(
+        &self,
+        key: &HttpKey,
+        sender: http2::SendRequest<Body>,
+        life: ConnectionUse,
+    ) -> StreamSlot {
+        let (streams, slot) = ActiveStreams::begun();
         let mut state = self.0.lock();
-        let counted = &mut state.counted;
-        counted.insert(key.clone(), sender, life, streams.clone());
+        let http2 = &mut state.http2;
+        http2.insert(key.clone(), sender, life, streams.clone());
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
             let mut wait = life.keep.idle_streams();
             loop {
                 tokio::time::sleep(wait).await;
-                let next = pool.0.lock().counted.retire(&key, &streams);
+                let next = pool.0.lock().http2.retire(&key, &streams);
                 match next {
                     Some(next) => wait = next,
                     None => return,
@@ -460,7 +314,13 @@ impl HttpPool {
             .map_or(0, |load| load.load(Relaxed))
     }
 
-    fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>, in_use: InUse, life: Life) {
+    fn put(
+        &self,
+        key: HttpKey,
+        sender: http1::SendRequest<Body>,
+        in_use: InUse,
+        life: ConnectionUse,
+    ) {
         let now = Instant::now();
         let mut state = self.0.lock();
         if !state.is_swept {
@@ -497,8 +357,8 @@ impl State {
     fn take_idle(
         &mut self,
         key: &HttpKey,
-        keep: Keep,
-    ) -> Option<(http1::SendRequest<Body>, InUse, Life)> {
+        keep: ReuseLimits,
+    ) -> Option<(http1::SendRequest<Body>, InUse, ConnectionUse)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
             one.life = one.life.under(keep);

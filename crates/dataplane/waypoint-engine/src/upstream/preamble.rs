@@ -6,7 +6,7 @@ use ambit_codec::ProxyHeader;
 use ambit_model::{DestinationPolicy, ProxyProtocol};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
-use super::Upstream;
+use super::next_hop::Upstream;
 
 /// PROXY protocol header. A connection with one carries a single client connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,34 +1,11 @@
 //! Streams of gRPC that an instance has opened: they last as long as it does, or until one of both sides ends them.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
-use ambit_rt::AbortOnDrop;
 use ambit_wasm::{Call, Message, StreamEvent, Token};
 use tokio::sync::mpsc;
 
-use super::{CallCause, Instance, Plugin};
-
-/// Passes a stream's event to the plugin; false when the plugin has closed the stream.
-pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
-
-/// Opens a stream of a plugin, sends its messages, and passes events to the plugin until the stream ends.
-pub(crate) type OpenStream = dyn Fn(
-        Arc<Plugin>,
-        Call,
-        CallCause,
-        mpsc::UnboundedReceiver<Message>,
-        Tell,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send>>
-    + Send
-    + Sync;
-
-/// Open stream, reset on drop.
-#[derive(Debug)]
-pub(super) struct OpenedStream {
-    /// Queue of outgoing messages, bounded by the instance's limits.
-    send: mpsc::UnboundedSender<Message>,
-    _task: AbortOnDrop<()>,
-}
+use super::{Instance, OpenedStream};
 
 impl Instance {
     pub(super) fn open_stream(&self, token: Token, call: Call) {

@@ -62,7 +62,7 @@ pub(in crate::http) fn only(
 
 pin_project_lite::pin_project! {
     /// Body that is being forwarded.
-    pub(in crate::http) struct Passing<B, K> {
+    pub(crate) struct Passing<B, K> {
         #[pin]
         inner: B,
         count: Count,

@@ -13,7 +13,10 @@ use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame};
 
-use super::{FAILED, LocalReply, Running};
+use super::{
+    local_reply::LocalReply,
+    stream_context::{FAILED, StreamContext},
+};
 use crate::{
     extensions::Counts,
     headers::may_be_trailer,
@@ -38,9 +41,9 @@ enum Broken {
 }
 
 /// A body that one plugin filters.
-pub(super) struct Through {
+pub(super) struct FilteredBody {
     of: Direction,
-    running: Arc<Running>,
+    running: Arc<StreamContext>,
     answered: Arc<LocalReply>,
     inner: Body,
     out: VecDeque<Frame<Bytes>>,
@@ -58,18 +61,18 @@ pub(super) struct Through {
     is_left_out: bool,
 }
 
-impl Through {
+impl FilteredBody {
     pub(super) fn of(
         of: Direction,
         memory: &ConnectionMemory,
-        running: &Arc<Running>,
+        running: &Arc<StreamContext>,
         answered: &Arc<LocalReply>,
         inner: Body,
     ) -> Body {
         // The plugin knows that there is none, or does not ask for it: then it stays framed as it is.
         let wants = running.instance.call(|vm| Ok(vm.wants_body(of)));
         if inner.is_end_stream() || wants == Ok(false) {
-            return EndpointLease {
+            return UnfilteredBody {
                 inner,
                 _running: running.clone(),
             }
@@ -233,7 +236,7 @@ fn own(status: u16, details: &str) -> LocalResponse {
     }
 }
 
-impl HttpBody for Through {
+impl HttpBody for FilteredBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -277,12 +280,12 @@ impl HttpBody for Through {
 }
 
 /// A body that a plugin does not see, with which the request is over for it.
-struct EndpointLease {
+struct UnfilteredBody {
     inner: Body,
-    _running: Arc<Running>,
+    _running: Arc<StreamContext>,
 }
 
-impl HttpBody for EndpointLease {
+impl HttpBody for UnfilteredBody {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -5,7 +5,7 @@ use ambit_model::{GlobalLimit, LimitKey, LimitValue};
 use ambit_wire::rate_limit_service::{Answer, AnswerError, Question, SHOULD_RATE_LIMIT_PATH};
 use tokio::time::timeout;
 
-use super::value;
+use super::key::key_value;
 use crate::{
     calls::CallFor,
     hops::Hops,
@@ -77,9 +77,9 @@ fn descriptors(
     let as_it_came = |key: &LimitKey| match key {
         LimitKey::Method => Some(request.method.as_bytes().to_vec()),
         LimitKey::Path => Some(request.path.as_bytes().to_vec()),
-        other => value(session, request, other),
+        other => key_value(session, request, other),
     };
-    let as_counted = |key: &LimitKey| value(session, request, key);
+    let as_counted = |key: &LimitKey| key_value(session, request, key);
     let mut descriptors: Vec<Vec<_>> = Vec::new();
     for one in limiter.descriptors(global, request) {
         let entries = |of: &dyn Fn(&LimitKey) -> Option<Vec<u8>>| -> Option<Vec<_>> {

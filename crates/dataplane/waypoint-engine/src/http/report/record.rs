@@ -27,7 +27,7 @@ use crate::{
     http::{body::count::Count, reply::Reply, send::SelectedEndpoint},
     session::Session,
 };
-use telemetry::RequestTelemetry;
+use telemetry::{FinishedRequest, RequestTelemetry};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -316,9 +316,17 @@ impl Drop for Record {
         let has_logs = telemetry
             .as_ref()
             .is_some_and(|telemetry| telemetry.has_logs());
-        let changed = telemetry
-            .as_mut()
-            .and_then(|telemetry| telemetry.report(self, &report, &traffic));
+        let changed = telemetry.as_mut().and_then(|telemetry| {
+            let finished = FinishedRequest {
+                method: self.method.as_str(),
+                target: &self.target,
+                host: &self.host,
+                status: self.status,
+                is_grpc: self.is_grpc,
+                grpc_status: self.sent.grpc_status(),
+            };
+            telemetry.report(session, finished, &report, &traffic)
+        });
         let code = ResponseCode::new(self.status);
         let labels = HttpLabels::new(traffic, self.protocol(), code, self.flags);
         waypoint

@@ -13,8 +13,8 @@ use ambit_telemetry::{
 };
 use http::{HeaderMap, HeaderValue};
 
-use super::{super::redact::redact_headers, Record};
 use crate::{
+    http::report::redact::redact_headers,
     session::Session,
     telemetry_config::{Item, TelemetryConfig, Tracing},
 };
@@ -31,6 +31,18 @@ pub(super) struct RequestTelemetry {
     /// Generated request id of a request without one.
     named: Option<HeaderValue>,
     state: String,
+}
+
+/// Attributes of a finished request that are not in its [`HttpRequestReport`] or are there in another form.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FinishedRequest<'a> {
+    pub(super) method: &'a str,
+    /// Request target without tokens.
+    pub(super) target: &'a str,
+    pub(super) host: &'a str,
+    pub(super) status: u16,
+    pub(super) is_grpc: bool,
+    pub(super) grpc_status: Option<u32>,
 }
 
 impl RequestTelemetry {
@@ -120,7 +132,8 @@ impl RequestTelemetry {
     /// Reports a finished request, and returns its label overrides.
     pub(super) fn report(
         &mut self,
-        record: &Record,
+        session: &Session,
+        request: FinishedRequest<'_>,
         report: &HttpRequestReport<'_>,
         traffic: &TrafficLabels,
     ) -> Option<Changed> {
@@ -128,32 +141,29 @@ impl RequestTelemetry {
             // Of a request that was never sent on it is not yet among the headers.
             self.request.entry(X_REQUEST_ID).or_insert(name);
         }
-        let session = &record.session;
         let waypoint = &session.shard.waypoint;
-        let flags = record.flags.to_string();
+        let flags = report.flags.to_string();
         let peer = session.caller.identity.as_ref().map(ToString::to_string);
         let sampled = self.span_context.filter(|(.., sampled)| *sampled);
         let trace_id = sampled.map(|(trace, ..)| trace.to_string());
         let observation = Observation {
             started: report.started,
             duration: report.duration,
-            method: Some(record.method.as_str()),
-            path: Some(&record.target),
+            method: Some(request.method),
+            path: Some(request.target),
             protocol: report.protocol,
-            authority: Some(&record.host)
-                .filter(|host| !host.is_empty())
-                .map(String::as_str),
-            response_code: record.status,
+            authority: Some(request.host).filter(|host| !host.is_empty()),
+            response_code: request.status,
             flags: &flags,
-            flag_bits: record.flags.envoy_bits(),
+            flag_bits: report.flags.envoy_bits(),
             code_details: report.code_details,
             termination_details: report.termination_details,
             upstream_failure: report.upstream_failure,
             request_bytes: report.request_bytes,
             response_bytes: report.response_bytes,
             upstream_time: report.upstream_time,
-            grpc_status: record.sent.grpc_status(),
-            is_grpc: record.is_grpc,
+            grpc_status: request.grpc_status,
+            is_grpc: request.is_grpc,
             upstream_host: report.upstream_host,
             upstream_cluster: report.upstream_cluster,
             upstream_local: report.upstream_local,

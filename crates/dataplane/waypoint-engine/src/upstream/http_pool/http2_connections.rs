@@ -13,12 +13,15 @@ use std::{
 use hyper::client::conn::http2::SendRequest;
 use parking_lot::Mutex;
 
-use super::{HttpKey, Keep, Life};
+use super::{
+    key::HttpKey,
+    reuse::{ConnectionUse, ReuseLimits},
+};
 use crate::message::Body;
 
 /// Active requests on one connection.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct ActiveStreams {
     active: AtomicU32,
     /// Time at which the last request ended.
     quiet_since: Mutex<Instant>,
@@ -32,7 +35,7 @@ pub(crate) struct StreamSlot {
 }
 
 #[derive(Debug)]
-struct Counting(Arc<Streams>);
+struct Counting(Arc<ActiveStreams>);
 
 impl Drop for Counting {
     fn drop(&mut self) {
@@ -41,7 +44,7 @@ impl Drop for Counting {
     }
 }
 
-impl Streams {
+impl ActiveStreams {
     /// Creates the counter with one request.
     pub(super) fn begun() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
@@ -63,21 +66,21 @@ impl Streams {
 #[derive(Debug)]
 struct Connection {
     sender: SendRequest<Body>,
-    life: Life,
-    streams: Arc<Streams>,
+    life: ConnectionUse,
+    streams: Arc<ActiveStreams>,
 }
 
 /// Pooled HTTP/2 connections with their numbers of streams.
 #[derive(Debug, Default)]
-pub(super) struct Counted(HashMap<HttpKey, Vec<Connection>>);
+pub(super) struct Http2Connections(HashMap<HttpKey, Vec<Connection>>);
 
-impl Counted {
+impl Http2Connections {
     pub(super) fn insert(
         &mut self,
         key: HttpKey,
         sender: SendRequest<Body>,
-        life: Life,
-        streams: Arc<Streams>,
+        life: ConnectionUse,
+        streams: Arc<ActiveStreams>,
     ) {
         self.0.entry(key).or_default().push(Connection {
             sender,
@@ -90,8 +93,8 @@ impl Counted {
     pub(super) fn take(
         &mut self,
         key: &HttpKey,
-        keep: Keep,
-    ) -> Option<(SendRequest<Body>, Life, StreamSlot)> {
+        keep: ReuseLimits,
+    ) -> Option<(SendRequest<Body>, ConnectionUse, StreamSlot)> {
         let all = self.0.get_mut(key)?;
         for one in &mut *all {
             one.life = one.life.under(keep);
@@ -112,7 +115,11 @@ impl Counted {
 
     /// Removes a connection that has been idle for too long; else returns the time of the next check. `None`: it is no
     /// longer pooled.
-    pub(super) fn retire(&mut self, key: &HttpKey, streams: &Arc<Streams>) -> Option<Duration> {
+    pub(super) fn retire(
+        &mut self,
+        key: &HttpKey,
+        streams: &Arc<ActiveStreams>,
+    ) -> Option<Duration> {
         let all = self.0.get_mut(key)?;
         let at = all
             .iter()

@@ -1,4 +1,4 @@
-//! Bounds of what instances allocate: each of them, and all of a process together.
+//! Limits of the memory that instances allocate: of each instance, and of all of a process together.
 
 use std::sync::{
     Arc,

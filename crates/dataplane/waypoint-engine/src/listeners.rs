@@ -1,5 +1,5 @@
-//! The sockets that tunnels come to, one a worker thread. The supervisor holds them, so that openings wait in their
-//! queues while one worker process has died and the next is not ready yet.
+//! Listening sockets for tunnels, one per worker thread. The supervisor keeps them open, so that connections wait in
+//! the accept queues while a worker process has died and the next one is not ready yet.
 
 use std::{
     net::TcpListener,
@@ -15,11 +15,10 @@ use crate::config::Config;
 /// Name under which the supervisor stores the listeners.
 const HELD: &str = "tunnels";
 
-/// Takes over the previous process's listeners, all of them since connections may queue at any, or binds the port; and
-/// stores them at the supervisor.
+/// Takes over all listeners of the previous process, since connections may queue at any of them, or binds the port; and
+/// stores the listeners at the supervisor.
 ///
-/// # Errors
-/// When the port cannot be bound.
+/// # Errors When the port cannot be bound.
 pub fn open(
     config: &Config,
     supervisor: &Supervisor,

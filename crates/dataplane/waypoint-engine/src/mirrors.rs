@@ -1,4 +1,4 @@
-//! What mirrors of routes cost a worker: bounded, however many requests are mirrored.
+//! Limits of mirrored requests of one worker, whatever the number of routes that mirror.
 
 use std::sync::{
     Arc,
@@ -25,14 +25,14 @@ impl Drop for Slot {
 }
 
 impl Mirrors {
-    /// Leave to send one more.
+    /// Takes a permit to send one more mirrored request.
     pub(crate) fn begin(&self) -> Option<Slot> {
         let slot = Slot(self.under_way.clone());
         (self.under_way.fetch_add(1, Relaxed) < MOST).then_some(slot)
     }
 }
 
-/// Bytes that all mirrors of a worker are behind.
+/// Bytes that all mirrored requests of a worker have buffered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Behind(pub(crate) Arc<AtomicUsize>);
 

@@ -1,5 +1,5 @@
-//! TLS that the waypoint begins with endpoints, as a `DestinationRule` or a `BackendTLSPolicy` has it. What cannot be
-//! had, for instance for a file that is not there, is an error: nothing is sent in clear in its place.
+//! TLS that the waypoint originates to endpoints, as a `DestinationRule` or a `BackendTLSPolicy` requires it. Missing
+//! files and invalid settings are errors: nothing is sent in plaintext instead.
 
 use std::{
     fs, io,
@@ -19,9 +19,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{config::Config, message::Version};
 
-/// Directory of TLS files in the control plane's records.
+/// Directory of TLS files, as records of the control plane name it.
 const FILES: &str = "/etc/certs";
-/// Time for which cached files are used without checking for changes.
+/// Time for which cached files are used without a check for changes.
 const FRESH: Duration = Duration::from_secs(30);
 /// Longest certificate or key file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -60,13 +60,13 @@ pub(crate) struct Origination {
 pub(crate) struct TlsUpstream<'a> {
     pub(crate) origination: &'a Origination,
     pub(crate) config: &'a Config,
-    /// Hostname of the endpoint, as far as known.
+    /// Hostname of the endpoint, if known.
     pub(crate) host: &'a str,
     /// HTTP version that is spoken over the connection; `None` for the client's own protocol.
     pub(crate) version: Option<Version>,
 }
 
-/// Pool key of connections over TLS: those of one key may carry each other's requests.
+/// Pool key of TLS connections: requests with equal keys may share a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TlsKey {
     id: u64,
@@ -128,13 +128,13 @@ impl Origination {
 }
 
 impl TlsUpstream<'_> {
-    /// The server name (SNI) to send.
+    /// Returns the server name (SNI) to send.
     fn name(&self) -> &str {
         let configured = self.origination.of.server_name.as_deref();
         configured.unwrap_or(self.host)
     }
 
-    /// Names of which the certificate must have one; `None` if it is not verified.
+    /// Returns the names of which the certificate must have one; `None` if it is not verified.
     pub(crate) fn identity(&self) -> Option<ArcStr> {
         let of = &self.origination.of;
         match &*of.names {
@@ -169,7 +169,7 @@ impl TlsUpstream<'_> {
     }
 }
 
-/// The authorities of the system, as they were when they were first needed.
+/// Returns the system's CA certificates, read once.
 fn of_system() -> Result<Authorities, OutwardError> {
     static KNOWN: OnceLock<Authorities> = OnceLock::new();
     if let Some(known) = KNOWN.get() {

@@ -1,6 +1,6 @@
-//! Rate limits: which there are, and what has been counted, shared by the threads of the process.
+//! Rate limits and their counters, shared by the threads of the process.
 //!
-//! What is counted goes on for as long as a limit stays as it is, whatever else changes.
+//! A counter survives configuration changes that leave its limit unchanged.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,7 +36,7 @@ struct Local {
 #[derive(Debug)]
 struct Counted {
     buckets: Mutex<Buckets>,
-    /// Random, so that a client cannot choose to share the bucket of others.
+    /// Random keys, so that a client cannot choose values that share the bucket of others.
     hashers: (RandomState, RandomState),
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct Limiters {
     of_requests: Arc<OfRequests>,
 }
 
-/// The objects by what they are for, each in the order of their names.
+/// RateLimit objects by target, each list in the order of their names.
 #[derive(Debug, Default)]
 pub(crate) struct OfRequests {
     of_all: Arc<[Arc<Limiter>]>,
@@ -140,7 +140,7 @@ pub(crate) struct OfRequests {
 }
 
 impl OfRequests {
-    /// The limits of requests that concern these services, each once; without any, of requests to a pod.
+    /// Returns the limits of requests to these services, each once; without services, those of requests to a pod.
     pub(crate) fn of(&self, services: &[NamespacedHostname]) -> Arc<[Arc<Limiter>]> {
         let of_one = |service| self.of_services.get(service).unwrap_or(&self.of_all);
         match services {
@@ -159,7 +159,7 @@ impl OfRequests {
 impl RecordStore for Limiters {
     type Record = RateLimit;
 
-    /// Requests would pass uncounted.
+    /// Whether requests wait for the records: without them nothing would be counted.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: RateLimit) {
@@ -209,14 +209,14 @@ impl Limiters {
         self.by_record.is_empty()
     }
 
-    /// The namespaces whose objects have rate-limit services.
+    /// Returns the namespaces whose objects have rate-limit services.
     pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
         let all = self.by_record.values();
         let checking = all.filter(|one| one.config.global.is_some());
         checking.map(|one| one.config.key.namespace.clone())
     }
 
-    /// The rate-limit services.
+    /// Returns the rate-limit services that limits name.
     pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let all = self.by_record.values();
         let globals = all.filter_map(|one| one.config.global.as_ref());
@@ -305,7 +305,7 @@ mod tests {
         assert!(passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "till", "x"));
-        // A pod of several services: each limit once.
+        // Requests to a pod of several services count against each limit once.
         limiters.put("c".into(), object("shop/c", &["cart", "till"], limit(1)));
         let both = ["till", "cart"].map(|name| NamespacedHostname::new("shop", name));
         let of_both = limiters.of_requests().of(&both);

@@ -14,7 +14,7 @@ use crate::{
     published::{Gone, Published},
 };
 
-/// Timeout for a needed record before the next is requested.
+/// Time limit for one needed record, after which the next one is requested.
 const LEARN: Duration = Duration::from_secs(5);
 
 /// Requests the records of served services, and of routes' backends, before requests need them.
@@ -55,7 +55,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
             Some(known) => !known.has_services_of(workload),
             None => {
                 is_shared(&workload.network, &workload.workload_ips, &workload.uid)
-                    // Attachments of other Services of its endpoints apply to a headless Service, too.
+                    // Headless services also have the attachments of other services of their endpoints.
                     || workload.services.keys().any(|name| {
                         let service = table.service(name);
                         service.is_some_and(|one| attachment_lookup::is_headless(one))
@@ -69,7 +69,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     }
 }
 
-/// Handler of the control plane's records.
+/// Handler of the xDS client's updates.
 #[derive(Debug)]
 pub struct RecordHandler {
     /// Workloads and services.
@@ -80,9 +80,9 @@ pub struct RecordHandler {
     pub metrics: Arc<Metrics>,
     /// Metrics of requests.
     pub http_metrics: Arc<HttpMetrics>,
-    /// Readiness that is reached when the configuration is complete.
+    /// Readiness task that completes with the initial configuration.
     pub known: ReadyTask,
-    /// State that the next worker process starts with.
+    /// Cache from which the next worker process starts.
     pub cache: Option<Arc<MeshCache>>,
 }
 

@@ -1,4 +1,4 @@
-//! Limit of concurrent retries: a failing backend does not get many times the requests of a healthy one.
+//! Limit of concurrent retries: it prevents that a failing backend gets many times the requests of a healthy one.
 
 use std::{
     collections::HashMap,
@@ -24,11 +24,11 @@ const MOST_IDLE: usize = 1024;
 pub(crate) enum Account {
     /// Target address of a tunnel.
     Address(SocketAddr),
-    /// A backend of routes.
+    /// Service that routes name as backend, and its port.
     Service(NamespacedHostname, u16),
 }
 
-/// The budgets of a worker.
+/// Retry budgets of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Budgets(Mutex<HashMap<Account, Arc<Counts>>>);
 
@@ -60,11 +60,11 @@ impl Budgets {
 }
 
 impl Active {
-    /// Takes a retry permit, if the budget allows it.
+    /// Takes a retry permit, if the budget has room.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let Counts { active, retries } = &*self.0;
         let most = LEAST.max(active.load(Relaxed) * PERCENT / 100);
-        // Taken first, so that two do not both take the last.
+        // Incremented first, so that two callers cannot both take the last permit.
         let permit = Permit(self.0.clone());
         (retries.fetch_add(1, Relaxed) < most).then_some(permit)
     }
@@ -94,7 +94,7 @@ mod tests {
             let active: Vec<_> = (0..requests).map(|_| budgets.active(account())).collect();
             let permits: Vec<_> = active.iter().cycle().map_while(Active::permit).collect();
             assert_eq!(permits.len(), expected, "of {requests}");
-            // Others are not concerned.
+            // Other destinations have their own budget.
             let other = budgets.active(Account::Service(NamespacedHostname::new("a", "b"), 80));
             assert!(other.permit().is_some());
             drop(permits);

@@ -1,5 +1,5 @@
-//! Connections that are not HTTP: authorized once, by attributes of the connection, and passed through to the backend
-//! of their service's route.
+//! Connections that are not HTTP: authorized once, by attributes of the connection, and forwarded unchanged to the
+//! backend of their service's route.
 
 mod error;
 mod report;
@@ -93,7 +93,7 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// The session of the more specific entry for the server name that a connection to a wildcard begins with.
+/// Returns the session of the more specific entry for the SNI of a connection to a wildcard.
 async fn of_server_name(
     session: &Session,
     io: &mut Sniffed<TunnelIo>,
@@ -107,8 +107,8 @@ async fn of_server_name(
     }
 }
 
-/// Serves a tunnel of which nothing is declared, and for whose requests there is nothing: as HTTP or as a connection, as
-/// its first bytes show. A server that speaks first must not be waited for in vain.
+/// Serves a tunnel with an undeclared protocol and without policies or routes for requests: as HTTP or as a plain
+/// connection, detected from its first bytes. Server-first protocols must not wait for the client's bytes.
 pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     let client = tokio::time::timeout(CLIENT_FIRST, io.opening()).await.ok();
     if let Some(Opening::Http(version)) = client {
@@ -131,7 +131,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         return relay(&session, &report, &routed, &context, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
-    // A server that speaks first is not HTTP.
+    // A server-first protocol is not HTTP.
     let (opening, is_client_first) = tokio::select! {
         biased;
         opening = decided(&mut io) => (opening, true),
@@ -148,7 +148,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         }
     }
     match opening {
-        // Requests choose endpoints of their own.
+        // Each request chooses its own endpoint.
         Opening::Http(version) => {
             let _closing = stream.shutdown().await;
             drop(context);
@@ -160,8 +160,8 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// Detects the protocol of a connection. Bytes that show nothing for a while are no HTTP: their sender may wait for a
-/// reply.
+/// Detects the protocol of a connection. Incomplete bytes count as not HTTP after a timeout: their sender may wait for
+/// a reply.
 async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     io.first_bytes().await;
     let opening = tokio::time::timeout(UNDECIDED, io.opening()).await;
@@ -193,7 +193,7 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     decision
 }
 
-/// Policies of a connection at the backend of its route.
+/// Returns the scope of policies at the backend of a connection's route.
 fn scope_there<'a>(
     session: &Session,
     routed: &Routed,
@@ -342,7 +342,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                 };
                 return Ok(Opened { stream, context });
             }
-            // Nothing of the connection has been sent: another endpoint may be tried, once.
+            // No bytes were sent on the connection: another endpoint may be tried, once.
             Err(Failed::At(error, Some(uid)))
                 if failed.is_empty()
                     && matches!(error, UpstreamError::Connect(_) | UpstreamError::TooLong(_)) =>
@@ -380,7 +380,7 @@ async fn connect(
     let rule = || {
         port.map(|port| {
             let hash = match &port.policy().balancing {
-                // A connection has an address and nothing else.
+                // Connections only have a source address to hash.
                 Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
                     Some(hash(session.caller.address.ip().to_string().as_bytes()))
                 }
@@ -449,7 +449,7 @@ async fn connect(
     if let Some(held) = &held {
         let outcome = match &connected {
             Ok(_) => Some(Outcome::Connected),
-            // The client's budget has no room, which is nothing of the endpoint's.
+            // A lack of room in the client's budget is not the endpoint's failure.
             Err(UpstreamError::Memory(_)) => None,
             Err(_) => Some(Outcome::Failed),
         };

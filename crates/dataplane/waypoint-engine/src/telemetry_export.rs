@@ -78,7 +78,7 @@ async fn export(
             tokio::time::sleep(GATHER).await;
         }
         let (mut spans, mut lines) = (Vec::new(), Vec::new());
-        // They count as waiting until the collector has them.
+        // Items count as waiting until the collector has accepted them.
         let mut counted = Vec::new();
         let mut next = Some(first);
         while let Some((item, bytes)) = next {
@@ -132,7 +132,7 @@ async fn export(
     }
 }
 
-/// OpenTelemetry resource of the waypoint.
+/// Returns the OpenTelemetry resource of the waypoint.
 fn resource(waypoint: &Waypoint) -> Resource {
     let config = &waypoint.config;
     let gateway = &config.gateway;
@@ -150,7 +150,7 @@ fn resource(waypoint: &Waypoint) -> Resource {
     }
 }
 
-/// An export to a collector failed.
+/// Failed export to a collector.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error(transparent)]

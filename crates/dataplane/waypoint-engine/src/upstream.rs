@@ -41,16 +41,17 @@ pub(crate) struct Connect<'a> {
     pub(crate) upstream: &'a Upstream,
     /// The waypoint's own workload.
     pub(crate) own: &'a Local,
-    /// Client of the connection, for the next proxy.
+    /// Client address of the connection, reported to the next proxy.
     pub(crate) forwarded: &'a Forwarded,
-    /// Services whose attachments have been applied, for the next waypoint.
+    /// Services whose attachments have been applied, reported to the next waypoint.
     pub(crate) applied: &'a AppliedServices,
     pub(crate) options: ConnectOptions<'a>,
-    /// Waypoints that the connection has passed, for the next one. HTTP requests carry them themselves.
+    /// Waypoints that the connection has passed, reported to the next one. HTTP requests carry the number in their own
+    /// headers.
     pub(crate) hops: Option<Hops>,
-    /// Identity instead of the waypoint's own.
+    /// Identity that replaces the waypoint's own.
     pub(crate) identity: Option<&'a Identity>,
-    /// Memory of the caller that is charged; calls of the waypoint's own have none.
+    /// Memory budget of the caller to which the connection is charged; `None` for the waypoint's own calls.
     pub(crate) memory: Option<&'a ConnectionMemory>,
 }
 
@@ -64,7 +65,8 @@ pub(crate) struct ConnectOptions<'a> {
     pub(crate) preamble: Option<&'a Preamble>,
 }
 
-/// Client that tunnels name for calls of the waypoint's own and on connections that callers share: its pod, at no port.
+/// Returns the client that tunnels name for the waypoint's own calls and for connections that callers share: the
+/// waypoint's pod, without a port.
 pub(crate) fn own_client(own: &Local) -> Forwarded {
     let ip = own.workload.workload_ips.first().copied();
     let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -108,7 +110,7 @@ impl UpstreamPools {
         connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)))
     }
 
-    /// Opens the connection without TLS.
+    /// Opens the connection without TLS and PROXY header.
     async fn connect_at_all(&self, connect: Connect<'_>) -> Result<Stream, UpstreamError> {
         let Connect {
             upstream,
@@ -150,7 +152,7 @@ impl UpstreamPools {
                         .map_or(Ok(None), UpstreamWindows::connection)
                 };
                 let tunnel = dialer.tunnel_within(&self.tunnels, route, source, headers, reserve);
-                // Opening takes much more room than what is made of it.
+                // Boxed, since the future of opening is much larger than the tunnel.
                 let tunnel = Box::pin(tunnel).await?;
                 Ok(Stream::Tunnel(Box::new(tunnel.into_io()), permit))
             }

@@ -1,4 +1,4 @@
-//! Bodies, configurations, and what calls brought.
+//! Host functions for buffers: bodies, configurations, and responses of calls.
 
 use bytes::BytesMut;
 use wasmtime::{Caller, Linker};

@@ -1,4 +1,4 @@
-//! Calls to services, and streams: a module's request becomes an effect, and gets a number.
+//! Host functions for calls and streams: each becomes an effect with a number.
 
 use std::time::Duration;
 
@@ -143,7 +143,7 @@ fn send(
     if sending.is_ended {
         return Err(Status::BadArgument.into());
     }
-    // Peers that do not read must not make a module's memory ours.
+    // Bounded, since peers that do not read would otherwise fill the host's memory.
     let message = Message::new(Some(bytes), is_end, unsent);
     if unsent.is_too_much(most) {
         return Err(Status::InternalFailure.into());
@@ -192,7 +192,7 @@ struct CallArguments {
 impl CallArguments {
     fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), Refused> {
         let head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
-        // As Envoy has it.
+        // Required pseudo-headers, as in Envoy.
         let is_whole = [":method", ":path", ":authority"]
             .iter()
             .all(|name| head.pseudo(name).is_some());
@@ -265,7 +265,7 @@ impl CallArguments {
     }
 }
 
-/// Counts a call with these pieces, unless that would be too many or too large.
+/// Counts a call with these parts; fails if the calls or their bytes exceed the limits.
 fn outstanding(guest: &mut Guest<'_>, pieces: [(u32, u32); 4]) -> Result<Outstanding, Status> {
     let bytes = pieces.iter().map(|(_, length)| *length as usize).sum();
     let host = guest.host();

@@ -1,4 +1,4 @@
-//! Maps of headers and trailers.
+//! Host functions for maps of headers and trailers.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
@@ -92,7 +92,7 @@ enum How {
     Replace,
 }
 
-/// Header map in its current representation.
+/// Header map of a stream or of a received response.
 enum Map<'a> {
     Head(&'a mut Head),
     Trailers(&'a mut HeaderMap),
@@ -155,7 +155,7 @@ impl Map<'_> {
         Some(value)
     }
 
-    /// Bytes of all names and values.
+    /// Returns the bytes of all names and values.
     fn bytes(&self) -> usize {
         let all = self.all().into_iter();
         all.map(|(name, value)| name.len() + value.len()).sum()
@@ -206,7 +206,7 @@ fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(),
     let (bytes, host) = guest.both(at, length)?;
     let pairs = read_pairs(bytes).ok_or(Status::ParseFailure)?;
     let mut map = Map::of(host, kind)?;
-    // All or nothing.
+    // An invalid pair leaves the map unchanged.
     let mut made = Head::default();
     let mut new = match &map {
         Map::Head(_) => Map::Head(&mut made),
@@ -217,7 +217,7 @@ fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(),
     }
     match &mut map {
         Map::Head(head) => {
-            // Without them there is no request.
+            // Missing pseudo-headers are kept: there is no request without them.
             for (name, value) in std::mem::take(&mut head.pseudo) {
                 if made.pseudo(name).is_none() {
                     made.set_pseudo(name, value);
@@ -262,7 +262,7 @@ fn remove(mut guest: Guest<'_>, map: u32, name: u32, length: u32) -> Result<(), 
     let kind = MapKind::of(map)?;
     let (name, host) = guest.both(name, length)?;
     let mut map = Map::of(host, kind)?;
-    // Pseudo headers stay: without them there is no request.
+    // Pseudo-headers are not removed: there is no request without them.
     if let Ok(name) = HeaderName::from_bytes(name) {
         map.headers().remove(name);
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::limits::MAX_LINES;
 
-/// Lines of the present second.
+/// Log lines of the current second.
 #[derive(Debug, Default)]
 pub(crate) struct LogRate {
     began: Option<Instant>,
@@ -12,7 +12,7 @@ pub(crate) struct LogRate {
     dropped: u64,
 }
 
-/// Decision on a line of a log.
+/// Decision on a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// Log line that is written, with the number of dropped ones before it.

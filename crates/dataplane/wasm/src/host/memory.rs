@@ -1,12 +1,11 @@
-//! What passes between a module's memory and the host. Whatever a module names is looked at before it is read, and so is
-//! where something is to be put.
+//! Access to a module's memory. Addresses and lengths from the module are checked before memory is read or written.
 
 use wasmtime::{AsContext as _, AsContextMut as _, Caller, Extern, Memory};
 
 use super::Host;
 use crate::{abi::Status, limits::MAX_PIECE};
 
-/// Why a function does not succeed.
+/// Reason why a host function fails.
 pub(crate) enum Refused {
     /// Status that the module receives.
     Status(Status),
@@ -51,14 +50,14 @@ impl<'a> Guest<'a> {
         memory.ok_or(Refused::Status(Status::InvalidMemoryAccess))
     }
 
-    /// Borrows the module's memory together with the host state.
+    /// Borrows a range of the module's memory together with the host state.
     pub(crate) fn both(&mut self, at: u32, length: u32) -> Result<(&[u8], &mut Host), Refused> {
         let memory = self.memory()?;
         let (all, host) = memory.data_and_store_mut(&mut self.caller);
         Ok((piece(all, at, length)?, host))
     }
 
-    /// Returns two buffers of the guest's memory.
+    /// Borrows two ranges of the module's memory together with the host state.
     pub(crate) fn pair(
         &mut self,
         (at, length): (u32, u32),
@@ -74,19 +73,19 @@ impl<'a> Guest<'a> {
         ))
     }
 
-    /// A copy of bytes of the module.
+    /// Copies bytes from the module's memory.
     pub(crate) fn copy(&mut self, at: u32, length: u32) -> Result<Vec<u8>, Refused> {
         let memory = self.memory()?;
         Ok(piece(memory.data(self.caller.as_context()), at, length)?.to_vec())
     }
 
-    /// Reads a text of the module.
+    /// Reads a UTF-8 text from the module's memory.
     pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, Refused> {
         let bytes = self.copy(at, length)?;
         String::from_utf8(bytes).map_err(|_| Refused::Status(Status::BadArgument))
     }
 
-    /// Writes bytes to an address of the module.
+    /// Writes bytes to an address of the module's memory.
     pub(crate) fn put(&mut self, at: u32, bytes: &[u8]) -> Result<(), Refused> {
         let memory = self.memory()?;
         let all = memory.data_mut(self.caller.as_context_mut());
@@ -101,9 +100,9 @@ impl<'a> Guest<'a> {
         self.put(at, &number.to_le_bytes())
     }
 
-    /// Copies bytes to memory that the module allocates.
+    /// Copies bytes to memory that the module allocates, and writes address and length.
     pub(crate) fn give(&mut self, bytes: &[u8], at: u32, length_at: u32) -> Result<(), Refused> {
-        // Before memory is allocated in the module.
+        // Checked before memory is allocated in the module.
         let length = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         self.put_number(length_at, 0)?;
         self.put_number(at, 0)?;

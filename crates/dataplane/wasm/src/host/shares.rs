@@ -1,4 +1,4 @@
-//! Metrics, and what plugins share with each other.
+//! Host functions for metrics, and for data and queues that plugins share.
 
 use wasmtime::{Caller, Linker};
 

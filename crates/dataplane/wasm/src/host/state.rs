@@ -16,14 +16,14 @@ use crate::{
     stream::{ContextId, Head, ROOT, Stream},
 };
 
-/// State that one instance works on.
+/// State of one instance.
 pub(crate) struct Host {
     pub(crate) settings: Arc<Settings>,
     pub(crate) shared: Shared,
     pub(crate) metrics: Metrics,
     pub(crate) limits: Limiter,
     pub(crate) streams: BTreeMap<ContextId, Stream>,
-    /// The context that functions work on.
+    /// Effective context, on which host functions operate.
     pub(crate) effective: ContextId,
     /// Response of a call, while the module's callback for it runs.
     pub(crate) received: Received,
@@ -32,7 +32,7 @@ pub(crate) struct Host {
     pub(crate) unsent: Arc<Unsent>,
     /// Active calls and streams.
     pub(crate) calls: BTreeMap<u32, Pending>,
-    /// The same with those that the module has cancelled, until they have ended.
+    /// Active calls and streams, and cancelled ones that have not ended.
     pub(crate) outstanding: Arc<Calls>,
     pub(crate) last_call: u32,
     pub(crate) tick_period: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Host {
     pub(crate) done: Vec<ContextId>,
     /// Volume of log output so far.
     pub(crate) logged: LogRate,
-    /// Lines of its log that are not yet complete: standard output and error.
+    /// Incomplete log lines of standard output and standard error.
     pub(crate) lines: [Vec<u8>; 2],
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Sending {
     pub(crate) is_ended: bool,
 }
 
-/// Response for [`Host::received`].
+/// Response that host functions read during the callback of a call.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) headers: Head,
@@ -100,7 +100,7 @@ impl Host {
         }
     }
 
-    /// The request that functions work on.
+    /// Returns the stream of the effective context.
     pub(crate) fn stream(&mut self) -> Result<&mut Stream, Status> {
         self.streams
             .get_mut(&self.effective)

@@ -1,4 +1,4 @@
-//! What becomes of requests.
+//! Host functions that resume, end or respond to requests.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -81,7 +81,7 @@ fn resume(host: &mut Host, kind: u32) -> Status {
     let direction = match kind {
         0 => Direction::Request,
         1 => Direction::Response,
-        // Of connections.
+        // Streams of TCP connections.
         2 | 3 => return Status::Unimplemented,
         _ => return Status::BadArgument,
     };
@@ -127,7 +127,7 @@ impl Parts {
         }
         let mut headers = HeaderMap::new();
         for (name, value) in read_pairs(bytes).ok_or(Status::ParseFailure)? {
-            // `:status` has a field of its own.
+            // `:status` is the `status` field.
             if name.starts_with(b":") {
                 continue;
             }
@@ -138,7 +138,7 @@ impl Parts {
         }
         let id = host.effective;
         let stream = host.stream()?;
-        // The first one counts.
+        // The first local response applies.
         if stream.answer.is_none() {
             stream.answer = Some(LocalResponse {
                 status,

@@ -1,4 +1,4 @@
-//! The log, the time, the timer, and functions that do not exist.
+//! Host functions for the log, the time and the timer, and unimplemented functions.
 
 use std::{
     sync::LazyLock,
@@ -55,7 +55,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Nanoseconds since 1970.
+/// Returns the nanoseconds since the Unix epoch.
 pub(super) fn nanoseconds() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| {
@@ -87,7 +87,7 @@ fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), Ref
     line(host, level, text)
 }
 
-/// Writes a line that a plugin wants to be logged, unless it logs too many.
+/// Writes a log line of a plugin, unless the plugin exceeds its log rate.
 pub(super) fn line(host: &mut Host, level: u32, text: &[u8]) -> Result<(), Refused> {
     if level > 5 {
         return Err(Status::BadArgument.into());

@@ -1,5 +1,5 @@
-//! The few functions of WASI (preview 1) that runtimes of languages need to start. There are no files, no sockets and
-//! no arguments; the environment is that of the plugin's configuration, and output goes to the log.
+//! Functions of WASI (preview 1) that language runtimes need to start. There are no files, no sockets and no arguments;
+//! the environment is that of the plugin's configuration, and output goes to the log.
 
 use rand::RngCore as _;
 use wasmtime::{Caller, Linker, Module, Val};
@@ -22,13 +22,13 @@ const NOT_SUPPORTED: i32 = 58;
 const BAD_DESCRIPTOR: u32 = 8;
 /// Monotonic clock id.
 const MONOTONIC: u32 = 1;
-/// Size of a subscription of `poll_oneoff`, and the most subscriptions.
+/// Size of a subscription of `poll_oneoff`, and the maximum number of subscriptions.
 const SUBSCRIPTION: u32 = 48;
 const MAX_POLLED: u32 = 64;
 /// WASI's `EFAULT` error.
 const BAD_ADDRESS: u32 = 21;
 
-/// Names of the functions that exist.
+/// Names of the implemented functions.
 const NAMES: [&str; 15] = [
     "args_get",
     "args_sizes_get",
@@ -98,7 +98,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             if !(1..=2).contains(&descriptor) {
                 return Ok(BAD_DESCRIPTOR);
             }
-            // A character device, to which can be written.
+            // A writable character device.
             let mut stat = [0; 24];
             stat[0] = 2;
             stat[8] = 1 << 6;
@@ -199,7 +199,7 @@ fn put_both(
     errno(put.and_then(|()| guest.put_number(at, number(second))))
 }
 
-/// `NAME=value`, with a zero at the end.
+/// Returns the environment as zero-terminated `NAME=value`.
 fn variables(host: &Host) -> Vec<Vec<u8>> {
     let all = host.settings.environment.iter();
     all.map(|(name, value)| format!("{name}={value}\0").into_bytes())
@@ -274,7 +274,7 @@ fn write(
         let bytes = guest.copy(from, length)?;
         log(guest.host(), place, level, &bytes)?;
         written = written.saturating_add(length);
-        // What is long is written in several calls, between which the module's time may end.
+        // Long output needs several calls, between which the callback's timeout is checked.
         if written as usize >= MAX_PIECE {
             break;
         }

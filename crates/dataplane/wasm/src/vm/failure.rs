@@ -8,7 +8,7 @@ pub enum Failure {
     /// Failed start of an instance.
     #[error("the module cannot be started: {0}")]
     Start(String),
-    /// Module that refuses its configuration.
+    /// Module that rejects its configuration.
     #[error("the plugin refuses its configuration ({0} returned false)")]
     Configuration(&'static str),
     /// Instance that trapped.

@@ -1,5 +1,5 @@
-//! Clusters (`envoy.config.cluster.v3.Cluster`): how a destination's endpoints are chosen, how much they get and when
-//! they are ejected, as its `DestinationRule` or `BackendTLSPolicy` has it. A limit that Ambit does not have is Envoy's
+//! Clusters (`envoy.config.cluster.v3.Cluster`): load balancing, connection limits and outlier detection of a
+//! destination, as its `DestinationRule` or `BackendTLSPolicy` sets them. A limit that Ambit does not have is Envoy's
 //! greatest number, since Envoy's messages would otherwise mean Envoy's defaults.
 
 mod tls;
@@ -20,7 +20,7 @@ use crate::{record_store::shown, retry_budget};
 /// Value of Envoy's circuit breakers for no limit.
 const UNLIMITED: u32 = u32::MAX;
 
-/// Cluster of a destination.
+/// Returns the cluster of a destination.
 pub(super) fn cluster(
     name: &str,
     key: &ClusterKey,
@@ -69,7 +69,7 @@ pub(super) fn cluster(
     any("envoy.config.cluster.v3.Cluster", fields)
 }
 
-/// Clusters of every waypoint: the one of backends that cannot be used, and the listener behind tunnels.
+/// Returns the clusters of every waypoint: the one of unusable backends, and the listener behind tunnels.
 pub(super) fn fixed() -> [Value; 2] {
     let fixed = |name: &str, endpoints: Value| {
         any(
@@ -87,7 +87,7 @@ pub(super) fn fixed() -> [Value; 2] {
     [fixed(BLACK_HOLE, json!([])), fixed(MAIN_INTERNAL, listener)]
 }
 
-/// Connections of TCP without a rule go to a random endpoint, by weight.
+/// Returns the load-balancing policy. TCP connections without a rule go to a random endpoint, by weight.
 fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'static str {
     match &policy.balancing {
         _ if kind == ProxyKind::Tcp && !is_ruled => "RANDOM",
@@ -101,7 +101,7 @@ fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'s
     }
 }
 
-/// Settings of the algorithm.
+/// Returns the settings of the load-balancing algorithm.
 fn balancer(policy: &DestinationPolicy) -> Value {
     let slow_start = |warmup: Warmup| {
         json!({"slow_start_config": {
@@ -210,9 +210,9 @@ fn http_options(policy: &DestinationPolicy, declared: AppProtocol) -> Value {
     )
 }
 
-/// The service, as Istio names it in `filter_metadata`, and what Envoy's messages have no field for.
+/// Returns the service in Istio's `filter_metadata`, and settings for which Envoy's messages have no field.
 fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> Value {
-    // Envoy has these of TCP in listeners.
+    // Envoy has the limits of TCP connections in listeners.
     let limits = Some(&policy.limits).filter(|_| kind == ProxyKind::Tcp);
     let hash = match &policy.balancing {
         Balancing::Hash(hash) => Some(shown(&hash.source)),

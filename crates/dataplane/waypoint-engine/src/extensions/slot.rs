@@ -1,5 +1,5 @@
-//! The instance of a plugin on one worker: started beside the worker's thread, woken by its timer, and started anew when
-//! it has failed, after a while.
+//! Instance of a plugin on one worker: started outside of the worker's thread, woken by its timer, and restarted with a
+//! delay after a failure.
 
 mod context;
 mod streams;
@@ -22,7 +22,7 @@ const STARTING: Duration = Duration::from_secs(5);
 /// Delay of the first restart after a failure; it doubles up to the maximum.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// An instance that has run for so long was none that fails at once.
+/// Uptime after which a failure counts as a first one again.
 const STEADY: Duration = Duration::from_secs(60);
 
 /// Wakes tasks that wait for a plugin to resume a request.
@@ -61,7 +61,7 @@ impl Signal {
     }
 }
 
-/// The plugins of one worker, by their numbers.
+/// Plugins of one worker, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Slots(Mutex<HashMap<u64, SlotEntry>>);
 
@@ -72,7 +72,7 @@ struct SlotEntry {
     _keeping: AbortOnDrop<()>,
 }
 
-/// Plugin on one worker, whose thread alone takes the lock.
+/// Plugin on one worker. Only the worker's thread takes the lock.
 #[derive(Debug)]
 struct Slot {
     plugin: Arc<Plugin>,
@@ -89,7 +89,7 @@ struct Inner {
     generation: u64,
     requests: HashMap<ContextId, Opened>,
     queues: Vec<u32>,
-    /// Streams of gRPC that the instance has opened.
+    /// Open gRPC streams of the instance.
     streams: HashMap<Token, OpenedStream>,
 }
 
@@ -109,10 +109,9 @@ pub(crate) struct Instance {
 }
 
 impl Slots {
-    /// The instance of a plugin, if there is one, or is one soon.
+    /// Returns the instance of a plugin; waits for one that is starting.
     ///
-    /// # Errors
-    /// With the reason, when there is none.
+    /// # Errors With the reason, when there is none.
     pub(crate) async fn instance(
         &self,
         plugin_context: impl FnOnce() -> PluginContext,
@@ -170,7 +169,7 @@ impl Slots {
         slot
     }
 
-    /// Starts those of a chain, and ends the others; requests keep theirs.
+    /// Starts the plugins of a chain, and stops all others; requests keep their instances.
     pub(crate) fn follow(&self, plugin_context: &PluginContext, chain: Option<&Chain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
@@ -207,7 +206,7 @@ async fn keep(slot: Arc<Slot>) {
                 slot.run().await;
             }
             Ok(Err(failure)) => slot.failed(&failure),
-            // Its panic is in the log.
+            // The panic has been logged.
             Err(_) => slot.failed(&Failure::Start("the host failed".to_owned())),
         }
         if began.elapsed() > STEADY {
@@ -236,7 +235,7 @@ impl Slot {
         let generation = inner.generation;
         drop(inner);
         self.changed.send_replace(());
-        // What it wanted while it started.
+        // Performs the effects of the start.
         let instance = Instance {
             slot: self.clone(),
             generation,
@@ -244,7 +243,7 @@ impl Slot {
         let _started = instance.call(|_| Ok(()));
     }
 
-    /// Wakes the instance when it wants to be, until it fails.
+    /// Calls the timer and the queue callbacks of the instance, until it fails.
     async fn run(self: &Arc<Self>) {
         let generation = self.inner.lock().generation;
         let instance = Instance {
@@ -252,7 +251,7 @@ impl Slot {
             generation,
         };
         let mut queues = self.plugin_context.queues.subscribe();
-        // Whatever it does by itself takes a tenth of the worker's time at most.
+        // Timers and queues take at most a tenth of the worker's time.
         let mut rest = Duration::ZERO;
         loop {
             let period = match &self.inner.lock().stage {
@@ -265,7 +264,7 @@ impl Slot {
                     None => std::future::pending().await,
                 }
             };
-            // A failure is counted where it happens.
+            // Failures are counted where they happen.
             let began = tokio::select! {
                 () = self.died.notified() => return,
                 () = tick => {
@@ -333,12 +332,12 @@ impl Instance {
             is_own
         };
         if is_own {
-            // A failure is counted where it happens.
+            // Failures are counted where they happen.
             let _closed = self.call(|vm| vm.close(id));
         }
     }
 
-    /// Calls the instance, and then performs its effects.
+    /// Calls the instance, and performs the resulting effects.
     pub(crate) fn call<R>(
         &self,
         act: impl FnOnce(&mut Vm) -> Result<R, Failure>,
@@ -387,7 +386,7 @@ impl Instance {
                 }
                 Effect::Open(token, call) => self.open_stream(token, *call),
                 Effect::Send(token, message) => self.send(token, message),
-                // The response of a call will be dropped.
+                // The response of a cancelled call is discarded.
                 Effect::Cancelled(token) => self.end_stream(token),
                 Effect::Listens(queue) => {
                     let queues = &mut self.slot.inner.lock().queues;
@@ -400,7 +399,7 @@ impl Instance {
         }
     }
 
-    /// Cause of a context's call.
+    /// Returns the cause of a call by its context.
     fn cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);

@@ -1,5 +1,6 @@
-//! One request on its path through the waypoint. The phases are the methods of [`Exchange`] in their order: accept, admit,
-//! route, limit, change, delay, prepare, send, respond. Its [`Record`] reports the exchange when its last part has ended.
+//! One request on its path through the waypoint. The phases are the methods of [`Exchange`] in their order: accept,
+//! admit, route, limit, change, delay, prepare, send, respond. Its [`Record`] reports the exchange when the last part
+//! of the response has been sent.
 
 mod first_response;
 mod version;
@@ -53,8 +54,8 @@ use crate::{
 use first_response::{FirstResponse, first_response};
 use version::version;
 
-/// Responds to a request; with `refused`, if that has been decided already. `unread` is notified when the client does
-/// not read the response.
+/// Responds to a request; with `refused`, if it was refused before. `unread` is notified when the client does not read
+/// the response.
 pub(super) async fn respond(
     mut session: Arc<Session>,
     request: Request<Incoming>,
@@ -62,7 +63,7 @@ pub(super) async fn respond(
     pacing: &RequestPacing,
     unread: &Arc<Notify>,
 ) -> Response<Body> {
-    // Of a host that cannot be one the request is refused below.
+    // A request with an invalid host is refused below.
     if let Ok(host) = form::host(&request) {
         match session.of_host(&host) {
             Ok(Some(specific)) => session = Arc::new(specific),
@@ -118,17 +119,17 @@ struct Accepted {
     idle: IdleTimeout,
     hops: Hops,
     retry_mark: RetryMark,
-    /// Whether the client waits for 100 before it sends the body.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     expects_continue: bool,
 }
 
-/// Authorization of a request.
+/// Result of the authorization of a request.
 struct Admitted {
     admission: Admission,
     external: ExternalAuthorization,
 }
 
-/// A request as it is sent.
+/// Request in the form in which it is sent.
 struct Outbound {
     request: Request<Body>,
     hops: Hops,
@@ -155,7 +156,7 @@ struct Arrived {
 }
 
 impl Exchange {
-    /// Begins the record of a request, and converts an extended CONNECT to the request that it stands for.
+    /// Begins the record of a request, and converts an extended CONNECT to the equivalent upgrade request.
     fn begin(session: Arc<Session>, mut request: Request<Incoming>) -> (Self, Request<Incoming>) {
         let pending_upgrade = PendingUpgrade::of(&mut request);
         upgrade::as_http1(&mut request, &session.shard.waypoint.config.upgrades);
@@ -204,7 +205,7 @@ impl Exchange {
         let hops = Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
         let retry_mark = RetryMark::take(request.headers_mut());
         let expects_continue = interim::is_expected(&request);
-        // The authorized form is the one that is forwarded.
+        // Removed first, so that the authorized form is the forwarded one.
         strip(&mut request)?;
         if let Some(upgrade) = &upgrade {
             upgrade.ask(request.headers_mut());
@@ -233,11 +234,11 @@ impl Exchange {
         let proved = authenticate(session, &mut accepted.request, &mut accepted.form, record)?;
         self.extend(ExtensionPhase::Authz, accepted).await?;
         let mut admission = self.authorize(accepted, &proved, &external)?;
-        // The authorized form is the one that is forwarded.
+        // Authorized again, so that the authorized form is the forwarded one.
         if self.extend(ExtensionPhase::Unspecified, accepted).await? {
             admission = self.authorize(accepted, &proved, &external)?;
         }
-        // A plugin may have made another request of it.
+        // A plugin may have changed the method.
         if *accepted.request.method() != Method::GET && accepted.upgrade.take().is_some() {
             Upgrade::withdraw(accepted.request.headers_mut());
         }
@@ -247,7 +248,7 @@ impl Exchange {
         })
     }
 
-    /// Authorizes the request in its present form.
+    /// Authorizes the request in its current form.
     fn authorize(
         &mut self,
         accepted: &Accepted,
@@ -282,7 +283,7 @@ impl Exchange {
         }
     }
 
-    /// Runs the plugins up to a phase. Returns whether one of them may have changed the request.
+    /// Runs the plugins up to a phase. Returns whether a plugin may have changed the request.
     async fn extend(
         &mut self,
         upto: ExtensionPhase,
@@ -381,7 +382,7 @@ impl Exchange {
         .await
     }
 
-    /// Gives a request the form in which it is sent, and begins its mirrored requests.
+    /// Converts a request to the form in which it is sent, and begins its mirrored requests.
     fn prepare(
         &mut self,
         accepted: Accepted,
@@ -409,7 +410,7 @@ impl Exchange {
             admission,
             external,
         } = admitted;
-        // A client whose body has been read for a provider has its 100.
+        // A client whose body a provider has read has already received `100 Continue`.
         let asks_application =
             expects_continue && version == Version::Http1 && !external.has_body();
         let expectation = (asks_application && self.plugins.is_none()).then(Expectation::default);
@@ -461,7 +462,7 @@ impl Exchange {
         })
     }
 
-    /// Sends a request, with retries, and waits for the head of its response.
+    /// Sends a request, with retries, and waits for the response headers.
     async fn send(
         &mut self,
         outbound: Outbound,
@@ -502,7 +503,7 @@ impl Exchange {
         }
     }
 
-    /// Gives a response the form in which the client receives it, or switches protocols.
+    /// Converts a response to the form in which the client receives it, or switches protocols.
     fn respond(
         &mut self,
         arrived: Arrived,
@@ -516,7 +517,7 @@ impl Exchange {
             flags,
         } = sent;
         let (session, version) = (&self.session, awaited.version);
-        // Of its own connection, whatever the endpoint speaks (RFC 9110, section 2.5).
+        // The version of the client's connection, whatever the endpoint speaks (RFC 9110, section 2.5).
         *response.version_mut() = http::Version::HTTP_11;
         if let Some(workload) = &chosen.workload {
             selected.continue_session(workload.uid(), response.headers_mut());
@@ -554,7 +555,7 @@ impl Exchange {
         }))
     }
 
-    /// Replies to a request that failed before an endpoint responded.
+    /// Returns the reply to a request that failed before an endpoint responded.
     fn fail(&mut self, failure: Failure) -> Reply {
         if self.record.received.is_broken() {
             return Reply::refused("the request's body is not what HTTP allows", "body");

@@ -1,5 +1,6 @@
-//! Predicts the response to a request: the steps of [`super::exchange`] by its own functions, on what is published now,
-//! without sending or counting anything. Plugins are not run, providers and rate-limit services not called.
+//! Predicts the response to a request: runs the steps of [`super::exchange`] with the same functions on the published
+//! configuration, without sending or counting anything. Plugins are not run, providers and rate-limit services not
+//! called.
 
 mod words;
 
@@ -42,7 +43,7 @@ use crate::{
     session::Session,
 };
 
-/// Most rules of routes that are named with why they do not match.
+/// Maximum number of route rules that are listed with the reason why they do not match.
 const MAX_CONSIDERED: usize = 50;
 
 /// Predicts the response to a request in the tunnel of a session.
@@ -63,14 +64,14 @@ pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Expla
     }
 }
 
-/// Steps of one request so far.
+/// Steps of one request that have been explained.
 struct Walk {
     session: Arc<Session>,
     steps: Vec<Step>,
     seen: Decisions,
 }
 
-/// Decisions of the functions that the data path calls.
+/// Decisions reported by the functions that the data path calls.
 #[derive(Default)]
 struct Decisions {
     unauthenticated: Option<Denial>,
@@ -135,7 +136,7 @@ impl Walk {
         self.steps.push(Step::new(step, result, why));
     }
 
-    /// Host and path, and the headers that are removed before authorization.
+    /// Explains host and path, and removes the headers that are removed before authorization.
     fn form(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
         let formed = self.formed(request);
         match &formed {
@@ -149,7 +150,7 @@ impl Walk {
     }
 
     fn formed(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
-        // Of a host that cannot be one the request is refused below.
+        // A request with an invalid host is refused below.
         if let Ok(host) = form::host(request)
             && let Some(specific) = self.session.of_host(&host).map_err(misdirected)?
         {
@@ -184,7 +185,7 @@ impl Walk {
         }
     }
 
-    /// The state of a request that its provider allows, as is assumed of every provider.
+    /// Explains the check of a provider, which is assumed to allow the request.
     fn provider(
         &mut self,
         request: &Request<()>,
@@ -287,7 +288,7 @@ impl Walk {
         routed
     }
 
-    /// The rules up to the one that matches, each with why the request does not have its match.
+    /// Lists the rules up to the matching one, each with the reason why the request does not match.
     fn considered(&self, request: &Request<()>, form: &Form) -> Vec<Considered> {
         let Ok(Some(table)) = routed::table(&self.session) else {
             return Vec::new();
@@ -391,7 +392,7 @@ impl Walk {
         }
     }
 
-    /// The route to an endpoint, as the destination's rule has it.
+    /// Explains the route to an endpoint, chosen by the destination's rule.
     async fn endpoint(&mut self, destination: &Destination, own: &Local) -> Result<Route, Failure> {
         let session = self.session.clone();
         let waypoint = &session.shard.waypoint;
@@ -415,7 +416,7 @@ impl Walk {
             failed: &[],
             preferred: None,
         };
-        // The lease ends at once: nothing is reported of the endpoint.
+        // The lease ends immediately, and no outcome is reported.
         let request = destination.backend_request(&session, own, &[]);
         match port.route(waypoint.rule_context(), request, wish)? {
             Some((route, _lease)) => Ok(route),

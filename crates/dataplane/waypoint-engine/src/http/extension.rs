@@ -1,7 +1,7 @@
-//! The plugins of one request: called in their order for what comes, in the reverse order for its answer.
+//! Plugins of one request: called in their order for the request, and in reverse order for its response.
 //!
-//! A plugin that fails, or whose module is not there, refuses the request (503) or is left out, as its fail strategy
-//! says. A plugin's changes are normalized again, and never set headers that identify a caller or frame a message.
+//! A plugin that fails or has no module rejects the request (503) or is bypassed, according to its fail strategy. A
+//! plugin's changes are normalized again, and never set headers that identify a caller or frame a message.
 
 mod body;
 mod local_reply;
@@ -32,7 +32,7 @@ use body::FilteredBody;
 use local_reply::LocalReply;
 use stream_context::{FAILED, StreamContext, Unable};
 
-/// The plugins of one request that are still to be called, and those that have been.
+/// Plugins of one request: those that are still to be called, and those that have been.
 pub(super) struct RequestPlugins {
     session: Arc<Session>,
     is_grpc: bool,
@@ -42,7 +42,7 @@ pub(super) struct RequestPlugins {
     answered: Arc<LocalReply>,
     /// Waypoints that the request has passed.
     hops: Hops,
-    /// Client on whose behalf the plugin's calls are made.
+    /// Client on whose behalf plugins make calls.
     on_behalf: Arc<OnBehalf>,
 }
 
@@ -61,7 +61,7 @@ impl RequestPlugins {
     pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
         let mut waiting = chain.of(&session.attachments());
-        // Plugins that call for a request would cause themselves.
+        // A plugin's own calls would call the plugin again.
         waiting.retain(|plugin| !session.caller.calls_for(&plugin.config.namespace));
         waiting.reverse();
         (!waiting.is_empty()).then(|| {
@@ -77,7 +77,7 @@ impl RequestPlugins {
         })
     }
 
-    /// Notes how many waypoints the request has passed, for what plugins call because of it.
+    /// Sets the number of waypoints that the request has passed, for calls of plugins.
     pub(super) fn set_hops(&mut self, hops: Hops) {
         self.hops = hops;
     }
@@ -179,9 +179,9 @@ impl RequestPlugins {
         all.remove(CONTENT_LENGTH);
         headers::remove_claims(&mut all);
         headers::restore_addresses(&mut all, request.headers());
-        // How many waypoints it has passed is known already.
+        // The number of passed waypoints is known already.
         let _forged = Hops::take(&mut all);
-        // Headers of a requested upgrade stay.
+        // Headers of a requested upgrade are kept.
         for kept in headers::UPGRADE_OF_REQUESTS {
             for value in request.headers().get_all(&kept) {
                 all.append(kept.clone(), value.clone());
@@ -201,7 +201,7 @@ impl RequestPlugins {
         body
     }
 
-    /// Completes with a plugin's response to a request whose body is being forwarded.
+    /// Waits for a plugin's response to a request whose body is being forwarded.
     pub(super) async fn answered(&self) -> Response<ResponseBody> {
         loop {
             self.answered.notify.notified().await;
@@ -211,7 +211,7 @@ impl RequestPlugins {
         }
     }
 
-    /// Returns a plugin's response to a failed request.
+    /// Returns a plugin's response to a failed request, if there is one.
     pub(super) fn has_answered(&self) -> Option<Response<ResponseBody>> {
         let response = self.answered.response.lock().take()?;
         Some(self.local(response))
@@ -296,7 +296,7 @@ impl RequestPlugins {
     }
 }
 
-/// Applies the fail strategy: an error refuses the request.
+/// Applies the fail strategy of a failed plugin: rejects the request, or bypasses the plugin.
 fn refused_or_left_out(plugin: &Plugin, why: &str) -> Result<(), Reply> {
     if plugin.config.fail_open {
         Counts::add(&plugin.counts.passed);
@@ -332,7 +332,7 @@ fn closed() -> Reply {
     )
 }
 
-/// Builds the response for invalid headers of a plugin.
+/// Returns the reply for invalid headers of a plugin.
 fn malformed(what: &str) -> Reply {
     let text = format!("a plugin gave the request {what} that cannot be sent");
     Reply::new(
@@ -379,7 +379,7 @@ fn change_response<B>(
     Ok(())
 }
 
-/// An answer of a plugin. gRPC clients get a status and message of theirs.
+/// Converts a plugin's response. gRPC clients receive it as a gRPC status and message.
 fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     let LocalResponse {
         status,

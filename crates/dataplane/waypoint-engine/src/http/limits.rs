@@ -1,4 +1,4 @@
-//! Rate limits of a request: those that are counted here, then those that a rate-limit service counts.
+//! Rate limits of a request: first local ones, then those of rate-limit services.
 
 mod global;
 mod key;
@@ -27,7 +27,7 @@ use super::{
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
 use key::key_value;
 
-/// Text of Envoy's response.
+/// Response text and details for a local limit, as in Envoy.
 const LOCAL: &str = "local_rate_limited";
 const GLOBAL: &str = "request_rate_limited";
 const NOTHING: &str = "rate_limiter_error";
@@ -68,7 +68,7 @@ impl RateLimitHeaders {
         if self.is_refused {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
         }
-        // As Envoy has it (draft-polli-ratelimit-headers-03).
+        // Format of Envoy (draft-polli-ratelimit-headers-03).
         if let Some(met) = &self.tightest {
             let window = seconds(met.per);
             let lines = [
@@ -91,7 +91,7 @@ impl RateLimitHeaders {
     }
 }
 
-/// Seconds of a duration, rounded up.
+/// Returns the seconds of a duration, rounded up.
 fn seconds(of: Duration) -> u64 {
     of.as_secs() + u64::from(of.subsec_nanos() > 0)
 }
@@ -196,7 +196,7 @@ fn local(
     Ok(())
 }
 
-/// Applies the decision of a rate-limit service, or the lack of one.
+/// Applies the decision of a rate-limit service, or its failure.
 fn decide(
     session: &Session,
     config: &RateLimit,
@@ -254,7 +254,7 @@ fn decide(
     over(session, config, "global", reply, after, limit_headers)
 }
 
-/// A request is over a limit.
+/// Rejects a request over a limit, unless the limit is a dry run.
 fn over(
     session: &Session,
     config: &RateLimit,

@@ -1,8 +1,8 @@
-//! Requests that are sent to mirrors as well. Nothing that a mirror does or fails to do is seen by the client: its
-//! answer is read and thrown away, it never holds the original back, and it is not counted as a request.
+//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, the original request never
+//! waits for a mirror, and metrics do not count mirrored requests.
 //!
-//! A mirror gets what is forwarded, from what policies have admitted, with `-shadow` after the name of the host, as
-//! Istio and Envoy do it: applications can tell these requests from others.
+//! A mirror receives the forwarded form of an admitted request, with `-shadow` appended to the host, as in Istio and
+//! Envoy, so that applications can tell these requests from others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,15 +37,15 @@ use crate::{
 /// Timeout for a mirror to respond after the whole request was sent.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The mirrored requests of one request. They are cancelled with it: when this is dropped before the original has a
-/// response, because its client has gone.
+/// Mirrored requests of one request. Dropped before the original has a response, because its client has gone, it
+/// cancels them.
 #[derive(Debug)]
 pub(super) struct Mirroring(watch::Sender<bool>);
 
 impl Mirroring {
-    /// The original has its response, or failed: the mirrored requests go on by themselves.
+    /// Detaches the mirrored requests, since the original has its response or has failed.
     pub(super) fn original_over(self) {
-        // There may be no mirrors.
+        // There may be no mirrored requests.
         let _none = self.0.send(true);
     }
 }
@@ -57,7 +57,7 @@ async fn cancelled(mut is_over: watch::Receiver<bool>) {
     }
 }
 
-/// A request that is mirrored, without its body.
+/// Request to mirror, without its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MirrorSource<'a> {
     pub(super) head: &'a request::Parts,
@@ -68,7 +68,7 @@ pub(super) struct MirrorSource<'a> {
     pub(super) hops: Hops,
 }
 
-/// Sends a request to mirrors as well; returns its body, of which they get copies.
+/// Sends copies of a request to mirrors; returns the original's body, which is copied while it streams.
 pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
@@ -108,14 +108,14 @@ pub(super) fn mirror(
             metrics.mirrored(MirrorOutcome::Failed);
             continue;
         }
-        // It has headers of its own, for as long as it is under way.
+        // The copy's headers are charged while it is in flight.
         let bytes = headers::cost(request.headers());
         let Ok(held) = session.memory.take(Use::Headers, bytes) else {
             metrics.mirrored(MirrorOutcome::Busy);
             continue;
         };
         let there = destination_attachments::find(session, &destination, source.route_owner);
-        // Plugins do not see mirrored requests, and their tokens are verified for the requested service only.
+        // Plugins do not process mirrored requests, and tokens are verified for the requested service only.
         if let Some(there) = &there
             && (!destination_attachments::are_tokens_applied(session, there)
                 || destination_attachments::have_plugins(session, there))
@@ -130,7 +130,7 @@ pub(super) fn mirror(
             headers: request.headers().clone(),
             method: request.method().clone(),
         });
-        // As what it gets: the mirror's service may have policies of its own.
+        // Authorized in the form that the mirror receives, since its service may have policies of its own.
         let sent = Facts {
             method: source.head.method.clone(),
             host,
@@ -179,7 +179,7 @@ pub(super) fn mirror(
     (body, mirroring)
 }
 
-/// A mirrored request of a route of clients: the limits of the service that it is sent to count it as a request.
+/// Mirrored request of a consumer route, which the limits of the mirror's service count as a request.
 struct MirroredRequest {
     there: Arc<Attachments>,
     host: String,
@@ -245,7 +245,7 @@ async fn answer(
     }
 }
 
-/// Completes when the mirror's time is over.
+/// Completes when the mirror's timeout expires.
 async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
     if let Ok(Copied::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;
@@ -254,7 +254,7 @@ async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
     MirrorOutcome::Late
 }
 
-/// The `Host` of a mirrored request: an address in brackets gets no suffix.
+/// Returns the `Host` of a mirrored request: an IPv6 address in brackets gets no suffix.
 fn shadow(host: &str) -> String {
     if host.is_empty() || host.starts_with('[') {
         return host.to_owned();

@@ -1,4 +1,4 @@
-//! Headers of requests: those that are not forwarded, and those that the waypoint generates.
+//! Headers of requests that the waypoint removes or adds.
 
 use http::{
     HeaderValue, Request, StatusCode,
@@ -21,7 +21,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
     headers::remove_claims(all);
-    // The framing is made anew, and `Expect` with it.
+    // The body is framed again, and `Expect` sent again if needed.
     all.remove(CONTENT_LENGTH);
     all.remove(EXPECT);
     Ok(())
@@ -30,7 +30,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
 /// Adds the headers that the waypoint generates.
 pub(super) fn complete<B>(session: &Session, request: &mut Request<B>, form: &Form) {
     let all = request.headers_mut();
-    // Plugins and routes may have added lines.
+    // Plugins and routes may have added `cookie` lines.
     headers::join_cookies(all);
     all.remove(HOST);
     if let Ok(host) = HeaderValue::from_str(&form.host) {

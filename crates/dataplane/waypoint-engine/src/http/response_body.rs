@@ -1,4 +1,4 @@
-//! Responses before their bodies are on their way.
+//! Bodies of responses before they are streamed.
 
 use hyper::body::Incoming;
 use tokio::time::Instant;

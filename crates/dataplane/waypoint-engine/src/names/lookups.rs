@@ -1,4 +1,4 @@
-//! Look-ups of names: cached, few at a time, and one for all that wait for a name.
+//! DNS look-ups: cached, limited in number, and shared by all that wait for the same name.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// Cache time of a failure.
 const FAILURE: Duration = Duration::from_secs(1);
 
-/// Addresses of a name, never none.
+/// Addresses of a name, at least one.
 pub(crate) type Known = Result<Arc<[IpAddr]>, ResolveError>;
 
 /// Error of a caller at its limit of lookups.
@@ -39,7 +39,7 @@ pub(crate) struct TooManyLookups;
 /// Identity and address of a caller.
 pub(crate) type Caller = (Option<Identity>, IpAddr);
 
-/// Names that share slots and memory.
+/// Cache and look-up slots of one group of names.
 #[derive(Debug)]
 pub(super) struct Lookups {
     known: Mutex<HashMap<ArcStr, (Instant, Known)>>,
@@ -102,7 +102,7 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut in_flight = self.lookups.in_flight.lock();
-        // Others get theirs under the lock.
+        // Other waiters drop theirs under the lock.
         let is_last = Arc::strong_count(&self.lookup) == 2;
         let is_over = self.lookup.outcome.initialized();
         let is_this = |other: &Arc<Lookup>| Arc::ptr_eq(other, &self.lookup);
@@ -122,11 +122,10 @@ impl Lookups {
         }
     }
 
-    /// The addresses of a host, from the cache or by `look_up`; for a caller that may have few look-ups in flight, or
-    /// for an object that names the host.
+    /// Returns the addresses of a host, from the cache or by `look_up`. Look-ups for a caller are limited; those for
+    /// objects are not.
     ///
-    /// # Errors
-    /// When the caller has as many as it may.
+    /// # Errors When the caller is at its limit.
     pub(super) async fn get<F>(
         &self,
         host: &str,
@@ -189,7 +188,7 @@ impl Lookups {
             why,
         };
         let looking = async {
-            // Never closed.
+            // The semaphore is never closed.
             let _slot = self.slots.acquire().await;
             look_up.await
         };
@@ -209,7 +208,7 @@ impl Lookups {
         (Instant::now() + good, known)
     }
 
-    /// Remembers a name, and forgets the one whose time is over first where there are too many.
+    /// Caches a name; a full cache evicts the name that expires first.
     fn remember(&self, host: ArcStr, until: Instant, known: Known) {
         let mut all = self.known.lock();
         if all.len() >= MAX_NAMES {
@@ -261,7 +260,7 @@ mod tests {
         }
         let ninth = lookups.get("9.example.com", caller(1), || async { found([1; 4]) });
         assert_eq!(ninth.await.unwrap_err(), TooManyLookups);
-        // What is in flight already is no further one.
+        // A look-up that is in flight already does not count again.
         let mut same = Box::pin(lookups.get("0.example.com", caller(1), std::future::pending));
         begun(&mut same).await;
         for other in [caller(2), None] {

@@ -1,4 +1,4 @@
-//! What a plugin may ask of a request besides its headers, by Envoy's names.
+//! Attributes of a request that plugins can read besides its headers, by Envoy's names.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -55,7 +55,7 @@ impl Facts for OfRequest {
                 let since = self.began.elapsed().ok()?;
                 Some(Value::Number(i64::try_from(since.as_nanos()).ok()?))
             }
-            // Inbound: a waypoint acts for the servers.
+            // Inbound, since a waypoint acts for the servers.
             ["listener_direction"] => Some(Value::Number(1)),
             ["cluster_name"] => match &session.target {
                 Target::Service {

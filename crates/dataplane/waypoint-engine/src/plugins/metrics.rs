@@ -1,4 +1,4 @@
-//! What plugins count, and what happens to them, for scrapes.
+//! Metrics of plugins: those that their modules define, and counters of their failures.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ impl Collector for PluginMetrics {
             return Ok(());
         }
         counts(&mut encoder, &plugins)?;
-        // One name has one kind, that of its first definition.
+        // A name has one kind, that of its first definition.
         let mut all: BTreeMap<String, Vec<(&Plugin, MetricValue)>> = BTreeMap::new();
         for plugin in &plugins {
             for (name, value) in plugin.metrics.all() {

@@ -1,4 +1,4 @@
-//! Streams of gRPC that plugins open, to the services that they may call ([`super::calls`]).
+//! gRPC streams that plugins open, to the services that they may call ([`super::calls`]).
 
 use std::{
     pin::Pin,
@@ -24,7 +24,7 @@ use crate::{
     waypoint::Shard,
 };
 
-/// gRPC status of streams whose peer ends without a status, or with an invalid one.
+/// gRPC status of streams that their peer ends without a status, or with an invalid one.
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
@@ -84,14 +84,15 @@ async fn open(
     Ok((parts.headers, body, counted))
 }
 
-/// Passes messages to the plugin until the peer ends, and returns how; `None` when the plugin has closed the stream.
+/// Passes messages to the plugin until the peer ends the stream, and returns the status; `None` when the plugin has
+/// closed the stream.
 async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
     if !tell(StreamEvent::Began(head)) {
         return None;
     }
     let mut waiting = BytesMut::new();
-    // A plugin's own work takes a tenth of the worker, for messages of every peer.
+    // Callbacks take at most a tenth of the worker's time, regardless of the number of messages.
     let tell = async |event| {
         let began = Instant::now();
         let goes_on = tell(event);
@@ -157,10 +158,10 @@ struct Sent {
     is_over: bool,
 }
 
-/// Messages that wait to be sent; none once the stream is over.
+/// Queue of messages to send; `None` once the stream has ended.
 type Waiting = Arc<Mutex<Option<mpsc::UnboundedReceiver<Message>>>>;
 
-/// Clears it when the stream ends: the connection may keep its body until the peer reads.
+/// Clears the queue when the stream ends: the connection may keep its body until the peer reads.
 struct Cleared(Waiting);
 
 impl Drop for Cleared {
@@ -169,7 +170,7 @@ impl Drop for Cleared {
     }
 }
 
-/// A framed message, which counts as unsent for as long as the connection has it.
+/// Framed message, which counts as unsent until the connection has sent it.
 struct Framed {
     bytes: Bytes,
     _message: Message,
@@ -204,7 +205,7 @@ impl HttpBody for Sent {
                 None => None,
             };
             let Some(mut message) = next else {
-                // Nobody can send any more: it is broken off, not ended.
+                // The sender is gone: the stream is aborted rather than ended.
                 return Poll::Ready(Some(Err("the plugin has gone".into())));
             };
             self.is_over = message.is_end;

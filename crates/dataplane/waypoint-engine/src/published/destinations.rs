@@ -10,7 +10,7 @@ use crate::{
     record_store::{Gone, RecordStore},
 };
 
-/// Services whose endpoints have settings of their own.
+/// Services with a destination policy.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
     by_service: HashMap<NamespacedHostname, Arc<Ruled>>,
@@ -27,7 +27,7 @@ impl Destinations {
 impl RecordStore for Destinations {
     type Record = WaypointDestination;
 
-    /// A rule may restrict connections to endpoints to TLS.
+    /// Whether requests wait for the records: a rule may require TLS to endpoints.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: WaypointDestination) {

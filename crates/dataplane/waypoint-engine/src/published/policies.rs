@@ -1,4 +1,4 @@
-//! Policies and authentications of requests.
+//! Stores of authorization policies and JWT rules.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::record_store::{Gone, RecordStore, shown};
 
-/// Policies in force.
+/// Authorization policies in force.
 #[derive(Debug, Default)]
 pub(super) struct PolicyStore {
     pub(super) all: Arc<Policies>,
@@ -40,7 +40,7 @@ impl RecordStore for PolicyStore {
     }
 }
 
-/// Authentications in force.
+/// JWT rules in force.
 #[derive(Debug, Default)]
 pub(super) struct AuthenticationStore {
     pub(super) all: Arc<Authentications>,

@@ -1,4 +1,4 @@
-//! Services that the waypoint serves, with the tables of their routes.
+//! Services that the waypoint serves, with their route tables.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,20 +16,20 @@ use serde_json::{Value, json};
 
 use crate::record_store::{Gone, RecordStore, shown};
 
-/// A port, and the namespace of the clients that a table is for; `None` for all clients.
+/// Port, and namespace of the clients of a table; `None` for all clients.
 type TableKey = (u16, Option<ArcStr>);
 
-/// A service that the waypoint serves.
+/// Service that the waypoint serves.
 #[derive(Debug)]
 pub struct Served {
     /// Name of the service.
     pub name: NamespacedHostname,
-    /// Whether each request selects the host of a wildcard.
+    /// Whether each request selects a host below the service's wildcard.
     pub resolves_hosts: bool,
-    /// Pods of other namespaces to which its attachments apply.
+    /// Grants for pods of other namespaces, to which the service's attachments apply.
     grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
-    /// Tables of the called ports, by the namespace of their clients.
+    /// Route tables of the called ports, by the namespace of their clients.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
     tls_routes: Vec<StreamRoute>,
     tcp_routes: Vec<StreamRoute>,
@@ -50,8 +50,8 @@ impl Served {
         }
     }
 
-    /// Whether its attachments apply to requests to a pod that is one of its endpoints: one of its own namespace, or of
-    /// one that lets it.
+    /// Whether the service's attachments apply to requests to a pod that is one of its endpoints: a pod of its own
+    /// namespace, or of a namespace that permits it by ReferenceGrant.
     pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
         let is_granted = |grant: &PodGrant| {
             let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
@@ -65,7 +65,7 @@ impl Served {
         &self.routes
     }
 
-    /// Routes of connections by server name, as the control plane publishes them.
+    /// Returns the published TLS routes, which match by SNI.
     pub(crate) fn tls_routes(&self) -> &[StreamRoute] {
         &self.tls_routes
     }
@@ -75,8 +75,8 @@ impl Served {
         &self.tcp_routes
     }
 
-    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for all
-    /// clients.
+    /// Returns the routes of a port for a client of a namespace: the namespace's consumer routes if it has any, else
+    /// the producer routes.
     pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
         let is_own = |route: &&HttpRoute| {
             client.is_some() && route.clients.as_deref() == client && concerns(route, port)
@@ -90,10 +90,10 @@ impl Served {
             .clone()
     }
 
-    /// The routes of connections to a port for a client of a namespace.
+    /// Returns the routes of connections to a port for a client of a namespace.
     pub fn stream_routes(&self, port: u16, client: Option<&str>) -> Arc<StreamTable> {
         let mut routes = self.tls_routes.iter().chain(&self.tcp_routes);
-        // One table does for all clients without routes of their own.
+        // All clients without consumer routes share one table.
         let own = routes.find(|route| client.is_some() && route.clients.as_deref() == client);
         let client = own.and_then(|route| route.clients.clone());
         let mut tables = self.stream_tables.lock();

@@ -1,4 +1,4 @@
-//! Settings of the waypoint.
+//! Settings of the waypoint's Gateway.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::record_store::{Gone, RecordStore, shown};
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) gateway: Arc<WaypointGateway>,
-    /// Follows the addresses that may be called.
+    /// Egress guard, which receives the allowed addresses.
     pub(super) guard: Guard,
 }
 
@@ -27,7 +27,7 @@ impl RecordStore for Settings {
         self.gateway = Arc::new(record);
     }
 
-    /// The waypoint's pods are about to be ended; requests under way keep their settings.
+    /// Keeps the settings for requests in flight: the waypoint's pods are about to be terminated.
     fn remove(&mut self, _resource: &ArcStr) -> Option<Gone> {
         None
     }

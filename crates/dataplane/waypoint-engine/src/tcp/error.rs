@@ -37,7 +37,8 @@ impl TcpError {
             Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor tries another replica.
+            // No 503: the waypoint itself is available, so that the client's proxy neither waits nor tries another
+            // replica.
             Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
             Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
         }

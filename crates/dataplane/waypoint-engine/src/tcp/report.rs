@@ -54,7 +54,7 @@ impl<'a> ConnectionRoute<'a> {
     }
 }
 
-/// Outcome of a connection.
+/// End of a connection.
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) flags: ResponseFlags,
@@ -64,7 +64,7 @@ pub(super) struct End {
     pub(super) failure: Option<String>,
     /// The AUDIT policy that matched.
     pub(super) audited_by: Option<String>,
-    /// Whether the waypoint refused it, or ended it for a policy.
+    /// Whether the waypoint refused the connection, or closed it because of a policy.
     pub(super) is_refused: bool,
     /// Policy that denied the connection.
     pub(super) policy: Option<String>,
@@ -183,7 +183,7 @@ impl ConnectionReport {
         let reason = end.termination.as_deref().or(end.failure.as_deref());
         let event = match reason {
             _ if end.is_refused => Event::Refused,
-            // The endpoint is known only of what was established.
+            // Only an established connection has an endpoint.
             _ if went.endpoint.is_some() => Event::Closed,
             _ => Event::Failed,
         };
@@ -230,7 +230,7 @@ impl ConnectionReport {
     }
 }
 
-/// Passes a report to conditions, formats and labels.
+/// Converts a report to the attributes that filters, formats and labels read.
 fn observed<T>(
     session: &Session,
     report: &HttpRequestReport<'_>,

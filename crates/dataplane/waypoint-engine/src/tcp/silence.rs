@@ -1,4 +1,4 @@
-//! How long a connection has been without a byte of either side, where that matters.
+//! Idle timeout of a TCP connection.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},

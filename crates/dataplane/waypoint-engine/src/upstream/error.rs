@@ -9,7 +9,7 @@ use ambit_route::RouteError;
 
 use crate::{memory::Exhausted, names::TooManyLookups, origination::OriginationError};
 
-/// Why an upstream cannot be connected to.
+/// Reason why an upstream cannot be connected to.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpstreamError {
     #[error(transparent)]

@@ -1,9 +1,9 @@
-//! HTTP connections to endpoints, kept for further requests.
+//! Pool of HTTP connections to endpoints.
 //!
-//! One connection of HTTP/1 carries one request at a time and comes back when the answer has been read to its end;
-//! one of HTTP/2 carries many. Connections are never shared between endpoints, nor between ways to them; those of
-//! HTTP/2, whose requests share what the endpoint is willing to receive, nor between callers: one that sends what
-//! the endpoint does not read stalls its own requests and no others.
+//! An HTTP/1 connection carries one request at a time and returns to the pool when the response has been read
+//! completely; an HTTP/2 connection carries many. Connections are never shared between endpoints or between different
+//! transports to them. HTTP/2 connections are not shared between callers either, since all requests share the
+//! endpoint's receive window: a caller that sends data which the endpoint does not read stalls only its own requests.
 
 mod http2_connections;
 mod key;
@@ -43,27 +43,27 @@ pub(crate) use key::HttpKey;
 pub(crate) use reuse::ReuseLimits;
 use reuse::{ConnectionUse, MAX_STREAMS};
 
-/// Idle HTTP/1 connections to one endpoint.
+/// Maximum idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
 /// Interval of scanning the pool for idle connections.
 const SWEEP: Duration = Duration::from_millis(500);
 /// Number of endpoints with request counters before idle ones are forgotten.
 const COUNTED: usize = 1024;
-/// Bytes of one response of HTTP/2 that wait to be read, for which its caller is charged.
+/// Receive window of one HTTP/2 response, charged to its caller.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
-/// The same of all responses of a connection: as much as all streams can hold, so that no number of unread responses
-/// keeps another from being received.
+/// Receive window of an HTTP/2 connection: as much as all its streams can hold, so that unread responses never block
+/// another response.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
 /// Timeout of waiting for a peer's HTTP/2 settings; they are polled, since hyper does not report them.
 const SETTINGS: Duration = Duration::from_secs(10);
 const SETTINGS_LOOK: Duration = Duration::from_millis(2);
 
-/// Sends requests on one connection.
+/// Sender of requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
     /// HTTP/1.1 sender of one request at a time.
     Http1(http1::SendRequest<Body>, InUse),
-    /// Many at once.
+    /// HTTP/2 sender of concurrent requests.
     Http2(http2::SendRequest<Body>),
 }
 
@@ -72,10 +72,10 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// ConnectionUse of the connection including this request; `None` for a connection of a single request.
+    /// Use of the connection including this request; `None` for a connection of a single request.
     life: Option<ConnectionUse>,
     stream: Option<StreamSlot>,
-    /// Error of a new connection of HTTP/2, once that has failed.
+    /// Receiver of the error of a new HTTP/2 connection.
     failure: Option<oneshot::Receiver<hyper::Error>>,
 }
 
@@ -96,7 +96,7 @@ impl Idle {
 #[derive(Debug, Default)]
 struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
-    /// A task closes idle connections whose time is over.
+    /// Whether a task is closing idle connections that have expired.
     is_swept: bool,
     http2: Http2Connections,
     /// Active requests by endpoint.
@@ -143,12 +143,12 @@ fn http2_builder(limits: HeaderLimits, share: &TaskShare) -> http2::Builder<Task
 }
 
 impl HttpPool {
-    /// A pool without connections, whose endpoints may send header sections within these limits.
+    /// Creates an empty pool with limits for the header sections of responses.
     pub(crate) fn new(limits: HeaderLimits) -> Self {
         Self(Arc::default(), limits)
     }
 
-    /// A connection that is open already, and may carry another request.
+    /// Takes a pooled connection that may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
         let keep = ReuseLimits::under(limits);
         let mut state = self.0.lock();
@@ -209,7 +209,7 @@ impl HttpPool {
                 let running = task_share.run(async move {
                     if let Err(error) = connection.await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
-                        // Nobody waits for it unless the first request was not sent.
+                        // The receiver is only used when the first request was not sent.
                         let _unread = failed.send(error);
                     }
                 });
@@ -265,7 +265,7 @@ impl HttpPool {
     ) -> Result<Checkout, BeginError> {
         let task_share = TaskShare::Fixed(share.clone());
         let mut builder = http2_builder(self.1, &task_share);
-        // Until the endpoint's settings are here, it allows no streams.
+        // No streams are allowed before the endpoint's SETTINGS arrive.
         builder.initial_max_send_streams(0);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         let deadline = Instant::now() + SETTINGS;
@@ -338,8 +338,8 @@ impl HttpPool {
         }
     }
 
-    /// Closes idle connections whose time is over, until none is left: an application without callers has no
-    /// connections of the waypoint.
+    /// Closes expired idle connections until none is left: an application without callers has no connections of the
+    /// waypoint.
     async fn sweep(self) {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -378,7 +378,7 @@ impl State {
     }
 }
 
-/// A request that failed on its connection.
+/// Failure of a request on its connection.
 #[derive(Debug)]
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
@@ -387,8 +387,8 @@ pub(crate) struct SendError {
 }
 
 impl SendError {
-    /// The cause of a request that was not sent is the failure of its new connection: that the endpoint does not speak
-    /// HTTP/2, for instance.
+    /// Converts an error. The cause of an unsent request is the failure of its new connection, such as that of an
+    /// endpoint that does not speak HTTP/2.
     async fn of(
         mut error: TrySendError<Request<Body>>,
         failure: Option<oneshot::Receiver<hyper::Error>>,
@@ -429,7 +429,7 @@ impl Checkout {
         match self.sender {
             HttpSender::Http1(mut sender, in_use) => {
                 in_use.share().set(share);
-                // Until the response is here, dropping this future abandons the request; then dropping the guard.
+                // Before the response, dropping this future abandons the request; after it, dropping the guard does.
                 let guard = in_use.begin();
                 let additions = in_use.additions();
                 let request = request.map(|body| match body.is_end_stream() {
@@ -440,7 +440,7 @@ impl Checkout {
                 let (pool, key) = (pool.clone(), self.key);
                 let life = self.life.filter(|life| !life.is_over());
                 if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
-                    // Whoever takes the connection over ends it.
+                    // After the switch, the stream's owner closes the connection.
                     in_use.end();
                     return Ok(response);
                 }
@@ -457,7 +457,7 @@ impl Checkout {
                 Ok(response)
             }
             HttpSender::Http2(mut sender) => {
-                // A connection that was just opened, or is about to close.
+                // Fails for a connection that has just been closed or is about to close.
                 if let Err(error) = sender.ready().await {
                     tracing::debug!(%error, "a connection to an endpoint has ended");
                 }

@@ -1,4 +1,4 @@
-//! The peer of a connection to an upstream: the endpoint itself, or a waypoint in front of it.
+//! Next hop of a connection to an upstream: the endpoint itself, or a waypoint in front of it.
 
 use std::net::SocketAddr;
 
@@ -8,18 +8,18 @@ use ambit_route::{HboneRoute, Route, WorkloadRef};
 use super::error::UpstreamError;
 use crate::applied_services::AppliedServices;
 
-/// The host that a connection goes to: an endpoint, or a waypoint in front of it.
+/// Host to which a connection is opened: an endpoint, or a waypoint in front of it.
 #[derive(Clone, Debug)]
 pub(crate) enum Upstream {
-    /// Plaintext TCP; the workload, if the address is one of the mesh's records.
+    /// Plaintext TCP, with the workload if the mesh has a record of the address.
     Plain(SocketAddr, Option<WorkloadRef>),
     /// HBONE tunnel to the endpoint or to its waypoint.
     Tunnel(Box<HboneRoute>),
 }
 
 impl Upstream {
-    /// Services whose attachments have been applied to a request to `called`, for the waypoint that is next; none unless
-    /// a waypoint is next.
+    /// Returns the services whose attachments have been applied to a request to `called`, to be reported to the next
+    /// waypoint; empty if the next hop is not a waypoint.
     pub(crate) fn applied_services(&self, called: Option<&NamespacedHostname>) -> AppliedServices {
         let Self::Tunnel(route) = self else {
             return AppliedServices::default();
@@ -42,7 +42,7 @@ impl Upstream {
         }
     }
 
-    /// The address that is connected to: the endpoint's, or that of a waypoint before it.
+    /// Returns the address to connect to: the endpoint's, or that of a waypoint in front of it.
     pub(crate) fn next_hop(&self) -> SocketAddr {
         match self {
             Self::Plain(address, _) => *address,
@@ -58,12 +58,12 @@ impl Upstream {
         }
     }
 
-    /// Whether a waypoint is at the other end, and not the endpoint.
+    /// Whether the next hop is a waypoint rather than the endpoint.
     pub(crate) fn is_waypoint(&self) -> bool {
         matches!(self, Self::Tunnel(route) if route.waypoint.is_some())
     }
 
-    /// The workload at the other end: the endpoint, or a waypoint before it.
+    /// Returns the workload of the next hop: the endpoint, or a waypoint in front of it.
     pub(crate) fn workload(&self) -> Option<&WorkloadRef> {
         match self {
             Self::Plain(_, workload) => workload.as_ref(),

@@ -1,4 +1,4 @@
-//! Uploads and responses that stop in the middle, by HTTP/1 and by HTTP/2, and streams that are quiet for good reason.
+//! Uploads and responses that stop in the middle, over HTTP/1 and HTTP/2, and streams that are idle for good reason.
 
 use std::sync::{
     Arc,
@@ -22,7 +22,7 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 const QUIET: &str = "10.0.0.2";
 
-/// Applications that answer nothing until a request has ended, and count those that ended early.
+/// Creates applications that do not respond before a request has ended, and count requests that ended early.
 async fn scene() -> (World, Arc<AtomicUsize>) {
     let world = World::with_env(&[("AMBIT_STREAM_IDLE_TIMEOUT", "1s")]).await;
     let ended = Arc::new(AtomicUsize::new(0));
@@ -81,7 +81,7 @@ async fn an_upload_of_http2_that_stops_is_answered_with_408() {
     until("the application is rid of it", || ended.load(Relaxed) == 1).await;
 }
 
-/// Response that a client gets which stops until the test lets it go on, after another one has been given up.
+/// Returns the response of a client that stops until the test resumes it, after another response has timed out.
 async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) -> (String, bool) {
     let resume = Arc::new(Notify::new());
     let resumed = resume.clone();
@@ -103,7 +103,7 @@ async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) 
     if !response.is_empty() {
         assert_eq!(status(&mut quiet).await, "HTTP/1.1 200");
     }
-    // Uploads that stop one after the other: the response is quiet for longer than these may be.
+    // Uploads that stop one after the other: the response is idle for longer than an upload may be.
     for _ in 0..3 {
         let before = given_up.load(Relaxed);
         let mut upload = client.tunnel(VIP, HTTP1).await;
@@ -131,6 +131,6 @@ async fn a_response_that_stops_breaks_off_only_if_its_length_is_known() {
 async fn a_request_may_wait_for_its_response_for_long() {
     let (world, given_up) = scene().await;
     let (text, _) = resumed(&world, &given_up, "").await;
-    // What the application sends in the end is no response.
+    // The final bytes of the application are not an HTTP response.
     assert!(text.starts_with("HTTP/1.1 50"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Spellings of requests that policies deny and limits count: none gets past either.
+//! Spellings of requests that policies deny and limits count: none bypasses either.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Each is `/admin` to some application.
+/// Paths that some application reads as `/admin`.
 const SPELLINGS: &[&str] = &[
     "/admin",
     "/admin?x=/public",

@@ -18,7 +18,7 @@ pub(crate) struct CallCause {
 }
 
 impl CallCause {
-    /// Origin of calls that a plugin makes on its own.
+    /// Cause of calls that a plugin makes on its own.
     pub(super) const OWN: Self = Self {
         hops: Hops::NONE,
         on_behalf: None,
@@ -38,7 +38,7 @@ pub(crate) struct PluginContext {
     pub(crate) streams: Arc<OpenStream>,
 }
 
-/// Function of [`PluginContext::calls`].
+/// Function that makes a plugin's call and returns the response.
 type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;

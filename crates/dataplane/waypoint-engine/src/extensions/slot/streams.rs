@@ -1,4 +1,4 @@
-//! Streams of gRPC that an instance has opened: they last as long as it does, or until one of both sides ends them.
+//! gRPC streams that an instance has opened: they end with the instance, or when one of both sides ends them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ impl Instance {
     pub(super) fn open_stream(&self, token: Token, call: Call) {
         let (send, receive) = mpsc::unbounded_channel();
         let plugin_context = &self.slot.plugin_context;
-        // The slot holds its streams, and not the other way.
+        // The slot owns its streams: a strong reference would be a cycle.
         let slot = Arc::downgrade(&self.slot);
         let generation = self.generation;
         let tell = move |event: StreamEvent| {
@@ -35,7 +35,7 @@ impl Instance {
             let _outstanding = outstanding;
             streaming.await;
         };
-        // Before it could end.
+        // Locked first: the stream could end before it is inserted.
         let mut inner = self.slot.inner.lock();
         if inner.generation != self.generation {
             return;

@@ -1,15 +1,15 @@
-//! Authorization state of a request in flight: when policies change it is authorized again, and ends if they now deny
-//! it.
+//! Authorization of a request in flight: when policies change, the request is authorized again, and cancelled if they
+//! now deny it.
 //!
 //! A request that a route forwards to another service is authorized twice: in its original form, for the requested
-//! service, and in its forwarded form, by the policies of the backend. So is one that a consumer route changes, for
-//! every backend.
+//! service, and in its forwarded form, by the policies of the backend. A request that a consumer route changes is
+//! authorized for every backend.
 //!
 //! An authorization provider checks a request once, in its original form. Where changed policies, or those of a route's
 //! backend, require another provider, the request is refused.
 //!
-//! Its tokens are not verified again: a token that expires meanwhile was valid when the request began. But when the
-//! rule, the audience or the key of a token is withdrawn, the request is authorized as one without that token.
+//! Tokens are not verified again: a token that expires meanwhile was valid when the request began. But when the rule,
+//! the audience or the key of a token is withdrawn, the request is authorized as one without that token.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -31,7 +31,7 @@ use crate::{
     session::Session,
 };
 
-/// A request that policies have admitted.
+/// Request that policies have admitted.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Admission {
     came: Arc<Inner>,
@@ -44,7 +44,7 @@ struct Inner {
     session: Arc<Session>,
     facts: Facts,
     proved: Authenticated,
-    /// The provider that has admitted it, and the headers with which it came.
+    /// Provider that has allowed the request, and the headers of the request before the provider's changes.
     checked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
@@ -79,7 +79,7 @@ impl Facts {
     }
 }
 
-/// Backend of a request: type of [`Admission::authorize_backend`].
+/// Backend of a request whose policies apply as well, as found by [`Admission::authorize_backend`].
 #[derive(Clone, Debug)]
 struct RoutedBackend {
     service: NamespacedHostname,
@@ -87,7 +87,7 @@ struct RoutedBackend {
     by: RouteOwner,
     /// Attachments of the backend, if a consumer route forwards to it.
     attachments: Option<Arc<Attachments>>,
-    /// The request as it is sent, if filters have changed it.
+    /// Request in its forwarded form, if filters have changed it.
     sent: Option<Arc<Facts>>,
 }
 
@@ -101,23 +101,22 @@ impl RoutedBackend {
     }
 }
 
-/// A policy changed, and the request may not go on.
+/// Error of a request that changed policies deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a policy changed and denies the request now")]
 pub(in crate::http) struct NoLonger;
 
 impl Admission {
-    /// Judges a request.
+    /// Authorizes a request.
     ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// # Errors With the decision, if it is denied.
     pub(in crate::http) fn of(
         session: &Arc<Session>,
         facts: Facts,
         proved: Authenticated,
         checked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
-        // From before the decision on, so that no change is missed.
+        // Subscribed before the decision, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
         let inner = Inner {
             session: session.clone(),
@@ -127,7 +126,7 @@ impl Admission {
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
-        // Later changes may have made it one that a provider must check.
+        // Policies may have changed since the check, and require a provider now.
         let admitted = decision.is_allowed() && inner.is_provider_unchanged();
         let admission = || Self {
             came: Arc::new(inner),
@@ -175,7 +174,7 @@ impl Admission {
         )
     }
 
-    /// The backend for which a request is authorized once more.
+    /// Returns the backend for which a request is authorized once more.
     fn backend_attachments(
         &self,
         destination: &Destination,
@@ -197,11 +196,10 @@ impl Admission {
         })
     }
 
-    /// Authorizes it once more, where a route forwards it to another service, or a consumer route changes it: `sent` is
-    /// the forwarded form, if it differs. No decision: that service has no policies.
+    /// Authorizes the request once more, if a route forwards it to another service, or a consumer route changes it:
+    /// `sent` is the forwarded form, if it differs. The decision is `None` if the service has no policies.
     ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// # Errors With the decision, if it is denied.
     pub(in crate::http) fn authorize_backend(
         &self,
         destination: &Destination,
@@ -221,7 +219,7 @@ impl Admission {
         (decision, (!is_denied).then(admission))
     }
 
-    /// Whether policies or tokens depend on a header of this name, which therefore no trailer may have.
+    /// Whether policies or tokens depend on a header of this name, so that a trailer must not have it.
     pub(in crate::http) fn reads_header(&self, name: &HeaderName) -> bool {
         let session = &self.came.session;
         let published = &session.shard.waypoint.published;
@@ -236,10 +234,9 @@ impl Admission {
                 .own_header(attachments.services(), name)
     }
 
-    /// Checks whether the request is still allowed. Cheap while nothing changes.
+    /// Checks that the request is still allowed; cheap while nothing has changed.
     ///
-    /// # Errors
-    /// When the request is no longer allowed.
+    /// # Errors When the request is no longer allowed.
     pub(in crate::http) fn check(&self) -> Result<(), NoLonger> {
         {
             let mut changes = self.came.changes.lock();
@@ -295,7 +292,7 @@ impl Inner {
         self.judge_as(&attachments, attachments.scope(), &self.facts, destination)
     }
 
-    /// Policies of the backend of its route; `None` if that has none here.
+    /// Evaluates the policies of the route's backend; `None` if it has none here.
     fn judge_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
@@ -339,7 +336,7 @@ impl Inner {
         })
     }
 
-    /// The result of `judge` for a request: with several tokens, the claims of each must suffice.
+    /// Evaluates `judge` for each valid token: the claims of every token must suffice.
     fn for_tokens<T>(
         &self,
         attachments: &Attachments,
@@ -372,7 +369,7 @@ impl Inner {
     ) -> Request<'a> {
         Request {
             connection: Connection {
-                // As the client wrote them: no route changes them.
+                // From the client's headers, which routes do not change.
                 remote_ip: self.session.remote_ip(&self.facts.headers),
                 destination,
                 ..self.session.connection(None)
@@ -385,7 +382,7 @@ impl Inner {
         }
     }
 
-    /// Whether its current policies require no other provider than the one that has checked it.
+    /// Whether current policies still require only the provider that has allowed the request.
     fn is_provider_unchanged(&self) -> bool {
         let (by, came) = match &self.checked {
             Some((by, came)) => (Some(by), came),
@@ -396,7 +393,7 @@ impl Inner {
         self.is_admitted_by(by, attachments.scope(), destination, &self.facts, came)
     }
 
-    /// Whether the provider's decision holds for the backend, too. It does not for a request that a consumer route
+    /// Whether the provider's decision is also valid for the backend. It is not for a request that a consumer route
     /// modified.
     fn is_provider_unchanged_for_backend(&self, backend: &RoutedBackend) -> bool {
         let published = &self.session.shard.waypoint.published;
@@ -429,7 +426,7 @@ impl Inner {
     }
 }
 
-/// Attributes of a request before its tokens are verified.
+/// Returns the attributes of a request before its tokens are verified.
 pub(in crate::http) fn facts<'a>(
     session: &'a Session,
     method: &'a str,
@@ -450,7 +447,7 @@ pub(in crate::http) fn facts<'a>(
     }
 }
 
-/// Whether a provider that has allowed a request or connection is the only one required now.
+/// Whether a current policy requires no check, or only one by the provider that has allowed the request or connection.
 pub(crate) fn is_still_admitted(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
     match required {
         RequiredCheck::NotRequired => true,

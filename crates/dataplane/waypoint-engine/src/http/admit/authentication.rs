@@ -1,5 +1,5 @@
-//! Tokens of requests: verified, removed, and their claims passed to applications as configured (`ambit_jwt`). The
-//! verified claims are kept in the request's admission.
+//! Authentication by JWT: tokens of a request are verified and removed, and their claims passed to applications as
+//! configured (`ambit_jwt`). The verified claims are part of the request's admission.
 
 use std::time::SystemTime;
 
@@ -12,7 +12,7 @@ use crate::{
     session::Session,
 };
 
-/// Authenticates a request. Its headers and its query are then authorized and forwarded.
+/// Authenticates a request, and removes tokens from its headers and its query, which are then authorized and forwarded.
 pub(in crate::http) fn authenticate<B>(
     session: &Session,
     request: &mut Request<B>,
@@ -34,7 +34,7 @@ pub(in crate::http) fn authenticate<B>(
     let query = match &outcome {
         Ok(Authenticated { query, .. }) | Err(Refused { query, .. }) => query,
     };
-    // Applications that are not to have tokens do not get them.
+    // Applications do not receive tokens that their rule does not forward.
     if let Some(query) = query {
         let target = match query {
             Some(query) => format!("{}?{query}", form.path_as_sent()),

@@ -53,7 +53,7 @@ pub(in crate::http) struct ExternalAuthorization {
 }
 
 impl ExternalAuthorization {
-    /// The state of a request with these headers, if a provider allows it and changes nothing.
+    /// Returns the state of a request with these headers after a provider has allowed it without changes.
     pub(in crate::http) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
         Self {
             by: Some((by.name.clone(), headers.clone())),
@@ -66,7 +66,7 @@ impl ExternalAuthorization {
         self.prefix.has_frames()
     }
 
-    /// The request's body, of which a part may have been read.
+    /// Returns the request's body, with the prefix that may have been read.
     pub(in crate::http) fn body(&mut self, rest: Incoming) -> PrefixedBody {
         std::mem::take(&mut self.prefix).with(rest)
     }
@@ -97,7 +97,7 @@ pub(in crate::http) fn required_check<B>(
     policies.required_check(session.attachments().scope(), &facts)
 }
 
-/// Replies to a request whose provider is missing or ambiguous.
+/// Returns the reply to a request whose provider is missing or ambiguous.
 pub(in crate::http) fn without_provider() -> Reply {
     let flag = ResponseFlag::UnauthorizedExternal;
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
@@ -232,7 +232,7 @@ fn fail(
     ))
 }
 
-/// Builds the response of a denial by the provider.
+/// Returns the response of a denial by the provider.
 fn deny(
     session: &Session,
     provider: &Provider,
@@ -240,7 +240,7 @@ fn deny(
     record: &mut Record,
     is_grpc: bool,
 ) -> Response<Body> {
-    // What is said before an answer is none.
+    // An informational status is not a final response.
     let status = denied.status.filter(|status| *status >= 200);
     let status = status.and_then(|status| StatusCode::from_u16(status).ok());
     let text = String::from_utf8_lossy(&denied.body).into_owned();
@@ -264,8 +264,7 @@ fn deny(
 
 /// Sends the check of a connection that is not HTTP; returns the provider that allows it, if one was called.
 ///
-/// # Errors
-/// With why it is refused.
+/// # Errors With the reason, if the connection is refused.
 pub(crate) async fn authorize_connection(
     session: &Session,
     sni: Option<&str>,

@@ -1,4 +1,5 @@
-//! Bodies of admitted requests and of their responses: counted, and ended when policies change or a deadline is over.
+//! Bodies of admitted requests and of their responses: counted, and terminated when policies revoke the request or a
+//! deadline expires.
 
 use std::{
     pin::Pin,
@@ -18,12 +19,12 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// A route's timeout is over before the end of a body.
+/// Error of a body that is incomplete when the route's timeout expires.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the time that the route allows is over")]
 struct TooLate;
 
-/// Which message trailers end.
+/// Trailers of a request or of a response.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum Trailers {
     OfRequest,
@@ -32,7 +33,7 @@ pub(in crate::http) enum Trailers {
 
 impl Trailers {
     /// Removes fields that may not be trailers: applications that read trailers as headers would trust fields that no
-    /// policy has seen.
+    /// policy has evaluated.
     fn pass(self, frame: Frame<Bytes>, admission: &Admission) -> Frame<Bytes> {
         let may_pass = |name: &HeaderName| match self {
             Self::OfRequest => may_be_trailer(name) && !admission.reads_header(name),
@@ -44,7 +45,7 @@ impl Trailers {
     }
 }
 
-/// A frame of the trailers that may pass; without any, of no data.
+/// Returns a frame of the allowed trailers; without any, an empty data frame.
 pub(in crate::http) fn only(
     all: HeaderMap,
     may_pass: impl Fn(&HeaderName) -> bool,
@@ -80,8 +81,7 @@ where
     B::Error: Into<BodyError>,
     K: Send + 'static,
 {
-    /// Streams a body while policies admit the request and until the deadline. `keep` is dropped when it has been read,
-    /// or is given up.
+    /// Streams a body while policies admit the request and until the deadline. `keep` is dropped with the body.
     pub(in crate::http) fn body(
         inner: B,
         count: Count,
@@ -128,7 +128,7 @@ where
         match &frame {
             Some(Ok(frame)) => {
                 this.count.frame(frame);
-                // No frame is polled after the last one.
+                // The last frame was polled, after which the body is not polled again.
                 if this.inner.is_end_stream() {
                     this.count.completed();
                 }

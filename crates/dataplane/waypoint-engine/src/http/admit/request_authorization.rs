@@ -1,4 +1,4 @@
-//! Decision of policies about a request as it came.
+//! Authorization of a request in its received form.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     session::Session,
 };
 
-/// Authorizes a request in the form in which it came.
+/// Authorizes a request in its received form.
 pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,

@@ -1,10 +1,9 @@
 //! Session persistence: requests of a client go to the endpoint of its first one (`sessionPersistence`).
 //!
-//! A session's value says which backend of the rule it was and which of its endpoints, by hashes that tell nothing of
-//! addresses, and when it began. It is not believed: a client gets to no other endpoints with it than those that its
-//! backend has now and that may be chosen, and to no other backends than those of the rule that the request matches.
-//! What does not say that begins a new session. A client that forges a value can only choose among the endpoints of the
-//! matched rule, and prolong its own session.
+//! The session value has hashes of the rule's backend and of its endpoint, which reveal no addresses, and the start
+//! time. It is untrusted: a client reaches only endpoints that its backend currently has and that may be chosen, and
+//! only backends of the rule that the request matches. An invalid value begins a new session. A client that forges a
+//! value can only choose among the endpoints of the matched rule, and prolong its own session.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,7 +30,7 @@ struct Value {
     seen: u64,
 }
 
-/// The session of one request.
+/// Session of one request.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Affinity {
     of: HttpSession,
@@ -48,7 +47,7 @@ pub(in crate::http) enum Found {
     There(BackendEndpoint),
     /// The endpoint no longer exists.
     Gone,
-    /// The service's own waypoint chooses among its endpoints.
+    /// The service's own waypoint chooses the endpoint.
     NotOurs,
 }
 
@@ -98,7 +97,7 @@ fn milliseconds(of: Duration) -> u64 {
     u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Now, for sessions.
+/// Returns the current time in milliseconds since the Unix epoch.
 pub(in crate::http) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     milliseconds(since.unwrap_or_default())
@@ -140,7 +139,7 @@ impl Affinity {
     }
 
     /// Returns the backend of the session regardless of weights; `find` searches an endpoint by its mark. A session
-    /// ends with its endpoint.
+    /// ends when its endpoint is gone.
     pub(in crate::http) fn backend<'a>(
         &mut self,
         rule: &'a Rule,
@@ -254,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Request headers of a client that has stored the cookies of a response.
+    /// Returns the request headers of a client that has stored the cookies of a response.
     fn cookie(answer: &HeaderMap) -> HeaderMap {
         let set = answer[SET_COOKIE].to_str().unwrap();
         let (pair, _) = set.split_once(';').unwrap();
@@ -282,7 +281,7 @@ mod tests {
         });
         assert_eq!(matched.map(|(index, _)| index), Some(1));
         assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
-        // A known session is not set again.
+        // The cookie of a known session is not set again.
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 0), "pod-1", &mut answer);
         assert!(answer.is_empty());
@@ -301,7 +300,7 @@ mod tests {
         let mut affinity = Affinity::of(&session(), &client, NOW);
         let matched = affinity.backend(&other, |_, _| panic!("no backend of the rule"));
         assert!(matched.is_none());
-        // Another endpoint responds than the session's.
+        // An endpoint other than the session's responds.
         let affinity = Affinity::of(&session(), &client, NOW);
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 1), "pod-2", &mut answer);

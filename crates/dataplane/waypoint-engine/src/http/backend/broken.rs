@@ -1,4 +1,4 @@
-//! Requests that failed at their endpoint: flag, status and body of the client's response, and the access log's text.
+//! Failures of requests at their endpoint: flag, status and body of the client's response, and the access log's text.
 
 use std::{borrow::Cow, error::Error};
 
@@ -10,10 +10,10 @@ use http::StatusCode;
 use crate::{message::Version, upstream::UpstreamError};
 
 const HEADERS_TOO_LARGE: &str = "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)";
-/// Prefix of such bodies, as in Envoy.
+/// Prefix of response bodies for failed requests, as in Envoy.
 const RESET: &str = "upstream connect error or disconnect/reset before headers. reset reason: ";
 
-/// A request that failed at its endpoint.
+/// Failure of a request at its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::http) struct Broken {
     pub(in crate::http) flag: ResponseFlag,
@@ -47,7 +47,7 @@ impl Broken {
                 refused_by(visible(policies, reader).as_deref()).into(),
                 format!("{}: {text}", refused_by(Some(policies))),
             ),
-            // Node proxies refuse by policy with this status alone, which those of others do not explain.
+            // Node proxies reject by policy with this status alone, which other proxies use without a reason.
             Some(TunnelError::Status(StatusCode::UNAUTHORIZED)) => Self::new(
                 flag,
                 refused_by(None).into(),
@@ -104,7 +104,7 @@ impl Broken {
                     text,
                 )
             },
-            // It names the last request that may have been processed; only those after it end like this.
+            // GOAWAY names the last request that may have been processed; only later ones fail with it.
             Some(going) if going.is_remote() && going.is_go_away() => Self {
                 is_untouched: true,
                 ..Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text)
@@ -121,7 +121,7 @@ fn refused_by(policies: Option<&str>) -> String {
     }
 }
 
-/// The policies of a list whose names clients of a namespace may see: those of their own namespace.
+/// Returns the policies of a list whose names clients of a namespace may see: those of their own namespace.
 fn visible(policies: &str, reader: Option<&str>) -> Option<String> {
     let reader = reader?;
     let of_reader = |policy: &&str| {

@@ -1,10 +1,10 @@
-//! Bodies that have been announced and of which nothing comes: an upload that its client does not go on with, a response
-//! that its application breaks off in silence. Each holds a connection and a worker of the application, or the client.
+//! Idle timeouts of bodies: an upload that its client does not continue, or a response that its application silently
+//! stops sending. Each holds a connection, and a worker of the application or the client.
 //!
-//! Two waits are bounded, and no other: for an upload until its response begins, and for the rest of a response whose
-//! length was declared. A request that waits for its response, a response without a declared length (server-sent
-//! events, watches, long polls), a stream in both directions once its response has begun, gRPC, Connect and upgraded
-//! connections are quiet for as long as they like: that is what they are for.
+//! Exactly two waits are limited: for an upload until its response begins, and for the rest of a response with a
+//! declared length. All others may be idle for any time, as intended: a request that waits for its response, a response
+//! without a declared length (server-sent events, watches, long polls), a bidirectional stream once its response has
+//! begun, gRPC, Connect, and upgraded connections.
 
 use std::{
     pin::Pin,
@@ -28,12 +28,12 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Idle timeout of a body.
+/// Error of a body that exceeded its idle timeout.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body came for {0:?} (AMBIT_STREAM_IDLE_TIMEOUT)")]
 pub(in crate::http) struct Idle(Duration);
 
-/// Waits for the bodies of one request.
+/// Idle timeouts of the bodies of one request.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct IdleTimeout {
     /// Idle timeout; `None` disables it.
@@ -43,13 +43,13 @@ pub(in crate::http) struct IdleTimeout {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The response has begun: the request's body is waited for no more.
+    /// Whether the response has begun, after which the request's body has no timeout.
     has_begun: AtomicBool,
-    /// Whether waiting for the request's body timed out.
+    /// Whether the request's body timed out.
     is_over: AtomicBool,
 }
 
-/// Which body is waited for.
+/// Direction of the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Request,
@@ -62,12 +62,12 @@ struct Awaited {
     limit: Duration,
     direction: Direction,
     state: Arc<State>,
-    /// Timer since the reader waits for the next frame.
+    /// Timer since the reader began to wait for the next frame.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
 impl IdleTimeout {
-    /// Bodies of a request with these headers may be quiet for so long; zero is for ever.
+    /// Creates the timeouts of a request with these headers; zero disables them.
     pub(in crate::http) fn new(limit: Duration, headers: &HeaderMap, is_upgrade: bool) -> Self {
         let is_bounded = !limit.is_zero() && !is_upgrade && !is_stream(headers);
         Self {
@@ -76,10 +76,9 @@ impl IdleTimeout {
         }
     }
 
-    /// Waits for a body's frames one by one, outside of [`Self::request`].
+    /// Waits for a frame of a body that is read outside of [`Self::request`].
     ///
-    /// # Errors
-    /// When the future takes too long.
+    /// # Errors When the future exceeds the timeout.
     pub(in crate::http) async fn bound<T>(
         &self,
         waiting: impl Future<Output = T>,
@@ -93,12 +92,12 @@ impl IdleTimeout {
         }
     }
 
-    /// A request's body, which ends with an error when nothing of it comes and the response has not begun.
+    /// Wraps a request's body, which fails when it is idle before the response has begun.
     pub(in crate::http) fn request(&self, body: Body) -> Body {
         self.watch(body, Direction::Request)
     }
 
-    /// A response's body, which ends with an error when nothing of it comes although its length is known.
+    /// Wraps a response's body, which fails when it is idle although its length is declared.
     pub(in crate::http) fn response(&self, body: Body) -> Body {
         self.state.has_begun.store(true, Relaxed);
         match body.size_hint().exact() {
@@ -128,7 +127,7 @@ impl IdleTimeout {
     }
 }
 
-/// Whether a request is a stream of messages, whichever direction they come from.
+/// Whether a request is a stream of messages, in either direction.
 fn is_stream(headers: &HeaderMap) -> bool {
     let of = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
     of.is_some_and(|of| {
@@ -208,7 +207,7 @@ mod tests {
         IdleTimeout::new(LIMIT, &headers, false)
     }
 
-    /// Whether a body's next frame is waited for longer than it may be.
+    /// Whether waiting for a body's next frame exceeds the limit.
     async fn is_waited_for(body: &mut Body) -> bool {
         let most = Duration::from_secs(86_400);
         tokio::time::timeout(most, body.frame()).await.is_err()
@@ -256,7 +255,7 @@ mod tests {
         let mut upload = idle.request(request);
         let mut download = idle.response(response);
         assert!(is_waited_for(&mut upload).await && is_waited_for(&mut download).await);
-        // Also if it begins while the upload is waited for.
+        // Also a response that begins during the upload.
         let idle = of("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
         let mut upload = idle.request(request);
@@ -293,7 +292,7 @@ mod tests {
         assert!(bounded.bound(tokio::time::sleep(LIMIT * 9)).await.is_err());
     }
 
-    /// A body of a declared length.
+    /// Body with a declared length.
     struct Declared(Body);
 
     impl HttpBody for Declared {

@@ -1,4 +1,4 @@
-//! A request body whose first frames have been buffered, and are replayed.
+//! Request body of which a prefix has been buffered, and is replayed.
 
 use std::{
     collections::VecDeque,
@@ -24,7 +24,7 @@ pub(in crate::http) struct BufferedPrefix {
     permit: Option<Permit>,
 }
 
-/// Reason why the beginning of a body is missing.
+/// Reason why the prefix of a body is not available.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::http) enum PrefixError {
     #[error(transparent)]
@@ -45,8 +45,7 @@ pub(in crate::http) struct PrefixedBody {
 impl BufferedPrefix {
     /// Reads a body up to its end or a maximum number of bytes.
     ///
-    /// # Errors
-    /// When it breaks, stalls, or the budget has no room.
+    /// # Errors When the body fails or stalls, or the budget has no room.
     pub(in crate::http) async fn of(
         body: &mut Incoming,
         most: usize,

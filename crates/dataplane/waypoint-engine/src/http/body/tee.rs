@@ -1,5 +1,5 @@
-//! Bodies that go to mirrors as well. What is passed on is copied as it passes, and never waits for a mirror: one that
-//! is too far behind is given up.
+//! Bodies that are copied to mirrors while they are forwarded. The original never waits for a mirror: one that lags too
+//! far behind is dropped.
 
 use std::{
     pin::Pin,
@@ -37,13 +37,13 @@ pub(in crate::http) enum Copied {
     TooSlow,
 }
 
-/// Forwards a body, and copies it to mirrors.
+/// Body that is forwarded, and copied to mirrors.
 struct Tee {
     inner: Body,
     copies: Vec<Copying>,
 }
 
-/// Original's handle of one mirror.
+/// Sender of the copy for one mirror.
 struct Copying {
     pieces: mpsc::UnboundedSender<Piece>,
     own: Arc<AtomicUsize>,
@@ -57,7 +57,7 @@ enum Piece {
     End,
 }
 
-/// Bytes that wait for a mirror.
+/// Buffered bytes for a mirror, released on drop.
 struct EndpointLease {
     bytes: usize,
     own: Arc<AtomicUsize>,
@@ -72,19 +72,19 @@ impl Drop for EndpointLease {
     }
 }
 
-/// The body that a mirror gets.
+/// Body that a mirror receives.
 struct Copy {
     pieces: mpsc::UnboundedReceiver<Piece>,
     /// Remaining bytes, if known.
     left: Option<u64>,
 }
 
-/// The original ended before its end, or the mirror was too slow.
+/// Error of a copy whose original was aborted, or whose mirror was too slow.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the mirrored request is given up")]
 struct GivenUp;
 
-/// A body that is passed on, and `count` copies of it, each with how the copying of it ends.
+/// Returns the body to forward and `count` copies of it, each with the outcome of its copying.
 pub(in crate::http) fn tee(
     inner: Body,
     count: usize,
@@ -94,7 +94,7 @@ pub(in crate::http) fn tee(
     if inner.is_end_stream() {
         let empty = || {
             let (ended, end) = oneshot::channel();
-            // Its other end is here.
+            // The receiver exists.
             let _told = ended.send(Copied::Over);
             (message::text(""), end)
         };
@@ -146,7 +146,7 @@ impl Copying {
 
     fn end(&mut self, how: Copied) {
         if let Some(ended) = self.ended.take() {
-            // Nobody may be there any more.
+            // The receiver may be gone.
             let _told = ended.send(how);
         }
     }
@@ -171,7 +171,7 @@ impl HttpBody for Tee {
         match &frame {
             Some(Ok(frame)) => {
                 this.copies.retain_mut(|copy| copy.give(frame));
-                // No frame is polled after the last one.
+                // The last frame was polled, after which the body is not polled again.
                 if this.inner.is_end_stream() {
                     this.copies.drain(..).for_each(Copying::complete);
                 }

@@ -1,5 +1,5 @@
-//! Response bodies that count towards the budget of their client until it has read them: a client that does not read
-//! could have its connections keep them.
+//! Response bodies whose buffered frames are charged to the client's budget until it has read them: a client that does
+//! not read could make its connections hold them.
 
 use std::{
     pin::Pin,
@@ -15,7 +15,7 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// A body whose frames are charged.
+/// Body whose frames are charged.
 struct Charged {
     inner: Body,
     memory: ConnectionMemory,
@@ -33,7 +33,7 @@ impl AsRef<[u8]> for EndpointLease {
     }
 }
 
-/// Charges the frames of a body for as long as they are not sent.
+/// Charges the frames of a body until they are sent.
 pub(in crate::http) fn charged(inner: Body, memory: &ConnectionMemory) -> Body {
     if inner.is_end_stream() {
         return inner;
@@ -96,7 +96,7 @@ mod tests {
         let part = frame.slice(1..2);
         drop((frame, first));
         assert_eq!(memory.held(), 600 << 10);
-        // The budget of the connection is a megabyte.
+        // The connection's budget is one megabyte.
         let mut second = charged(body(), &connection);
         assert!(second.frame().await.unwrap().is_err());
         drop(part);

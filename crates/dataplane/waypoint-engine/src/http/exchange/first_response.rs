@@ -19,7 +19,7 @@ pub(super) enum FirstResponse {
     Plugin(Response<ResponseBody>),
 }
 
-/// Sends a request until its deadline, and unless its body is not read or a plugin responds.
+/// Sends a request until its deadline, unless its body is not read or a plugin responds.
 pub(super) async fn first_response(
     mut sending: Pin<&mut impl Future<Output = Result<UpstreamResponse, Failure>>>,
     deadline: Option<Instant>,

@@ -8,7 +8,8 @@ use crate::{
     session::Session,
 };
 
-/// Returns the version in which a request is sent: as the port declares, unless a DestinationRule chooses another.
+/// Returns the version in which a request is sent: the declared one of the port, unless a DestinationRule chooses
+/// another.
 pub(super) fn version(
     session: &Session,
     destination: &Destination,

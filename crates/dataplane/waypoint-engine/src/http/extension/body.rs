@@ -1,4 +1,4 @@
-//! A body as one plugin lets it through.
+//! Body of a request or response that one plugin filters.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Why a body ends before its end.
+/// Reason why a body ends early.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("a plugin answers in place of the application")]
@@ -40,14 +40,14 @@ enum Broken {
     Failed(#[from] Failure),
 }
 
-/// A body that one plugin filters.
+/// Body that one plugin filters.
 pub(super) struct FilteredBody {
     of: Direction,
     running: Arc<StreamContext>,
     answered: Arc<LocalReply>,
     inner: Body,
     out: VecDeque<Frame<Bytes>>,
-    /// Trailers that were passed to the plugin, to be forwarded when it continues.
+    /// Whether the plugin has received trailers, which are forwarded when it continues.
     has_trailers: bool,
     /// Whether the plugin paused the stream.
     is_paused: bool,
@@ -55,9 +55,9 @@ pub(super) struct FilteredBody {
     held: usize,
     memory: ConnectionMemory,
     permit: Option<Permit>,
-    /// Whether the last part was passed to the plugin.
+    /// Whether the plugin has received the end of the body.
     is_over: bool,
-    /// The plugin failed open: the rest passes.
+    /// Whether the plugin failed open, so that the rest bypasses it.
     is_left_out: bool,
 }
 
@@ -69,7 +69,7 @@ impl FilteredBody {
         answered: &Arc<LocalReply>,
         inner: Body,
     ) -> Body {
-        // The plugin knows that there is none, or does not ask for it: then it stays framed as it is.
+        // Without a body, or a callback for it, the body keeps its framing.
         let wants = running.instance.call(|vm| Ok(vm.wants_body(of)));
         if inner.is_end_stream() || wants == Ok(false) {
             return UnfilteredBody {
@@ -104,7 +104,7 @@ impl FilteredBody {
                 Ok(())
             }
             Ok(Outcome::Answered(response)) => {
-                // Too late for an answer that has begun.
+                // A response that has begun cannot be replaced.
                 if self.of == Direction::Request {
                     self.answered.set(response);
                 }
@@ -146,7 +146,7 @@ impl FilteredBody {
 
     fn failed(&mut self, failure: Failure) -> Result<(), Broken> {
         let plugin = &self.running.plugin;
-        // What it held is lost with it.
+        // The bytes that the plugin held are lost.
         if plugin.config.fail_open && self.held == 0 {
             Counts::add(&plugin.counts.passed);
             self.is_left_out = true;
@@ -225,7 +225,7 @@ impl FilteredBody {
     }
 }
 
-/// Builds a local response in the plugin's place.
+/// Returns a local response of the waypoint in the plugin's place.
 fn own(status: u16, details: &str) -> LocalResponse {
     LocalResponse {
         status,
@@ -279,7 +279,7 @@ impl HttpBody for FilteredBody {
     }
 }
 
-/// A body that a plugin does not see, with which the request is over for it.
+/// Body that a plugin does not filter, whose end ends the plugin's context.
 struct UnfilteredBody {
     inner: Body,
     _running: Arc<StreamContext>,

@@ -1,4 +1,4 @@
-//! One request or response in an instance of a plugin.
+//! Context of one request and its response in an instance of a plugin.
 
 use std::{
     future::poll_fn,
@@ -14,10 +14,10 @@ use crate::{
     http::reply::Reply,
 };
 
-/// Response-code details in Envoy's form.
+/// Response-code details of a failed plugin, as in Envoy.
 pub(super) const FAILED: &str = "wasm_fail_stream";
 
-/// A request in an instance of a plugin.
+/// Context of a request in an instance of a plugin, closed on drop.
 pub(super) struct StreamContext {
     pub(super) plugin: Arc<Plugin>,
     pub(super) instance: Instance,
@@ -48,7 +48,7 @@ impl From<Failure> for Unable {
 }
 
 impl StreamContext {
-    /// Waits until the plugin continues or ends a request that it holds.
+    /// Waits until the plugin resumes or ends a paused request or response.
     pub(super) async fn settled(&self, of: Direction, outcome: Outcome) -> Result<Outcome, Unable> {
         if outcome != Outcome::Paused {
             return Ok(outcome);

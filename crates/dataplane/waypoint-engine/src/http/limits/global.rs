@@ -1,4 +1,4 @@
-//! Request to a rate-limit service, and its response.
+//! Call of a rate-limit service, and its response.
 
 use ambit_l7::route::RouteRequest;
 use ambit_model::{GlobalLimit, LimitKey, LimitValue};

@@ -1,4 +1,4 @@
-//! What is known of a request while it is under way; reported when the last part of it is done.
+//! Record of a request in flight, reported when the last part of its response has been sent.
 
 mod telemetry;
 
@@ -50,13 +50,13 @@ pub(in crate::http) struct Record {
     audited_by: Option<String>,
     /// Policy that denied the request.
     policy: Option<String>,
-    /// Whether the waypoint refuses it, rather than fails to have it served.
+    /// Whether the waypoint refuses the request, rather than failing to forward it.
     is_refused: bool,
     pub(in crate::http) upstream_failure: Option<String>,
     upstream_time: Option<Duration>,
     pub(in crate::http) route: Option<String>,
     chosen: Option<SelectedEndpoint>,
-    /// `x-forwarded-for`, `user-agent`, `x-request-id`.
+    /// Values of `x-forwarded-for`, `user-agent` and `x-request-id`.
     named: [Option<Vec<u8>>; 3],
     pub(in crate::http) received: Count,
     pub(in crate::http) sent: Count,
@@ -116,7 +116,7 @@ impl Record {
         }
     }
 
-    /// Policies have decided.
+    /// Records the decision of policies.
     pub(in crate::http) fn policies_decided(&mut self, decision: &HttpDecision) {
         self.details = decision.details();
         self.policy = decision.denied_by().map(ToString::to_string);

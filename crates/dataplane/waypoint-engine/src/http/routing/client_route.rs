@@ -21,7 +21,7 @@ use crate::{
     session::Session,
 };
 
-/// A request in the form that plugins and limits have seen, before a route of clients changes it.
+/// Form of a request that plugins and limits have processed, before a consumer route changes it.
 #[derive(Debug)]
 pub(in crate::http) struct Original {
     headers: HeaderMap,
@@ -30,7 +30,7 @@ pub(in crate::http) struct Original {
     target: PathAndQuery,
 }
 
-/// Request as a client route has changed it.
+/// Request as a consumer route has changed it.
 #[derive(Debug)]
 pub(in crate::http) struct ChangedRequest<'a, B> {
     pub(in crate::http) destination: &'a Destination,
@@ -38,7 +38,7 @@ pub(in crate::http) struct ChangedRequest<'a, B> {
     pub(in crate::http) form: &'a Form,
 }
 
-// Derived implementations would require those of the body.
+// A derived implementation would require `B: Clone`.
 impl<B> Clone for ChangedRequest<'_, B> {
     fn clone(&self) -> Self {
         *self
@@ -62,7 +62,7 @@ impl Original {
         })
     }
 
-    /// Restores the headers that hold tokens, and those by which applications learn what tokens claim.
+    /// Restores the headers that hold tokens, and those that pass claims to applications.
     pub(in crate::http) fn restore_claims(&self, session: &Session, headers: &mut HeaderMap) {
         let all = session.shard.waypoint.published.authentications();
         if all.is_empty() {
@@ -83,11 +83,10 @@ impl Original {
         }
     }
 
-    /// Returns the attachments of the destination, if it has any here.
+    /// Returns the attachments of the destination, if this waypoint has any.
     ///
-    /// # Errors
-    /// The response, if the destination has tokens or plugins that were not applied to the request, or if a plugin has
-    /// changed it.
+    /// # Errors The response, if the destination has tokens or plugins that were not applied to the request, or if a
+    /// plugin has changed it.
     pub(in crate::http) fn attachments<B>(
         &self,
         session: &Session,
@@ -118,10 +117,9 @@ impl Original {
         Ok(Some(there))
     }
 
-    /// Authorizes the request as modified by the client route.
+    /// Authorizes the request as modified by the consumer route.
     ///
-    /// # Errors
-    /// With the response, as for [`Self::attachments`], or if a limit refuses the request.
+    /// # Errors With the response, as for [`Self::attachments`], or if a limit refuses the request.
     pub(in crate::http) async fn admit<B>(
         &self,
         session: &Session,

@@ -1,5 +1,4 @@
-//! Connections of HTTP/2 and the requests under way on each: how many one may carry, and how long it may be without
-//! any.
+//! Pooled HTTP/2 connections and their active requests, with limits for concurrent requests and idle time.
 
 use std::{
     collections::HashMap,
@@ -27,7 +26,7 @@ pub(super) struct ActiveStreams {
     quiet_since: Mutex<Instant>,
 }
 
-/// A request under way on a connection: until the last copy is dropped.
+/// Active request on a connection, which ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSlot {
     #[expect(dead_code, reason = "what it does is to be held")]
@@ -70,7 +69,7 @@ struct Connection {
     streams: Arc<ActiveStreams>,
 }
 
-/// Pooled HTTP/2 connections with their numbers of streams.
+/// Pooled HTTP/2 connections by key.
 #[derive(Debug, Default)]
 pub(super) struct Http2Connections(HashMap<HttpKey, Vec<Connection>>);
 
@@ -89,7 +88,7 @@ impl Http2Connections {
         });
     }
 
-    /// A connection with room for a request.
+    /// Returns a connection with room for a request.
     pub(super) fn take(
         &mut self,
         key: &HttpKey,
@@ -113,8 +112,8 @@ impl Http2Connections {
         taken
     }
 
-    /// Removes a connection that has been idle for too long; else returns the time of the next check. `None`: it is no
-    /// longer pooled.
+    /// Removes a connection that has been idle for too long; otherwise returns the time until the next check. `None` if
+    /// the connection is no longer pooled.
     pub(super) fn retire(
         &mut self,
         key: &HttpKey,
@@ -131,7 +130,7 @@ impl Http2Connections {
         if !is_closed && (is_busy || quiet < idle) {
             return Some(if is_busy { idle } else { idle - quiet });
         }
-        // Without senders it ends when its last request has.
+        // Without senders the connection closes when its last request ends.
         all.remove(at);
         if all.is_empty() {
             self.0.remove(key);

@@ -16,14 +16,14 @@ use crate::{
 pub(crate) struct HttpKey {
     /// Address of the socket or tunnel.
     peer: SocketAddr,
-    /// Authority and expected identities of the tunnel; none in plaintext.
+    /// Authority and expected identities of the tunnel; `None` in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     pub(super) version: Version,
     /// TLS origination of the connection.
     tls: Option<TlsKey>,
     /// Caller with exclusive use of the HTTP/2 connection.
     caller: Option<(Option<Identity>, IpAddr)>,
-    /// Identity of the calls, if not the waypoint's own.
+    /// Identity of the connection, if not the waypoint's own.
     identity: Option<Identity>,
     /// Services that the tunnel names as applied attachments.
     applied: AppliedServices,
@@ -52,7 +52,7 @@ impl HttpKey {
         }
     }
 
-    /// The same in a tunnel that names the services whose attachments have been applied.
+    /// Sets the services whose attachments have been applied, which the tunnel names.
     pub(crate) fn applied(self, applied: AppliedServices) -> Self {
         Self { applied, ..self }
     }
@@ -66,7 +66,7 @@ impl HttpKey {
         Self { caller, ..self }
     }
 
-    /// Uses another identity than the waypoint's own.
+    /// Sets an identity other than the waypoint's own.
     pub(crate) fn of(self, identity: Option<Identity>) -> Self {
         Self { identity, ..self }
     }

@@ -1,34 +1,34 @@
-//! Reuse of pooled connections: how long, and for how many requests.
+//! Limits for the reuse of pooled connections, in time and requests.
 
 use std::time::{Duration, Instant};
 
 use ambit_model::DestinationLimits;
 
-/// Idle timeout of pooled connections. It is shorter than that of usual servers, since a request fails if the server
-/// closes its connection meanwhile.
+/// Idle timeout of pooled HTTP/1 connections. It is shorter than that of usual servers, since a request fails if the
+/// server closes its connection meanwhile.
 const IDLE: Duration = Duration::from_secs(4);
 /// Idle timeout of pooled HTTP/2 connections, of which each caller has its own.
 const IDLE_STREAMS: Duration = Duration::from_secs(60);
-/// Requests at once on one connection of HTTP/2.
+/// Maximum concurrent requests on one HTTP/2 connection.
 pub(super) const MAX_STREAMS: u32 = 100;
 
-/// Lifetime of a pooled connection, in time and requests.
+/// Limits for the reuse of a pooled connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReuseLimits {
-    /// Idle timeout of HTTP/1.1.
+    /// Idle timeout of an HTTP/1.1 connection.
     pub(super) idle: Duration,
-    /// Idle timeout of HTTP/2, if a policy sets it.
+    /// Idle timeout of an HTTP/2 connection, if a policy sets it.
     idle_streams: Option<Duration>,
-    /// Requests in its life; zero is any number.
+    /// Maximum requests of a connection; zero for no limit.
     requests: u32,
     /// Maximum lifetime, after which the connection drains.
     lasts: Option<Duration>,
-    /// Requests at once, of HTTP/2.
+    /// Maximum concurrent requests of an HTTP/2 connection.
     pub(super) streams: u32,
 }
 
 impl ReuseLimits {
-    /// Derives the lifetime from a destination's limits.
+    /// Derives the limits from a destination's policy.
     pub(crate) fn under(limits: &DestinationLimits) -> Self {
         Self {
             idle: limits.idle_timeout.unwrap_or(IDLE),
@@ -42,13 +42,13 @@ impl ReuseLimits {
         }
     }
 
-    /// Returns the idle timeout of a connection with counted requests.
+    /// Returns the idle timeout of an HTTP/2 connection.
     pub(super) fn idle_streams(&self) -> Duration {
         self.idle_streams.unwrap_or(IDLE_STREAMS)
     }
 }
 
-/// Lifetime of a connection and the requests that it has carried.
+/// Age of a connection and the number of requests that it has carried, with its limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionUse {
     pub(super) keep: ReuseLimits,
@@ -57,7 +57,7 @@ pub(super) struct ConnectionUse {
 }
 
 impl ConnectionUse {
-    /// Starts the life of a connection with its first request.
+    /// Creates the state of a new connection with its first request.
     pub(super) fn new(keep: ReuseLimits) -> Self {
         Self {
             keep,

@@ -1,4 +1,4 @@
-//! The question, by gRPC or HTTP, and the answer as it comes.
+//! Check requests to an authorization provider, by gRPC or HTTP, and its responses.
 
 use std::{
     net::SocketAddr,
@@ -91,7 +91,7 @@ impl From<CollectError> for CheckError {
     }
 }
 
-/// One end, with its identity as text.
+/// One end of a connection, with its identity as text.
 pub(super) type End = (SocketAddr, Option<String>);
 
 pub(super) fn source(session: &Session) -> End {
@@ -112,12 +112,12 @@ pub(super) fn peer((address, principal): &End) -> Peer<'_> {
     }
 }
 
-/// Request of a client that an authorizer decides on.
+/// Client request or connection that an authorizer decides on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedRequest<'a> {
     pub(super) request: &'a Request<Incoming>,
     pub(super) form: &'a Form,
-    /// Start of the body, as far as the provider wants it.
+    /// Prefix of the body, up to the size that the provider requires.
     pub(super) prefix: &'a BufferedPrefix,
 }
 
@@ -127,7 +127,7 @@ pub(super) async fn of_request(
     checked: CheckedRequest<'_>,
     hops: Hops,
 ) -> Result<Answer, CheckError> {
-    // All is taken from the request before anything is waited for.
+    // All attributes are read before the first await.
     match &provider.protocol {
         ProviderProtocol::Grpc => {
             let (source, destination) = (source(session), destination(session));
@@ -299,7 +299,7 @@ pub(in crate::http) async fn unary(
     let (prefix, message) = bytes.split_at_checked(5).ok_or(CheckError::NoMessage)?;
     let length = u32::try_from(message.len()).map_err(|_| CheckError::NoMessage)?;
     let [a, b, c, d] = length.to_be_bytes();
-    // Not compressed, and nothing after it.
+    // Uncompressed, and a single message.
     if prefix != [0, a, b, c, d] {
         return Err(CheckError::NoMessage);
     }
@@ -317,7 +317,7 @@ fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
         .any(|pattern| pattern.matches(name.as_str()))
 }
 
-/// The HTTP request of a check.
+/// Returns the HTTP request of a check.
 fn question(
     provider: &Provider,
     http: &HttpProvider,

@@ -1,11 +1,11 @@
-//! What a provider changes, within what it may.
+//! Changes of headers and query by a provider, within bounds.
 
 use ambit_wire::ext_authz::{HeaderChange, HeaderOption};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
 use crate::headers::{join_cookies, may_be_changed};
 
-/// Most of a request's headers with those of a provider, in lines and in bytes.
+/// Maximum number of lines and bytes of a request's headers, including those that a provider adds.
 const MOST_LINES: usize = 200;
 const MOST_BYTES: usize = 64 << 10;
 
@@ -14,8 +14,7 @@ fn name_of(text: &str) -> Option<HeaderName> {
     name.filter(may_be_changed)
 }
 
-/// Sets headers; returns how many were not set, because no provider may set them or they are
-/// invalid.
+/// Sets headers; returns the number of rejected changes: providers may not set the header, or it is invalid.
 pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
     let mut refused = 0;
     for change in changes {
@@ -34,12 +33,12 @@ pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) 
         };
         refused += u64::from(done.is_err());
     }
-    // An appended cookie is no second line.
+    // Appended cookies must not be a second line.
     join_cookies(headers);
     refused
 }
 
-/// Removes headers; returns how many were not removed, because no provider may.
+/// Removes headers; returns the number of rejected removals.
 pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
     let mut refused = 0;
     for name in names {
@@ -51,7 +50,7 @@ pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
     refused
 }
 
-/// Whether a request is as small as one from a client has to be.
+/// Whether the request's headers are within the limits of received requests.
 pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
     let bytes = headers
         .iter()
@@ -59,7 +58,7 @@ pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
     headers.len() <= MOST_LINES && bytes.sum::<usize>() <= MOST_BYTES
 }
 
-/// A target with other parameters; `None` if it cannot be one.
+/// Returns a target with changed query parameters; `None` if it is invalid.
 pub(super) fn query(
     target: &PathAndQuery,
     set: &[(String, String)],

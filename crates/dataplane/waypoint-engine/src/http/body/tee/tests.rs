@@ -1,4 +1,4 @@
-//! Originals with mirrors that keep up, and that do not.
+//! Copies to mirrors that keep up, and to mirrors that do not.
 
 use http::{HeaderMap, HeaderValue};
 use http_body_util::StreamBody;
@@ -12,7 +12,7 @@ fn memory() -> ConnectionMemory {
     memory.connection(None, [10, 0, 0, 1].into())
 }
 
-/// A body whose frames are sent by the test.
+/// Returns a body whose frames are sent by the test.
 fn body() -> (mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
@@ -59,7 +59,7 @@ async fn a_slow_mirror_is_given_up_and_holds_nobody_back() {
     }
     assert_eq!(slow_end.try_recv(), Ok(Copied::TooSlow));
     assert_eq!(fast_end.try_recv(), Err(TryRecvError::Empty));
-    // What it has got is no request that looks whole.
+    // The received part must not look like a complete request.
     let error = loop {
         match slow.frame().await {
             Some(Ok(_)) => {}

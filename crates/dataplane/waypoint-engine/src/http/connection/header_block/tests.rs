@@ -1,4 +1,4 @@
-//! Header blocks in pieces of every size, what they are charged, and how fast they are read.
+//! Header blocks in pieces of any size: their charged memory, and the sizes of reads.
 
 use std::{sync::Arc, task::Waker};
 
@@ -48,7 +48,7 @@ fn a_block_is_open_from_its_first_frame_to_the_last_byte_of_its_last() {
         assert!(open(&[&begun, &more, &last[..18]]).is_some());
         assert!(open(&[&begun, &more, &last]).is_none());
         assert!(open(&[&frame(HEADERS, WHOLE, 1, 0)]).is_none());
-        // What others do meanwhile is no part of it.
+        // Frames of other streams do not count.
         assert!(open(&[&frame(HEADERS, WHOLE, 1, 20), &frame(0, 0, 1, 300)]).is_none());
     }
 }
@@ -72,7 +72,7 @@ fn trailers_are_charged_until_their_request_is_over() {
     let mut sent = Frames::after(0);
     let mut answer =
         |bytes: &[u8], blocks: &mut Blocks| sent.advance(bytes, |event| blocks.sent(event));
-    // An answer that goes on, that of another request, and settings.
+    // A response that continues, a response to another request, and settings.
     answer(&frame(HEADERS, END_HEADERS, 1, 10), &mut blocks);
     answer(&frame(0, END_STREAM, 3, 10), &mut blocks);
     answer(&frame(4, 1, 1, 0), &mut blocks);
@@ -86,7 +86,7 @@ fn trailers_are_charged_until_their_request_is_over() {
     frames.advance(&trailers, |event| blocks.received(event));
     frames.advance(&frame(RST_STREAM, 0, 1, 4), |event| blocks.received(event));
     assert_eq!(blocks.bytes(), 0);
-    // Those of gRPC and of checksums are small.
+    // Trailers of gRPC and checksums are small.
     frames.advance(&frame(HEADERS, WHOLE, 1, FREE_TRAILERS), |event| {
         blocks.received(event)
     });
@@ -130,7 +130,7 @@ async fn header_blocks_are_read_little_by_little_and_other_tasks_come_between() 
     let all: usize = dense.iter().flatten().sum();
     assert_eq!(all, preface.len() + blocks.len());
 
-    // Bodies are read as fast as they come.
+    // Bodies are read at full speed.
     let data = frame(0, 0, 1, 60_000);
     let sparse = reads_of(&[&preface, &frame(HEADERS, END_HEADERS, 1, 100), &data]);
     assert!(!sparse.contains(&None), "{sparse:?}");

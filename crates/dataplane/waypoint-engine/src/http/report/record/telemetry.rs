@@ -33,7 +33,7 @@ pub(super) struct RequestTelemetry {
     state: String,
 }
 
-/// Attributes of a finished request that are not in its [`HttpRequestReport`] or are there in another form.
+/// Attributes of a finished request that its [`HttpRequestReport`] lacks or has in another form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FinishedRequest<'a> {
     pub(super) method: &'a str,
@@ -46,7 +46,7 @@ pub(super) struct FinishedRequest<'a> {
 }
 
 impl RequestTelemetry {
-    /// If telemetry is configured for the target.
+    /// Creates the telemetry of a request, if the target has a configuration.
     pub(super) fn of(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
         let telemetry_config = session.telemetry_config()?;
         let mut telemetry = Self {
@@ -64,7 +64,7 @@ impl RequestTelemetry {
         Some(Box::new(telemetry))
     }
 
-    /// Decides whether the request is recorded, and as which span.
+    /// Decides whether the request is sampled, and its span.
     fn read_trace_context(&mut self, headers: &HeaderMap) {
         let Some(Tracing { settings, .. }) = &self.telemetry_config.tracing else {
             return;
@@ -72,7 +72,7 @@ impl RequestTelemetry {
         self.incoming = Incoming::of(headers);
         let may_be_sampled = settings.sampling > 0 || self.incoming.sampled.is_some();
         if !may_be_sampled || self.incoming.sampled == Some(false) {
-            // Nobody is to record it: what came passes as it is.
+            // The request is not sampled: trace headers pass unchanged.
             return;
         }
         let mut id = headers.get(&X_REQUEST_ID).cloned();
@@ -124,7 +124,7 @@ impl RequestTelemetry {
         self.response = redacted;
     }
 
-    /// Whether lines are written as configured here, rather than by the waypoint's own setting.
+    /// Whether the configuration has access logs, which replace the waypoint's own.
     pub(super) fn has_logs(&self) -> bool {
         self.telemetry_config.logs.is_some()
     }
@@ -138,7 +138,7 @@ impl RequestTelemetry {
         traffic: &TrafficLabels,
     ) -> Option<Changed> {
         if let Some(name) = self.named.take() {
-            // Of a request that was never sent on it is not yet among the headers.
+            // The id is not yet among the headers of a request that was never forwarded.
             self.request.entry(X_REQUEST_ID).or_insert(name);
         }
         let waypoint = &session.shard.waypoint;
@@ -214,7 +214,7 @@ fn redacted(
     redacted
 }
 
-/// The two ends, in Istio's tags, and the waypoint itself.
+/// Returns Istio's tags for both ends and for the waypoint itself.
 fn parties(session: &Session, traffic: &TrafficLabels) -> span::Parties {
     let config = &session.shard.waypoint.config;
     let mut all = vec![

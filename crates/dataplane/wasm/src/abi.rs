@@ -140,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pairs_are_read_as_they_were_written(
+        fn pairs_round_trip(
             pairs: Vec<(Vec<u8>, Vec<u8>)>
         ) {
             let views = pairs.iter().map(|(name, value)| (&name[..], &value[..]));
@@ -149,13 +149,13 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_pairs_or_are_not(bytes: Vec<u8>) {
+        fn pairs_of_any_bytes_are_parsed_without_panic(bytes: Vec<u8>) {
             let _pairs = read_pairs(&bytes);
         }
     }
 
     #[test]
-    fn a_list_that_claims_more_than_it_has_is_none() {
+    fn truncated_list_is_rejected() {
         assert_eq!(read_pairs(&[]), Some(Vec::new()));
         for claimed in [
             &[255, 255, 255, 255][..],

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_of_a_plugin_count_together_and_not_without_end() {
+    fn instances_of_a_plugin_share_bounded_series() {
         let (one, other) = (Metrics::default(), Metrics::default());
         let clone = one.clone();
         let id = one.define(MetricKind::Counter, "hits").unwrap();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_sorts_values() {
+    fn histogram_counts_values_in_buckets() {
         let metrics = Metrics::default();
         let id = metrics.define(MetricKind::Histogram, "time").unwrap();
         for value in [1, 2, 3, u64::MAX / 4] {

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_data_is_set_only_with_its_version() {
+    fn shared_data_requires_the_current_version() {
         let shared = Shared::default();
         assert_eq!(shared.set("vm", b"k", b"1", 0), Status::Ok);
         let (value, version) = shared.get("vm", b"k").unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_in_their_order() {
+    fn queue_messages_keep_their_order() {
         let shared = Shared::default();
         let queue = shared.register("vm", b"q").unwrap();
         assert_eq!(shared.register("vm", b"q"), Some(queue));

@@ -319,7 +319,7 @@ impl Vm {
             && let Some(stream) = self.stream(id)
         {
             // Attributes of the request are released, even if the module keeps the context.
-            stream.facts = Arc::new(Nothing);
+            stream.facts = Arc::new(EndedRequest);
             stream.request_body = bytes::BytesMut::new();
             stream.response_body = bytes::BytesMut::new();
             stream.answer = None;
@@ -447,9 +447,9 @@ impl Vm {
 }
 
 /// Attributes of a request that has ended.
-struct Nothing;
+struct EndedRequest;
 
-impl Facts for Nothing {
+impl Facts for EndedRequest {
     fn property(&self, _: &[&str]) -> Option<Value> {
         None
     }

@@ -156,7 +156,7 @@ fn call(length: usize, body: usize) -> String {
 }
 
 #[test]
-fn cancelled_calls_count_until_they_have_ended() {
+fn cancelled_calls_count_until_they_end() {
     let (data, length) = call_data();
     let both = format!(
         "{} (drop (call $cancel (i32.load (i32.const 1024))))",
@@ -210,7 +210,7 @@ fn repeated_events_are_one_effect() {
 }
 
 #[test]
-fn sizes_that_are_not_there_are_refused_and_cost_nothing() {
+fn oversized_lengths_are_rejected_without_allocation() {
     let imports = "(import \"env\" \"proxy_log\" (func $log (param i32 i32 i32) (result i32)))
         (import \"env\" \"proxy_set_shared_data\" (func $share (param i32 i32 i32 i32 i32) (result i32)))
         (import \"env\" \"proxy_set_header_map_pairs\" (func $pairs (param i32 i32 i32) (result i32)))
@@ -240,7 +240,7 @@ fn sizes_that_are_not_there_are_refused_and_cost_nothing() {
 }
 
 #[test]
-fn a_flood_of_lines_ends_with_its_second() {
+fn log_lines_are_rate_limited() {
     let imports = "(import \"env\" \"proxy_log\" (func $log (param i32 i32 i32) (result i32)))
         (import \"wasi_snapshot_preview1\" \"fd_write\" (func $write (param i32 i32 i32 i32) (result i32)))";
     // Log lines, and output without a line end.
@@ -284,7 +284,7 @@ fn instances_share_the_memory_of_the_process() {
 }
 
 #[test]
-fn a_module_that_calls_itself_through_the_host_is_ended() {
+fn recursion_through_the_host_traps() {
     let wat = "(module
         (import \"env\" \"proxy_get_property\" (func $get (param i32 i32 i32 i32) (result i32)))
         (memory (export \"memory\") 1)

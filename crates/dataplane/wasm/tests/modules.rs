@@ -101,7 +101,7 @@ fn ask(
 }
 
 #[test]
-fn a_plugin_changes_headers_and_answers() {
+fn plugin_changes_headers_and_responds() {
     let (_engine, mut vm) = start(HEADERS, "{\"a\":1}").unwrap();
     let (id, outcome) = ask(&mut vm, &[("x-plugin", "forged")]);
     assert_eq!(outcome, Ok(Outcome::Go));
@@ -131,7 +131,7 @@ fn a_plugin_changes_headers_and_answers() {
 }
 
 #[test]
-fn what_is_no_plugin_is_not_run() {
+fn invalid_modules_are_rejected() {
     let engine = Engine::new().unwrap();
     assert!(matches!(
         engine.compile(b"MZ"),
@@ -169,7 +169,7 @@ fn what_is_no_plugin_is_not_run() {
 }
 
 #[test]
-fn a_trap_is_the_end_of_an_instance() {
+fn instance_is_unusable_after_a_trap() {
     let wat = module("", &on_request("(unreachable)"));
     let (_engine, mut vm) = start(&wat, "").unwrap();
     let (id, outcome) = ask(&mut vm, &[]);
@@ -206,7 +206,7 @@ fn ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
 }
 
 #[test]
-fn a_module_that_spins_is_ended() {
+fn spinning_module_is_interrupted() {
     let wat = module("", &on_request("(loop (br 0)) (i32.const 0)"));
     let (engine, mut vm) = start(&wat, "").unwrap();
     let (_, outcome) = ticking(&engine, || ask(&mut vm, &[]));
@@ -222,7 +222,7 @@ fn a_module_that_spins_is_ended() {
 }
 
 #[test]
-fn a_module_that_grows_is_refused_more() {
+fn memory_growth_is_limited() {
     let grows = |pages: u32| {
         module(
             "",
@@ -250,7 +250,7 @@ fn a_module_that_grows_is_refused_more() {
 }
 
 #[test]
-fn pointers_out_of_a_modules_memory_are_refused() {
+fn out_of_bounds_pointers_are_rejected() {
     let add = "(import \"env\" \"proxy_add_header_map_value\" (func $add (param i32 i32 i32 i32 i32) (result i32)))";
     for (arguments, status) in [
         // Name and value, each as pointer and length.
@@ -299,7 +299,7 @@ const PAUSING: &str =
     (import \"env\" \"proxy_set_effective_context\" (func $effective (param i32) (result i32)))";
 
 #[test]
-fn a_request_waits_until_its_plugin_lets_it_go_on() {
+fn paused_request_waits_for_its_plugin() {
     let functions = format!(
         "(global $id (mut i32) (i32.const 0))
          (func (export \"proxy_on_vm_start\") (param i32 i32) (result i32) (drop (call $period (i32.const 100))) (i32.const 1))
@@ -325,7 +325,7 @@ fn a_request_waits_until_its_plugin_lets_it_go_on() {
 }
 
 #[test]
-fn a_body_is_held_until_it_may_pass_and_no_more_than_the_limit() {
+fn body_is_held_up_to_the_limit_until_released() {
     let set = "(import \"env\" \"proxy_set_buffer_bytes\" (func $set (param i32 i32 i32 i32 i32) (result i32)))";
     // Held until its end; the first two bytes are replaced.
     let functions = "(data (i32.const 0) \"new\")
@@ -435,7 +435,7 @@ fn gives(status: u32, call: &str) -> String {
 }
 
 #[test]
-fn messages_without_bytes_are_bounded_too() {
+fn empty_messages_are_bounded() {
     let send = "(call $send (i32.load (i32.const 1024)) (i32.const 0) (i32.const 0) (i32.const 0))";
     let sends = on_request(&format!(
         "{} (loop $again (br_if $again (i32.eqz {send}))) {} (i32.const 1)",
@@ -452,7 +452,7 @@ fn messages_without_bytes_are_bounded_too() {
 }
 
 #[test]
-fn stream_is_opened_used_and_reported_until_it_is_closed() {
+fn stream_events_are_reported_until_it_closes() {
     let token = "(i32.load (i32.const 1024))";
     let send = |length: u32, is_end: u32| {
         format!("(call $send {token} (i32.const 0) (i32.const {length}) (i32.const {is_end}))")
@@ -546,7 +546,7 @@ fn stream_is_opened_used_and_reported_until_it_is_closed() {
 }
 
 #[test]
-fn a_module_breaks_a_stream_off_once() {
+fn stream_is_reset_once() {
     let cancels = on_request(&format!(
         "{} {} {} (i32.const 0)",
         gives(0, OPEN),
@@ -570,7 +570,7 @@ fn a_module_breaks_a_stream_off_once() {
 }
 
 #[test]
-fn nothing_waits_for_a_clock_and_there_are_no_files_to_wait_for() {
+fn poll_never_blocks_and_files_are_unsupported() {
     let poll = "(import \"wasi_snapshot_preview1\" \"poll_oneoff\" (func $poll (param i32 i32 i32 i32) (result i32)))";
     // A clock that expires in an hour, and a file; the events have their userdata.
     let body = format!(

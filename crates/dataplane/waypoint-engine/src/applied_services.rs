@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn services_read_back_as_they_were_written() {
+    fn services_round_trip_through_the_header() {
         let names = ["a.example", "*.b.example"].map(|host| NamespacedHostname::new("ns", host));
         let applied = AppliedServices(names.to_vec());
         let mut headers = HeaderMap::new();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_headers_name_nothing() {
+    fn malformed_headers_name_no_service() {
         for values in [&[][..], &[""], &["host"], &["a/b", "a/b"], &["\u{1f}"]] {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_written_with_any_address_of_a_pod_count() {
+    fn hand_written_endpoints_with_any_pod_address_count() {
         let mut table = MeshTable::new(TableConfig::default());
         let pod = workload(
             "c//Pod/shop/web",
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn sender_is_believed_only_of_the_service_that_it_names() {
+    fn sender_is_trusted_only_for_services_that_it_names() {
         let mut table = MeshTable::new(TableConfig::default());
         table.insert_workload(&workload(
             "c//Pod/shop/xtra",

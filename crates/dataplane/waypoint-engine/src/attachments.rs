@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn each_service_of_a_pod_is_there_once_and_each_port() {
+    fn services_and_ports_of_a_pod_are_listed_once() {
         let address = ([10, 0, 0, 1], 8080).into();
         let ports = vec![port("b", 80), port("a", 80), port("b", 81)];
         let attachments = Attachments::of_pod(address, ports);

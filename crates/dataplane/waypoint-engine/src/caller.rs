@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_sets_the_clients_port_and_not_its_address() {
+    fn tunnel_names_the_clients_port_but_not_its_address() {
         let target = pod(|_| {});
         for (forwarded, expected) in [
             ("for=\"10.0.0.5:4711\"", "10.0.0.5:4711"),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_own_node_proxy_is_believed() {
+    fn original_peer_of_the_pods_node_proxy_is_accepted() {
         let target = pod(|_| {});
         for (original, expected) in [
             ("none", None),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_believed() {
+    fn original_peers_of_other_senders_are_rejected() {
         let captured = pod(|_| {});
         let uncaptured = pod(|workload| workload.protocol = Protocol::Tcp);
         let native = pod(|workload| workload.native_tunnel = true);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_or_malformed_headers_are_refused() {
+    fn repeated_or_malformed_headers_are_rejected() {
         let target = pod(|_| {});
         let of =
             |headers: &HeaderMap| Caller::of(headers, identity("web"), from("10.0.0.1"), &target);

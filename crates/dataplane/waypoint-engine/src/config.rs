@@ -394,7 +394,7 @@ fn memory_limit(env: &Env) -> Result<usize, EnvError> {
 }
 
 /// Prefixes of upgrade protocols that carry further requests, which would bypass policies.
-const UNJUDGED: [&str; 3] = ["h2", "http", "tls"];
+const NESTED_PROTOCOLS: [&str; 3] = ["h2", "http", "tls"];
 
 fn upgrades(env: &Env) -> Result<Vec<ArcStr>, EnvError> {
     const NAME: &str = "AMBIT_UPGRADES";
@@ -408,7 +408,7 @@ fn upgrades(env: &Env) -> Result<Vec<ArcStr>, EnvError> {
         let name = text.to_ascii_lowercase();
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/+".contains(&byte);
         let may_be =
-            name.bytes().all(is_token) && !UNJUDGED.iter().any(|one| name.starts_with(one));
+            name.bytes().all(is_token) && !NESTED_PROTOCOLS.iter().any(|one| name.starts_with(one));
         may_be.then(|| ArcStr::from(name)).ok_or_else(|| EnvError {
             variable: NAME.to_owned(),
             value: text.to_owned(),
@@ -440,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_waypoint_must_know_its_gateway() {
+    fn missing_gateway_name_is_an_error() {
         let mut pairs = vec![
             ("POD_NAME", "waypoint-1"),
             ("POD_NAMESPACE", "shop"),
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn upgrades_are_named_and_never_to_http_or_tls() {
+    fn upgrades_to_http_or_tls_are_rejected() {
         let read = |value: &str| {
             upgrades(&Env::from_pairs(vec![(
                 "AMBIT_UPGRADES".to_owned(),
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_header_sections_are_settings_within_bounds() {
+    fn header_limits_are_validated() {
         let with = |name: &str, value: &str| {
             header_limits(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
         };
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_plugins_are_settings_and_never_zero() {
+    fn plugin_timeouts_must_not_be_zero() {
         let with = |name: &str, value: &str| {
             plugin_times(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
         };

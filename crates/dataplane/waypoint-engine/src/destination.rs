@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{origination::Origination, record_store::shown};
+use crate::{origination::Origination, record_store::to_json};
 
 /// State and metrics of the waypoint that destination rules need.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ type PortKey = (Option<ArcStr>, u16);
 
 /// Service with a traffic policy.
 #[derive(Debug)]
-pub(crate) struct Ruled {
+pub(crate) struct RuledService {
     record: WaypointDestination,
     ports: Mutex<HashMap<PortKey, Arc<Port>>>,
 }
@@ -102,7 +102,7 @@ impl Connections {
     }
 }
 
-impl Ruled {
+impl RuledService {
     /// Applies a new record and preserves the endpoints' state of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
@@ -175,7 +175,7 @@ impl Ruled {
         ports.sort_by(|a, b| a.0.cmp(&b.0));
         let state = |((subset, number), port): &(PortKey, Arc<Port>)| json!({"port": number, "subset": subset.as_deref(), "endpoints": port.endpoints(now)});
         json!({
-            "record": shown(&self.record),
+            "record": to_json(&self.record),
             "ports": ports.iter().map(state).collect::<Value>(),
         })
     }

@@ -23,9 +23,11 @@ use tokio::sync::watch;
 
 use crate::{
     attachments::Attachments,
-    record_store::{Gone, RecordStore, shown},
+    record_store::{RecordStore, RemovedRecord, to_json},
 };
-pub(crate) use slot::{CallCause, Instance, OpenStream, PluginContext, Signal, Slots, Tell};
+pub(crate) use slot::{
+    CallCause, Instance, OpenStream, PluginContext, Signal, Slots, StreamEventHandler,
+};
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
@@ -151,7 +153,7 @@ impl Plugin {
             "name": self.key,
             "url": self.config.url.as_str(),
             "forGateway": self.config.for_gateway,
-            "services": shown(&self.config.services),
+            "services": to_json(&self.config.services),
             "ports": self.config.ports,
             "phase": phase,
             "priority": self.config.priority,
@@ -230,7 +232,7 @@ impl RecordStore for Extensions {
         self.renew();
     }
 
-    fn remove(&mut self, record: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, record: &ArcStr) -> Option<RemovedRecord> {
         if self.entries.remove(record).is_some() {
             self.renew();
         }

@@ -28,7 +28,7 @@ const MAX_WOKEN: usize = 16;
 type Caller = (Option<Identity>, IpAddr);
 
 /// Shares of one worker by caller, as long as tasks run in them.
-type Table = HashMap<Caller, Weak<Owned>>;
+type Table = HashMap<Caller, Weak<ShareEntry>>;
 
 /// The shares of one worker.
 #[derive(Debug, Default)]
@@ -36,11 +36,11 @@ pub(crate) struct FairShares(Arc<Mutex<Table>>);
 
 /// CPU share of one caller. Clones are the same share.
 #[derive(Clone, Debug)]
-pub(crate) struct FairShare(Arc<Owned>);
+pub(crate) struct FairShare(Arc<ShareEntry>);
 
 /// Share of one caller, removed from the worker's table on drop.
 #[derive(Debug)]
-struct Owned {
+struct ShareEntry {
     caller: Caller,
     usage: Mutex<Usage>,
     table: Weak<Mutex<Table>>,
@@ -119,7 +119,7 @@ impl FairShares {
         if let Some(known) = table.get(&caller).and_then(Weak::upgrade) {
             return FairShare(known);
         }
-        let new = Arc::new(Owned {
+        let new = Arc::new(ShareEntry {
             caller: caller.clone(),
             usage: Mutex::default(),
             table: Arc::downgrade(&self.0),
@@ -129,7 +129,7 @@ impl FairShares {
     }
 }
 
-impl Drop for Owned {
+impl Drop for ShareEntry {
     fn drop(&mut self) {
         let Some(table) = self.table.upgrade() else {
             return;
@@ -147,7 +147,7 @@ impl Drop for Owned {
 
 impl FairShare {
     /// Runs a task within the share.
-    pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
+    pub(crate) fn run<F: Future>(&self, task: F) -> SharedTask<F> {
         TaskShare::Fixed(self.clone()).run(task)
     }
 
@@ -186,8 +186,8 @@ pub(crate) enum TaskShare {
 
 impl TaskShare {
     /// Runs a task within the share.
-    pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
-        Shared {
+    pub(crate) fn run<F: Future>(&self, task: F) -> SharedTask<F> {
+        SharedTask {
             task: Box::pin(task),
             share: self.clone(),
             waiter: None,
@@ -197,16 +197,16 @@ impl TaskShare {
 
 /// A task within a share.
 #[derive(Debug)]
-pub(crate) struct Shared<F> {
+pub(crate) struct SharedTask<F> {
     task: Pin<Box<F>>,
     share: TaskShare,
     /// Waiter of the last wait, and the share in which the task waited.
-    waiter: Option<(Weak<Owned>, Arc<Waiter>)>,
+    waiter: Option<(Weak<ShareEntry>, Arc<Waiter>)>,
 }
 
 /// Returns the waiter of a task in a share: that of its last wait, if it was in the same share.
 fn waiter_in<'a>(
-    known: &'a mut Option<(Weak<Owned>, Arc<Waiter>)>,
+    known: &'a mut Option<(Weak<ShareEntry>, Arc<Waiter>)>,
     share: &FairShare,
     waker: &Waker,
 ) -> &'a Arc<Waiter> {
@@ -219,7 +219,7 @@ fn waiter_in<'a>(
     &known.1
 }
 
-impl<F: Future> Future for Shared<F> {
+impl<F: Future> Future for SharedTask<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_wait_once_a_quantum_is_used_and_are_woken_in_turn() {
+    fn tasks_wait_for_the_next_quantum_in_order() {
         let mut usage = Usage::default();
         assert!(usage.has_time());
         usage.used = QUANTUM;
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_that_are_gone_take_nobodys_turn() {
+    fn dropped_tasks_use_no_wakeups() {
         let mut usage = Usage::default();
         for _ in 0..MAX_WOKEN {
             usage.wait(&Waiter::new(Waker::noop()));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_has_one_share_as_long_as_it_has_any() {
+    fn all_tasks_of_a_caller_have_the_same_share() {
         let shares = FairShares::default();
         let one = shares.of(name("a").as_ref(), IP);
         let same = shares.of(name("a").as_ref(), IP);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_task_comes_between_any_two_quanta_of_another_callers_many() {
+    async fn single_task_runs_between_quanta_of_a_busy_caller() {
         let shares = FairShares::default();
         let heavy = shares.of(name("heavy").as_ref(), IP);
         let light = shares.of(name("light").as_ref(), IP);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_that_is_alone_waits_for_no_timer() {
+    async fn single_caller_is_never_delayed_by_timers() {
         let share = FairShares::default().of(None, IP);
         let tasks = (0..10).map(|_| ambit_rt::spawn("busy", share.run(busy(5))));
         let began = tokio::time::Instant::now();

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_one_hop_stay_behind() {
+    fn hop_by_hop_headers_are_removed() {
         let mut headers = map(&[
             ("connection", "close, X-Hop"),
             ("x-hop", "1"),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_header_cannot_remove_what_others_rely_on() {
+    fn connection_header_cannot_remove_end_to_end_headers() {
         for name in [
             "host",
             "Content-Length",
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_address_is_added_to_those_that_were_there() {
+    fn callers_address_is_appended_to_forwarded_for() {
         let mut headers = map(&[
             ("x-forwarded-for", "1.1.1.1"),
             ("x-forwarded-for", "2.2.2.2"),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_is_of_version_four() {
+    fn generated_request_ids_are_version_four_uuids() {
         assert_eq!(
             request_id(u128::MAX),
             "ffffffff-ffff-4fff-bfff-ffffffffffff"
@@ -396,14 +396,14 @@ mod tests {
     }
 
     #[test]
-    fn crumbs_of_cookies_become_one_line() {
+    fn split_cookies_are_joined() {
         let mut headers = map(&[("cookie", "a=1"), ("x", "1"), ("cookie", "b=2; c=3")]);
         join_cookies(&mut headers);
         assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3"), ("x", "1")]));
     }
 
     #[test]
-    fn responses_say_nothing_in_the_name_of_a_proxy_but_that_they_are_limited() {
+    fn responses_keep_only_rate_limit_headers_of_proxies() {
         let mut headers = map(&[
             ("x-envoy-peer-metadata-id", "forged"),
             ("x-ambit-waypoints-passed", "1"),

@@ -8,9 +8,9 @@ mod exchange;
 mod explain;
 mod extension;
 mod fault;
-mod form;
 mod limits;
 mod mirror;
+mod normalized_target;
 mod reply;
 mod report;
 mod request_headers;
@@ -57,28 +57,28 @@ use connection::{
 };
 
 /// Idle timeout of a connection.
-const IDLE: Duration = Duration::from_secs(3600);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Time for which idle HTTP/1.1 connections stay open during shutdown: a client that has just sent a request cannot
 /// know that it is not read, while a response can close the connection.
-const IDLE_AT_THE_END: Duration = Duration::from_secs(10);
+const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Header fields above the limit that HTTP/1 still parses, to respond with the reason.
-const NAMED_HEADERS: usize = 100;
+const EXTRA_HEADERS: usize = 100;
 /// Bytes of a header section above the limit that HTTP/1 still parses, to respond with the reason.
-const NAMED_HEADER_BYTES: usize = 16 << 10;
+const EXTRA_HEADER_BYTES: usize = 16 << 10;
 /// Maximum number of concurrent requests on one HTTP/2 connection. Before their budgets are charged, hyper holds as
 /// many decoded header sections of one connection and worker: 100 of 64 kB, which take up to 256 kB each, are 25 MB.
 const MAX_STREAMS: u32 = 100;
 /// Maximum number of reset streams that HTTP/2 remembers.
-const MAX_RESETS: usize = 50;
+const MAX_RESET_STREAMS: usize = 50;
 /// Bytes of one response that HTTP/2 buffers while its client does not read.
-const MAX_SEND_BUFFER: usize = 16 << 10;
+const MAX_SEND_BUFFER_BYTES: usize = 16 << 10;
 /// Divisor of the receive window of an HTTP/2 connection: the window is this part of the free rest of the caller's
 /// budget for connections, within the bounds below.
-const WINDOW_SHARE: usize = 64;
-const MIN_WINDOW: usize = 64 << 10;
-const MAX_WINDOW: usize = 4 << 20;
+const WINDOW_DIVISOR: usize = 64;
+const MIN_WINDOW_BYTES: usize = 64 << 10;
+const MAX_WINDOW_BYTES: usize = 4 << 20;
 /// Receive window of one stream: a few unread uploads leave the connection's window to others.
-const MAX_STREAM_WINDOW: usize = 64 << 10;
+const MAX_STREAM_WINDOW_BYTES: usize = 64 << 10;
 
 /// Serves the requests of a tunnel until the client or the process ends it.
 #[expect(
@@ -161,7 +161,7 @@ where
                     tokio::select! {
                         ended = &mut connection => ended,
                         () = unread.notified() => Ok(()),
-                        () = tokio::time::sleep(IDLE_AT_THE_END) => {
+                        () = tokio::time::sleep(DRAIN_IDLE_TIMEOUT) => {
                             connection.as_mut().graceful_shutdown();
                             tokio::select! {
                                 ended = &mut connection => ended,
@@ -174,14 +174,16 @@ where
             }
         }
         Version::Http2 => {
-            let window = session.memory.window(WINDOW_SHARE, MIN_WINDOW, MAX_WINDOW);
+            let window = session
+                .memory
+                .window(WINDOW_DIVISOR, MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
             let Ok(window) = window else {
                 return failure::refused(&session, version, "memory_budget_connection");
             };
             let limit = session.shard.waypoint.config.headers_timeout;
-            let most = session.shard.waypoint.config.headers.bytes;
-            let io = HeaderBlocks::new(io, limit, most, session.memory.clone());
-            let mut builder = http2_builder(window.bytes(), most, &session.share);
+            let max_header_bytes = session.shard.waypoint.config.headers.bytes;
+            let io = HeaderBlocks::new(io, limit, max_header_bytes, session.memory.clone());
+            let mut builder = http2_builder(window.bytes(), max_header_bytes, &session.share);
             let upgrades = &session.shard.waypoint.config.upgrades;
             if upgrades.iter().any(|one| one == WEBSOCKET) {
                 builder.enable_connect_protocol();
@@ -210,9 +212,9 @@ fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
     let mut builder = conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
-        .max_buf_size(limits.bytes + NAMED_HEADER_BYTES)
-        .max_headers(limits.fields + NAMED_HEADERS)
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(limits.bytes + EXTRA_HEADER_BYTES)
+        .max_headers(limits.fields + EXTRA_HEADERS)
         .half_close(true);
     builder
 }
@@ -225,10 +227,10 @@ fn http2_builder(window: usize, headers: usize, share: &FairShare) -> conn::http
         .timer(TokioTimer::new())
         .max_header_list_size(bytes(headers))
         .max_concurrent_streams(MAX_STREAMS)
-        .max_pending_accept_reset_streams(MAX_RESETS)
-        .max_local_error_reset_streams(MAX_RESETS)
-        .max_send_buf_size(MAX_SEND_BUFFER)
-        .initial_stream_window_size(bytes(window.min(MAX_STREAM_WINDOW)))
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(MAX_RESET_STREAMS)
+        .max_send_buf_size(MAX_SEND_BUFFER_BYTES)
+        .initial_stream_window_size(bytes(window.min(MAX_STREAM_WINDOW_BYTES)))
         .initial_connection_window_size(bytes(window));
     builder
 }

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn one_caller_leaves_checks_to_others_at_the_same_service() {
+    fn one_caller_cannot_use_up_the_checks_of_a_service() {
         let checks = InFlightChecks::default();
         let provider = CheckService::Provider("authz".into());
         let held = fill(&checks, 1, &provider);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_hangs_leaves_checks_to_other_services() {
+    fn hanging_service_cannot_use_up_all_checks() {
         let checks = InFlightChecks::default();
         let hangs = CheckService::RateLimits("tenant".into());
         let held: Vec<_> = (0..100)
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_has_a_limit() {
+    fn checks_of_a_worker_are_limited() {
         let checks = InFlightChecks::default();
         let services = (0..20).map(|number| CheckService::RateLimits(arcstr::format!("{number}")));
         let held: Vec<_> = services

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Timeout for delivering bytes that a client sent before it reset its connection.
-const LAST_BYTES: Duration = Duration::from_secs(5);
+const RESET_GRACE: Duration = Duration::from_secs(5);
 
 /// One end of a relayed connection, which [`reset_by_client`] watches.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(crate) async fn reset_by_client<IO: AsyncWrite + Unpin>(io: &Mutex<IO>) -> i
         Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
     })
     .await;
-    tokio::time::sleep(LAST_BYTES).await;
+    tokio::time::sleep(RESET_GRACE).await;
     error
 }
 

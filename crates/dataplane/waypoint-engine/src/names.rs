@@ -14,10 +14,10 @@ use ambit_egress::{Forbidden, Guard};
 use parking_lot::Mutex;
 
 pub(crate) use lookups::{Caller, Known, TooManyLookups};
-use lookups::{LONGEST, Lookups};
+use lookups::{Lookups, MAX_TTL};
 
 /// Maximum addresses that are cached as outside the mesh.
-const MAX_GOOD: usize = 4096;
+const MAX_OUTSIDE_ADDRESSES: usize = 4096;
 
 /// Resolver of hosts outside the mesh.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Names {
     /// Hosts below wildcards that clients name, in any number.
     of_clients: Lookups,
     /// Addresses that the control plane reports as outside of the mesh, with the time until which that is valid.
-    good: Mutex<HashMap<IpAddr, Instant>>,
+    outside: Mutex<HashMap<IpAddr, Instant>>,
     guard: Guard,
 }
 
@@ -37,7 +37,7 @@ impl Names {
         Self {
             of_objects: Lookups::new(),
             of_clients: Lookups::new(),
-            good: Mutex::default(),
+            outside: Mutex::default(),
             guard,
         }
     }
@@ -67,22 +67,22 @@ impl Names {
     }
 
     /// Whether an address is known to be outside of the mesh.
-    pub(crate) fn is_good(&self, ip: IpAddr) -> bool {
-        let until = self.good.lock().get(&ip).copied();
+    pub(crate) fn is_outside_mesh(&self, ip: IpAddr) -> bool {
+        let until = self.outside.lock().get(&ip).copied();
         self.guard.is_allowed(ip) || until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Records that an address is outside of the mesh.
-    pub(crate) fn found_good(&self, ip: IpAddr) {
+    pub(crate) fn record_outside_mesh(&self, ip: IpAddr) {
         let now = Instant::now();
-        let mut all = self.good.lock();
-        if all.len() >= MAX_GOOD {
+        let mut all = self.outside.lock();
+        if all.len() >= MAX_OUTSIDE_ADDRESSES {
             all.retain(|_, until| now < *until);
         }
-        if all.len() >= MAX_GOOD {
+        if all.len() >= MAX_OUTSIDE_ADDRESSES {
             all.clear();
         }
-        all.insert(ip, now + LONGEST);
+        all.insert(ip, now + MAX_TTL);
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_below_the_wildcard_are_hosts_of_it() {
+    fn hosts_of_a_wildcard_are_names_below_it() {
         for (text, expected) in [
             ("api.example.com", Some("api.example.com")),
             ("API.Example.com.", Some("api.example.com")),

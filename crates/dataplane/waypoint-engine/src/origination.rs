@@ -20,18 +20,18 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::{config::Config, message::Version};
 
 /// Directory of TLS files, as records of the control plane name it.
-const FILES: &str = "/etc/certs";
+const TLS_FILES: &str = "/etc/certs";
 /// Time for which cached files are used without a check for changes.
-const FRESH: Duration = Duration::from_secs(30);
+const FILE_CACHE_TIME: Duration = Duration::from_secs(30);
 /// Longest certificate or key file, in bytes.
-const MAX_FILE: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Handshake timeout, unless a rule has a connect timeout.
-pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Error of originating TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginationError {
-    #[error("{0} is not below {FILES}")]
+    #[error("{0} is not below {TLS_FILES}")]
     Place(ArcStr),
     #[error("the file {path} of the waypoint cannot be read")]
     File {
@@ -43,7 +43,7 @@ pub(crate) enum OriginationError {
     Unusable(#[from] OutwardError),
     #[error(transparent)]
     Connect(#[from] OutwardConnectError),
-    #[error("TLS with {0} did not begin within {HANDSHAKE:?}")]
+    #[error("TLS with {0} did not begin within {HANDSHAKE_TIMEOUT:?}")]
     TooLong(String),
 }
 
@@ -100,7 +100,7 @@ impl Origination {
         let text = |path| text(path, &config.tls_files);
         let mut made = self.made.lock();
         if let Some((at, outward)) = &*made
-            && (!self.has_files() || at.elapsed() < FRESH)
+            && (!self.has_files() || at.elapsed() < FILE_CACHE_TIME)
         {
             return Ok(outward.clone());
         }
@@ -163,7 +163,7 @@ impl TlsUpstream<'_> {
             Version::Http2 => b"h2",
         });
         let connecting = outward.connect(stream, self.name(), protocol);
-        let connected = tokio::time::timeout(HANDSHAKE, connecting).await;
+        let connected = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting).await;
         let late = |_| OriginationError::TooLong(self.name().to_owned());
         Ok(connected.map_err(late)??)
     }
@@ -181,7 +181,7 @@ fn of_system() -> Result<Authorities, OutwardError> {
 
 /// Reads a file below the waypoint's directory.
 fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
-    let below = Path::new(path.as_str()).strip_prefix(FILES).ok();
+    let below = Path::new(path.as_str()).strip_prefix(TLS_FILES).ok();
     let is_plain = |below: &&Path| {
         let mut parts = below.components();
         parts.all(|part| matches!(part, Component::Normal(_)))
@@ -191,7 +191,7 @@ fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
     let read = || {
         let file = fs::File::open(files.join(below))?;
         let mut text = String::new();
-        file.take(MAX_FILE).read_to_string(&mut text)?;
+        file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
         Ok(text)
     };
     read().map_err(|error| OriginationError::File {

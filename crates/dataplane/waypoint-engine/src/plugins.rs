@@ -14,11 +14,11 @@ use ambit_wasm::{Call, CallResponse, Message};
 use tokio::sync::mpsc;
 
 use crate::{
-    extensions::{CallCause, Instance, OpenStream, Plugin, PluginContext, Tell},
+    extensions::{CallCause, Instance, OpenStream, Plugin, PluginContext, StreamEventHandler},
     waypoint::Shard,
 };
 
-pub(crate) use facts::OfRequest;
+pub(crate) use facts::RequestFacts;
 pub use loading::load;
 pub use metrics::PluginMetrics;
 
@@ -65,7 +65,7 @@ fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
                         call: Call,
                         cause: CallCause,
                         messages: mpsc::UnboundedReceiver<Message>,
-                        tell: Tell| {
+                        tell: StreamEventHandler| {
         let shard = weak.upgrade();
         let ended: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             if let Some(shard) = shard {

@@ -29,9 +29,9 @@ use tokio::sync::watch;
 
 use crate::{
     attachments::Attachments,
-    destination::Ruled,
+    destination::RuledService,
     extensions::{Chain, Extensions, Plugin},
-    rate_limits::{Limiters, OfRequests},
+    rate_limits::{Limiters, RequestLimits},
     record_store::RecordStore,
     telemetry_config::{Exporters, TelemetryConfig, TelemetryConfigs},
 };
@@ -42,7 +42,7 @@ pub use served::Served;
 use served::Services;
 use settings::Settings;
 
-pub use crate::record_store::Gone;
+pub use crate::record_store::RemovedRecord;
 
 /// Configuration of this waypoint from the control plane. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -106,7 +106,7 @@ macro_rules! stores {
     ($($variant:ident: $field:ident,)*) => {
         impl Known {
             /// Applies a change, and returns the metrics that it removes.
-            fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
+            fn apply(&mut self, update: WaypointUpdate) -> Option<RemovedRecord> {
                 match update {
                     $(
                         WaypointUpdate::Put(resource, WaypointRecord::$variant(record)) => {
@@ -157,7 +157,7 @@ fn is_needed<S: RecordStore>(_store: &S) -> bool {
 
 impl Published {
     /// Applies changes, and returns the removed targets.
-    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<Gone> {
+    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<RemovedRecord> {
         let removed = {
             let mut known = self.0.known.write();
             let removed = updates.into_iter().filter_map(|update| known.apply(update));
@@ -219,7 +219,7 @@ impl Published {
     }
 
     /// Returns the destination policy of a service, if there is one.
-    pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<Ruled>> {
+    pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<RuledService>> {
         self.0.known.read().destinations.get(name).cloned()
     }
 
@@ -295,7 +295,7 @@ impl Published {
     }
 
     /// Returns the rate limits of requests; `None` without any.
-    pub(crate) fn limits(&self) -> Option<Arc<OfRequests>> {
+    pub(crate) fn limits(&self) -> Option<Arc<RequestLimits>> {
         if !self.0.is_limited.load(Ordering::Acquire) {
             return None;
         }
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_every_type_was_received() {
+    fn configuration_is_known_once_all_types_were_received() {
         let published = Published::default();
         for needed in WaypointRecordType::ALL {
             // Requests may be served before telemetry is configured.
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn services_come_and_go_with_what_their_routes_need() {
+    fn services_and_backends_of_their_routes_are_needed() {
         let published = Published::default();
         assert_eq!(published.apply([service("a", "b")]), []);
         let names: Vec<_> = published.needed().iter().map(ToString::to_string).collect();
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_goes_by_the_name_of_its_record() {
+    fn removed_record_removes_its_policy() {
         let published = Published::default();
         let policy = ambit_model::HttpPolicy {
             key: PolicyKey::of_record("ns/p"),
@@ -449,7 +449,10 @@ mod tests {
         assert_eq!(published.policies().iter().count(), 1);
         assert!(!published.policies().need_http(Scope::Pod(&[])));
         let removed = published.apply([WaypointUpdate::Gone(WaypointRecordType::Policy, record)]);
-        assert_eq!(removed, [Gone::Policy(PolicyKey::of_record("ns/p"))]);
+        assert_eq!(
+            removed,
+            [RemovedRecord::Policy(PolicyKey::of_record("ns/p"))]
+        );
         assert_eq!(published.policies().iter().count(), 0);
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// Withdrawn object, whose metrics end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Gone {
+pub enum RemovedRecord {
     /// Removed authorization policy or JWT rule.
     Policy(PolicyKey),
     /// Removed destination rule of a service.
@@ -25,13 +25,13 @@ pub(crate) trait RecordStore {
     fn put(&mut self, resource: ArcStr, record: Self::Record);
 
     /// Removes the record of a resource, and returns the metrics that it removes.
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone>;
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord>;
 
     /// Returns the records with their state for `/config_dump`, without secrets.
     fn dump(&self) -> Value;
 }
 
 /// Returns the JSON of a record.
-pub(crate) fn shown(of: &impl Serialize) -> Value {
+pub(crate) fn to_json(of: &impl Serialize) -> Value {
     serde_json::to_value(of).unwrap_or_else(|error| error.to_string().into())
 }

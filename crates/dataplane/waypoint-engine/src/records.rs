@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use crate::{
     attachment_lookup, destination,
-    published::{Gone, Published},
+    published::{Published, RemovedRecord},
 };
 
 /// Time limit for one needed record, after which the next one is requested.
-const LEARN: Duration = Duration::from_secs(5);
+const NEEDED_RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests the records of served services, and of routes' backends, before requests need them.
 pub async fn follow_needed(state: SharedState, published: Published) {
@@ -29,7 +29,10 @@ pub async fn follow_needed(state: SharedState, published: Published) {
             if requested.contains(&name) {
                 continue;
             }
-            match state.learn(name.to_string(), Instant::now() + LEARN).await {
+            match state
+                .learn(name.to_string(), Instant::now() + NEEDED_RECORD_TIMEOUT)
+                .await
+            {
                 Ok(()) => drop(requested.insert(name)),
                 Err(error) => tracing::warn!(service = %name, %error, "no answer about a service"),
             }
@@ -99,8 +102,8 @@ impl Handler for RecordHandler {
         if !own.is_empty() {
             for gone in self.published.apply(own) {
                 match gone {
-                    Gone::Policy(policy) => self.http_metrics.policy_removed(&policy),
-                    Gone::Destination(service) => {
+                    RemovedRecord::Policy(policy) => self.http_metrics.policy_removed(&policy),
+                    RemovedRecord::Destination(service) => {
                         destination::forget_metrics(&self.http_metrics, &service);
                     }
                 }

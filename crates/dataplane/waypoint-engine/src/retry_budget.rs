@@ -13,11 +13,11 @@ use ambit_model::NamespacedHostname;
 use parking_lot::Mutex;
 
 /// Retry budget in percent of active requests.
-pub(crate) const PERCENT: usize = 20;
+pub(crate) const RETRY_PERCENT: usize = 20;
 /// Minimum number of concurrent retries that is always allowed.
-pub(crate) const LEAST: usize = 3;
+pub(crate) const MIN_RETRIES: usize = 3;
 /// Maximum number of destinations without requests that are remembered.
-const MOST_IDLE: usize = 1024;
+const MAX_IDLE_DESTINATIONS: usize = 1024;
 
 /// Destination with its own retry budget.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ impl Budgets {
         let mut all = self.0.lock();
         let counts = all.entry(account).or_default().clone();
         counts.active.fetch_add(1, Relaxed);
-        if all.len() > MOST_IDLE {
+        if all.len() > MAX_IDLE_DESTINATIONS {
             all.retain(|_, counts| counts.active.load(Relaxed) > 0);
         }
         Active(counts)
@@ -63,7 +63,7 @@ impl Active {
     /// Takes a retry permit, if the budget has room.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let Counts { active, retries } = &*self.0;
-        let most = LEAST.max(active.load(Relaxed) * PERCENT / 100);
+        let most = MIN_RETRIES.max(active.load(Relaxed) * RETRY_PERCENT / 100);
         // Incremented first, so that two callers cannot both take the last permit.
         let permit = Permit(self.0.clone());
         (retries.fetch_add(1, Relaxed) < most).then_some(permit)
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fifth_of_what_is_under_way_may_be_sent_again_and_three_in_any_case() {
+    fn budget_is_a_fifth_of_active_requests_and_at_least_three() {
         let account = || Account::Address(SocketAddr::from(([10, 0, 0, 1], 80)));
         for (requests, expected) in [(1, 3), (15, 3), (20, 4), (100, 20)] {
             let budgets = Budgets::default();
@@ -109,6 +109,6 @@ mod tests {
             let address = SocketAddr::from(([10, 0, 0, 1], port));
             drop(budgets.active(Account::Address(address)));
         }
-        assert!(budgets.0.lock().len() <= MOST_IDLE + 1);
+        assert!(budgets.0.lock().len() <= MAX_IDLE_DESTINATIONS + 1);
     }
 }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_retry_stays_one_from_waypoint_to_waypoint() {
+    fn retry_mark_is_passed_on_by_waypoints() {
         let mut headers = HeaderMap::new();
         let first = RetryMark::take(&mut headers);
         first.write(&mut headers, true);

@@ -169,9 +169,9 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         memory,
     });
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
-        client.shard.waypoint.tunnel_comes();
+        client.shard.waypoint.record_tunnel();
         // Charged before the first tunnel, since the connection holds memory already.
-        let bytes = tunnel_windows::COST + headers::cost(incoming.headers());
+        let bytes = tunnel_windows::TUNNEL_COST_BYTES + headers::cost(incoming.headers());
         let Ok(opening_permit) = client.memory.open(bytes) else {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
@@ -249,7 +249,7 @@ pub(crate) async fn find(
     authority: &Authority,
     headers: &HeaderMap,
 ) -> Result<TunnelRequest, StreamError> {
-    let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
+    let own = waypoint.own().await.map_err(TargetError::MeshUnknown)?;
     // A ServiceEntry may be visible only in its own namespace, wherever its waypoint is.
     let namespace = identity.map_or("", |identity| identity.namespace.as_str());
     let target = Target::find(waypoint, &own, namespace, authority).await?;

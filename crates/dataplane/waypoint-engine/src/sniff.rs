@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sniffed_bytes_are_read_again() {
+    async fn sniffed_bytes_are_replayed_to_the_reader() {
         let (mut near, far) = duplex(1024);
         let mut sniffed = Sniffed::new(far);
         near.write_all(b"GE").await.unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_ends_early_is_no_http() {
+    async fn stream_that_ends_early_is_not_http() {
         for (bytes, expected) in [(&b"GET /"[..], Opening::Other), (b"", Opening::Nothing)] {
             let (mut near, far) = duplex(1024);
             near.write_all(bytes).await.unwrap();

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unread_bodies_end_after_the_limit_and_quiet_ones_do_not() {
+    async fn unread_bodies_stall_and_idle_bodies_do_not() {
         let stalls = Stalls::new(LIMIT);
         let stalled = Arc::new(Notify::new());
         let (source, inner) = body();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bodies_that_are_read_slowly_do_not_stall() {
+    async fn slowly_read_bodies_do_not_stall() {
         let stalls = Stalls::new(LIMIT);
         let stalled = Arc::new(Notify::new());
         let (source, inner) = body();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn zero_is_no_limit() {
+    async fn zero_disables_the_timeout() {
         let stalls = Stalls::new(Duration::ZERO);
         let (source, inner) = body();
         let mut unread = stalls.watch(inner, &Arc::default());

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::{
     names,
     published::Served,
-    waypoint::{NotKnown, Waypoint},
+    waypoint::{MeshUnknown, Waypoint},
 };
 
 /// Placeholder address of a service without one.
@@ -26,7 +26,7 @@ pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Time to wait for an unknown target. Records reach clients and the waypoint within milliseconds of each other, or
 /// tenths of a second on a busy machine.
-const LATE_RECORDS: Duration = Duration::from_secs(1);
+const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Target of a tunnel.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ pub(crate) enum Target {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
     #[error(transparent)]
-    NotKnown(#[from] NotKnown),
+    MeshUnknown(#[from] MeshUnknown),
     #[error("{0} is neither a service nor a pod of this waypoint")]
     NotServed(String),
     #[error("{service} has no port {port}")]
@@ -66,13 +66,13 @@ impl TargetError {
         match self {
             Self::NotServed(_) | Self::NoPort { .. } => true,
             // The lookup has already waited for the record.
-            Self::NotKnown(_) => false,
+            Self::MeshUnknown(_) => false,
         }
     }
 
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::NotKnown(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::MeshUnknown(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotServed(_) | Self::NoPort { .. } => StatusCode::NOT_FOUND,
         }
     }
@@ -87,7 +87,7 @@ impl Target {
         client: &str,
         authority: &Authority,
     ) -> Result<Self, TargetError> {
-        let deadline = Instant::now() + LATE_RECORDS;
+        let deadline = Instant::now() + RECORD_TIMEOUT;
         let mut addresses = waypoint.state.watch_addresses();
         let mut records = waypoint.published.watch();
         loop {

@@ -2,9 +2,9 @@
 //! backend of their service's route.
 
 mod error;
+mod idle_timeout;
 mod report;
 mod routed;
-mod silence;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -32,15 +32,15 @@ use crate::{
     upstream_lookup,
 };
 use error::TcpError;
-use report::{ConnectionReport, ConnectionRoute, End};
+use idle_timeout::IdleTimeout;
+use report::{ConnectionEnd, ConnectionReport, ConnectionRoute};
 use routed::Routed;
-use silence::Silence;
 
 /// Timeout for the client's first bytes on undeclared ports, before the endpoint is connected: its protocol may be
 /// server-first.
-const CLIENT_FIRST: Duration = Duration::from_millis(20);
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(20);
 /// Timeout of an incomplete request line at the start of a connection.
-const UNDECIDED: Duration = Duration::from_secs(1);
+const REQUEST_LINE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
@@ -57,7 +57,7 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     match opened {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
-                let (stream, context) = opened.apart();
+                let (stream, context) = opened.into_parts();
                 let client = tunnel.into_io();
                 relay(&session, &report, &routed, &context, client, stream).await;
             }
@@ -86,7 +86,7 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     .await;
     match opened {
         Ok((routed, opened)) => {
-            let (stream, context) = opened.apart();
+            let (stream, context) = opened.into_parts();
             relay(&session, &report, &routed, &context, io, stream).await;
         }
         Err(error) => log_failed(&session, &report, &error),
@@ -110,7 +110,9 @@ async fn of_server_name(
 /// Serves a tunnel with an undeclared protocol and without policies or routes for requests: as HTTP or as a plain
 /// connection, detected from its first bytes. Server-first protocols must not wait for the client's bytes.
 pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
-    let client = tokio::time::timeout(CLIENT_FIRST, io.opening()).await.ok();
+    let client = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.opening())
+        .await
+        .ok();
     if let Some(Opening::Http(version)) = client {
         return l7::serve(session, io, version).await;
     }
@@ -124,7 +126,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     let routed = Routed::undeclared();
     let report = ConnectionReport::of(&session);
     let (stream, context) = match open(&session, &routed).await {
-        Ok(opened) => opened.apart(),
+        Ok(opened) => opened.into_parts(),
         Err(error) => return log_failed(&session, &report, &error),
     };
     if client.is_some() {
@@ -164,12 +166,12 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
 /// a reply.
 async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     io.first_bytes().await;
-    let opening = tokio::time::timeout(UNDECIDED, io.opening()).await;
+    let opening = tokio::time::timeout(REQUEST_LINE_TIMEOUT, io.opening()).await;
     opening.unwrap_or(Opening::Other)
 }
 
 /// Evaluates the policies of the target and of the service that a route forwards to. The first denial applies.
-fn judge(session: &Session, routed: &Routed) -> HttpDecision {
+fn evaluate_policies(session: &Session, routed: &Routed) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
@@ -177,7 +179,7 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let mut decision = policies.evaluate_connection(attachments.scope(), &connection);
     let there = destination_attachments::find(session, &routed.destination, routed.by);
     if let Destination::Backend(service, port) = &routed.destination
-        && let Some(scope) = scope_there(session, routed, there.as_deref(), service)
+        && let Some(scope) = backend_scope(session, routed, there.as_deref(), service)
     {
         let connection = Connection {
             destination: waypoint.address_of(service, *port),
@@ -194,7 +196,7 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
 }
 
 /// Returns the scope of policies at the backend of a connection's route.
-fn scope_there<'a>(
+fn backend_scope<'a>(
     session: &Session,
     routed: &Routed,
     there: Option<&'a Attachments>,
@@ -229,7 +231,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
         return true;
     };
     let there = destination_attachments::find(session, &routed.destination, routed.by);
-    let Some(scope) = scope_there(session, routed, there.as_deref(), service) else {
+    let Some(scope) = backend_scope(session, routed, there.as_deref(), service) else {
         return true;
     };
     let connection = Connection {
@@ -241,7 +243,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
 }
 
 /// Counts the effect of dry-run policies, and logs audited connections, once a connection.
-fn note(session: &Session, decision: &HttpDecision) {
+fn record_policy_effects(session: &Session, decision: &HttpDecision) {
     for dry_run in &decision.dry_run {
         let metrics = &session.shard.waypoint.http_metrics;
         metrics.dry_run_denied(&dry_run.policy);
@@ -255,7 +257,7 @@ fn note(session: &Session, decision: &HttpDecision) {
 /// Completes when changed policies no longer allow the connection.
 async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session, routed).is_allowed()
+    while evaluate_policies(session, routed).is_allowed()
         && is_provider_unchanged(session, routed, provider)
         && routed.http_object(session).is_none()
         && may_be_opaque(session, routed)
@@ -268,13 +270,13 @@ async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) 
 
 /// A connection to an endpoint.
 #[derive(Debug)]
-struct Opened {
+struct UpstreamConnection {
     stream: Stream,
     context: ConnectionContext,
 }
 
-impl Opened {
-    fn apart(self) -> (Stream, ConnectionContext) {
+impl UpstreamConnection {
+    fn into_parts(self) -> (Stream, ConnectionContext) {
         (self.stream, self.context)
     }
 }
@@ -299,8 +301,8 @@ struct ConnectionLease {
 }
 
 /// Authorizes a connection, and connects it to an endpoint.
-async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
-    let decision = judge(session, routed);
+async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, TcpError> {
+    let decision = evaluate_policies(session, routed);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
@@ -319,7 +321,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     }
     let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
-    let port = routed.destination.ruled(session);
+    let port = routed.destination.ruled_port(session);
     let mut permit = None;
     if let Some(port) = &port {
         port.supported()?;
@@ -340,10 +342,10 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                     held,
                     provider,
                 };
-                return Ok(Opened { stream, context });
+                return Ok(UpstreamConnection { stream, context });
             }
             // No bytes were sent on the connection: another endpoint may be tried, once.
-            Err(Failed::At(error, Some(uid)))
+            Err(ConnectFailure::At(error, Some(uid)))
                 if failed.is_empty()
                     && matches!(error, UpstreamError::Connect(_) | UpstreamError::TooLong(_)) =>
             {
@@ -351,8 +353,8 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                 failed.push(uid);
                 first = Some(error);
             }
-            Err(Failed::At(error, _)) => return Err(first.unwrap_or(error).into()),
-            Err(Failed::Nowhere(error)) => {
+            Err(ConnectFailure::At(error, _)) => return Err(first.unwrap_or(error).into()),
+            Err(ConnectFailure::Nowhere(error)) => {
                 return Err(first.map_or_else(|| error.into(), TcpError::Upstream));
             }
         }
@@ -360,7 +362,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
 }
 
 /// Reason why no upstream connection exists.
-enum Failed {
+enum ConnectFailure {
     /// Failure at an endpoint, if known.
     At(UpstreamError, Option<ArcStr>),
     /// Route rule without a usable backend.
@@ -373,10 +375,10 @@ async fn connect(
     own: &Local,
     port: Option<&Arc<Port>>,
     failed: &[ArcStr],
-) -> Result<(Stream, SocketAddr, Option<EndpointLease>), Failed> {
+) -> Result<(Stream, SocketAddr, Option<EndpointLease>), ConnectFailure> {
     let waypoint = &session.shard.waypoint;
     let pass_through = destination.pass_through(session).await;
-    let pass_through = pass_through.map_err(|error| Failed::At(error, None))?;
+    let pass_through = pass_through.map_err(|error| ConnectFailure::At(error, None))?;
     let rule = || {
         port.map(|port| {
             let hash = match &port.policy().balancing {
@@ -399,7 +401,10 @@ async fn connect(
     let (upstream, held) = match pass_through {
         Some(upstream) => (Ok(upstream), None),
         None => {
-            let ruled = rule().transpose().map_err(Failed::Nowhere)?.flatten();
+            let ruled = rule()
+                .transpose()
+                .map_err(ConnectFailure::Nowhere)?
+                .flatten();
             let (route, held) = match ruled {
                 Some((route, held)) => (Ok(route), Some(held)),
                 None => (destination.route(session, own, failed).await, None),
@@ -411,7 +416,7 @@ async fn connect(
             (upstream, held)
         }
     };
-    let upstream = upstream.map_err(|error| Failed::At(error, None))?;
+    let upstream = upstream.map_err(|error| ConnectFailure::At(error, None))?;
     let host = destination.host(session);
     let tls_upstream = tls.filter(|_| held.is_some() || !upstream.is_waypoint());
     let tls_upstream = tls_upstream.map(|origination| TlsUpstream {
@@ -458,12 +463,12 @@ async fn connect(
         }
     }
     let uid = || upstream.workload().map(|one| one.uid().clone());
-    let stream = connected.map_err(|error| Failed::At(error, uid()))?;
+    let stream = connected.map_err(|error| ConnectFailure::At(error, uid()))?;
     Ok((stream, upstream.endpoint(), held))
 }
 
 /// Completes when the maximum lifetime of the connection ends.
-async fn outlived(limits: &DestinationLimits) {
+async fn lifetime_expired(limits: &DestinationLimits) {
     match limits.max_connection_duration {
         Some(most) => tokio::time::sleep(most).await,
         None => std::future::pending().await,
@@ -488,8 +493,8 @@ async fn relay<A, B>(
         provider,
     } = context;
     let (held, provider) = (held.as_ref(), provider.as_ref());
-    let decision = judge(session, routed);
-    note(session, &decision);
+    let decision = evaluate_policies(session, routed);
+    record_policy_effects(session, &decision);
     let waypoint = &session.shard.waypoint;
     let service = routed.destination.service(session);
     let went = ConnectionRoute {
@@ -502,17 +507,17 @@ async fn relay<A, B>(
     report.opened(session, went);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
-    let silence = Silence::of(limits.tcp_idle_timeout);
+    let idle_timeout = IdleTimeout::of(limits.tcp_idle_timeout);
     let copied = {
         let (client, server) = (Mutex::new(client), Mutex::new(server));
         let (near, far) = (&client, &server);
         let mut client = Metered::new(near, |bytes| {
-            silence.broken();
+            idle_timeout.restart();
             metrics.received(bytes);
             report.received(bytes);
         });
         let mut server = Metered::new(far, |bytes| {
-            silence.broken();
+            idle_timeout.restart();
             metrics.sent(bytes);
             report.sent(bytes);
         });
@@ -521,21 +526,21 @@ async fn relay<A, B>(
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             error = reset_by_client(near) => Err(error),
             () = drain.cut() => Ok((0, 0)),
-            () = outlived(&limits) => Ok((0, 0)),
-            () = silence.too_long() => Ok((0, 0)),
+            () = lifetime_expired(&limits) => Ok((0, 0)),
+            () = idle_timeout.expired() => Ok((0, 0)),
             () = revoked(session, routed, provider) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
-    let mut end = End {
+    let mut end = ConnectionEnd {
         audited_by: decision.audits.first().map(ToString::to_string),
-        ..End::default()
+        ..ConnectionEnd::default()
     };
     let reason = match &copied {
         Ok(_) => Reason::None,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let object = routed.http_object(session);
             let object = object.map(|object| TcpError::NotHttp(object).to_string());
-            let decision = judge(session, routed);
+            let decision = evaluate_policies(session, routed);
             end.is_refused = true;
             end.policy = decision.denied_by().map(ToString::to_string);
             end.termination = object.or_else(|| decision.details());
@@ -557,7 +562,7 @@ fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
     tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
     let reason = match error {
         TcpError::Denied(decision) => {
-            note(session, decision);
+            record_policy_effects(session, decision);
             Reason::Deny
         }
         TcpError::Unauthorized(_) | TcpError::NotHttp(_) => Reason::Deny,
@@ -570,5 +575,5 @@ fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
     let went = ConnectionRoute::default();
     let series = report.series(session, &session.traffic_labels(), went);
     series.fail(reason);
-    report.over(session, went, &End::of(error));
+    report.over(session, went, &ConnectionEnd::of(error));
 }

@@ -21,9 +21,9 @@ use ambit_telemetry::http::{Changed, FamilyRule, Relabel};
 use http::HeaderName;
 use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-pub(crate) use queue::{Begun, Exporters, Item, Queue};
+pub(crate) use queue::{Exporters, Item, NewQueue, Queue};
 
 /// Telemetry configuration of some targets.
 #[derive(Debug)]
@@ -246,7 +246,7 @@ impl RecordStore for TelemetryConfigs {
         }
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         self.records.remove(resource);
         match self.targets.remove(resource)? {
             TelemetryScope::Waypoint => self.waypoint = None,
@@ -257,7 +257,7 @@ impl RecordStore for TelemetryConfigs {
     }
 
     fn dump(&self) -> Value {
-        self.records.values().map(shown).collect()
+        self.records.values().map(to_json).collect()
     }
 }
 

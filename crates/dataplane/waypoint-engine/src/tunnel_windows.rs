@@ -11,43 +11,43 @@ use parking_lot::Mutex;
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use, WindowShares};
 
 /// Minimum number of bytes that the tunnels of a connection share.
-const MIN_SHARED: usize = 64 << 10;
+const MIN_SHARED_BYTES: usize = 64 << 10;
 /// Parts of the free budgets of a caller and of the process that the tunnels of one connection share. The total of its
 /// windows is less than four times as much. Connections to endpoints are numerous, and are kept open for further
 /// tunnels.
-const OF_CONNECTIONS: WindowShares = WindowShares {
+const CONNECTION_SHARES: WindowShares = WindowShares {
     of_caller: 64,
     of_process: 1024,
 };
-const OF_UPSTREAMS: WindowShares = WindowShares {
+const UPSTREAM_SHARES: WindowShares = WindowShares {
     of_caller: 512,
     of_process: 4096,
 };
 /// Smallest receive window of one tunnel.
-const MIN_WINDOW: u32 = 16 << 10;
+const MIN_WINDOW_BYTES: u32 = 16 << 10;
 /// Bytes of one tunnel that are buffered for sending.
-const MAX_SEND_BUFFER: usize = 32 << 10;
+const MAX_SEND_BUFFER_BYTES: usize = 32 << 10;
 /// Charged bytes of a tunnel in addition to its windows and buffers.
 const TUNNEL_BYTES: usize = 16 << 10;
 
 /// Charged bytes of one tunnel, without the window that it adds to its connection.
-pub(crate) const COST: usize = TUNNEL_BYTES + MAX_SEND_BUFFER;
+pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_BYTES + MAX_SEND_BUFFER_BYTES;
 
 /// Returns the HTTP/2 settings of a new connection, from the caller's free budget.
 pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
-    within(configured, memory.share_of_windows(OF_CONNECTIONS))
+    within(configured, memory.share_of_windows(CONNECTION_SHARES))
 }
 
 /// Returns the HTTP/2 settings of a connection whose tunnels share this many bytes.
 fn within(configured: &Settings, shared: usize) -> Settings {
-    let shared = u32::try_from(shared.max(MIN_SHARED)).unwrap_or(u32::MAX);
+    let shared = u32::try_from(shared.max(MIN_SHARED_BYTES)).unwrap_or(u32::MAX);
     let shared = configured.connection_window.min(shared);
     Settings {
         connection_window: shared,
         stream_window: configured.stream_window.min(shared),
-        min_stream_window: MIN_WINDOW,
+        min_stream_window: MIN_WINDOW_BYTES,
         frame_size: configured.frame_size.min(shared),
-        send_buffer: MAX_SEND_BUFFER,
+        send_buffer: MAX_SEND_BUFFER_BYTES,
         ..configured.clone()
     }
 }
@@ -106,8 +106,8 @@ impl<'a> UpstreamWindows<'a> {
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
     ) -> Result<Self, Exhausted> {
-        let smallest = within(configured, MIN_SHARED);
-        let tunnel = memory.open_upstream(COST + smallest.stream_bytes())?;
+        let smallest = within(configured, MIN_SHARED_BYTES);
+        let tunnel = memory.open_upstream(TUNNEL_COST_BYTES + smallest.stream_bytes())?;
         let connection = memory.open_upstream(smallest.client_bytes())?;
         Ok(Self {
             memory,
@@ -126,7 +126,7 @@ impl<'a> UpstreamWindows<'a> {
     /// windows, so that the tunnels that wait for it do not fail.
     pub(crate) fn connection(&self) -> Result<Option<Reserved>, DialError> {
         let charged = self.connection.lock().take();
-        let smallest = within(self.configured, MIN_SHARED);
+        let smallest = within(self.configured, MIN_SHARED_BYTES);
         let mut permit = charged.map_or_else(
             || {
                 let taken = self.memory.open_upstream(smallest.client_bytes());
@@ -138,7 +138,7 @@ impl<'a> UpstreamWindows<'a> {
             },
             Ok,
         )?;
-        let shared = self.memory.share_of_windows(OF_UPSTREAMS);
+        let shared = self.memory.share_of_windows(UPSTREAM_SHARES);
         let settings = within(self.configured, shared);
         let more = settings
             .client_bytes()

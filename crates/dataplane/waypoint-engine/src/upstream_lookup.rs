@@ -114,7 +114,7 @@ pub(crate) async fn resolve_host(
 /// their own names, under their own policies. An error while the control plane does not respond.
 async fn may_call(waypoint: &Waypoint, host: &ArcStr, ip: IpAddr) -> Result<(), UpstreamError> {
     waypoint.names.check(ip)?;
-    if waypoint.names.is_good(ip) {
+    if waypoint.names.is_outside_mesh(ip) {
         return Ok(());
     }
     let at = ask(waypoint, ip).await?;
@@ -131,6 +131,6 @@ async fn may_call(waypoint: &Waypoint, host: &ArcStr, ip: IpAddr) -> Result<(), 
         let host = host.clone();
         return Err(UpstreamError::OfMesh { host, ip });
     }
-    waypoint.names.found_good(ip);
+    waypoint.names.record_outside_mesh(ip);
     Ok(())
 }

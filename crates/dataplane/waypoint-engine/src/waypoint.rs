@@ -71,7 +71,7 @@ pub struct Waypoint {
 
 /// Inputs of a waypoint: its sources of state, and its metrics.
 #[derive(Debug)]
-pub struct Surroundings {
+pub struct WaypointInputs {
     /// Workloads and services.
     pub state: SharedState,
     /// Configuration from the control plane.
@@ -119,7 +119,7 @@ impl Shard {
 
 /// Reason why the mesh is not known well enough to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotKnown {
+pub(crate) enum MeshUnknown {
     /// The configuration is incomplete: see [`Published::is_known`].
     #[error("the control plane has not yet sent this waypoint's policies and services")]
     Published,
@@ -130,14 +130,14 @@ pub(crate) enum NotKnown {
 
 impl Waypoint {
     /// Creates a waypoint without published records.
-    pub fn new(config: Arc<Config>, surroundings: Surroundings) -> Self {
-        let Surroundings {
+    pub fn new(config: Arc<Config>, inputs: WaypointInputs) -> Self {
+        let WaypointInputs {
             state,
             published,
             certificates,
             metrics,
             http_metrics,
-        } = surroundings;
+        } = inputs;
         published.guard().except(config.allowed_hosts.clone());
         Self {
             local: LocalWorkload::new(
@@ -178,7 +178,7 @@ impl Waypoint {
     }
 
     /// Records that a client opens a tunnel.
-    pub(crate) fn tunnel_comes(&self) {
+    pub(crate) fn record_tunnel(&self) {
         let now = u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_tunnel.store(now, Relaxed);
     }
@@ -190,7 +190,7 @@ impl Waypoint {
 
     /// Waits until the record of the waypoint's own pod tells clients not to choose it. A pod that is being deleted is
     /// still chosen while no other pod of the waypoint is ready.
-    pub async fn stands_in_no_more(&self) {
+    pub async fn removed_from_load_balancing(&self) {
         let mut changes = self.local.changes();
         loop {
             changes.mark_unchanged();
@@ -232,11 +232,11 @@ impl Waypoint {
     }
 
     /// Returns the waypoint's own workload.
-    pub(crate) async fn own(&self) -> Result<Arc<Workload>, NotKnown> {
+    pub(crate) async fn own(&self) -> Result<Arc<Workload>, MeshUnknown> {
         if !self.published.is_known() {
-            return Err(NotKnown::Published);
+            return Err(MeshUnknown::Published);
         }
-        let local = self.local.known().await.ok_or(NotKnown::Own)?;
+        let local = self.local.known().await.ok_or(MeshUnknown::Own)?;
         Ok(local.workload.clone())
     }
 

@@ -40,7 +40,7 @@ use ambit_waypoint_engine::{
     published::Published,
     records::{RecordHandler, follow_needed},
     server, telemetry_export,
-    waypoint::{Surroundings, Waypoint},
+    waypoint::{Waypoint, WaypointInputs},
 };
 
 /// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted and rejected with
@@ -241,7 +241,7 @@ async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let until = last.min(Instant::now() + linger * STANDS_IN);
     tokio::time::sleep(linger).await;
     // As long as the control plane has clients choose this pod, no other one is ready.
-    let _over = tokio::time::timeout_at(until, waypoint.stands_in_no_more()).await;
+    let _over = tokio::time::timeout_at(until, waypoint.removed_from_load_balancing()).await;
     ending();
     loop {
         let next = waypoint.last_tunnel() + linger;
@@ -259,7 +259,7 @@ fn build(
     (metrics, http_metrics): (Arc<Metrics>, Arc<HttpMetrics>),
     known: ReadyTask,
     (cache, keys): (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>),
-) -> anyhow::Result<Surroundings> {
+) -> anyhow::Result<WaypointInputs> {
     let (state, demands) = SharedState::on_demand(StateConfig {
         // No workload is local to a waypoint, but its own.
         node: config.node.clone(),
@@ -307,7 +307,7 @@ fn build(
             .context("cannot read the warm-start cache of the mesh")?;
     }
     ambit_rt::spawn_essential("xds", client.run());
-    Ok(Surroundings {
+    Ok(WaypointInputs {
         state,
         published,
         certificates,

@@ -5,7 +5,7 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, Refused, answer},
+    memory::{Guest, HostError, answer},
 };
 use crate::abi::{BufferKind, ENV, Status};
 
@@ -55,7 +55,7 @@ fn get(
     kind: u32,
     (start, size): (u32, u32),
     (at, length_at): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let all = buffer(guest.host(), BufferKind::of(kind)?)?;
     let (start, size) = (start as usize, size as usize);
     let end = start.saturating_add(size).min(all.len());
@@ -63,7 +63,7 @@ fn get(
     guest.give(&bytes, at, length_at)
 }
 
-fn status(mut guest: Guest<'_>, kind: u32, length_at: u32, flags_at: u32) -> Result<(), Refused> {
+fn status(mut guest: Guest<'_>, kind: u32, length_at: u32, flags_at: u32) -> Result<(), HostError> {
     let length = buffer(guest.host(), BufferKind::of(kind)?)?.len();
     guest.put_number(length_at, u32::try_from(length).unwrap_or(u32::MAX))?;
     guest.put_number(flags_at, 0)
@@ -74,7 +74,7 @@ fn set(
     kind: u32,
     (start, size): (u32, u32),
     (at, length): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let kind = BufferKind::of(kind)?;
     let (bytes, host) = guest.both(at, length)?;
     let most = host.settings.limits.body;

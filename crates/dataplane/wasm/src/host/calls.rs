@@ -8,7 +8,7 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, Refused, answer},
+    memory::{Guest, HostError, answer},
     state::{Pending, Sending},
 };
 use crate::{
@@ -133,7 +133,7 @@ fn send(
     token: u32,
     message: (u32, u32),
     is_end: bool,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let bytes = Bytes::from(guest.copy(message.0, message.1)?);
     let host = guest.host();
     let most = host.settings.limits.body;
@@ -174,7 +174,7 @@ fn close(host: &mut Host, token: u32) -> Status {
     Status::Ok
 }
 
-fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result<(), Refused> {
+fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result<(), HostError> {
     let received = &guest.host().received;
     let (code, text) = (received.grpc_status, received.grpc_text.clone());
     guest.put_number(code_at, code)?;
@@ -190,7 +190,7 @@ struct CallArguments {
 }
 
 impl CallArguments {
-    fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), Refused> {
+    fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), HostError> {
         let head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
         // Required pseudo-headers, as in Envoy.
         let is_whole = [":method", ":path", ":authority"]
@@ -219,7 +219,7 @@ impl CallArguments {
         mut guest: Guest<'_>,
         names: ((u32, u32), (u32, u32)),
         at: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), HostError> {
         let call = self.grpc_call(&mut guest, names)?;
         begin(guest, call, at, None)
     }
@@ -229,7 +229,7 @@ impl CallArguments {
         mut guest: Guest<'_>,
         names: ((u32, u32), (u32, u32)),
         at: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), HostError> {
         let call = self.grpc_call(&mut guest, names)?;
         begin(guest, call, at, Some(Sending::default()))
     }
@@ -238,7 +238,7 @@ impl CallArguments {
         self,
         guest: &mut Guest<'_>,
         (service, method): ((u32, u32), (u32, u32)),
-    ) -> Result<Call, Refused> {
+    ) -> Result<Call, HostError> {
         let (service, method) = (
             guest.text(service.0, service.1)?,
             guest.text(method.0, method.1)?,
@@ -279,7 +279,7 @@ fn begin(
     call: Call,
     at: u32,
     sending: Option<Sending>,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let host = guest.host();
     if host.calls.len() >= host.settings.limits.calls {
         return Err(Status::InternalFailure.into());

@@ -5,7 +5,7 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, Refused, answer},
+    memory::{Guest, HostError, answer},
 };
 use crate::{
     abi::{ENV, MapKind, Status, read_pairs, write_pairs},
@@ -189,19 +189,19 @@ impl Map<'_> {
     }
 }
 
-fn size(mut guest: Guest<'_>, map: u32, at: u32) -> Result<(), Refused> {
+fn size(mut guest: Guest<'_>, map: u32, at: u32) -> Result<(), HostError> {
     let map = Map::of(guest.host(), MapKind::of(map)?)?;
     let size = map.bytes();
     guest.put_number(at, u32::try_from(size).unwrap_or(u32::MAX))
 }
 
-fn pairs(mut guest: Guest<'_>, map: u32, at: u32, length_at: u32) -> Result<(), Refused> {
+fn pairs(mut guest: Guest<'_>, map: u32, at: u32, length_at: u32) -> Result<(), HostError> {
     let map = Map::of(guest.host(), MapKind::of(map)?)?;
     let bytes = write_pairs(map.all().into_iter());
     guest.give(&bytes, at, length_at)
 }
 
-fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(), Refused> {
+fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (bytes, host) = guest.both(at, length)?;
     let pairs = read_pairs(bytes).ok_or(Status::ParseFailure)?;
@@ -235,7 +235,7 @@ fn value(
     map: u32,
     (name, length): (u32, u32),
     (at, length_at): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (name, host) = guest.both(name, length)?;
     let value = Map::of(host, kind)?.value(name);
@@ -252,13 +252,13 @@ fn set(
     map: u32,
     name: (u32, u32),
     value: (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (name, value, host) = guest.pair(name, value)?;
     Ok(Map::of(host, kind)?.set(how, name, value)?)
 }
 
-fn remove(mut guest: Guest<'_>, map: u32, name: u32, length: u32) -> Result<(), Refused> {
+fn remove(mut guest: Guest<'_>, map: u32, name: u32, length: u32) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (name, host) = guest.both(name, length)?;
     let mut map = Map::of(host, kind)?;

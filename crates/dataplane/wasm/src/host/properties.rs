@@ -7,7 +7,7 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, Refused, answer},
+    memory::{Guest, HostError, answer},
 };
 use crate::{
     abi::{ENV, Status, write_pairs},
@@ -46,14 +46,14 @@ fn get(
     mut guest: Guest<'_>,
     (path, length): (u32, u32),
     (at, length_at): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let (path, host) = guest.both(path, length)?;
     let found = find(host, path)?;
     let bytes = found.ok_or(Status::NotFound)?;
     guest.give(&bytes, at, length_at)
 }
 
-fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), Refused> {
+fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), HostError> {
     let (path, value, host) = guest.pair(path, value)?;
     let stream = host.stream().map_err(|_| Status::NotFound)?;
     let path = path.strip_suffix(&[0]).unwrap_or(path);

@@ -6,7 +6,7 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, Refused, answer},
+    memory::{Guest, HostError, answer},
 };
 use crate::{
     abi::{ENV, Status, read_pairs},
@@ -113,7 +113,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn send(self, mut guest: Guest<'_>) -> Result<(), Refused> {
+    fn send(self, mut guest: Guest<'_>) -> Result<(), HostError> {
         let status = u16::try_from(self.status).ok();
         let status = status
             .filter(|status| (200..600).contains(status))

@@ -10,7 +10,7 @@ use wasmtime::{Caller, Linker};
 use super::{
     Host,
     log_rate::Line,
-    memory::{Guest, Refused, answer},
+    memory::{Guest, HostError, answer},
 };
 use crate::{
     abi::{ENV, Status},
@@ -82,13 +82,13 @@ fn log_level() -> u32 {
     }
 }
 
-fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), Refused> {
+fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), HostError> {
     let (text, host) = guest.both(at, length)?;
     line(host, level, text)
 }
 
 /// Writes a log line of a plugin, unless the plugin exceeds its log rate.
-pub(super) fn line(host: &mut Host, level: u32, text: &[u8]) -> Result<(), Refused> {
+pub(super) fn line(host: &mut Host, level: u32, text: &[u8]) -> Result<(), HostError> {
     if level > 5 {
         return Err(Status::BadArgument.into());
     }

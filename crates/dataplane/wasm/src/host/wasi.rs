@@ -6,7 +6,7 @@ use wasmtime::{Caller, Linker, Module, Val};
 
 use super::{
     Host,
-    memory::{Guest, Refused, answer},
+    memory::{Guest, HostError, answer},
     system,
 };
 use crate::{
@@ -175,14 +175,14 @@ pub(crate) fn link_unsupported(linker: &mut Linker<Host>, module: &Module) -> wa
     Ok(())
 }
 
-fn errno(result: Result<(), Refused>) -> wasmtime::Result<u32> {
+fn errno(result: Result<(), HostError>) -> wasmtime::Result<u32> {
     Ok(match answer(result)? {
         0 => 0,
         _ => BAD_ADDRESS,
     })
 }
 
-fn errno_or(result: Result<u32, Refused>) -> wasmtime::Result<u32> {
+fn errno_or(result: Result<u32, HostError>) -> wasmtime::Result<u32> {
     match result {
         Ok(errno) => Ok(errno),
         Err(refused) => errno(Err(refused)),
@@ -206,7 +206,7 @@ fn variables(host: &Host) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), Refused> {
+fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), HostError> {
     let (mut place, mut at) = (list, texts);
     for variable in variables(guest.host()) {
         guest.put_number(place, at)?;
@@ -217,7 +217,7 @@ fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), Refuse
     Ok(())
 }
 
-fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), Refused> {
+fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), HostError> {
     let mut bytes = vec![0; (length as usize).min(MAX_PIECE)];
     rand::rng().fill_bytes(&mut bytes);
     guest.put(at, &bytes)
@@ -230,7 +230,7 @@ fn poll(
     (subscriptions, count): (u32, u32),
     events: u32,
     at: u32,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let (mut from, mut to, mut ready) = (subscriptions, events, 0u32);
     for _ in 0..count.min(MAX_POLLED) {
         let subscription = guest.copy(from, SUBSCRIPTION)?;
@@ -257,7 +257,7 @@ fn write(
     descriptor: u32,
     (list, count): (u32, u32),
     at: u32,
-) -> Result<u32, Refused> {
+) -> Result<u32, HostError> {
     let (place, level) = match descriptor {
         1 => (0, 2),
         2 => (1, 4),
@@ -284,7 +284,7 @@ fn write(
 }
 
 /// Logs complete lines.
-fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), Refused> {
+fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), HostError> {
     let Some(open) = host.lines.get_mut(place) else {
         return Ok(());
     };

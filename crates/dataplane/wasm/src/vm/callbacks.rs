@@ -6,7 +6,7 @@ use super::failure::Failure;
 use crate::host::Host;
 
 /// Parameters of a callback with five numbers.
-type Five = (u32, u32, u32, u32, u32);
+type FiveNumbers = (u32, u32, u32, u32, u32);
 
 /// Callbacks of a module, as described for this crate. Missing ones are not called.
 #[derive(Clone)]
@@ -25,7 +25,7 @@ pub(super) struct Callbacks {
     pub(super) response_headers: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_body: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_trailers: Option<TypedFunc<(u32, u32), u32>>,
-    pub(super) http_call_response: Option<TypedFunc<Five, ()>>,
+    pub(super) http_call_response: Option<TypedFunc<FiveNumbers, ()>>,
     pub(super) grpc_initial: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) grpc_trailing: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) grpc_receive: Option<TypedFunc<(u32, u32, u32), ()>>,

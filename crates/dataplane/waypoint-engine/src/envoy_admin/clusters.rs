@@ -15,7 +15,7 @@ use super::{
     names::{BLACK_HOLE, ClusterKey, MAIN_INTERNAL, ProxyKind},
     shape::{ambit_metadata, any, duration, extend},
 };
-use crate::{record_store::shown, retry_budget};
+use crate::{record_store::to_json, retry_budget};
 
 /// Value of Envoy's circuit breakers for no limit.
 const UNLIMITED: u32 = u32::MAX;
@@ -134,8 +134,8 @@ fn circuit_breakers(limits: &DestinationLimits) -> Value {
         }),
         None if limits.retries > 0 => Value::Null,
         None => json!({
-            "budget_percent": {"value": retry_budget::PERCENT},
-            "min_retry_concurrency": retry_budget::LEAST,
+            "budget_percent": {"value": retry_budget::RETRY_PERCENT},
+            "min_retry_concurrency": retry_budget::MIN_RETRIES,
         }),
     };
     let retries = limits.retry_budget.is_none().then_some(limits.retries);
@@ -215,10 +215,11 @@ fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> V
     // Envoy has the limits of TCP connections in listeners.
     let limits = Some(&policy.limits).filter(|_| kind == ProxyKind::Tcp);
     let hash = match &policy.balancing {
-        Balancing::Hash(hash) => Some(shown(&hash.source)),
+        Balancing::Hash(hash) => Some(to_json(&hash.source)),
         _ => None,
     };
-    let locality = (policy.locality != LocalityPolicy::OfService).then(|| shown(&policy.locality));
+    let locality =
+        (policy.locality != LocalityPolicy::OfService).then(|| to_json(&policy.locality));
     let mut metadata = json!({"filter_metadata": {"istio": {"services": [{
         "host": service.hostname.as_str(),
         "name": service.name.as_str(),
@@ -229,7 +230,7 @@ fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> V
         "locality": locality,
         "tcpIdleTimeout": limits.and_then(|limits| limits.tcp_idle_timeout).map(duration),
         "maxConnectionDuration": limits.and_then(|limits| limits.max_connection_duration).map(duration),
-        "proxyProtocol": policy.proxy_protocol.map(|version| shown(&version)),
+        "proxyProtocol": policy.proxy_protocol.map(|version| to_json(&version)),
         "unsupported": policy.unsupported.as_deref(),
     }));
     if let (Some(all), Some(more)) = (
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_a_rule_has_no_limit_but_the_retry_budget() {
+    fn cluster_without_a_rule_has_only_the_retry_budget() {
         let cluster = rendered(None, ProxyKind::Http);
         let thresholds = &cluster["circuit_breakers"]["thresholds"][0];
         assert_eq!(thresholds["max_requests"], u32::MAX);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_shows_as_limits_ejection_and_tls() {
+    fn rule_is_shown_as_circuit_breakers_ejection_and_tls() {
         let mut policy = DestinationPolicy {
             balancing: Balancing::RoundRobin,
             outliers: Some(OutlierPolicy {

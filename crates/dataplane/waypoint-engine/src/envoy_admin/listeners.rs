@@ -52,7 +52,7 @@ pub(super) fn connect_terminate(config: &Config) -> Value {
             "require_client_certificate": true,
             "common_tls_context": {
                 "alpn_protocols": ["h2"],
-                "tls_certificate_sds_secret_configs": [secret(super::secrets::OWN)],
+                "tls_certificate_sds_secret_configs": [secret(super::secrets::OWN_CERTIFICATE)],
                 "validation_context_sds_secret_config": secret(super::secrets::ROOTS),
             },
         }),

@@ -100,7 +100,7 @@ fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {
     };
     let config =
         format!("/apis/networking.istio.io/v1/namespaces/{namespace}/virtual-service/{called}");
-    let session = record.session.as_ref().map(crate::record_store::shown);
+    let session = record.session.as_ref().map(crate::record_store::to_json);
     json!({"filter_metadata": {
         "istio": {"config": config},
         "ambit": action::metadata(record, session),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::shape::{any, compact, extend};
 
 /// Secret with the waypoint's own certificate, as Istio names it.
-pub(super) const OWN: &str = "default";
+pub(super) const OWN_CERTIFICATE: &str = "default";
 /// Secret with the roots of the mesh, as Istio names it.
 pub(super) const ROOTS: &str = "ROOTCA";
 
@@ -28,7 +28,7 @@ impl Secrets {
         let mut secrets = Self::default();
         for of in certificates {
             let name = if of.identity == own {
-                OWN
+                OWN_CERTIFICATE
             } else {
                 &of.identity
             };
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_and_roots_are_shown_and_no_key_is() {
+    fn chains_and_roots_are_dumped_without_keys() {
         let own = CertificateDump {
             identity: "spiffe://td/ns/a/sa/w".into(),
             state: "Available".into(),

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_ambit_select_its_own_dump() {
+    fn requests_without_parameters_select_ambits_dump() {
         assert_eq!(selection(""), Ok(Selection::Own));
         assert_eq!(selection("?pretty"), Ok(Selection::Own));
     }

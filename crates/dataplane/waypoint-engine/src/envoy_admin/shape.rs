@@ -93,13 +93,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_the_form_of_protobuf() {
+    fn durations_have_protobufs_json_form() {
         assert_eq!(duration(Duration::ZERO), "0s");
         assert_eq!(duration(Duration::from_millis(1_500)), "1.500000000s");
     }
 
     #[test]
-    fn unset_fields_are_left_out_and_empty_messages_stay() {
+    fn unset_fields_are_omitted_and_empty_messages_kept() {
         let message = any("a.B", json!({"a": null, "b": [], "c": {"d": null}}));
         assert_eq!(
             message,

@@ -17,7 +17,7 @@ use ambit_model::{
 use super::names::{ClusterKey, ClusterNames, ProxyKind};
 use crate::{
     attachments::Attachments,
-    destination::Ruled,
+    destination::RuledService,
     published::Served,
     server::Kind,
     target::{Target, UNKNOWN},
@@ -49,7 +49,7 @@ pub(super) struct ServedPort {
 pub(super) struct Cluster {
     pub(super) key: ClusterKey,
     pub(super) service: Arc<Service>,
-    pub(super) rule: Option<Arc<Ruled>>,
+    pub(super) rule: Option<Arc<RuledService>>,
     /// Whether each request selects a host below the service's wildcard.
     pub(super) resolves_hosts: bool,
 }

@@ -15,15 +15,15 @@ use tokio::{
 };
 
 use super::{Chain, Counts, Plugin, State};
-pub(crate) use context::{CallCause, OpenStream, PluginContext, Tell};
+pub(crate) use context::{CallCause, OpenStream, PluginContext, StreamEventHandler};
 
 /// Maximum time for which a request waits for a starting instance.
-const STARTING: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay of the first restart after a failure; it doubles up to the maximum.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MIN_RESTART_DELAY: Duration = Duration::from_secs(1);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(60);
 /// Uptime after which a failure counts as a first one again.
-const STEADY: Duration = Duration::from_secs(60);
+const STEADY_UPTIME: Duration = Duration::from_secs(60);
 
 /// Wakes tasks that wait for a plugin to resume a request.
 #[derive(Debug, Default)]
@@ -31,14 +31,14 @@ pub(crate) struct Signal(Mutex<Vec<Waker>>);
 
 /// Request that an instance handles.
 #[derive(Debug)]
-struct Opened {
+struct OpenRequest {
     signal: Arc<Signal>,
     cause: CallCause,
 }
 
 /// Open stream, reset on drop.
 #[derive(Debug)]
-pub(super) struct OpenedStream {
+pub(super) struct OpenPluginStream {
     /// Queue of outgoing messages, bounded by the instance's limits.
     pub(super) send: mpsc::UnboundedSender<Message>,
     pub(super) _task: AbortOnDrop<()>,
@@ -87,10 +87,10 @@ struct Inner {
     stage: Stage,
     /// Number of instances so far.
     generation: u64,
-    requests: HashMap<ContextId, Opened>,
+    requests: HashMap<ContextId, OpenRequest>,
     queues: Vec<u32>,
     /// Open gRPC streams of the instance.
-    streams: HashMap<Token, OpenedStream>,
+    streams: HashMap<Token, OpenPluginStream>,
 }
 
 #[derive(Debug, Default)]
@@ -118,7 +118,7 @@ impl Slots {
         plugin: &Arc<Plugin>,
     ) -> Result<Instance, String> {
         let slot = self.slot(plugin_context, plugin);
-        let deadline = Instant::now() + STARTING;
+        let deadline = Instant::now() + START_TIMEOUT;
         let mut changed = slot.changed.subscribe();
         loop {
             changed.mark_unchanged();
@@ -160,7 +160,7 @@ impl Slots {
             changed: watch::Sender::new(()),
             died: Notify::new(),
         });
-        let keeping = ambit_rt::spawn_abortable("plugin", keep(slot.clone()));
+        let keeping = ambit_rt::spawn_abortable("plugin", run_with_restarts(slot.clone()));
         let entry = SlotEntry {
             slot: slot.clone(),
             _keeping: keeping,
@@ -186,8 +186,8 @@ impl Slots {
 }
 
 /// Runs a plugin, and restarts it after failures.
-async fn keep(slot: Arc<Slot>) {
-    let mut pause = FIRST_PAUSE;
+async fn run_with_restarts(slot: Arc<Slot>) {
+    let mut pause = MIN_RESTART_DELAY;
     loop {
         let Some(module) = ready(&slot.plugin).await else {
             return;
@@ -209,11 +209,11 @@ async fn keep(slot: Arc<Slot>) {
             // The panic has been logged.
             Err(_) => slot.failed(&Failure::Start("the host failed".to_owned())),
         }
-        if began.elapsed() > STEADY {
-            pause = FIRST_PAUSE;
+        if began.elapsed() > STEADY_UPTIME {
+            pause = MIN_RESTART_DELAY;
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_RESTART_DELAY);
     }
 }
 
@@ -277,7 +277,7 @@ impl Slot {
                     let _changed = queues.changed().await;
                     Instant::now()
                 } => {
-                    instance.tell_of_queues();
+                    instance.notify_queues();
                     began
                 }
             };
@@ -313,7 +313,7 @@ impl Instance {
     ) -> Result<(ContextId, Arc<Signal>), Failure> {
         let id = self.call(|vm| vm.open(facts))?;
         let signal = Arc::<Signal>::default();
-        let opened = Opened {
+        let opened = OpenRequest {
             signal: signal.clone(),
             cause,
         };
@@ -355,12 +355,12 @@ impl Instance {
         };
         match &result {
             Err(failure) if *failure != Failure::Dead => self.slot.failed(failure),
-            _ => self.carry_out(effects),
+            _ => self.perform(effects),
         }
         result
     }
 
-    fn carry_out(&self, effects: Vec<Effect>) {
+    fn perform(&self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Changed(id) => {
@@ -407,7 +407,7 @@ impl Instance {
     }
 
     /// Notifies the instance of queued messages, as long as it accepts them.
-    fn tell_of_queues(&self) {
+    fn notify_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {
             let mut waiting = self.slot.plugin_context.shared.waiting(queue);

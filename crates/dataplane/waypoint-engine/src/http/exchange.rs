@@ -28,9 +28,9 @@ use super::{
     connection::header_timeout::RequestPacing,
     extension::{PluginsOutcome, RequestPlugins},
     fault,
-    form::{self, Form, is_grpc},
     limits::{self, CountedRequest, RateLimitHeaders},
     mirror::{self, MirrorSource, Mirroring},
+    normalized_target::{self, NormalizedTarget, is_grpc},
     reply::Reply,
     report::record::Record,
     request_headers::{complete, strip},
@@ -64,7 +64,7 @@ pub(super) async fn respond(
     unread: &Arc<Notify>,
 ) -> Response<Body> {
     // A request with an invalid host is refused below.
-    if let Ok(host) = form::host(&request) {
+    if let Ok(host) = normalized_target::host(&request) {
         match session.of_host(&host) {
             Ok(Some(specific)) => session = Arc::new(specific),
             Ok(None) => {}
@@ -114,7 +114,7 @@ impl From<Reply> for Stop {
 struct Accepted {
     began: Instant,
     request: Request<Incoming>,
-    form: Form,
+    normalized: NormalizedTarget,
     upgrade: Option<Upgrade>,
     idle: IdleTimeout,
     hops: Hops,
@@ -196,8 +196,8 @@ impl Exchange {
     /// Normalizes a request, and removes headers that are not forwarded.
     fn accept(&mut self, mut request: Request<Incoming>) -> Result<Accepted, Reply> {
         let began = Instant::now();
-        let form = Form::of(&self.session, &request)?;
-        self.record.formed(&form.host, &form.target);
+        let normalized = NormalizedTarget::of(&self.session, &request)?;
+        self.record.normalized(&normalized.host, &normalized.target);
         let config = &self.session.shard.waypoint.config;
         let upgrade = upgrade::requested(&request, &config.upgrades);
         let idle_timeout = config.streams.idle_timeout;
@@ -214,7 +214,7 @@ impl Exchange {
         Ok(Accepted {
             began,
             request,
-            form,
+            normalized,
             upgrade,
             idle,
             hops,
@@ -231,7 +231,12 @@ impl Exchange {
         let external = self.authorize_externally(accepted).await?;
         self.extend(ExtensionPhase::Authn, accepted).await?;
         let (session, record) = (&self.session, &mut self.record);
-        let proved = authenticate(session, &mut accepted.request, &mut accepted.form, record)?;
+        let proved = authenticate(
+            session,
+            &mut accepted.request,
+            &mut accepted.normalized,
+            record,
+        )?;
         self.extend(ExtensionPhase::Authz, accepted).await?;
         let mut admission = self.authorize(accepted, &proved, &external)?;
         // Authorized again, so that the authorized form is the forwarded one.
@@ -255,9 +260,13 @@ impl Exchange {
         proved: &Authenticated,
         external: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
-        let Accepted { request, form, .. } = accepted;
+        let Accepted {
+            request,
+            normalized,
+            ..
+        } = accepted;
         let record = &mut self.record;
-        authorize(&self.session, request, form, proved, external, record)
+        authorize(&self.session, request, normalized, proved, external, record)
     }
 
     async fn authorize_externally(
@@ -266,7 +275,7 @@ impl Exchange {
     ) -> Result<ExternalAuthorization, Stop> {
         let Accepted {
             request,
-            form,
+            normalized,
             hops,
             idle,
             ..
@@ -274,7 +283,7 @@ impl Exchange {
         let (session, record) = (&self.session, &mut self.record);
         let is_grpc = is_grpc(request);
         let authorizing =
-            authorize_externally(session, request, form, record, *hops, is_grpc, idle);
+            authorize_externally(session, request, normalized, record, *hops, is_grpc, idle);
         match Box::pin(authorizing).await? {
             ExternalOutcome::Allowed(external) => Ok(external),
             ExternalOutcome::Responded(response) => {
@@ -292,7 +301,7 @@ impl Exchange {
         let Some(plugins) = &mut self.plugins else {
             return Ok(false);
         };
-        let running = plugins.request(upto, &mut accepted.request, &mut accepted.form);
+        let running = plugins.request(upto, &mut accepted.request, &mut accepted.normalized);
         match running.await? {
             PluginsOutcome::Unchanged => Ok(false),
             PluginsOutcome::MayHaveChanged => Ok(true),
@@ -302,9 +311,13 @@ impl Exchange {
 
     /// Chooses a route and a backend.
     fn route(&mut self, accepted: &Accepted) -> Result<SelectedRoute, Stop> {
-        let Accepted { request, form, .. } = accepted;
+        let Accepted {
+            request,
+            normalized,
+            ..
+        } = accepted;
         let (record, cors_headers) = (&mut self.record, &mut self.cors_headers);
-        match route(&self.session, request, form, record, cors_headers)? {
+        match route(&self.session, request, normalized, record, cors_headers)? {
             RoutingResult::Selected(selected) => Ok(selected),
             RoutingResult::Responded(response) => {
                 Err(Stop::Responded(Box::new(response.map(ResponseBody::Own))))
@@ -317,7 +330,7 @@ impl Exchange {
         let attachments = self.session.attachments();
         let counted = CountedRequest {
             services: attachments.services(),
-            request: accepted.form.as_received(&accepted.request),
+            request: accepted.normalized.as_received(&accepted.request),
         };
         limits::limit(
             &self.session,
@@ -338,22 +351,26 @@ impl Exchange {
         selected: &mut SelectedRoute,
         admitted: &mut Admitted,
     ) -> Result<(), Reply> {
-        let Accepted { request, form, .. } = accepted;
+        let Accepted {
+            request,
+            normalized,
+            ..
+        } = accepted;
         let session = &self.session;
-        let original = Original::of(selected, request, form);
-        selected.change(session, request.headers_mut(), form)?;
-        selected.name_host(session, form)?;
+        let original = Original::of(selected, request, normalized);
+        selected.change(session, request.headers_mut(), normalized)?;
+        selected.name_host(session, normalized)?;
         if let Some(original) = &original {
             original.restore_claims(session, request.headers_mut());
         }
         let admission = admitted.admission.clone();
         admitted.admission =
-            authorize_backend(admission, selected, request, form, &mut self.record)?;
+            authorize_backend(admission, selected, request, normalized, &mut self.record)?;
         if let Some(original) = &original {
             let sent = ChangedRequest {
                 destination: &selected.destination,
                 request,
-                form,
+                normalized,
             };
             let (admission, hops) = (&admitted.admission, accepted.hops);
             let headers = &mut self.limit_headers;
@@ -392,7 +409,7 @@ impl Exchange {
     ) -> Result<Outbound, Reply> {
         let Accepted {
             mut request,
-            form,
+            normalized,
             upgrade,
             idle,
             hops,
@@ -403,7 +420,7 @@ impl Exchange {
         let session = &self.session;
         let destination = &selected.destination;
         let version = version(session, destination, upgrade.as_ref(), request.version());
-        complete(session, &mut request, &form);
+        complete(session, &mut request, &normalized);
         let (parts, incoming) = request.into_parts();
         self.record.forwarded(&parts.headers);
         let Admitted {
@@ -431,14 +448,14 @@ impl Exchange {
         };
         let source = MirrorSource {
             head: &parts,
-            form: &form,
+            normalized: &normalized,
             admission,
             route_owner: selected.route_owner(),
             hops,
         };
         let (body, mirroring) = mirror::mirror(session, &mirrors, source, body);
         let mut request = Request::from_parts(parts, body);
-        outgoing::address(&mut request, &form.host, &form.target, version)?;
+        outgoing::address(&mut request, &normalized.host, &normalized.target, version)?;
         match &upgrade {
             Some(upgrade) => upgrade.send_as(version, &mut request),
             None if version == Version::Http1 => outgoing::frame_body(&mut request),

@@ -18,19 +18,22 @@ use http::{
 };
 use hyper::body::{Body as _, Incoming};
 
-use super::{form::Form, reply::Reply, report::record::Record, response_body::ResponseBody};
+use super::{
+    normalized_target::NormalizedTarget, reply::Reply, report::record::Record,
+    response_body::ResponseBody,
+};
 use crate::{
     extensions::{CallCause, Counts, Plugin},
     headers,
     hops::Hops,
     message::{self, Body},
     on_behalf::OnBehalf,
-    plugins::{self, OfRequest},
+    plugins::{self, RequestFacts},
     session::Session,
 };
 use body::FilteredBody;
 use local_reply::LocalReply;
-use stream_context::{FAILED, StreamContext, Unable};
+use stream_context::{FAILED, PluginError, StreamContext};
 
 /// Plugins of one request: those that are still to be called, and those that have been.
 pub(super) struct RequestPlugins {
@@ -87,15 +90,15 @@ impl RequestPlugins {
         &mut self,
         upto: ExtensionPhase,
         request: &mut Request<Incoming>,
-        form: &mut Form,
+        normalized: &mut NormalizedTarget,
     ) -> Result<PluginsOutcome, Reply> {
         let mut seen = PluginsOutcome::Unchanged;
         while let Some(plugin) = self.waiting.pop_if(|next| next.config.phase <= upto) {
-            match self.one(&plugin, request, form).await {
+            match self.one(&plugin, request, normalized).await {
                 Ok(None) => seen = PluginsOutcome::MayHaveChanged,
                 Ok(Some(response)) => return Ok(PluginsOutcome::Responded(Box::new(response))),
-                Err(Unable::Failed(why)) => refused_or_left_out(&plugin, &why)?,
-                Err(Unable::Refused(reply)) => return Err(reply),
+                Err(PluginError::Failed(why)) => apply_fail_strategy(&plugin, &why)?,
+                Err(PluginError::Refused(reply)) => return Err(reply),
             }
         }
         Ok(seen)
@@ -105,16 +108,16 @@ impl RequestPlugins {
         &mut self,
         plugin: &Arc<Plugin>,
         request: &mut Request<Incoming>,
-        form: &mut Form,
-    ) -> Result<Option<Response<ResponseBody>>, Unable> {
+        normalized: &mut NormalizedTarget,
+    ) -> Result<Option<Response<ResponseBody>>, PluginError> {
         let shard = &self.session.shard;
         let instance = plugins::instance(shard, plugin).await;
-        let instance = instance.map_err(Unable::Failed)?;
+        let instance = instance.map_err(PluginError::Failed)?;
         let cause = CallCause {
             hops: self.hops,
             on_behalf: Some(self.on_behalf.clone()),
         };
-        let facts = Arc::new(OfRequest::new(&self.session, request.version()));
+        let facts = Arc::new(RequestFacts::new(&self.session, request.version()));
         let (id, signal) = instance.open(facts, cause)?;
         let running = Arc::new(StreamContext {
             plugin: plugin.clone(),
@@ -128,8 +131,8 @@ impl RequestPlugins {
             pseudo: vec![
                 (":method", request.method().to_string()),
                 (":scheme", "http".to_owned()),
-                (":authority", form.host.clone()),
-                (":path", form.target.to_string()),
+                (":authority", normalized.host.clone()),
+                (":path", normalized.target.to_string()),
             ],
             headers: request.headers().clone(),
         };
@@ -141,14 +144,15 @@ impl RequestPlugins {
                 self.called.push(running);
                 return Ok(Some(self.local(response)));
             }
-            Outcome::Closed => return Err(Unable::Refused(closed())),
+            Outcome::Closed => return Err(PluginError::Refused(closed())),
             _ => {}
         }
         let head = running
             .instance
             .call(|vm| vm.take_head(Direction::Request, id).ok_or(Failure::Dead))?;
         self.called.push(running);
-        self.changed(head, request, form).map_err(Unable::Refused)?;
+        self.changed(head, request, normalized)
+            .map_err(PluginError::Refused)?;
         Ok(None)
     }
 
@@ -157,7 +161,7 @@ impl RequestPlugins {
         &self,
         mut head: Head,
         request: &mut Request<Incoming>,
-        form: &mut Form,
+        normalized: &mut NormalizedTarget,
     ) -> Result<(), Reply> {
         let method = head.take_pseudo(":method").unwrap_or_default();
         if method != request.method().as_str() {
@@ -170,11 +174,12 @@ impl RequestPlugins {
         }
         let host = head.take_pseudo(":authority").unwrap_or_default();
         let path = head.take_pseudo(":path").unwrap_or_default();
-        if host != form.host || path != form.target.as_str() {
-            *form = Form::made(&self.session, request.method(), host, &path)?;
+        if host != normalized.host || path != normalized.target.as_str() {
+            *normalized =
+                NormalizedTarget::of_plugin(&self.session, request.method(), host, &path)?;
         }
         let mut all = head.headers;
-        cleaned(&mut all).map_err(|()| malformed("the headers"))?;
+        remove_forbidden_headers(&mut all).map_err(|()| malformed("the headers"))?;
         all.remove(HOST);
         all.remove(CONTENT_LENGTH);
         headers::remove_claims(&mut all);
@@ -269,13 +274,13 @@ impl RequestPlugins {
                 Ok(_) => running
                     .instance
                     .call(|vm| vm.take_head(Direction::Response, id).ok_or(Failure::Dead))
-                    .map_err(Unable::from),
+                    .map_err(PluginError::from),
                 Err(unable) => Err(unable),
             };
             match head {
                 Ok(head) => change_response(running, head, response)?,
-                Err(Unable::Failed(why)) => refused_or_left_out(&running.plugin, &why)?,
-                Err(Unable::Refused(reply)) => return Err(reply),
+                Err(PluginError::Failed(why)) => apply_fail_strategy(&running.plugin, &why)?,
+                Err(PluginError::Refused(reply)) => return Err(reply),
             }
         }
         Ok(None)
@@ -297,7 +302,7 @@ impl RequestPlugins {
 }
 
 /// Applies the fail strategy of a failed plugin: rejects the request, or bypasses the plugin.
-fn refused_or_left_out(plugin: &Plugin, why: &str) -> Result<(), Reply> {
+fn apply_fail_strategy(plugin: &Plugin, why: &str) -> Result<(), Reply> {
     if plugin.config.fail_open {
         Counts::add(&plugin.counts.passed);
         tracing::debug!(
@@ -343,7 +348,7 @@ fn malformed(what: &str) -> Reply {
 }
 
 /// Removes headers that plugins must not set.
-fn cleaned(all: &mut HeaderMap) -> Result<(), ()> {
+fn remove_forbidden_headers(all: &mut HeaderMap) -> Result<(), ()> {
     if headers::has_other_encoding(all) {
         return Err(());
     }
@@ -365,7 +370,7 @@ fn change_response<B>(
         *response.status_mut() = status.ok_or_else(|| malformed("a status"))?;
     }
     let mut all = head.headers;
-    cleaned(&mut all).map_err(|()| malformed("the headers"))?;
+    remove_forbidden_headers(&mut all).map_err(|()| malformed("the headers"))?;
     all.remove(CONTENT_LENGTH);
     let wants_body = running
         .instance
@@ -406,7 +411,7 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
         *response.status_mut() = status;
         response
     };
-    if cleaned(&mut headers).is_ok() {
+    if remove_forbidden_headers(&mut headers).is_ok() {
         headers.remove(CONTENT_LENGTH);
         response.headers_mut().extend(headers);
     }

@@ -28,9 +28,9 @@ use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Se
 use key::key_value;
 
 /// Response text and details for a local limit, as in Envoy.
-const LOCAL: &str = "local_rate_limited";
-const GLOBAL: &str = "request_rate_limited";
-const NOTHING: &str = "rate_limiter_error";
+const LOCAL_LIMITED: &str = "local_rate_limited";
+const GLOBAL_LIMITED: &str = "request_rate_limited";
+const SERVICE_ERROR: &str = "rate_limiter_error";
 
 /// Rate-limit headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
@@ -54,11 +54,12 @@ struct EvaluatedLimit {
 }
 
 impl RateLimitHeaders {
-    fn met(&mut self, met: EvaluatedLimit) {
-        let is_tighter =
-            |known: &EvaluatedLimit| (met.remaining, known.reset) < (known.remaining, met.reset);
+    fn evaluated(&mut self, evaluated: EvaluatedLimit) {
+        let is_tighter = |known: &EvaluatedLimit| {
+            (evaluated.remaining, known.reset) < (known.remaining, evaluated.reset)
+        };
         if self.tightest.as_ref().is_none_or(is_tighter) {
-            self.tightest = Some(met);
+            self.tightest = Some(evaluated);
         }
     }
 
@@ -69,15 +70,15 @@ impl RateLimitHeaders {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
         }
         // Format of Envoy (draft-polli-ratelimit-headers-03).
-        if let Some(met) = &self.tightest {
-            let window = seconds(met.per);
+        if let Some(evaluated) = &self.tightest {
+            let window = seconds(evaluated.per);
             let lines = [
                 (
                     "x-ratelimit-limit",
-                    format!("{0}, {0};w={window}", met.requests),
+                    format!("{0}, {0};w={window}", evaluated.requests),
                 ),
-                ("x-ratelimit-remaining", met.remaining.to_string()),
-                ("x-ratelimit-reset", seconds(met.reset).to_string()),
+                ("x-ratelimit-remaining", evaluated.remaining.to_string()),
+                ("x-ratelimit-reset", seconds(evaluated.reset).to_string()),
             ];
             for (name, value) in lines {
                 if let Ok(value) = HeaderValue::from_str(&value) {
@@ -174,7 +175,7 @@ fn local(
     };
     for (of, decision) in limiter.take(request, before, key, Instant::now()) {
         if config.tells && !config.dry_run {
-            limit_headers.met(EvaluatedLimit {
+            limit_headers.evaluated(EvaluatedLimit {
                 requests: of.requests,
                 per: of.per,
                 remaining: decision.remaining,
@@ -183,10 +184,10 @@ fn local(
         }
         if let Some(after) = decision.retry_after {
             let reply = Reply {
-                details: Some(LOCAL),
+                details: Some(LOCAL_LIMITED),
                 ..Reply::new(
                     StatusCode::TOO_MANY_REQUESTS,
-                    LOCAL,
+                    LOCAL_LIMITED,
                     ResponseFlag::RateLimited,
                 )
             };
@@ -229,12 +230,12 @@ fn decide(
     };
     let headers = decided.answer_headers.into_iter();
     limit_headers.headers_to_add.extend(headers.map(header));
-    if let Some(met) = decided.tightest.filter(|_| config.tells) {
-        limit_headers.met(EvaluatedLimit {
-            requests: met.requests,
-            per: met.per,
-            remaining: met.remaining,
-            reset: met.reset,
+    if let Some(evaluated) = decided.tightest.filter(|_| config.tells) {
+        limit_headers.evaluated(EvaluatedLimit {
+            requests: evaluated.requests,
+            per: evaluated.per,
+            remaining: evaluated.remaining,
+            reset: evaluated.reset,
         });
     }
     if !decided.is_over {
@@ -243,14 +244,14 @@ fn decide(
     }
     let text = String::from_utf8_lossy(&decided.body).into_owned();
     let reply = Reply {
-        details: Some(GLOBAL),
+        details: Some(GLOBAL_LIMITED),
         ..Reply::new(
             StatusCode::TOO_MANY_REQUESTS,
             text,
             ResponseFlag::RateLimited,
         )
     };
-    let after = decided.tightest.map(|met| met.reset);
+    let after = decided.tightest.map(|evaluated| evaluated.reset);
     over(session, config, "global", reply, after, limit_headers)
 }
 
@@ -292,7 +293,7 @@ fn undecided(
     }
     let flag = ResponseFlag::RateLimiterServiceError;
     Err(Reply {
-        details: Some(NOTHING),
+        details: Some(SERVICE_ERROR),
         ..Reply::new(StatusCode::INTERNAL_SERVER_ERROR, "", flag)
     })
 }
@@ -306,7 +307,7 @@ fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'s
 mod tests {
     use super::*;
 
-    fn met(remaining: u32, reset: u64) -> EvaluatedLimit {
+    fn evaluated(remaining: u32, reset: u64) -> EvaluatedLimit {
         EvaluatedLimit {
             requests: 10,
             per: Duration::from_secs(60),
@@ -318,8 +319,14 @@ mod tests {
     #[test]
     fn clients_get_headers_of_the_tightest_limit() {
         let mut limit_headers = RateLimitHeaders::default();
-        for one in [met(5, 1), met(2, 7), met(2, 9), met(2, 8), met(3, 60)] {
-            limit_headers.met(one);
+        for one in [
+            evaluated(5, 1),
+            evaluated(2, 7),
+            evaluated(2, 9),
+            evaluated(2, 8),
+            evaluated(3, 60),
+        ] {
+            limit_headers.evaluated(one);
         }
         limit_headers.after = Some(Duration::from_millis(1500));
         limit_headers.is_refused = true;
@@ -344,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_sets_no_headers_that_frame_the_answer() {
+    fn rate_limit_service_cannot_set_framing_headers() {
         let mut headers = HeaderMap::new();
         let headers_to_add = ["transfer-encoding", "content-length", "x-left"];
         let limit_headers = RateLimitHeaders {

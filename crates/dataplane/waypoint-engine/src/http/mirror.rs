@@ -17,9 +17,9 @@ use tokio::sync::{oneshot, watch};
 use super::{
     admit::admission::{Admission, Facts},
     backend::destination::Destination,
-    body::tee::{self, Copied},
-    form::Form,
+    body::tee::{self, CopyOutcome},
     limits::{self, CountedRequest, RateLimitHeaders},
+    normalized_target::NormalizedTarget,
     send::{self, Sending, outgoing, retrying::RetryPolicy},
 };
 use crate::{
@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Timeout for a mirror to respond after the whole request was sent.
-const TIMEOUT: Duration = Duration::from_secs(15);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Mirrored requests of one request. Dropped before the original has a response, because its client has gone, it
 /// cancels them.
@@ -61,7 +61,7 @@ async fn cancelled(mut is_over: watch::Receiver<bool>) {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MirrorSource<'a> {
     pub(super) head: &'a request::Parts,
-    pub(super) form: &'a Form,
+    pub(super) normalized: &'a NormalizedTarget,
     pub(super) admission: &'a Admission,
     /// Owner of the route with the mirrors.
     pub(super) route_owner: RouteOwner,
@@ -89,7 +89,7 @@ pub(super) fn mirror(
             None => metrics.mirrored(MirrorOutcome::Busy),
         }
     }
-    let (body, copies) = tee::tee(body, begun.len(), &state.behind, &session.memory);
+    let (body, copies) = tee::tee(body, begun.len(), &state.buffered, &session.memory);
     for ((to, slot), (copy, copied)) in begun.into_iter().zip(copies) {
         let destination = Destination::Backend(to.service.clone(), to.port);
         let version = match destination.app_protocol(session) {
@@ -97,14 +97,14 @@ pub(super) fn mirror(
             AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
             _ => outgoing::version_of(source.head.version),
         };
-        let host = shadow(&source.form.host);
+        let host = shadow(&source.normalized.host);
         let mut request = Request::new(copy);
         request.method_mut().clone_from(&source.head.method);
         request.headers_mut().clone_from(&source.head.headers);
         if let Ok(value) = HeaderValue::from_str(&host) {
             request.headers_mut().insert(HOST, value);
         }
-        if outgoing::address(&mut request, &host, &source.form.target, version).is_err() {
+        if outgoing::address(&mut request, &host, &source.normalized.target, version).is_err() {
             metrics.mirrored(MirrorOutcome::Failed);
             continue;
         }
@@ -125,8 +125,8 @@ pub(super) fn mirror(
         }
         let counted = there.map(|there| MirroredRequest {
             there,
-            host: source.form.host.clone(),
-            target: source.form.target.clone(),
+            host: source.normalized.host.clone(),
+            target: source.normalized.target.clone(),
             headers: request.headers().clone(),
             method: request.method().clone(),
         });
@@ -134,7 +134,7 @@ pub(super) fn mirror(
         let sent = Facts {
             method: source.head.method.clone(),
             host,
-            path: source.form.target.path().to_owned(),
+            path: source.normalized.target.path().to_owned(),
             headers: request.headers().clone(),
         };
         let authorized =
@@ -246,11 +246,11 @@ async fn answer(
 }
 
 /// Completes when the mirror's timeout expires.
-async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
-    if let Ok(Copied::TooSlow) = copied.await {
+async fn given_up(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
+    if let Ok(CopyOutcome::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;
     }
-    tokio::time::sleep(TIMEOUT).await;
+    tokio::time::sleep(RESPONSE_TIMEOUT).await;
     MirrorOutcome::Late
 }
 

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grpc_clients_get_a_status_of_theirs() {
+    fn grpc_clients_get_a_grpc_status() {
         let plain = Reply::denied().into_response(false);
         assert_eq!(plain.status(), 403);
         let grpc = Reply::denied().into_response(true);

@@ -5,7 +5,7 @@ use http::{
     header::{CONTENT_LENGTH, EXPECT, HOST},
 };
 
-use super::{form::Form, reply::Reply};
+use super::{normalized_target::NormalizedTarget, reply::Reply};
 use crate::{headers, session::Session};
 
 /// Removes the headers that are not forwarded.
@@ -28,12 +28,16 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
 }
 
 /// Adds the headers that the waypoint generates.
-pub(super) fn complete<B>(session: &Session, request: &mut Request<B>, form: &Form) {
+pub(super) fn complete<B>(
+    session: &Session,
+    request: &mut Request<B>,
+    normalized: &NormalizedTarget,
+) {
     let all = request.headers_mut();
     // Plugins and routes may have added `cookie` lines.
     headers::join_cookies(all);
     all.remove(HOST);
-    if let Ok(host) = HeaderValue::from_str(&form.host) {
+    if let Ok(host) = HeaderValue::from_str(&normalized.host) {
         all.insert(HOST, host);
     }
     let gateway = session.shard.waypoint.published.gateway();

@@ -16,7 +16,7 @@ use hyper::body::{Body as _, Incoming};
 use super::{
     backend::{
         broken::Broken,
-        destination::{Destination, NoPlace},
+        destination::{Destination, NoEndpointError},
         endpoint::{self, DestinationDecision},
     },
     reply::Reply,
@@ -477,11 +477,11 @@ impl From<NoUpstream> for Failure {
     }
 }
 
-impl From<NoPlace> for Failure {
-    fn from(from: NoPlace) -> Self {
+impl From<NoEndpointError> for Failure {
+    fn from(from: NoEndpointError) -> Self {
         match from {
-            NoPlace::Rule(rule) => rule.into(),
-            NoPlace::Upstream(error @ UpstreamError::Lookups(_)) => Self {
+            NoEndpointError::Rule(rule) => rule.into(),
+            NoEndpointError::Upstream(error @ UpstreamError::Lookups(_)) => Self {
                 reply: Reply::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "overloaded: too many names are looked up for the caller",
@@ -489,7 +489,7 @@ impl From<NoPlace> for Failure {
                 ),
                 details: error.to_string(),
             },
-            NoPlace::Upstream(error) => {
+            NoEndpointError::Upstream(error) => {
                 Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(&error))
             }
         }

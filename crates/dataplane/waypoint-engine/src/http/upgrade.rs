@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// GUID of the WebSocket handshake (RFC 6455, section 1.3).
-const ACCEPTS: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Bytes of a key (RFC 6455, section 4.1).
 const KEY_BYTES: usize = 16;
 
@@ -237,7 +237,7 @@ impl Key {
 
     /// Whether a server has accepted WebSocket.
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
-        let concatenated = [self.0.as_bytes(), ACCEPTS].concat();
+        let concatenated = [self.0.as_bytes(), WEBSOCKET_GUID].concat();
         let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &concatenated));
         let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
         accepts
@@ -271,7 +271,7 @@ pub(super) fn switch(
     let tunnel = if upgrade.is_extended {
         0
     } else {
-        tunnel_windows::COST
+        tunnel_windows::TUNNEL_COST_BYTES
     };
     let bytes = COPY_BYTES + tunnel + window_bytes(version);
     let taken = session.memory.open(bytes);

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_budget_that_is_used_up_refuses() {
+    fn exhausted_budget_closest_to_the_account_is_named() {
         let (process, [caller, _], [connection, _]) = accounts();
         let one = connection.take(800).unwrap();
         assert_eq!(
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_quarter_is_for_callers_that_hold_little() {
+    fn last_quarter_is_reserved_for_callers_that_hold_little() {
         let process = Account::root(Scope::Process, 6400);
         let greedy: Vec<_> = (0..8).map(|_| process.part(Scope::Caller, 1600)).collect();
         let mut held = Vec::new();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_race_never_pass_the_limit() {
+    fn concurrent_threads_never_exceed_the_limit() {
         let process = Account::root(Scope::Process, 6400);
         let caller = process.part(Scope::Caller, 1000);
         std::thread::scope(|scope| {

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Number of callers to remember before those that hold no memory are forgotten.
-const REMEMBERED: usize = 1024;
+const MIN_SWEPT_CALLERS: usize = 1024;
 
 /// Divisors of the free budgets that determine the windows of a new connection.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +143,7 @@ impl Memory {
             address,
         };
         let mut callers = self.callers.lock();
-        if callers.known.len() >= callers.sweep_at.max(REMEMBERED) {
+        if callers.known.len() >= callers.sweep_at.max(MIN_SWEPT_CALLERS) {
             callers.known.retain(|_, one| one.is_used());
             callers.sweep_at = callers.known.len() * 2;
         }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_an_identity_at_an_address() {
+    fn callers_differ_by_identity_and_address() {
         let memory = memory();
         let web = Identity::new("cluster.local", "shop", "web");
         let other = Identity::new("cluster.local", "shop", "other");
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_that_hold_nothing_are_forgotten() {
+    fn callers_without_charges_are_forgotten() {
         let memory = memory();
         let stays = memory.connection(None, ip(0));
         let held = stays.take(Use::Headers, 1).unwrap();
@@ -295,7 +295,7 @@ mod tests {
         for number in 1..5000 {
             drop(memory.connection(None, ip(number)));
         }
-        assert!(memory.callers.lock().known.len() <= 2 * REMEMBERED);
+        assert!(memory.callers.lock().known.len() <= 2 * MIN_SWEPT_CALLERS);
         let again = memory.connection(None, ip(0));
         let taken = again.take(Use::Headers, 64 * MIB);
         let other = memory.connection(None, ip(0));

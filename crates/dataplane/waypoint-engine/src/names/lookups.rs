@@ -21,12 +21,12 @@ const MAX_LOOKUPS: usize = 64;
 /// Maximum lookups in flight of one caller.
 const MAX_LOOKUPS_PER_CALLER: usize = 8;
 /// Timeout of a lookup.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum TTL of an answer.
-const SHORTEST: Duration = Duration::from_secs(1);
-pub(super) const LONGEST: Duration = Duration::from_secs(60);
+const MIN_TTL: Duration = Duration::from_secs(1);
+pub(super) const MAX_TTL: Duration = Duration::from_secs(60);
 /// Cache time of a failure.
-const FAILURE: Duration = Duration::from_secs(1);
+const FAILURE_TTL: Duration = Duration::from_secs(1);
 
 /// Addresses of a name, at least one.
 pub(crate) type Known = Result<Arc<[IpAddr]>, ResolveError>;
@@ -192,17 +192,19 @@ impl Lookups {
             let _slot = self.slots.acquire().await;
             look_up.await
         };
-        let (known, good) = match tokio::time::timeout(TIMEOUT, looking).await {
+        let (known, good) = match tokio::time::timeout(LOOKUP_TIMEOUT, looking).await {
             Err(_) => (
-                Err(failed(format!("no answer within {TIMEOUT:?}"))),
-                FAILURE,
+                Err(failed(format!("no answer within {LOOKUP_TIMEOUT:?}"))),
+                FAILURE_TTL,
             ),
-            Ok(Err(error)) => (Err(failed(error.to_string())), FAILURE),
-            Ok(Ok((all, _))) if all.is_empty() => (Err(failed("no addresses".to_owned())), FAILURE),
+            Ok(Err(error)) => (Err(failed(error.to_string())), FAILURE_TTL),
+            Ok(Ok((all, _))) if all.is_empty() => {
+                (Err(failed("no addresses".to_owned())), FAILURE_TTL)
+            }
             Ok(Ok((all, until))) => {
                 let good = until.saturating_duration_since(Instant::now());
                 let all: Arc<[IpAddr]> = all.into_iter().map(|ip| ip.to_canonical()).collect();
-                (Ok(all), good.clamp(SHORTEST, LONGEST))
+                (Ok(all), good.clamp(MIN_TTL, MAX_TTL))
             }
         };
         (Instant::now() + good, known)
@@ -233,7 +235,7 @@ mod tests {
     }
 
     fn found(ip: [u8; 4]) -> io::Result<(Vec<IpAddr>, Instant)> {
-        Ok((vec![ip.into()], Instant::now() + LONGEST))
+        Ok((vec![ip.into()], Instant::now() + MAX_TTL))
     }
 
     /// Polls a future once to start it.
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_caller_has_few_lookups_in_flight_and_others_go_on() {
+    async fn lookups_in_flight_are_limited_per_caller() {
         let lookups = Lookups::new();
         let mut pending = Vec::new();
         for number in 0..MAX_LOOKUPS_PER_CALLER {
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_goes_on_with_a_lookup_whose_caller_has_gone() {
+    async fn waiter_continues_the_lookup_of_a_caller_that_left() {
         let lookups = Lookups::new();
         let mut first = Box::pin(lookups.get("a.example.com", caller(1), std::future::pending));
         begun(&mut first).await;
@@ -313,11 +315,11 @@ mod tests {
     }
 
     #[test]
-    fn the_name_whose_time_is_over_first_is_forgotten() {
+    fn name_that_expires_first_is_evicted() {
         let lookups = Lookups::new();
         let now = Instant::now();
         for number in 0..MAX_NAMES + 10 {
-            let until = now + LONGEST + Duration::from_secs(u64::try_from(number).unwrap());
+            let until = now + MAX_TTL + Duration::from_secs(u64::try_from(number).unwrap());
             let known = Ok(Arc::from([IpAddr::from([127, 0, 0, 1])]));
             lookups.remember(arcstr::format!("{number}"), until, known);
         }

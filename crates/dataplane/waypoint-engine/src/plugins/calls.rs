@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_call_their_own_namespace_and_what_is_granted() {
+    fn plugins_call_their_namespace_and_granted_services() {
         let plugin = WaypointExtension {
             namespace: "tenant".into(),
             callees: vec![NamespacedHostname::new("open", "*.open.svc.cluster.local")],
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_grpc_is_a_message_and_a_status() {
+    fn grpc_response_is_a_message_and_a_status() {
         let answer = |body: &'static [u8], status: Option<&'static str>| {
             let mut trailers = HeaderMap::new();
             if let Some(status) = status {

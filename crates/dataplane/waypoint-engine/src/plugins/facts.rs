@@ -7,13 +7,13 @@ use ambit_wasm::{Facts, Value};
 use crate::{session::Session, target::Target};
 
 /// Properties of one request.
-pub(crate) struct OfRequest {
+pub(crate) struct RequestFacts {
     session: Arc<Session>,
     version: http::Version,
     began: SystemTime,
 }
 
-impl OfRequest {
+impl RequestFacts {
     pub(crate) fn new(session: &Arc<Session>, version: http::Version) -> Self {
         Self {
             session: session.clone(),
@@ -23,7 +23,7 @@ impl OfRequest {
     }
 }
 
-impl Facts for OfRequest {
+impl Facts for RequestFacts {
     fn property(&self, path: &[&str]) -> Option<Value> {
         let session = &self.session;
         let (caller, target) = (&session.caller, session.target.address());

@@ -18,17 +18,17 @@ use crate::{
 };
 
 /// Delay of the first retry of a fetch after a failure; it doubles up to the maximum.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+const MIN_FETCH_DELAY: Duration = Duration::from_secs(1);
+const MAX_FETCH_DELAY: Duration = Duration::from_secs(120);
 
 /// Maximum concurrent compilations: each takes a thread, and memory of many times the module's size.
-const COMPILING: usize = 1;
+const MAX_COMPILATIONS: usize = 1;
 
 /// Loads the desired plugins while the process runs.
 pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
     let (published, shared) = (&waypoint.published, &waypoint.shared_data);
     let mut changes = published.watch();
-    let compiling = Arc::new(Semaphore::new(COMPILING));
+    let compiling = Arc::new(Semaphore::new(MAX_COMPILATIONS));
     let mut keys: HashSet<String> = HashSet::new();
     let mut engine = None;
     let mut loading: HashMap<u64, AbortOnDrop<()>> = HashMap::new();
@@ -110,7 +110,7 @@ async fn load_one(
     compiler: Compiler,
     plugin: Arc<Plugin>,
 ) {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = MIN_FETCH_DELAY;
     loop {
         match load_once(&waypoint, &fetcher, &compiler, &plugin).await {
             Ok(module) => {
@@ -136,7 +136,7 @@ async fn load_one(
             }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_FETCH_DELAY);
     }
 }
 

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_as_scrapes_allow() {
+    fn metric_names_are_valid_for_prometheus() {
         assert_eq!(metric_name("a.b{c=\"d\"}"), "envoy_wasmcustom_a_b_c__d__");
     }
 }

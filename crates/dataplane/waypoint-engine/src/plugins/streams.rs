@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use super::calls::{self, Failed, MAX_ANSWER, UNAVAILABLE, grpc_status};
 use crate::{
     calls::{CallFor, Callee},
-    extensions::{CallCause, Tell},
+    extensions::{CallCause, StreamEventHandler},
     message::{Body, BodyError, Version},
     waypoint::Shard,
 };
@@ -35,11 +35,11 @@ pub(super) async fn keep(
     call: Call,
     cause: CallCause,
     messages: mpsc::UnboundedReceiver<Message>,
-    tell: &Tell,
+    tell: &StreamEventHandler,
 ) {
     let upstream = call.upstream.clone();
-    let sent = Sent::of(messages);
-    let _cleared = Cleared(sent.messages.clone());
+    let sent = OutgoingMessages::of(messages);
+    let _cleared = QueueGuard(sent.messages.clone());
     let opened = Box::pin(open(shard, plugin, call, &cause, sent)).await;
     let (status, text) = match opened {
         Ok((head, body, _counted)) => match follow(head, body, tell).await {
@@ -65,7 +65,7 @@ async fn open(
     plugin: &WaypointExtension,
     call: Call,
     cause: &CallCause,
-    sent: Sent,
+    sent: OutgoingMessages,
 ) -> Result<(http::HeaderMap, Incoming, Option<impl Sized + use<>>), Failed> {
     let (service, port) = calls::callee(plugin, &call.upstream)?;
     let (parts, _) = calls::request(call, &service, port)?.into_parts();
@@ -86,7 +86,11 @@ async fn open(
 
 /// Passes messages to the plugin until the peer ends the stream, and returns the status; `None` when the plugin has
 /// closed the stream.
-async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Option<(u32, String)> {
+async fn follow(
+    head: http::HeaderMap,
+    mut body: Incoming,
+    tell: &StreamEventHandler,
+) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
     if !tell(StreamEvent::Began(head)) {
         return None;
@@ -153,7 +157,7 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
 }
 
 /// Messages that the plugin sends.
-struct Sent {
+struct OutgoingMessages {
     messages: Waiting,
     is_over: bool,
 }
@@ -162,9 +166,9 @@ struct Sent {
 type Waiting = Arc<Mutex<Option<mpsc::UnboundedReceiver<Message>>>>;
 
 /// Clears the queue when the stream ends: the connection may keep its body until the peer reads.
-struct Cleared(Waiting);
+struct QueueGuard(Waiting);
 
-impl Drop for Cleared {
+impl Drop for QueueGuard {
     fn drop(&mut self) {
         drop(self.0.lock().take());
     }
@@ -182,7 +186,7 @@ impl AsRef<[u8]> for Framed {
     }
 }
 
-impl Sent {
+impl OutgoingMessages {
     fn of(messages: mpsc::UnboundedReceiver<Message>) -> Self {
         Self {
             messages: Arc::new(Mutex::new(Some(messages))),
@@ -191,7 +195,7 @@ impl Sent {
     }
 }
 
-impl HttpBody for Sent {
+impl HttpBody for OutgoingMessages {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -231,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_taken_as_they_are_whole_and_no_larger_than_may_be() {
+    fn messages_are_complete_and_bounded() {
         let mut waiting = BytesMut::from(&[0, 0, 0, 0, 2, 7, 8, 0, 0, 0, 0, 0, 0, 0][..]);
         assert_eq!(message(&mut waiting).unwrap().unwrap(), [7, 8][..]);
         assert_eq!(message(&mut waiting).unwrap().unwrap(), [][..]);

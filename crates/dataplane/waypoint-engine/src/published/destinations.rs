@@ -6,20 +6,20 @@ use ambit_model::{ArcStr, NamespacedHostname, WaypointDestination};
 use serde_json::Value;
 
 use crate::{
-    destination::Ruled,
-    record_store::{Gone, RecordStore},
+    destination::RuledService,
+    record_store::{RecordStore, RemovedRecord},
 };
 
 /// Services with a destination policy.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
-    by_service: HashMap<NamespacedHostname, Arc<Ruled>>,
+    by_service: HashMap<NamespacedHostname, Arc<RuledService>>,
     /// Services by the names of resources.
     services: HashMap<ArcStr, NamespacedHostname>,
 }
 
 impl Destinations {
-    pub(super) fn get(&self, service: &NamespacedHostname) -> Option<&Arc<Ruled>> {
+    pub(super) fn get(&self, service: &NamespacedHostname) -> Option<&Arc<RuledService>> {
         self.by_service.get(service)
     }
 }
@@ -33,15 +33,15 @@ impl RecordStore for Destinations {
     fn put(&mut self, resource: ArcStr, record: WaypointDestination) {
         let name = record.service.clone();
         let before = self.by_service.get(&name);
-        let entry = Ruled::new(record, before.map(|before| &**before));
+        let entry = RuledService::new(record, before.map(|before| &**before));
         self.services.insert(resource, name.clone());
         self.by_service.insert(name, Arc::new(entry));
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let name = self.services.remove(resource)?;
         self.by_service.remove(&name);
-        Some(Gone::Destination(name))
+        Some(RemovedRecord::Destination(name))
     }
 
     fn dump(&self) -> Value {

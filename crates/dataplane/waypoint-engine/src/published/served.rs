@@ -14,7 +14,7 @@ use ambit_route::WorkloadRef;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
 /// Port, and namespace of the clients of a table; `None` for all clients.
 type TableKey = (u16, Option<ArcStr>);
@@ -154,7 +154,7 @@ impl RecordStore for Services {
         self.by_name.insert(served.name.clone(), Arc::new(served));
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let name = self.names.remove(resource)?;
         self.by_name.remove(&name);
         None
@@ -165,12 +165,12 @@ impl RecordStore for Services {
         all.sort_by(|a, b| a.name.cmp(&b.name));
         let one = |served: &Arc<Served>| {
             json!({
-                "service": shown(&served.name),
+                "service": to_json(&served.name),
                 "resolvesHosts": served.resolves_hosts,
-                "grantors": shown(&served.grantors),
-                "routes": shown(&served.routes),
-                "tlsRoutes": shown(&served.tls_routes),
-                "tcpRoutes": shown(&served.tcp_routes),
+                "grantors": to_json(&served.grantors),
+                "routes": to_json(&served.routes),
+                "tlsRoutes": to_json(&served.tls_routes),
+                "tcpRoutes": to_json(&served.tcp_routes),
             })
         };
         all.into_iter().map(one).collect()
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clients_namespace_has_its_own_routes_on_the_ports_that_they_are_for() {
+    fn consumer_routes_replace_producer_routes_on_their_ports() {
         let route = |name: &str, clients: Option<&str>, ports: &[u16]| HttpRoute {
             name: ambit_model::RouteName {
                 name: name.into(),

@@ -6,7 +6,7 @@ use ambit_egress::Guard;
 use ambit_model::{ArcStr, WaypointGateway};
 use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
 /// Settings of the waypoint's Gateway.
 #[derive(Debug, Default)]
@@ -28,11 +28,11 @@ impl RecordStore for Settings {
     }
 
     /// Keeps the settings for requests in flight: the waypoint's pods are about to be terminated.
-    fn remove(&mut self, _resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, _resource: &ArcStr) -> Option<RemovedRecord> {
         None
     }
 
     fn dump(&self) -> Value {
-        shown(&*self.gateway)
+        to_json(&*self.gateway)
     }
 }

@@ -56,7 +56,7 @@ impl<'a> ConnectionRoute<'a> {
 
 /// End of a connection.
 #[derive(Debug, Default)]
-pub(super) struct End {
+pub(super) struct ConnectionEnd {
     pub(super) flags: ResponseFlags,
     /// Reason why the waypoint closed the connection.
     pub(super) termination: Option<String>,
@@ -70,7 +70,7 @@ pub(super) struct End {
     pub(super) policy: Option<String>,
 }
 
-impl End {
+impl ConnectionEnd {
     /// Describes the failure of a connection.
     pub(super) fn of(error: &TcpError) -> Self {
         let flagged = |flag: ResponseFlag| Self {
@@ -145,9 +145,9 @@ impl ConnectionReport {
         let Some(telemetry_config) = &self.telemetry_config else {
             return traffic.series(labels);
         };
-        let end = End::default();
+        let end = ConnectionEnd::default();
         let report = self.report(session, went, &end);
-        let changed = observed(session, &report, |of| telemetry_config.labels(of));
+        let changed = with_observation(session, &report, |of| telemetry_config.labels(of));
         traffic.series_as(labels, changed)
     }
 
@@ -159,7 +159,7 @@ impl ConnectionReport {
     }
 
     /// Reports the end of the connection.
-    pub(super) fn over(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
+    pub(super) fn over(&self, session: &Session, went: ConnectionRoute<'_>, end: &ConnectionEnd) {
         self.report_flow(session, went, end);
         let waypoint = &session.shard.waypoint;
         let report = self.report(session, went, end);
@@ -168,7 +168,7 @@ impl ConnectionReport {
             .as_ref()
             .and_then(|one| one.logs.as_ref());
         if let Some(logs) = logs {
-            return observed(session, &report, |of| {
+            return with_observation(session, &report, |of| {
                 for log in logs {
                     log.write(of, None, &waypoint.http_metrics);
                 }
@@ -179,7 +179,7 @@ impl ConnectionReport {
         }
     }
 
-    fn report_flow(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
+    fn report_flow(&self, session: &Session, went: ConnectionRoute<'_>, end: &ConnectionEnd) {
         let reason = end.termination.as_deref().or(end.failure.as_deref());
         let event = match reason {
             _ if end.is_refused => Event::Refused,
@@ -208,7 +208,7 @@ impl ConnectionReport {
         &self,
         session: &Session,
         went: ConnectionRoute<'a>,
-        end: &'a End,
+        end: &'a ConnectionEnd,
     ) -> HttpRequestReport<'a> {
         HttpRequestReport {
             flags: end.flags,
@@ -231,16 +231,16 @@ impl ConnectionReport {
 }
 
 /// Converts a report to the attributes that filters, formats and labels read.
-fn observed<T>(
+fn with_observation<T>(
     session: &Session,
     report: &HttpRequestReport<'_>,
-    tell: impl FnOnce(&Observation<'_>) -> T,
+    read: impl FnOnce(&Observation<'_>) -> T,
 ) -> T {
     let none = HeaderMap::new();
     let flags = report.flags.to_string();
     let peer = session.caller.identity.as_ref().map(ToString::to_string);
     let name = report.server_name.map(String::from_utf8_lossy);
-    tell(&Observation {
+    read(&Observation {
         started: report.started,
         duration: report.duration,
         method: None,

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Timeout for the ClientHello on ports that route by SNI.
-const HELLO: Duration = Duration::from_secs(10);
+const CLIENT_HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connection with its destination and the owner of its route.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) enum RouteError {
     NoHost(ArcStr),
     #[error("{name:?} is no host below {wildcard}")]
     OtherHost { name: String, wildcard: ArcStr },
-    #[error("the client sent no client hello within {} s", HELLO.as_secs())]
+    #[error("the client sent no client hello within {} s", CLIENT_HELLO_TIMEOUT.as_secs())]
     Silent,
     #[error(transparent)]
     Hello(#[from] HelloError),
@@ -84,7 +84,7 @@ impl Routed {
         session: &Session,
         io: &mut Sniffed<IO>,
     ) -> Result<Self, RouteError> {
-        let message = tokio::time::timeout(HELLO, io.first_message()).await;
+        let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.first_message()).await;
         let sni = match message.map_err(|_| RouteError::Silent)?? {
             FirstMessage::ClientHello(name) => name,
             FirstMessage::Other => return Self::of(session),
@@ -106,7 +106,7 @@ impl Routed {
 pub(super) async fn server_name<IO: AsyncRead + Unpin>(
     io: &mut Sniffed<IO>,
 ) -> Result<Option<String>, RouteError> {
-    let message = tokio::time::timeout(HELLO, io.first_message()).await;
+    let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.first_message()).await;
     match message.map_err(|_| RouteError::Silent)? {
         Ok(FirstMessage::ClientHello(name)) => Ok(name),
         // A truncated ClientHello is not TLS.

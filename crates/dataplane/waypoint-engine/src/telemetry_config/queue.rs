@@ -61,12 +61,12 @@ impl Item {
 
 /// Bytes of one item, counted at its collector's queue until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct ItemCharge {
     waiting: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Counted {
+impl ItemCharge {
     /// Counts an item, if the queue has room for it.
     fn of(item: &Item, waiting: &Arc<AtomicUsize>) -> Option<Self> {
         let bytes = item.bytes();
@@ -80,7 +80,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for ItemCharge {
     fn drop(&mut self) {
         self.waiting.fetch_sub(self.bytes, Relaxed);
     }
@@ -89,7 +89,7 @@ impl Drop for Counted {
 /// Queue of items for one collector.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
-    items: mpsc::Sender<(Item, Counted)>,
+    items: mpsc::Sender<(Item, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -100,7 +100,7 @@ impl Queue {
             Item::Span(_) => Signal::Traces,
             Item::Line(_) => Signal::Logs,
         };
-        let counted = Counted::of(&item, &self.waiting);
+        let counted = ItemCharge::of(&item, &self.waiting);
         let is_queued = counted.is_some_and(|counted| self.items.try_send((item, counted)).is_ok());
         if !is_queued {
             metrics.exported(signal, ExportOutcome::Dropped, 1);
@@ -110,15 +110,15 @@ impl Queue {
 
 /// New queue without an exporter.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct NewQueue {
     pub(crate) collector: OtlpCollector,
-    pub(crate) items: mpsc::Receiver<(Item, Counted)>,
+    pub(crate) items: mpsc::Receiver<(Item, ItemCharge)>,
 }
 
 /// Queue that has senders, and the bytes in it.
 #[derive(Debug)]
 struct Open {
-    items: mpsc::WeakSender<(Item, Counted)>,
+    items: mpsc::WeakSender<(Item, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -126,8 +126,8 @@ struct Open {
 #[derive(Debug)]
 pub(crate) struct Exporters {
     open: Mutex<HashMap<OtlpCollector, Open>>,
-    begun: mpsc::UnboundedSender<Begun>,
-    waiting: Mutex<Option<mpsc::UnboundedReceiver<Begun>>>,
+    begun: mpsc::UnboundedSender<NewQueue>,
+    waiting: Mutex<Option<mpsc::UnboundedReceiver<NewQueue>>>,
     environment: Mutex<HashMap<ArcStr, ArcStr>>,
 }
 
@@ -165,7 +165,7 @@ impl Exporters {
         open.insert(collector.clone(), queue);
         let collector = collector.clone();
         // Sending only fails when the exporter has ended with the process.
-        drop(self.begun.send(Begun { collector, items }));
+        drop(self.begun.send(NewQueue { collector, items }));
         Queue {
             items: sender,
             waiting,
@@ -173,7 +173,7 @@ impl Exporters {
     }
 
     /// Returns the receiver of new queues for the exporter; once.
-    pub(crate) fn begun(&self) -> Option<mpsc::UnboundedReceiver<Begun>> {
+    pub(crate) fn begun(&self) -> Option<mpsc::UnboundedReceiver<NewQueue>> {
         self.waiting.lock().take()
     }
 

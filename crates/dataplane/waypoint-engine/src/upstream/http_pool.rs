@@ -46,17 +46,17 @@ use reuse::{ConnectionUse, MAX_STREAMS};
 /// Maximum idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
 /// Interval of scanning the pool for idle connections.
-const SWEEP: Duration = Duration::from_millis(500);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of endpoints with request counters before idle ones are forgotten.
-const COUNTED: usize = 1024;
+const MAX_IDLE_LOADS: usize = 1024;
 /// Receive window of one HTTP/2 response, charged to its caller.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
 /// Receive window of an HTTP/2 connection: as much as all its streams can hold, so that unread responses never block
 /// another response.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
 /// Timeout of waiting for a peer's HTTP/2 settings; they are polled, since hyper does not report them.
-const SETTINGS: Duration = Duration::from_secs(10);
-const SETTINGS_LOOK: Duration = Duration::from_millis(2);
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
+const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Sender of requests on one connection.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ struct Idle {
 
 impl Idle {
     fn is_stale(&self) -> bool {
-        self.since.elapsed() >= self.life.keep.idle || self.life.is_over()
+        self.since.elapsed() >= self.life.keep.idle || self.life.is_expired()
     }
 }
 
@@ -124,7 +124,7 @@ impl Drop for Load {
 pub(crate) enum BeginError {
     #[error(transparent)]
     Http(#[from] hyper::Error),
-    #[error("the endpoint sent no HTTP/2 settings within {} s", SETTINGS.as_secs())]
+    #[error("the endpoint sent no HTTP/2 settings within {} s", SETTINGS_TIMEOUT.as_secs())]
     NoSettings,
     #[error("the endpoint does not offer WebSocket over HTTP/2 (RFC 8441)")]
     NotOffered,
@@ -165,7 +165,7 @@ impl HttpPool {
         Some(Checkout {
             sender,
             key: key.clone(),
-            life: Some(life.further()),
+            life: Some(life.next_request()),
             stream,
             failure: None,
         })
@@ -214,7 +214,7 @@ impl HttpPool {
                     }
                 });
                 ambit_rt::spawn("http2 upstream", running);
-                if !life.is_over() {
+                if !life.is_expired() {
                     slot = Some(self.share(key, sender.clone(), life));
                 }
                 HttpSender::Http2(sender)
@@ -243,7 +243,7 @@ impl HttpPool {
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
-            let mut wait = life.keep.idle_streams();
+            let mut wait = life.keep.http2_idle();
             loop {
                 tokio::time::sleep(wait).await;
                 let next = pool.0.lock().http2.retire(&key, &streams);
@@ -268,12 +268,12 @@ impl HttpPool {
         // No streams are allowed before the endpoint's SETTINGS arrive.
         builder.initial_max_send_streams(0);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
-        let deadline = Instant::now() + SETTINGS;
+        let deadline = Instant::now() + SETTINGS_TIMEOUT;
         while connection.current_max_send_streams() == 0 {
             if Instant::now() >= deadline {
                 return Err(BeginError::NoSettings);
             }
-            tokio::time::sleep(SETTINGS_LOOK).await;
+            tokio::time::sleep(SETTINGS_POLL_INTERVAL).await;
         }
         if !connection.is_extended_connect_protocol_enabled() {
             return Err(BeginError::NotOffered);
@@ -298,7 +298,7 @@ impl HttpPool {
         let mut state = self.0.lock();
         let load = state.loads.entry(endpoint).or_default().clone();
         load.fetch_add(1, Relaxed);
-        if state.loads.len() > state.most_loads.max(COUNTED) {
+        if state.loads.len() > state.most_loads.max(MAX_IDLE_LOADS) {
             state.loads.retain(|_, load| load.load(Relaxed) > 0);
             state.most_loads = state.loads.len() * 2;
         }
@@ -342,7 +342,7 @@ impl HttpPool {
     /// waypoint.
     async fn sweep(self) {
         loop {
-            tokio::time::sleep(SWEEP).await;
+            tokio::time::sleep(SWEEP_INTERVAL).await;
             let mut state = self.0.lock();
             state.sweep();
             if state.idle.is_empty() {
@@ -438,7 +438,7 @@ impl Checkout {
                 });
                 let mut response = sender.try_send_request(request).await?;
                 let (pool, key) = (pool.clone(), self.key);
-                let life = self.life.filter(|life| !life.is_over());
+                let life = self.life.filter(|life| !life.is_expired());
                 if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
                     // After the switch, the stream's owner closes the connection.
                     in_use.end();

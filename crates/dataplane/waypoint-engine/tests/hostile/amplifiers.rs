@@ -132,7 +132,7 @@ async fn retries_of_a_mirrored_request_reach_its_backend_alone() {
 }
 
 #[tokio::test]
-async fn what_is_mirrored_is_not_mirrored_again() {
+async fn mirrored_requests_are_not_mirrored_repeatedly() {
     let mut scene = Scene::new().await;
     for (name, other) in [("web", "back"), ("back", "web")] {
         let mirrors = vec![mirror(other), mirror(other)];
@@ -154,7 +154,7 @@ async fn what_is_mirrored_is_not_mirrored_again() {
 }
 
 #[tokio::test]
-async fn mirrors_that_take_no_body_hold_a_bounded_part_of_it() {
+async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
     const MIRRORS: usize = 4;
     const BODY: usize = 16 << 20;
     // Bytes by which a mirror may lag, including those in flight to it.
@@ -221,7 +221,7 @@ async fn mirrors_that_take_no_body_hold_a_bounded_part_of_it() {
 }
 
 #[tokio::test]
-async fn redirects_of_applications_are_the_clients_to_follow() {
+async fn redirects_of_applications_are_not_followed() {
     let mut scene = Scene::new().await;
     let (redirecting, asked) = scripted(|_, mut stream| async move {
         head(&mut stream).await;

@@ -64,7 +64,7 @@ async fn clients_get_the_waypoints_version_and_keep_their_connection() {
 }
 
 #[tokio::test]
-async fn a_response_to_an_upload_that_is_not_read_reaches_its_client() {
+async fn response_to_an_unread_upload_reaches_the_client() {
     let world = World::new().await;
     let (application, _) = scripted(|_, mut stream: TcpStream| async move {
         head(&mut stream).await;
@@ -109,7 +109,7 @@ async fn a_response_to_an_upload_that_is_not_read_reaches_its_client() {
 }
 
 #[tokio::test]
-async fn interim_responses_pass_on_before_the_final_one() {
+async fn interim_responses_are_forwarded_before_the_final_one() {
     let world = World::new().await;
     let (application, _) = scripted(|_, mut stream| async move {
         loop {
@@ -150,7 +150,7 @@ async fn interim_responses_pass_on_before_the_final_one() {
 }
 
 #[tokio::test]
-async fn expectations_are_the_applications_to_meet() {
+async fn expectations_are_forwarded_to_the_application() {
     let world = World::new().await;
     let uploaded = Arc::new(AtomicUsize::new(0));
     let counted = uploaded.clone();
@@ -219,7 +219,7 @@ async fn expectations_are_the_applications_to_meet() {
 }
 
 #[tokio::test]
-async fn trailers_pass_whatever_te_and_trailer_say() {
+async fn trailers_are_forwarded_regardless_of_te_and_trailer() {
     let world = World::new().await;
     let (application, _) = scripted(|_, mut stream| async move {
         loop {
@@ -320,7 +320,7 @@ async fn endpoints_are_called_by_the_clients_address_family() {
 }
 
 #[tokio::test]
-async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
+async fn destination_rules_choose_the_upstream_http_version() {
     let world = World::new().await;
     let (tell, mut telemetry) = tokio::sync::mpsc::unbounded_channel();
     let (application, _) = scripted(move |_, mut stream| {

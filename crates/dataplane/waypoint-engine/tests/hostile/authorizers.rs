@@ -159,7 +159,7 @@ async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>
 }
 
 #[tokio::test]
-async fn http_provider_changes_only_what_it_may() {
+async fn http_provider_changes_only_permitted_headers() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-user: ann\r\nhost: evil\r\nx-forwarded-client-cert: evil\r\n\r\n";
     let (at, asked) = answering(answer).await;
     let (world, mut strict) = world(at).await;
@@ -186,7 +186,7 @@ async fn http_provider_changes_only_what_it_may() {
 }
 
 #[tokio::test]
-async fn a_denial_is_the_providers_own() {
+async fn denial_has_the_providers_response() {
     let answer =
         b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 5\r\nwww-authenticate: Basic\r\n\r\nlogin";
     let (at, _) = answering(answer).await;
@@ -206,7 +206,7 @@ async fn a_denial_is_the_providers_own() {
 }
 
 #[tokio::test]
-async fn what_a_provider_sets_is_judged_by_the_other_policies() {
+async fn provider_changes_are_authorized_by_other_policies() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-role: guest\r\n\r\n";
     let (at, _) = answering(answer).await;
     let (world, mut strict) = world(at).await;
@@ -234,7 +234,7 @@ async fn what_a_provider_sets_is_judged_by_the_other_policies() {
 }
 
 #[tokio::test]
-async fn a_provider_that_does_not_answer_denies_unless_it_is_to_fail_open() {
+async fn unresponsive_provider_denies_unless_it_fails_open() {
     let (hanging, _) = scripted(|_, stream| async move {
         let _held = stream;
         std::future::pending::<()>().await;
@@ -322,7 +322,7 @@ async fn grpc_provider_is_trusted_only_within_the_protocol() {
 }
 
 #[tokio::test]
-async fn a_body_is_shown_as_far_as_is_allowed_and_passes_whole() {
+async fn provider_gets_a_body_prefix_and_the_application_all_of_it() {
     let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
     let (world, mut strict) = world(at).await;
     let mut body = ProviderBody {

@@ -96,7 +96,7 @@ async fn send(requests: &SendRequest<Bytes>, headers: &[(&str, &str)], trailers:
 }
 
 #[tokio::test]
-async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
+async fn forged_identity_headers_never_reach_the_application() {
     let (world, mut application) = world().await;
     let client = world.client().await;
     let requests = http2(&client).await;
@@ -162,7 +162,7 @@ async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
 }
 
 #[tokio::test]
-async fn the_waypoints_own_claim_is_the_only_one() {
+async fn client_cert_header_is_only_the_waypoints() {
     let (world, mut application) = world().await;
     world.publish(WaypointUpdate::Put(
         "gw".into(),
@@ -193,7 +193,7 @@ async fn the_waypoints_own_claim_is_the_only_one() {
 }
 
 #[tokio::test]
-async fn trailers_cannot_say_what_policies_have_judged() {
+async fn trailers_cannot_have_fields_that_policies_read() {
     let (world, mut application) = world().await;
     let client = world.client().await;
     let request =
@@ -226,7 +226,7 @@ async fn trailers_cannot_say_what_policies_have_judged() {
 }
 
 #[tokio::test]
-async fn crumbs_of_cookies_reach_the_application_as_one_line() {
+async fn split_cookies_reach_the_application_as_one_line() {
     let (world, mut application) = world().await;
     let requests = http2(&world.client().await).await;
     let crumbs = [
@@ -245,7 +245,7 @@ async fn crumbs_of_cookies_reach_the_application_as_one_line() {
 }
 
 #[tokio::test]
-async fn applications_say_nothing_in_the_name_of_a_proxy() {
+async fn proxy_headers_of_applications_are_removed() {
     let world = World::new().await;
     let lines: String = NAMES
         .iter()

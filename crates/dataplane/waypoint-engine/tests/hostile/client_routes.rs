@@ -97,7 +97,7 @@ fn of_clients(scene: &Scene, rules: Vec<HttpRouteRule>) {
 }
 
 #[tokio::test]
-async fn clients_routes_forge_no_claims() {
+async fn consumer_routes_cannot_forge_claims() {
     let scene = Scene::new().await;
     scene.world.publish(tokens("web"));
     let names = [
@@ -121,7 +121,7 @@ async fn clients_routes_forge_no_claims() {
 }
 
 #[tokio::test]
-async fn clients_routes_meet_limits_of_what_is_sent() {
+async fn limits_count_the_forwarded_form_of_consumer_routes() {
     let mut scene = Scene::new().await;
     scene.world.publish(limit("web", "/limited", 2));
     let rules = vec![
@@ -146,7 +146,7 @@ async fn clients_routes_meet_limits_of_what_is_sent() {
 }
 
 #[tokio::test]
-async fn mirrors_of_clients_routes_are_limited_and_pass_no_tokens_or_plugins() {
+async fn consumer_mirrors_bypass_no_limits_tokens_or_plugins() {
     const FAMILY: &str = "ambit_requests_mirrored_total";
     let mut scene = Scene::new().await;
     scene.world.publish(limit("web", "/limited", 2));
@@ -172,7 +172,7 @@ async fn mirrors_of_clients_routes_are_limited_and_pass_no_tokens_or_plugins() {
 }
 
 #[tokio::test]
-async fn clients_routes_pass_no_tokens_and_no_plugins() {
+async fn consumer_routes_bypass_no_tokens_or_plugins() {
     let mut scene = Scene::new().await;
     let rules = vec![
         rule(prefix("/back"), Vec::new(), to("back")),
@@ -225,7 +225,7 @@ async fn clients_routes_pass_no_tokens_and_no_plugins() {
 }
 
 #[tokio::test]
-async fn clients_routes_of_connections_pass_no_tokens_and_no_plugins() {
+async fn consumer_stream_routes_bypass_no_tokens_or_plugins() {
     let scene = Scene::new().await;
     let routes = |clients: Option<&str>| StreamRoute {
         name: route(clients, Vec::new()).name,

@@ -87,7 +87,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
 }
 
 #[tokio::test]
-async fn request_of_a_client_ends_when_it_leaves() {
+async fn request_ends_when_its_client_disconnects() {
     let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", "true")]).await;
     let (address, all, open) = hanging().await;
     world.serve("web", VIP, &[address]);
@@ -122,7 +122,7 @@ async fn request_of_a_client_ends_when_it_leaves() {
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_end_their_requests() {
+async fn reset_streams_end_their_requests() {
     let world = World::new().await;
     let (address, all, open) = hanging().await;
     world.serve("web", VIP, &[address]);
@@ -162,7 +162,7 @@ async fn streams_that_are_reset_end_their_requests() {
 }
 
 #[tokio::test]
-async fn half_closed_clients_get_responses_where_that_is_set() {
+async fn half_closed_clients_get_responses_if_configured() {
     for (setting, expected) in [("false", vec![200]), ("true", vec![])] {
         let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", setting)]).await;
         let respond = Arc::new(Notify::new());

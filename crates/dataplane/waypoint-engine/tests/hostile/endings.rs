@@ -65,7 +65,7 @@ const ANSWERS: &[(&str, &[u8], u16, &str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn each_answer_has_its_status_its_flag_and_its_line() {
+async fn failed_responses_have_their_status_flag_and_log_line() {
     let world = World::new().await;
     let mut wrong = Vec::new();
     for (number, (what, bytes, status, flags, body)) in (1..).zip(ANSWERS) {
@@ -101,7 +101,7 @@ async fn each_answer_has_its_status_its_flag_and_its_line() {
 }
 
 #[tokio::test]
-async fn what_follows_an_answer_is_never_the_answer_to_another_request() {
+async fn bytes_after_a_response_never_answer_another_request() {
     const TWO: &[u8] =
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoodHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil";
     let world = World::new().await;
@@ -169,7 +169,7 @@ async fn endless_headers_and_interim_responses_are_bounded() {
 }
 
 #[tokio::test]
-async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
+async fn missing_response_is_awaited_until_the_client_leaves() {
     let world = World::new().await;
     let (asked, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let tell = (asked.clone(), ended.clone());
@@ -203,7 +203,7 @@ async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
 }
 
 #[tokio::test]
-async fn an_answer_before_the_end_of_the_request_is_passed_on() {
+async fn early_response_is_forwarded() {
     let world = World::new().await;
     let early = answering(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").await;
     world.serve("web", VIP, &[early]);
@@ -304,7 +304,7 @@ async fn only_unprocessed_http2_streams_are_retried() {
 }
 
 #[tokio::test]
-async fn what_may_have_been_done_is_not_done_again() {
+async fn possibly_processed_requests_are_not_retried() {
     const PUT: &[u8] =
         b"PUT / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc";
     for (request, expected) in [
@@ -320,7 +320,7 @@ async fn what_may_have_been_done_is_not_done_again() {
 }
 
 #[tokio::test]
-async fn nothing_is_tried_more_than_three_times() {
+async fn requests_have_at_most_three_attempts() {
     let world = World::new().await;
     let mut counts = Vec::new();
     let mut endpoints = Vec::new();

@@ -233,7 +233,7 @@ async fn world() -> World {
 }
 
 #[tokio::test]
-async fn routes_are_in_the_order_of_evaluation() {
+async fn routes_are_dumped_in_evaluation_order() {
     let admin = world().await.envoy_admin();
     let dump = section(&admin, "dynamic_route_configs,static_route_configs").await;
     let configurations = dump["dynamic_route_configs"].as_array().unwrap();
@@ -356,7 +356,7 @@ async fn clusters_have_their_rule_and_their_endpoints() {
 }
 
 #[tokio::test]
-async fn called_addresses_select_filter_chains() {
+async fn filter_chains_match_called_addresses() {
     let admin = world().await.envoy_admin();
     let dump = section(&admin, "dynamic_listeners,static_listeners").await;
     let main = &dump["dynamic_listeners"][1]["active_state"]["listener"];

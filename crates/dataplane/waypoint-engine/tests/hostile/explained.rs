@@ -226,7 +226,7 @@ fn refusal(explained: &Explanation) -> Option<String> {
 }
 
 #[tokio::test]
-async fn explanations_are_what_requests_are_answered() {
+async fn explanations_predict_responses() {
     let mut scene = Scene::new().await;
     let mut draws = Draws::new(7);
     let mut predicted = HashMap::new();
@@ -292,7 +292,7 @@ async fn text(response: ambit_rt::http::Response) -> String {
 }
 
 #[tokio::test]
-async fn queries_that_cannot_be_used_are_refused_without_an_echo() {
+async fn invalid_queries_are_rejected_without_an_echo() {
     let scene = Scene::new().await;
     let good = WaypointQuery {
         authority: format!("{VIP}:{HTTP1}"),

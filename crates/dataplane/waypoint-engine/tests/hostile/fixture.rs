@@ -31,7 +31,7 @@ use ambit_waypoint_engine::{
     explain::Explainer,
     published::Published,
     server, telemetry_export,
-    waypoint::{Surroundings, Waypoint},
+    waypoint::{Waypoint, WaypointInputs},
 };
 use ambit_xds::WaypointUpdate;
 use http::{HeaderMap, Uri};
@@ -137,14 +137,14 @@ impl World {
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry));
         let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
-        let surroundings = Surroundings {
+        let inputs = WaypointInputs {
             state: state.clone(),
             published: published.clone(),
             certificates: certificates.clone(),
             metrics,
             http_metrics,
         };
-        let waypoint = Arc::new(Waypoint::new(config.clone(), surroundings));
+        let waypoint = Arc::new(Waypoint::new(config.clone(), inputs));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let listener = ambit_sys::socket::adopt(listener, &config.tuning).unwrap();
         let listener = listener.listener;

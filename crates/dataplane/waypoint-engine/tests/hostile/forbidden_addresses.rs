@@ -263,7 +263,7 @@ async fn is_called(cause: Cause, target: IpAddr, exceptions: &'static str) -> bo
 }
 
 #[tokio::test]
-async fn no_object_points_a_waypoint_at_its_own_machine() {
+async fn objects_cannot_make_a_waypoint_call_its_own_machine() {
     for (cause, last) in CAUSES.into_iter().zip(1..) {
         let target = IpAddr::from([127, 0, 10, last]);
         // Allowed by the administrator: only the address decides.

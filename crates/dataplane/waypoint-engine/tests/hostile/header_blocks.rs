@@ -13,7 +13,7 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 
 #[tokio::test]
-async fn header_block_that_does_not_end_ends_its_connection() {
+async fn endless_header_block_ends_its_connection() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")]).await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);

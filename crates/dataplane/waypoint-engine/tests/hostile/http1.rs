@@ -117,7 +117,7 @@ const CASES: &[(&str, &[u8], Outcome)] = &[
 ];
 
 #[tokio::test]
-async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
+async fn malformed_requests_never_reach_applications() {
     let world = World::new().await;
     let mut application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -181,7 +181,7 @@ async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
 }
 
 #[tokio::test]
-async fn floods_of_headers_and_lines_without_end_are_cut_off() {
+async fn endless_headers_and_lines_are_terminated() {
     let world = World::new().await;
     let mut application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -225,7 +225,7 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
 }
 
 #[tokio::test]
-async fn a_request_that_comes_by_the_byte_delays_nobody_and_is_whole_in_the_end() {
+async fn request_sent_byte_by_byte_is_served_and_delays_nobody() {
     let world = World::new().await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -273,7 +273,7 @@ async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
 }
 
 #[tokio::test]
-async fn requests_in_a_row_are_answered_in_their_order_and_judged_one_by_one() {
+async fn pipelined_requests_are_authorized_singly_and_in_order() {
     let world = World::new().await;
     let mut application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -294,7 +294,7 @@ async fn requests_in_a_row_are_answered_in_their_order_and_judged_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_up_only_itself() {
+async fn client_that_does_not_read_delays_only_itself() {
     let world = World::new().await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);

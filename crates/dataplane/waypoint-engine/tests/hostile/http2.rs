@@ -248,7 +248,7 @@ async fn world() -> (World, Strict) {
 }
 
 #[tokio::test]
-async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
+async fn invalid_frames_end_only_their_hbone_connection() {
     let (world, _application) = world().await;
     let other = world.client().await;
     let before = resident();
@@ -268,7 +268,7 @@ async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn connections_in_tunnels_fail_one_by_one() {
+async fn invalid_frames_in_a_tunnel_end_only_its_connection() {
     let (world, _application) = world().await;
     let client = world.client().await;
     let before = resident();
@@ -302,7 +302,7 @@ where
 }
 
 #[tokio::test]
-async fn more_streams_than_allowed_are_refused_one_by_one() {
+async fn excess_streams_are_refused_singly() {
     let (world, _application) = world().await;
     let opens = |request: &[u8]| -> Vec<u8> {
         let open = |number: u32| frame(HEADERS, END_HEADERS, number * 2 + 1, request);
@@ -332,7 +332,7 @@ async fn more_streams_than_allowed_are_refused_one_by_one() {
 }
 
 #[tokio::test]
-async fn headers_beyond_the_limit_end_their_stream_alone() {
+async fn headers_over_the_limit_end_only_their_stream() {
     let (world, _application) = world().await;
     // Seventy lines of a kilobyte each.
     let line = [&b"\x00\x01a\x7f\xf9\x07"[..], &[b'a'; 1144]].concat();
@@ -362,7 +362,7 @@ async fn headers_beyond_the_limit_end_their_stream_alone() {
 }
 
 #[tokio::test]
-async fn who_asks_for_answers_and_does_not_read_them_holds_up_only_itself() {
+async fn unread_acknowledgements_delay_only_their_client() {
     let (world, _application) = world().await;
     let client = world.client().await;
     let before = resident();

@@ -255,7 +255,7 @@ fn is_expected(received: &[Received], expected: Expected) -> bool {
 }
 
 #[tokio::test]
-async fn ambiguous_requests_never_reach_the_application_as_others() {
+async fn ambiguous_requests_smuggle_nothing() {
     let (world, mut strict) = (World::new().await, Strict::start().await);
     world.serve("web", VIP, &[strict.address]);
     let client = world.client().await;

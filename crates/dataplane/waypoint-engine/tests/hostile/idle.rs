@@ -47,7 +47,7 @@ async fn status(tunnel: &mut TunnelIo) -> String {
 }
 
 #[tokio::test]
-async fn an_upload_of_http1_that_stops_is_answered_with_408() {
+async fn stopped_http1_upload_gets_408() {
     let (world, ended) = scene().await;
     let client = world.client().await;
     for framing in ["Content-Length: 100", "Transfer-Encoding: chunked"] {
@@ -65,7 +65,7 @@ async fn an_upload_of_http1_that_stops_is_answered_with_408() {
 }
 
 #[tokio::test]
-async fn an_upload_of_http2_that_stops_is_answered_with_408() {
+async fn stopped_http2_upload_gets_408() {
     let (world, ended) = scene().await;
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
@@ -117,7 +117,7 @@ async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) 
 }
 
 #[tokio::test]
-async fn a_response_that_stops_breaks_off_only_if_its_length_is_known() {
+async fn stopped_response_times_out_only_with_a_declared_length() {
     let (world, given_up) = scene().await;
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n";
     let (text, ended) = resumed(&world, &given_up, chunked).await;
@@ -128,7 +128,7 @@ async fn a_response_that_stops_breaks_off_only_if_its_length_is_known() {
 }
 
 #[tokio::test]
-async fn a_request_may_wait_for_its_response_for_long() {
+async fn waiting_for_a_response_has_no_idle_timeout() {
     let (world, given_up) = scene().await;
     let (text, _) = resumed(&world, &given_up, "").await;
     // The final bytes of the application are not an HTTP response.

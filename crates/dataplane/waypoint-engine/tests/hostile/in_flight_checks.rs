@@ -72,7 +72,7 @@ fn limit() -> WaypointUpdate {
 }
 
 #[tokio::test]
-async fn one_caller_neither_stops_the_checks_of_others_nor_skips_its_own() {
+async fn flooding_caller_neither_blocks_others_nor_skips_its_checks() {
     let world = World::new().await;
     let (web, mut limited) = (Strict::start().await, Strict::start().await);
     let (provider, _) = scripted(|_, mut stream| async move {

@@ -42,7 +42,7 @@ async fn tunnel_waits_until_its_pod_is_behind_the_waypoint() {
 }
 
 #[tokio::test]
-async fn target_of_others_is_refused_after_a_moment() {
+async fn unserved_target_is_refused_after_a_moment() {
     let world = World::new().await;
     let client = world.client().await;
     let begin = Instant::now();

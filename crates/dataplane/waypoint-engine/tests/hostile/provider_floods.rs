@@ -132,7 +132,7 @@ async fn get(client: &Client) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checks_that_hang_are_charged_to_their_caller_and_refused_in_the_end() {
+async fn hanging_checks_are_charged_to_their_caller() {
     let (world, _web) = scene().await;
     let attacker = world.attacker().await.unwrap();
     let (before, process) = world.memory_budget();
@@ -165,7 +165,7 @@ async fn checks_that_hang_are_charged_to_their_caller_and_refused_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_check_that_the_provider_does_not_read_stalls_nobody_elses() {
+async fn unread_check_does_not_stall_others() {
     let (world, _web) = scene().await;
     let attacker = world.attacker().await.unwrap();
     let client = world.client().await;

@@ -47,7 +47,7 @@ async fn settled(number: &AtomicUsize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_tunnels_hold_no_more_than_is_charged() {
+async fn unread_tunnels_stay_within_their_charge() {
     let world = World::with_env(&[MEMORY]).await;
     let (hangs, _) = scripted(|_, mut stream| async move {
         let _read = stream.read(&mut [0; 1024]).await;
@@ -113,7 +113,7 @@ async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_responses_of_http2_hold_no_more_than_is_charged() {
+async fn unread_http2_responses_stay_within_their_charge() {
     let world = World::with_env(&[MEMORY]).await;
     let (address, sent) = endless().await;
     world.serve("web", VIP, &[address]);
@@ -215,7 +215,7 @@ async fn unread_endpoints_behind_tunnels_are_charged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgraded_connections_are_charged_as_long_as_they_last() {
+async fn upgraded_connections_are_charged_until_they_close() {
     let world = World::with_env(&[MEMORY]).await;
     let (address, _) = scripted(|_, mut stream| async move {
         head(&mut stream).await;

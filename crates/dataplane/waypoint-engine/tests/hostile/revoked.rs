@@ -11,7 +11,7 @@ use crate::fixture::{LONG, TCP, World, listener, read_response};
 const SERVICE: &str = "10.96.0.1";
 
 #[tokio::test]
-async fn a_revoked_client_loses_its_tunnels_and_opens_no_others() {
+async fn revoked_client_loses_its_tunnels_and_cannot_open_others() {
     let (pki, lists) = Pki::with_crls();
     let world = World::with(&[("CRL_PATH", "")], pki).await;
     let (application, address) = listener().await;

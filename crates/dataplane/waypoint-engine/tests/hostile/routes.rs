@@ -277,7 +277,7 @@ const SPELLINGS: &[(&str, &str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn no_spelling_is_judged_as_one_thing_and_sent_as_another() {
+async fn authorized_form_is_the_forwarded_form() {
     let mut scene = Scene::new().await;
     let away = HttpFilter::Redirect(HttpRedirect {
         path: Some(PathChange::Prefix("/moved".into())),
@@ -393,7 +393,7 @@ async fn requests_of_one_connection_are_authorized_and_routed_singly() {
 }
 
 #[tokio::test]
-async fn what_clients_write_for_themselves_gets_them_no_further_than_asking() {
+async fn consumer_routes_give_no_more_access_than_requests() {
     let mut scene = Scene::new().await;
     let role = HttpFilter::RequestHeaders(HeaderChanges {
         set: vec![("x-role".into(), "admin".into())],
@@ -459,7 +459,7 @@ async fn what_clients_write_for_themselves_gets_them_no_further_than_asking() {
 }
 
 #[tokio::test]
-async fn what_clients_write_for_connections_gets_them_no_further_than_asking() {
+async fn consumer_stream_routes_give_no_more_access() {
     let scene = Scene::new().await;
     let other_port = |clients: Option<&str>| StreamRoute {
         name: route(clients, Vec::new()).name,
@@ -488,7 +488,7 @@ async fn what_clients_write_for_connections_gets_them_no_further_than_asking() {
 }
 
 #[tokio::test]
-async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
+async fn policies_apply_to_subsets_of_other_services() {
     let mut scene = Scene::new().await;
     let uid = build::plain_workload("back-0", &[]).uid;
     let subset = DestinationSubset {
@@ -523,7 +523,7 @@ async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
 }
 
 #[tokio::test]
-async fn routes_of_one_waypoint_do_not_lead_on_from_service_to_service() {
+async fn routes_do_not_chain_within_a_waypoint() {
     let mut scene = Scene::new().await;
     let all = |name| vec![route(None, vec![rule(prefix("/"), Vec::new(), to(name))])];
     scene.follow("web", all("back"));
@@ -536,7 +536,7 @@ async fn routes_of_one_waypoint_do_not_lead_on_from_service_to_service() {
 }
 
 #[tokio::test]
-async fn mirrors_that_do_not_answer_are_bounded_and_cost_the_original_nothing() {
+async fn hanging_mirrors_are_bounded_and_delay_no_original() {
     const REQUESTS: usize = 300;
     const MOST: usize = 256;
     let mut scene = Scene::new().await;

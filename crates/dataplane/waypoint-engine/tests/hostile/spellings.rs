@@ -285,7 +285,7 @@ async fn no_spelling_of_a_denied_request_reaches_the_application() {
 }
 
 #[tokio::test]
-async fn no_spelling_of_a_limited_request_is_counted_apart() {
+async fn limits_count_all_spellings_of_a_request_together() {
     let (world, mut application) = world().await;
     let client = world.client().await;
     let limit = LocalLimit {

@@ -138,7 +138,7 @@ async fn other_is_served(client: &Client, what: &str) {
 }
 
 #[tokio::test]
-async fn unread_responses_hold_up_nobody_else() {
+async fn unread_responses_do_not_delay_others() {
     let world = World::new().await;
     let (address, active) = application().await;
     world.serve("web", VIP, &[address]);
@@ -169,7 +169,7 @@ async fn unread_responses_hold_up_nobody_else() {
 }
 
 #[tokio::test]
-async fn unread_uploads_hold_up_nobody_else() {
+async fn unread_uploads_do_not_delay_others() {
     let world = World::new().await;
     let (address, active) = application().await;
     world.serve("web", VIP, &[address]);
@@ -225,7 +225,7 @@ async fn stalled(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn a_response_that_is_not_read_is_given_up() {
+async fn unread_response_is_terminated() {
     const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
     let (world, ended) = stalled(b"HTTP/1.1 200 OK\r\n\r\n").await;
     let client = world.client().await;
@@ -237,7 +237,7 @@ async fn a_response_that_is_not_read_is_given_up() {
 }
 
 #[tokio::test]
-async fn an_upload_that_is_not_read_is_given_up() {
+async fn unread_upload_is_terminated() {
     const POST: &[u8] = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 100000000\r\n\r\n";
     let (world, ended) = stalled(b"").await;
     let client = world.client().await;
@@ -256,7 +256,7 @@ async fn an_upload_that_is_not_read_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_quiet_stream_never_stalls() {
+async fn idle_stream_never_stalls() {
     const OTHER: &str = "10.0.0.2";
     let (world, given_up) = stalled(b"HTTP/1.1 200 OK\r\n\r\n").await;
     let resume = Arc::new(Notify::new());

@@ -24,7 +24,7 @@ async fn passes(world: &World, certificate: &WorkloadCert) -> bool {
 }
 
 #[tokio::test]
-async fn clients_of_other_trust_domains_pass_while_those_are_accepted() {
+async fn clients_of_accepted_trust_domains_connect() {
     let domains = TrustDomains::new();
     let settings = TlsSettings::default().with_trust_domains(domains.clone());
     let (west, stranger) = (Pki::new(), Pki::new());

@@ -198,7 +198,7 @@ fn is_logged(client: std::net::SocketAddr, texts: &[&str]) -> bool {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_http_pass_only_where_nothing_is_for_requests() {
+async fn non_http_passes_only_without_objects_for_requests() {
     let world = World::new().await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -227,7 +227,7 @@ async fn bytes_that_are_no_http_pass_only_where_nothing_is_for_requests() {
 }
 
 #[tokio::test]
-async fn every_spelling_of_a_request_is_judged_on_undeclared_ports() {
+async fn every_request_spelling_is_authorized_on_undeclared_ports() {
     let world = World::new().await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -245,7 +245,7 @@ async fn every_spelling_of_a_request_is_judged_on_undeclared_ports() {
 }
 
 #[tokio::test]
-async fn a_connection_that_passed_ends_once_something_is_for_requests() {
+async fn open_connection_ends_when_an_object_requires_http() {
     let world = World::new().await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -322,7 +322,7 @@ fn pod_of(
 }
 
 #[tokio::test]
-async fn declarations_of_services_count_for_connections_to_addresses_of_pods() {
+async fn declared_protocols_apply_to_pod_addresses() {
     let world = World::new().await;
     let (tokens, ..) = objects().swap_remove(2);
     world.publish(tokens);

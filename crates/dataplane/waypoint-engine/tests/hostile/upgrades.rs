@@ -120,7 +120,7 @@ fn request(line: &str, lines: &[&str], body: &str) -> String {
 
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
-async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
+async fn unsupported_upgrades_are_ordinary_requests() {
     let (world, read) = world("").await;
     let client = world.client().await;
     let settings = "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA";
@@ -304,7 +304,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
 }
 
 #[tokio::test]
-async fn an_application_that_switches_unasked_is_refused_and_gets_no_more_bytes() {
+async fn unrequested_protocol_switch_is_refused() {
     let (world, read) = world("").await;
     let client = world.client().await;
     let websocket = &["Connection: upgrade", "Upgrade: websocket", KEY][..];
@@ -388,7 +388,7 @@ async fn an_application_that_switches_unasked_is_refused_and_gets_no_more_bytes(
 }
 
 #[tokio::test]
-async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
+async fn only_configured_protocols_are_switched_to() {
     for (upgrades, name, is_passed) in [
         ("", "websocket", true),
         ("", "WebSocket", true),
@@ -424,7 +424,7 @@ async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
 }
 
 #[tokio::test]
-async fn http2_offers_websocket_only_where_the_setting_names_it() {
+async fn http2_offers_websocket_only_if_configured() {
     for (upgrades, is_offered) in [("", true), ("spice", false), ("none", false)] {
         let (world, _) = world(upgrades).await;
         let tunnel = world.client().await.tunnel(VIP, HTTP2).await;

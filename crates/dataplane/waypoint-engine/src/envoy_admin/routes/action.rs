@@ -17,7 +17,7 @@ use super::{
     },
     filters::{fraction, is_beyond_backends, of_backend},
 };
-use crate::{http::DEFAULT_RETRIES, record_store::shown};
+use crate::{http::DEFAULT_RETRIES, record_store::to_json};
 
 /// Envoy's retry conditions of requests without a retry policy: unprocessed requests are retried. Besides, idempotent
 /// requests without a body are retried after a reset or a 503.
@@ -61,7 +61,7 @@ pub(super) fn action(
 pub(super) fn metadata(rule: &HttpRouteRule, session: Option<Value>) -> Value {
     let backend = |backend: &HttpBackend| {
         let beyond = backend.filters.iter().filter(|one| is_beyond_backends(one));
-        let filters: Vec<_> = beyond.map(shown).collect();
+        let filters: Vec<_> = beyond.map(to_json).collect();
         let error = backend.service.as_ref().err().map(ArcStr::as_str);
         if filters.is_empty() && error.is_none() {
             return None;

@@ -50,7 +50,7 @@ impl fmt::Debug for PluginContext {
 }
 
 /// Passes a stream's event to the plugin; false when the plugin has closed the stream.
-pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
+pub(crate) type StreamEventHandler = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
 
 /// Opens a stream of a plugin, sends its messages, and passes events to the plugin until the stream ends.
 pub(crate) type OpenStream = dyn Fn(
@@ -58,7 +58,7 @@ pub(crate) type OpenStream = dyn Fn(
         Call,
         CallCause,
         mpsc::UnboundedReceiver<Message>,
-        Tell,
+        StreamEventHandler,
     ) -> Pin<Box<dyn Future<Output = ()> + Send>>
     + Send
     + Sync;

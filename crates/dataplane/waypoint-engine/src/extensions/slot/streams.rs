@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ambit_wasm::{Call, Message, StreamEvent, Token};
 use tokio::sync::mpsc;
 
-use super::{Instance, OpenedStream};
+use super::{Instance, OpenPluginStream};
 
 impl Instance {
     pub(super) fn open_stream(&self, token: Token, call: Call) {
@@ -41,7 +41,7 @@ impl Instance {
             return;
         }
         let task = ambit_rt::spawn_abortable("plugin stream", work);
-        let opened = OpenedStream { send, _task: task };
+        let opened = OpenPluginStream { send, _task: task };
         inner.streams.insert(token, opened);
     }
 

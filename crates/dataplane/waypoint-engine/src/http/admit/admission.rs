@@ -24,7 +24,7 @@ use crate::{
     attachments::Attachments,
     http::{
         backend::{destination::Destination, destination_attachments},
-        form::Form,
+        normalized_target::NormalizedTarget,
     },
     published::Published,
     route_owner::RouteOwner,
@@ -34,7 +34,7 @@ use crate::{
 /// Request that policies have admitted.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Admission {
-    came: Arc<Inner>,
+    received: Arc<Inner>,
     /// Backend of the route, if it is another service.
     backend: Option<RoutedBackend>,
 }
@@ -43,7 +43,7 @@ pub(in crate::http) struct Admission {
 struct Inner {
     session: Arc<Session>,
     facts: Facts,
-    proved: Authenticated,
+    verified: Authenticated,
     /// Provider that has allowed the request, and the headers of the request before the provider's changes.
     checked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
@@ -61,20 +61,26 @@ pub(in crate::http) struct Facts {
 
 impl Facts {
     /// Returns the attributes of a received request.
-    pub(in crate::http) fn of<B>(request: &http::Request<B>, form: &Form) -> Self {
+    pub(in crate::http) fn of<B>(
+        request: &http::Request<B>,
+        normalized: &NormalizedTarget,
+    ) -> Self {
         Self {
             method: request.method().clone(),
-            host: form.host.clone(),
-            path: form.path.clone(),
+            host: normalized.host.clone(),
+            path: normalized.path.clone(),
             headers: request.headers().clone(),
         }
     }
 
     /// Returns the attributes of a request as it will be sent.
-    pub(in crate::http) fn as_sent<B>(request: &http::Request<B>, form: &Form) -> Self {
+    pub(in crate::http) fn as_sent<B>(
+        request: &http::Request<B>,
+        normalized: &NormalizedTarget,
+    ) -> Self {
         Self {
-            path: form.target.path().to_owned(),
-            ..Self::of(request, form)
+            path: normalized.target.path().to_owned(),
+            ..Self::of(request, normalized)
         }
     }
 }
@@ -104,7 +110,7 @@ impl RoutedBackend {
 /// Error of a request that changed policies deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a policy changed and denies the request now")]
-pub(in crate::http) struct NoLonger;
+pub(in crate::http) struct Revoked;
 
 impl Admission {
     /// Authorizes a request.
@@ -113,7 +119,7 @@ impl Admission {
     pub(in crate::http) fn of(
         session: &Arc<Session>,
         facts: Facts,
-        proved: Authenticated,
+        verified: Authenticated,
         checked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
         // Subscribed before the decision, so that no change is missed.
@@ -121,15 +127,15 @@ impl Admission {
         let inner = Inner {
             session: session.clone(),
             facts,
-            proved,
+            verified,
             checked,
             changes: Mutex::new(changes),
         };
-        let decision = inner.judge();
+        let decision = inner.evaluate();
         // Policies may have changed since the check, and require a provider now.
         let admitted = decision.is_allowed() && inner.is_provider_unchanged();
         let admission = || Self {
-            came: Arc::new(inner),
+            received: Arc::new(inner),
             backend: None,
         };
         (decision, admitted.then(admission))
@@ -139,12 +145,12 @@ impl Admission {
     pub(in crate::http) fn explain(
         session: &Arc<Session>,
         facts: Facts,
-        proved: Authenticated,
+        verified: Authenticated,
     ) -> HttpExplanation {
         let inner = Inner {
             session: session.clone(),
             facts,
-            proved,
+            verified,
             checked: None,
             changes: Mutex::new(session.shard.waypoint.published.watch()),
         };
@@ -159,15 +165,15 @@ impl Admission {
         sent: Option<Facts>,
     ) -> Option<HttpExplanation> {
         let backend = self.backend_attachments(destination, by, sent)?;
-        let published = &self.came.session.shard.waypoint.published;
+        let published = &self.received.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
-        let facts = backend.sent.as_deref().unwrap_or(&self.came.facts);
-        let attachments = self.came.session.attachments();
+        let facts = backend.sent.as_deref().unwrap_or(&self.received.facts);
+        let attachments = self.received.session.attachments();
         let policies = published.policies();
-        let address = self.came.address_of(&backend);
+        let address = self.received.address_of(&backend);
         let explain = |request: &Request<'_>| policies.explain(scope, request);
         Some(
-            self.came
+            self.received
                 .for_tokens(&attachments, facts, address, explain, |one| {
                     one.decision.is_allowed()
                 }),
@@ -181,7 +187,7 @@ impl Admission {
         by: RouteOwner,
         sent: Option<Facts>,
     ) -> Option<RoutedBackend> {
-        let session = &self.came.session;
+        let session = &self.received.session;
         let is_as_asked = by == RouteOwner::Service || sent.is_none();
         let (service, port) = destination.port(session)?;
         if is_as_asked && destination.is_requested(session) {
@@ -209,11 +215,11 @@ impl Admission {
         let Some(backend) = self.backend_attachments(destination, by, sent) else {
             return (None, Some(self.clone()));
         };
-        let decision = self.came.judge_backend(&backend);
+        let decision = self.received.evaluate_backend(&backend);
         let is_denied = decision.as_ref().is_some_and(|one| !one.is_allowed())
-            || !self.came.is_provider_unchanged_for_backend(&backend);
+            || !self.received.is_provider_unchanged_for_backend(&backend);
         let admission = || Self {
-            came: self.came.clone(),
+            received: self.received.clone(),
             backend: Some(backend),
         };
         (decision, (!is_denied).then(admission))
@@ -221,7 +227,7 @@ impl Admission {
 
     /// Whether policies or tokens depend on a header of this name, so that a trailer must not have it.
     pub(in crate::http) fn reads_header(&self, name: &HeaderName) -> bool {
-        let session = &self.came.session;
+        let session = &self.received.session;
         let published = &session.shard.waypoint.published;
         let backend = self.backend.as_ref();
         let backend = backend.and_then(|backend| backend.scope(published));
@@ -237,9 +243,9 @@ impl Admission {
     /// Checks that the request is still allowed; cheap while nothing has changed.
     ///
     /// # Errors When the request is no longer allowed.
-    pub(in crate::http) fn check(&self) -> Result<(), NoLonger> {
+    pub(in crate::http) fn check(&self) -> Result<(), Revoked> {
         {
-            let mut changes = self.came.changes.lock();
+            let mut changes = self.received.changes.lock();
             if !changes.has_changed().unwrap_or(false) {
                 return Ok(());
             }
@@ -248,7 +254,7 @@ impl Admission {
         if self.is_allowed() {
             Ok(())
         } else {
-            Err(NoLonger)
+            Err(Revoked)
         }
     }
 
@@ -257,23 +263,23 @@ impl Admission {
             let decision = self
                 .backend
                 .as_ref()
-                .and_then(|backend| self.came.judge_backend(backend));
+                .and_then(|backend| self.received.evaluate_backend(backend));
             decision.is_none_or(|one| one.is_allowed())
         };
         let has_provider_there = || {
             self.backend
                 .as_ref()
-                .is_none_or(|backend| self.came.is_provider_unchanged_for_backend(backend))
+                .is_none_or(|backend| self.received.is_provider_unchanged_for_backend(backend))
         };
-        self.came.is_provider_unchanged()
+        self.received.is_provider_unchanged()
             && has_provider_there()
-            && self.came.judge().is_allowed()
+            && self.received.evaluate().is_allowed()
             && is_allowed_there()
     }
 
     /// Completes when the request is no longer allowed.
     pub(in crate::http) async fn revoked(&self) {
-        let mut changes = self.came.session.shard.waypoint.published.watch();
+        let mut changes = self.received.session.shard.waypoint.published.watch();
         loop {
             if !self.is_allowed() {
                 return;
@@ -286,19 +292,19 @@ impl Admission {
 }
 
 impl Inner {
-    fn judge(&self) -> HttpDecision {
+    fn evaluate(&self) -> HttpDecision {
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.judge_as(&attachments, attachments.scope(), &self.facts, destination)
+        self.evaluate_as(&attachments, attachments.scope(), &self.facts, destination)
     }
 
     /// Evaluates the policies of the route's backend; `None` if it has none here.
-    fn judge_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
+    fn evaluate_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
         let facts = backend.sent.as_deref().unwrap_or(&self.facts);
         let attachments = self.session.attachments();
-        Some(self.judge_as(&attachments, scope, facts, self.address_of(backend)))
+        Some(self.evaluate_as(&attachments, scope, facts, self.address_of(backend)))
     }
 
     /// Returns the address that clients would use for a backend.
@@ -311,7 +317,7 @@ impl Inner {
         waypoint.address_of(&backend.service, backend.port)
     }
 
-    fn judge_as(
+    fn evaluate_as(
         &self,
         attachments: &Attachments,
         scope: Scope<'_>,
@@ -324,7 +330,7 @@ impl Inner {
         self.for_tokens(attachments, facts, destination, evaluate, is_allowed)
     }
 
-    /// Explains the decision of [`Self::judge`].
+    /// Explains the decision of [`Self::evaluate`].
     fn explain(&self) -> HttpExplanation {
         let attachments = self.session.attachments();
         let policies = self.session.shard.waypoint.published.policies();
@@ -336,29 +342,29 @@ impl Inner {
         })
     }
 
-    /// Evaluates `judge` for each valid token: the claims of every token must suffice.
+    /// Calls `evaluate` for each valid token: the claims of every token must suffice.
     fn for_tokens<T>(
         &self,
         attachments: &Attachments,
         facts: &Facts,
         destination: SocketAddr,
-        judge: impl Fn(&Request<'_>) -> T,
+        evaluate: impl Fn(&Request<'_>) -> T,
         is_allowed: impl Fn(&T) -> bool,
     ) -> T {
-        let judge = |claims| judge(&self.request(facts, destination, claims));
-        if self.proved.is_empty() {
-            return judge(None);
+        let evaluate = |claims| evaluate(&self.request(facts, destination, claims));
+        if self.verified.is_empty() {
+            return evaluate(None);
         }
         let all = self.session.shard.waypoint.published.authentications();
         let mut last = None;
-        for claims in all.still_believed(attachments.services(), &self.proved) {
-            let result = judge(Some(claims));
+        for claims in all.still_believed(attachments.services(), &self.verified) {
+            let result = evaluate(Some(claims));
             if !is_allowed(&result) {
                 return result;
             }
             last = Some(result);
         }
-        last.unwrap_or_else(|| judge(None))
+        last.unwrap_or_else(|| evaluate(None))
     }
 
     fn request<'a>(
@@ -384,13 +390,13 @@ impl Inner {
 
     /// Whether current policies still require only the provider that has allowed the request.
     fn is_provider_unchanged(&self) -> bool {
-        let (by, came) = match &self.checked {
-            Some((by, came)) => (Some(by), came),
+        let (by, received) = match &self.checked {
+            Some((by, received)) => (Some(by), received),
             None => (None, &self.facts.headers),
         };
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.is_admitted_by(by, attachments.scope(), destination, &self.facts, came)
+        self.is_admitted_by(by, attachments.scope(), destination, &self.facts, received)
     }
 
     /// Whether the provider's decision is also valid for the backend. It is not for a request that a consumer route

@@ -8,7 +8,7 @@ use ambit_telemetry::http::ResponseFlags;
 use http::{HeaderValue, Request, StatusCode, uri::PathAndQuery};
 
 use crate::{
-    http::{form::Form, reply::Reply, report::observer::Observer},
+    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::Observer},
     session::Session,
 };
 
@@ -16,7 +16,7 @@ use crate::{
 pub(in crate::http) fn authenticate<B>(
     session: &Session,
     request: &mut Request<B>,
-    form: &mut Form,
+    normalized: &mut NormalizedTarget,
     observer: &mut impl Observer,
 ) -> Result<Authenticated, Reply> {
     let all = session.shard.waypoint.published.authentications();
@@ -27,7 +27,7 @@ pub(in crate::http) fn authenticate<B>(
     let parts = RequestParts {
         method: &method,
         headers: request.headers_mut(),
-        query: form.target.query(),
+        query: normalized.target.query(),
     };
     let attachments = session.attachments();
     let outcome = all.authenticate(attachments.services(), parts, SystemTime::now());
@@ -37,12 +37,12 @@ pub(in crate::http) fn authenticate<B>(
     // Applications do not receive tokens that their rule does not forward.
     if let Some(query) = query {
         let target = match query {
-            Some(query) => format!("{}?{query}", form.path_as_sent()),
-            None => form.path_as_sent().to_owned(),
+            Some(query) => format!("{}?{query}", normalized.path_as_sent()),
+            None => normalized.path_as_sent().to_owned(),
         };
-        form.target = PathAndQuery::try_from(target)
+        normalized.target = PathAndQuery::try_from(target)
             .map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
-        observer.formed(&form.host, &form.target);
+        observer.normalized(&normalized.host, &normalized.target);
     }
     outcome.map_err(|Refused { why, .. }| {
         observer.unauthenticated(&why);

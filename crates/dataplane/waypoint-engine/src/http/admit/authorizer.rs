@@ -23,7 +23,7 @@ use crate::{
             idle::IdleTimeout,
             prefixed_body::{BufferedPrefix, PrefixError, PrefixedBody},
         },
-        form::Form,
+        normalized_target::NormalizedTarget,
         reply::Reply,
         report::record::Record,
     },
@@ -89,10 +89,16 @@ fn count_refused(session: &Session, provider: &str, refused: u64) {
 pub(in crate::http) fn required_check<B>(
     session: &Session,
     request: &Request<B>,
-    form: &Form,
+    normalized: &NormalizedTarget,
 ) -> RequiredCheck {
     let method = request.method().as_str();
-    let facts = facts(session, method, &form.host, &form.path, request.headers());
+    let facts = facts(
+        session,
+        method,
+        &normalized.host,
+        &normalized.path,
+        request.headers(),
+    );
     let policies = session.shard.waypoint.published.policies();
     policies.required_check(session.attachments().scope(), &facts)
 }
@@ -107,14 +113,14 @@ pub(in crate::http) fn without_provider() -> Reply {
 pub(in crate::http) async fn authorize_externally(
     session: &Session,
     request: &mut Request<Incoming>,
-    form: &mut Form,
+    normalized: &mut NormalizedTarget,
     record: &mut Record,
     hops: Hops,
     is_grpc: bool,
     idle: &IdleTimeout,
 ) -> Result<ExternalOutcome, Reply> {
     let waypoint = &session.shard.waypoint;
-    let provider = match required_check(session, request, form) {
+    let provider = match required_check(session, request, normalized) {
         RequiredCheck::NotRequired => {
             return Ok(ExternalOutcome::Allowed(ExternalAuthorization::default()));
         }
@@ -159,7 +165,7 @@ pub(in crate::http) async fn authorize_externally(
     };
     let checked = CheckedRequest {
         request,
-        form,
+        normalized,
         prefix: &authorization.prefix,
     };
     let checking = ask::of_request(session, &provider, checked, hops);
@@ -180,9 +186,13 @@ pub(in crate::http) async fn authorize_externally(
     let refused = changes::apply(request.headers_mut(), &allowed.headers)
         + changes::remove(request.headers_mut(), &allowed.remove);
     count_refused(session, &provider.name, refused);
-    let target = changes::query(&form.target, &allowed.query_set, &allowed.query_remove);
+    let target = changes::query(
+        &normalized.target,
+        &allowed.query_set,
+        &allowed.query_remove,
+    );
     match target {
-        Some(target) if changes::is_bounded(request.headers()) => form.target = target,
+        Some(target) if changes::is_bounded(request.headers()) => normalized.target = target,
         _ => {
             return fail(
                 session,

@@ -10,7 +10,7 @@ use super::{
     authorizer::ExternalAuthorization,
 };
 use crate::{
-    http::{form::Form, reply::Reply, report::observer::Observer},
+    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::Observer},
     session::Session,
 };
 
@@ -18,12 +18,12 @@ use crate::{
 pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,
-    form: &Form,
+    normalized: &NormalizedTarget,
     proved: &Authenticated,
     external: &ExternalAuthorization,
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
-    let facts = Facts::of(request, form);
+    let facts = Facts::of(request, normalized);
     let (decision, admission) = Admission::of(session, facts, proved.clone(), external.by.clone());
     observer.policies_decided(&decision);
     admission.ok_or_else(Reply::denied)

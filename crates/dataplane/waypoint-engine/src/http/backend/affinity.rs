@@ -16,9 +16,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
 use super::endpoint::cookie_of;
 
 /// Tolerated clock skew between replicas.
-const SKEW: Duration = Duration::from_secs(60);
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 /// Hexadecimal digits of one number.
-const DIGITS: usize = 16;
+const HEX_DIGITS: usize = 16;
 
 /// Session value of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,13 +53,13 @@ pub(in crate::http) enum Found {
 
 impl Value {
     fn parse(text: &[u8]) -> Option<Self> {
-        let is_one = text.len() == 4 * DIGITS
+        let is_one = text.len() == 4 * HEX_DIGITS
             && text
                 .iter()
                 .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let text = std::str::from_utf8(text).ok().filter(|_| is_one)?;
         let number = |place: usize| {
-            let digits = text.get(place * DIGITS..(place + 1) * DIGITS)?;
+            let digits = text.get(place * HEX_DIGITS..(place + 1) * HEX_DIGITS)?;
             u64::from_str_radix(digits, 16).ok()
         };
         Some(Self {
@@ -82,7 +82,7 @@ impl Value {
 
     /// Whether the session is still valid.
     fn lasts(&self, of: &HttpSession, now: u64) -> bool {
-        let latest = now.saturating_add(milliseconds(SKEW));
+        let latest = now.saturating_add(milliseconds(MAX_CLOCK_SKEW));
         let within = |since: u64, most: Option<Duration>| {
             most.is_none_or(|most| now.saturating_sub(since) < milliseconds(most))
         };
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn session_keeps_backend_and_endpoint_whatever_the_weights() {
+    fn session_keeps_backend_and_endpoint_regardless_of_weights() {
         let client = cookie(&begun(&session(), NOW));
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
         let mut affinity = Affinity::of(&session(), &client, NOW + 1);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_over_with_its_endpoint_or_backend() {
+    fn session_ends_with_its_endpoint_or_backend() {
         let client = cookie(&begun(&session(), NOW));
         let both = rule(vec![backend("b", 1), backend("a", 1)]);
         let mut affinity = Affinity::of(&session(), &client, NOW);
@@ -308,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_made_here_begins_a_new_session() {
+    fn invalid_session_value_begins_a_new_session() {
         let good = cookie(&begun(&session(), NOW));
         let good = good[COOKIE].to_str().unwrap();
         assert!(Value::parse(&good.as_bytes()[2..]).is_some());
         let future = Value {
             backend: 1,
             endpoint: 2,
-            began: NOW + milliseconds(SKEW) + 1,
+            began: NOW + milliseconds(MAX_CLOCK_SKEW) + 1,
             seen: NOW,
         };
         for value in [
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_end_in_time() {
+    fn sessions_expire() {
         let of = HttpSession {
             absolute_timeout: Some(Duration::from_secs(100)),
             idle_timeout: Some(Duration::from_secs(10)),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_carries_a_session_as_well() {
+    fn session_in_a_header_is_kept() {
         let of = HttpSession {
             name: "x-session".into(),
             is_header: true,

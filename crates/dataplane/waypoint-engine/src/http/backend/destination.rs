@@ -151,7 +151,7 @@ impl Destination {
     }
 
     /// Returns the state of the destination's port, if there is a DestinationRule for it.
-    pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
+    pub(crate) fn ruled_port(&self, session: &Session) -> Option<Arc<Port>> {
         let (name, number) = match (self, &session.target) {
             (Self::Subset(name, number, subset), _) => {
                 let published = &session.shard.waypoint.published;
@@ -178,7 +178,7 @@ impl Destination {
         headers: &HeaderMap,
         uri: &Uri,
     ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
-        match self.ruled(session) {
+        match self.ruled_port(session) {
             Some(port) => Ok(Some(
                 DestinationDecision::of(session, port, version, headers, uri).await?,
             )),
@@ -206,7 +206,7 @@ impl Destination {
         decision: Option<&Arc<DestinationDecision>>,
         failed: &[ArcStr],
         sticky: Option<&BackendEndpoint>,
-    ) -> Result<(Upstream, Option<EndpointLease>), NoPlace> {
+    ) -> Result<(Upstream, Option<EndpointLease>), NoEndpointError> {
         let waypoint = &session.shard.waypoint;
         if let Some(upstream) = self.pass_through(session).await? {
             return Ok((upstream, None));
@@ -261,7 +261,7 @@ impl Destination {
 
 /// Reason why no endpoint is available.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::http) enum NoPlace {
+pub(in crate::http) enum NoEndpointError {
     #[error(transparent)]
     Rule(#[from] NoUpstream),
     #[error(transparent)]

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_may_have_done_is_not_its_endpoints_fault() {
+    fn failures_that_clients_can_cause_do_not_count() {
         let refused = Broken::unreached(&std::fmt::Error, None);
         assert_eq!(outcome(Err(&refused), true), Some(Outcome::Failed));
         let broken = Broken {

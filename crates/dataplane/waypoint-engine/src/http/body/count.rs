@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_counted_however_they_are_cut() {
+    fn messages_are_counted_for_any_frame_boundaries() {
         let stream = [
             &[0, 0, 0, 0, 2, 1, 1][..],
             &[0, 0, 0, 0, 0],

@@ -31,7 +31,7 @@ use crate::{
 /// Error of a body that exceeded its idle timeout.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body came for {0:?} (AMBIT_STREAM_IDLE_TIMEOUT)")]
-pub(in crate::http) struct Idle(Duration);
+pub(in crate::http) struct IdleError(Duration);
 
 /// Idle timeouts of the bodies of one request.
 #[derive(Clone, Debug)]
@@ -82,12 +82,12 @@ impl IdleTimeout {
     pub(in crate::http) async fn bound<T>(
         &self,
         waiting: impl Future<Output = T>,
-    ) -> Result<T, Idle> {
+    ) -> Result<T, IdleError> {
         match self.limit {
             None => Ok(waiting.await),
             Some(limit) => {
                 let waited = tokio::time::timeout(limit, waiting).await;
-                waited.map_err(|_| Idle(limit))
+                waited.map_err(|_| IdleError(limit))
             }
         }
     }
@@ -109,7 +109,7 @@ impl IdleTimeout {
     /// Returns the response to a request whose body timed out.
     pub(in crate::http) fn reply(&self) -> Option<Reply> {
         let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
-        Some(Idle(limit).into())
+        Some(IdleError(limit).into())
     }
 
     fn watch(&self, body: Body, direction: Direction) -> Body {
@@ -135,8 +135,8 @@ fn is_stream(headers: &HeaderMap) -> bool {
     })
 }
 
-impl From<Idle> for Reply {
-    fn from(_: Idle) -> Self {
+impl From<IdleError> for Reply {
+    fn from(_: IdleError) -> Self {
         let flag = ResponseFlag::StreamIdleTimeout;
         Self::new(StatusCode::REQUEST_TIMEOUT, "stream timeout", flag)
     }
@@ -167,7 +167,7 @@ impl HttpBody for Awaited {
             }
             this.state.is_over.store(true, Relaxed);
         }
-        Poll::Ready(Some(Err(Idle(limit).into())))
+        Poll::Ready(Some(Err(IdleError(limit).into())))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_upload_that_stops_is_given_up_and_a_slow_one_is_not() {
+    async fn stopped_upload_times_out_and_slow_upload_does_not() {
         let idle = of("text/plain");
         let (source, inner) = body();
         let mut upload = idle.request(inner);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_that_comes_late_waits_from_then_on() {
+    async fn timeout_starts_when_the_reader_polls() {
         let idle = of("text/plain");
         let (source, inner) = body();
         let mut upload = idle.request(inner);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn streams_in_both_directions_are_quiet_once_their_response_has_begun() {
+    async fn bidirectional_streams_may_be_idle_after_the_response_began() {
         let idle = of("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
         let mut upload = idle.request(request);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_response_of_a_declared_length_that_stops_is_given_up() {
+    async fn stopped_response_of_declared_length_times_out() {
         let (_source, inner) = body();
         let declared = Declared(inner).boxed_unsync();
         let mut download = of("text/plain").response(declared);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn grpc_connect_and_upgrades_are_quiet_for_as_long_as_they_like() {
+    async fn grpc_connect_and_upgrades_have_no_idle_timeout() {
         let upgrade = IdleTimeout::new(LIMIT, &HeaderMap::new(), true);
         let unlimited = IdleTimeout::new(Duration::ZERO, &HeaderMap::new(), false);
         let streams = [

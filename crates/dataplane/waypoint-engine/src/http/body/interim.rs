@@ -118,11 +118,11 @@ enum Phase {
 /// Error of a body that the application did not request until its response ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the application answered the request without its body")]
-struct NotWanted;
+struct BodyNotRequested;
 
 /// Guard of a response to an unsent body, which ends the request on drop.
 #[derive(Debug)]
-pub(in crate::http) struct AnsweredEarly {
+pub(in crate::http) struct EarlyResponseGuard {
     #[expect(dead_code, reason = "dropping it ends the request")]
     ending: Option<Ending>,
 }
@@ -155,17 +155,17 @@ impl Expectation {
     }
 
     /// Records the final response: a body that has not been sent until now is not sent any more.
-    pub(in crate::http) fn answered(expectation: Option<&Self>) -> AnsweredEarly {
+    pub(in crate::http) fn answered(expectation: Option<&Self>) -> EarlyResponseGuard {
         let ending = expectation.map(|one| {
             one.advance(Phase::Unknown, Phase::Answered);
             Ending(one.clone())
         });
-        AnsweredEarly { ending }
+        EarlyResponseGuard { ending }
     }
 
     /// Holds the request body until the application wants it.
     fn hold(&self, body: Body) -> Body {
-        let held = EndpointLease {
+        let held = ExpectedBody {
             body,
             expectation: self.clone(),
             continue_timer: None,
@@ -174,14 +174,14 @@ impl Expectation {
     }
 }
 
-struct EndpointLease {
+struct ExpectedBody {
     body: Body,
     expectation: Expectation,
     /// Timer since the application received the request headers.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl HttpBody for EndpointLease {
+impl HttpBody for ExpectedBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -204,7 +204,7 @@ impl HttpBody for EndpointLease {
         match phase {
             Phase::Met => Pin::new(&mut this.body).poll_frame(cx),
             Phase::Unknown | Phase::Answered => Poll::Pending,
-            Phase::Over => Poll::Ready(Some(Err(NotWanted.into()))),
+            Phase::Over => Poll::Ready(Some(Err(BodyNotRequested.into()))),
         }
     }
 

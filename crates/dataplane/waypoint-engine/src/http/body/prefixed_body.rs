@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
-use super::idle::{Idle, IdleTimeout};
+use super::idle::{IdleError, IdleTimeout};
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
 
 /// Charged bytes of a frame besides its data.
@@ -32,7 +32,7 @@ pub(in crate::http) enum PrefixError {
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
     #[error(transparent)]
-    Idle(#[from] Idle),
+    Idle(#[from] IdleError),
 }
 
 /// A body with a buffered prefix.

@@ -20,7 +20,7 @@ use crate::{
 /// Maximum size of a replayable body. Requests with larger ones are not retried.
 pub(in crate::http) const MAX_REPLAY_BYTES: usize = 64 << 10;
 /// Charged bytes of a frame besides its data.
-const FRAME: usize = 64;
+const FRAME_BYTES: usize = 64;
 
 /// Body that can be read again from its beginning, unless it is too large.
 #[derive(Clone)]
@@ -108,7 +108,7 @@ impl Inner {
             (_, Some(trailers)) => Part::Trailers(trailers.clone()),
             (None, None) => return,
         };
-        let bytes = FRAME + frame.data_ref().map_or(0, Bytes::len);
+        let bytes = FRAME_BYTES + frame.data_ref().map_or(0, Bytes::len);
         self.bytes += bytes;
         self.is_lost = self.bytes > MAX_REPLAY_BYTES || !self.charge(bytes);
         if self.is_lost {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_read_again_and_then_to_its_end() {
+    async fn body_is_replayed_and_then_read_to_its_end() {
         let (sender, replay) = body();
         let mut first = replay.rewind().unwrap();
         say(&sender, b"one");
@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_or_broken_bodies_pass_without_replay() {
+    async fn large_or_failed_bodies_are_forwarded_without_replay() {
         let (sender, replay) = body();
         let mut first = replay.rewind().unwrap();
         let piece = vec![0; MAX_REPLAY_BYTES / 4];
         for count in 1..=6 {
             say(&sender, &piece);
             assert_eq!(hear(&mut first).await, piece);
-            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME);
+            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME_BYTES);
             if count >= 4 {
                 assert!(replay.rewind().is_none());
                 assert!(replay.0.lock().frames.is_empty());
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_beyond_the_memory_budget_pass_without_replay() {
+    async fn bodies_over_the_memory_budget_are_forwarded_without_replay() {
         // The requests of a connection have a budget of one kilobyte.
         let memory = memory(8 << 10);
         let replay = ReplayBody::new(crate::message::text(vec![0; 2 << 10]), &memory);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_body_is_none_each_time() {
+    async fn empty_body_is_replayed_as_empty() {
         let replay = ReplayBody::new(crate::message::text(""), &memory(8 << 20));
         for _ in 0..2 {
             let body = replay.rewind().unwrap();

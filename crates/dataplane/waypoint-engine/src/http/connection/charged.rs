@@ -22,12 +22,12 @@ struct Charged {
 }
 
 /// Bytes of a frame, released when the connection has sent them.
-struct EndpointLease {
+struct ChargedBytes {
     bytes: Bytes,
     _permit: Permit,
 }
 
-impl AsRef<[u8]> for EndpointLease {
+impl AsRef<[u8]> for ChargedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -54,7 +54,7 @@ impl HttpBody for Charged {
         let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
         let charge = |bytes: Bytes| -> Result<Frame<Bytes>, BodyError> {
             let permit = this.memory.take(Use::ResponseBody, bytes.len())?;
-            let held = EndpointLease {
+            let held = ChargedBytes {
                 bytes,
                 _permit: permit,
             };
@@ -86,7 +86,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_frame_counts_until_nobody_has_it() {
+    async fn frame_is_charged_until_it_is_dropped() {
         let memory = Memory::new(MemoryLimits::of(8 << 20), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
         let body = || message::text(vec![b'd'; 600 << 10]);

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_is_seen_behind_pipelined_bytes() {
+    async fn half_close_is_detected_after_pipelined_bytes() {
         for bytes in [0, 1, MAX_AHEAD_BYTES, MAX_AHEAD_BYTES * 3] {
             let (mut client, mut server, _serving) = serving(true);
             client.write_all(&vec![b'a'; bytes]).await.unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_read_ahead_only_a_little() {
+    async fn read_ahead_of_a_body_is_bounded() {
         let (mut client, mut server, _serving) = serving(false);
         client.write_all(&vec![b'a'; 1 << 19]).await.unwrap();
         drop(client);

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_pieces_are_written_as_one() {
+    async fn small_pieces_are_written_together() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
         let (_memory, mut paced) = paced(far, 8 << 20);
         let large = vec![b'l'; 2 * GATHERED_BYTES];
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_header_section_counts_until_its_request_begins() {
+    async fn header_section_is_charged_until_its_request_begins() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
         let (memory, mut paced) = paced(far, 8 << 10);
         near.write_all(&[b'h'; 900]).await.unwrap();

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_rest_of_an_upload_is_read_until_its_end() {
+    async fn rest_of_an_upload_is_drained() {
         let (mut client, mut server) = lingering(false);
         let closing = tokio::spawn(async move { server.shutdown().await });
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn neither_silence_nor_an_endless_upload_keeps_a_connection() {
+    async fn lingering_close_is_bounded_in_time() {
         let (_client, mut server) = lingering(false);
         let began = Instant::now();
         server.shutdown().await.unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_whose_requests_are_whole_closes_at_once() {
+    async fn connection_with_complete_requests_closes_at_once() {
         let (_client, mut server) = lingering(true);
         let began = Instant::now();
         server.shutdown().await.unwrap();

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_budget_has_room_for_is_refused_as_overload() {
+    fn request_over_the_budget_is_refused_as_overload() {
         let memory = connection(8 << 20);
         let admit = |request: &mut _, version| {
             super::admit(&memory, HeaderLimits::default(), request, version)

@@ -17,7 +17,7 @@ pub(super) fn version(
     came: http::Version,
 ) -> Version {
     let declared = destination.app_protocol(session);
-    let ruled = destination.ruled(session);
+    let ruled = destination.ruled_port(session);
     let ruled = ruled.map(|port| port.policy().http_version);
     let ruled = ruled.unwrap_or_default();
     if let Some(upgrade) = upgrade {

@@ -27,7 +27,7 @@ use crate::{
 
 /// Reason why a body ends early.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum FilterError {
     #[error("a plugin answers in place of the application")]
     Answered,
     #[error("a plugin broke the message off")]
@@ -58,7 +58,7 @@ pub(super) struct FilteredBody {
     /// Whether the plugin has received the end of the body.
     is_over: bool,
     /// Whether the plugin failed open, so that the rest bypasses it.
-    is_left_out: bool,
+    is_bypassed: bool,
 }
 
 impl FilteredBody {
@@ -90,15 +90,15 @@ impl FilteredBody {
             memory: memory.clone(),
             permit: None,
             is_over: false,
-            is_left_out: false,
+            is_bypassed: false,
         };
         through.boxed_unsync()
     }
 
     /// Applies the outcome of a callback to the body.
-    fn acted(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), Broken> {
+    fn apply(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), FilterError> {
         match outcome {
-            Ok(Outcome::Go) => self.released(),
+            Ok(Outcome::Go) => self.release(),
             Ok(Outcome::Paused) => {
                 self.is_paused = true;
                 Ok(())
@@ -108,20 +108,21 @@ impl FilteredBody {
                 if self.of == Direction::Request {
                     self.answered.set(response);
                 }
-                Err(Broken::Answered)
+                Err(FilterError::Answered)
             }
-            Ok(Outcome::Closed) => Err(Broken::Closed),
+            Ok(Outcome::Closed) => Err(FilterError::Closed),
             Ok(Outcome::TooLarge) => {
                 if self.of == Direction::Request {
-                    self.answered.set(own(413, "request_payload_too_large"));
+                    self.answered
+                        .set(local_response(413, "request_payload_too_large"));
                 }
-                Err(Broken::TooLarge)
+                Err(FilterError::TooLarge)
             }
             Err(failure) => self.failed(failure),
         }
     }
 
-    fn released(&mut self) -> Result<(), Broken> {
+    fn release(&mut self) -> Result<(), FilterError> {
         self.is_paused = false;
         let (of, id) = (self.of, self.running.id);
         let has_trailers = std::mem::take(&mut self.has_trailers);
@@ -144,31 +145,31 @@ impl FilteredBody {
         Ok(())
     }
 
-    fn failed(&mut self, failure: Failure) -> Result<(), Broken> {
+    fn failed(&mut self, failure: Failure) -> Result<(), FilterError> {
         let plugin = &self.running.plugin;
         // The bytes that the plugin held are lost.
         if plugin.config.fail_open && self.held == 0 {
             Counts::add(&plugin.counts.passed);
-            self.is_left_out = true;
+            self.is_bypassed = true;
             self.is_paused = false;
             return Ok(());
         }
         Counts::add(&plugin.counts.refused);
         if self.of == Direction::Request {
-            self.answered.set(own(503, FAILED));
+            self.answered.set(local_response(503, FAILED));
         }
         Err(failure.into())
     }
 
-    fn part(&mut self, frame: Frame<Bytes>) -> Result<(), Broken> {
+    fn part(&mut self, frame: Frame<Bytes>) -> Result<(), FilterError> {
         let (of, id) = (self.of, self.running.id);
         match frame.into_data() {
             Ok(data) => {
                 if !self.charge(data.len()) {
                     if self.of == Direction::Request {
-                        self.answered.set(own(503, "overload"));
+                        self.answered.set(local_response(503, "overload"));
                     }
-                    return Err(Broken::NoRoom);
+                    return Err(FilterError::NoRoom);
                 }
                 let is_end = self.inner.is_end_stream();
                 self.is_over |= is_end;
@@ -180,8 +181,8 @@ impl FilteredBody {
                 if !is_lost {
                     self.held += data.len();
                 }
-                self.acted(pass_through)?;
-                if is_lost && self.is_left_out {
+                self.apply(pass_through)?;
+                if is_lost && self.is_bypassed {
                     self.out.push_back(Frame::data(data));
                 }
             }
@@ -195,8 +196,8 @@ impl FilteredBody {
                         .instance
                         .call(|vm| vm.trailers(of, id, trailers));
                     let is_lost = pass_through.is_err();
-                    self.acted(pass_through)?;
-                    if is_lost && self.is_left_out {
+                    self.apply(pass_through)?;
+                    if is_lost && self.is_bypassed {
                         self.has_trailers = false;
                         self.out.push_back(Frame::trailers(kept));
                     }
@@ -217,16 +218,16 @@ impl FilteredBody {
         }
     }
 
-    fn end(&mut self) -> Result<(), Broken> {
+    fn end(&mut self) -> Result<(), FilterError> {
         self.is_over = true;
         let (of, id) = (self.of, self.running.id);
         let pass_through = self.running.instance.call(|vm| vm.body(of, id, &[], true));
-        self.acted(pass_through)
+        self.apply(pass_through)
     }
 }
 
 /// Returns a local response of the waypoint in the plugin's place.
-fn own(status: u16, details: &str) -> LocalResponse {
+fn local_response(status: u16, details: &str) -> LocalResponse {
     LocalResponse {
         status,
         details: details.to_owned(),
@@ -249,7 +250,7 @@ impl HttpBody for FilteredBody {
             if let Some(frame) = this.out.pop_front() {
                 return Poll::Ready(Some(Ok(frame)));
             }
-            if this.is_left_out && !this.is_over {
+            if this.is_bypassed && !this.is_over {
                 return Pin::new(&mut this.inner).poll_frame(cx);
             }
             if this.is_over && !this.is_paused {
@@ -258,7 +259,7 @@ impl HttpBody for FilteredBody {
             if this.is_paused
                 && let Poll::Ready(outcome) = this.running.poll_settled(this.of, cx)
             {
-                if let Err(broken) = this.acted(outcome) {
+                if let Err(broken) = this.apply(outcome) {
                     return Poll::Ready(Some(Err(broken.into())));
                 }
                 continue;

@@ -34,14 +34,14 @@ impl Drop for StreamContext {
 }
 
 /// Reason why a plugin does not decide about a request.
-pub(super) enum Unable {
+pub(super) enum PluginError {
     /// Failure of the plugin, handled by its fail strategy.
     Failed(String),
     /// Invalid request after a plugin's changes.
     Refused(Reply),
 }
 
-impl From<Failure> for Unable {
+impl From<Failure> for PluginError {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure.to_string())
     }
@@ -49,14 +49,18 @@ impl From<Failure> for Unable {
 
 impl StreamContext {
     /// Waits until the plugin resumes or ends a paused request or response.
-    pub(super) async fn settled(&self, of: Direction, outcome: Outcome) -> Result<Outcome, Unable> {
+    pub(super) async fn settled(
+        &self,
+        of: Direction,
+        outcome: Outcome,
+    ) -> Result<Outcome, PluginError> {
         if outcome != Outcome::Paused {
             return Ok(outcome);
         }
         let settled = poll_fn(|cx| self.poll_settled(of, cx));
         match tokio::time::timeout(self.hold, settled).await {
             Ok(outcome) => Ok(outcome?),
-            Err(_) => Err(Unable::Failed(format!(
+            Err(_) => Err(PluginError::Failed(format!(
                 "the plugin held the message for more than {:?} (AMBIT_WASM_HOLD_TIMEOUT)",
                 self.hold
             ))),

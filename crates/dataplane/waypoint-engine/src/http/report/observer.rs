@@ -11,7 +11,7 @@ use super::record::Record;
 /// Follows the decisions about one request.
 pub(in crate::http) trait Observer {
     /// Records the normalized host and target.
-    fn formed(&mut self, host: &str, target: &PathAndQuery);
+    fn normalized(&mut self, host: &str, target: &PathAndQuery);
     /// Records that JWT authentication rejected the request.
     fn unauthenticated(&mut self, why: &Denial);
     /// Records the decision of policies.
@@ -21,8 +21,8 @@ pub(in crate::http) trait Observer {
 }
 
 impl Observer for Record {
-    fn formed(&mut self, host: &str, target: &PathAndQuery) {
-        Self::formed(self, host, target);
+    fn normalized(&mut self, host: &str, target: &PathAndQuery) {
+        Self::normalized(self, host, target);
     }
 
     fn unauthenticated(&mut self, why: &Denial) {

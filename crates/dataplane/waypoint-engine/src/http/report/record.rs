@@ -97,7 +97,7 @@ impl Record {
     }
 
     /// Records the normalized host and target.
-    pub(in crate::http) fn formed(&mut self, host: &str, target: &PathAndQuery) {
+    pub(in crate::http) fn normalized(&mut self, host: &str, target: &PathAndQuery) {
         host.clone_into(&mut self.host);
         self.target.clear();
         self.target

@@ -13,8 +13,8 @@ use crate::{
     http::{
         admit::admission::Admission,
         backend::{destination::Destination, destination_attachments},
-        form::Form,
         limits::{self, CountedRequest, RateLimitHeaders},
+        normalized_target::NormalizedTarget,
         reply::Reply,
     },
     route_owner::RouteOwner,
@@ -35,7 +35,7 @@ pub(in crate::http) struct Original {
 pub(in crate::http) struct ChangedRequest<'a, B> {
     pub(in crate::http) destination: &'a Destination,
     pub(in crate::http) request: &'a Request<B>,
-    pub(in crate::http) form: &'a Form,
+    pub(in crate::http) normalized: &'a NormalizedTarget,
 }
 
 // A derived implementation would require `B: Clone`.
@@ -52,13 +52,13 @@ impl Original {
     pub(in crate::http) fn of<B>(
         selected: &SelectedRoute,
         request: &Request<B>,
-        form: &Form,
+        normalized: &NormalizedTarget,
     ) -> Option<Self> {
         (selected.route_owner() == RouteOwner::Clients).then(|| Self {
             headers: request.headers().clone(),
-            host: form.host.clone(),
-            path: form.path.clone(),
-            target: form.target.clone(),
+            host: normalized.host.clone(),
+            path: normalized.path.clone(),
+            target: normalized.target.clone(),
         })
     }
 
@@ -95,15 +95,15 @@ impl Original {
         let ChangedRequest {
             destination,
             request,
-            form,
+            normalized,
         } = sent;
         let there = destination_attachments::find(session, destination, RouteOwner::Clients);
         let Some(there) = there else {
             return Ok(None);
         };
         let is_changed = self.headers != *request.headers()
-            || self.host != form.host
-            || self.target != form.target;
+            || self.host != normalized.host
+            || self.target != normalized.target;
         let is_refused = !destination_attachments::are_tokens_applied(session, &there)
             || !destination_attachments::are_plugins_applied(session, &there)
             || is_changed && destination_attachments::have_plugins(session, &there);
@@ -131,12 +131,16 @@ impl Original {
         let Some(there) = self.attachments(session, sent)? else {
             return Ok(());
         };
-        let ChangedRequest { request, form, .. } = sent;
+        let ChangedRequest {
+            request,
+            normalized,
+            ..
+        } = sent;
         let sent = RouteRequest {
             method: request.method().as_str(),
-            path: form.target.path(),
-            query: form.target.query(),
-            host: &form.host,
+            path: normalized.target.path(),
+            query: normalized.target.query(),
+            host: &normalized.host,
             headers: request.headers(),
         };
         let came = RouteRequest {

@@ -14,7 +14,7 @@ use crate::{
             affinity::{self, Affinity, Found},
             destination::Destination,
         },
-        form::Form,
+        normalized_target::NormalizedTarget,
         reply::Reply,
         report::observer::Observer,
     },
@@ -89,12 +89,12 @@ impl SelectedRoute {
     pub(in crate::http) fn name_host(
         &mut self,
         session: &Session,
-        form: &Form,
+        normalized: &NormalizedTarget,
     ) -> Result<(), Reply> {
         if self.destination != Destination::Target || !session.target.resolves_hosts() {
             return Ok(());
         }
-        let host = session.target.host(&form.host).ok_or_else(|| {
+        let host = session.target.host(&normalized.host).ok_or_else(|| {
             let name = session.target.service_name();
             let wildcard = name.map_or("", |name| name.hostname.as_str());
             let text = format!("the host is not below {wildcard}");
@@ -168,7 +168,7 @@ impl SelectedRoute {
         &self,
         session: &Session,
         headers: &mut HeaderMap,
-        form: &mut Form,
+        normalized: &mut NormalizedTarget,
     ) -> Result<(), Reply> {
         let Some(chosen) = &self.rule else {
             return Ok(());
@@ -179,15 +179,15 @@ impl SelectedRoute {
             return Ok(());
         };
         if let Some(host) = &rewrite.hostname {
-            host.as_str().clone_into(&mut form.host);
+            host.as_str().clone_into(&mut normalized.host);
         }
         if rewrite.path.is_some() {
             let published = &session.shard.waypoint.published;
             let mode = published.gateway().path_normalization;
-            let matched_path = form.matched(chosen.prefix);
+            let matched_path = normalized.matched(chosen.prefix);
             let target = route::changed(rewrite.path.as_ref(), matched_path, mode);
             let target = target.map_err(|error| unroutable(&error.to_string()))?;
-            form.target = target
+            normalized.target = target
                 .try_into()
                 .map_err(|error: http::uri::InvalidUri| unroutable(&error.to_string()))?;
         }
@@ -264,7 +264,7 @@ pub(in crate::http) fn table(session: &Session) -> Result<Option<Arc<RouteTable>
 pub(in crate::http) fn route<B>(
     session: &Session,
     request: &Request<B>,
-    form: &Form,
+    normalized: &NormalizedTarget,
     observer: &mut impl Observer,
     cors_headers: &mut CorsHeaders,
 ) -> Result<RoutingResult, Reply> {
@@ -279,7 +279,7 @@ pub(in crate::http) fn route<B>(
         return Ok(RoutingResult::Selected(SelectedRoute::itself()));
     };
     let port = address.port();
-    let choice = table.choose(&form.as_received(request));
+    let choice = table.choose(&normalized.as_received(request));
     let (rule, prefix) = match choice {
         Choice::Itself => return Ok(RoutingResult::Selected(SelectedRoute::itself())),
         Choice::NoMatch => {
@@ -324,7 +324,7 @@ pub(in crate::http) fn route<B>(
     if let Some(redirect) = applied.redirect() {
         let published = &session.shard.waypoint.published;
         let mode = published.gateway().path_normalization;
-        let to = redirect.location(&form.host, port, form.matched(prefix), mode);
+        let to = redirect.location(&normalized.host, port, normalized.matched(prefix), mode);
         let location = to.map_err(|error| unroutable(&error.to_string()))?;
         let location = HeaderValue::from_str(&location);
         let location = location.map_err(|error| unroutable(&error.to_string()))?;

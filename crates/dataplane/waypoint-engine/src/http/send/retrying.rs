@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_again_is_what_may_be() {
+    fn only_permitted_requests_are_retried() {
         let rule = HttpRetry {
             codes: vec![500],
             attempts: 1,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_sets_the_number_of_attempts() {
+    fn retry_policy_sets_the_number_of_attempts() {
         for (attempts, backoff) in [(1, 5), (3, 7)] {
             let rule = HttpRetry {
                 codes: Vec::new(),

@@ -98,14 +98,14 @@ impl Http2Connections {
         for one in &mut *all {
             one.life = one.life.under(keep);
         }
-        all.retain(|one| !one.sender.is_closed() && !one.life.is_over());
+        all.retain(|one| !one.sender.is_closed() && !one.life.is_expired());
         let has_room = |one: &&mut Connection| one.streams.active.load(Relaxed) < keep.streams;
         let taken = all.iter_mut().find(has_room).map(|one| {
             let taken = (one.sender.clone(), one.life, one.streams.slot());
-            one.life = one.life.further();
+            one.life = one.life.next_request();
             taken
         });
-        all.retain(|one| !one.life.is_over());
+        all.retain(|one| !one.life.is_expired());
         if all.is_empty() {
             self.0.remove(key);
         }
@@ -126,7 +126,7 @@ impl Http2Connections {
         let is_busy = streams.active.load(Relaxed) > 0;
         let quiet = streams.quiet_since.lock().elapsed();
         let one = all.get(at)?;
-        let (is_closed, idle) = (one.sender.is_closed(), one.life.keep.idle_streams());
+        let (is_closed, idle) = (one.sender.is_closed(), one.life.keep.http2_idle());
         if !is_closed && (is_busy || quiet < idle) {
             return Some(if is_busy { idle } else { idle - quiet });
         }

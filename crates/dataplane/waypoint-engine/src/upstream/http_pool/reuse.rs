@@ -6,9 +6,9 @@ use ambit_model::DestinationLimits;
 
 /// Idle timeout of pooled HTTP/1 connections. It is shorter than that of usual servers, since a request fails if the
 /// server closes its connection meanwhile.
-const IDLE: Duration = Duration::from_secs(4);
+const HTTP1_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Idle timeout of pooled HTTP/2 connections, of which each caller has its own.
-const IDLE_STREAMS: Duration = Duration::from_secs(60);
+const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum concurrent requests on one HTTP/2 connection.
 pub(super) const MAX_STREAMS: u32 = 100;
 
@@ -18,11 +18,11 @@ pub(crate) struct ReuseLimits {
     /// Idle timeout of an HTTP/1.1 connection.
     pub(super) idle: Duration,
     /// Idle timeout of an HTTP/2 connection, if a policy sets it.
-    idle_streams: Option<Duration>,
+    http2_idle: Option<Duration>,
     /// Maximum requests of a connection; zero for no limit.
     requests: u32,
     /// Maximum lifetime, after which the connection drains.
-    lasts: Option<Duration>,
+    max_lifetime: Option<Duration>,
     /// Maximum concurrent requests of an HTTP/2 connection.
     pub(super) streams: u32,
 }
@@ -31,10 +31,10 @@ impl ReuseLimits {
     /// Derives the limits from a destination's policy.
     pub(crate) fn under(limits: &DestinationLimits) -> Self {
         Self {
-            idle: limits.idle_timeout.unwrap_or(IDLE),
-            idle_streams: limits.idle_timeout,
+            idle: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
+            http2_idle: limits.idle_timeout,
             requests: limits.requests_per_connection,
-            lasts: limits.max_connection_duration,
+            max_lifetime: limits.max_connection_duration,
             streams: match limits.streams_per_connection {
                 0 => MAX_STREAMS,
                 most => most.min(MAX_STREAMS),
@@ -43,8 +43,8 @@ impl ReuseLimits {
     }
 
     /// Returns the idle timeout of an HTTP/2 connection.
-    pub(super) fn idle_streams(&self) -> Duration {
-        self.idle_streams.unwrap_or(IDLE_STREAMS)
+    pub(super) fn http2_idle(&self) -> Duration {
+        self.http2_idle.unwrap_or(HTTP2_IDLE_TIMEOUT)
     }
 }
 
@@ -67,7 +67,7 @@ impl ConnectionUse {
     }
 
     /// Counts a further request.
-    pub(super) fn further(self) -> Self {
+    pub(super) fn next_request(self) -> Self {
         Self {
             requests: self.requests.saturating_add(1),
             ..self
@@ -79,11 +79,13 @@ impl ConnectionUse {
         Self { keep, ..self }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_expired(&self) -> bool {
         let ReuseLimits {
-            requests, lasts, ..
+            requests,
+            max_lifetime,
+            ..
         } = self.keep;
         let is_used_up = requests > 0 && self.requests >= requests;
-        is_used_up || lasts.is_some_and(|lasts| self.began.elapsed() >= lasts)
+        is_used_up || max_lifetime.is_some_and(|max_lifetime| self.began.elapsed() >= max_lifetime)
     }
 }

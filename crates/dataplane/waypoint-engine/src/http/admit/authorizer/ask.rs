@@ -23,7 +23,10 @@ use crate::{
     calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
     headers,
     hops::Hops,
-    http::{body::prefixed_body::BufferedPrefix, form::Form, report::record::protocol},
+    http::{
+        body::prefixed_body::BufferedPrefix, normalized_target::NormalizedTarget,
+        report::record::protocol,
+    },
     memory::Exhausted,
     message::{self, Version},
     session::Session,
@@ -116,7 +119,7 @@ pub(super) fn peer((address, principal): &End) -> Peer<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedRequest<'a> {
     pub(super) request: &'a Request<Incoming>,
-    pub(super) form: &'a Form,
+    pub(super) normalized: &'a NormalizedTarget,
     /// Prefix of the body, up to the size that the provider requires.
     pub(super) prefix: &'a BufferedPrefix,
 }
@@ -157,13 +160,13 @@ fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> 
 fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
     let CheckedRequest {
         request,
-        form,
+        normalized,
         prefix,
     } = checked;
     let mut all = std::collections::HashMap::new();
-    let target = form.target.as_str();
+    let target = normalized.target.as_str();
     for (name, value) in [
-        (":authority", form.host.as_str()),
+        (":authority", normalized.host.as_str()),
         (":method", request.method().as_str()),
         (":path", target),
         (":scheme", "http"),
@@ -196,7 +199,7 @@ fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
         method: request.method().to_string(),
         headers: all,
         path: target.to_owned(),
-        host: form.host.clone(),
+        host: normalized.host.clone(),
         size: rest.zip(prefix).map(|(rest, prefix)| rest + prefix),
         protocol: protocol(request.version()),
         body,
@@ -325,7 +328,7 @@ fn question(
 ) -> Result<Request<message::Body>, CheckError> {
     let CheckedRequest {
         request,
-        form,
+        normalized,
         prefix,
     } = checked;
     let (service, _) = place(provider)?;
@@ -338,7 +341,7 @@ fn question(
     }
     let mut check_request = Request::new(message::text(content));
     check_request.method_mut().clone_from(request.method());
-    let target = format!("{}{}", http.path_prefix, form.target);
+    let target = format!("{}{}", http.path_prefix, normalized.target);
     *check_request.uri_mut() = Uri::try_from(target).map_err(|_| CheckError::InvalidRequest)?;
     let all = check_request.headers_mut();
     for (name, value) in request.headers() {
@@ -359,10 +362,10 @@ fn question(
         let text = if is_partial { "true" } else { "false" };
         all.insert("x-envoy-auth-partial-body", HeaderValue::from_static(text));
     }
-    let host = if form.host.is_empty() {
+    let host = if normalized.host.is_empty() {
         service.hostname.as_str()
     } else {
-        &form.host
+        &normalized.host
     };
     let host = HeaderValue::from_str(host).map_err(|_| CheckError::InvalidRequest)?;
     all.insert(HOST, host);

@@ -6,8 +6,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 use crate::headers::{join_cookies, may_be_changed};
 
 /// Maximum number of lines and bytes of a request's headers, including those that a provider adds.
-const MOST_LINES: usize = 200;
-const MOST_BYTES: usize = 64 << 10;
+const MAX_HEADERS: usize = 200;
+const MAX_HEADER_BYTES: usize = 64 << 10;
 
 fn name_of(text: &str) -> Option<HeaderName> {
     let name = HeaderName::from_bytes(text.as_bytes()).ok();
@@ -55,7 +55,7 @@ pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
     let bytes = headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len());
-    headers.len() <= MOST_LINES && bytes.sum::<usize>() <= MOST_BYTES
+    headers.len() <= MAX_HEADERS && bytes.sum::<usize>() <= MAX_HEADER_BYTES
 }
 
 /// Returns a target with changed query parameters; `None` if it is invalid.
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_appended_cookie_joins_the_one_line() {
+    fn appended_cookie_is_joined_to_the_header() {
         let mut headers = HeaderMap::new();
         headers.insert("cookie", HeaderValue::from_static("a=1"));
         let appended = option("cookie", "b=2", HeaderChange::Append);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_cannot_say_who_somebody_is_or_how_a_message_is_framed() {
+    fn provider_cannot_set_identity_or_framing_headers() {
         for name in [
             ":authority",
             "Host",
@@ -204,10 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_headers_is_too_much() {
+    fn provider_headers_are_bounded() {
         let mut headers = HeaderMap::new();
         assert!(is_bounded(&headers));
-        headers.insert("x", HeaderValue::from_str(&"a".repeat(MOST_BYTES)).unwrap());
+        headers.insert(
+            "x",
+            HeaderValue::from_str(&"a".repeat(MAX_HEADER_BYTES)).unwrap(),
+        );
         assert!(!is_bounded(&headers));
     }
 }

@@ -6,9 +6,9 @@ use super::*;
 use crate::memory::{Memory, MemoryLimits};
 
 /// Limit of header sections.
-const MOST: usize = 64 << 10;
+const MAX_SECTION_BYTES: usize = 64 << 10;
 /// Maximum size of a header block within the limit.
-const MAX_BLOCK_BYTES: usize = MOST / EMPTY_FIELD_BYTES * FIELD_BYTES;
+const MAX_BLOCK_BYTES: usize = MAX_SECTION_BYTES / EMPTY_FIELD_BYTES * FIELD_BYTES;
 
 fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
     let size = u32::try_from(length).unwrap().to_be_bytes();
@@ -22,7 +22,7 @@ fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
 /// Feeds bytes in pieces of this size, and returns the blocks.
 fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
     let mut blocks = Blocks {
-        most: MOST,
+        most: MAX_SECTION_BYTES,
         ..Blocks::default()
     };
     let mut frames = Frames::after(3);
@@ -35,7 +35,7 @@ fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
 const WHOLE: u8 = END_HEADERS | END_STREAM;
 
 #[test]
-fn a_block_is_open_from_its_first_frame_to_the_last_byte_of_its_last() {
+fn block_is_open_until_the_last_byte_of_its_last_frame() {
     let begun = frame(HEADERS, 0, 1, 100);
     let more = frame(CONTINUATION, 0, 1, 50);
     let last = frame(CONTINUATION, END_HEADERS, 1, 10);
@@ -54,7 +54,7 @@ fn a_block_is_open_from_its_first_frame_to_the_last_byte_of_its_last() {
 }
 
 #[test]
-fn an_open_block_is_charged_for_what_it_decodes_to() {
+fn open_block_is_charged_for_its_decoded_size() {
     let bytes = |parts: &[&[u8]]| after(&parts.concat(), 13).0.bytes();
     assert_eq!(bytes(&[&frame(HEADERS, 0, 1, 100)]), 100 * FIELD_BYTES);
     let much = frame(CONTINUATION, 0, 1, 16_000);
@@ -63,7 +63,7 @@ fn an_open_block_is_charged_for_what_it_decodes_to() {
 }
 
 #[test]
-fn trailers_are_charged_until_their_request_is_over() {
+fn trailers_are_charged_until_their_request_ends() {
     let open = frame(HEADERS, END_HEADERS, 1, 10);
     let trailers = frame(HEADERS, WHOLE, 1, 1000);
     let both = [&open[..], &frame(HEADERS, END_HEADERS, 3, 10), &trailers].concat();
@@ -97,7 +97,7 @@ fn trailers_are_charged_until_their_request_is_over() {
 fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
     let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());
-    let mut io = HeaderBlocks::new(bytes, Duration::from_secs(60), MOST, memory);
+    let mut io = HeaderBlocks::new(bytes, Duration::from_secs(60), MAX_SECTION_BYTES, memory);
     let mut cx = Context::from_waker(Waker::noop());
     let mut reads = Vec::new();
     loop {
@@ -117,7 +117,7 @@ fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
 }
 
 #[tokio::test]
-async fn header_blocks_are_read_little_by_little_and_other_tasks_come_between() {
+async fn header_blocks_are_read_in_small_parts_between_other_tasks() {
     let preface = [b'p'; PREFACE_BYTES];
     let blocks = frame(HEADERS, WHOLE, 1, 1500).repeat(20);
     let reads_of = |parts: &[&[u8]]| reads(&parts.concat());

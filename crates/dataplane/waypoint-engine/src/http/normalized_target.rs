@@ -23,14 +23,14 @@ pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
 
 /// Normalized host and path of a request, which policies, routes and the application all see.
 #[derive(Debug)]
-pub(super) struct Form {
+pub(super) struct NormalizedTarget {
     pub(super) host: String,
     /// Path without the query.
     pub(super) path: String,
     pub(super) target: PathAndQuery,
 }
 
-impl Form {
+impl NormalizedTarget {
     /// Returns the path with the `prefix` bytes that the rule's match consumed.
     pub(super) fn matched(&self, prefix: usize) -> MatchedPath<'_> {
         MatchedPath {
@@ -57,7 +57,7 @@ impl Form {
     }
 
     /// Normalizes a request that a plugin has changed, as if it had been received.
-    pub(super) fn made(
+    pub(super) fn of_plugin(
         session: &Session,
         method: &Method,
         host: String,

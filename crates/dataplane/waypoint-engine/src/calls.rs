@@ -103,15 +103,17 @@ pub(crate) async fn request(
         let upstream = choose_upstream(shard, &own, callee, &failed).await?;
         let port = ruled(shard, callee, &upstream)?;
         let over = tls_upstream(shard, callee, version, port.as_deref());
-        let key = HttpKey::new(&upstream, version).over(over.map(|over| over.key()));
+        let key = HttpKey::new(&upstream, version).with_tls(over.map(|over| over.key()));
         let preamble = preamble(&own, port.as_deref(), &upstream);
-        let key = key.of(identity.clone()).beginning(preamble.clone());
+        let key = key
+            .with_identity(identity.clone())
+            .with_preamble(preamble.clone());
         let key = match callee.on_behalf {
             Some(caller) => key.for_caller(caller.identity.as_ref(), caller.ip),
             None => key,
         };
         let applied = upstream.applied_services(None);
-        let key = key.applied(applied.clone());
+        let key = key.with_applied(applied.clone());
         if over.is_some() && version == Version::Http2 {
             message::secure(&mut request);
         }
@@ -145,8 +147,8 @@ pub(crate) async fn request(
         };
         match shard.upstreams.connect(connect).await {
             Ok(stream) => {
-                let keep = ReuseLimits::under(&DestinationLimits::default());
-                let checkout = pool.begin(&key, stream, keep, None).await?;
+                let reuse_limits = ReuseLimits::of(&DestinationLimits::default());
+                let checkout = pool.begin(&key, stream, reuse_limits, None).await?;
                 let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.error.into());
             }

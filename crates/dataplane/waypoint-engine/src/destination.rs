@@ -115,7 +115,7 @@ impl RuledService {
                     (subset.policy(*number), Some(Members::of(subset)))
                 }
             };
-            let port = Arc::new(port.under(policy.clone(), members));
+            let port = Arc::new(port.with_policy(policy.clone(), members));
             Some(((subset.clone(), *number), port))
         });
         Self {
@@ -220,7 +220,7 @@ pub(crate) struct EndpointLease {
 }
 
 impl Port {
-    fn under(&self, policy: DestinationPolicy, members: Option<Arc<Members>>) -> Self {
+    fn with_policy(&self, policy: DestinationPolicy, members: Option<Arc<Members>>) -> Self {
         Self {
             service: self.service.clone(),
             number: self.number,

@@ -87,7 +87,7 @@ impl Names {
 }
 
 /// Returns the host that a text names, if it is below a wildcard (`*.` and a domain): in lower case, without a port.
-pub(crate) fn under(wildcard: &str, text: &str) -> Option<String> {
+pub(crate) fn host_below(wildcard: &str, text: &str) -> Option<String> {
     let name = match text.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         Some(_) => return None,
@@ -106,7 +106,7 @@ pub(crate) fn under(wildcard: &str, text: &str) -> Option<String> {
 /// Returns the names that are more specific for a host than a wildcard above it, the most specific first: the host
 /// itself, then longer wildcards.
 pub(crate) fn more_specific(wildcard: &str, text: &str) -> Option<impl Iterator<Item = String>> {
-    let host = under(wildcard, text)?;
+    let host = host_below(wildcard, text)?;
     let above = host.match_indices('.').map(|(dot, _)| dot);
     let wildcards = above.filter_map(|dot| Some(format!("*{}", host.get(dot..)?)));
     let longer = wildcards.take_while(|one| one.len() > wildcard.len());
@@ -137,9 +137,13 @@ mod tests {
             ("127.0.0.1", None),
             ("", None),
         ] {
-            assert_eq!(under("*.example.com", text).as_deref(), expected, "{text}");
+            assert_eq!(
+                host_below("*.example.com", text).as_deref(),
+                expected,
+                "{text}"
+            );
         }
-        assert_eq!(under("example.com", "a.example.com"), None);
+        assert_eq!(host_below("example.com", "a.example.com"), None);
     }
 
     #[test]

@@ -198,7 +198,7 @@ impl Target {
     /// Returns the host below the service's wildcard that a text names.
     pub(crate) fn host(&self, text: &str) -> Option<ArcStr> {
         let name = self.service_name()?;
-        Some(names::under(&name.hostname, text)?.into())
+        Some(names::host_below(&name.hostname, text)?.into())
     }
 
     /// Returns the port for hosts of the wildcard.

@@ -497,14 +497,14 @@ async fn relay<A, B>(
     record_policy_effects(session, &decision);
     let waypoint = &session.shard.waypoint;
     let service = routed.destination.service(session);
-    let went = ConnectionRoute {
+    let route = ConnectionRoute {
         sni: routed.sni.as_deref(),
         endpoint: Some(*endpoint),
         service: service.as_ref(),
     };
     let labels = session.traffic_labels_of(service.clone());
-    let metrics = report.series(session, &labels, went).open();
-    report.opened(session, went);
+    let metrics = report.series(session, &labels, route).open();
+    report.opened(session, route);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
     let idle_timeout = IdleTimeout::of(limits.tcp_idle_timeout);
@@ -554,7 +554,7 @@ async fn relay<A, B>(
         }
     };
     metrics.close(reason);
-    report.over(session, went, &end);
+    report.closed(session, route, &end);
 }
 
 fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
@@ -572,8 +572,8 @@ fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
         | TcpError::Rule(_)
         | TcpError::Misdirected(_) => Reason::Connect,
     };
-    let went = ConnectionRoute::default();
-    let series = report.series(session, &session.traffic_labels(), went);
+    let route = ConnectionRoute::default();
+    let series = report.series(session, &session.traffic_labels(), route);
     series.fail(reason);
-    report.over(session, went, &ConnectionEnd::of(error));
+    report.closed(session, route, &ConnectionEnd::of(error));
 }

@@ -47,14 +47,17 @@ pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstrea
 
 /// Whether an address belongs to a pod; an error while the control plane does not respond.
 async fn is_of_pod(waypoint: &Waypoint, ip: IpAddr) -> Result<bool, UpstreamError> {
-    let at = ask(waypoint, ip).await?;
+    let at = learn_address(waypoint, ip).await?;
     let table = waypoint.state.table();
     let workload = table.workload_by_ip(&at.network, ip);
     Ok(workload.is_some_and(WorkloadRef::is_pod))
 }
 
 /// Requests the control plane's record of an address of the waypoint's network.
-pub(crate) async fn ask(waypoint: &Waypoint, ip: IpAddr) -> Result<NetworkAddress, UpstreamError> {
+pub(crate) async fn learn_address(
+    waypoint: &Waypoint,
+    ip: IpAddr,
+) -> Result<NetworkAddress, UpstreamError> {
     let own = waypoint.local.known().await;
     let network = own.as_ref().map(|own| own.workload.network.clone());
     let at = NetworkAddress::new(network.unwrap_or_default(), ip);
@@ -117,7 +120,7 @@ async fn may_call(waypoint: &Waypoint, host: &ArcStr, ip: IpAddr) -> Result<(), 
     if waypoint.names.is_outside_mesh(ip) {
         return Ok(());
     }
-    let at = ask(waypoint, ip).await?;
+    let at = learn_address(waypoint, ip).await?;
     let own = waypoint.local.known().await;
     let is_of_mesh = {
         let table = waypoint.state.table();

@@ -381,7 +381,7 @@ impl Instance {
                         let slot = &instance.slot;
                         let plugin = slot.plugin.clone();
                         let response = (slot.plugin_context.calls)(plugin, *call, cause).await;
-                        let _told = instance.call(|vm| vm.call_ended(token, kind, response));
+                        let _ended = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
                 Effect::Open(token, call) => self.open_stream(token, *call),

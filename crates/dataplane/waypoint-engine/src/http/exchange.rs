@@ -208,7 +208,7 @@ impl Exchange {
         // Removed first, so that the authorized form is the forwarded one.
         strip(&mut request)?;
         if let Some(upgrade) = &upgrade {
-            upgrade.ask(request.headers_mut());
+            upgrade.write(request.headers_mut());
         }
         self.record.pass_trace_on(request.headers_mut());
         Ok(Accepted {

@@ -207,7 +207,7 @@ impl RequestPlugins {
     }
 
     /// Waits for a plugin's response to a request whose body is being forwarded.
-    pub(super) async fn answered(&self) -> Response<ResponseBody> {
+    pub(super) async fn wait_for_response(&self) -> Response<ResponseBody> {
         loop {
             self.answered.notify.notified().await;
             if let Some(response) = self.answered.response.lock().take() {
@@ -217,7 +217,7 @@ impl RequestPlugins {
     }
 
     /// Returns a plugin's response to a failed request, if there is one.
-    pub(super) fn has_answered(&self) -> Option<Response<ResponseBody>> {
+    pub(super) fn take_response(&self) -> Option<Response<ResponseBody>> {
         let response = self.answered.response.lock().take()?;
         Some(self.local(response))
     }

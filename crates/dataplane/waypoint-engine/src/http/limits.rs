@@ -54,7 +54,7 @@ struct EvaluatedLimit {
 }
 
 impl RateLimitHeaders {
-    fn evaluated(&mut self, evaluated: EvaluatedLimit) {
+    fn record(&mut self, evaluated: EvaluatedLimit) {
         let is_tighter = |known: &EvaluatedLimit| {
             (evaluated.remaining, known.reset) < (known.remaining, evaluated.reset)
         };
@@ -142,12 +142,12 @@ pub(super) async fn limit(
         if session.caller.calls_for(&one.config.key.namespace) {
             continue;
         }
-        let question = global::question(session, one, global, &counted.request, before(one));
+        let question = global::request(session, one, global, &counted.request, before(one));
         let Some(question) = question else {
             continue;
         };
         let namespace = &one.config.key.namespace;
-        let checking = Box::pin(global::ask(session, namespace, global, question, hops));
+        let checking = Box::pin(global::check(session, namespace, global, question, hops));
         let decided = tokio::select! {
             decided = checking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
@@ -175,7 +175,7 @@ fn local(
     };
     for (of, decision) in limiter.take(request, before, key, Instant::now()) {
         if config.tells && !config.dry_run {
-            limit_headers.evaluated(EvaluatedLimit {
+            limit_headers.record(EvaluatedLimit {
                 requests: of.requests,
                 per: of.per,
                 remaining: decision.remaining,
@@ -191,7 +191,7 @@ fn local(
                     ResponseFlag::RateLimited,
                 )
             };
-            over(session, config, "local", reply, Some(after), limit_headers)?;
+            reject(session, config, "local", reply, Some(after), limit_headers)?;
         }
     }
     Ok(())
@@ -231,7 +231,7 @@ fn decide(
     let headers = decided.answer_headers.into_iter();
     limit_headers.headers_to_add.extend(headers.map(header));
     if let Some(evaluated) = decided.tightest.filter(|_| config.tells) {
-        limit_headers.evaluated(EvaluatedLimit {
+        limit_headers.record(EvaluatedLimit {
             requests: evaluated.requests,
             per: evaluated.per,
             remaining: evaluated.remaining,
@@ -252,11 +252,11 @@ fn decide(
         )
     };
     let after = decided.tightest.map(|evaluated| evaluated.reset);
-    over(session, config, "global", reply, after, limit_headers)
+    reject(session, config, "global", reply, after, limit_headers)
 }
 
 /// Rejects a request over a limit, unless the limit is a dry run.
-fn over(
+fn reject(
     session: &Session,
     config: &RateLimit,
     kind: &'static str,
@@ -326,7 +326,7 @@ mod tests {
             evaluated(2, 8),
             evaluated(3, 60),
         ] {
-            limit_headers.evaluated(one);
+            limit_headers.record(one);
         }
         limit_headers.after = Some(Duration::from_millis(1500));
         limit_headers.is_refused = true;

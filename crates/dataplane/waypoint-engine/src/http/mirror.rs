@@ -167,7 +167,7 @@ pub(super) fn mirror(
             };
             let outcome = tokio::select! {
                 outcome = answering => outcome,
-                outcome = given_up(copied) => outcome,
+                outcome = mirror_timed_out(copied) => outcome,
                 () = cancelled(is_over) => MirrorOutcome::Failed,
                 () = admission.revoked() => MirrorOutcome::Denied,
                 () = drain.cut() => MirrorOutcome::Late,
@@ -246,7 +246,7 @@ async fn answer(
 }
 
 /// Completes when the mirror's timeout expires.
-async fn given_up(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
+async fn mirror_timed_out(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
     if let Ok(CopyOutcome::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;
     }

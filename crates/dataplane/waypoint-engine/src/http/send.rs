@@ -383,12 +383,12 @@ async fn attempt(
     options: ConnectOptions<'_>,
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, FailedAttempt> {
-    let key = HttpKey::new(upstream, version).over(options.tls.map(|tls| tls.key()));
-    let key = key.beginning(options.preamble.cloned());
+    let key = HttpKey::new(upstream, version).with_tls(options.tls.map(|tls| tls.key()));
+    let key = key.with_preamble(options.preamble.cloned());
     let caller = &session.caller;
     let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
     let applied = upstream.applied_services(session.target.service_name());
-    let key = key.applied(applied.clone());
+    let key = key.with_applied(applied.clone());
     let pool = &session.shard.upstreams.http;
     let sent = |error| FailedAttempt {
         broken: Broken::of(&error, version),
@@ -450,8 +450,8 @@ async fn open(
     if is_connect {
         return Ok(pool.begin_extended(key, stream, share).await?);
     }
-    let keep = ReuseLimits::under(connect.options.limits);
-    Ok(pool.begin(key, stream, keep, Some(share)).await?)
+    let reuse_limits = ReuseLimits::of(connect.options.limits);
+    Ok(pool.begin(key, stream, reuse_limits, Some(share)).await?)
 }
 
 impl From<NoUpstream> for Failure {

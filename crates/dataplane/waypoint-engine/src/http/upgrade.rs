@@ -165,7 +165,7 @@ impl Upgrade {
     }
 
     /// Adds the upgrade's headers to the request.
-    pub(super) fn ask(&self, headers: &mut HeaderMap) {
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
     }
@@ -285,7 +285,7 @@ pub(super) fn switch(
         all.remove(SEC_WEBSOCKET_ACCEPT);
         *response.status_mut() = StatusCode::OK;
     } else {
-        upgrade.ask(all);
+        upgrade.write(all);
     }
     let session = session.clone();
     let share = session.share.clone();

@@ -144,7 +144,7 @@ impl Lookups {
         let outcome = &waiting.lookup.outcome;
         let (_, known) = outcome
             .get_or_init(|| async {
-                let (until, known) = self.ask(host, look_up()).await;
+                let (until, known) = self.look_up(host, look_up()).await;
                 self.remember(host.into(), until, known.clone());
                 (until, known)
             })
@@ -178,7 +178,7 @@ impl Lookups {
         })
     }
 
-    async fn ask(
+    async fn look_up(
         &self,
         host: &str,
         look_up: impl Future<Output = io::Result<(Vec<IpAddr>, Instant)>>,

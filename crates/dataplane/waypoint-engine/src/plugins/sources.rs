@@ -55,7 +55,7 @@ impl Admission for ModuleSources {
 
     /// Checks an address; fails also if the control plane does not answer whose it is.
     async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), SourceError> {
-        let at = upstream_lookup::ask(&self.waypoint, ip).await?;
+        let at = upstream_lookup::learn_address(&self.waypoint, ip).await?;
         may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)
     }
 }

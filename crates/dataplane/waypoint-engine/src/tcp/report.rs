@@ -139,30 +139,35 @@ impl ConnectionReport {
         &self,
         session: &Session,
         labels: &TrafficLabels,
-        went: ConnectionRoute<'_>,
+        route: ConnectionRoute<'_>,
     ) -> Arc<TrafficSeries> {
         let traffic = session.shard.waypoint.metrics.traffic();
         let Some(telemetry_config) = &self.telemetry_config else {
             return traffic.series(labels);
         };
         let end = ConnectionEnd::default();
-        let report = self.report(session, went, &end);
+        let report = self.report(session, route, &end);
         let changed = with_observation(session, &report, |of| telemetry_config.labels(of));
         traffic.series_as(labels, changed)
     }
 
     /// Reports that the connection is established.
-    pub(super) fn opened(&self, session: &Session, went: ConnectionRoute<'_>) {
-        flow::report(session, Event::Opened, went.server(), |flow| {
+    pub(super) fn opened(&self, session: &Session, route: ConnectionRoute<'_>) {
+        flow::report(session, Event::Opened, route.server(), |flow| {
             flow::measure(flow, 0, 0, self.began.elapsed());
         });
     }
 
     /// Reports the end of the connection.
-    pub(super) fn over(&self, session: &Session, went: ConnectionRoute<'_>, end: &ConnectionEnd) {
-        self.report_flow(session, went, end);
+    pub(super) fn closed(
+        &self,
+        session: &Session,
+        route: ConnectionRoute<'_>,
+        end: &ConnectionEnd,
+    ) {
+        self.report_flow(session, route, end);
         let waypoint = &session.shard.waypoint;
-        let report = self.report(session, went, end);
+        let report = self.report(session, route, end);
         let logs = self
             .telemetry_config
             .as_ref()
@@ -179,15 +184,15 @@ impl ConnectionReport {
         }
     }
 
-    fn report_flow(&self, session: &Session, went: ConnectionRoute<'_>, end: &ConnectionEnd) {
+    fn report_flow(&self, session: &Session, route: ConnectionRoute<'_>, end: &ConnectionEnd) {
         let reason = end.termination.as_deref().or(end.failure.as_deref());
         let event = match reason {
             _ if end.is_refused => Event::Refused,
             // Only an established connection has an endpoint.
-            _ if went.endpoint.is_some() => Event::Closed,
+            _ if route.endpoint.is_some() => Event::Closed,
             _ => Event::Failed,
         };
-        flow::report(session, event, went.server(), |flow| {
+        flow::report(session, event, route.server(), |flow| {
             let flags = || (event == Event::Failed).then(|| end.flags.to_string());
             let reason = reason.map(cut).or_else(flags);
             match event {
@@ -207,7 +212,7 @@ impl ConnectionReport {
     fn report<'a>(
         &self,
         session: &Session,
-        went: ConnectionRoute<'a>,
+        route: ConnectionRoute<'a>,
         end: &'a ConnectionEnd,
     ) -> HttpRequestReport<'a> {
         HttpRequestReport {
@@ -216,9 +221,9 @@ impl ConnectionReport {
             upstream_failure: end.failure.as_deref(),
             request_bytes: self.received.load(Relaxed),
             response_bytes: self.sent.load(Relaxed),
-            upstream_host: went.endpoint,
-            upstream_cluster: went.service.map(|service| service.hostname.as_str()),
-            server_name: went.sni.map(str::as_bytes),
+            upstream_host: route.endpoint,
+            upstream_cluster: route.service.map(|service| service.hostname.as_str()),
+            server_name: route.sni.map(str::as_bytes),
             audited_by: end.audited_by.as_deref(),
             ..HttpRequestReport::new(
                 self.started,

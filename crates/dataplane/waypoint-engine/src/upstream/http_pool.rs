@@ -89,7 +89,7 @@ struct Idle {
 
 impl Idle {
     fn is_stale(&self) -> bool {
-        self.since.elapsed() >= self.life.keep.idle || self.life.is_expired()
+        self.since.elapsed() >= self.life.limits.idle || self.life.is_expired()
     }
 }
 
@@ -150,15 +150,15 @@ impl HttpPool {
 
     /// Takes a pooled connection that may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
-        let keep = ReuseLimits::under(limits);
+        let reuse_limits = ReuseLimits::of(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
-                let (sender, in_use, life) = state.take_idle(key, keep)?;
+                let (sender, in_use, life) = state.take_idle(key, reuse_limits)?;
                 (HttpSender::Http1(sender, in_use), life, None)
             }
             Version::Http2 => {
-                let (sender, life, stream) = state.http2.take(key, keep)?;
+                let (sender, life, stream) = state.http2.take(key, reuse_limits)?;
                 (HttpSender::Http2(sender), life, Some(stream))
             }
         };
@@ -176,10 +176,10 @@ impl HttpPool {
         &self,
         key: &HttpKey,
         stream: Stream,
-        keep: ReuseLimits,
+        reuse_limits: ReuseLimits,
         share: Option<&FairShare>,
     ) -> hyper::Result<Checkout> {
-        let life = ConnectionUse::new(keep);
+        let life = ConnectionUse::new(reuse_limits);
         let (mut slot, mut failure) = (None, None);
         let in_use = InUse::default();
         let task_share = TaskShare::Current(in_use.share().clone());
@@ -243,7 +243,7 @@ impl HttpPool {
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
-            let mut wait = life.keep.http2_idle();
+            let mut wait = life.limits.http2_idle();
             loop {
                 tokio::time::sleep(wait).await;
                 let next = pool.0.lock().http2.retire(&key, &streams);
@@ -357,11 +357,11 @@ impl State {
     fn take_idle(
         &mut self,
         key: &HttpKey,
-        keep: ReuseLimits,
+        reuse_limits: ReuseLimits,
     ) -> Option<(http1::SendRequest<Body>, InUse, ConnectionUse)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
-            one.life = one.life.under(keep);
+            one.life = one.life.with_limits(reuse_limits);
             if one.sender.is_ready() && !one.is_stale() {
                 return Some((one.sender, one.in_use, one.life));
             }

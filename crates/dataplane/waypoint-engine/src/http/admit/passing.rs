@@ -121,7 +121,7 @@ where
         if let Some(deadline) = this.deadline
             && deadline.as_mut().poll(cx).is_ready()
         {
-            this.count.was_late();
+            this.count.timed_out();
             return Poll::Ready(Some(Err(TooLate.into())));
         }
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
@@ -134,7 +134,7 @@ where
                 }
             }
             None => this.count.completed(),
-            Some(Err(_)) => this.count.broke(),
+            Some(Err(_)) => this.count.aborted(),
         }
         if let Err(no_longer) = this.admission.check() {
             return Poll::Ready(Some(Err(no_longer.into())));

@@ -97,12 +97,12 @@ impl Count {
     }
 
     /// Marks the body as aborted by its sender.
-    pub(in crate::http) fn broke(&self) {
+    pub(in crate::http) fn aborted(&self) {
         self.0.lock().is_broken = true;
     }
 
     /// Marks the body as incomplete at its deadline.
-    pub(in crate::http) fn was_late(&self) {
+    pub(in crate::http) fn timed_out(&self) {
         self.0.lock().is_late = true;
     }
 

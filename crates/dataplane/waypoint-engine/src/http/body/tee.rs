@@ -95,7 +95,7 @@ pub(in crate::http) fn tee(
         let empty = || {
             let (ended, end) = oneshot::channel();
             // The receiver exists.
-            let _told = ended.send(CopyOutcome::Complete);
+            let _sent = ended.send(CopyOutcome::Complete);
             (message::text(""), end)
         };
         return (inner, (0..count).map(|_| empty()).collect());
@@ -147,7 +147,7 @@ impl CopySender {
     fn end(&mut self, how: CopyOutcome) {
         if let Some(ended) = self.ended.take() {
             // The receiver may be gone.
-            let _told = ended.send(how);
+            let _sent = ended.send(how);
         }
     }
 

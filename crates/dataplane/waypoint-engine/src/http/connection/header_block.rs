@@ -199,7 +199,7 @@ impl Blocks {
                     *self.trailers.entry(block.stream).or_default() += bytes;
                 }
             }
-            Event::End(head) if head.kind == RST_STREAM => self.over(head.stream),
+            Event::End(head) if head.kind == RST_STREAM => self.end_stream(head.stream),
             Event::Begin(_) | Event::Payload(..) | Event::End(_) => {}
         }
     }
@@ -209,12 +209,12 @@ impl Blocks {
             // DATA and HEADERS share the END_STREAM flag.
             let is_end = head.kind <= HEADERS && head.flags & END_STREAM != 0;
             if is_end || head.kind == RST_STREAM {
-                self.over(head.stream);
+                self.end_stream(head.stream);
             }
         }
     }
 
-    fn over(&mut self, stream: u32) {
+    fn end_stream(&mut self, stream: u32) {
         self.trailers.remove(&stream);
     }
 

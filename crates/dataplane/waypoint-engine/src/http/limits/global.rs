@@ -49,7 +49,7 @@ impl LimitError {
 /// Returns the descriptors of a request; `None` if there are none, or if the service has checked all of them for the
 /// form `before`. A method and a path are sent in their original and in their normalized spelling, since the service's
 /// limits apply to both.
-pub(super) fn question(
+pub(super) fn request(
     session: &Session,
     limiter: &Limiter,
     global: &GlobalLimit,
@@ -102,7 +102,7 @@ fn descriptors(
     descriptors
 }
 
-pub(super) async fn ask(
+pub(super) async fn check(
     session: &Session,
     namespace: &str,
     global: &GlobalLimit,

@@ -92,14 +92,14 @@ impl Http2Connections {
     pub(super) fn take(
         &mut self,
         key: &HttpKey,
-        keep: ReuseLimits,
+        limits: ReuseLimits,
     ) -> Option<(SendRequest<Body>, ConnectionUse, StreamSlot)> {
         let all = self.0.get_mut(key)?;
         for one in &mut *all {
-            one.life = one.life.under(keep);
+            one.life = one.life.with_limits(limits);
         }
         all.retain(|one| !one.sender.is_closed() && !one.life.is_expired());
-        let has_room = |one: &&mut Connection| one.streams.active.load(Relaxed) < keep.streams;
+        let has_room = |one: &&mut Connection| one.streams.active.load(Relaxed) < limits.streams;
         let taken = all.iter_mut().find(has_room).map(|one| {
             let taken = (one.sender.clone(), one.life, one.streams.slot());
             one.life = one.life.next_request();
@@ -126,7 +126,7 @@ impl Http2Connections {
         let is_busy = streams.active.load(Relaxed) > 0;
         let quiet = streams.quiet_since.lock().elapsed();
         let one = all.get(at)?;
-        let (is_closed, idle) = (one.sender.is_closed(), one.life.keep.http2_idle());
+        let (is_closed, idle) = (one.sender.is_closed(), one.life.limits.http2_idle());
         if !is_closed && (is_busy || quiet < idle) {
             return Some(if is_busy { idle } else { idle - quiet });
         }

@@ -53,7 +53,7 @@ impl HttpKey {
     }
 
     /// Sets the services whose attachments have been applied, which the tunnel names.
-    pub(crate) fn applied(self, applied: AppliedServices) -> Self {
+    pub(crate) fn with_applied(self, applied: AppliedServices) -> Self {
         Self { applied, ..self }
     }
 
@@ -67,17 +67,17 @@ impl HttpKey {
     }
 
     /// Sets an identity other than the waypoint's own.
-    pub(crate) fn of(self, identity: Option<Identity>) -> Self {
+    pub(crate) fn with_identity(self, identity: Option<Identity>) -> Self {
         Self { identity, ..self }
     }
 
     /// Adds a preamble to the connections.
-    pub(crate) fn beginning(self, preamble: Option<Preamble>) -> Self {
+    pub(crate) fn with_preamble(self, preamble: Option<Preamble>) -> Self {
         Self { preamble, ..self }
     }
 
     /// Adds TLS to the connections.
-    pub(crate) fn over(self, tls: Option<TlsKey>) -> Self {
+    pub(crate) fn with_tls(self, tls: Option<TlsKey>) -> Self {
         Self { tls, ..self }
     }
 }

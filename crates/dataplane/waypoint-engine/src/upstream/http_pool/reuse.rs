@@ -29,7 +29,7 @@ pub(crate) struct ReuseLimits {
 
 impl ReuseLimits {
     /// Derives the limits from a destination's policy.
-    pub(crate) fn under(limits: &DestinationLimits) -> Self {
+    pub(crate) fn of(limits: &DestinationLimits) -> Self {
         Self {
             idle: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
             http2_idle: limits.idle_timeout,
@@ -51,16 +51,16 @@ impl ReuseLimits {
 /// Age of a connection and the number of requests that it has carried, with its limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionUse {
-    pub(super) keep: ReuseLimits,
+    pub(super) limits: ReuseLimits,
     requests: u32,
     began: Instant,
 }
 
 impl ConnectionUse {
     /// Creates the state of a new connection with its first request.
-    pub(super) fn new(keep: ReuseLimits) -> Self {
+    pub(super) fn new(limits: ReuseLimits) -> Self {
         Self {
-            keep,
+            limits,
             requests: 1,
             began: Instant::now(),
         }
@@ -75,8 +75,8 @@ impl ConnectionUse {
     }
 
     /// Applies changed limits.
-    pub(super) fn under(self, keep: ReuseLimits) -> Self {
-        Self { keep, ..self }
+    pub(super) fn with_limits(self, limits: ReuseLimits) -> Self {
+        Self { limits, ..self }
     }
 
     pub(super) fn is_expired(&self) -> bool {
@@ -84,7 +84,7 @@ impl ConnectionUse {
             requests,
             max_lifetime,
             ..
-        } = self.keep;
+        } = self.limits;
         let is_used_up = requests > 0 && self.requests >= requests;
         is_used_up || max_lifetime.is_some_and(|max_lifetime| self.began.elapsed() >= max_lifetime)
     }

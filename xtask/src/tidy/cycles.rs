@@ -35,7 +35,6 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-proxy", 5),
     ("ambit-route", 4),
     ("ambit-rt", 4),
-    ("ambit-wire", 3),
 ];
 
 /// Limit of re-exports between a path and the definition of its item.

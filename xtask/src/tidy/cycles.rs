@@ -35,8 +35,6 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-proxy", 5),
     ("ambit-route", 4),
     ("ambit-rt", 4),
-    ("ambit-wasm", 12),
-    ("ambit-waypoint-engine", 25),
 ];
 
 /// Limit of re-exports between a path and the definition of its item.

@@ -1,6 +1,9 @@
-//! Numbers and forms of the ABI: statuses, kinds of maps and buffers, and lists of pairs as bytes.
+//! Constants and encodings of the ABI: statuses, kinds of maps and buffers, and serialized lists of pairs.
 
-/// Result of a function of the host.
+/// Import module of the functions of the ABI.
+pub(crate) const ENV: &str = "env";
+
+/// Status that a host function returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Ok = 0,
@@ -14,7 +17,7 @@ pub(crate) enum Status {
     Unimplemented = 12,
 }
 
-/// Maps of headers.
+/// Header maps that modules can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapKind {
     RequestHeaders,
@@ -43,7 +46,7 @@ impl MapKind {
     }
 }
 
-/// Buffers of bytes.
+/// Buffers that modules can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferKind {
     RequestBody,
@@ -72,7 +75,7 @@ impl BufferKind {
 /// Maximum pairs of one list.
 const MAX_PAIRS: usize = 1024;
 
-/// A list of pairs as modules have it: how many, the lengths of all, then names and values, each with a zero after it.
+/// Serializes a list of pairs: their number, the lengths of all, then names and values, each with a terminating zero.
 pub fn write_pairs<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone) -> Vec<u8> {
     let count = pairs.clone().count();
     let sizes: usize = pairs
@@ -95,7 +98,7 @@ pub fn write_pairs<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone
     bytes
 }
 
-/// The pairs of such a list; `None` if it is not one. No bytes at all are no pairs.
+/// Parses a serialized list of pairs; `None` if it is invalid. Empty bytes are an empty list.
 pub fn read_pairs(bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
     if bytes.is_empty() {
         return Some(Vec::new());
@@ -137,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pairs_are_read_as_they_were_written(
+        fn pairs_round_trip(
             pairs: Vec<(Vec<u8>, Vec<u8>)>
         ) {
             let views = pairs.iter().map(|(name, value)| (&name[..], &value[..]));
@@ -146,13 +149,13 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_pairs_or_are_not(bytes: Vec<u8>) {
+        fn pairs_of_any_bytes_are_parsed_without_panic(bytes: Vec<u8>) {
             let _pairs = read_pairs(&bytes);
         }
     }
 
     #[test]
-    fn a_list_that_claims_more_than_it_has_is_none() {
+    fn truncated_list_is_rejected() {
         assert_eq!(read_pairs(&[]), Some(Vec::new()));
         for claimed in [
             &[255, 255, 255, 255][..],

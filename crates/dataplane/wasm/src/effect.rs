@@ -1,4 +1,4 @@
-//! What a module wants of the network, and what comes of it.
+//! Network effects that a module requests, and their results.
 
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use crate::{
     stream::{ContextId, Head},
 };
 
-/// Names a call.
+/// Number of a call or stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub(crate) u32);
 
@@ -25,31 +25,31 @@ pub struct Token(pub(crate) u32);
 pub enum CallKind {
     /// HTTP request and its response.
     Http,
-    /// A call with one message: `body` is that message, without the bytes that frame it.
+    /// Unary gRPC call: `body` is the request message without its framing.
     Grpc,
 }
 
 /// HTTP or gRPC call of a module.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The request on whose behalf the module calls, or the plugin's own context.
+    /// Context of the request for which the module calls, or the plugin's root context.
     pub context: ContextId,
     /// Upstream that the module names.
     pub upstream: String,
-    /// The head; of gRPC without `:authority`.
+    /// Request headers; `:authority` is absent for gRPC.
     pub head: Head,
     /// Body of the request.
     pub body: Bytes,
     /// Trailers of the request.
     pub trailers: HeaderMap,
-    /// Timeout of the module for the response.
+    /// Timeout that the module sets for the response.
     pub timeout: Duration,
     /// Kind of the call.
     pub kind: CallKind,
     pub(crate) outstanding: Outstanding,
 }
 
-/// Calls and streams of an instance that have not ended. One that the module has cancelled ends when it is dropped.
+/// Calls and streams of an instance that have not ended. A cancelled one ends when its permit is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     count: AtomicUsize,
@@ -57,7 +57,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Counts a call; `None` if there are too many, or their bytes are.
+    /// Counts a call; `None` if the calls or their bytes exceed the limits.
     pub(crate) fn begin(self: &Arc<Self>, bytes: usize, most: usize) -> Option<Outstanding> {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -81,7 +81,7 @@ impl Drop for Share {
 }
 
 impl Call {
-    /// Guard that counts the call as one that has not ended, for as long as it is held.
+    /// Returns a guard that counts the call as outstanding until it is dropped.
     pub fn outstanding(&self) -> Outstanding {
         self.outstanding.clone()
     }
@@ -92,7 +92,7 @@ impl Call {
 pub struct CallResponse {
     /// Response headers; empty without a response.
     pub head: Head,
-    /// The body; of gRPC the message.
+    /// Response body; for gRPC, the message without its framing.
     pub body: Bytes,
     /// Trailers of the response.
     pub trailers: HeaderMap,
@@ -103,37 +103,37 @@ pub struct CallResponse {
 /// Effect that a module requests, or has caused.
 #[derive(Debug)]
 pub enum Effect {
-    /// Change after which [`crate::Vm::outcome`] of a request may be another.
+    /// Change after which [`crate::Vm::outcome`] of a request may differ.
     Changed(ContextId),
     /// Starts a call.
     Call(Token, Box<Call>),
-    /// A stream of gRPC is to be opened, by a call without a body.
+    /// Opens a gRPC stream, by a call without a body.
     Open(Token, Box<Call>),
-    /// Something is to be sent on a stream.
+    /// Sends a message on a stream.
     Send(Token, Message),
-    /// Cancels a call or stream that has no waiting context any more.
+    /// Cancels a call or stream whose context has ended.
     Cancelled(Token),
-    /// The plugin wants to know of messages in a queue.
+    /// Subscribes the plugin to messages in a queue.
     Listens(u32),
     /// Message added to a shared queue.
     Enqueued(u32),
 }
 
-/// Maximum queued messages, since those without bytes use memory, too.
+/// Maximum queued messages, since even empty ones use memory.
 const MAX_WAITING: usize = 1024;
 
-/// Message that a module sends on a stream of gRPC. It counts as unsent, at the instance, until it is dropped.
+/// Message that a module sends on a gRPC stream. It counts as unsent until it is dropped.
 #[derive(Debug)]
 pub struct Message {
-    /// The message, without the bytes that frame it; `None` if there is only the end.
+    /// Message without its framing; `None` if there is only the end of the stream.
     pub bytes: Option<Bytes>,
-    /// Whether this is the last part.
+    /// Whether the module ends its side of the stream with it.
     pub is_end: bool,
     _counted: Counted,
 }
 
 impl Effect {
-    /// Whether another change sets the same value.
+    /// Whether the effect repeats another one.
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Changed(one), Self::Changed(other)) => one == other,
@@ -143,7 +143,7 @@ impl Effect {
         }
     }
 
-    /// Adds itself to others, unless it is there.
+    /// Adds the effect to others, unless it repeats one of them.
     pub(crate) fn add_to(self, others: &mut Vec<Self>) {
         if !others.iter().any(|other| self.repeats(other)) {
             others.push(self);
@@ -199,6 +199,6 @@ pub enum StreamEvent {
     Message(Bytes),
     /// End of the peer's stream, with trailers.
     Trailers(HeaderMap),
-    /// End of the stream, with a status and its text: nothing follows.
+    /// End of the stream with a status and its message; no further event follows.
     Closed(u32, String),
 }

@@ -1,4 +1,4 @@
-//! Compiled modules, and the clock that ends what takes too long.
+//! Compiled modules, and the clock that interrupts callbacks.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ impl fmt::Debug for Module {
     }
 }
 
-/// A module that cannot be used.
+/// Reason why a module cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// Module of this size, which exceeds the limit.
@@ -64,17 +64,16 @@ pub enum ModuleError {
 }
 
 impl Engine {
-    /// The period after which [`Self::tick`] is to be called while there are instances.
+    /// Interval at which [`Self::tick`] must be called while there are instances.
     pub const TICK: Duration = TICK;
 
     /// Creates an engine without compiled modules.
     ///
-    /// # Errors
-    /// When the system does not allow code that is compiled as it runs.
+    /// # Errors When the system does not allow compilation at run time.
     pub fn new() -> Result<Self, ModuleError> {
         let mut config = Config::new();
         config.epoch_interruption(true);
-        // What is reserved of addresses for a memory; instances are many, their memories small.
+        // Reserved address space per memory; instances are many, their memories small.
         config.memory_reservation(128 << 20);
         config.memory_guard_size(64 << 10);
         config.wasm_memory64(false);
@@ -89,15 +88,14 @@ impl Engine {
         })
     }
 
-    /// Time passes: a callback whose time is over traps.
+    /// Advances the clock: callbacks that have exceeded their timeout trap.
     pub fn tick(&self) {
         self.engine.increment_epoch();
     }
 
-    /// Compiles a module. Blocks for long, so not for worker threads.
+    /// Compiles a module. Blocks for a long time, so it must not run on worker threads.
     ///
-    /// # Errors
-    /// When it is not one, or not one for this host.
+    /// # Errors When the bytes are not a module, or not one for this host.
     pub fn compile(&self, bytes: &[u8]) -> Result<Module, ModuleError> {
         if bytes.len() > MAX_MODULE {
             return Err(ModuleError::TooLarge(bytes.len()));
@@ -111,7 +109,7 @@ impl Engine {
             return Err(ModuleError::OtherAbi);
         }
         let mut linker = Linker::clone(&self.linker);
-        let linked = host::link_rest(&mut linker, &module);
+        let linked = host::link_unsupported(&mut linker, &module);
         let instance = linked.and_then(|()| linker.instantiate_pre(&module));
         let instance = instance.map_err(|error| ModuleError::Imports(format!("{error:#}")))?;
         Ok(Module {

@@ -1,4 +1,4 @@
-//! What one plugin may take.
+//! Resource limits of plugins.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub struct Limits {
     pub start: Duration,
     /// Maximum bytes of a body that the plugin holds.
     pub body: usize,
-    /// Maximum calls without a response.
+    /// Maximum outstanding calls.
     pub calls: usize,
 }
 
@@ -40,21 +40,21 @@ pub(crate) fn ticks(time: Duration) -> u64 {
 
 /// Maximum size of one piece of data from a module: a value, a message, a log line.
 pub(crate) const MAX_PIECE: usize = 1 << 20;
-/// Bytes of calls and streams that have not ended, with their bodies.
+/// Maximum bytes of outstanding calls and streams, with their bodies.
 pub(crate) const MAX_CALL_BYTES: usize = 8 << 20;
-/// Bytes of the names and values of one map of headers.
+/// Maximum bytes of the names and values of one header map.
 pub(crate) const MAX_HEADER_BYTES: usize = 256 << 10;
-/// Bytes of the names and values of the properties that a module sets for one request.
+/// Maximum bytes of the names and values of the properties that a module sets for one request.
 pub(crate) const MAX_PROPERTY_BYTES: usize = 64 << 10;
-/// Lines that an instance logs in a second.
+/// Maximum log lines of an instance per second.
 pub(crate) const MAX_LINES: u32 = 100;
-/// Bytes of the memories of all instances of a process.
+/// Maximum bytes of the memories of all instances of a process.
 pub(crate) const MAX_PROCESS_MEMORY: usize = 256 << 20;
-/// Bytes of a line of a log.
+/// Maximum bytes of a log line.
 pub(crate) const MAX_LINE: usize = 4 << 10;
-/// Properties that a module sets for one request.
+/// Maximum properties that a module sets for one request.
 pub(crate) const MAX_PROPERTIES: usize = 64;
-/// Entries of a table of functions.
+/// Maximum entries of a function table.
 pub(crate) const MAX_TABLE: usize = 100_000;
-/// Bytes of a module.
+/// Maximum bytes of a module.
 pub(crate) const MAX_MODULE: usize = 64 << 20;

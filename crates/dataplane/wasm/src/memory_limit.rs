@@ -1,4 +1,4 @@
-//! Bounds of what instances allocate: each of them, and all of a process together.
+//! Limits of the memory that instances allocate: of each instance, and of all of a process together.
 
 use std::sync::{
     Arc,
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_share_what_the_process_may_take() {
+    fn instances_share_the_process_limit() {
         let process = Arc::<ProcessMemory>::default();
         let grow =
             |limiter: &mut Limiter, from, to| limiter.memory_growing(from, to, None).unwrap();

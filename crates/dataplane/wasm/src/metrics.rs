@@ -1,4 +1,4 @@
-//! What a plugin counts. All its instances, one a worker, count together.
+//! Metrics that a plugin defines. All its instances, one per worker, share them.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 const MAX_SERIES: usize = 1024;
 /// Maximum length of a metric's name.
 const MAX_NAME: usize = 512;
-/// Upper ends of the buckets of histograms.
+/// Upper bounds of histogram buckets.
 pub(crate) const BUCKETS: [u64; 19] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
     600_000, 1_800_000, 3_600_000,
@@ -62,7 +62,7 @@ pub(crate) struct Series {
 }
 
 impl Metrics {
-    /// The number of a series; `None` if there are too many, or if it is another kind already.
+    /// Defines a series and returns its number; `None` if there are too many, or if the name has another kind already.
     pub(crate) fn define(&self, kind: MetricKind, name: &str) -> Option<u32> {
         let mut defined = self.0.lock();
         if let Some(id) = defined.ids.get(name) {
@@ -109,7 +109,7 @@ impl Series {
         self.value.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// A gauge may fall, though not below zero.
+    /// Decreases a gauge, though not below zero.
     pub(crate) fn subtract(&self, by: u64) {
         let less = |value: u64| Some(value.saturating_sub(by));
         let _before = self
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_of_a_plugin_count_together_and_not_without_end() {
+    fn instances_of_a_plugin_share_bounded_series() {
         let (one, other) = (Metrics::default(), Metrics::default());
         let clone = one.clone();
         let id = one.define(MetricKind::Counter, "hits").unwrap();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_sorts_values() {
+    fn histogram_counts_values_in_buckets() {
         let metrics = Metrics::default();
         let id = metrics.define(MetricKind::Histogram, "time").unwrap();
         for value in [1, 2, 3, u64::MAX / 4] {

@@ -1,4 +1,4 @@
-//! What one plugin is given.
+//! Settings of one plugin.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct Settings {
     pub name: String,
     /// Root id: name of the plugin within the module.
     pub root_id: String,
-    /// Name under which plugins share data.
+    /// VM id: plugins with the same one share data.
     pub vm_id: String,
     /// Configuration of the plugin.
     pub configuration: Bytes,

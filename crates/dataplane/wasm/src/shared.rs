@@ -1,5 +1,5 @@
-//! What instances share: data and queues. Those with the same `vm_id` see the same data; queues are found by `vm_id` and
-//! name.
+//! Data and queues that instances share. Instances with the same `vm_id` see the same data; queues are identified by
+//! `vm_id` and name.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::abi::Status;
 
-/// Bytes of all data, and of all that waits in queues, of one `vm_id`.
+/// Maximum bytes of all data and queued messages of one `vm_id`.
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum bytes of all VMs together.
 const MAX_ALL_BYTES: usize = 64 << 20;
@@ -142,7 +142,7 @@ impl Shared {
         Status::Ok
     }
 
-    /// Number of messages in a queue.
+    /// Returns the number of messages in a queue.
     pub fn waiting(&self, queue: u32) -> usize {
         let inner = self.0.lock();
         inner
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_data_is_set_only_with_its_version() {
+    fn shared_data_requires_the_current_version() {
         let shared = Shared::default();
         assert_eq!(shared.set("vm", b"k", b"1", 0), Status::Ok);
         let (value, version) = shared.get("vm", b"k").unwrap();
@@ -190,13 +190,13 @@ mod tests {
         assert_eq!(shared.enqueue(queue, b"1"), Status::InternalFailure);
         assert_eq!(shared.dequeue(queue).unwrap().len(), large.len());
         assert_eq!(shared.enqueue(queue, b"1"), Status::Ok);
-        // Queues of one together, and not each.
+        // Messages of all queues of a `vm_id` count together.
         let second = shared.register("vm", b"r").unwrap();
         assert_eq!(shared.enqueue(second, &large), Status::InternalFailure);
         let many =
             (0..2 * MAX_QUEUES).filter_map(|n| shared.register("vm", n.to_string().as_bytes()));
         assert_eq!(many.count(), MAX_QUEUES - 2);
-        // Others have queues of their own, and what all have together is bounded.
+        // Each `vm_id` has queues of its own, and the total is bounded.
         assert!(shared.register("other", b"q").is_some());
         let all = (0..16)
             .filter(|number| shared.set(&format!("vm{number}"), b"k", &large, 0) == Status::Ok);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_in_their_order() {
+    fn queue_messages_keep_their_order() {
         let shared = Shared::default();
         let queue = shared.register("vm", b"q").unwrap();
         assert_eq!(shared.register("vm", b"q"), Some(queue));

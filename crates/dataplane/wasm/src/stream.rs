@@ -1,11 +1,11 @@
-//! One request as a plugin sees it.
+//! State of one request as a plugin sees it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 
-/// Names a context in one instance. The root context of a plugin is the first.
+/// Number of a context in one instance. The root context of a plugin is the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContextId(pub(crate) u32);
 
@@ -24,24 +24,24 @@ pub enum Direction {
 /// Headers of a request or response.
 #[derive(Clone, Debug, Default)]
 pub struct Head {
-    /// `:method` and its like, without their order meaning anything.
+    /// Pseudo-headers such as `:method`, in any order.
     pub pseudo: Vec<(&'static str, String)>,
     /// Regular headers, without pseudo-headers.
     pub headers: HeaderMap,
 }
 
-/// Names of pseudo headers.
+/// Names of pseudo-headers.
 const PSEUDO: [&str; 5] = [":method", ":scheme", ":authority", ":path", ":status"];
 
 impl Head {
-    /// A pseudo header.
+    /// Returns a pseudo-header.
     pub fn pseudo(&self, name: &str) -> Option<&str> {
         let mut all = self.pseudo.iter();
         all.find(|(of, _)| *of == name)
             .map(|(_, value)| value.as_str())
     }
 
-    /// Removes and returns a pseudo header.
+    /// Removes and returns a pseudo-header.
     pub fn take_pseudo(&mut self, name: &str) -> Option<String> {
         let index = self.pseudo.iter().position(|(of, _)| *of == name)?;
         Some(self.pseudo.swap_remove(index).1)
@@ -61,7 +61,7 @@ impl Head {
 /// Local response of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalResponse {
-    /// 200 to 599.
+    /// HTTP status between 200 and 599.
     pub status: u16,
     /// Response-code details for the access log.
     pub details: String,
@@ -76,7 +76,7 @@ pub struct LocalResponse {
 /// State of a request after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The stream continues.
+    /// The request or response continues.
     Go,
     /// The request is paused until the plugin resumes it.
     Paused,
@@ -84,20 +84,20 @@ pub enum Outcome {
     Answered(LocalResponse),
     /// The request was reset.
     Closed,
-    /// The plugin holds back more of a body than it may.
+    /// The plugin holds more of a body than its limit.
     TooLarge,
 }
 
-/// A property of the proxy.
+/// Value of a property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Value that is text.
+    /// Text, passed without a terminator.
     Text(String),
     /// Integer of eight bytes.
     Number(i64),
     /// Boolean value of one byte.
     Bool(bool),
-    /// Pairs, as headers are.
+    /// List of pairs, such as headers.
     Pairs(Vec<(String, String)>),
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Stream {
     pub(crate) closed: bool,
     /// Properties that the module set.
     pub(crate) properties: BTreeMap<Vec<u8>, Bytes>,
-    /// Whether the request is over, and the module decides when it may be forgotten.
+    /// Whether the request has ended, while the module delays the deletion of its context.
     pub(crate) is_done: bool,
 }
 

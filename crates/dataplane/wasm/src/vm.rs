@@ -2,6 +2,7 @@
 
 mod callbacks;
 mod calls;
+mod failure;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -20,54 +21,12 @@ use crate::{
     stream::{ContextId, Direction, Facts, Head, Outcome, ROOT, Stream, Value},
 };
 use callbacks::Callbacks;
+pub use failure::Failure;
 
-/// Most requests that are over and that a module does not let go.
+/// Maximum ended requests whose contexts a module keeps.
 const MAX_LINGERING: usize = 1024;
 
-/// Reason why an instance failed or could not start.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// Failed start of an instance.
-    #[error("the module cannot be started: {0}")]
-    Start(String),
-    /// Module that refuses its configuration.
-    #[error("the plugin refuses its configuration ({0} returned false)")]
-    Configuration(&'static str),
-    /// Instance that trapped.
-    #[error("the module trapped in {callback}: {why}")]
-    Trapped {
-        /// Name of the running callback.
-        callback: &'static str,
-        /// Message of the trap.
-        why: String,
-    },
-    /// Callback that took too long.
-    #[error("the module took more than {limit:?} in {callback} and was ended")]
-    TooLong {
-        /// Name of the running callback.
-        callback: &'static str,
-        /// Time limit that the callback exceeded.
-        limit: Duration,
-    },
-    /// Instance that failed before, in another request.
-    #[error("the plugin failed before and is not yet started anew")]
-    Dead,
-}
-
-impl Failure {
-    /// Reason for metrics.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Start(_) => "start",
-            Self::Configuration(_) => "configuration",
-            Self::Trapped { .. } => "trap",
-            Self::TooLong { .. } => "time",
-            Self::Dead => "dead",
-        }
-    }
-}
-
-/// Instance of a module, as described for the module of this crate.
+/// Instance of a module, as described for this crate.
 pub struct Vm {
     store: Store<Host>,
     callbacks: Callbacks,
@@ -85,10 +44,9 @@ impl fmt::Debug for Vm {
 }
 
 impl Vm {
-    /// Creates and configures an instance. Blocks for long, so not for worker threads.
+    /// Creates and configures an instance. Blocks for a long time, so it must not run on worker threads.
     ///
-    /// # Errors
-    /// When it traps, times out, or rejects its configuration.
+    /// # Errors When it traps, times out, or rejects its configuration.
     pub fn start(
         module: &Module,
         settings: Arc<Settings>,
@@ -160,7 +118,7 @@ impl Vm {
         self.is_dead
     }
 
-    /// Whether the module wants to see bodies of a direction, or their trailers.
+    /// Whether the module exports the body or trailer callbacks for this direction.
     pub fn wants_body(&self, of: Direction) -> bool {
         match of {
             Direction::Request => {
@@ -175,11 +133,11 @@ impl Vm {
     /// Returns the tick interval that the module requested; `None` if it set none.
     pub fn tick_period(&self) -> Option<Duration> {
         let period = self.store.data().tick_period;
-        // Not more often than a plugin could use.
+        // A minimum interval bounds the load of timers.
         (period > 0).then(|| Duration::from_millis(period.into()).max(Duration::from_millis(10)))
     }
 
-    /// Effects of the module since the last call of this.
+    /// Returns the effects since the last call of this method.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.store.data_mut().effects)
     }
@@ -238,14 +196,13 @@ impl Vm {
 
     /// Returns the headers as modified by the module.
     pub fn take_head(&mut self, of: Direction, id: ContextId) -> Option<Head> {
-        // The module may still read it.
+        // A copy, since the module may still read it.
         Some(self.stream(id)?.head(of).clone())
     }
 
-    /// A part of a body is there. What the module lets through is in [`Self::take_body`].
+    /// Passes a part of a body to the module; [`Self::take_body`] returns the released bytes.
     ///
-    /// # Errors
-    /// When the module fails.
+    /// # Errors When the module fails.
     pub fn body(
         &mut self,
         of: Direction,
@@ -361,8 +318,8 @@ impl Vm {
         if done == Some(0)
             && let Some(stream) = self.stream(id)
         {
-            // What the proxy knows of it is not kept for as long as a module likes.
-            stream.facts = Arc::new(Nothing);
+            // Attributes of the request are released, even if the module keeps the context.
+            stream.facts = Arc::new(EndedRequest);
             stream.request_body = bytes::BytesMut::new();
             stream.response_body = bytes::BytesMut::new();
             stream.answer = None;
@@ -409,7 +366,7 @@ impl Vm {
         self.store.data_mut().streams.get_mut(&id)
     }
 
-    /// State of a request for which the module returned an action.
+    /// Records the action that the module returned, and returns the request's state.
     fn acted(&mut self, of: Direction, id: ContextId, action: Option<u32>) -> Outcome {
         if let Some(stream) = self.stream(id) {
             *stream.paused(of) = action.unwrap_or(0) != 0;
@@ -417,7 +374,7 @@ impl Vm {
         self.outcome(of, id).unwrap_or(Outcome::Closed)
     }
 
-    /// Calls a callback of a context, and then the callbacks that it caused.
+    /// Calls a callback of a context, and then deletes the contexts that the module has marked as done.
     fn callback<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
@@ -472,7 +429,7 @@ impl Vm {
         match callback.call(&mut self.store, arguments) {
             Ok(result) => Ok(Some(result)),
             Err(error) => {
-                // Its memory may be in any state.
+                // The module's memory may be inconsistent.
                 self.is_dead = true;
                 Err(match error.downcast_ref::<Trap>() {
                     Some(Trap::Interrupt) => Failure::TooLong {
@@ -489,10 +446,10 @@ impl Vm {
     }
 }
 
-/// Placeholder stream for a request that has ended.
-struct Nothing;
+/// Attributes of a request that has ended.
+struct EndedRequest;
 
-impl Facts for Nothing {
+impl Facts for EndedRequest {
     fn property(&self, _: &[&str]) -> Option<Value> {
         None
     }

@@ -1,4 +1,4 @@
-//! Modules that spin, allocate, flood and lie about sizes: what one may take of a waypoint is bounded.
+//! Modules that spin, allocate, flood and send invalid sizes: their resources are bounded.
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -38,7 +38,7 @@ fn settings() -> Arc<Settings> {
     })
 }
 
-/// A module of 17 pages whose memory begins with `data`, with these imports and these functions.
+/// Returns a module of 17 pages whose memory begins with `data`, with these imports and these functions.
 fn module(imports: &str, data: &str, functions: &str) -> String {
     format!(
         "(module {imports} (memory (export \"memory\") 17)
@@ -84,7 +84,7 @@ fn ask(vm: &mut Vm) -> (ContextId, Result<Outcome, Failure>) {
     (id, outcome)
 }
 
-/// Request in a module with this import, data and statement.
+/// Runs a request in a module with this import, data and statement.
 fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
     let engine = engine();
     let wat = module(import, data, &on_request(statement));
@@ -97,7 +97,7 @@ fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
 #[test]
 fn a_million_headers_are_bounded_in_number_and_bytes() {
     let add = "(import \"env\" \"proxy_add_header_map_value\" (func $add (param i32 i32 i32 i32 i32) (result i32)))";
-    // One byte, and all that one piece may have.
+    // One byte, and the maximum size of one piece.
     for length in [1, 60_000, 1 << 20] {
         let call = format!(
             "(drop (call $add (i32.const 0) (i32.const 0) (i32.const 3) (i32.const 1024) (i32.const {length})))"
@@ -123,7 +123,7 @@ fn properties_of_a_request_are_bounded_in_bytes() {
     let refused = "(if (i32.eqz (call $set (i32.const 0) (i32.const 1) (i32.const 1024) (i32.const 1048576))) (then (unreachable)))";
     let taken = "(if (call $set (i32.const 0) (i32.const 1) (i32.const 1024) (i32.const 60000)) (then (unreachable)))";
     let second = "(if (i32.eqz (call $set (i32.const 1) (i32.const 1) (i32.const 1024) (i32.const 60000))) (then (unreachable)))";
-    // The same one again replaces what it had.
+    // The same value again replaces the previous one.
     run(
         imports,
         "ab",
@@ -134,7 +134,7 @@ fn properties_of_a_request_are_bounded_in_bytes() {
 const CALLS: &str = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import \"env\" \"proxy_grpc_cancel\" (func $cancel (param i32) (result i32)))";
 
-/// The upstream, and the head of a call at 16.
+/// Returns data with the upstream, and with the headers of a call at address 16.
 fn call_data() -> (String, usize) {
     let pairs: [(&[u8], &[u8]); 3] = [
         (b":method", b"GET"),
@@ -156,7 +156,7 @@ fn call(length: usize, body: usize) -> String {
 }
 
 #[test]
-fn cancelled_calls_count_until_they_have_ended() {
+fn cancelled_calls_count_until_they_end() {
     let (data, length) = call_data();
     let both = format!(
         "{} (drop (call $cancel (i32.load (i32.const 1024))))",
@@ -172,7 +172,7 @@ fn cancelled_calls_count_until_they_have_ended() {
     };
     assert_eq!(calls(&effects), 8);
     assert!(effects.len() <= 16, "{}", effects.len());
-    // Not while the first ones go on, and then again.
+    // Rejected while the first calls are outstanding, and accepted afterwards.
     assert_eq!(ask(&mut vm).1, Ok(Outcome::Paused));
     assert_eq!(calls(&vm.take_effects()), 0);
     drop(effects);
@@ -210,7 +210,7 @@ fn repeated_events_are_one_effect() {
 }
 
 #[test]
-fn sizes_that_are_not_there_are_refused_and_cost_nothing() {
+fn oversized_lengths_are_rejected_without_allocation() {
     let imports = "(import \"env\" \"proxy_log\" (func $log (param i32 i32 i32) (result i32)))
         (import \"env\" \"proxy_set_shared_data\" (func $share (param i32 i32 i32 i32 i32) (result i32)))
         (import \"env\" \"proxy_set_header_map_pairs\" (func $pairs (param i32 i32 i32) (result i32)))
@@ -225,12 +225,12 @@ fn sizes_that_are_not_there_are_refused_and_cost_nothing() {
         format!("(call $share (i32.const 0) {huge} (i32.const 0) {huge} (i32.const 0))"),
         format!("(call $share (i32.const 0) (i32.const 1) (i32.const 0) {huge} (i32.const 0))"),
         format!("(call $pairs (i32.const 0) (i32.const 0) {huge})"),
-        // A list of pairs that declares four thousand million of them.
+        // A list of pairs that declares four billion of them.
         "(call $pairs (i32.const 0) (i32.const 0) (i32.const 64))".to_owned(),
         format!(
             "(call $respond (i32.const 200) (i32.const 0) {huge} (i32.const 0) {huge} (i32.const 0) {huge} (i32.const -1))"
         ),
-        // The bytes of what is longer than a piece are not made.
+        // Random bytes beyond the maximum size of one piece are not generated.
         "(call $random (i32.const 1114000) (i32.const -1))".to_owned(),
         format!("(call $write (i32.const 1) {huge} {huge} (i32.const 0))"),
         format!("(call $poll {huge} (i32.const 0) {huge} (i32.const 0))"),
@@ -240,10 +240,10 @@ fn sizes_that_are_not_there_are_refused_and_cost_nothing() {
 }
 
 #[test]
-fn a_flood_of_lines_ends_with_its_second() {
+fn log_lines_are_rate_limited() {
     let imports = "(import \"env\" \"proxy_log\" (func $log (param i32 i32 i32) (result i32)))
         (import \"wasi_snapshot_preview1\" \"fd_write\" (func $write (param i32 i32 i32 i32) (result i32)))";
-    // Lines, and output without an end.
+    // Log lines, and output without a line end.
     let flood = "(drop (call $log (i32.const 2) (i32.const 64) (i32.const 4096)))
         (i32.store (i32.const 0) (i32.const 64)) (i32.store (i32.const 4) (i32.const 1048576))
         (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 32)))";
@@ -252,7 +252,7 @@ fn a_flood_of_lines_ends_with_its_second() {
 
 #[test]
 fn instances_share_the_memory_of_the_process() {
-    // Each takes what one may take.
+    // Each instance takes as much as it may.
     let grows = |pages: usize| {
         module(
             "",
@@ -278,13 +278,13 @@ fn instances_share_the_memory_of_the_process() {
         "{refused:?}"
     );
     assert_eq!(running.len(), 4);
-    // What one gives back another gets.
+    // Memory that one instance releases is available to another.
     running.pop();
     start(&engine, &grows(most)).expect("room again");
 }
 
 #[test]
-fn a_module_that_calls_itself_through_the_host_is_ended() {
+fn recursion_through_the_host_traps() {
     let wat = "(module
         (import \"env\" \"proxy_get_property\" (func $get (param i32 i32 i32 i32) (result i32)))
         (memory (export \"memory\") 1)

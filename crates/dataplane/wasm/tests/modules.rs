@@ -1,5 +1,4 @@
-//! Modules written by hand, in the host: what it gives them, what it takes from them, and what becomes of it when one
-//! misbehaves.
+//! Hand-written modules in the host: inputs of callbacks, results of host functions, and failures.
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -102,7 +101,7 @@ fn ask(
 }
 
 #[test]
-fn a_plugin_changes_headers_and_answers() {
+fn plugin_changes_headers_and_responds() {
     let (_engine, mut vm) = start(HEADERS, "{\"a\":1}").unwrap();
     let (id, outcome) = ask(&mut vm, &[("x-plugin", "forged")]);
     assert_eq!(outcome, Ok(Outcome::Go));
@@ -123,7 +122,7 @@ fn a_plugin_changes_headers_and_answers() {
         (403, &b"forbidden by a plugin\n"[..])
     );
     assert_eq!(answer.details, "wat_forbidden");
-    // As many as it likes, without growing.
+    // Any number of times, without growing.
     for _ in 0..5000 {
         let (id, outcome) = ask(&mut vm, &[]);
         assert_eq!(outcome, Ok(Outcome::Go));
@@ -132,7 +131,7 @@ fn a_plugin_changes_headers_and_answers() {
 }
 
 #[test]
-fn what_is_no_plugin_is_not_run() {
+fn invalid_modules_are_rejected() {
     let engine = Engine::new().unwrap();
     assert!(matches!(
         engine.compile(b"MZ"),
@@ -157,7 +156,7 @@ fn what_is_no_plugin_is_not_run() {
         start(&refuses, "").err(),
         Some(Failure::Configuration("proxy_on_configure"))
     );
-    // What the system does not have fails when it is called, and only then.
+    // Unimplemented system functions fail when they are called.
     let system = module(
         "(import \"wasi_snapshot_preview1\" \"path_open\" (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))",
         &on_request(
@@ -170,7 +169,7 @@ fn what_is_no_plugin_is_not_run() {
 }
 
 #[test]
-fn a_trap_is_the_end_of_an_instance() {
+fn instance_is_unusable_after_a_trap() {
     let wat = module("", &on_request("(unreachable)"));
     let (_engine, mut vm) = start(&wat, "").unwrap();
     let (id, outcome) = ask(&mut vm, &[]);
@@ -207,7 +206,7 @@ fn ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
 }
 
 #[test]
-fn a_module_that_spins_is_ended() {
+fn spinning_module_is_interrupted() {
     let wat = module("", &on_request("(loop (br 0)) (i32.const 0)"));
     let (engine, mut vm) = start(&wat, "").unwrap();
     let (_, outcome) = ticking(&engine, || ask(&mut vm, &[]));
@@ -223,7 +222,7 @@ fn a_module_that_spins_is_ended() {
 }
 
 #[test]
-fn a_module_that_grows_is_refused_more() {
+fn memory_growth_is_limited() {
     let grows = |pages: u32| {
         module(
             "",
@@ -235,7 +234,7 @@ fn a_module_that_grows_is_refused_more() {
     let (_engine, mut vm) = start(&grows(32), "").unwrap();
     assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
     assert!(ask(&mut vm, &[]).1.is_err(), "more than its limit");
-    // From the start on.
+    // Also for the initial memory.
     let large =
         "(module (memory (export \"memory\") 100) (func (export \"proxy_abi_version_0_2_1\")))";
     assert!(matches!(start(large, ""), Err(Failure::Start(_))));
@@ -251,7 +250,7 @@ fn a_module_that_grows_is_refused_more() {
 }
 
 #[test]
-fn pointers_out_of_a_modules_memory_are_refused() {
+fn out_of_bounds_pointers_are_rejected() {
     let add = "(import \"env\" \"proxy_add_header_map_value\" (func $add (param i32 i32 i32 i32 i32) (result i32)))";
     for (arguments, status) in [
         // Name and value, each as pointer and length.
@@ -260,7 +259,7 @@ fn pointers_out_of_a_modules_memory_are_refused() {
         ("0 4 65536 1", 6),
         ("0 -1 0 4", 2),
         ("0 1048577 0 4", 2),
-        // No name.
+        // No name is given.
         ("0 4 0 0", 2),
     ] {
         let arguments: String = arguments
@@ -280,7 +279,7 @@ fn pointers_out_of_a_modules_memory_are_refused() {
                 .is_empty()
         );
     }
-    // Where the host is to put something.
+    // The address of the result is invalid.
     let get =
         "(import \"env\" \"proxy_get_property\" (func $get (param i32 i32 i32 i32) (result i32)))";
     let data = "(data (i32.const 0) \"source\\00address\")";
@@ -300,7 +299,7 @@ const PAUSING: &str =
     (import \"env\" \"proxy_set_effective_context\" (func $effective (param i32) (result i32)))";
 
 #[test]
-fn a_request_waits_until_its_plugin_lets_it_go_on() {
+fn paused_request_waits_for_its_plugin() {
     let functions = format!(
         "(global $id (mut i32) (i32.const 0))
          (func (export \"proxy_on_vm_start\") (param i32 i32) (result i32) (drop (call $period (i32.const 100))) (i32.const 1))
@@ -319,16 +318,16 @@ fn a_request_waits_until_its_plugin_lets_it_go_on() {
     vm.tick().unwrap();
     assert!(matches!(vm.take_effects()[..], [Effect::Changed(of)] if of == id));
     assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Go));
-    // A finished request gets no callback.
+    // A finished request receives no callback.
     vm.close(id).unwrap();
     vm.tick().unwrap();
     assert!(vm.take_effects().is_empty());
 }
 
 #[test]
-fn a_body_is_held_until_it_may_pass_and_no_more_than_the_limit() {
+fn body_is_held_up_to_the_limit_until_released() {
     let set = "(import \"env\" \"proxy_set_buffer_bytes\" (func $set (param i32 i32 i32 i32 i32) (result i32)))";
-    // Held until its end, of which it replaces the first two bytes.
+    // Held until its end; the first two bytes are replaced.
     let functions = "(data (i32.const 0) \"new\")
         (func (export \"proxy_on_request_body\") (param i32 i32 i32) (result i32)
             (if (i32.eqz (local.get 2)) (then (return (i32.const 1))))
@@ -387,7 +386,7 @@ fn call_is_an_effect_and_gets_one_response() {
              (if (then (return (i32.const 0)))) (i32.const 1)",
             pairs.len()
         )),
-        // The callback has the plugin's own context.
+        // The callback runs in the plugin's root context.
         gives(1, "(local.get 0)"),
     );
     let (_engine, mut vm) = start(&module(call, &functions), "").unwrap();
@@ -402,7 +401,7 @@ fn call_is_an_effect_and_gets_one_response() {
         ("auth:80", CallKind::Http, Duration::from_millis(700))
     );
     assert_eq!(asked.head.pseudo(":path"), Some("/check"));
-    // There are two at most.
+    // At most two calls are outstanding.
     assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Paused));
     assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
     let response = || CallResponse {
@@ -411,7 +410,7 @@ fn call_is_an_effect_and_gets_one_response() {
     };
     vm.call_ended(token, CallKind::Http, response()).unwrap();
     assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Go));
-    // A second answer, of another size, would trap.
+    // A second response, of another size, would trap.
     vm.call_ended(token, CallKind::Http, CallResponse::default())
         .unwrap();
     let effects = vm.take_effects();
@@ -427,7 +426,7 @@ const STREAM: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i
     (import \"env\" \"proxy_grpc_close\" (func $close (param i32) (result i32)))
     (import \"env\" \"proxy_get_status\" (func $status (param i32 i32 i32) (result i32)))";
 
-/// The number of the stream is at 1024.
+/// Opens a stream, whose number is written to address 1024.
 const OPEN: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
 
 /// Returns a statement that calls a function and checks its status.
@@ -436,7 +435,7 @@ fn gives(status: u32, call: &str) -> String {
 }
 
 #[test]
-fn messages_without_bytes_are_bounded_too() {
+fn empty_messages_are_bounded() {
     let send = "(call $send (i32.load (i32.const 1024)) (i32.const 0) (i32.const 0) (i32.const 0))";
     let sends = on_request(&format!(
         "{} (loop $again (br_if $again (i32.eqz {send}))) {} (i32.const 1)",
@@ -453,7 +452,7 @@ fn messages_without_bytes_are_bounded_too() {
 }
 
 #[test]
-fn stream_is_opened_used_and_reported_until_it_is_closed() {
+fn stream_events_are_reported_until_it_closes() {
     let token = "(i32.load (i32.const 1024))";
     let send = |length: u32, is_end: u32| {
         format!("(call $send {token} (i32.const 0) (i32.const {length}) (i32.const {is_end}))")
@@ -462,16 +461,16 @@ fn stream_is_opened_used_and_reported_until_it_is_closed() {
         "{} {} {} {} (i32.const 1)",
         gives(0, OPEN),
         gives(0, &send(7, 0)),
-        // No more than the limit (64 bytes) waits to be sent.
+        // At most the limit of 64 bytes waits to be sent.
         gives(10, &send(58, 0)),
         gives(
             1,
             "(call $send (i32.const 99) (i32.const 0) (i32.const 0) (i32.const 0))"
         ),
     ));
-    // All of it in the plugin's own context.
+    // All callbacks run in the plugin's root context.
     let own = gives(1, "(local.get 0)");
-    // Ended by the module when a message has come, which is no message's business any more.
+    // The module ends the stream when a message arrives; later messages are ignored.
     let functions = format!(
         "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")
          {opens}
@@ -527,11 +526,11 @@ fn stream_is_opened_used_and_reported_until_it_is_closed() {
     assert_eq!(tell(&mut vm, StreamEvent::Trailers(headers(2))), Ok(true));
     let closed = StreamEvent::Closed(9, "why".to_owned());
     assert_eq!(tell(&mut vm, closed.clone()), Ok(false));
-    // There is no second callback; a second end would be of no stream.
+    // There is no second callback: a second end would belong to no stream.
     assert_eq!(tell(&mut vm, closed), Ok(false));
     assert_eq!(tell(&mut vm, hello), Ok(false));
     drop(message);
-    // What goes with its request is broken off.
+    // Calls of a request are cancelled with it.
     vm.close(id).unwrap();
     assert!(vm.take_effects().is_empty());
     let id = ask(&mut vm, &[]).0;
@@ -547,7 +546,7 @@ fn stream_is_opened_used_and_reported_until_it_is_closed() {
 }
 
 #[test]
-fn a_module_breaks_a_stream_off_once() {
+fn stream_is_reset_once() {
     let cancels = on_request(&format!(
         "{} {} {} (i32.const 0)",
         gives(0, OPEN),
@@ -571,9 +570,9 @@ fn a_module_breaks_a_stream_off_once() {
 }
 
 #[test]
-fn nothing_waits_for_a_clock_and_there_are_no_files_to_wait_for() {
+fn poll_never_blocks_and_files_are_unsupported() {
     let poll = "(import \"wasi_snapshot_preview1\" \"poll_oneoff\" (func $poll (param i32 i32 i32 i32) (result i32)))";
-    // A clock in an hour, and a file; the events have their userdata.
+    // A clock that expires in an hour, and a file; the events have their userdata.
     let body = format!(
         "(i64.store (i32.const 0) (i64.const 7)) (i64.store (i32.const 24) (i64.const 3600000000000))
          (i64.store (i32.const 48) (i64.const 8)) (i32.store8 (i32.const 56) (i32.const 1))

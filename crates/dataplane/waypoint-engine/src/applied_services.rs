@@ -1,16 +1,16 @@
-//! Services whose attachments a waypoint has applied to what it sends in a tunnel, which it names to the waypoint of the
-//! endpoint, so that these are not applied twice.
+//! Services whose attachments a waypoint has already applied. It names them in the header of its tunnel to the
+//! endpoint's waypoint, so that these attachments are not applied twice.
 //!
 //! A waypoint forwards requests of every service, also of tenants who give their own service the address of another
-//! tenant's pod. So the next waypoint believes the sender of a service only about this very service: it must be a pod
-//! of a waypoint of the service, and must have named it.
+//! tenant's pod. The next waypoint therefore trusts a sender only for services whose waypoint the sender is: it must be
+//! a pod of a waypoint of the service, and must name that service.
 
 use ambit_model::NamespacedHostname;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Header of a tunnel between waypoints: `NAMESPACE/HOST`, with commas between several. Only waypoints see it.
 const HEADER: HeaderName = HeaderName::from_static("x-ambit-applied-services");
-/// Most services that a tunnel names: the called one, and the backend of a route.
+/// Maximum number of services that a tunnel names: the requested one, and the backend of a route.
 const MAX_SERVICES: usize = 2;
 
 /// Services whose attachments have been applied, in the order of their names.
@@ -26,7 +26,7 @@ impl AppliedServices {
         Self(services)
     }
 
-    /// Reads the headers of a tunnel. What is malformed names nothing, so that everything is applied.
+    /// Reads the headers of a tunnel. A malformed header names no service, so that all attachments apply.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let mut values = headers.get_all(HEADER).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn services_read_back_as_they_were_written() {
+    fn services_round_trip_through_the_header() {
         let names = ["a.example", "*.b.example"].map(|host| NamespacedHostname::new("ns", host));
         let applied = AppliedServices(names.to_vec());
         let mut headers = HeaderMap::new();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_headers_name_nothing() {
+    fn malformed_headers_name_no_service() {
         for values in [&[][..], &[""], &["host"], &["a/b", "a/b"], &["\u{1f}"]] {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -1,5 +1,5 @@
-//! Finds the attachments for a tunnel's target: the services that forward to a pod, from the waypoint's view of the
-//! mesh, and their declared protocol of the called port.
+//! Finds the attachments for a tunnel's target: the services that forward to a pod, according to the waypoint's view of
+//! the mesh, and the protocol that they declare for the requested port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,7 +30,7 @@ pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Att
 }
 
 /// Finds what applies now to requests for a port of a service. A headless service has the attachments of its endpoints'
-/// addresses: clients reach them by these unless they send the name to the waypoint.
+/// addresses: clients connect to these unless they send the name to the waypoint.
 pub(crate) fn of_service(
     waypoint: &Waypoint,
     service: &NamespacedHostname,
@@ -44,7 +44,7 @@ pub(crate) fn of_service(
     let mut ports = vec![own];
     for (workload, address) in headless_endpoints(waypoint, service, port) {
         for mut other in of_workload(waypoint, &workload, address, caller) {
-            // The same for all endpoints of a service without an address.
+            // All endpoints of a service without an address have the same attachments.
             if other.address.ip() == address.ip() {
                 other.address.set_ip(UNKNOWN);
             }
@@ -62,12 +62,12 @@ pub(crate) fn of_service(
     Attachments::of_pod(SocketAddr::new(UNKNOWN, port), ports)
 }
 
-/// Whether a service has no address, so that clients reach its pods by theirs.
+/// Whether a service has no address, so that clients connect to the addresses of its pods.
 pub(crate) fn is_headless(service: &Service) -> bool {
     service.vips.is_empty() && service.cidr_vips.is_empty()
 }
 
-/// The addresses of the endpoints of a headless service, with the pods or other workloads that have them.
+/// Returns the addresses of the endpoints of a headless service, with their workloads.
 fn headless_endpoints(
     waypoint: &Waypoint,
     name: &NamespacedHostname,
@@ -100,7 +100,7 @@ fn headless_endpoints(
     all
 }
 
-/// The ports of services that forward to a port of a pod.
+/// Returns the service ports that forward to a port of a pod.
 fn of_workload(
     waypoint: &Waypoint,
     workload: &WorkloadRef,
@@ -111,7 +111,7 @@ fn of_workload(
         return Vec::new();
     }
     let table = waypoint.state.table();
-    // As it is now: the tunnel may be older.
+    // The current record: that of the tunnel may be outdated.
     let workload = table.workload(workload.uid()).unwrap_or(workload);
     let sender = sender(waypoint, &table, caller);
     let leading = service_ports(&table, workload, address);
@@ -176,7 +176,7 @@ pub(crate) async fn learn_declarations(waypoint: &Waypoint, target: &Target) {
     }
 }
 
-/// The ports of services of a pod's own namespace that forward to a port of it.
+/// Returns the ports of services of a pod's own namespace that forward to a port of the pod.
 fn selecting(
     workload: &WorkloadRef,
     port: u16,
@@ -185,8 +185,9 @@ fn selecting(
     all.filter(|(service, _)| service.namespace == *workload.namespace())
 }
 
-/// The ports of services that have a port of a workload as target, each once. Its own record has the services that select
-/// it; others have been written by hand with an address of it, which need not be the one that was dialled.
+/// Returns the ports of services that have a port of a workload as target, each once. The workload's record has the
+/// services that select it. Other services have hand-written endpoints with one of its addresses, which need not be the
+/// requested one.
 fn service_ports<'a>(
     table: &'a MeshTable,
     workload: &'a WorkloadRef,
@@ -200,13 +201,13 @@ fn service_ports<'a>(
     ports
 }
 
-/// A workload, and the endpoints that were written by hand with one of its addresses.
+/// Returns a workload, and the hand-written endpoints with one of its addresses.
 fn endpoints<'a>(
     table: &'a MeshTable,
     workload: &'a WorkloadRef,
     dialled: IpAddr,
 ) -> impl Iterator<Item = &'a WorkloadRef> {
-    // A tunnel may be older than the addresses.
+    // The requested address may no longer be one of the workload's.
     let dialled = (!workload.ips().contains(&dialled)).then_some(dialled);
     let all = workload.ips().iter().copied().chain(dialled);
     let others = all.flat_map(|ip| table.endpoints_at(workload.network(), ip));
@@ -247,7 +248,7 @@ pub(crate) async fn learn_sender(waypoint: &Waypoint, target: &Target, caller: &
     }
 }
 
-/// The pod that sends, under the identity that it has proved.
+/// Returns the sending pod, found by its verified identity.
 fn sender<'a>(
     waypoint: &Waypoint,
     table: &'a MeshTable,
@@ -258,7 +259,7 @@ fn sender<'a>(
     sender.has_identity(identity).then_some(sender)
 }
 
-/// The waypoints of a service but for this one.
+/// Returns the waypoints of a service except this one.
 fn other_waypoints<'a>(
     service: &'a Service,
     own: &'a GatewayAddress,
@@ -269,7 +270,7 @@ fn other_waypoints<'a>(
     all.filter(|waypoint| waypoint.destination != own.destination)
 }
 
-/// Whether a pod is one of a waypoint's: an endpoint of the waypoint's own service.
+/// Whether a pod belongs to a waypoint, as an endpoint of the waypoint's own service.
 fn is_pod_of(pod: &WorkloadRef, waypoint: &GatewayAddress) -> bool {
     let Destination::Hostname(name) = &waypoint.destination else {
         return false;
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_written_with_any_address_of_a_pod_count() {
+    fn hand_written_endpoints_with_any_pod_address_count() {
         let mut table = MeshTable::new(TableConfig::default());
         let pod = workload(
             "c//Pod/shop/web",
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn sender_is_believed_only_of_the_service_that_it_names() {
+    fn sender_is_trusted_only_for_services_that_it_names() {
         let mut table = MeshTable::new(TableConfig::default());
         table.insert_workload(&workload(
             "c//Pod/shop/xtra",

@@ -1,9 +1,10 @@
-//! The services whose attachments (policies, tokens, limits, plugins, telemetry) apply to a tunnel's target.
+//! Services whose attachments (policies, tokens, limits, plugins, telemetry) apply to a tunnel's target.
 //!
-//! A request to a service has those of that service. A request to a pod has those of every service that forwards to the
-//! called port: kube-proxy, a headless service's records and a caller's own choice all end in a pod's address, and
-//! objects attached to the service apply to them, too. Only services of the pod's own namespace count, and those with a
-//! ReferenceGrant there: an endpoint with the address of another tenant's pod adds nothing to requests there.
+//! A request to a service has the attachments of that service. A request to a pod has those of every service that
+//! forwards to the requested port: kube-proxy, the DNS records of a headless service and a caller's own choice all end
+//! in a pod's address, and objects attached to the service apply to them, too. Only services of the pod's own namespace
+//! count, and those with a ReferenceGrant there: an endpoint with the address of another tenant's pod adds nothing to
+//! requests there.
 //!
 //! Requests that the waypoint of a service sends to a pod behind another waypoint have been authorized for that
 //! service.
@@ -18,24 +19,24 @@ use ambit_model::NamespacedHostname;
 pub(crate) enum Attachments {
     /// Attachments of a service.
     Service {
-        /// The called service.
+        /// Name of the requested service.
         service: NamespacedHostname,
-        /// Port of the service that is called.
+        /// Requested port of the service.
         port: u16,
     },
     /// Attachments of the services that forward to a pod.
     Pod {
-        /// Port of the pod that is called.
+        /// Requested port of the pod.
         port: u16,
         /// Service ports that map to the target port.
         ports: Vec<ServicePort>,
-        /// The services of `ports`, each once.
+        /// Services of `ports`, each once.
         services: Vec<NamespacedHostname>,
     },
 }
 
 impl Attachments {
-    /// Attachments of a request to a pod, to which these ports of services lead.
+    /// Returns the attachments of a request to a pod, from the service ports that forward to the requested port.
     pub(crate) fn of_pod(address: SocketAddr, ports: Vec<ServicePort>) -> Self {
         let mut services: Vec<_> = ports.iter().map(|port| port.service.clone()).collect();
         services.sort_unstable();
@@ -47,7 +48,7 @@ impl Attachments {
         }
     }
 
-    /// The scope of authorization policies.
+    /// Returns the scope of authorization policies.
     pub(crate) fn scope(&self) -> Scope<'_> {
         match self {
             Self::Service { service, .. } => Scope::Service(service),
@@ -55,7 +56,7 @@ impl Attachments {
         }
     }
 
-    /// The services, each once, in the order of their names.
+    /// Returns the services, each once, in the order of their names.
     pub(crate) fn services(&self) -> &[NamespacedHostname] {
         match self {
             Self::Service { service, .. } => slice::from_ref(service),
@@ -63,7 +64,7 @@ impl Attachments {
         }
     }
 
-    /// The ports that are called, of services and of the pod itself.
+    /// Returns the requested ports, of services and of the pod itself.
     pub(crate) fn ports(&self) -> impl Iterator<Item = (Option<&NamespacedHostname>, u16)> {
         let (own, ports) = match self {
             Self::Service { service, port } => ((Some(service), *port), &[][..]),
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn each_service_of_a_pod_is_there_once_and_each_port() {
+    fn services_and_ports_of_a_pod_are_listed_once() {
         let address = ([10, 0, 0, 1], 8080).into();
         let ports = vec![port("b", 80), port("a", 80), port("b", 81)];
         let attachments = Attachments::of_pod(address, ports);

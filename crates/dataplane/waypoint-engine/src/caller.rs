@@ -1,8 +1,8 @@
 //! Identity of a caller: the peer of the tunnel, or the original peer that the node proxy of a pod sends.
 //!
-//! A connection that bypasses a covered pod's waypoint is redirected to it by the pod's own node proxy, which sends the
-//! original peer ([`OriginalPeer`]). No other sender is believed: the peer must have the identity and the address of
-//! the requested pod, and that pod must be one whose keys only a node proxy holds.
+//! A connection that bypasses a covered pod's waypoint is redirected to the waypoint by the pod's own node proxy, which
+//! sends the original peer ([`OriginalPeer`]). No other sender may name an original peer: the peer must have the
+//! identity and the address of the requested pod, and that pod must be one whose keys only a node proxy holds.
 
 use std::net::SocketAddr;
 
@@ -15,11 +15,11 @@ use crate::{applied_services::AppliedServices, target::Target};
 /// Caller of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// The verified identity; none for plaintext from outside of the mesh.
+    /// Verified identity; `None` for plaintext from outside of the mesh.
     pub(crate) identity: Option<Identity>,
-    /// The address of its connection, as its node proxy has it: the IP address is the tunnel's.
+    /// Source address of the caller's connection, as its node proxy reports it; the IP address is the tunnel's.
     pub(crate) address: SocketAddr,
-    /// Services whose attachments the sender claims to have applied, believed of waypoints of these services alone.
+    /// Services whose attachments the sender claims to have applied; only accepted from waypoints of these services.
     pub(crate) applied: AppliedServices,
 }
 
@@ -43,14 +43,14 @@ impl Caller {
         identity.map(|identity| identity.namespace.as_str())
     }
 
-    /// Whether a waypoint calls for an object of a namespace.
+    /// Whether the caller is a waypoint that calls for an object of a namespace.
     pub(crate) fn calls_for(&self, namespace: &str) -> bool {
         self.identity.as_ref().is_some_and(|identity| {
             identity.is_of_waypoint_calls() && identity.namespace == namespace
         })
     }
 
-    /// The caller of a tunnel to `target`, whose peer has proven `identity` and is at `address`.
+    /// Returns the caller of a tunnel to `target`, whose peer has proven `identity` and is at `address`.
     pub(crate) fn of(
         headers: &HeaderMap,
         identity: Option<Identity>,
@@ -63,7 +63,7 @@ impl Caller {
             .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
             .map(|forwarded| ambit_model::canonical_socket(forwarded.client));
         let Some(original) = values.next() else {
-            // The peer's own port is that of a tunnel, which may carry many of its connections.
+            // The peer's own port is that of the HBONE connection, which carries many connections.
             let own = forwarded.filter(|client| client.ip() == address.ip());
             return Ok(Self {
                 identity,
@@ -82,7 +82,7 @@ impl Caller {
         Ok(Self {
             identity: original,
             address: forwarded.ok_or(CallerError::NoAddress)?,
-            // A node proxy applies nothing.
+            // Node proxies apply no attachments.
             applied: AppliedServices::default(),
         })
     }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_sets_the_clients_port_and_not_its_address() {
+    fn tunnel_names_the_clients_port_but_not_its_address() {
         let target = pod(|_| {});
         for (forwarded, expected) in [
             ("for=\"10.0.0.5:4711\"", "10.0.0.5:4711"),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_own_node_proxy_is_believed() {
+    fn original_peer_of_the_pods_node_proxy_is_accepted() {
         let target = pod(|_| {});
         for (original, expected) in [
             ("none", None),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_believed() {
+    fn original_peers_of_other_senders_are_rejected() {
         let captured = pod(|_| {});
         let uncaptured = pod(|workload| workload.protocol = Protocol::Tcp);
         let native = pod(|workload| workload.native_tunnel = true);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_or_malformed_headers_are_refused() {
+    fn repeated_or_malformed_headers_are_rejected() {
         let target = pod(|_| {});
         let of =
             |headers: &HeaderMap| Caller::of(headers, identity("web"), from("10.0.0.1"), &target);

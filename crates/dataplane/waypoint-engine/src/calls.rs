@@ -1,14 +1,14 @@
-//! Calls that the waypoint makes itself, rather than for a client: to authorization providers, rate-limit services,
-//! collectors of telemetry, and whatever plugins call.
+//! Calls that the waypoint itself makes: to authorization providers, rate-limit services, telemetry collectors, and
+//! services that plugins call.
 //!
-//! They go to services of the mesh: by tunnel to endpoints that have one, through the service's waypoint if it has one,
-//! else in plaintext; over TLS where a `DestinationRule` or a `BackendTLSPolicy` has it, and after the header of the
-//! PROXY protocol where a `DestinationRule` has that. Nothing else of these is
-//! followed here.
+//! Calls go to services of the mesh: by tunnel to endpoints that have one, through the service's waypoint if it has
+//! one, else in plaintext; over TLS where a `DestinationRule` or a `BackendTLSPolicy` requires it, and after the header
+//! of the PROXY protocol where a `DestinationRule` requires that. Other settings of these objects do not apply to
+//! calls.
 //!
-//! The waypoint's own identity is for what the mesh's settings name. A call for an object of a namespace has the
-//! identity that is reserved for that namespace ([`Identity::of_waypoint_calls`]), and enters what is behind this very
-//! waypoint through it, as any client's: policies authorize it as a call of the namespace.
+//! Calls that the mesh's settings name use the waypoint's own identity. A call for an object of a namespace has the
+//! identity that is reserved for that namespace ([`Identity::of_waypoint_calls`]). To a service of this very waypoint
+//! it passes through the waypoint like a client's request: policies authorize it as a call of the namespace.
 
 mod charge;
 mod identities;
@@ -28,7 +28,8 @@ use crate::{
     on_behalf::OnBehalf,
     origination::TlsUpstream,
     upstream::{
-        Connect, ConnectOptions, HttpKey, Keep, Preamble, Upstream, UpstreamError, own_client,
+        Connect, ConnectOptions, HttpKey, Preamble, ReuseLimits, Upstream, UpstreamError,
+        own_client,
     },
     upstream_lookup,
     waypoint::Shard,
@@ -56,24 +57,24 @@ pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
     pub(crate) caller: CallFor<'a>,
-    /// Waypoints that the cause of the call has passed.
+    /// Waypoints that the request which caused the call has passed.
     pub(crate) hops: Hops,
     /// Caller on whose behalf the waypoint calls: connections with shared windows are exclusive to the caller, and
     /// memory is charged to it.
     pub(crate) on_behalf: Option<&'a OnBehalf>,
 }
 
-/// Owner of a call, which decides the identity that it is made under.
+/// Owner of a call, which decides the call's identity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallFor<'a> {
     /// Settings of the mesh, for the waypoint's own calls.
     Mesh,
-    /// An object of a namespace: the one that is reserved for the namespace.
+    /// An object of this namespace: the call uses the identity reserved for the namespace.
     Namespace(&'a str),
 }
 
 impl CallFor<'_> {
-    /// Returns the identity, unless it is the waypoint's own.
+    /// Returns the identity, or `None` for the waypoint's own.
     fn identity(self, trust_domain: &ArcStr) -> Option<Identity> {
         match self {
             Self::Mesh => None,
@@ -102,15 +103,17 @@ pub(crate) async fn request(
         let upstream = choose_upstream(shard, &own, callee, &failed).await?;
         let port = ruled(shard, callee, &upstream)?;
         let over = tls_upstream(shard, callee, version, port.as_deref());
-        let key = HttpKey::new(&upstream, version).over(over.map(|over| over.key()));
+        let key = HttpKey::new(&upstream, version).with_tls(over.map(|over| over.key()));
         let preamble = preamble(&own, port.as_deref(), &upstream);
-        let key = key.of(identity.clone()).beginning(preamble.clone());
+        let key = key
+            .with_identity(identity.clone())
+            .with_preamble(preamble.clone());
         let key = match callee.on_behalf {
             Some(caller) => key.for_caller(caller.identity.as_ref(), caller.ip),
             None => key,
         };
         let applied = upstream.applied_services(None);
-        let key = key.applied(applied.clone());
+        let key = key.with_applied(applied.clone());
         if over.is_some() && version == Version::Http2 {
             message::secure(&mut request);
         }
@@ -144,8 +147,8 @@ pub(crate) async fn request(
         };
         match shard.upstreams.connect(connect).await {
             Ok(stream) => {
-                let keep = Keep::under(&DestinationLimits::default());
-                let checkout = pool.begin(&key, stream, keep, None).await?;
+                let reuse_limits = ReuseLimits::of(&DestinationLimits::default());
+                let checkout = pool.begin(&key, stream, reuse_limits, None).await?;
                 let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.error.into());
             }
@@ -154,13 +157,13 @@ pub(crate) async fn request(
     }
 }
 
-/// The waypoint's own workload, once rules are known: some forbid plaintext.
+/// Returns the waypoint's own workload, once the published rules are known: some forbid plaintext.
 async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
     shard.waypoint.published.known().await;
     shard.waypoint.local.known().await.ok_or(CallError::NoOwn)
 }
 
-/// The rule for the service, if there is one and the service has no waypoint of its own to apply it.
+/// Returns the destination rule of the service, unless the service has its own waypoint, which applies the rule.
 fn ruled(
     shard: &Shard,
     callee: Callee<'_>,
@@ -227,7 +230,7 @@ async fn choose_upstream(
     Ok(upstream_lookup::resolve(route, waypoint).await?)
 }
 
-/// PROXY header of the waypoint's own connections, if the callee's rule requires one.
+/// Returns the PROXY header of the waypoint's own connections, if the callee's rule requires one.
 fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
     Preamble::of(
         port?.policy(),
@@ -237,7 +240,7 @@ fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Pre
     )
 }
 
-/// Notes an endpoint that cannot be reached; ends with the second.
+/// Records an unreachable endpoint; returns the error after the second one.
 fn try_another(
     upstream: &Upstream,
     failed: &mut Vec<ArcStr>,

@@ -1,4 +1,5 @@
-//! The environment, read once and typed: what node proxies read too, and what is the waypoint's own.
+//! Configuration from the environment, read once and typed: variables common with node proxies, and those of waypoints
+//! alone.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -22,19 +23,19 @@ use ambit_wasm::Limits;
 use ipnet::IpNet;
 use serde::Serialize;
 
-/// Bytes of memory that the process may have where nothing limits it: the chart's limit.
+/// Memory limit of a process without a cgroup limit, in bytes; the chart sets the same.
 const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
-/// The upgrade that is allowed by default, and the one that HTTP/2 has a form of.
+/// Name of the WebSocket upgrade: allowed by default, and the only upgrade with an HTTP/2 form.
 pub(crate) const WEBSOCKET: &str = "websocket";
 
 /// Configuration of the waypoint.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
-    /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: its pod.
+    /// Pod of the waypoint (`POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`).
     #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
     pub own: PodName,
-    /// `GATEWAY_NAME`, in the pod's namespace.
+    /// Gateway of the waypoint (`GATEWAY_NAME`), in the pod's namespace.
     #[serde(serialize_with = "displayed")]
     pub gateway: GatewayName,
     /// Node of the pod (`NODE_NAME`).
@@ -45,13 +46,13 @@ pub struct Config {
     pub trust_domain: ArcStr,
     /// Network of the pod (`NETWORK`).
     pub network: ArcStr,
-    /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`.
+    /// Name of the cluster (`CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`).
     pub cluster_id: ArcStr,
     /// Domain of the cluster (`CLUSTER_DOMAIN`).
     pub cluster_domain: ArcStr,
-    /// `XDS_ADDRESS` and companions.
+    /// Address and TLS of the xDS server (`XDS_ADDRESS` and companions).
     pub xds: Upstream,
-    /// `CA_ADDRESS` and companions.
+    /// Address and TLS of the CA (`CA_ADDRESS` and companions).
     pub ca: Upstream,
     /// `SPIFFE_ENDPOINT_SOCKET`: socket of SPIFFE's Workload API (`unix:///PATH`), from which certificates come in place of
     /// the CA.
@@ -63,7 +64,7 @@ pub struct Config {
     pub secret_ttl: Duration,
     /// `CRL_PATH`: certificate revocation lists.
     pub crl_path: Option<PathBuf>,
-    /// `AMBIT_TRUST_DOMAINS_PATH`: file of the trust domains that are accepted besides the own one.
+    /// `AMBIT_TRUST_DOMAINS_PATH`: file of the trust domains that are accepted besides the mesh's own.
     pub trust_domains_path: Option<PathBuf>,
     /// TCP options of connections (`KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`).
     #[serde(skip)]
@@ -75,14 +76,12 @@ pub struct Config {
     pub setup_limits: SetupLimits,
     /// Number of worker threads.
     pub workers: usize,
-    /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: how long requests may go on when
-    /// the process is to end.
+    /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: time that requests have to finish during
+    /// shutdown.
     pub termination_deadline: Duration,
-    /// `AMBIT_WAYPOINT_LINGER`: how long new connections are still taken when the process is to end, until
-    /// clients have learnt of it.
+    /// `AMBIT_WAYPOINT_LINGER`: time for which new connections are accepted during shutdown, until clients know of it.
     pub linger: Duration,
-    /// `AMBIT_REQUEST_HEADERS_TIMEOUT`: how long the header section of a request of HTTP/1 may take, from its first
-    /// byte on.
+    /// `AMBIT_REQUEST_HEADERS_TIMEOUT`: timeout of the header section of an HTTP/1 request, from its first byte on.
     pub headers_timeout: Duration,
     /// `AMBIT_MAX_HEADERS`, `AMBIT_MAX_HEADER_BYTES`: limits of header sections.
     pub headers: HeaderLimits,
@@ -92,38 +91,41 @@ pub struct Config {
     /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are
     /// cancelled.
     pub streams: Streams,
-    /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 may be upgraded to, with commas between them, or `none`; in lower case.
+    /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 connections may be upgraded to, separated by commas, in lower case; or
+    /// `none`.
     pub upgrades: Vec<ArcStr>,
     /// `AMBIT_ACCESS_LOG`: `text` (Istio's default line), `json`, or `off`.
     #[serde(skip)]
     pub access_log: Option<AccessLogFormat>,
     /// `AMBIT_WASM_CACHE`: cache directory of plugin modules.
     pub modules: PathBuf,
-    /// `WASM_INSECURE_REGISTRIES`: registries of plugins' images without TLS, with commas between them; `*` is all.
+    /// `WASM_INSECURE_REGISTRIES`: registries from which plugin images are pulled without TLS, separated by commas; `*`
+    /// for all.
     pub insecure_registries: Vec<String>,
     /// `AMBIT_WASM_*_TIMEOUT`: timeouts of plugins.
     pub plugins: PluginTimes,
-    /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, with commas between them, that hosts below wildcards may
-    /// have although they are the mesh's or the node's own.
+    /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, separated by commas, that hosts below wildcards may resolve
+    /// to although they belong to the mesh or the node.
     pub allowed_hosts: Vec<IpNet>,
-    /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: settings of originated TLS, as far as they concern third parties.
+    /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: settings of TLS that the waypoint originates to services outside the mesh.
     #[serde(skip)]
     pub tls: TlsSettings,
-    /// `AMBIT_TLS_FILES`: where the certificates and keys are that rules name, of each namespace in a directory of its
-    /// name; rules say `/etc/certs` wherever it is.
+    /// `AMBIT_TLS_FILES`: directory of the certificates and keys of TLS settings, with a subdirectory per namespace;
+    /// rules refer to it as `/etc/certs`.
     pub tls_files: PathBuf,
-    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
+    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics have labels with the identities of both ends.
     pub metrics_principals: bool,
     /// Whether the pod uses IPv6 (`IPV6_ENABLED`).
     pub ipv6: bool,
-    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Nobody, if not set.
+    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Without it nobody
+    /// may.
     #[serde(skip)]
     pub flow_reader: Option<Identity>,
-    /// Admin server's port, on the loopback address.
+    /// Port of the admin server, on the loopback address.
     pub admin_port: u16,
-    /// Metrics server's port.
+    /// Port of the metrics server.
     pub stats_port: u16,
-    /// Readiness server's port.
+    /// Port of the readiness server.
     pub readiness_port: u16,
 }
 
@@ -131,9 +133,9 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeaderLimits {
-    /// `AMBIT_MAX_HEADERS`: most fields.
+    /// Maximum number of fields (`AMBIT_MAX_HEADERS`).
     pub fields: usize,
-    /// `AMBIT_MAX_HEADER_BYTES`: most bytes.
+    /// Maximum size in bytes (`AMBIT_MAX_HEADER_BYTES`).
     pub bytes: usize,
 }
 
@@ -150,14 +152,14 @@ impl Default for HeaderLimits {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Streams {
-    /// `AMBIT_STREAM_STALL_TIMEOUT`: how long a client or an application may read nothing of a body that has more for
-    /// it; zero is for ever. Streams that are quiet never stall.
+    /// `AMBIT_STREAM_STALL_TIMEOUT`: time for which a client or an application may leave available body data unread;
+    /// zero disables it. Idle streams never stall.
     pub stall_timeout: Duration,
     /// `AMBIT_STREAM_IDLE_TIMEOUT`: idle timeout of an upload before its response, and of a response of declared
     /// length; zero disables it.
     pub idle_timeout: Duration,
-    /// `AMBIT_CANCEL_ON_HALF_CLOSE`: a request of HTTP/1 ends when its client closes its sending side before it has the
-    /// response.
+    /// `AMBIT_CANCEL_ON_HALF_CLOSE`: whether an HTTP/1 request is cancelled when its client closes its sending side
+    /// before the response.
     pub cancel_on_half_close: bool,
 }
 
@@ -175,26 +177,26 @@ impl Default for Streams {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginTimes {
-    /// `AMBIT_WASM_FETCH_TIMEOUT`: to fetch a module.
+    /// Timeout of fetching a module (`AMBIT_WASM_FETCH_TIMEOUT`).
     pub fetch: Duration,
-    /// `AMBIT_WASM_START_TIMEOUT`: timeout of starting and configuring an instance.
+    /// Timeout of starting and configuring an instance (`AMBIT_WASM_START_TIMEOUT`).
     pub start: Duration,
-    /// `AMBIT_WASM_CALLBACK_TIMEOUT`: timeout of one callback.
+    /// Timeout of one callback (`AMBIT_WASM_CALLBACK_TIMEOUT`).
     pub callback: Duration,
-    /// `AMBIT_WASM_HOLD_TIMEOUT`: timeout of holding headers of a request or response.
+    /// Timeout of holding the headers of a request or response (`AMBIT_WASM_HOLD_TIMEOUT`).
     pub hold: Duration,
 }
 
 /// Error of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A setting that all proxies have.
+    /// Invalid setting that is common to all proxies.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// Invalid environment variable.
     #[error(transparent)]
     Variable(#[from] EnvError),
-    /// A variable that cannot be missing.
+    /// Required variable that is not set.
     #[error("{0} is not set: a waypoint has to know its own pod and Gateway")]
     Missing(&'static str),
 }
@@ -268,7 +270,7 @@ impl Config {
         })
     }
 
-    /// Access of the control plane to flow events, if it has any.
+    /// Returns the control plane's access to flow events, if configured.
     pub fn flow_access(&self) -> Option<FlowAccess> {
         Some(FlowAccess {
             own: self.identity(),
@@ -391,8 +393,8 @@ fn memory_limit(env: &Env) -> Result<usize, EnvError> {
     Ok(usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Prefixes of protocols that carry further requests, which policies would not see.
-const UNJUDGED: [&str; 3] = ["h2", "http", "tls"];
+/// Prefixes of upgrade protocols that carry further requests, which would bypass policies.
+const NESTED_PROTOCOLS: [&str; 3] = ["h2", "http", "tls"];
 
 fn upgrades(env: &Env) -> Result<Vec<ArcStr>, EnvError> {
     const NAME: &str = "AMBIT_UPGRADES";
@@ -406,7 +408,7 @@ fn upgrades(env: &Env) -> Result<Vec<ArcStr>, EnvError> {
         let name = text.to_ascii_lowercase();
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/+".contains(&byte);
         let may_be =
-            name.bytes().all(is_token) && !UNJUDGED.iter().any(|one| name.starts_with(one));
+            name.bytes().all(is_token) && !NESTED_PROTOCOLS.iter().any(|one| name.starts_with(one));
         may_be.then(|| ArcStr::from(name)).ok_or_else(|| EnvError {
             variable: NAME.to_owned(),
             value: text.to_owned(),
@@ -438,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_waypoint_must_know_its_gateway() {
+    fn missing_gateway_name_is_an_error() {
         let mut pairs = vec![
             ("POD_NAME", "waypoint-1"),
             ("POD_NAMESPACE", "shop"),
@@ -459,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn upgrades_are_named_and_never_to_http_or_tls() {
+    fn upgrades_to_http_or_tls_are_rejected() {
         let read = |value: &str| {
             upgrades(&Env::from_pairs(vec![(
                 "AMBIT_UPGRADES".to_owned(),
@@ -480,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_header_sections_are_settings_within_bounds() {
+    fn header_limits_are_validated() {
         let with = |name: &str, value: &str| {
             header_limits(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
         };
@@ -500,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_plugins_are_settings_and_never_zero() {
+    fn plugin_timeouts_must_not_be_zero() {
         let with = |name: &str, value: &str| {
             plugin_times(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
         };

@@ -1,5 +1,5 @@
-//! Services with a `DestinationRule`: the state of [`ambit_resilience`] for each called port, for as long as there is a
-//! rule, also across changes of it; and requests that wait for connections.
+//! Services with a `DestinationRule`: state of [`ambit_resilience`] for each requested port, which survives changes of
+//! the rule; and requests that wait for connections.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,9 +22,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{origination::Origination, record_store::shown};
+use crate::{origination::Origination, record_store::to_json};
 
-/// State and metrics of a waypoint that rules need.
+/// State and metrics of the waypoint that destination rules need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleContext<'a> {
     /// Workloads and services.
@@ -32,12 +32,12 @@ pub(crate) struct RuleContext<'a> {
     pub(crate) metrics: &'a HttpMetrics,
 }
 
-/// The subset that it is of, if it is of one, and its number.
+/// Subset, if any, and port number.
 type PortKey = (Option<ArcStr>, u16);
 
 /// Service with a traffic policy.
 #[derive(Debug)]
-pub(crate) struct Ruled {
+pub(crate) struct RuledService {
     record: WaypointDestination,
     ports: Mutex<HashMap<PortKey, Arc<Port>>>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Ruled {
 pub(crate) struct Port {
     service: NamespacedHostname,
     number: u16,
-    /// The endpoints that may be chosen; all of them if `None`.
+    /// Endpoints of the subset; `None` for all endpoints.
     members: Option<Arc<Members>>,
     destination: Destination<BackendEndpoint>,
     /// Limiter of connections, if a limit is set.
@@ -56,7 +56,7 @@ pub(crate) struct Port {
     tls: Option<Arc<Origination>>,
 }
 
-/// The uids of the workloads of a subset.
+/// Uids of the workloads of a subset.
 #[derive(Debug)]
 struct Members {
     uids: BTreeSet<ArcStr>,
@@ -102,7 +102,7 @@ impl Connections {
     }
 }
 
-impl Ruled {
+impl RuledService {
     /// Applies a new record and preserves the endpoints' state of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
@@ -115,7 +115,7 @@ impl Ruled {
                     (subset.policy(*number), Some(Members::of(subset)))
                 }
             };
-            let port = Arc::new(port.under(policy.clone(), members));
+            let port = Arc::new(port.with_policy(policy.clone(), members));
             Some(((subset.clone(), *number), port))
         });
         Self {
@@ -152,7 +152,7 @@ impl Ruled {
         &self.record
     }
 
-    /// State of the endpoints of a port, or of a subset there; empty before its first request.
+    /// Returns the state of the endpoints of a port or of a subset's port; empty before its first request.
     pub(crate) fn endpoint_states(
         &self,
         subset: Option<&ArcStr>,
@@ -163,7 +163,7 @@ impl Ruled {
         port.map_or_else(Vec::new, |port| port.destination.endpoints(now))
     }
 
-    /// Record with the state of its ports for `/config_dump`.
+    /// Returns the record with the state of its ports for `/config_dump`.
     pub(crate) fn dump(&self, now: Instant) -> Value {
         let mut ports: Vec<_> = {
             let ports = self.ports.lock();
@@ -175,7 +175,7 @@ impl Ruled {
         ports.sort_by(|a, b| a.0.cmp(&b.0));
         let state = |((subset, number), port): &(PortKey, Arc<Port>)| json!({"port": number, "subset": subset.as_deref(), "endpoints": port.endpoints(now)});
         json!({
-            "record": shown(&self.record),
+            "record": to_json(&self.record),
             "ports": ports.iter().map(state).collect::<Value>(),
         })
     }
@@ -197,7 +197,7 @@ impl Ruled {
     }
 }
 
-/// Why a rule leaves a request or connection without an upstream.
+/// Reason why a destination rule leaves a request or connection without an upstream.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoUpstream {
     #[error("{0}")]
@@ -212,7 +212,7 @@ pub(crate) enum NoUpstream {
     Route(#[from] RouteError),
 }
 
-/// An endpoint that was chosen; what is held counts there until it is dropped.
+/// Endpoint chosen for a request or connection, which counts against the endpoint's limits until it is dropped.
 #[derive(Debug)]
 pub(crate) struct EndpointLease {
     port: Arc<Port>,
@@ -220,7 +220,7 @@ pub(crate) struct EndpointLease {
 }
 
 impl Port {
-    fn under(&self, policy: DestinationPolicy, members: Option<Arc<Members>>) -> Self {
+    fn with_policy(&self, policy: DestinationPolicy, members: Option<Arc<Members>>) -> Self {
         Self {
             service: self.service.clone(),
             number: self.number,
@@ -231,7 +231,7 @@ impl Port {
         }
     }
 
-    /// State of its endpoints for `/config_dump`.
+    /// Returns the state of the port's endpoints for `/config_dump`.
     fn endpoints(&self, now: Instant) -> Value {
         let all = self.destination.endpoints(now);
         let one = |of: &EndpointState| {
@@ -272,7 +272,7 @@ impl Port {
         slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
-    /// A request is about to be sent again.
+    /// Counts a retry against the limits.
     pub(crate) fn retry(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
         let slot = self.destination.limits().retry(self.limits());
         slot.map_err(|limit| self.overflow(rule_context, limit))
@@ -291,7 +291,7 @@ impl Port {
         Ok(Some(permit))
     }
 
-    /// The right to use a connection, waited for.
+    /// Waits for a connection permit.
     pub(crate) async fn awaited_connection(
         &self,
         rule_context: RuleContext<'_>,
@@ -304,7 +304,7 @@ impl Port {
         }
         let waiting = self.destination.limits().pending(self.limits());
         let _waiting = waiting.map_err(|limit| self.overflow(rule_context, limit))?;
-        // Never closed.
+        // The semaphore is never closed.
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
 
@@ -370,7 +370,7 @@ impl Port {
 }
 
 impl EndpointLease {
-    /// Reports the outcome of a request.
+    /// Reports the outcome of a request at the endpoint.
     pub(crate) fn report(&self, rule_context: RuleContext<'_>, outcome: Outcome) {
         let Some(ejection) = self.chosen.report(outcome, Instant::now()) else {
             return;
@@ -383,7 +383,7 @@ impl EndpointLease {
     }
 }
 
-/// The rule of a service is removed: its metrics end.
+/// Removes the metrics of a service whose rule was removed.
 pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
     let causes = Fault::ALL.map(Fault::as_str);
     let limits = Overflow::ALL.map(Overflow::as_str);
@@ -392,7 +392,7 @@ pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname
         .removed(&service.hostname, &causes, &limits);
 }
 
-/// Connect timeout of a rule, if set.
+/// Applies the connect timeout of a rule, if set.
 pub(crate) async fn in_time<T>(
     most: Option<Duration>,
     connecting: impl Future<Output = T>,

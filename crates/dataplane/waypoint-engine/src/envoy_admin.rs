@@ -1,10 +1,11 @@
-//! Envoy's admin interface, as far as `istioctl proxy-config` needs it: the state of the waypoint as the messages that an
-//! Envoy in its place would dump (`envoy.admin.v3`).
+//! Envoy's admin interface, as far as `istioctl proxy-config` needs it: the state of the waypoint as the messages that
+//! an Envoy in its place would dump (`envoy.admin.v3`).
 //!
-//! Served are `GET /config_dump` with `mask` or `include_eds`, which `istioctl` always gives, and `GET /clusters`. Without
-//! these parameters, `/config_dump` is Ambit's own. A message is shown only where it means the same in Envoy; what has no
-//! field there is in `filter_metadata` under `ambit`, and authorization, telemetry and rate limits are in Ambit's own dump
-//! alone. Private keys, tokens, configurations of plugins and values of headers with credentials are never shown.
+//! Served pages are `GET /config_dump` with `mask` or `include_eds`, which `istioctl` always sends, and `GET
+//! /clusters`. Without these parameters, `/config_dump` is Ambit's own. A message is shown only where it means the same
+//! in Envoy; settings without a field there are in `filter_metadata` under `ambit`, and authorization, telemetry and
+//! rate limits are in Ambit's own dump alone. Private keys, tokens, configurations of plugins and values of headers
+//! with credentials are never shown.
 
 mod bootstrap;
 mod chunks;
@@ -57,7 +58,7 @@ enum Page {
 }
 
 impl EnvoyAdmin {
-    /// Interface of a waypoint that the control plane knows by this id.
+    /// Creates the interface of a waypoint that the control plane knows by this node id.
     pub fn new(waypoint: Arc<Waypoint>, node: String, version: String) -> Self {
         Self(Arc::new(Inner {
             waypoint,

@@ -30,11 +30,11 @@ const UNKNOWN_PORT: u16 = 1024;
 /// Predictor of the handling of requests.
 #[derive(Debug)]
 pub struct Explainer {
-    /// Carries nothing: requests need its place only.
+    /// Worker state that the session needs; it has no connections.
     shard: Arc<Shard>,
 }
 
-/// Part of a query that cannot be used. Names no value: it may be a token.
+/// Part of a query that is invalid. The error contains no value, which may be a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// Authority of the tunnel.
@@ -55,14 +55,14 @@ pub enum QueryError {
 }
 
 impl Explainer {
-    /// An explainer of requests to a waypoint.
+    /// Creates an explainer for requests to a waypoint.
     pub fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
             shard: Arc::new(Shard::new(waypoint)),
         }
     }
 
-    /// Serves `POST /explain` with this body.
+    /// Serves `POST /explain` with this request body.
     pub async fn answer(&self, body: &[u8]) -> Response {
         let query: WaypointQuery = match shared::query(body) {
             Ok(query) => query,
@@ -76,8 +76,7 @@ impl Explainer {
 
     /// Predicts the handling of a request.
     ///
-    /// # Errors
-    /// With what of the query cannot be used.
+    /// # Errors With the invalid part of the query.
     pub async fn explain(&self, query: &WaypointQuery) -> Result<Explanation, QueryError> {
         let authority = Authority::parse(query.authority.as_bytes());
         let authority = authority.map_err(|_| QueryError::Authority)?;
@@ -113,7 +112,7 @@ fn identity(of: &Peer) -> Result<Option<Identity>, QueryError> {
     identity.transpose().map_err(|_| QueryError::Identity)
 }
 
-/// Headers of the CONNECT, as node proxies write them for connections of others.
+/// Returns the headers of the CONNECT, as node proxies write them for redirected connections.
 fn tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError> {
     let mut headers = HeaderMap::new();
     let Some(original) = original else {
@@ -149,7 +148,7 @@ fn request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
     Ok(request)
 }
 
-/// A tunnel that is refused: its opener gets no HTTP response.
+/// Explains a refused tunnel, for which there is no HTTP response.
 fn refused(why: &str, status: u16) -> Explanation {
     let why = format!("the tunnel is refused with {status}: {why}");
     Explanation {
@@ -171,7 +170,7 @@ fn tunnel(caller: &Caller, target: &Target) -> Step {
     Step::new(StepKind::Tunnel, StepResult::Passed, why).by(what)
 }
 
-/// A connection to a port that is declared to speak something else than HTTP.
+/// Explains a connection to a port whose declared protocol is not HTTP.
 fn passed_through(session: &Session) -> Explanation {
     let attachments = session.attachments();
     let policies = session.shard.waypoint.published.policies();

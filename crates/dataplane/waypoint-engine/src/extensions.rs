@@ -1,4 +1,4 @@
-//! Plugins: which there are, and the instances of them, one a worker and plugin.
+//! Configured plugins and their instances, one per worker and plugin.
 //!
 //! Records of the control plane become [`Plugin`]s ([`Extensions`], which does no IO); [`crate::plugins`] fetches and
 //! compiles their modules on the main thread; each worker has a `slot` for each of them. `http::extension` calls them
@@ -23,9 +23,11 @@ use tokio::sync::watch;
 
 use crate::{
     attachments::Attachments,
-    record_store::{Gone, RecordStore, shown},
+    record_store::{RecordStore, RemovedRecord, to_json},
 };
-pub(crate) use slot::{CallCause, Instance, OpenStream, PluginContext, Signal, Slots, Tell};
+pub(crate) use slot::{
+    CallCause, Instance, OpenStream, PluginContext, Signal, Slots, StreamEventHandler,
+};
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
@@ -133,7 +135,7 @@ impl Plugin {
         })
     }
 
-    /// State of the plugin for `/config_dump`.
+    /// Returns the state of the plugin for `/config_dump`.
     fn dump(&self) -> Value {
         let (state, error) = match self.state() {
             State::Loading => ("loading", None),
@@ -151,7 +153,7 @@ impl Plugin {
             "name": self.key,
             "url": self.config.url.as_str(),
             "forGateway": self.config.for_gateway,
-            "services": shown(&self.config.services),
+            "services": to_json(&self.config.services),
             "ports": self.config.ports,
             "phase": phase,
             "priority": self.config.priority,
@@ -165,12 +167,12 @@ impl Plugin {
     }
 }
 
-/// The plugins that requests are given to, in the order of their calls.
+/// Plugins of all targets, in the order of their calls.
 #[derive(Debug, Default)]
 pub(crate) struct Chain(pub(crate) Vec<Arc<Plugin>>);
 
 impl Chain {
-    /// The plugins of requests to a target, each once.
+    /// Returns the plugins for requests to a target, each once.
     pub(crate) fn of(&self, attachments: &Attachments) -> Vec<Arc<Plugin>> {
         let all = self.0.iter();
         all.filter(|plugin| plugin.is_for(attachments))
@@ -178,7 +180,7 @@ impl Chain {
             .collect()
     }
 
-    /// Returns the first plugin of such requests, if there is one.
+    /// Returns the first plugin for requests to a target, if there is one.
     pub(crate) fn first(&self, attachments: &Attachments) -> Option<&Arc<Plugin>> {
         self.0.iter().find(|plugin| plugin.is_for(attachments))
     }
@@ -204,7 +206,7 @@ struct Entry {
 impl RecordStore for Extensions {
     type Record = WaypointExtension;
 
-    /// Requests would pass unseen.
+    /// Whether requests wait for the records: without them plugins would be bypassed.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, record: ArcStr, config: WaypointExtension) {
@@ -230,7 +232,7 @@ impl RecordStore for Extensions {
         self.renew();
     }
 
-    fn remove(&mut self, record: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, record: &ArcStr) -> Option<RemovedRecord> {
         if self.entries.remove(record).is_some() {
             self.renew();
         }
@@ -254,7 +256,6 @@ impl RecordStore for Extensions {
 }
 
 impl Extensions {
-    /// A plugin is new or has changed, by the name of its record.
     /// Rebuilds the chain of plugins, after a change or when a module is ready.
     pub(crate) fn renew(&mut self) {
         let mut plugins: Vec<_> = self.entries.values_mut().map(Entry::effective).collect();
@@ -266,7 +267,7 @@ impl Extensions {
         &self.chain
     }
 
-    /// Returns the newest versions, whether they can run or not.
+    /// Returns the newest versions of all plugins, whether they can run or not.
     pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
         let desired = self.entries.values().map(|entry| entry.desired.clone());
         desired.collect()
@@ -276,7 +277,7 @@ impl Extensions {
 impl Entry {
     /// Returns the version in use: one that can run, if there is any.
     fn effective(&mut self) -> Arc<Plugin> {
-        // What is to be failed is not kept alive by what was there before.
+        // A plugin with an unsupported configuration does not fall back to its previous version.
         let is_final = self.desired.config.unsupported.is_some();
         if is_final || matches!(self.desired.state(), State::Ready(_)) {
             self.good = None;

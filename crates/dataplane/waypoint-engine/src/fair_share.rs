@@ -1,8 +1,8 @@
-//! Shares of a worker's time: a caller whose tasks are always ready gets a quantum, and then everything else that is
-//! ready comes first. Without it, one caller's hundred tunnels would each be polled before another caller's one.
+//! Shares of a worker's time: a caller whose tasks are always ready gets a quantum, and then all other ready tasks run
+//! first. Without it, one caller's hundred tunnels would each be polled before another caller's single one.
 //!
-//! A share counts the time of its tasks' polls. Once a quantum is used up, they wait until the worker has been through
-//! its queue; if nothing else is ready, that is at once. Nobody's time is left unused.
+//! A share counts the time that its tasks' polls take. When the quantum is used up, they wait until the worker has been
+//! through its queue; if nothing else is ready, that is at once. No time is left unused.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,14 +21,14 @@ use parking_lot::Mutex;
 
 /// Time of one caller's tasks between two passes of the worker's queue.
 const QUANTUM: Duration = Duration::from_millis(1);
-/// Tasks of one caller that are woken for one quantum: those for which no time is left wait again.
+/// Maximum number of one caller's tasks that are woken per quantum: tasks that do not fit into the quantum wait again.
 const MAX_WOKEN: usize = 16;
 
 /// Identity and address of a caller.
 type Caller = (Option<Identity>, IpAddr);
 
 /// Shares of one worker by caller, as long as tasks run in them.
-type Table = HashMap<Caller, Weak<Owned>>;
+type Table = HashMap<Caller, Weak<ShareEntry>>;
 
 /// The shares of one worker.
 #[derive(Debug, Default)]
@@ -36,17 +36,17 @@ pub(crate) struct FairShares(Arc<Mutex<Table>>);
 
 /// CPU share of one caller. Clones are the same share.
 #[derive(Clone, Debug)]
-pub(crate) struct FairShare(Arc<Owned>);
+pub(crate) struct FairShare(Arc<ShareEntry>);
 
-/// A share, which leaves the worker's table when it is dropped.
+/// Share of one caller, removed from the worker's table on drop.
 #[derive(Debug)]
-struct Owned {
+struct ShareEntry {
     caller: Caller,
     usage: Mutex<Usage>,
     table: Weak<Mutex<Table>>,
 }
 
-/// Use of one quantum after the other. Pure.
+/// Accounting of successive quanta, without a clock of its own.
 #[derive(Debug, Default)]
 struct Usage {
     used: Duration,
@@ -87,7 +87,7 @@ impl Usage {
         self.used < QUANTUM
     }
 
-    /// Enqueues a waiting task. Returns whether the next quantum starts after a pass of the queue.
+    /// Enqueues a waiting task. Returns whether the caller must start the next quantum after a pass of the queue.
     fn wait(&mut self, waiter: &Arc<Waiter>) -> bool {
         if !waiter.is_queued.swap(true, Relaxed) {
             self.waiting.push_back(waiter.clone());
@@ -95,7 +95,7 @@ impl Usage {
         !std::mem::replace(&mut self.is_renewed, true)
     }
 
-    /// Starts a quantum and returns its tasks; `None` if no task waits.
+    /// Starts a quantum and returns the tasks to wake; `None` if no task waits.
     fn renew(&mut self) -> Option<Vec<Arc<Waiter>>> {
         self.used = Duration::ZERO;
         let mut woken = Vec::new();
@@ -112,14 +112,14 @@ impl Usage {
 }
 
 impl FairShares {
-    /// The share of a caller, of which there is one as long as any of its tasks has it.
+    /// Returns the share of a caller, which all of the caller's tasks have in common.
     pub(crate) fn of(&self, identity: Option<&Identity>, ip: IpAddr) -> FairShare {
         let caller = (identity.cloned(), ip);
         let mut table = self.0.lock();
         if let Some(known) = table.get(&caller).and_then(Weak::upgrade) {
             return FairShare(known);
         }
-        let new = Arc::new(Owned {
+        let new = Arc::new(ShareEntry {
             caller: caller.clone(),
             usage: Mutex::default(),
             table: Arc::downgrade(&self.0),
@@ -129,13 +129,13 @@ impl FairShares {
     }
 }
 
-impl Drop for Owned {
+impl Drop for ShareEntry {
     fn drop(&mut self) {
         let Some(table) = self.table.upgrade() else {
             return;
         };
         let mut table = table.lock();
-        // The caller may have a new one already.
+        // The table may already have a new share of the caller.
         if table
             .get(&self.caller)
             .is_some_and(|one| one.strong_count() == 0)
@@ -147,14 +147,14 @@ impl Drop for Owned {
 
 impl FairShare {
     /// Runs a task within the share.
-    pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
+    pub(crate) fn run<F: Future>(&self, task: F) -> SharedTask<F> {
         TaskShare::Fixed(self.clone()).run(task)
     }
 
-    /// Starts quanta while tasks wait for them.
+    /// Starts quanta for as long as tasks wait for them.
     async fn renew(self) {
         loop {
-            // Behind all ready tasks, and those that the next look at sockets and timers makes ready.
+            // Resumes after all ready tasks, and those that the next poll of sockets and timers makes ready.
             tokio::task::yield_now().await;
             let Some(woken) = self.0.usage.lock().renew() else {
                 return;
@@ -169,7 +169,7 @@ impl FairShare {
 pub(crate) struct CurrentShare(Arc<Mutex<Option<FairShare>>>);
 
 impl CurrentShare {
-    /// Runs the connection's tasks within another share; without any if `None`.
+    /// Moves the connection's tasks to another share; `None` for no share.
     pub(crate) fn set(&self, share: Option<&FairShare>) {
         *self.0.lock() = share.cloned();
     }
@@ -180,14 +180,14 @@ impl CurrentShare {
 pub(crate) enum TaskShare {
     /// Share of one fixed caller.
     Fixed(FairShare),
-    /// The share of a connection's present caller.
+    /// Share of the connection's current caller.
     Current(CurrentShare),
 }
 
 impl TaskShare {
     /// Runs a task within the share.
-    pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
-        Shared {
+    pub(crate) fn run<F: Future>(&self, task: F) -> SharedTask<F> {
+        SharedTask {
             task: Box::pin(task),
             share: self.clone(),
             waiter: None,
@@ -197,16 +197,16 @@ impl TaskShare {
 
 /// A task within a share.
 #[derive(Debug)]
-pub(crate) struct Shared<F> {
+pub(crate) struct SharedTask<F> {
     task: Pin<Box<F>>,
     share: TaskShare,
-    /// Waiter of the last wait, and the share in which that was.
-    waiter: Option<(Weak<Owned>, Arc<Waiter>)>,
+    /// Waiter of the last wait, and the share in which the task waited.
+    waiter: Option<(Weak<ShareEntry>, Arc<Waiter>)>,
 }
 
-/// The waiter of a task in a share: that of its last wait, if that was in the same.
+/// Returns the waiter of a task in a share: that of its last wait, if it was in the same share.
 fn waiter_in<'a>(
-    known: &'a mut Option<(Weak<Owned>, Arc<Waiter>)>,
+    known: &'a mut Option<(Weak<ShareEntry>, Arc<Waiter>)>,
     share: &FairShare,
     waker: &Waker,
 ) -> &'a Arc<Waiter> {
@@ -219,7 +219,7 @@ fn waiter_in<'a>(
     &known.1
 }
 
-impl<F: Future> Future for Shared<F> {
+impl<F: Future> Future for SharedTask<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_wait_once_a_quantum_is_used_and_are_woken_in_turn() {
+    fn tasks_wait_for_the_next_quantum_in_order() {
         let mut usage = Usage::default();
         assert!(usage.has_time());
         usage.used = QUANTUM;
@@ -280,7 +280,7 @@ mod tests {
         let begins: Vec<_> = waiters.iter().map(|waiter| usage.wait(waiter)).collect();
         assert_eq!(begins.iter().filter(|begins| **begins).count(), 1);
         assert!(begins[0]);
-        // However often one is polled, it waits once.
+        // A task that is polled several times has one place in the queue.
         assert!(waiters.iter().all(|waiter| !usage.wait(waiter)));
         assert_eq!(usage.waiting.len(), waiters.len());
 
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_that_are_gone_take_nobodys_turn() {
+    fn dropped_tasks_use_no_wakeups() {
         let mut usage = Usage::default();
         for _ in 0..MAX_WOKEN {
             usage.wait(&Waiter::new(Waker::noop()));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_has_one_share_as_long_as_it_has_any() {
+    fn all_tasks_of_a_caller_have_the_same_share() {
         let shares = FairShares::default();
         let one = shares.of(name("a").as_ref(), IP);
         let same = shares.of(name("a").as_ref(), IP);
@@ -322,7 +322,7 @@ mod tests {
         assert!(shares.0.lock().is_empty());
     }
 
-    /// Uses the worker for so long, and is ready again.
+    /// Keeps the worker busy for a number of turns.
     async fn busy(turns: usize) {
         for _ in 0..turns {
             let began = Instant::now();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_task_comes_between_any_two_quanta_of_another_callers_many() {
+    async fn single_task_runs_between_quanta_of_a_busy_caller() {
         let shares = FairShares::default();
         let heavy = shares.of(name("heavy").as_ref(), IP);
         let light = shares.of(name("light").as_ref(), IP);
@@ -359,20 +359,20 @@ mod tests {
             }
         });
         waits.await;
-        // Two passes of the queue at most, and not twenty tasks.
+        // Two passes of the queue at most, rather than twenty tasks.
         assert!(most.get() <= 3, "{}", most.get());
         assert!(turns.load(Relaxed) > 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_that_is_alone_waits_for_no_timer() {
+    async fn single_caller_is_never_delayed_by_timers() {
         let share = FairShares::default().of(None, IP);
         let tasks = (0..10).map(|_| ambit_rt::spawn("busy", share.run(busy(5))));
         let began = tokio::time::Instant::now();
         for task in tasks.collect::<Vec<_>>() {
             task.await.unwrap();
         }
-        // The clock of timers moves on only while nothing is ready.
+        // The clock of timers only advances when nothing is ready.
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn measure(event: &mut Flow, received: u64, sent: u64, duration: Dura
     event.duration_ms = flow::milliseconds(duration);
 }
 
-/// The caller: what is at its address, if it has the identity that the caller has proven.
+/// Returns the caller: the workload at its address, if that has the verified identity of the caller.
 fn source(session: &Session) -> Peer {
     let (waypoint, caller) = (&session.shard.waypoint, &session.caller);
     let table = waypoint.state.table();

@@ -1,4 +1,4 @@
-//! Headers that are not passed on, and those that are made.
+//! Headers that are removed from, or added to, forwarded requests and responses.
 
 use std::net::IpAddr;
 
@@ -28,10 +28,10 @@ const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert
 
 /// Response header of requests that a rate limit rejected.
 pub(crate) const RATE_LIMITED: HeaderName = HeaderName::from_static("x-envoy-ratelimited");
-/// The address of the original client, where proxies in front of the mesh are trusted.
+/// Header with the address of the original client, where proxies in front of the mesh are trusted.
 const EXTERNAL_ADDRESS: HeaderName = HeaderName::from_static("x-envoy-external-address");
 
-/// Headers of one hop (RFC 9110, section 7.6.1), besides those that `Connection` names.
+/// Hop-by-hop headers (RFC 9110, section 7.6.1), besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 7] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -46,7 +46,7 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 /// Headers of a requested upgrade.
 pub(super) const UPGRADE_OF_REQUESTS: [HeaderName; 2] = [CONNECTION, UPGRADE];
 
-/// Headers of addresses and origins: they pass from clients as they came, in the one spelling that is here.
+/// Headers of addresses and origins: they pass from clients unchanged, in exactly this spelling.
 const FORWARDING: [&str; 9] = [
     "forwarded",
     "traceparent",
@@ -62,8 +62,8 @@ const FORWARDING: [&str; 9] = [
 /// Headers of [`FORWARDING`] with the client's address, which modifications of requests leave unchanged.
 const ADDRESSES: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
 
-/// Whether a header claims, in any spelling, what only proxies of the mesh know, or duplicates origin or framing
-/// headers for CGI-style applications.
+/// Whether a header, in any spelling, makes a claim that only proxies of the mesh may make, or duplicates origin or
+/// framing headers for CGI-style applications.
 pub(crate) fn is_claim(name: &HeaderName) -> bool {
     is_mesh_header(name.as_str())
         || hyphenated(name)
@@ -114,7 +114,7 @@ pub(crate) fn may_be_trailer(name: &HeaderName) -> bool {
         && !FORWARDING.contains(&folded.as_str())
 }
 
-/// Joins the lines of `cookie`, into which HTTP/2 may break it (RFC 9113, section 8.2.3): every reader sees one line.
+/// Joins the lines of `cookie`, into which HTTP/2 may split it (RFC 9113, section 8.2.3): every reader sees one line.
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let lines: Vec<_> = headers
         .get_all(COOKIE)
@@ -124,14 +124,14 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     if lines.len() < 2 {
         return;
     }
-    // Of bytes that are values each, and a separator that is one.
+    // Both the values and the separator consist of valid bytes.
     if let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..])) {
         headers.insert(COOKIE, joined);
     }
 }
 
-/// `Connection` names an end-to-end header with a meaning: a recipient that honours it would remove what others rely
-/// on.
+/// Error of a `Connection` header that names a meaningful end-to-end header: removing it would change the request for
+/// other recipients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection header names a header that belongs to the whole request")]
 pub(crate) struct EndToEnd;
@@ -176,7 +176,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEnd>
     Ok(())
 }
 
-/// Whether a body is encoded for the hop in another way than by chunks: it would be passed on as if it were not.
+/// Whether a transfer encoding other than chunked applies to a body, which would be forwarded undecoded.
 pub(crate) fn has_other_encoding(headers: &HeaderMap) -> bool {
     let mut encodings = headers.get_all(TRANSFER_ENCODING).iter();
     let is_chunked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"chunked");
@@ -238,14 +238,14 @@ pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
     }
 }
 
-/// `x-envoy-external-address`, as the proxies in front of the mesh say whose it is.
+/// Adds `x-envoy-external-address`, if trusted proxies in front of the mesh name the client's address.
 pub(crate) fn add_external_address(headers: &mut HeaderMap, client: IpAddr) {
     if let Ok(value) = HeaderValue::from_str(&client.to_string()) {
         headers.insert(EXTERNAL_ADDRESS, value);
     }
 }
 
-/// `x-forwarded-client-cert`, for waypoints that are configured to set it.
+/// Adds `x-forwarded-client-cert`, for waypoints that are configured to set it.
 pub(crate) fn add_client_identity(
     headers: &mut HeaderMap,
     waypoint: &Identity,
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_one_hop_stay_behind() {
+    fn hop_by_hop_headers_are_removed() {
         let mut headers = map(&[
             ("connection", "close, X-Hop"),
             ("x-hop", "1"),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_header_cannot_remove_what_others_rely_on() {
+    fn connection_header_cannot_remove_end_to_end_headers() {
         for name in [
             "host",
             "Content-Length",
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_address_is_added_to_those_that_were_there() {
+    fn callers_address_is_appended_to_forwarded_for() {
         let mut headers = map(&[
             ("x-forwarded-for", "1.1.1.1"),
             ("x-forwarded-for", "2.2.2.2"),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_is_of_version_four() {
+    fn generated_request_ids_are_version_four_uuids() {
         assert_eq!(
             request_id(u128::MAX),
             "ffffffff-ffff-4fff-bfff-ffffffffffff"
@@ -352,7 +352,7 @@ mod tests {
             ("content_length", true),
             ("transfer_encoding", true),
             ("content-length", false),
-            // A session's mark names an endpoint and identifies no caller.
+            // A session header names an endpoint and identifies no caller.
             ("x-ambit-session-shop-r-1", false),
             ("x_ambit_session_shop", true),
             ("x-forwarded-for", false),
@@ -396,14 +396,14 @@ mod tests {
     }
 
     #[test]
-    fn crumbs_of_cookies_become_one_line() {
+    fn split_cookies_are_joined() {
         let mut headers = map(&[("cookie", "a=1"), ("x", "1"), ("cookie", "b=2; c=3")]);
         join_cookies(&mut headers);
         assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3"), ("x", "1")]));
     }
 
     #[test]
-    fn responses_say_nothing_in_the_name_of_a_proxy_but_that_they_are_limited() {
+    fn responses_keep_only_rate_limit_headers_of_proxies() {
         let mut headers = map(&[
             ("x-envoy-peer-metadata-id", "forged"),
             ("x-ambit-waypoints-passed", "1"),

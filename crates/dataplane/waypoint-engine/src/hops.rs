@@ -1,14 +1,15 @@
-//! Waypoints that a request or connection has passed, counted in a header: routing loops between waypoints end.
+//! Number of waypoints that a request or connection has passed, in a header: it ends routing loops between waypoints.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header with the number of waypoints that a request, or the connection in a tunnel, has passed. Applications never get
-/// it.
+/// Header with the number of waypoints that a request, or the connection in a tunnel, has passed. It is never sent to
+/// applications.
 const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
-/// Hops at which a request is in a loop. Each route to a service with another waypoint adds one or two.
+/// Number of hops at which a request is considered to be in a routing loop. Each route to a service with another
+/// waypoint adds one or two.
 const MAX_HOPS: u8 = 8;
-/// Hops that a mirrored request counts besides. Another waypoint may mirror it once more, and none after that: several
-/// mirrors each would multiply it.
+/// Hops that are added to a mirrored request. Another waypoint may mirror it once more, and the next ones may not:
+/// several mirrors each would multiply it.
 const MIRROR_HOPS: u8 = 3;
 
 /// Number of waypoints passed before this one.
@@ -34,7 +35,7 @@ impl Hops {
         hops
     }
 
-    /// Hops of a mirrored request.
+    /// Returns the hops of a mirrored request.
     pub(crate) fn mirrored(self) -> Self {
         Self(self.0.saturating_add(MIRROR_HOPS))
     }
@@ -76,7 +77,7 @@ mod tests {
         let once = next(Hops::NONE.mirrored());
         assert_eq!(once, Some(Hops(4)));
         assert_eq!(once.and_then(|once| next(once.mirrored())), None);
-        // No waypoint writes that.
+        // Values that no waypoint writes.
         for value in ["", "-1", "256", "x"] {
             assert_eq!(taken(value), Some(Hops(0)), "{value}");
         }

@@ -8,9 +8,9 @@ mod exchange;
 mod explain;
 mod extension;
 mod fault;
-mod form;
 mod limits;
 mod mirror;
+mod normalized_target;
 mod reply;
 mod report;
 mod request_headers;
@@ -57,28 +57,28 @@ use connection::{
 };
 
 /// Idle timeout of a connection.
-const IDLE: Duration = Duration::from_secs(3600);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Time for which idle HTTP/1.1 connections stay open during shutdown: a client that has just sent a request cannot
 /// know that it is not read, while a response can close the connection.
-const IDLE_AT_THE_END: Duration = Duration::from_secs(10);
-/// Header fields of HTTP/1 above the limit that are still answered by name.
-const NAMED_HEADERS: usize = 100;
-/// Bytes of a header section of HTTP/1 above the limit that are still answered by name.
-const NAMED_HEADER_BYTES: usize = 16 << 10;
-/// Most requests at once on one connection of HTTP/2. Before their budgets are charged, the library holds as many
-/// decoded header sections of one connection and worker: 100 of 64 kB, which take up to 256 kB each, are 25 MB.
+const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Header fields above the limit that HTTP/1 still parses, to respond with the reason.
+const EXTRA_HEADERS: usize = 100;
+/// Bytes of a header section above the limit that HTTP/1 still parses, to respond with the reason.
+const EXTRA_HEADER_BYTES: usize = 16 << 10;
+/// Maximum number of concurrent requests on one HTTP/2 connection. Before their budgets are charged, hyper holds as
+/// many decoded header sections of one connection and worker: 100 of 64 kB, which take up to 256 kB each, are 25 MB.
 const MAX_STREAMS: u32 = 100;
-/// Most streams that a client has reset and that are not yet forgotten.
-const MAX_RESETS: usize = 50;
-/// Bytes of one response that HTTP/2 takes while its client does not read.
-const MAX_SEND_BUFFER: usize = 16 << 10;
-/// Receive window of a connection of HTTP/2: this part of what is left of its caller's budget for connections, within
-/// these bounds.
-const WINDOW_SHARE: usize = 64;
-const MIN_WINDOW: usize = 64 << 10;
-const MAX_WINDOW: usize = 4 << 20;
+/// Maximum number of reset streams that HTTP/2 remembers.
+const MAX_RESET_STREAMS: usize = 50;
+/// Bytes of one response that HTTP/2 buffers while its client does not read.
+const MAX_SEND_BUFFER_BYTES: usize = 16 << 10;
+/// Divisor of the receive window of an HTTP/2 connection: the window is this part of the free rest of the caller's
+/// budget for connections, within the bounds below.
+const WINDOW_DIVISOR: usize = 64;
+const MIN_WINDOW_BYTES: usize = 64 << 10;
+const MAX_WINDOW_BYTES: usize = 4 << 20;
 /// Receive window of one stream: a few unread uploads leave the connection's window to others.
-const MAX_STREAM_WINDOW: usize = 64 << 10;
+const MAX_STREAM_WINDOW_BYTES: usize = 64 << 10;
 
 /// Serves the requests of a tunnel until the client or the process ends it.
 #[expect(
@@ -97,21 +97,21 @@ where
     let begins = pacing.clone();
     let cancels = session.shard.waypoint.config.streams.cancel_on_half_close;
     let ahead = cancels.then(|| pacing.clone());
-    // A response of HTTP/1 that is not read holds the whole connection.
+    // Notified when the client does not read a response of HTTP/1, which blocks the whole connection.
     let unread = Arc::new(Notify::new());
     let stalled = unread.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (session, ending) = (requests.clone(), ending.clone());
         let serving = begins.begin();
         let (pacing, stalled) = (begins.clone(), stalled.clone());
-        // Clients of HTTP/1.0 know neither chunks nor interim responses.
+        // HTTP/1.0 clients know neither chunks nor interim responses.
         let is_http11 = request.version() == http::Version::HTTP_11;
         let interim = is_http11.then(|| pacing.additions().clone());
         if let Some(interim) = &interim {
             interim.begin_interim();
             request.extensions_mut().insert(Interim(interim.clone()));
         }
-        // At once: requests that are not begun yet are held, too.
+        // Charged at once, since requests occupy memory before their handling begins.
         let limits = session.shard.waypoint.config.headers;
         let admitted = overload::admit(&session.memory, limits, &mut request, version);
         async move {
@@ -161,7 +161,7 @@ where
                     tokio::select! {
                         ended = &mut connection => ended,
                         () = unread.notified() => Ok(()),
-                        () = tokio::time::sleep(IDLE_AT_THE_END) => {
+                        () = tokio::time::sleep(DRAIN_IDLE_TIMEOUT) => {
                             connection.as_mut().graceful_shutdown();
                             tokio::select! {
                                 ended = &mut connection => ended,
@@ -174,14 +174,16 @@ where
             }
         }
         Version::Http2 => {
-            let window = session.memory.window(WINDOW_SHARE, MIN_WINDOW, MAX_WINDOW);
+            let window = session
+                .memory
+                .window(WINDOW_DIVISOR, MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
             let Ok(window) = window else {
                 return failure::refused(&session, version, "memory_budget_connection");
             };
             let limit = session.shard.waypoint.config.headers_timeout;
-            let most = session.shard.waypoint.config.headers.bytes;
-            let io = HeaderBlocks::new(io, limit, most, session.memory.clone());
-            let mut builder = http2_builder(window.bytes(), most, &session.share);
+            let max_header_bytes = session.shard.waypoint.config.headers.bytes;
+            let io = HeaderBlocks::new(io, limit, max_header_bytes, session.memory.clone());
+            let mut builder = http2_builder(window.bytes(), max_header_bytes, &session.share);
             let upgrades = &session.shard.waypoint.config.upgrades;
             if upgrades.iter().any(|one| one == WEBSOCKET) {
                 builder.enable_connect_protocol();
@@ -205,19 +207,19 @@ where
     }
 }
 
-/// A server of HTTP/1 within the limits of a connection.
+/// Returns an HTTP/1 server with the limits of a connection.
 fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
     let mut builder = conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
-        .max_buf_size(limits.bytes + NAMED_HEADER_BYTES)
-        .max_headers(limits.fields + NAMED_HEADERS)
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(limits.bytes + EXTRA_HEADER_BYTES)
+        .max_headers(limits.fields + EXTRA_HEADERS)
         .half_close(true);
     builder
 }
 
-/// A server of HTTP/2 that receives as many bytes before they are read, and header sections of so many bytes.
+/// Returns an HTTP/2 server with a receive window and a limit of header sections, both in bytes.
 fn http2_builder(window: usize, headers: usize, share: &FairShare) -> conn::http2::Builder<Tasks> {
     let bytes = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
     let mut builder = conn::http2::Builder::new(Tasks(TaskShare::Fixed(share.clone())));
@@ -225,10 +227,10 @@ fn http2_builder(window: usize, headers: usize, share: &FairShare) -> conn::http
         .timer(TokioTimer::new())
         .max_header_list_size(bytes(headers))
         .max_concurrent_streams(MAX_STREAMS)
-        .max_pending_accept_reset_streams(MAX_RESETS)
-        .max_local_error_reset_streams(MAX_RESETS)
-        .max_send_buf_size(MAX_SEND_BUFFER)
-        .initial_stream_window_size(bytes(window.min(MAX_STREAM_WINDOW)))
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(MAX_RESET_STREAMS)
+        .max_send_buf_size(MAX_SEND_BUFFER_BYTES)
+        .initial_stream_window_size(bytes(window.min(MAX_STREAM_WINDOW_BYTES)))
         .initial_connection_window_size(bytes(window));
     builder
 }

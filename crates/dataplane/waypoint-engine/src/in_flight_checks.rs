@@ -1,28 +1,28 @@
-//! Limits on checks in flight: calls to authorization providers and rate-limit services, and those of plugins because of
-//! requests, that have not been answered yet.
+//! Limits of checks in flight: unanswered calls to authorization providers and rate-limit services, and calls of
+//! plugins on behalf of requests.
 //!
-//! A caller, and the owner of a slow service, has a share of the limit: neither can starve others.
+//! Each caller and each called service has a share of the limit: neither a caller nor a slow service can starve others.
 
 use std::{collections::HashMap, hash::Hash, net::IpAddr, sync::Arc};
 
 use ambit_model::{ArcStr, Identity};
 use parking_lot::Mutex;
 
-/// Checks in flight on one worker.
+/// Maximum checks in flight on one worker.
 const MAX_CHECKS: usize = 2048;
-/// Checks in flight at one authorization provider, or at the rate-limit services of one namespace.
+/// Maximum checks in flight at one authorization provider, or at the rate-limit services of one namespace.
 const MAX_CHECKS_PER_SERVICE: usize = MAX_CHECKS / 8;
-/// Checks in flight for one caller: less than a service's share, so that no caller uses that up alone.
+/// Maximum checks in flight for one caller: less than a service's share, so that no caller can use that up alone.
 const MAX_CHECKS_PER_CALLER: usize = MAX_CHECKS / 16;
 
-/// Account of a check besides its caller's.
+/// Service that a check is counted at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CheckService {
     /// An authorization provider of the mesh's administrator, by name.
     Provider(ArcStr),
     /// Rate-limit services of the RateLimits of one namespace.
     RateLimits(ArcStr),
-    /// Calls of one plugin because of requests.
+    /// Calls of one plugin on behalf of requests.
     Plugin(ArcStr),
 }
 
@@ -58,7 +58,7 @@ impl Drop for CheckPermit {
 }
 
 impl InFlightChecks {
-    /// Counts one more check; `None` if the worker, the caller or the service has its share in flight already.
+    /// Counts a check; `None` if the worker, the caller or the service is at its limit.
     pub(crate) fn begin(
         &self,
         identity: Option<&Identity>,
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn one_caller_leaves_checks_to_others_at_the_same_service() {
+    fn one_caller_cannot_use_up_the_checks_of_a_service() {
         let checks = InFlightChecks::default();
         let provider = CheckService::Provider("authz".into());
         let held = fill(&checks, 1, &provider);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_hangs_leaves_checks_to_other_services() {
+    fn hanging_service_cannot_use_up_all_checks() {
         let checks = InFlightChecks::default();
         let hangs = CheckService::RateLimits("tenant".into());
         let held: Vec<_> = (0..100)
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_has_a_limit() {
+    fn checks_of_a_worker_are_limited() {
         let checks = InFlightChecks::default();
         let services = (0..20).map(|number| CheckService::RateLimits(arcstr::format!("{number}")));
         let held: Vec<_> = services

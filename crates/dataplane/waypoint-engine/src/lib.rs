@@ -1,4 +1,4 @@
-//! The engine of waypoints: HTTP understood, authorized, routed and measured for the pods that a waypoint covers.
+//! The engine of waypoints: parses, authorizes, routes and measures HTTP for the pods that a waypoint covers.
 //!
 //! [`server`] accepts a tunnel, `target` finds its destination and `caller` its caller. The content is proxied as TCP
 //! (`tcp`) or as HTTP (`http`), to an `upstream`. [`published`] has the configuration from the control plane,

@@ -1,5 +1,5 @@
-//! The sockets that tunnels come to, one a worker thread. The supervisor holds them, so that openings wait in their
-//! queues while one worker process has died and the next is not ready yet.
+//! Listening sockets for tunnels, one per worker thread. The supervisor keeps them open, so that connections wait in
+//! the accept queues while a worker process has died and the next one is not ready yet.
 
 use std::{
     net::TcpListener,
@@ -13,19 +13,18 @@ use ambit_sys::socket::{self, ListenSpec, Listening, SocketError, Transparent};
 use crate::config::Config;
 
 /// Name under which the supervisor stores the listeners.
-const HELD: &str = "tunnels";
+const STORED_NAME: &str = "tunnels";
 
-/// Takes over the previous process's listeners, all of them since connections may queue at any, or binds the port; and
-/// stores them at the supervisor.
+/// Takes over all listeners of the previous process, since connections may queue at any of them, or binds the port; and
+/// stores the listeners at the supervisor.
 ///
-/// # Errors
-/// When the port cannot be bound.
+/// # Errors When the port cannot be bound.
 pub fn open(
     config: &Config,
     supervisor: &Supervisor,
     held: Handover<OwnedFd>,
 ) -> Result<Vec<TcpListener>, SocketError> {
-    let items = held.into_items().filter(|(name, _)| &**name == HELD);
+    let items = held.into_items().filter(|(name, _)| &**name == STORED_NAME);
     let inherited = items.flat_map(|(_, item)| item.descriptors);
     let inherited = inherited.map(|socket| socket::adopt(socket.into(), &config.tuning));
     let mut listening = inherited.collect::<Result<Vec<_>, _>>()?;
@@ -44,11 +43,11 @@ pub fn open(
         .map(|Listening { listener, .. }| listener);
     let listeners: Vec<_> = listeners.collect();
     let descriptors: Vec<_> = listeners.iter().map(AsFd::as_fd).collect();
-    supervisor.hold(HELD, &[], &descriptors);
+    supervisor.hold(STORED_NAME, &[], &descriptors);
     Ok(listeners)
 }
 
 /// Releases the listeners that no process will accept from, so that clients are rejected instead of waiting.
 pub fn release(supervisor: &Supervisor) {
-    supervisor.release(HELD);
+    supervisor.release(STORED_NAME);
 }

@@ -1,6 +1,6 @@
-//! Memory budgets: bytes that the waypoint holds for its callers. A connection's budget is part of its caller's, and that
-//! one of the process's. What does not fit into all of them is refused before it is kept, so that the process stays
-//! below half of its memory limit whatever one caller sends.
+//! Memory budgets: bytes that the waypoint holds for its callers. A connection's budget is part of its caller's, and a
+//! caller's budget part of the process's. Data that exceeds one of them is rejected before it is stored, so that the
+//! process stays below half of its memory limit regardless of what one caller sends.
 
 mod account;
 mod callers;
@@ -13,7 +13,7 @@ pub(crate) use callers::{ConnectionMemory, Memory, Use, WindowShares};
 pub(crate) struct MemoryLimits {
     /// Limit of all callers together.
     pub(crate) process: usize,
-    /// Limit of one caller: a quarter, so that no caller exhausts the process's budget.
+    /// Limit of one caller: a quarter of the process's, so that no caller exhausts that alone.
     pub(crate) caller: usize,
     /// Limit of one caller's connections: their buffers and windows.
     pub(crate) connections: usize,

@@ -1,4 +1,4 @@
-//! What HTTP connections of both sides are made of.
+//! Types that HTTP connections to clients and to upstreams have in common.
 
 use bytes::Bytes;
 use http::{Request, Uri, uri::Scheme};
@@ -10,16 +10,16 @@ use crate::fair_share::TaskShare;
 /// HTTP version, as far as connections differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Version {
-    /// 1.0 or 1.1.
+    /// HTTP/1.0 or HTTP/1.1.
     Http1,
-    /// HTTP/2 without its own TLS.
+    /// HTTP/2 in cleartext (h2c), or over TLS that the waypoint originates.
     Http2,
 }
 
 /// Body of a request or response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
 
-/// Why a body ends before its end.
+/// Reason why a body ends early.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Returns a body with a fixed text.
@@ -28,7 +28,7 @@ pub(crate) fn text(text: impl Into<Bytes>) -> Body {
     full.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Marks an HTTP/2 request as sent over TLS.
+/// Marks an HTTP/2 request as sent over TLS (`:scheme`).
 pub(crate) fn secure(request: &mut Request<Body>) {
     let mut parts = request.uri().clone().into_parts();
     if parts.authority.is_some() {
@@ -39,7 +39,7 @@ pub(crate) fn secure(request: &mut Request<Body>) {
     }
 }
 
-/// Runs the tasks that an HTTP/2 connection starts, within its share.
+/// Executor of the tasks that an HTTP/2 connection starts, within its share.
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks(pub(crate) TaskShare);
 

@@ -1,5 +1,5 @@
-//! A stream of which the bytes that are read are counted, and whose reset is seen while nothing is read from it or
-//! written to it.
+//! Stream that counts the bytes that are read, and detects a reset of its peer even while it is neither read nor
+//! written.
 
 use std::{
     future::poll_fn,
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Timeout for delivering bytes that a client sent before it reset its connection.
-const LAST_BYTES: Duration = Duration::from_secs(5);
+const RESET_GRACE: Duration = Duration::from_secs(5);
 
 /// One end of a relayed connection, which [`reset_by_client`] watches.
 #[derive(Debug)]
@@ -28,15 +28,15 @@ impl<'a, IO, F: Fn(u64)> Metered<'a, IO, F> {
     }
 }
 
-/// Returns why the client's end broke, some time after it did: also when its bytes wait for the other end of the
-/// connection, so that it is not read.
+/// Waits until the client's side has failed, and returns the error a while later; also while its bytes wait for the
+/// other side of the connection, so that it is not read.
 pub(crate) async fn reset_by_client<IO: AsyncWrite + Unpin>(io: &Mutex<IO>) -> io::Error {
     let error = poll_fn(|cx| match Pin::new(&mut *io.lock()).poll_flush(cx) {
         Poll::Ready(Err(error)) => Poll::Ready(error),
         Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
     })
     .await;
-    tokio::time::sleep(LAST_BYTES).await;
+    tokio::time::sleep(RESET_GRACE).await;
     error
 }
 

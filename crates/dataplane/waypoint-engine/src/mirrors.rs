@@ -1,4 +1,4 @@
-//! What mirrors of routes cost a worker: bounded, however many requests are mirrored.
+//! Limits of mirrored requests of one worker, whatever the number of routes that mirror.
 
 use std::sync::{
     Arc,
@@ -6,47 +6,49 @@ use std::sync::{
 };
 
 /// Maximum concurrent mirrored requests of a worker.
-const MOST: usize = 256;
+const MAX_MIRRORED_REQUESTS: usize = 256;
 /// Mirrored requests of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Mirrors {
-    under_way: Arc<AtomicUsize>,
-    pub(crate) behind: Behind,
+    active: Arc<AtomicUsize>,
+    pub(crate) buffered: BufferedBytes,
 }
 
 /// Permit of one active mirrored request.
 #[derive(Debug)]
-pub(crate) struct Slot(Arc<AtomicUsize>);
+pub(crate) struct MirrorPermit(Arc<AtomicUsize>);
 
-impl Drop for Slot {
+impl Drop for MirrorPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
 impl Mirrors {
-    /// Leave to send one more.
-    pub(crate) fn begin(&self) -> Option<Slot> {
-        let slot = Slot(self.under_way.clone());
-        (self.under_way.fetch_add(1, Relaxed) < MOST).then_some(slot)
+    /// Takes a permit to send one more mirrored request.
+    pub(crate) fn begin(&self) -> Option<MirrorPermit> {
+        let permit = MirrorPermit(self.active.clone());
+        (self.active.fetch_add(1, Relaxed) < MAX_MIRRORED_REQUESTS).then_some(permit)
     }
 }
 
-/// Bytes that all mirrors of a worker are behind.
+/// Bytes that all mirrored requests of a worker have buffered.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Behind(pub(crate) Arc<AtomicUsize>);
+pub(crate) struct BufferedBytes(pub(crate) Arc<AtomicUsize>);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_so_many_are_under_way() {
+    fn mirrored_requests_of_a_worker_are_limited() {
         let mirrors = Mirrors::default();
-        let slots: Vec<_> = (0..MOST).map_while(|_| mirrors.begin()).collect();
-        assert_eq!(slots.len(), MOST);
+        let permits: Vec<_> = (0..MAX_MIRRORED_REQUESTS)
+            .map_while(|_| mirrors.begin())
+            .collect();
+        assert_eq!(permits.len(), MAX_MIRRORED_REQUESTS);
         assert!(mirrors.begin().is_none() && mirrors.begin().is_none());
-        drop(slots);
-        assert_eq!(mirrors.under_way.load(Relaxed), 0);
+        drop(permits);
+        assert_eq!(mirrors.active.load(Relaxed), 0);
     }
 }

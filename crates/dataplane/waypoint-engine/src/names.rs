@@ -1,10 +1,10 @@
-//! Addresses of hosts outside of the mesh: cached, with few look-ups at a time, and never forbidden ones
-//! ([`ambit_egress`]); for hosts that clients name, none of the mesh either.
+//! DNS resolution of hosts outside of the mesh: cached, limited in concurrency, and without forbidden addresses
+//! ([`ambit_egress`]). Hosts that clients name must not resolve to addresses of the mesh either.
 //!
 //! The owner of a domain decides what its names resolve to. A wildcard lets clients choose a name, and so an address:
-//! without this they could make the waypoint call internal addresses. Nor do the names that they choose, which are as
-//! many as they like, take the place of those of objects, or of other clients: the look-ups of both are apart, and one
-//! client has few in flight.
+//! without this check they could make the waypoint call internal addresses. The look-ups of names from clients, whose
+//! number is unbounded, do not evict those of names from objects or of other clients: both have their own cache and
+//! limits, and one client has few in flight.
 
 mod lookups;
 
@@ -14,30 +14,30 @@ use ambit_egress::{Forbidden, Guard};
 use parking_lot::Mutex;
 
 pub(crate) use lookups::{Caller, Known, TooManyLookups};
-use lookups::{LONGEST, Lookups};
+use lookups::{Lookups, MAX_TTL};
 
 /// Maximum addresses that are cached as outside the mesh.
-const MAX_GOOD: usize = 4096;
+const MAX_OUTSIDE_ADDRESSES: usize = 4096;
 
 /// Resolver of hosts outside the mesh.
 #[derive(Debug)]
 pub(crate) struct Names {
     /// Hosts that objects name.
     of_objects: Lookups,
-    /// Hosts that clients name, below wildcards: as many as they like.
+    /// Hosts below wildcards that clients name, in any number.
     of_clients: Lookups,
-    /// Addresses that are not the mesh's according to the control plane, and the expiry of that.
-    good: Mutex<HashMap<IpAddr, Instant>>,
+    /// Addresses that the control plane reports as outside of the mesh, with the time until which that is valid.
+    outside: Mutex<HashMap<IpAddr, Instant>>,
     guard: Guard,
 }
 
 impl Names {
-    /// An empty cache; the guard decides which addresses are allowed.
+    /// Creates an empty cache; the guard decides which addresses are allowed.
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
             of_objects: Lookups::new(),
             of_clients: Lookups::new(),
-            good: Mutex::default(),
+            outside: Mutex::default(),
             guard,
         }
     }
@@ -61,33 +61,33 @@ impl Names {
         self.of_clients.get(host, Some(caller), look_up).await
     }
 
-    /// Whether an address that an object or a client names, or that a name has, may be called.
+    /// Checks that an address may be called, whether it was named directly or resolved.
     pub(crate) fn check(&self, ip: IpAddr) -> Result<(), Forbidden> {
         self.guard.check(ip)
     }
 
-    /// Whether an address is known not to be the mesh's.
-    pub(crate) fn is_good(&self, ip: IpAddr) -> bool {
-        let until = self.good.lock().get(&ip).copied();
+    /// Whether an address is known to be outside of the mesh.
+    pub(crate) fn is_outside_mesh(&self, ip: IpAddr) -> bool {
+        let until = self.outside.lock().get(&ip).copied();
         self.guard.is_allowed(ip) || until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// An address is not the mesh's.
-    pub(crate) fn found_good(&self, ip: IpAddr) {
+    /// Records that an address is outside of the mesh.
+    pub(crate) fn record_outside_mesh(&self, ip: IpAddr) {
         let now = Instant::now();
-        let mut all = self.good.lock();
-        if all.len() >= MAX_GOOD {
+        let mut all = self.outside.lock();
+        if all.len() >= MAX_OUTSIDE_ADDRESSES {
             all.retain(|_, until| now < *until);
         }
-        if all.len() >= MAX_GOOD {
+        if all.len() >= MAX_OUTSIDE_ADDRESSES {
             all.clear();
         }
-        all.insert(ip, now + LONGEST);
+        all.insert(ip, now + MAX_TTL);
     }
 }
 
-/// The host that a text names, if it is one below a wildcard (`*.` and a domain): in lower case, without a port.
-pub(crate) fn under(wildcard: &str, text: &str) -> Option<String> {
+/// Returns the host that a text names, if it is below a wildcard (`*.` and a domain): in lower case, without a port.
+pub(crate) fn host_below(wildcard: &str, text: &str) -> Option<String> {
     let name = match text.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         Some(_) => return None,
@@ -103,10 +103,10 @@ pub(crate) fn under(wildcard: &str, text: &str) -> Option<String> {
     (name.len() <= 253 && !first.is_empty() && name.split('.').all(is_label)).then_some(name)
 }
 
-/// The names that are more specific for a host than a wildcard above it, the most specific first: the host itself, then
-/// longer wildcards.
+/// Returns the names that are more specific for a host than a wildcard above it, the most specific first: the host
+/// itself, then longer wildcards.
 pub(crate) fn more_specific(wildcard: &str, text: &str) -> Option<impl Iterator<Item = String>> {
-    let host = under(wildcard, text)?;
+    let host = host_below(wildcard, text)?;
     let above = host.match_indices('.').map(|(dot, _)| dot);
     let wildcards = above.filter_map(|dot| Some(format!("*{}", host.get(dot..)?)));
     let longer = wildcards.take_while(|one| one.len() > wildcard.len());
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_below_the_wildcard_are_hosts_of_it() {
+    fn hosts_of_a_wildcard_are_names_below_it() {
         for (text, expected) in [
             ("api.example.com", Some("api.example.com")),
             ("API.Example.com.", Some("api.example.com")),
@@ -137,9 +137,13 @@ mod tests {
             ("127.0.0.1", None),
             ("", None),
         ] {
-            assert_eq!(under("*.example.com", text).as_deref(), expected, "{text}");
+            assert_eq!(
+                host_below("*.example.com", text).as_deref(),
+                expected,
+                "{text}"
+            );
         }
-        assert_eq!(under("example.com", "a.example.com"), None);
+        assert_eq!(host_below("example.com", "a.example.com"), None);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use ambit_model::Identity;
 
 use crate::memory::ConnectionMemory;
 
-/// Caller of the request that a call of the waypoint's own is made for.
+/// Caller of the request for which the waypoint makes a call.
 #[derive(Clone, Debug)]
 pub(crate) struct OnBehalf {
     pub(crate) identity: Option<Identity>,
     pub(crate) ip: IpAddr,
-    /// Budget that the call is charged to.
+    /// Budget to which the call is charged.
     pub(crate) memory: ConnectionMemory,
 }

@@ -1,5 +1,5 @@
-//! TLS that the waypoint begins with endpoints, as a `DestinationRule` or a `BackendTLSPolicy` has it. What cannot be
-//! had, for instance for a file that is not there, is an error: nothing is sent in clear in its place.
+//! TLS that the waypoint originates to endpoints, as a `DestinationRule` or a `BackendTLSPolicy` requires it. Missing
+//! files and invalid settings are errors: nothing is sent in plaintext instead.
 
 use std::{
     fs, io,
@@ -21,19 +21,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{config::Config, message::Version};
 
-/// Directory of TLS files in the control plane's records.
-const FILES: &str = "/etc/certs";
-/// Time for which cached files are used without checking for changes.
-const FRESH: Duration = Duration::from_secs(30);
+/// Directory of TLS files, as records of the control plane name it.
+const TLS_FILES: &str = "/etc/certs";
+/// Time for which cached files are used without a check for changes.
+const FILE_CACHE_TIME: Duration = Duration::from_secs(30);
 /// Longest certificate or key file, in bytes.
-const MAX_FILE: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Handshake timeout, unless a rule has a connect timeout.
-pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Error of originating TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginationError {
-    #[error("{0} is not below {FILES}")]
+    #[error("{0} is not below {TLS_FILES}")]
     Place(ArcStr),
     #[error("the file {path} of the waypoint cannot be read")]
     File {
@@ -45,7 +45,7 @@ pub(crate) enum OriginationError {
     Unusable(#[from] OutwardError),
     #[error(transparent)]
     Connect(#[from] OutwardConnectError),
-    #[error("TLS with {0} did not begin within {HANDSHAKE:?}")]
+    #[error("TLS with {0} did not begin within {HANDSHAKE_TIMEOUT:?}")]
     TooLong(String),
 }
 
@@ -62,13 +62,13 @@ pub(crate) struct Origination {
 pub(crate) struct TlsUpstream<'a> {
     pub(crate) origination: &'a Origination,
     pub(crate) config: &'a Config,
-    /// Hostname of the endpoint, as far as known.
+    /// Hostname of the endpoint, if known.
     pub(crate) host: &'a str,
     /// HTTP version that is spoken over the connection; `None` for the client's own protocol.
     pub(crate) version: Option<Version>,
 }
 
-/// Pool key of connections over TLS: those of one key may carry each other's requests.
+/// Pool key of TLS connections: requests with equal keys may share a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TlsKey {
     id: u64,
@@ -102,7 +102,7 @@ impl Origination {
         let text = |path| text(path, &config.tls_files);
         let mut made = self.made.lock();
         if let Some((at, outward)) = &*made
-            && (!self.has_files() || at.elapsed() < FRESH)
+            && (!self.has_files() || at.elapsed() < FILE_CACHE_TIME)
         {
             return Ok(outward.clone());
         }
@@ -130,13 +130,13 @@ impl Origination {
 }
 
 impl TlsUpstream<'_> {
-    /// The server name (SNI) to send.
+    /// Returns the server name (SNI) to send.
     fn name(&self) -> &str {
         let configured = self.origination.of.server_name.as_deref();
         configured.unwrap_or(self.host)
     }
 
-    /// Names of which the certificate must have one; `None` if it is not verified.
+    /// Returns the names of which the certificate must have one; `None` if it is not verified.
     pub(crate) fn identity(&self) -> Option<ArcStr> {
         let of = &self.origination.of;
         match &*of.names {
@@ -165,13 +165,13 @@ impl TlsUpstream<'_> {
             Version::Http2 => b"h2",
         });
         let connecting = outward.connect(stream, self.name(), protocol);
-        let connected = tokio::time::timeout(HANDSHAKE, connecting).await;
+        let connected = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting).await;
         let late = |_| OriginationError::TooLong(self.name().to_owned());
         Ok(connected.map_err(late)??)
     }
 }
 
-/// The authorities of the system, as they were when they were first needed.
+/// Returns the system's CA certificates, read once.
 fn of_system() -> Result<Authorities, OutwardError> {
     static KNOWN: OnceLock<Authorities> = OnceLock::new();
     if let Some(known) = KNOWN.get() {
@@ -183,7 +183,7 @@ fn of_system() -> Result<Authorities, OutwardError> {
 
 /// Reads a file below the waypoint's directory.
 fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
-    let below = Path::new(path.as_str()).strip_prefix(FILES).ok();
+    let below = Path::new(path.as_str()).strip_prefix(TLS_FILES).ok();
     let is_plain = |below: &&Path| {
         let mut parts = below.components();
         parts.all(|part| matches!(part, Component::Normal(_)))
@@ -193,7 +193,7 @@ fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
     let read = || {
         let file = fs::File::open(files.join(below))?;
         let mut text = String::new();
-        file.take(MAX_FILE).read_to_string(&mut text)?;
+        file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
         Ok(text)
     };
     read().map_err(|error| OriginationError::File {

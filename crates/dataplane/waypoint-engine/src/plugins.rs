@@ -1,5 +1,5 @@
-//! What plugins need of the waypoint: their modules, fetched and compiled; what they may ask of a request; the calls that
-//! they make; and what they count.
+//! Functions that plugins need from the waypoint: fetched and compiled modules, attributes of requests, calls, and
+//! metrics.
 
 mod calls;
 mod facts;
@@ -14,18 +14,17 @@ use ambit_wasm::{Call, CallResponse, Message};
 use tokio::sync::mpsc;
 
 use crate::{
-    extensions::{CallCause, Instance, OpenStream, Plugin, PluginContext, Tell},
+    extensions::{CallCause, Instance, OpenStream, Plugin, PluginContext, StreamEventHandler},
     waypoint::Shard,
 };
 
-pub(crate) use facts::OfRequest;
+pub(crate) use facts::RequestFacts;
 pub use loading::load;
 pub use metrics::PluginMetrics;
 
-/// The instance of a plugin on a worker, if there is one, or is one soon.
+/// Returns the instance of a plugin on a worker; waits for one that is starting.
 ///
-/// # Errors
-/// With the reason, when there is none.
+/// # Errors With the reason, when there is none.
 pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result<Instance, String> {
     shard
         .extensions
@@ -48,7 +47,7 @@ pub(crate) async fn follow(shard: Arc<Shard>) {
 }
 
 fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
-    // The shard holds the instances, and not the other way.
+    // The shard owns the instances: a strong reference would be a cycle.
     let weak = Arc::downgrade(shard);
     let calls = move |plugin: Arc<Plugin>, call: Call, cause: CallCause| {
         let shard = weak.upgrade();
@@ -66,7 +65,7 @@ fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
                         call: Call,
                         cause: CallCause,
                         messages: mpsc::UnboundedReceiver<Message>,
-                        tell: Tell| {
+                        tell: StreamEventHandler| {
         let shard = weak.upgrade();
         let ended: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             if let Some(shard) = shard {

@@ -1,4 +1,5 @@
-//! Records that the control plane has published for this waypoint: a store for each type, in the form that requests need.
+//! Records that the control plane has published for this waypoint: a store for each type, in the form that requests
+//! need.
 
 mod destinations;
 mod policies;
@@ -28,9 +29,9 @@ use tokio::sync::watch;
 
 use crate::{
     attachments::Attachments,
-    destination::Ruled,
+    destination::RuledService,
     extensions::{Chain, Extensions, Plugin},
-    rate_limits::{Limiters, OfRequests},
+    rate_limits::{Limiters, RequestLimits},
     record_store::RecordStore,
     telemetry_config::{Exporters, TelemetryConfig, TelemetryConfigs},
 };
@@ -41,7 +42,7 @@ pub use served::Served;
 use served::Services;
 use settings::Settings;
 
-pub use crate::record_store::Gone;
+pub use crate::record_store::RemovedRecord;
 
 /// Configuration of this waypoint from the control plane. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +54,7 @@ struct Inner {
     /// Whether telemetry is configured, so that requests without it take no lock.
     has_telemetry: AtomicBool,
     exporters: Arc<Exporters>,
-    /// Which addresses are called.
+    /// Egress guard, which decides which addresses may be called.
     guard: Guard,
     /// Number of changes so far.
     changes: watch::Sender<u64>,
@@ -96,7 +97,7 @@ struct Known {
     telemetry_configs: TelemetryConfigs,
     extensions: Extensions,
     limits: Limiters,
-    /// Types of which all records have been received once.
+    /// Types whose initial records have all been received.
     complete: Vec<WaypointRecordType>,
 }
 
@@ -105,7 +106,7 @@ macro_rules! stores {
     ($($variant:ident: $field:ident,)*) => {
         impl Known {
             /// Applies a change, and returns the metrics that it removes.
-            fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
+            fn apply(&mut self, update: WaypointUpdate) -> Option<RemovedRecord> {
                 match update {
                     $(
                         WaypointUpdate::Put(resource, WaypointRecord::$variant(record)) => {
@@ -119,7 +120,7 @@ macro_rules! stores {
                 }
             }
 
-            /// Records of all types with their state.
+            /// Dumps the records of all types with their state.
             fn dump(&self) -> Value {
                 let mut all = Map::new();
                 $(
@@ -129,7 +130,7 @@ macro_rules! stores {
                 all.into()
             }
 
-            /// Whether records of a type have to be known before anything is served.
+            /// Whether serving requires the initial records of a type.
             fn is_needed(&self, of: WaypointRecordType) -> bool {
                 match of {
                     $(WaypointRecordType::$variant => is_needed(&self.$field),)*
@@ -156,7 +157,7 @@ fn is_needed<S: RecordStore>(_store: &S) -> bool {
 
 impl Published {
     /// Applies changes, and returns the removed targets.
-    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<Gone> {
+    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<RemovedRecord> {
         let removed = {
             let mut known = self.0.known.write();
             let removed = updates.into_iter().filter_map(|update| known.apply(update));
@@ -188,19 +189,19 @@ impl Published {
     pub async fn known(&self) {
         let mut changes = self.watch();
         while !self.is_known() {
-            // The sender is here.
+            // Cannot fail: `self` owns the sender.
             let _changed = changes.changed().await;
         }
     }
 
-    /// Whether settings, services and policies have all been received once: before, nothing can be authorized.
+    /// Whether settings, services and policies have all been received once: before that, nothing can be authorized.
     pub fn is_known(&self) -> bool {
         let known = self.0.known.read();
         let mut all = WaypointRecordType::ALL.iter();
         all.all(|of| !known.is_needed(*of) || known.complete.contains(of))
     }
 
-    /// Settings of the Gateway.
+    /// Returns the settings of the Gateway.
     pub fn gateway(&self) -> Arc<WaypointGateway> {
         self.0.known.read().settings.gateway.clone()
     }
@@ -218,11 +219,11 @@ impl Published {
     }
 
     /// Returns the destination policy of a service, if there is one.
-    pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<Ruled>> {
+    pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<RuledService>> {
         self.0.known.read().destinations.get(name).cloned()
     }
 
-    /// The telemetry of requests that concern these services, or of a pod of a namespace.
+    /// Returns the telemetry configuration of requests to these services, or to a pod of a namespace.
     pub(crate) fn telemetry_config(
         &self,
         services: &[NamespacedHostname],
@@ -239,8 +240,8 @@ impl Published {
             .cloned()
     }
 
-    /// The object that authorizes, authenticates, filters or limits requests, so that an undeclared port must be HTTP;
-    /// `None` if there is no such object.
+    /// Returns the object that authorizes, authenticates, filters or limits requests, so that an undeclared port must
+    /// be HTTP; `None` if there is no such object.
     pub(crate) fn http_object(&self, attachments: &Attachments) -> Option<String> {
         if let Some(key) = self.policies().http_policy(attachments.scope()) {
             return Some(format!("AuthorizationPolicy {key}"));
@@ -275,7 +276,7 @@ impl Published {
         self.exporters().know(variables);
     }
 
-    /// Queues for collectors.
+    /// Returns the queues of telemetry collectors.
     pub(crate) fn exporters(&self) -> &Exporters {
         &self.0.exporters
     }
@@ -293,31 +294,31 @@ impl Published {
         self.0.known.write().extensions.limits = limits;
     }
 
-    /// Rate limits of requests; `None` without any.
-    pub(crate) fn limits(&self) -> Option<Arc<OfRequests>> {
+    /// Returns the rate limits of requests; `None` without any.
+    pub(crate) fn limits(&self) -> Option<Arc<RequestLimits>> {
         if !self.0.is_limited.load(Ordering::Acquire) {
             return None;
         }
         Some(self.0.known.read().limits.of_requests().clone())
     }
 
-    /// The newest versions of all plugins.
+    /// Returns the newest versions of all plugins.
     pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
         self.0.known.read().extensions.desired_plugins()
     }
 
-    /// The state of a plugin's module has changed.
+    /// Applies a new state of a plugin's module.
     pub(crate) fn extension_loaded(&self) {
         self.0.known.write().extensions.renew();
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Records with their state for `/config_dump`, without secrets.
+    /// Returns the records with their state for `/config_dump`, without secrets.
     pub fn dump(&self) -> Value {
         self.0.known.read().dump()
     }
 
-    /// Policies of the waypoint.
+    /// Returns the authorization policies.
     pub fn policies(&self) -> Arc<Policies> {
         self.0.known.read().policies.all.clone()
     }
@@ -327,7 +328,7 @@ impl Published {
         self.0.known.read().authentications.all.clone()
     }
 
-    /// The services whose records are needed: those that are served, and the backends of routes.
+    /// Returns the services whose records are needed: those that the waypoint serves, and the backends of routes.
     pub fn needed(&self) -> Vec<NamespacedHostname> {
         let known = self.0.known.read();
         let services = known.services.values();
@@ -356,12 +357,12 @@ impl Published {
         plugins.chain(known.limits.calling_namespaces()).collect()
     }
 
-    /// Counts changes of any of it.
+    /// Returns the number of changes so far.
     pub(crate) fn revision(&self) -> u64 {
         *self.0.changes.borrow()
     }
 
-    /// The services of pods have changed.
+    /// Notifies sessions that the services of pods have changed.
     pub(crate) fn services_of_pods_changed(&self) {
         self.0.changes.send_modify(|count| *count += 1);
     }
@@ -403,10 +404,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_every_type_was_received() {
+    fn configuration_is_known_once_all_types_were_received() {
         let published = Published::default();
         for needed in WaypointRecordType::ALL {
-            // Requests are served without telemetry.
+            // Requests may be served before telemetry is configured.
             if *needed != WaypointRecordType::Telemetry {
                 assert!(!published.is_known(), "{needed:?}");
                 published.complete(*needed);
@@ -416,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn services_come_and_go_with_what_their_routes_need() {
+    fn services_and_backends_of_their_routes_are_needed() {
         let published = Published::default();
         assert_eq!(published.apply([service("a", "b")]), []);
         let names: Vec<_> = published.needed().iter().map(ToString::to_string).collect();
@@ -436,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_goes_by_the_name_of_its_record() {
+    fn removed_record_removes_its_policy() {
         let published = Published::default();
         let policy = ambit_model::HttpPolicy {
             key: PolicyKey::of_record("ns/p"),
@@ -448,7 +449,10 @@ mod tests {
         assert_eq!(published.policies().iter().count(), 1);
         assert!(!published.policies().need_http(Scope::Pod(&[])));
         let removed = published.apply([WaypointUpdate::Gone(WaypointRecordType::Policy, record)]);
-        assert_eq!(removed, [Gone::Policy(PolicyKey::of_record("ns/p"))]);
+        assert_eq!(
+            removed,
+            [RemovedRecord::Policy(PolicyKey::of_record("ns/p"))]
+        );
         assert_eq!(published.policies().iter().count(), 0);
     }
 }

@@ -1,6 +1,6 @@
-//! Rate limits: which there are, and what has been counted, shared by the threads of the process.
+//! Rate limits and their counters, shared by the threads of the process.
 //!
-//! What is counted goes on for as long as a limit stays as it is, whatever else changes.
+//! A counter survives configuration changes that leave its limit unchanged.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,32 +15,32 @@ use ambit_resilience::{Buckets, Rate, RateLimitDecision};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
 /// Compiled RateLimit object.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) config: RateLimit,
     /// Limits in the order of `config.local`.
-    local: Vec<Local>,
+    local: Vec<LocalLimiter>,
     /// Matches of each descriptor of `config.global`.
     descriptors: Vec<LimitMatches>,
 }
 
 #[derive(Debug)]
-struct Local {
+struct LocalLimiter {
     matches: LimitMatches,
-    counted: Arc<Counted>,
+    shared: Arc<SharedBuckets>,
 }
 
 #[derive(Debug)]
-struct Counted {
+struct SharedBuckets {
     buckets: Mutex<Buckets>,
-    /// Random, so that a client cannot choose to share the bucket of others.
+    /// Random keys, so that a client cannot choose values that share the bucket of others.
     hashers: (RandomState, RandomState),
 }
 
-impl Counted {
+impl SharedBuckets {
     fn new(of: &LocalLimit, now: Instant) -> Self {
         let rate = Rate {
             requests: of.requests,
@@ -68,11 +68,11 @@ impl Limiter {
                 let same = before.config.local.get(index).filter(|known| *known == of);
                 same.and_then(|_| before.local.get(index))
             });
-            Local {
+            LocalLimiter {
                 matches: LimitMatches::new(&of.matches),
-                counted: match known {
-                    Some(known) => known.counted.clone(),
-                    None => Arc::new(Counted::new(of, now)),
+                shared: match known {
+                    Some(known) => known.shared.clone(),
+                    None => Arc::new(SharedBuckets::new(of, now)),
                 },
             }
         });
@@ -104,7 +104,7 @@ impl Limiter {
             if before.is_some_and(|one| local.matches.include(one) && key(of, one) == own) {
                 continue;
             }
-            let decision = local.counted.take(own, now);
+            let decision = local.shared.take(own, now);
             met.push((of, decision));
             if decision.retry_after.is_some() {
                 break;
@@ -129,18 +129,18 @@ impl Limiter {
 #[derive(Debug, Default)]
 pub(crate) struct Limiters {
     by_record: BTreeMap<ArcStr, Arc<Limiter>>,
-    of_requests: Arc<OfRequests>,
+    of_requests: Arc<RequestLimits>,
 }
 
-/// The objects by what they are for, each in the order of their names.
+/// RateLimit objects by target, each list in the order of their names.
 #[derive(Debug, Default)]
-pub(crate) struct OfRequests {
+pub(crate) struct RequestLimits {
     of_all: Arc<[Arc<Limiter>]>,
     of_services: HashMap<NamespacedHostname, Arc<[Arc<Limiter>]>>,
 }
 
-impl OfRequests {
-    /// The limits of requests that concern these services, each once; without any, of requests to a pod.
+impl RequestLimits {
+    /// Returns the limits of requests to these services, each once; without services, those of requests to a pod.
     pub(crate) fn of(&self, services: &[NamespacedHostname]) -> Arc<[Arc<Limiter>]> {
         let of_one = |service| self.of_services.get(service).unwrap_or(&self.of_all);
         match services {
@@ -159,7 +159,7 @@ impl OfRequests {
 impl RecordStore for Limiters {
     type Record = RateLimit;
 
-    /// Requests would pass uncounted.
+    /// Whether requests wait for the records: without them nothing would be counted.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: RateLimit) {
@@ -169,7 +169,7 @@ impl RecordStore for Limiters {
         self.sort();
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         self.by_record.remove(resource);
         self.sort();
         None
@@ -178,8 +178,8 @@ impl RecordStore for Limiters {
     fn dump(&self) -> Value {
         let one = |limiter: &Arc<Limiter>| {
             let keys = limiter.local.iter();
-            let keys = keys.map(|local| local.counted.buckets.lock().keys());
-            json!({"record": shown(&limiter.config), "countedKeys": keys.collect::<Vec<_>>()})
+            let keys = keys.map(|local| local.shared.buckets.lock().keys());
+            json!({"record": to_json(&limiter.config), "countedKeys": keys.collect::<Vec<_>>()})
         };
         self.by_record.values().map(one).collect()
     }
@@ -195,13 +195,13 @@ impl Limiters {
             let all: Arc<[_]> = self.by_record.values().filter(is_of).cloned().collect();
             (service.clone(), all)
         };
-        self.of_requests = Arc::new(OfRequests {
+        self.of_requests = Arc::new(RequestLimits {
             of_services: services.map(of_service).collect(),
             of_all: self.by_record.values().filter(is_of_all).cloned().collect(),
         });
     }
 
-    pub(crate) fn of_requests(&self) -> &Arc<OfRequests> {
+    pub(crate) fn of_requests(&self) -> &Arc<RequestLimits> {
         &self.of_requests
     }
 
@@ -209,14 +209,14 @@ impl Limiters {
         self.by_record.is_empty()
     }
 
-    /// The namespaces whose objects have rate-limit services.
+    /// Returns the namespaces whose objects have rate-limit services.
     pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
         let all = self.by_record.values();
         let checking = all.filter(|one| one.config.global.is_some());
         checking.map(|one| one.config.key.namespace.clone())
     }
 
-    /// The rate-limit services.
+    /// Returns the rate-limit services that limits name.
     pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let all = self.by_record.values();
         let globals = all.filter_map(|one| one.config.global.as_ref());
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_meet_what_is_for_their_service_and_for_the_waypoint() {
+    fn limits_of_service_and_waypoint_apply() {
         let mut limiters = Limiters::default();
         limiters.put("a".into(), object("shop/a", &[], limit(2)));
         limiters.put("b".into(), object("shop/b", &["cart"], limit(1)));
@@ -305,7 +305,7 @@ mod tests {
         assert!(passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "till", "x"));
-        // A pod of several services: each limit once.
+        // Requests to a pod of several services count against each limit once.
         limiters.put("c".into(), object("shop/c", &["cart", "till"], limit(1)));
         let both = ["till", "cart"].map(|name| NamespacedHostname::new("shop", name));
         let of_both = limiters.of_requests().of(&both);

@@ -1,15 +1,15 @@
-//! Records of one type, in the form that requests need.
+//! Interface of stores of published records of one type.
 
 use ambit_model::{ArcStr, NamespacedHostname, PolicyKey};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Withdrawn object, which is counted no more.
+/// Withdrawn object, whose metrics end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Gone {
-    /// Removed policy with its metrics.
+pub enum RemovedRecord {
+    /// Removed authorization policy or JWT rule.
     Policy(PolicyKey),
-    /// A withdrawn destination rule of a service.
+    /// Removed destination rule of a service.
     Destination(NamespacedHostname),
 }
 
@@ -18,21 +18,20 @@ pub(crate) trait RecordStore {
     /// Type of the records.
     type Record;
 
-    /// Whether nothing is served before all records of the type have been received.
+    /// Whether serving waits until all initial records of the type have been received.
     const IS_NEEDED: bool;
 
-    /// Puts a record in the place of that of the same resource. One that cannot be used is reported, and the record
-    /// before it stays.
+    /// Replaces the record of a resource. An unusable record is reported, and the previous one stays.
     fn put(&mut self, resource: ArcStr, record: Self::Record);
 
     /// Removes the record of a resource, and returns the metrics that it removes.
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone>;
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord>;
 
-    /// Records with their state for `/config_dump`, without secrets.
+    /// Returns the records with their state for `/config_dump`, without secrets.
     fn dump(&self) -> Value;
 }
 
-/// JSON of a record.
-pub(crate) fn shown(of: &impl Serialize) -> Value {
+/// Returns the JSON of a record.
+pub(crate) fn to_json(of: &impl Serialize) -> Value {
     serde_json::to_value(of).unwrap_or_else(|error| error.to_string().into())
 }

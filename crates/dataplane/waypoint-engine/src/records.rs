@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use crate::{
     attachment_lookup, destination,
-    published::{Gone, Published},
+    published::{Published, RemovedRecord},
 };
 
-/// Timeout for a needed record before the next is requested.
-const LEARN: Duration = Duration::from_secs(5);
+/// Time limit for one needed record, after which the next one is requested.
+const NEEDED_RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests the records of served services, and of routes' backends, before requests need them.
 pub async fn follow_needed(state: SharedState, published: Published) {
@@ -29,7 +29,10 @@ pub async fn follow_needed(state: SharedState, published: Published) {
             if requested.contains(&name) {
                 continue;
             }
-            match state.learn(name.to_string(), Instant::now() + LEARN).await {
+            match state
+                .learn(name.to_string(), Instant::now() + NEEDED_RECORD_TIMEOUT)
+                .await
+            {
                 Ok(()) => drop(requested.insert(name)),
                 Err(error) => tracing::warn!(service = %name, %error, "no answer about a service"),
             }
@@ -55,7 +58,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
             Some(known) => !known.has_services_of(workload),
             None => {
                 is_shared(&workload.network, &workload.workload_ips, &workload.uid)
-                    // Attachments of other Services of its endpoints apply to a headless Service, too.
+                    // Headless services also have the attachments of other services of their endpoints.
                     || workload.services.keys().any(|name| {
                         let service = table.service(name);
                         service.is_some_and(|one| attachment_lookup::is_headless(one))
@@ -69,7 +72,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     }
 }
 
-/// Handler of the control plane's records.
+/// Handler of the xDS client's updates.
 #[derive(Debug)]
 pub struct RecordHandler {
     /// Workloads and services.
@@ -80,9 +83,9 @@ pub struct RecordHandler {
     pub metrics: Arc<Metrics>,
     /// Metrics of requests.
     pub http_metrics: Arc<HttpMetrics>,
-    /// Readiness that is reached when the configuration is complete.
+    /// Readiness task that completes with the initial configuration.
     pub known: ReadyTask,
-    /// State that the next worker process starts with.
+    /// Cache from which the next worker process starts.
     pub cache: Option<Arc<MeshCache>>,
 }
 
@@ -99,8 +102,8 @@ impl Handler for RecordHandler {
         if !own.is_empty() {
             for gone in self.published.apply(own) {
                 match gone {
-                    Gone::Policy(policy) => self.http_metrics.policy_removed(&policy),
-                    Gone::Destination(service) => {
+                    RemovedRecord::Policy(policy) => self.http_metrics.policy_removed(&policy),
+                    RemovedRecord::Destination(service) => {
                         destination::forget_metrics(&self.http_metrics, &service);
                     }
                 }

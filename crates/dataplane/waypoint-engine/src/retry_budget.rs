@@ -1,4 +1,4 @@
-//! Limit of concurrent retries: a failing backend does not get many times the requests of a healthy one.
+//! Limit of concurrent retries: it prevents that a failing backend gets many times the requests of a healthy one.
 
 use std::{
     collections::HashMap,
@@ -13,22 +13,22 @@ use ambit_model::NamespacedHostname;
 use parking_lot::Mutex;
 
 /// Retry budget in percent of active requests.
-pub(crate) const PERCENT: usize = 20;
+pub(crate) const RETRY_PERCENT: usize = 20;
 /// Minimum number of concurrent retries that is always allowed.
-pub(crate) const LEAST: usize = 3;
+pub(crate) const MIN_RETRIES: usize = 3;
 /// Maximum number of destinations without requests that are remembered.
-const MOST_IDLE: usize = 1024;
+const MAX_IDLE_DESTINATIONS: usize = 1024;
 
 /// Destination with its own retry budget.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Account {
     /// Target address of a tunnel.
     Address(SocketAddr),
-    /// A backend of routes.
+    /// Service that routes name as backend, and its port.
     Service(NamespacedHostname, u16),
 }
 
-/// The budgets of a worker.
+/// Retry budgets of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Budgets(Mutex<HashMap<Account, Arc<Counts>>>);
 
@@ -52,7 +52,7 @@ impl Budgets {
         let mut all = self.0.lock();
         let counts = all.entry(account).or_default().clone();
         counts.active.fetch_add(1, Relaxed);
-        if all.len() > MOST_IDLE {
+        if all.len() > MAX_IDLE_DESTINATIONS {
             all.retain(|_, counts| counts.active.load(Relaxed) > 0);
         }
         Active(counts)
@@ -60,11 +60,11 @@ impl Budgets {
 }
 
 impl Active {
-    /// Takes a retry permit, if the budget allows it.
+    /// Takes a retry permit, if the budget has room.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let Counts { active, retries } = &*self.0;
-        let most = LEAST.max(active.load(Relaxed) * PERCENT / 100);
-        // Taken first, so that two do not both take the last.
+        let most = MIN_RETRIES.max(active.load(Relaxed) * RETRY_PERCENT / 100);
+        // Incremented first, so that two callers cannot both take the last permit.
         let permit = Permit(self.0.clone());
         (retries.fetch_add(1, Relaxed) < most).then_some(permit)
     }
@@ -87,14 +87,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fifth_of_what_is_under_way_may_be_sent_again_and_three_in_any_case() {
+    fn budget_is_a_fifth_of_active_requests_and_at_least_three() {
         let account = || Account::Address(SocketAddr::from(([10, 0, 0, 1], 80)));
         for (requests, expected) in [(1, 3), (15, 3), (20, 4), (100, 20)] {
             let budgets = Budgets::default();
             let active: Vec<_> = (0..requests).map(|_| budgets.active(account())).collect();
             let permits: Vec<_> = active.iter().cycle().map_while(Active::permit).collect();
             assert_eq!(permits.len(), expected, "of {requests}");
-            // Others are not concerned.
+            // Other destinations have their own budget.
             let other = budgets.active(Account::Service(NamespacedHostname::new("a", "b"), 80));
             assert!(other.permit().is_some());
             drop(permits);
@@ -109,6 +109,6 @@ mod tests {
             let address = SocketAddr::from(([10, 0, 0, 1], port));
             drop(budgets.active(Account::Address(address)));
         }
-        assert!(budgets.0.lock().len() <= MOST_IDLE + 1);
+        assert!(budgets.0.lock().len() <= MAX_IDLE_DESTINATIONS + 1);
     }
 }

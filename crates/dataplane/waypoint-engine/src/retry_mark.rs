@@ -1,12 +1,13 @@
-//! Mark of requests that a waypoint before this one has sent already: the attempts of several waypoints add up and do not
-//! multiply.
+//! Mark of requests that a previous waypoint has already sent once: it makes the attempts of several waypoints add up
+//! instead of multiplying.
 //!
-//! A waypoint that gets a marked request does not send it again once an endpoint may have had it. Only the first attempt
-//! of each waypoint has the retries of the next one, so n, m and k retries cause 1 + n + m + k attempts at most.
+//! A waypoint that receives a marked request does not retry it once an endpoint may have received it. Only the first
+//! attempt of each waypoint has the retries of the next one, so n, m and k retries cause 1 + n + m + k attempts at
+//! most.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header of retries. Only waypoints see it; a client that sends it loses its own retries, and gains nothing.
+/// Header of retries, sent between waypoints only. A client that sends it loses its own retries, and gains nothing.
 const HEADER: HeaderName = HeaderName::from_static("x-ambit-retry");
 
 /// Whether a request is a retry.
@@ -14,7 +15,7 @@ const HEADER: HeaderName = HeaderName::from_static("x-ambit-retry");
 pub(crate) struct RetryMark(bool);
 
 impl RetryMark {
-    /// Mark of mirrored requests, which no waypoint behind this one retries.
+    /// Mark of mirrored requests, which no further waypoint retries.
     pub(crate) const MIRROR: Self = Self(true);
 
     /// Reads and removes the mark of a received request.
@@ -27,7 +28,7 @@ impl RetryMark {
         self.0
     }
 
-    /// The mark of a further attempt.
+    /// Returns the mark for an attempt, which is set if the attempt is a retry.
     pub(crate) fn or(self, is_retry: bool) -> Self {
         Self(self.0 || is_retry)
     }
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_retry_stays_one_from_waypoint_to_waypoint() {
+    fn retry_mark_is_passed_on_by_waypoints() {
         let mut headers = HeaderMap::new();
         let first = RetryMark::take(&mut headers);
         first.write(&mut headers, true);

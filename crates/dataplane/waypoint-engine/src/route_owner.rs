@@ -1,9 +1,9 @@
-//! The owner of the route by which a request or connection is forwarded to another service, which decides the policies
-//! that apply there.
+//! Owner of the route by which a request or connection is forwarded to another service; it decides the policies that
+//! apply there.
 //!
-//! Producer routes, and routes of the waypoint, are trusted: the Gateway's policies apply to the original request, and the
-//! backend's own policies apply besides. Consumer routes must not give clients more access than a direct request: what they
-//! forward to a service of this waypoint is authorized as a request to that service.
+//! Producer routes, and routes of the waypoint, are trusted: the Gateway's policies apply to the original request, and
+//! the backend's own policies apply as well. Consumer routes must not give clients more access than a direct request: a
+//! request that they forward to a service of this waypoint is authorized as a request to that service.
 
 use ambit_l7::authz::Scope;
 use ambit_model::NamespacedHostname;
@@ -28,7 +28,7 @@ impl RouteOwner {
         }
     }
 
-    /// Scope of the policies that apply at the backend; `None` if it has none here.
+    /// Returns the scope of the policies that apply at the backend; `None` if the waypoint has none for it.
     pub(crate) fn scope<'a>(
         self,
         published: &Published,

@@ -1,4 +1,4 @@
-//! Tunnels to the waypoint: TLS, CONNECT, who calls and for what; then what is inside is served.
+//! Server of tunnels: TLS, CONNECT, caller and target of each tunnel; then its content is served.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -31,7 +31,7 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Bytes of a TLS handshake at most: its messages may have 64 kB, and are kept twice.
+/// Maximum memory of a TLS handshake in bytes: its messages may have 64 kB, and are buffered twice.
 const HANDSHAKE_BYTES: usize = 128 << 10;
 
 /// Reason why a tunnel is rejected.
@@ -61,7 +61,7 @@ impl StreamError {
     }
 }
 
-/// State of one HBONE connection, common to its tunnels.
+/// State of one HBONE connection, shared by its tunnels.
 #[derive(Debug)]
 struct Client {
     share: FairShare,
@@ -117,7 +117,7 @@ fn serve_on_worker(
     Ok(())
 }
 
-/// Serves one connection to 15008.
+/// Serves one connection to port 15008.
 async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let Accepted {
         stream,
@@ -129,7 +129,8 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     };
     let waypoint = shard.waypoint.clone();
     if !waypoint.published.is_known() {
-        // A refusal of a tunnel would be final; without an answer, clients turn to another replica.
+        // The connection is dropped: a refused tunnel would be final, while clients of a closed connection try another
+        // replica.
         let why = "the control plane has not sent the waypoint's configuration yet";
         return denied(&waypoint, (peer, local), why);
     }
@@ -137,7 +138,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         Ok(slot) => slot,
         Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
     };
-    // The peer's identity is not verified yet.
+    // Charged to the peer's address, since its identity is not verified yet.
     let unproven = waypoint.memory.connection(None, peer.ip());
     let handshake = match unproven.open(HANDSHAKE_BYTES) {
         Ok(permit) => permit,
@@ -168,9 +169,9 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         memory,
     });
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
-        client.shard.waypoint.tunnel_comes();
-        // At once: tunnels that are not begun yet are held, too.
-        let bytes = tunnel_windows::COST + headers::cost(incoming.headers());
+        client.shard.waypoint.record_tunnel();
+        // Charged before the first tunnel, since the connection holds memory already.
+        let bytes = tunnel_windows::TUNNEL_COST_BYTES + headers::cost(incoming.headers());
         let Ok(opening_permit) = client.memory.open(bytes) else {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
@@ -187,7 +188,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     share.run(serving).await;
 }
 
-/// Reports a connection or tunnel that ended before anything was known of it.
+/// Reports a connection or tunnel that ended before its caller and target were known.
 fn denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
     let own = waypoint.local.now(None);
     let direction = Direction::Inbound;
@@ -220,7 +221,7 @@ async fn serve_tunnel(
         }
     };
     let session = Session::new(client.shard.clone(), found, open);
-    // Memory of the tunnel is charged to its caller, on whose behalf the peer may act.
+    // The tunnel's memory is charged to its caller, for whom the peer may act.
     let bytes = opening_permit.bytes();
     drop(opening_permit);
     let Ok(_held) = session.memory.open(bytes) else {
@@ -240,7 +241,7 @@ async fn serve_tunnel(
     }
 }
 
-/// Finds who opens a tunnel, and to what.
+/// Finds the caller and the target of a tunnel.
 pub(crate) async fn find(
     waypoint: &Waypoint,
     identity: Option<&Identity>,
@@ -248,8 +249,8 @@ pub(crate) async fn find(
     authority: &Authority,
     headers: &HeaderMap,
 ) -> Result<TunnelRequest, StreamError> {
-    let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
-    // A ServiceEntry may be seen by its own namespace alone, wherever its waypoint is.
+    let own = waypoint.own().await.map_err(TargetError::MeshUnknown)?;
+    // A ServiceEntry may be visible only in its own namespace, wherever its waypoint is.
     let namespace = identity.map_or("", |identity| identity.namespace.as_str());
     let target = Target::find(waypoint, &own, namespace, authority).await?;
     let caller = Caller::of(headers, identity.cloned(), peer, &target)?;
@@ -266,15 +267,15 @@ pub(crate) async fn find(
 /// Content of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// HTTP, as is declared.
+    /// HTTP, as declared by the port.
     Http,
-    /// Undeclared HTTP, since there are routes or policies for requests; other protocols are refused.
+    /// HTTP on an undeclared port, required by routes or policies for requests; other protocols are refused.
     HttpOnly,
     /// Any TCP connection, forwarded unchanged.
     Tcp,
     /// TLS connection, routed by its SNI.
     Tls,
-    /// HTTP or a connection that is passed through, as the first bytes show.
+    /// HTTP or any other connection, detected from the first bytes.
     Unknown,
 }
 
@@ -286,7 +287,7 @@ impl Kind {
         Self::for_client(waypoint, &session.target, &attachments, client)
     }
 
-    /// Returns the kind of the connections of a client of a namespace; of clients without routes of their own if `None`.
+    /// Returns the kind of a client's connections by its namespace; `None` for clients without routes of their own.
     pub(crate) fn for_client(
         waypoint: &Waypoint,
         target: &Target,
@@ -303,18 +304,18 @@ impl Kind {
         };
         match attachment_lookup::declared_protocol(waypoint, target, attachments) {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
-            // Without a name there is no host to call.
+            // Without a host name there is no destination.
             _ if target.resolves_hosts() => Self::Tls,
-            // The server name may have an entry of its own.
+            // The SNI may select a more specific entry than the wildcard.
             AppProtocol::Tls if target.is_wildcard() => Self::Tls,
-            // So may what the first bytes of anything else name.
+            // The first bytes of an undeclared connection may also name a host.
             AppProtocol::Tcp if target.is_wildcard() => by_routes().unwrap_or(Self::Unknown),
             AppProtocol::Tls | AppProtocol::Tcp => by_routes().unwrap_or(Self::Tcp),
             AppProtocol::Unknown if target.has_http_routes(client) => Self::HttpOnly,
             AppProtocol::Unknown => {
                 let needs_http = waypoint.published.need_http(attachments);
                 match by_routes() {
-                    // Routes that a client's namespace has for itself declare nothing of the service.
+                    // A client's consumer routes declare nothing about the service's protocol.
                     Some(kind) if !needs_http || target.stream_routes(None).is_some() => kind,
                     _ if needs_http => Self::HttpOnly,
                     _ => Self::Unknown,
@@ -331,7 +332,7 @@ async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
         Kind::Tls => tcp::serve_tls(session, io).await,
         Kind::HttpOnly => serve_http_only(session, io).await,
         Kind::Http | Kind::Tcp => {
-            // The server of HTTP/1 answers what is not HTTP.
+            // hyper's HTTP/1 server responds to bytes that are not HTTP.
             let version = io.declared_version().await;
             l7::serve(session, io, version).await;
         }
@@ -344,7 +345,7 @@ async fn serve_http_only(session: Session, mut io: Sniffed<TunnelIo>) {
     let opening = tokio::time::timeout(limit, io.opening()).await;
     let refused = match opening {
         Ok(Opening::Http(version)) => return l7::serve(session, io, version).await,
-        // It is within the server's limits, or is answered by name.
+        // hyper either accepts the line within its limits, or responds with the reason.
         Ok(Opening::LongLine) => return l7::serve(session, io, Version::Http1).await,
         Ok(Opening::Nothing) => return,
         Ok(Opening::Other) => NotHttp::Other,

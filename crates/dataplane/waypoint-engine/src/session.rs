@@ -1,4 +1,4 @@
-//! One tunnel that was accepted: who sent it, and for what.
+//! Session of one accepted tunnel: its caller, its target, and its limits.
 
 use std::{
     net::IpAddr,
@@ -28,8 +28,8 @@ use crate::{
     waypoint::Shard,
 };
 
-/// A host below a wildcard that is one service for the caller and another for the wildcard's namespace: what is attached
-/// to either would be passed by.
+/// A host below a wildcard for which the caller's namespace and the wildcard's namespace resolve different services:
+/// the attachments of one of them would be bypassed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{host} is one service for the caller's namespace and another for that of the wildcard that was called: call it by its own name"
@@ -46,13 +46,13 @@ pub(crate) struct Session {
     pub(crate) target: Target,
     /// Waypoints that the tunnel has passed.
     pub(crate) hops: Hops,
-    /// Memory budget of the tunnel's requests.
+    /// Memory budget of the requests in the tunnel.
     pub(crate) memory: ConnectionMemory,
     /// CPU share of the connection's tasks.
     pub(crate) share: FairShare,
-    /// Attachments that apply, and the revision of the configuration that they are of.
+    /// Attachments that apply, and the revision of the configuration from which they were found.
     attachments: Mutex<(u64, Arc<Attachments>)>,
-    /// The caller in metrics, once its record is known.
+    /// Metric labels of the caller, once its record is known.
     source: OnceLock<Arc<Party>>,
     /// Number in flow events, assigned by the first event.
     number: OnceLock<u64>,
@@ -70,7 +70,7 @@ pub(crate) struct TunnelRequest {
 }
 
 impl Session {
-    /// Creates the session of a tunnel. `open` is held until it is over.
+    /// Creates the session of a tunnel. `open` is held until the session ends.
     pub(crate) fn new(shard: Arc<Shard>, request: TunnelRequest, open: OpenWork) -> Self {
         let TunnelRequest {
             caller,
@@ -99,8 +99,8 @@ impl Session {
         }
     }
 
-    /// The session of a request or connection that names a host, where that has a more specific entry than the wildcard
-    /// of the tunnel's target: the routes and attachments of that entry apply, whichever address was called.
+    /// Returns the session for a request or connection to a host with a more specific entry than the wildcard of the
+    /// tunnel's target: the routes and attachments of that entry apply, whichever address was called.
     pub(crate) fn of_host(&self, host: &str) -> Result<Option<Self>, Misdirected> {
         let Some(service) = self.specific(host)? else {
             return Ok(None);
@@ -132,8 +132,8 @@ impl Session {
         *self.number.get_or_init(|| flows.number())
     }
 
-    /// The most specific entry for a host below the wildcard of the tunnel's target, if that is another one: as the
-    /// wildcard's namespace sees it, and as the caller's does.
+    /// Returns the most specific entry for a host below the wildcard of the tunnel's target, if it differs from the
+    /// wildcard. It must be the same for the wildcard's namespace and for the caller's.
     pub(crate) fn specific(&self, host: &str) -> Result<Option<Arc<Service>>, Misdirected> {
         let Some(wildcard) = self.target.named() else {
             return Ok(None);
@@ -164,7 +164,7 @@ impl Session {
         }
     }
 
-    /// Attachments that apply to requests now.
+    /// Returns the attachments that currently apply to requests.
     pub(crate) fn attachments(&self) -> Arc<Attachments> {
         let waypoint = &self.shard.waypoint;
         let mut known = self.attachments.lock();
@@ -178,13 +178,13 @@ impl Session {
         known.1.clone()
     }
 
-    /// The object that requires an undeclared target to be HTTP.
+    /// Returns the object that requires an undeclared target to be HTTP.
     pub(crate) fn http_object(&self) -> Option<String> {
         let published = &self.shard.waypoint.published;
         published.http_object(&self.attachments())
     }
 
-    /// Whether the applicable objects depend on the services of pods.
+    /// Whether the attachments depend on the services of pods.
     fn follows_pods(&self) -> bool {
         match &self.target {
             Target::Pod { .. } => true,
@@ -192,7 +192,7 @@ impl Session {
         }
     }
 
-    /// The caller, for calls that its requests cause.
+    /// Returns the caller, for calls that its requests cause.
     pub(crate) fn on_behalf(&self) -> OnBehalf {
         OnBehalf {
             identity: self.caller.identity.clone(),
@@ -201,7 +201,7 @@ impl Session {
         }
     }
 
-    /// Counts a check of one of the caller's requests as in flight; `None` when there are too many.
+    /// Counts a check for one of the caller's requests as in flight; `None` at a limit.
     pub(crate) fn begin_check(&self, service: CheckService) -> Option<CheckPermit> {
         let Caller {
             identity, address, ..
@@ -210,7 +210,7 @@ impl Session {
         checks.begin(identity.as_ref(), address.ip(), service)
     }
 
-    /// Attributes of a connection that policies match.
+    /// Returns the attributes of a connection that policies match.
     pub(crate) fn connection<'a>(&'a self, sni: Option<&'a str>) -> Connection<'a> {
         Connection {
             source: self.caller.identity.as_ref(),
@@ -221,13 +221,13 @@ impl Session {
         }
     }
 
-    /// The address of the original client, behind proxies in front of the mesh that are trusted.
+    /// Returns the address of the original client, behind trusted proxies in front of the mesh.
     pub(crate) fn remote_ip(&self, headers: &HeaderMap) -> IpAddr {
         let trusted = self.shard.waypoint.published.gateway().trusted_proxies;
         remote_address(self.caller.address.ip(), headers, trusted)
     }
 
-    /// Requests the workload at the caller's address, for metrics, without waiting for it.
+    /// Requests the workload record at the caller's address for metrics, without waiting for it.
     pub(crate) fn learn_caller(&self) {
         let waypoint = self.shard.waypoint.clone();
         let ip = self.caller.address.ip();
@@ -240,7 +240,7 @@ impl Session {
         }
     }
 
-    /// Telemetry configuration of the target.
+    /// Returns the telemetry configuration of the target.
     pub(crate) fn telemetry_config(&self) -> Option<Arc<TelemetryConfig>> {
         let namespace = match &self.target {
             Target::Service { served, .. } => &served.name.namespace,
@@ -250,7 +250,7 @@ impl Session {
         published.telemetry_config(self.attachments().services(), namespace)
     }
 
-    /// A connection to the target, in metrics.
+    /// Returns the metric labels of a connection to the target.
     pub(crate) fn traffic_labels(&self) -> TrafficLabels {
         let destination = match &self.target {
             Target::Service { .. } => None,
@@ -281,8 +281,8 @@ impl Session {
         }
     }
 
-    /// The caller in metrics: the workload at its address, if it has the caller's verified identity. Never from a
-    /// header.
+    /// Returns the caller for metrics: the workload at its address, if that has the caller's verified identity. Headers
+    /// are not considered.
     fn source(&self) -> Arc<Party> {
         if let Some(known) = self.source.get() {
             return known.clone();

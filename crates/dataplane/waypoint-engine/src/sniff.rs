@@ -1,8 +1,8 @@
-//! Detects HTTP by the first bytes of a stream, which are then read again.
+//! Detects HTTP by the first bytes of a stream, which are buffered for the reader.
 //!
-//! HTTP is the preface of HTTP/2, or a request line of HTTP/1.x in the one form that RFC 9112 allows: a method, a
-//! target and a version with one space between them. Servers that are lenient take more: no version, several spaces,
-//! tabs. That is not HTTP here, so that it does not pass as an unauthorized request: [`crate::server`] refuses it where
+//! HTTP is the preface of HTTP/2, or a request line of HTTP/1.x in the strict form of RFC 9112: a method, a target and
+//! a version with one space between them. Lenient servers accept more: no version, several spaces, tabs. Such a line is
+//! not detected as HTTP, so that it does not pass as an unauthorized request: [`crate::server`] refuses it where
 //! policies apply to requests.
 
 use std::{
@@ -19,11 +19,11 @@ use crate::message::Version;
 
 /// First bytes of a connection of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// End of a request line but for the minor version's digit.
+/// End of a request line without the minor version's digit.
 const VERSION: &[u8] = b"HTTP/1.";
 /// Maximum length of a recognized HTTP method.
 const MAX_METHOD_BYTES: usize = 32;
-/// Longest request line that is recognised, with the empty lines before it (RFC 9112, section 3, recommends 8000).
+/// Maximum length of a recognised request line, with the empty lines before it (RFC 9112, section 3, recommends 8000).
 const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 
 /// Stream with a buffered prefix for its reader.
@@ -38,9 +38,9 @@ pub(crate) struct Sniffed<IO> {
 /// Protocol at the start of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
-    /// A request or the preface of a version of HTTP.
+    /// Request line or connection preface of an HTTP version.
     Http(Version),
-    /// A request line that may be one of HTTP/1.x, and is too long to be recognised.
+    /// Possible request line of HTTP/1.x that is too long to be recognised.
     LongLine,
     /// Any other protocol.
     Other,
@@ -56,7 +56,7 @@ enum Guess {
 }
 
 impl<IO: AsyncRead + Unpin> Sniffed<IO> {
-    /// Wraps a stream of which nothing has been read.
+    /// Wraps a stream from which nothing has been read.
     pub(crate) fn new(io: IO) -> Self {
         Self {
             io,
@@ -78,7 +78,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// The version of a stream that is declared as HTTP: all that is not the preface of HTTP/2 is for the server of HTTP/1.
+    /// Returns the version of a stream that is declared as HTTP: HTTP/2 if it begins with the preface, else HTTP/1.
     pub(crate) async fn declared_version(&mut self) -> Version {
         while !self.ended && self.seen.len() < PREFACE.len() && PREFACE.starts_with(&self.seen) {
             self.more().await;
@@ -94,10 +94,9 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         !self.seen.is_empty()
     }
 
-    /// Returns the ClientHello that the stream begins with, if it is TLS. To be called before anything else.
+    /// Returns the ClientHello at the start of the stream, if it is TLS. Must be called before other methods.
     ///
-    /// # Errors
-    /// When it begins as TLS does, and cannot be read.
+    /// # Errors When the stream begins like TLS, and the ClientHello is invalid.
     pub(crate) async fn first_message(&mut self) -> Result<FirstMessage, HelloError> {
         let mut reader = HelloReader::default();
         let mut taken = 0;
@@ -114,7 +113,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// Waits for the first byte.
+    /// Waits for the first byte of the stream.
     pub(crate) async fn first_bytes(&mut self) {
         while self.seen.is_empty() && !self.ended {
             self.more().await;
@@ -127,7 +126,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
             let mut buf = ReadBuf::new(&mut space);
             match ready!(Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
                 Ok(()) if !buf.filled().is_empty() => self.seen.extend_from_slice(buf.filled()),
-                // Whoever reads on meets the same end.
+                // A later read returns the same end or error.
                 Ok(()) | Err(_) => self.ended = true,
             }
             Poll::Ready(())
@@ -151,9 +150,10 @@ fn guess(seen: &[u8]) -> Guess {
     }
 }
 
-/// Whether the bytes begin with a whole request line of HTTP/1.x; `None` if they cannot become one.
+/// Whether the bytes begin with a complete request line of HTTP/1.x; `None` if they cannot become one. `Some(false)`
+/// means that more bytes are needed.
 fn request_line(seen: &[u8]) -> Option<bool> {
-    // Empty lines may stand before a request (RFC 9112, section 2.2).
+    // Empty lines may precede a request (RFC 9112, section 2.2).
     let mut line = seen;
     while let [b'\n', rest @ ..] | [b'\r', b'\n', rest @ ..] = line {
         line = rest;
@@ -181,14 +181,14 @@ fn request_line(seen: &[u8]) -> Option<bool> {
     match line {
         [] => Some(false),
         [minor, ..] if !minor.is_ascii_digit() => None,
-        // The server takes a lone line feed, and sends the request on with whole line ends.
+        // hyper accepts a lone line feed, and forwards the request with CRLF.
         [_] | [_, b'\r'] => Some(false),
         [_, b'\n', ..] | [_, b'\r', b'\n', ..] => Some(true),
         _ => None,
     }
 }
 
-/// Splits bytes that match off the beginning.
+/// Splits the leading bytes that match.
 fn word(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> (usize, &[u8]) {
     let length = bytes.iter().take_while(|byte| is_part(**byte)).count();
     (length, bytes.get(length..).unwrap_or_default())
@@ -279,7 +279,7 @@ mod tests {
             (b"M-SEARCH * HTTP/1.1\r\n", HTTP1),
             (b"\r\nGET / HTTP/1.1\r\n", HTTP1),
             (b"GET / HTTP/1.1\n", HTTP1),
-            // Protocols of lines.
+            // Line-based protocols other than HTTP.
             (b"SET a b\r\n", OTHER),
             (b"PING\r\n", OTHER),
             (b"NICK foo\r\n", OTHER),
@@ -294,7 +294,7 @@ mod tests {
             (b"SSH-2.0-OpenSSH\r\n", OTHER),
             (b"\x16\x03\x01", OTHER),
             (b"\0\0\0\x2f", OTHER),
-            // Requests to lenient servers.
+            // Requests that only lenient servers accept.
             (b"GET /\r\n", OTHER),
             (b"GET / \r\n", OTHER),
             (b"GET  / HTTP/1.1\r\n", OTHER),
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(guess(&lines), Guess::Is(Opening::LongLine));
     }
 
-    /// Changes of single bytes of a request: where, by which byte, and whether that replaces what was there.
+    /// Generates single-byte changes of a request: position, byte, and whether it replaces the byte there.
     fn changes() -> impl proptest::strategy::Strategy<Value = Vec<(usize, u8, bool)>> {
         let byte = proptest::sample::select(&b"GgT/HP1.0 \t\r\n\0*:\x80"[..]);
         proptest::collection::vec((0..24_usize, byte, proptest::bool::ANY), 0..4)
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sniffed_bytes_are_read_again() {
+    async fn sniffed_bytes_are_replayed_to_the_reader() {
         let (mut near, far) = duplex(1024);
         let mut sniffed = Sniffed::new(far);
         near.write_all(b"GE").await.unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_ends_early_is_no_http() {
+    async fn stream_that_ends_early_is_not_http() {
         for (bytes, expected) in [(&b"GET /"[..], Opening::Other), (b"", Opening::Nothing)] {
             let (mut near, far) = duplex(1024);
             near.write_all(bytes).await.unwrap();

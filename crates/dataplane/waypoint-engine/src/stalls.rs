@@ -1,9 +1,9 @@
-//! Bodies whose reader takes nothing for a long time although there is more: a client that does not read its
-//! response, an application that does not read its request. What holds such a body is given back: the source of the
-//! body is dropped, which cancels the request at its other side.
+//! Stalled bodies: their reader takes nothing for a long time although there is more to read; a client that does not
+//! read its response, or an application that does not read its request. The resources of a stalled body are released:
+//! its source is dropped, which cancels the request on the other side.
 //!
-//! A stream that is quiet because there is nothing to send never stalls: gRPC streams, long polls and upgraded
-//! connections may be idle for as long as they like.
+//! A stream that is idle because there is nothing to send never stalls: gRPC streams, long polls and upgraded
+//! connections may be idle for any time.
 
 use std::{
     collections::HashMap,
@@ -21,10 +21,10 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::message::{Body, BodyError};
 
-/// The bodies of one worker that have more to pass on.
+/// Bodies of one worker that are being forwarded.
 #[derive(Debug)]
 pub(crate) struct Stalls {
-    /// `AMBIT_STREAM_STALL_TIMEOUT`; none: bodies may stall for ever.
+    /// Stall timeout (`AMBIT_STREAM_STALL_TIMEOUT`); `None` disables it.
     limit: Option<Duration>,
     flows: Arc<Mutex<Flows>>,
 }
@@ -50,12 +50,12 @@ struct State {
     unread_since: Option<Instant>,
 }
 
-/// Body that was not read for too long.
+/// Error of a body that was not read for too long.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body was read for {0:?} (AMBIT_STREAM_STALL_TIMEOUT)")]
 struct Stalled(Duration);
 
-/// A body that is watched from its first frame to its end.
+/// Body that is watched from its first frame to its end.
 struct Watched {
     flow: Arc<Flow>,
     flows: Arc<Mutex<Flows>>,
@@ -72,8 +72,8 @@ impl Stalls {
         }
     }
 
-    /// The same body, which ends with an error when its reader has taken nothing for too long. `stalled` is notified
-    /// then, as a reader that reads nothing does not see the error.
+    /// Wraps a body, which ends with an error when its reader has taken nothing for too long. `stalled` is then
+    /// notified, since a reader that does not read does not see the error.
     pub(crate) fn watch(&self, body: Body, stalled: &Arc<Notify>) -> Body {
         let Some(limit) = self.limit.filter(|_| !body.is_end_stream()) else {
             return body;
@@ -127,7 +127,7 @@ async fn sweep(flows: Arc<Mutex<Flows>>, limit: Duration) {
                 return;
             }
         }
-        // What ends with them may look for others.
+        // Bodies that end now may themselves lock the flows.
         drop(stalled);
     }
 }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unread_bodies_end_after_the_limit_and_quiet_ones_do_not() {
+    async fn unread_bodies_stall_and_idle_bodies_do_not() {
         let stalls = Stalls::new(LIMIT);
         let stalled = Arc::new(Notify::new());
         let (source, inner) = body();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bodies_that_are_read_slowly_do_not_stall() {
+    async fn slowly_read_bodies_do_not_stall() {
         let stalls = Stalls::new(LIMIT);
         let stalled = Arc::new(Notify::new());
         let (source, inner) = body();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn zero_is_no_limit() {
+    async fn zero_disables_the_timeout() {
         let stalls = Stalls::new(Duration::ZERO);
         let (source, inner) = body();
         let mut unread = stalls.watch(inner, &Arc::default());

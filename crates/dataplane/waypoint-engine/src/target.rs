@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::{
     names,
     published::Served,
-    waypoint::{NotKnown, Waypoint},
+    waypoint::{MeshUnknown, Waypoint},
 };
 
 /// Placeholder address of a service without one.
@@ -26,7 +26,7 @@ pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Time to wait for an unknown target. Records reach clients and the waypoint within milliseconds of each other, or
 /// tenths of a second on a busy machine.
-const LATE_RECORDS: Duration = Duration::from_secs(1);
+const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Target of a tunnel.
 #[derive(Clone, Debug)]
@@ -49,11 +49,11 @@ pub(crate) enum Target {
     },
 }
 
-/// Why a tunnel is refused.
+/// Reason why a tunnel is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
     #[error(transparent)]
-    NotKnown(#[from] NotKnown),
+    MeshUnknown(#[from] MeshUnknown),
     #[error("{0} is neither a service nor a pod of this waypoint")]
     NotServed(String),
     #[error("{service} has no port {port}")]
@@ -61,33 +61,33 @@ pub(crate) enum TargetError {
 }
 
 impl TargetError {
-    /// Whether a pending record could lift the refusal.
+    /// Whether a pending record could make the target known.
     fn may_pass(&self) -> bool {
         match self {
             Self::NotServed(_) | Self::NoPort { .. } => true,
-            // This was waited for already.
-            Self::NotKnown(_) => false,
+            // The lookup has already waited for the record.
+            Self::MeshUnknown(_) => false,
         }
     }
 
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::NotKnown(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::MeshUnknown(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotServed(_) | Self::NoPort { .. } => StatusCode::NOT_FOUND,
         }
     }
 }
 
 impl Target {
-    /// Finds what an authority names, as a client of a namespace sees it. A target that the waypoint does not serve is
-    /// waited for a moment: its client may have received the record that names the waypoint sooner than the waypoint has.
+    /// Finds the target that an authority names, from the view of the client's namespace. Waits a moment for an unknown
+    /// target: the client may have received the record that names the waypoint before the waypoint has.
     pub(crate) async fn find(
         waypoint: &Waypoint,
         own: &Workload,
         client: &str,
         authority: &Authority,
     ) -> Result<Self, TargetError> {
-        let deadline = Instant::now() + LATE_RECORDS;
+        let deadline = Instant::now() + RECORD_TIMEOUT;
         let mut addresses = waypoint.state.watch_addresses();
         let mut records = waypoint.published.watch();
         loop {
@@ -146,7 +146,7 @@ impl Target {
         Ok(Self::Pod { workload, address })
     }
 
-    /// A service, if it is served; an error if it has not the port.
+    /// Returns a served service as target; an error if it does not have the port.
     fn service(
         waypoint: &Waypoint,
         service: Arc<Service>,
@@ -195,10 +195,10 @@ impl Target {
         matches!(self, Self::Service { served, .. } if served.resolves_hosts)
     }
 
-    /// The host below the service's wildcard that a text names.
+    /// Returns the host below the service's wildcard that a text names.
     pub(crate) fn host(&self, text: &str) -> Option<ArcStr> {
         let name = self.service_name()?;
-        Some(names::under(&name.hostname, text)?.into())
+        Some(names::host_below(&name.hostname, text)?.into())
     }
 
     /// Returns the port for hosts of the wildcard.
@@ -209,7 +209,7 @@ impl Target {
         target.copied().unwrap_or(port)
     }
 
-    /// Original destination, of a service without load balancing.
+    /// Returns the original destination of a service without load balancing.
     pub(crate) fn passed_through(&self, waypoint: &Waypoint) -> Option<Route> {
         let Self::Service {
             service, address, ..
@@ -223,7 +223,7 @@ impl Target {
         let at = waypoint.state.table();
         let network = service.vips.first().map(|vip| &vip.network);
         let network = network.or_else(|| service.cidr_vips.first().map(|vip| &vip.network))?;
-        // What the mesh knows there is reached as it should be.
+        // Addresses of known workloads and services are called through the mesh.
         if at.workload_by_ip(network, address.ip()).is_some() {
             return None;
         }
@@ -267,7 +267,7 @@ impl Target {
         }
     }
 
-    /// Declared protocol of the called port.
+    /// Returns the declared protocol of the called port.
     pub(crate) fn app_protocol(&self) -> AppProtocol {
         match self {
             Self::Service {
@@ -277,7 +277,7 @@ impl Target {
         }
     }
 
-    /// The routes of connections for a client of a namespace, if there are any.
+    /// Returns the routes of connections for a client of a namespace, if there are any.
     pub(crate) fn stream_routes(&self, client: Option<&str>) -> Option<Arc<StreamTable>> {
         let Self::Service {
             served, address, ..
@@ -299,7 +299,8 @@ impl Target {
         }
     }
 
-    /// A way to it, other than to workloads that failed; of two endpoints drawn to the one with less load.
+    /// Returns a route to an endpoint of the target, without workloads that failed; of two random endpoints the one
+    /// with less load.
     pub(crate) fn route(
         &self,
         waypoint: &Waypoint,

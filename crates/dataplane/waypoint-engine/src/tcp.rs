@@ -1,9 +1,10 @@
-//! Connections that are not HTTP: authorized once, by attributes of the connection, and passed through to the backend
-//! of their service's route.
+//! Connections that are not HTTP: authorized once, by attributes of the connection, and forwarded unchanged to the
+//! backend of their service's route.
 
+mod error;
+mod idle_timeout;
 mod report;
 mod routed;
-mod silence;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,7 +14,7 @@ use ambit_l7::authz::{Connection, HttpDecision, Scope};
 use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, NamespacedHostname, Reason};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, PickRequest, hash};
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::OwnedSemaphorePermit;
@@ -25,58 +26,21 @@ use crate::{
     http::{Destination, destination_attachments},
     metered::{Metered, reset_by_client},
     origination::TlsUpstream,
-    session::{Misdirected, Session},
+    session::Session,
     sniff::{Opening, Sniffed},
     upstream::{Connect, ConnectOptions, Preamble, Stream, UpstreamError},
     upstream_lookup,
 };
-use report::{ConnectionReport, ConnectionRoute, End};
-use routed::{RouteError, Routed};
-use silence::Silence;
+use error::TcpError;
+use idle_timeout::IdleTimeout;
+use report::{ConnectionEnd, ConnectionReport, ConnectionRoute};
+use routed::Routed;
 
 /// Timeout for the client's first bytes on undeclared ports, before the endpoint is connected: its protocol may be
 /// server-first.
-const CLIENT_FIRST: Duration = Duration::from_millis(20);
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(20);
 /// Timeout of an incomplete request line at the start of a connection.
-const UNDECIDED: Duration = Duration::from_secs(1);
-
-/// Reason why a connection is not relayed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TcpError {
-    #[error("{0}")]
-    Denied(HttpDecision),
-    #[error("{0}")]
-    Unauthorized(String),
-    #[error(
-        "the connection is not HTTP, {0} is for requests to its port, and no Service declares the port's protocol"
-    )]
-    NotHttp(String),
-    #[error("the control plane does not name the waypoint's own pod")]
-    NoOwn,
-    #[error(transparent)]
-    Route(#[from] RouteError),
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    #[error(transparent)]
-    Rule(#[from] NoUpstream),
-    #[error(transparent)]
-    Misdirected(#[from] Misdirected),
-}
-
-impl TcpError {
-    fn status(&self) -> StatusCode {
-        match self {
-            Self::Denied(_) | Self::Unauthorized(_) | Self::NotHttp(_) => StatusCode::FORBIDDEN,
-            Self::NoOwn => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
-            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor tries another replica.
-            Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
-            Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
-        }
-    }
-}
+const REQUEST_LINE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
@@ -93,7 +57,7 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     match opened {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
-                let (stream, context) = opened.apart();
+                let (stream, context) = opened.into_parts();
                 let client = tunnel.into_io();
                 relay(&session, &report, &routed, &context, client, stream).await;
             }
@@ -122,14 +86,14 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     .await;
     match opened {
         Ok((routed, opened)) => {
-            let (stream, context) = opened.apart();
+            let (stream, context) = opened.into_parts();
             relay(&session, &report, &routed, &context, io, stream).await;
         }
         Err(error) => log_failed(&session, &report, &error),
     }
 }
 
-/// The session of the more specific entry for the server name that a connection to a wildcard begins with.
+/// Returns the session of the more specific entry for the SNI of a connection to a wildcard.
 async fn of_server_name(
     session: &Session,
     io: &mut Sniffed<TunnelIo>,
@@ -143,10 +107,12 @@ async fn of_server_name(
     }
 }
 
-/// Serves a tunnel of which nothing is declared, and for whose requests there is nothing: as HTTP or as a connection, as
-/// its first bytes show. A server that speaks first must not be waited for in vain.
+/// Serves a tunnel with an undeclared protocol and without policies or routes for requests: as HTTP or as a plain
+/// connection, detected from its first bytes. Server-first protocols must not wait for the client's bytes.
 pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
-    let client = tokio::time::timeout(CLIENT_FIRST, io.opening()).await.ok();
+    let client = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.opening())
+        .await
+        .ok();
     if let Some(Opening::Http(version)) = client {
         return l7::serve(session, io, version).await;
     }
@@ -160,14 +126,14 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     let routed = Routed::undeclared();
     let report = ConnectionReport::of(&session);
     let (stream, context) = match open(&session, &routed).await {
-        Ok(opened) => opened.apart(),
+        Ok(opened) => opened.into_parts(),
         Err(error) => return log_failed(&session, &report, &error),
     };
     if client.is_some() {
         return relay(&session, &report, &routed, &context, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
-    // A server that speaks first is not HTTP.
+    // A server-first protocol is not HTTP.
     let (opening, is_client_first) = tokio::select! {
         biased;
         opening = decided(&mut io) => (opening, true),
@@ -184,7 +150,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         }
     }
     match opening {
-        // Requests choose endpoints of their own.
+        // Each request chooses its own endpoint.
         Opening::Http(version) => {
             let _closing = stream.shutdown().await;
             drop(context);
@@ -196,16 +162,16 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// Detects the protocol of a connection. Bytes that show nothing for a while are no HTTP: their sender may wait for a
-/// reply.
+/// Detects the protocol of a connection. Incomplete bytes count as not HTTP after a timeout: their sender may wait for
+/// a reply.
 async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     io.first_bytes().await;
-    let opening = tokio::time::timeout(UNDECIDED, io.opening()).await;
+    let opening = tokio::time::timeout(REQUEST_LINE_TIMEOUT, io.opening()).await;
     opening.unwrap_or(Opening::Other)
 }
 
 /// Evaluates the policies of the target and of the service that a route forwards to. The first denial applies.
-fn judge(session: &Session, routed: &Routed) -> HttpDecision {
+fn evaluate_policies(session: &Session, routed: &Routed) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
@@ -213,7 +179,7 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let mut decision = policies.evaluate_connection(attachments.scope(), &connection);
     let there = destination_attachments::find(session, &routed.destination, routed.by);
     if let Destination::Backend(service, port) = &routed.destination
-        && let Some(scope) = scope_there(session, routed, there.as_deref(), service)
+        && let Some(scope) = backend_scope(session, routed, there.as_deref(), service)
     {
         let connection = Connection {
             destination: waypoint.address_of(service, *port),
@@ -229,8 +195,8 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     decision
 }
 
-/// Policies of a connection at the backend of its route.
-fn scope_there<'a>(
+/// Returns the scope of policies at the backend of a connection's route.
+fn backend_scope<'a>(
     session: &Session,
     routed: &Routed,
     there: Option<&'a Attachments>,
@@ -265,7 +231,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
         return true;
     };
     let there = destination_attachments::find(session, &routed.destination, routed.by);
-    let Some(scope) = scope_there(session, routed, there.as_deref(), service) else {
+    let Some(scope) = backend_scope(session, routed, there.as_deref(), service) else {
         return true;
     };
     let connection = Connection {
@@ -277,7 +243,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
 }
 
 /// Counts the effect of dry-run policies, and logs audited connections, once a connection.
-fn note(session: &Session, decision: &HttpDecision) {
+fn record_policy_effects(session: &Session, decision: &HttpDecision) {
     for dry_run in &decision.dry_run {
         let metrics = &session.shard.waypoint.http_metrics;
         metrics.dry_run_denied(&dry_run.policy);
@@ -291,7 +257,7 @@ fn note(session: &Session, decision: &HttpDecision) {
 /// Completes when changed policies no longer allow the connection.
 async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session, routed).is_allowed()
+    while evaluate_policies(session, routed).is_allowed()
         && is_provider_unchanged(session, routed, provider)
         && routed.http_object(session).is_none()
         && may_be_opaque(session, routed)
@@ -304,13 +270,13 @@ async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) 
 
 /// A connection to an endpoint.
 #[derive(Debug)]
-struct Opened {
+struct UpstreamConnection {
     stream: Stream,
     context: ConnectionContext,
 }
 
-impl Opened {
-    fn apart(self) -> (Stream, ConnectionContext) {
+impl UpstreamConnection {
+    fn into_parts(self) -> (Stream, ConnectionContext) {
         (self.stream, self.context)
     }
 }
@@ -335,8 +301,8 @@ struct ConnectionLease {
 }
 
 /// Authorizes a connection, and connects it to an endpoint.
-async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
-    let decision = judge(session, routed);
+async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, TcpError> {
+    let decision = evaluate_policies(session, routed);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
@@ -355,7 +321,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     }
     let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
-    let port = routed.destination.ruled(session);
+    let port = routed.destination.ruled_port(session);
     let mut permit = None;
     if let Some(port) = &port {
         port.supported()?;
@@ -376,10 +342,10 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                     held,
                     provider,
                 };
-                return Ok(Opened { stream, context });
+                return Ok(UpstreamConnection { stream, context });
             }
-            // Nothing of the connection has been sent: another endpoint may be tried, once.
-            Err(Failed::At(error, Some(uid)))
+            // No bytes were sent on the connection: another endpoint may be tried, once.
+            Err(ConnectFailure::At(error, Some(uid)))
                 if failed.is_empty()
                     && matches!(error, UpstreamError::Connect(_) | UpstreamError::TooLong(_)) =>
             {
@@ -387,8 +353,8 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                 failed.push(uid);
                 first = Some(error);
             }
-            Err(Failed::At(error, _)) => return Err(first.unwrap_or(error).into()),
-            Err(Failed::Nowhere(error)) => {
+            Err(ConnectFailure::At(error, _)) => return Err(first.unwrap_or(error).into()),
+            Err(ConnectFailure::Nowhere(error)) => {
                 return Err(first.map_or_else(|| error.into(), TcpError::Upstream));
             }
         }
@@ -396,7 +362,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
 }
 
 /// Reason why no upstream connection exists.
-enum Failed {
+enum ConnectFailure {
     /// Failure at an endpoint, if known.
     At(UpstreamError, Option<ArcStr>),
     /// Route rule without a usable backend.
@@ -409,14 +375,14 @@ async fn connect(
     own: &Local,
     port: Option<&Arc<Port>>,
     failed: &[ArcStr],
-) -> Result<(Stream, SocketAddr, Option<EndpointLease>), Failed> {
+) -> Result<(Stream, SocketAddr, Option<EndpointLease>), ConnectFailure> {
     let waypoint = &session.shard.waypoint;
     let pass_through = destination.pass_through(session).await;
-    let pass_through = pass_through.map_err(|error| Failed::At(error, None))?;
+    let pass_through = pass_through.map_err(|error| ConnectFailure::At(error, None))?;
     let rule = || {
         port.map(|port| {
             let hash = match &port.policy().balancing {
-                // A connection has an address and nothing else.
+                // Connections only have a source address to hash.
                 Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
                     Some(hash(session.caller.address.ip().to_string().as_bytes()))
                 }
@@ -435,7 +401,10 @@ async fn connect(
     let (upstream, held) = match pass_through {
         Some(upstream) => (Ok(upstream), None),
         None => {
-            let ruled = rule().transpose().map_err(Failed::Nowhere)?.flatten();
+            let ruled = rule()
+                .transpose()
+                .map_err(ConnectFailure::Nowhere)?
+                .flatten();
             let (route, held) = match ruled {
                 Some((route, held)) => (Ok(route), Some(held)),
                 None => (destination.route(session, own, failed).await, None),
@@ -447,7 +416,7 @@ async fn connect(
             (upstream, held)
         }
     };
-    let upstream = upstream.map_err(|error| Failed::At(error, None))?;
+    let upstream = upstream.map_err(|error| ConnectFailure::At(error, None))?;
     let host = destination.host(session);
     let tls_upstream = tls.filter(|_| held.is_some() || !upstream.is_waypoint());
     let tls_upstream = tls_upstream.map(|origination| TlsUpstream {
@@ -485,7 +454,7 @@ async fn connect(
     if let Some(held) = &held {
         let outcome = match &connected {
             Ok(_) => Some(Outcome::Connected),
-            // The client's budget has no room, which is nothing of the endpoint's.
+            // A lack of room in the client's budget is not the endpoint's failure.
             Err(UpstreamError::Memory(_)) => None,
             Err(_) => Some(Outcome::Failed),
         };
@@ -494,12 +463,12 @@ async fn connect(
         }
     }
     let uid = || upstream.workload().map(|one| one.uid().clone());
-    let stream = connected.map_err(|error| Failed::At(error, uid()))?;
+    let stream = connected.map_err(|error| ConnectFailure::At(error, uid()))?;
     Ok((stream, upstream.endpoint(), held))
 }
 
 /// Completes when the maximum lifetime of the connection ends.
-async fn outlived(limits: &DestinationLimits) {
+async fn lifetime_expired(limits: &DestinationLimits) {
     match limits.max_connection_duration {
         Some(most) => tokio::time::sleep(most).await,
         None => std::future::pending().await,
@@ -524,31 +493,31 @@ async fn relay<A, B>(
         provider,
     } = context;
     let (held, provider) = (held.as_ref(), provider.as_ref());
-    let decision = judge(session, routed);
-    note(session, &decision);
+    let decision = evaluate_policies(session, routed);
+    record_policy_effects(session, &decision);
     let waypoint = &session.shard.waypoint;
     let service = routed.destination.service(session);
-    let went = ConnectionRoute {
+    let route = ConnectionRoute {
         sni: routed.sni.as_deref(),
         endpoint: Some(*endpoint),
         service: service.as_ref(),
     };
     let labels = session.traffic_labels_of(service.clone());
-    let metrics = report.series(session, &labels, went).open();
-    report.opened(session, went);
+    let metrics = report.series(session, &labels, route).open();
+    report.opened(session, route);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
-    let silence = Silence::of(limits.tcp_idle_timeout);
+    let idle_timeout = IdleTimeout::of(limits.tcp_idle_timeout);
     let copied = {
         let (client, server) = (Mutex::new(client), Mutex::new(server));
         let (near, far) = (&client, &server);
         let mut client = Metered::new(near, |bytes| {
-            silence.broken();
+            idle_timeout.restart();
             metrics.received(bytes);
             report.received(bytes);
         });
         let mut server = Metered::new(far, |bytes| {
-            silence.broken();
+            idle_timeout.restart();
             metrics.sent(bytes);
             report.sent(bytes);
         });
@@ -557,21 +526,21 @@ async fn relay<A, B>(
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             error = reset_by_client(near) => Err(error),
             () = drain.cut() => Ok((0, 0)),
-            () = outlived(&limits) => Ok((0, 0)),
-            () = silence.too_long() => Ok((0, 0)),
+            () = lifetime_expired(&limits) => Ok((0, 0)),
+            () = idle_timeout.expired() => Ok((0, 0)),
             () = revoked(session, routed, provider) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
-    let mut end = End {
+    let mut end = ConnectionEnd {
         audited_by: decision.audits.first().map(ToString::to_string),
-        ..End::default()
+        ..ConnectionEnd::default()
     };
     let reason = match &copied {
         Ok(_) => Reason::None,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let object = routed.http_object(session);
             let object = object.map(|object| TcpError::NotHttp(object).to_string());
-            let decision = judge(session, routed);
+            let decision = evaluate_policies(session, routed);
             end.is_refused = true;
             end.policy = decision.denied_by().map(ToString::to_string);
             end.termination = object.or_else(|| decision.details());
@@ -585,7 +554,7 @@ async fn relay<A, B>(
         }
     };
     metrics.close(reason);
-    report.over(session, went, &end);
+    report.closed(session, route, &end);
 }
 
 fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
@@ -593,7 +562,7 @@ fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
     tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
     let reason = match error {
         TcpError::Denied(decision) => {
-            note(session, decision);
+            record_policy_effects(session, decision);
             Reason::Deny
         }
         TcpError::Unauthorized(_) | TcpError::NotHttp(_) => Reason::Deny,
@@ -603,8 +572,8 @@ fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
         | TcpError::Rule(_)
         | TcpError::Misdirected(_) => Reason::Connect,
     };
-    let went = ConnectionRoute::default();
-    let series = report.series(session, &session.traffic_labels(), went);
+    let route = ConnectionRoute::default();
+    let series = report.series(session, &session.traffic_labels(), route);
     series.fail(reason);
-    report.over(session, went, &End::of(error));
+    report.closed(session, route, &ConnectionEnd::of(error));
 }

@@ -21,15 +21,15 @@ use ambit_telemetry::http::{Changed, FamilyRule, Relabel};
 use http::HeaderName;
 use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-pub(crate) use queue::{Begun, Exporters, Item, Queue};
+pub(crate) use queue::{Exporters, Item, NewQueue, Queue};
 
 /// Telemetry configuration of some targets.
 #[derive(Debug)]
 pub(crate) struct TelemetryConfig {
     pub(crate) tracing: Option<Tracing>,
-    /// Access logs in place of the waypoint's own.
+    /// Access logs that replace the waypoint's own.
     pub(crate) logs: Option<Vec<Log>>,
     labels: Option<Labels>,
     /// Headers that access logs and spans need.
@@ -44,34 +44,34 @@ pub(crate) struct Tracing {
     pub(crate) queue: Queue,
 }
 
-/// Configured access log.
+/// Access log of a telemetry configuration.
 #[derive(Debug)]
 pub(crate) struct Log {
     filter: Option<Expression>,
     format: Format,
-    /// A collector's queue and the log's name there; standard output without.
+    /// Collector's queue and the log's name there; `None` for standard output.
     to: Option<(Queue, ArcStr)>,
 }
 
 impl Log {
-    /// Whether the filter selects a request.
+    /// Whether the filter of the log selects a request.
     fn takes(&self, of: &Observation<'_>) -> bool {
         let filter = self.filter.as_ref();
         filter.is_none_or(|filter| filter.matches(of))
     }
 }
 
-/// Changes of metrics' labels.
+/// Overrides of metric labels.
 #[derive(Debug)]
 struct Labels {
     relabel: Arc<Relabel>,
     values: Vec<Expression>,
 }
 
-/// Longest value of a label.
+/// Maximum length of a label value.
 const MAX_LABEL: usize = 256;
 
-/// Something that the control plane sent cannot be used.
+/// Invalid telemetry setting from the control plane.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TelemetryConfigError {
     #[error("the expression {0:?}: {1}")]
@@ -135,7 +135,7 @@ impl TelemetryConfig {
         logs.is_some_and(|logs| logs.iter().all(|log| log.to.is_some()))
     }
 
-    /// The changed labels of a request or connection.
+    /// Returns the overridden labels of a request or connection.
     pub(crate) fn labels(&self, of: &Observation<'_>) -> Option<Changed> {
         let labels = self.labels.as_ref()?;
         let value = |value: &Expression| {
@@ -224,7 +224,7 @@ pub(crate) struct TelemetryConfigs {
 impl RecordStore for TelemetryConfigs {
     type Record = WaypointTelemetry;
 
-    /// Whether requests need the store to be complete.
+    /// Whether requests wait for the records.
     const IS_NEEDED: bool = false;
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {
@@ -246,7 +246,7 @@ impl RecordStore for TelemetryConfigs {
         }
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         self.records.remove(resource);
         match self.targets.remove(resource)? {
             TelemetryScope::Waypoint => self.waypoint = None,
@@ -257,7 +257,7 @@ impl RecordStore for TelemetryConfigs {
     }
 
     fn dump(&self) -> Value {
-        self.records.values().map(shown).collect()
+        self.records.values().map(to_json).collect()
     }
 }
 
@@ -274,8 +274,8 @@ impl TelemetryConfigs {
         self.targets.is_empty()
     }
 
-    /// The telemetry of requests that concern these services, of which the first that has any of its own counts; else
-    /// that of a namespace.
+    /// Returns the telemetry of requests to these services: that of the first service with a configuration, else that
+    /// of the namespace.
     pub(crate) fn of(
         &self,
         services: &[NamespacedHostname],

@@ -24,22 +24,22 @@ use crate::{
     mirrors::Mirrors,
     retry_budget::Budgets,
     stalls::Stalls,
-    telemetry_config::{Begun, Item},
+    telemetry_config::{Item, NewQueue},
     upstream::UpstreamPools,
     waypoint::{Shard, Waypoint},
 };
 
 /// Maximum items of one batch.
-const MAX_BATCH: usize = 1024;
+const MAX_BATCH_ITEMS: usize = 1024;
 /// Maximum batching time. It is short to avoid bursts of work, which would delay requests at this waypoint or a
 /// collector next to it.
-const GATHER: Duration = Duration::from_millis(20);
+const BATCH_DELAY: Duration = Duration::from_millis(20);
 /// Default timeout of an export.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Initial and maximum pause after a failed export.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Maximum size of a response.
-const MAX_ANSWER: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Exports queues as they are created.
 pub async fn run(waypoint: Arc<Waypoint>) {
@@ -64,21 +64,21 @@ pub async fn run(waypoint: Arc<Waypoint>) {
 
 async fn export(
     shard: Arc<Shard>,
-    Begun {
+    NewQueue {
         collector,
         mut items,
-    }: Begun,
+    }: NewQueue,
 ) {
     let resource = resource(&shard.waypoint);
-    let (first_pause, longest_pause) = PAUSES;
+    let (first_pause, longest_pause) = RETRY_DELAYS;
     let mut pause = first_pause;
     let mut is_full = false;
     while let Some(first) = items.recv().await {
         if !is_full {
-            tokio::time::sleep(GATHER).await;
+            tokio::time::sleep(BATCH_DELAY).await;
         }
         let (mut spans, mut lines) = (Vec::new(), Vec::new());
-        // They count as waiting until the collector has them.
+        // Items count as waiting until the collector has accepted them.
         let mut counted = Vec::new();
         let mut next = Some(first);
         while let Some((item, bytes)) = next {
@@ -87,7 +87,7 @@ async fn export(
                 Item::Span(span) => spans.push(*span),
                 Item::Line(line) => lines.push(*line),
             }
-            is_full = spans.len() + lines.len() >= MAX_BATCH;
+            is_full = spans.len() + lines.len() >= MAX_BATCH_ITEMS;
             next = if is_full { None } else { items.try_recv().ok() };
         }
         let mut batches = Vec::new();
@@ -103,7 +103,7 @@ async fn export(
         let mut failed = None;
         for (signal, message, many) in batches {
             let many = u64::try_from(many).unwrap_or(u64::MAX);
-            let timeout = collector.timeout.unwrap_or(TIMEOUT);
+            let timeout = collector.timeout.unwrap_or(DEFAULT_TIMEOUT);
             let calling = call(&shard, &collector, signal, message);
             let called = match tokio::time::timeout(timeout, calling).await {
                 Ok(called) => called,
@@ -132,7 +132,7 @@ async fn export(
     }
 }
 
-/// OpenTelemetry resource of the waypoint.
+/// Returns the OpenTelemetry resource of the waypoint.
 fn resource(waypoint: &Waypoint) -> Resource {
     let config = &waypoint.config;
     let gateway = &config.gateway;
@@ -150,7 +150,7 @@ fn resource(waypoint: &Waypoint) -> Resource {
     }
 }
 
-/// An export to a collector failed.
+/// Failed export to a collector.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error(transparent)]
@@ -193,7 +193,7 @@ async fn call(
     if head.status != StatusCode::OK {
         return Err(ExportError::Status(head.status));
     }
-    let body = Limited::new(body, MAX_ANSWER).collect().await;
+    let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
     let body = body.map_err(ExportError::Answer)?;
     let trailers = body.trailers().cloned();
     let answer = body.to_bytes();

@@ -1,8 +1,8 @@
-//! Receive windows of HBONE connections, and what they cost: what may be sent in tunnels and is not read is charged as the
-//! windows allow it, not as it comes.
+//! Receive windows of HBONE connections and their memory: unread bytes of tunnels are charged in advance, as the
+//! windows allow them.
 //!
-//! The tunnels of a connection share a part of what is left of the budgets, so that a few connections have large windows,
-//! and many have small ones. The rest that a connection's window has grows with its tunnels.
+//! The tunnels of a connection share a part of the free budget, so that a few connections have large windows, and many
+//! have small ones. The remaining window of a connection grows with its tunnels.
 
 use ambit_hbone::{DialError, Settings, pool::Reserved};
 use ambit_model::Reason;
@@ -10,43 +10,44 @@ use parking_lot::Mutex;
 
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use, WindowShares};
 
-/// Bytes that the tunnels of a connection share at least.
-const MIN_SHARED: usize = 64 << 10;
-/// Parts of what is left of a caller's budget and of the process's that the tunnels of one connection share. All that its
-/// windows allow is less than four times as much. Connections to endpoints are many, and wait for further tunnels.
-const OF_CONNECTIONS: WindowShares = WindowShares {
+/// Minimum number of bytes that the tunnels of a connection share.
+const MIN_SHARED_BYTES: usize = 64 << 10;
+/// Parts of the free budgets of a caller and of the process that the tunnels of one connection share. The total of its
+/// windows is less than four times as much. Connections to endpoints are numerous, and are kept open for further
+/// tunnels.
+const CONNECTION_SHARES: WindowShares = WindowShares {
     of_caller: 64,
     of_process: 1024,
 };
-const OF_UPSTREAMS: WindowShares = WindowShares {
+const UPSTREAM_SHARES: WindowShares = WindowShares {
     of_caller: 512,
     of_process: 4096,
 };
 /// Smallest receive window of one tunnel.
-const MIN_WINDOW: u32 = 16 << 10;
-/// Bytes of one tunnel that wait to be written to its connection.
-const MAX_SEND_BUFFER: usize = 32 << 10;
-/// Charged bytes of a tunnel besides its content.
+const MIN_WINDOW_BYTES: u32 = 16 << 10;
+/// Bytes of one tunnel that are buffered for sending.
+const MAX_SEND_BUFFER_BYTES: usize = 32 << 10;
+/// Charged bytes of a tunnel in addition to its windows and buffers.
 const TUNNEL_BYTES: usize = 16 << 10;
 
-/// Bytes that one tunnel costs, besides the window that it adds to its connection.
-pub(crate) const COST: usize = TUNNEL_BYTES + MAX_SEND_BUFFER;
+/// Charged bytes of one tunnel, without the window that it adds to its connection.
+pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_BYTES + MAX_SEND_BUFFER_BYTES;
 
-/// The limits of a new connection of a caller.
+/// Returns the HTTP/2 settings of a new connection, from the caller's free budget.
 pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
-    within(configured, memory.share_of_windows(OF_CONNECTIONS))
+    within(configured, memory.share_of_windows(CONNECTION_SHARES))
 }
 
 /// Returns the HTTP/2 settings of a connection whose tunnels share this many bytes.
 fn within(configured: &Settings, shared: usize) -> Settings {
-    let shared = u32::try_from(shared.max(MIN_SHARED)).unwrap_or(u32::MAX);
+    let shared = u32::try_from(shared.max(MIN_SHARED_BYTES)).unwrap_or(u32::MAX);
     let shared = configured.connection_window.min(shared);
     Settings {
         connection_window: shared,
         stream_window: configured.stream_window.min(shared),
-        min_stream_window: MIN_WINDOW,
+        min_stream_window: MIN_WINDOW_BYTES,
         frame_size: configured.frame_size.min(shared),
-        send_buffer: MAX_SEND_BUFFER,
+        send_buffer: MAX_SEND_BUFFER_BYTES,
         ..configured.clone()
     }
 }
@@ -64,8 +65,7 @@ pub(crate) struct ReceiveWindows {
 impl ReceiveWindows {
     /// Charges a connection without tunnels.
     ///
-    /// # Errors
-    /// When there is no room.
+    /// # Errors When a budget has no room.
     pub(crate) fn open(settings: &Settings, memory: &ConnectionMemory) -> Result<Self, Exhausted> {
         Ok(Self {
             permit: memory.open(settings.server_bytes())?,
@@ -74,11 +74,10 @@ impl ReceiveWindows {
         })
     }
 
-    /// Charges a tunnel, if there were never so many: the window of the connection grows with it, and does not shrink
-    /// when it ends.
+    /// Charges a tunnel if it raises the peak: the window of the connection grows with the number of tunnels, and does
+    /// not shrink when they end.
     ///
-    /// # Errors
-    /// When there is no room.
+    /// # Errors When a budget has no room.
     pub(crate) fn grow(&mut self, open: usize, memory: &ConnectionMemory) -> Result<(), Exhausted> {
         if open > self.peak {
             memory.grow(Use::Connection, &mut self.permit, self.of_tunnel)?;
@@ -88,28 +87,27 @@ impl ReceiveWindows {
     }
 }
 
-/// Receive windows of a connection to an endpoint behind a tunnel, charged to the caller for whom it is opened. Other
-/// callers' tunnels on the same connection are charged to them.
+/// Receive windows of a connection to an endpoint behind a tunnel, charged to the caller for whom it is opened. Tunnels
+/// of other callers on the same connection are charged to those callers.
 #[derive(Debug)]
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
-    /// Permit for a connection of the smallest size, in case a new one is needed.
+    /// Permit of a connection with minimal windows, in case a new one is needed.
     connection: Mutex<Option<Permit>>,
     tunnel: Option<Permit>,
 }
 
 impl<'a> UpstreamWindows<'a> {
-    /// Charges a tunnel, and a connection of the smallest size.
+    /// Charges a tunnel, and a connection with minimal windows.
     ///
-    /// # Errors
-    /// When the budget has no room.
+    /// # Errors When the budget has no room.
     pub(crate) fn open(
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
     ) -> Result<Self, Exhausted> {
-        let smallest = within(configured, MIN_SHARED);
-        let tunnel = memory.open_upstream(COST + smallest.stream_bytes())?;
+        let smallest = within(configured, MIN_SHARED_BYTES);
+        let tunnel = memory.open_upstream(TUNNEL_COST_BYTES + smallest.stream_bytes())?;
         let connection = memory.open_upstream(smallest.client_bytes())?;
         Ok(Self {
             memory,
@@ -124,11 +122,11 @@ impl<'a> UpstreamWindows<'a> {
         self.tunnel.take()
     }
 
-    /// Returns the limits of a new connection with its permits. Without room, the first connection gets the smallest
-    /// limits, so that its waiters do not fail.
+    /// Returns the settings of a new connection with its permits. Without room, the first connection gets minimal
+    /// windows, so that the tunnels that wait for it do not fail.
     pub(crate) fn connection(&self) -> Result<Option<Reserved>, DialError> {
         let charged = self.connection.lock().take();
-        let smallest = within(self.configured, MIN_SHARED);
+        let smallest = within(self.configured, MIN_SHARED_BYTES);
         let mut permit = charged.map_or_else(
             || {
                 let taken = self.memory.open_upstream(smallest.client_bytes());
@@ -140,7 +138,7 @@ impl<'a> UpstreamWindows<'a> {
             },
             Ok,
         )?;
-        let shared = self.memory.share_of_windows(OF_UPSTREAMS);
+        let shared = self.memory.share_of_windows(UPSTREAM_SHARES);
         let settings = within(self.configured, shared);
         let more = settings
             .client_bytes()

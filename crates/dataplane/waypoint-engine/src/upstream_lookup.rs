@@ -1,5 +1,5 @@
-//! Resolves routes to upstreams: hosts of services by DNS, and hosts below a wildcard that a client names. The owner of a
-//! DNS name cannot make the waypoint call an address of the mesh with it.
+//! Resolves routes to upstreams: hosts of services by DNS, and hosts below a wildcard that a client names. A DNS name
+//! cannot make the waypoint call an address of the mesh.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -25,8 +25,8 @@ pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstrea
             let ip = pick(host, &found, pending.prefer_ipv6, ipv6)?;
             let host = host.clone();
             let route = pending.resolve(ip);
-            // A tunnel to a name ends at an address of the name's owner: never at a pod, to which the waypoint would
-            // speak as itself.
+            // A tunnel to a DNS name ends at an address that the name's owner chooses. It must not be a pod, to which
+            // the waypoint would connect under its own identity.
             if matches!(&route, Route::Hbone(hbone) if hbone.waypoint.is_none())
                 && is_of_pod(waypoint, ip).await?
             {
@@ -45,16 +45,19 @@ pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstrea
     Ok(upstream)
 }
 
-/// Whether an address is a pod's; an error while the control plane does not answer.
+/// Whether an address belongs to a pod; an error while the control plane does not respond.
 async fn is_of_pod(waypoint: &Waypoint, ip: IpAddr) -> Result<bool, UpstreamError> {
-    let at = ask(waypoint, ip).await?;
+    let at = learn_address(waypoint, ip).await?;
     let table = waypoint.state.table();
     let workload = table.workload_by_ip(&at.network, ip);
     Ok(workload.is_some_and(WorkloadRef::is_pod))
 }
 
 /// Requests the control plane's record of an address of the waypoint's network.
-pub(crate) async fn ask(waypoint: &Waypoint, ip: IpAddr) -> Result<NetworkAddress, UpstreamError> {
+pub(crate) async fn learn_address(
+    waypoint: &Waypoint,
+    ip: IpAddr,
+) -> Result<NetworkAddress, UpstreamError> {
     let own = waypoint.local.known().await;
     let network = own.as_ref().map(|own| own.workload.network.clone());
     let at = NetworkAddress::new(network.unwrap_or_default(), ip);
@@ -63,7 +66,7 @@ pub(crate) async fn ask(waypoint: &Waypoint, ip: IpAddr) -> Result<NetworkAddres
     Ok(at)
 }
 
-/// Whether an endpoint is known from the API server itself, and not only named by an object: a pod, which may be in its
+/// Whether an endpoint is known from the API server itself, rather than only from an object: a pod, which may be in its
 /// node's network, or the API server as an endpoint of its own Service.
 fn is_of_cluster(route: &Route) -> bool {
     let workload = match route {
@@ -88,7 +91,7 @@ pub(crate) async fn resolve_host(
     waypoint: &Waypoint,
     caller: &Caller,
 ) -> Result<Upstream, UpstreamError> {
-    // Absolute: without the search domains that a resolver may add.
+    // Fully qualified: resolvers do not append search domains.
     let of = (caller.identity.clone(), caller.address.ip());
     let known = waypoint.names.of_client(&format!("{host}."), of).await;
     let known = known.inspect_err(|_| waypoint.http_metrics.refused("name_lookups"));
@@ -110,27 +113,27 @@ pub(crate) async fn resolve_host(
     }
 }
 
-/// Checks that an address which a client's host resolves to is none of the mesh: services and pods are called by names
-/// of their own, under the policies for these. An error while the control plane does not answer.
+/// Checks that the address of a host that a client named does not belong to the mesh: services and pods are called by
+/// their own names, under their own policies. An error while the control plane does not respond.
 async fn may_call(waypoint: &Waypoint, host: &ArcStr, ip: IpAddr) -> Result<(), UpstreamError> {
     waypoint.names.check(ip)?;
-    if waypoint.names.is_good(ip) {
+    if waypoint.names.is_outside_mesh(ip) {
         return Ok(());
     }
-    let at = ask(waypoint, ip).await?;
+    let at = learn_address(waypoint, ip).await?;
     let own = waypoint.local.known().await;
     let is_of_mesh = {
         let table = waypoint.state.table();
         let namespace = own
             .as_ref()
             .map_or("", |own| own.workload.namespace.as_str());
-        // A prefix that another namespace has for itself is not for others.
+        // A prefix that only another namespace sees does not count.
         table.knows_address(&at) || table.service_by_vip(&at.network, ip, namespace).is_some()
     };
     if waypoint.config.ip == Some(ip) || is_of_mesh {
         let host = host.clone();
         return Err(UpstreamError::OfMesh { host, ip });
     }
-    waypoint.names.found_good(ip);
+    waypoint.names.record_outside_mesh(ip);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What all connections of one waypoint have in common.
+//! State that all connections of one waypoint share.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -51,7 +51,7 @@ pub struct Waypoint {
     pub(crate) setups: InFlight,
     /// Memory budgets of callers.
     pub(crate) memory: Memory,
-    /// Connections that are open, and how they end with the process.
+    /// Open connections, and their drain during shutdown.
     pub lifecycle: Lifecycle,
     /// Metrics of connections.
     pub metrics: Arc<Metrics>,
@@ -65,13 +65,13 @@ pub struct Waypoint {
     /// Addresses of hosts outside of the mesh.
     pub(crate) names: Names,
     created: Instant,
-    /// Milliseconds from the creation to the latest tunnel.
+    /// Milliseconds from the creation of the waypoint to the latest tunnel.
     last_tunnel: AtomicU64,
 }
 
-/// Inputs and metrics of a waypoint.
+/// Inputs of a waypoint: its sources of state, and its metrics.
 #[derive(Debug)]
-pub struct Surroundings {
+pub struct WaypointInputs {
     /// Workloads and services.
     pub state: SharedState,
     /// Configuration from the control plane.
@@ -84,7 +84,7 @@ pub struct Surroundings {
     pub http_metrics: Arc<HttpMetrics>,
 }
 
-/// A waypoint on one worker thread.
+/// State of a waypoint on one worker thread.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
@@ -92,9 +92,9 @@ pub(crate) struct Shard {
     pub(crate) mirrors: Mirrors,
     /// Bodies with more data than their readers accept.
     pub(crate) stalls: Stalls,
-    /// Calls to authorization providers and rate-limit services that have not been answered yet.
+    /// Checks in flight: calls to authorization providers and rate-limit services.
     pub(crate) checks: InFlightChecks,
-    /// Time of callers' tasks.
+    /// Shares of worker time by caller.
     pub(crate) shares: FairShares,
     /// Retry budgets of destinations.
     pub(crate) retries: Budgets,
@@ -102,7 +102,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Creates a session without tunnels.
+    /// Creates the state of one worker.
     pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
             upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
@@ -117,9 +117,9 @@ impl Shard {
     }
 }
 
-/// The mesh is not known well enough to serve.
+/// Reason why the mesh is not known well enough to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotKnown {
+pub(crate) enum MeshUnknown {
     /// The configuration is incomplete: see [`Published::is_known`].
     #[error("the control plane has not yet sent this waypoint's policies and services")]
     Published,
@@ -130,14 +130,14 @@ pub(crate) enum NotKnown {
 
 impl Waypoint {
     /// Creates a waypoint without published records.
-    pub fn new(config: Arc<Config>, surroundings: Surroundings) -> Self {
-        let Surroundings {
+    pub fn new(config: Arc<Config>, inputs: WaypointInputs) -> Self {
+        let WaypointInputs {
             state,
             published,
             certificates,
             metrics,
             http_metrics,
-        } = surroundings;
+        } = inputs;
         published.guard().except(config.allowed_hosts.clone());
         Self {
             local: LocalWorkload::new(
@@ -177,8 +177,8 @@ impl Waypoint {
         }
     }
 
-    /// Notes that a client opens a tunnel.
-    pub(crate) fn tunnel_comes(&self) {
+    /// Records that a client opens a tunnel.
+    pub(crate) fn record_tunnel(&self) {
         let now = u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_tunnel.store(now, Relaxed);
     }
@@ -188,9 +188,9 @@ impl Waypoint {
         self.created + Duration::from_millis(self.last_tunnel.load(Relaxed))
     }
 
-    /// Waits until its own pod's record is not that of a pod to choose. Of a pod that is being deleted it is one as long as
-    /// no other pod of the waypoint is ready.
-    pub async fn stands_in_no_more(&self) {
+    /// Waits until the record of the waypoint's own pod tells clients not to choose it. A pod that is being deleted is
+    /// still chosen while no other pod of the waypoint is ready.
+    pub async fn removed_from_load_balancing(&self) {
         let mut changes = self.local.changes();
         loop {
             changes.mark_unchanged();
@@ -209,7 +209,7 @@ impl Waypoint {
         &self.lifecycle
     }
 
-    /// Bytes that callers make it hold by its own account, and how many these may be.
+    /// Returns the bytes that are charged to callers, and their limit.
     pub fn memory_budget(&self) -> (usize, usize) {
         (self.memory.held(), self.memory.limit())
     }
@@ -232,15 +232,15 @@ impl Waypoint {
     }
 
     /// Returns the waypoint's own workload.
-    pub(crate) async fn own(&self) -> Result<Arc<Workload>, NotKnown> {
+    pub(crate) async fn own(&self) -> Result<Arc<Workload>, MeshUnknown> {
         if !self.published.is_known() {
-            return Err(NotKnown::Published);
+            return Err(MeshUnknown::Published);
         }
-        let local = self.local.known().await.ok_or(NotKnown::Own)?;
+        let local = self.local.known().await.ok_or(MeshUnknown::Own)?;
         Ok(local.workload.clone())
     }
 
-    /// A route, after its missing records were requested from the control plane: the waypoint of a backend.
+    /// Requests the missing records of a route, such as the waypoint of a backend, and returns the route.
     pub(crate) async fn completed(
         &self,
         look: impl Fn() -> Result<Route, RouteError> + Sync,
@@ -249,7 +249,8 @@ impl Waypoint {
         self.state.completed(deadline, look).await
     }
 
-    /// Subscribes to an unknown address at the control plane. Without an answer in time, the address stays unknown.
+    /// Subscribes to an unknown address at the control plane. If the control plane does not respond in time, the
+    /// address stays unknown.
     pub(crate) async fn learn(&self, address: &NetworkAddress) {
         if self.state.table().knows_address(address) {
             return;

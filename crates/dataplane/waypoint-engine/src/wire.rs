@@ -1,12 +1,12 @@
-//! Bytes of HTTP/1 that hyper does not write: trailers, and interim responses.
+//! Parts of HTTP/1 that hyper does not write: trailers, and interim responses.
 //!
-//! hyper sends trailers only to clients whose request says `TE: trailers`, and only those that a `Trailer` header announces.
-//! Applications send them regardless (gRPC-Web, checksums), and a proxy may pass on what it has (RFC 9110, section 6.5.1).
-//! [`WithTrailers`] takes trailers out of a body that is sent in chunks, and [`Wire`] writes them in place of the end of the
-//! last chunk. hyper flushes its connection when it has written all that it has, so that the last bytes before that are
+//! hyper sends trailers only to clients whose request says `TE: trailers`, and only those that a `Trailer` header
+//! announces. Applications send them regardless (gRPC-Web, checksums), and a proxy may forward them (RFC 9110, section
+//! 6.5.1). [`WithTrailers`] removes trailers from a chunked body, and [`Wire`] writes them in place of the end of the
+//! last chunk. hyper flushes its connection when it has written everything, so that the last bytes before a flush are
 //! the end of the body.
 //!
-//! Interim responses (102, 103) are written between two flushes as well, before the response that they belong to.
+//! Interim responses (102, 103) are also written between two flushes, before their final response.
 
 use std::{
     collections::VecDeque,
@@ -25,14 +25,14 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// End of a body in chunks without trailers.
+/// End of a chunked body without trailers.
 const END: &[u8] = b"0\r\n\r\n";
-/// Bytes of interim responses to one request.
+/// Maximum bytes of interim responses to one request.
 const MAX_INTERIM_BYTES: usize = 16 << 10;
 /// Maximum bytes that are copied at once while trailers wait.
 const COPIED_BYTES: usize = 16 << 10;
 
-/// Bytes to write on a connection besides those of hyper. Clones share them.
+/// Bytes to write on a connection besides hyper's output. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Additions(Arc<Shared>);
 
@@ -43,7 +43,7 @@ struct Shared {
     is_waiting: AtomicBool,
     /// Whether hyper has written something since its last flush.
     is_unflushed: AtomicBool,
-    /// A request waits for its response, and may get interim ones.
+    /// Whether a request waits for its response, and may receive interim ones.
     takes_interim: AtomicBool,
 }
 
@@ -57,23 +57,23 @@ struct State {
 }
 
 impl Additions {
-    /// A request waits for its response.
+    /// Marks that a request waits for its response.
     pub(crate) fn begin_interim(&self) {
         self.0.state.lock().interim_bytes = 0;
         self.0.takes_interim.store(true, Relaxed);
     }
 
-    /// The response is about to be written.
+    /// Marks that the response is about to be written.
     pub(crate) fn end_interim(&self) {
         let mut state = self.0.state.lock();
         self.0.takes_interim.store(false, Relaxed);
-        // They would come after bytes of the response.
+        // Interim responses would be written after bytes of the response.
         if self.0.is_unflushed.load(Relaxed) {
             state.interim.clear();
         }
     }
 
-    /// Writes an interim response, if a request waits for its response and has not got too many.
+    /// Queues an interim response, if a request waits for its response and is below its limit.
     pub(crate) fn add_interim(&self, status: http::StatusCode, headers: &HeaderMap) {
         let mut bytes = BytesMut::new();
         let reason = status.canonical_reason().unwrap_or_default();
@@ -113,7 +113,7 @@ fn encode(headers: &HeaderMap, bytes: &mut BytesMut) {
     }
 }
 
-/// A body that is sent in chunks of HTTP/1, with its trailers.
+/// Chunked HTTP/1 body whose trailers are written by [`Wire`].
 #[derive(Debug)]
 pub(crate) struct WithTrailers<B> {
     body: B,
@@ -123,7 +123,8 @@ pub(crate) struct WithTrailers<B> {
 }
 
 impl<B: HttpBody> WithTrailers<B> {
-    /// Passes trailers on if the body's length is not known and `has_length` is false: only chunks have trailers.
+    /// Wraps a body. Trailers are passed on only if the body is chunked: its length is unknown and `has_length` is
+    /// false.
     pub(crate) fn new(body: B, additions: &Additions, has_length: bool) -> Self {
         let is_chunked = !has_length && body.size_hint().exact().is_none();
         Self {
@@ -168,14 +169,14 @@ impl<B: HttpBody + Unpin> HttpBody for WithTrailers<B> {
     }
 }
 
-/// A connection on which [`Additions`] are written.
+/// Connection on which [`Additions`] are written.
 #[derive(Debug)]
 pub(crate) struct Wire<IO> {
     io: IO,
     additions: Additions,
     /// Bytes to write before any others.
     out: BytesMut,
-    /// Last bytes of a body whose trailers wait, no more than the length of [`END`].
+    /// Last bytes of a body with pending trailers, at most the length of [`END`].
     held: BytesMut,
 }
 
@@ -225,7 +226,7 @@ impl<IO: AsyncWrite + Unpin> Wire<IO> {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether bytes can go by as they are; false once they have to be looked at.
+    /// Passes bytes through while nothing has to be added; returns false once they must be inspected.
     fn poll_pass(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let shared = &self.additions.0;
         let was_flushed = !shared.is_unflushed.swap(true, Relaxed);

@@ -40,7 +40,7 @@ use ambit_waypoint_engine::{
     published::Published,
     records::{RecordHandler, follow_needed},
     server, telemetry_export,
-    waypoint::{Surroundings, Waypoint},
+    waypoint::{Waypoint, WaypointInputs},
 };
 
 /// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted
@@ -243,8 +243,8 @@ async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let last = end - LAST_REQUEST_GRACE.min(waypoint.config.termination_deadline / 2);
     let until = last.min(Instant::now() + linger * STAND_IN_LINGER_FACTOR);
     tokio::time::sleep(linger).await;
-    // As long as the control plane lets clients choose this pod, no other one is ready.
-    let _over = tokio::time::timeout_at(until, waypoint.stands_in_no_more()).await;
+    // As long as the control plane has clients choose this pod, no other one is ready.
+    let _over = tokio::time::timeout_at(until, waypoint.removed_from_load_balancing()).await;
     ending();
     loop {
         let next = waypoint.last_tunnel() + linger;
@@ -262,7 +262,7 @@ fn build(
     (metrics, http_metrics): (Arc<Metrics>, Arc<HttpMetrics>),
     known: ReadyTask,
     (cache, keys): (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>),
-) -> anyhow::Result<Surroundings> {
+) -> anyhow::Result<WaypointInputs> {
     let (state, demands) = SharedState::on_demand(StateConfig {
         // No workload is local to a waypoint, except its own.
         node: config.node.clone(),
@@ -310,7 +310,7 @@ fn build(
             .context("cannot read the warm-start cache of the mesh")?;
     }
     ambit_rt::spawn_essential("xds", client.run());
-    Ok(Surroundings {
+    Ok(WaypointInputs {
         state,
         published,
         certificates,

@@ -1,12 +1,13 @@
-//! Bodies, configurations, and what calls brought.
+//! Host functions for buffers: bodies, configurations, and responses of calls.
 
+use bytes::BytesMut;
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
-    memory::{Guest, Refused, answer},
+    Host,
+    memory::{Guest, HostError, answer},
 };
-use crate::abi::{BufferKind, Status};
+use crate::abi::{BufferKind, ENV, Status};
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
@@ -54,7 +55,7 @@ fn get(
     kind: u32,
     (start, size): (u32, u32),
     (at, length_at): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let all = buffer(guest.host(), BufferKind::of(kind)?)?;
     let (start, size) = (start as usize, size as usize);
     let end = start.saturating_add(size).min(all.len());
@@ -62,7 +63,7 @@ fn get(
     guest.give(&bytes, at, length_at)
 }
 
-fn status(mut guest: Guest<'_>, kind: u32, length_at: u32, flags_at: u32) -> Result<(), Refused> {
+fn status(mut guest: Guest<'_>, kind: u32, length_at: u32, flags_at: u32) -> Result<(), HostError> {
     let length = buffer(guest.host(), BufferKind::of(kind)?)?.len();
     guest.put_number(length_at, u32::try_from(length).unwrap_or(u32::MAX))?;
     guest.put_number(flags_at, 0)
@@ -73,7 +74,7 @@ fn set(
     kind: u32,
     (start, size): (u32, u32),
     (at, length): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let kind = BufferKind::of(kind)?;
     let (bytes, host) = guest.both(at, length)?;
     let most = host.settings.limits.body;
@@ -90,5 +91,17 @@ fn set(
     {
         return Err(Status::BadArgument.into());
     }
-    Ok(Host::replace(body, start as usize, size as usize, bytes)?)
+    replace(body, start as usize, size as usize, bytes);
+    Ok(())
+}
+
+/// Replaces a range of a buffer, as Envoy does: at the start nothing is removed for a size of zero, and bytes past the
+/// end are appended.
+fn replace(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) {
+    let start = start.min(bytes.len());
+    let end = start.saturating_add(size).min(bytes.len());
+    let tail = bytes.split_off(end);
+    bytes.truncate(start);
+    bytes.extend_from_slice(with);
+    bytes.extend_from_slice(&tail);
 }

@@ -1,4 +1,4 @@
-//! Calls to services, and streams: a module's request becomes an effect, and gets a number.
+//! Host functions for calls and streams: each becomes an effect with a number.
 
 use std::time::Duration;
 
@@ -7,11 +7,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host, Pending, Sending,
-    memory::{Guest, Refused, answer},
+    Host,
+    memory::{Guest, HostError, answer},
+    state::{Pending, Sending},
 };
 use crate::{
-    abi::{Status, read_pairs},
+    abi::{ENV, Status, read_pairs},
     effect::{Call, CallKind, Effect, Message, Outstanding, Token},
     stream::Head,
 };
@@ -132,7 +133,7 @@ fn send(
     token: u32,
     message: (u32, u32),
     is_end: bool,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let bytes = Bytes::from(guest.copy(message.0, message.1)?);
     let host = guest.host();
     let most = host.settings.limits.body;
@@ -142,7 +143,7 @@ fn send(
     if sending.is_ended {
         return Err(Status::BadArgument.into());
     }
-    // Peers that do not read must not make a module's memory ours.
+    // Bounded, since peers that do not read would otherwise fill the host's memory.
     let message = Message::new(Some(bytes), is_end, unsent);
     if unsent.is_too_much(most) {
         return Err(Status::InternalFailure.into());
@@ -173,7 +174,7 @@ fn close(host: &mut Host, token: u32) -> Status {
     Status::Ok
 }
 
-fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result<(), Refused> {
+fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result<(), HostError> {
     let received = &guest.host().received;
     let (code, text) = (received.grpc_status, received.grpc_text.clone());
     guest.put_number(code_at, code)?;
@@ -189,9 +190,9 @@ struct CallArguments {
 }
 
 impl CallArguments {
-    fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), Refused> {
+    fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), HostError> {
         let head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
-        // As Envoy has it.
+        // Required pseudo-headers, as in Envoy.
         let is_whole = [":method", ":path", ":authority"]
             .iter()
             .all(|name| head.pseudo(name).is_some());
@@ -218,7 +219,7 @@ impl CallArguments {
         mut guest: Guest<'_>,
         names: ((u32, u32), (u32, u32)),
         at: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), HostError> {
         let call = self.grpc_call(&mut guest, names)?;
         begin(guest, call, at, None)
     }
@@ -228,7 +229,7 @@ impl CallArguments {
         mut guest: Guest<'_>,
         names: ((u32, u32), (u32, u32)),
         at: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), HostError> {
         let call = self.grpc_call(&mut guest, names)?;
         begin(guest, call, at, Some(Sending::default()))
     }
@@ -237,7 +238,7 @@ impl CallArguments {
         self,
         guest: &mut Guest<'_>,
         (service, method): ((u32, u32), (u32, u32)),
-    ) -> Result<Call, Refused> {
+    ) -> Result<Call, HostError> {
         let (service, method) = (
             guest.text(service.0, service.1)?,
             guest.text(method.0, method.1)?,
@@ -264,7 +265,7 @@ impl CallArguments {
     }
 }
 
-/// Counts a call with these pieces, unless that would be too many or too large.
+/// Counts a call with these parts; fails if the calls or their bytes exceed the limits.
 fn outstanding(guest: &mut Guest<'_>, pieces: [(u32, u32); 4]) -> Result<Outstanding, Status> {
     let bytes = pieces.iter().map(|(_, length)| *length as usize).sum();
     let host = guest.host();
@@ -278,7 +279,7 @@ fn begin(
     call: Call,
     at: u32,
     sending: Option<Sending>,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let host = guest.host();
     if host.calls.len() >= host.settings.limits.calls {
         return Err(Status::InternalFailure.into());

@@ -1,14 +1,14 @@
-//! Maps of headers and trailers.
+//! Host functions for maps of headers and trailers.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
-    memory::{Guest, Refused, answer},
+    Host,
+    memory::{Guest, HostError, answer},
 };
 use crate::{
-    abi::{MapKind, Status, read_pairs, write_pairs},
+    abi::{ENV, MapKind, Status, read_pairs, write_pairs},
     limits::MAX_HEADER_BYTES,
     stream::Head,
 };
@@ -92,7 +92,7 @@ enum How {
     Replace,
 }
 
-/// Header map in its current representation.
+/// Header map of a stream or of a received response.
 enum Map<'a> {
     Head(&'a mut Head),
     Trailers(&'a mut HeaderMap),
@@ -155,7 +155,7 @@ impl Map<'_> {
         Some(value)
     }
 
-    /// Bytes of all names and values.
+    /// Returns the bytes of all names and values.
     fn bytes(&self) -> usize {
         let all = self.all().into_iter();
         all.map(|(name, value)| name.len() + value.len()).sum()
@@ -189,24 +189,24 @@ impl Map<'_> {
     }
 }
 
-fn size(mut guest: Guest<'_>, map: u32, at: u32) -> Result<(), Refused> {
+fn size(mut guest: Guest<'_>, map: u32, at: u32) -> Result<(), HostError> {
     let map = Map::of(guest.host(), MapKind::of(map)?)?;
     let size = map.bytes();
     guest.put_number(at, u32::try_from(size).unwrap_or(u32::MAX))
 }
 
-fn pairs(mut guest: Guest<'_>, map: u32, at: u32, length_at: u32) -> Result<(), Refused> {
+fn pairs(mut guest: Guest<'_>, map: u32, at: u32, length_at: u32) -> Result<(), HostError> {
     let map = Map::of(guest.host(), MapKind::of(map)?)?;
     let bytes = write_pairs(map.all().into_iter());
     guest.give(&bytes, at, length_at)
 }
 
-fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(), Refused> {
+fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (bytes, host) = guest.both(at, length)?;
     let pairs = read_pairs(bytes).ok_or(Status::ParseFailure)?;
     let mut map = Map::of(host, kind)?;
-    // All or nothing.
+    // An invalid pair leaves the map unchanged.
     let mut made = Head::default();
     let mut new = match &map {
         Map::Head(_) => Map::Head(&mut made),
@@ -217,7 +217,7 @@ fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(),
     }
     match &mut map {
         Map::Head(head) => {
-            // Without them there is no request.
+            // Missing pseudo-headers are kept: there is no request without them.
             for (name, value) in std::mem::take(&mut head.pseudo) {
                 if made.pseudo(name).is_none() {
                     made.set_pseudo(name, value);
@@ -235,7 +235,7 @@ fn value(
     map: u32,
     (name, length): (u32, u32),
     (at, length_at): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (name, host) = guest.both(name, length)?;
     let value = Map::of(host, kind)?.value(name);
@@ -252,17 +252,17 @@ fn set(
     map: u32,
     name: (u32, u32),
     value: (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (name, value, host) = guest.pair(name, value)?;
     Ok(Map::of(host, kind)?.set(how, name, value)?)
 }
 
-fn remove(mut guest: Guest<'_>, map: u32, name: u32, length: u32) -> Result<(), Refused> {
+fn remove(mut guest: Guest<'_>, map: u32, name: u32, length: u32) -> Result<(), HostError> {
     let kind = MapKind::of(map)?;
     let (name, host) = guest.both(name, length)?;
     let mut map = Map::of(host, kind)?;
-    // Pseudo headers stay: without them there is no request.
+    // Pseudo-headers are not removed: there is no request without them.
     if let Ok(name) = HeaderName::from_bytes(name) {
         map.headers().remove(name);
     }

@@ -1,31 +1,30 @@
-//! What passes between a module's memory and the host. Whatever a module names is looked at before it is read, and so is
-//! where something is to be put.
+//! Access to a module's memory. Addresses and lengths from the module are checked before memory is read or written.
 
 use wasmtime::{AsContext as _, AsContextMut as _, Caller, Extern, Memory};
 
 use super::Host;
 use crate::{abi::Status, limits::MAX_PIECE};
 
-/// Why a function does not succeed.
-pub(crate) enum Refused {
+/// Reason why a host function fails.
+pub(crate) enum HostError {
     /// Status that the module receives.
     Status(Status),
     /// Trap that ends the module.
     Trap(wasmtime::Error),
 }
 
-impl From<Status> for Refused {
+impl From<Status> for HostError {
     fn from(status: Status) -> Self {
         Self::Status(status)
     }
 }
 
 /// Converts a result to the status that the module receives.
-pub(crate) fn answer(result: Result<(), Refused>) -> wasmtime::Result<u32> {
+pub(crate) fn answer(result: Result<(), HostError>) -> wasmtime::Result<u32> {
     match result {
         Ok(()) => Ok(Status::Ok as u32),
-        Err(Refused::Status(status)) => Ok(status as u32),
-        Err(Refused::Trap(error)) => Err(error),
+        Err(HostError::Status(status)) => Ok(status as u32),
+        Err(HostError::Trap(error)) => Err(error),
     }
 }
 
@@ -43,27 +42,27 @@ impl<'a> Guest<'a> {
         self.caller.data_mut()
     }
 
-    fn memory(&mut self) -> Result<Memory, Refused> {
+    fn memory(&mut self) -> Result<Memory, HostError> {
         let memory = self
             .caller
             .get_export("memory")
             .and_then(Extern::into_memory);
-        memory.ok_or(Refused::Status(Status::InvalidMemoryAccess))
+        memory.ok_or(HostError::Status(Status::InvalidMemoryAccess))
     }
 
-    /// Borrows the module's memory together with the host state.
-    pub(crate) fn both(&mut self, at: u32, length: u32) -> Result<(&[u8], &mut Host), Refused> {
+    /// Borrows a range of the module's memory together with the host state.
+    pub(crate) fn both(&mut self, at: u32, length: u32) -> Result<(&[u8], &mut Host), HostError> {
         let memory = self.memory()?;
         let (all, host) = memory.data_and_store_mut(&mut self.caller);
         Ok((piece(all, at, length)?, host))
     }
 
-    /// Returns two buffers of the guest's memory.
+    /// Borrows two ranges of the module's memory together with the host state.
     pub(crate) fn pair(
         &mut self,
         (at, length): (u32, u32),
         (other_at, other_length): (u32, u32),
-    ) -> Result<(&[u8], &[u8], &mut Host), Refused> {
+    ) -> Result<(&[u8], &[u8], &mut Host), HostError> {
         let memory = self.memory()?;
         let (all, host) = memory.data_and_store_mut(&mut self.caller);
         let all: &[u8] = all;
@@ -74,20 +73,20 @@ impl<'a> Guest<'a> {
         ))
     }
 
-    /// A copy of bytes of the module.
-    pub(crate) fn copy(&mut self, at: u32, length: u32) -> Result<Vec<u8>, Refused> {
+    /// Copies bytes from the module's memory.
+    pub(crate) fn copy(&mut self, at: u32, length: u32) -> Result<Vec<u8>, HostError> {
         let memory = self.memory()?;
         Ok(piece(memory.data(self.caller.as_context()), at, length)?.to_vec())
     }
 
-    /// Reads a text of the module.
-    pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, Refused> {
+    /// Reads a UTF-8 text from the module's memory.
+    pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, HostError> {
         let bytes = self.copy(at, length)?;
-        String::from_utf8(bytes).map_err(|_| Refused::Status(Status::BadArgument))
+        String::from_utf8(bytes).map_err(|_| HostError::Status(Status::BadArgument))
     }
 
-    /// Writes bytes to an address of the module.
-    pub(crate) fn put(&mut self, at: u32, bytes: &[u8]) -> Result<(), Refused> {
+    /// Writes bytes to an address of the module's memory.
+    pub(crate) fn put(&mut self, at: u32, bytes: &[u8]) -> Result<(), HostError> {
         let memory = self.memory()?;
         let all = memory.data_mut(self.caller.as_context_mut());
         let end = (at as usize).checked_add(bytes.len());
@@ -97,13 +96,13 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    pub(crate) fn put_number(&mut self, at: u32, number: u32) -> Result<(), Refused> {
+    pub(crate) fn put_number(&mut self, at: u32, number: u32) -> Result<(), HostError> {
         self.put(at, &number.to_le_bytes())
     }
 
-    /// Copies bytes to memory that the module allocates.
-    pub(crate) fn give(&mut self, bytes: &[u8], at: u32, length_at: u32) -> Result<(), Refused> {
-        // Before memory is allocated in the module.
+    /// Copies bytes to memory that the module allocates, and writes address and length.
+    pub(crate) fn give(&mut self, bytes: &[u8], at: u32, length_at: u32) -> Result<(), HostError> {
+        // Checked before memory is allocated in the module.
         let length = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         self.put_number(length_at, 0)?;
         self.put_number(at, 0)?;
@@ -116,14 +115,14 @@ impl<'a> Guest<'a> {
         self.put_number(length_at, length)
     }
 
-    fn allocate(&mut self, length: u32) -> Result<u32, Refused> {
+    fn allocate(&mut self, length: u32) -> Result<u32, HostError> {
         let found = ["proxy_on_memory_allocate", "malloc"].into_iter();
         let mut found = found.filter_map(|name| self.caller.get_export(name)?.into_func());
         let function = found.next().ok_or(Status::InternalFailure)?;
         let function = function.typed::<u32, u32>(self.caller.as_context());
-        let function = function.map_err(Refused::Trap)?;
+        let function = function.map_err(HostError::Trap)?;
         let address = function.call(self.caller.as_context_mut(), length);
-        let address = address.map_err(Refused::Trap)?;
+        let address = address.map_err(HostError::Trap)?;
         if address == 0 {
             return Err(Status::InvalidMemoryAccess.into());
         }
@@ -131,7 +130,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-fn piece(all: &[u8], at: u32, length: u32) -> Result<&[u8], Refused> {
+fn piece(all: &[u8], at: u32, length: u32) -> Result<&[u8], HostError> {
     if length as usize > MAX_PIECE {
         return Err(Status::BadArgument.into());
     }
@@ -140,5 +139,5 @@ fn piece(all: &[u8], at: u32, length: u32) -> Result<&[u8], Refused> {
     }
     let end = (at as usize).checked_add(length as usize);
     let found = end.and_then(|end| all.get(at as usize..end));
-    found.ok_or(Refused::Status(Status::InvalidMemoryAccess))
+    found.ok_or(HostError::Status(Status::InvalidMemoryAccess))
 }

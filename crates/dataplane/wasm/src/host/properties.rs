@@ -1,16 +1,16 @@
-//! What the proxy knows of a request, by names as Envoy has them. Headers, the plugin's own name and what a module has
-//! set are known here; the rest is up to the waypoint ([`crate::Facts`]).
+//! Host functions for properties of a request, by Envoy's names. Headers, the plugin's own name and properties that a
+//! module has set are resolved here; the waypoint resolves all others ([`crate::Facts`]).
 
 use bytes::Bytes;
 use http::HeaderMap;
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
-    memory::{Guest, Refused, answer},
+    Host,
+    memory::{Guest, HostError, answer},
 };
 use crate::{
-    abi::{Status, write_pairs},
+    abi::{ENV, Status, write_pairs},
     limits::{MAX_PROPERTIES, MAX_PROPERTY_BYTES},
     stream::{Head, Value},
 };
@@ -33,7 +33,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// The parts of a path, between which are zeros; some SDKs have one at its end, too.
+/// Splits a path at its zero bytes; some SDKs add one at the end, too.
 fn parts(path: &[u8]) -> Result<Vec<&str>, Status> {
     let path = path.strip_suffix(&[0]).unwrap_or(path);
     let parts = path.split(|byte| *byte == 0).map(str::from_utf8);
@@ -46,14 +46,14 @@ fn get(
     mut guest: Guest<'_>,
     (path, length): (u32, u32),
     (at, length_at): (u32, u32),
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let (path, host) = guest.both(path, length)?;
     let found = find(host, path)?;
     let bytes = found.ok_or(Status::NotFound)?;
     guest.give(&bytes, at, length_at)
 }
 
-fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), Refused> {
+fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), HostError> {
     let (path, value, host) = guest.pair(path, value)?;
     let stream = host.stream().map_err(|_| Status::NotFound)?;
     let path = path.strip_suffix(&[0]).unwrap_or(path);

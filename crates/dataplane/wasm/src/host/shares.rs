@@ -1,13 +1,13 @@
-//! Metrics, and what plugins share with each other.
+//! Host functions for metrics, and for data and queues that plugins share.
 
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
-    memory::{Guest, Refused, answer},
+    Host,
+    memory::{Guest, HostError, answer},
 };
 use crate::{
-    abi::Status,
+    abi::{ENV, Status},
     effect::Effect,
     metrics::{MetricKind, Series},
 };
@@ -135,7 +135,7 @@ fn series(host: &Host, id: u32) -> Result<std::sync::Arc<Series>, Status> {
     host.metrics.series(id).ok_or(Status::NotFound)
 }
 
-fn define(mut guest: Guest<'_>, kind: u32, name: (u32, u32), at: u32) -> Result<(), Refused> {
+fn define(mut guest: Guest<'_>, kind: u32, name: (u32, u32), at: u32) -> Result<(), HostError> {
     let kind = match kind {
         0 => MetricKind::Counter,
         1 => MetricKind::Gauge,
@@ -156,7 +156,7 @@ fn get_data(
     (key, length): (u32, u32),
     (at, length_at): (u32, u32),
     cas_at: u32,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let (key, host) = guest.both(key, length)?;
     let found = host.shared.get(&host.settings.vm_id, key);
     let (value, cas) = found.ok_or(Status::NotFound)?;
@@ -169,7 +169,7 @@ fn set_data(
     key: (u32, u32),
     value: (u32, u32),
     cas: u32,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let (key, value, host) = guest.pair(key, value)?;
     match host.shared.set(&host.settings.vm_id, key, value, cas) {
         Status::Ok => Ok(()),
@@ -177,7 +177,7 @@ fn set_data(
     }
 }
 
-fn register(mut guest: Guest<'_>, name: u32, length: u32, at: u32) -> Result<(), Refused> {
+fn register(mut guest: Guest<'_>, name: u32, length: u32, at: u32) -> Result<(), HostError> {
     let (name, host) = guest.both(name, length)?;
     let queue = host.shared.register(&host.settings.vm_id, name);
     let queue = queue.ok_or(Status::InternalFailure)?;
@@ -185,14 +185,19 @@ fn register(mut guest: Guest<'_>, name: u32, length: u32, at: u32) -> Result<(),
     guest.put_number(at, queue)
 }
 
-fn resolve(mut guest: Guest<'_>, vm: (u32, u32), name: (u32, u32), at: u32) -> Result<(), Refused> {
+fn resolve(
+    mut guest: Guest<'_>,
+    vm: (u32, u32),
+    name: (u32, u32),
+    at: u32,
+) -> Result<(), HostError> {
     let (vm, name, host) = guest.pair(vm, name)?;
     let vm = str::from_utf8(vm).map_err(|_| Status::BadArgument)?;
     let queue = host.shared.queue(vm, name).ok_or(Status::NotFound)?;
     guest.put_number(at, queue)
 }
 
-fn enqueue(mut guest: Guest<'_>, queue: u32, at: u32, length: u32) -> Result<(), Refused> {
+fn enqueue(mut guest: Guest<'_>, queue: u32, at: u32, length: u32) -> Result<(), HostError> {
     let (message, host) = guest.both(at, length)?;
     match host.shared.enqueue(queue, message) {
         Status::Ok => Effect::Enqueued(queue).add_to(&mut host.effects),
@@ -201,7 +206,7 @@ fn enqueue(mut guest: Guest<'_>, queue: u32, at: u32, length: u32) -> Result<(),
     Ok(())
 }
 
-fn dequeue(mut guest: Guest<'_>, queue: u32, at: u32, length_at: u32) -> Result<(), Refused> {
+fn dequeue(mut guest: Guest<'_>, queue: u32, at: u32, length_at: u32) -> Result<(), HostError> {
     let message = guest.host().shared.dequeue(queue)?;
     guest.give(&message, at, length_at)
 }

@@ -1,15 +1,15 @@
-//! What becomes of requests.
+//! Host functions that resume, end or respond to requests.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
-    memory::{Guest, Refused, answer},
+    Host,
+    memory::{Guest, HostError, answer},
 };
 use crate::{
-    abi::{Status, read_pairs},
+    abi::{ENV, Status, read_pairs},
     effect::Effect,
     limits::MAX_HEADER_BYTES,
     stream::{ContextId, Direction, LocalResponse, ROOT},
@@ -81,7 +81,7 @@ fn resume(host: &mut Host, kind: u32) -> Status {
     let direction = match kind {
         0 => Direction::Request,
         1 => Direction::Response,
-        // Of connections.
+        // Streams of TCP connections.
         2 | 3 => return Status::Unimplemented,
         _ => return Status::BadArgument,
     };
@@ -113,7 +113,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn send(self, mut guest: Guest<'_>) -> Result<(), Refused> {
+    fn send(self, mut guest: Guest<'_>) -> Result<(), HostError> {
         let status = u16::try_from(self.status).ok();
         let status = status
             .filter(|status| (200..600).contains(status))
@@ -127,7 +127,7 @@ impl Parts {
         }
         let mut headers = HeaderMap::new();
         for (name, value) in read_pairs(bytes).ok_or(Status::ParseFailure)? {
-            // `:status` has a field of its own.
+            // `:status` is the `status` field.
             if name.starts_with(b":") {
                 continue;
             }
@@ -138,7 +138,7 @@ impl Parts {
         }
         let id = host.effective;
         let stream = host.stream()?;
-        // The first one counts.
+        // The first local response applies.
         if stream.answer.is_none() {
             stream.answer = Some(LocalResponse {
                 status,

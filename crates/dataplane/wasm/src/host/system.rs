@@ -1,4 +1,4 @@
-//! The log, the time, the timer, and functions that do not exist.
+//! Host functions for the log, the time and the timer, and unimplemented functions.
 
 use std::{
     sync::LazyLock,
@@ -8,11 +8,14 @@ use std::{
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
-    logged::Line,
-    memory::{Guest, Refused, answer},
+    Host,
+    log_rate::Line,
+    memory::{Guest, HostError, answer},
 };
-use crate::{abi::Status, limits::MAX_LINE};
+use crate::{
+    abi::{ENV, Status},
+    limits::MAX_LINE,
+};
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
@@ -52,7 +55,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Nanoseconds since 1970.
+/// Returns the nanoseconds since the Unix epoch.
 pub(super) fn nanoseconds() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| {
@@ -79,13 +82,13 @@ fn log_level() -> u32 {
     }
 }
 
-fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), Refused> {
+fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), HostError> {
     let (text, host) = guest.both(at, length)?;
     line(host, level, text)
 }
 
-/// Writes a line that a plugin wants to be logged, unless it logs too many.
-pub(super) fn line(host: &mut Host, level: u32, text: &[u8]) -> Result<(), Refused> {
+/// Writes a log line of a plugin, unless the plugin exceeds its log rate.
+pub(super) fn line(host: &mut Host, level: u32, text: &[u8]) -> Result<(), HostError> {
     if level > 5 {
         return Err(Status::BadArgument.into());
     }

@@ -1,12 +1,12 @@
-//! The few functions of WASI (preview 1) that runtimes of languages need to start. There are no files, no sockets and
-//! no arguments; the environment is that of the plugin's configuration, and output goes to the log.
+//! Functions of WASI (preview 1) that language runtimes need to start. There are no files, no sockets and no arguments;
+//! the environment is that of the plugin's configuration, and output goes to the log.
 
 use rand::RngCore as _;
-use wasmtime::{Caller, Linker};
+use wasmtime::{Caller, Linker, Module, Val};
 
 use super::{
-    Host, WASI,
-    memory::{Guest, Refused, answer},
+    Host,
+    memory::{Guest, HostError, answer},
     system,
 };
 use crate::{
@@ -14,20 +14,22 @@ use crate::{
     limits::{MAX_LINE, MAX_PIECE},
 };
 
+/// Import module of the WASI functions.
+const WASI: &str = "wasi_snapshot_preview1";
 /// WASI's `ENOTSUP` error.
-pub(super) const NOT_SUPPORTED: i32 = 58;
+const NOT_SUPPORTED: i32 = 58;
 /// WASI's `EBADF` error.
 const BAD_DESCRIPTOR: u32 = 8;
 /// Monotonic clock id.
 const MONOTONIC: u32 = 1;
-/// Size of a subscription of `poll_oneoff`, and the most subscriptions.
+/// Size of a subscription of `poll_oneoff`, and the maximum number of subscriptions.
 const SUBSCRIPTION: u32 = 48;
 const MAX_POLLED: u32 = 64;
 /// WASI's `EFAULT` error.
 const BAD_ADDRESS: u32 = 21;
 
-/// Names of the functions that exist.
-pub(super) const NAMES: [&str; 15] = [
+/// Names of the implemented functions.
+const NAMES: [&str; 15] = [
     "args_get",
     "args_sizes_get",
     "clock_res_get",
@@ -96,7 +98,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             if !(1..=2).contains(&descriptor) {
                 return Ok(BAD_DESCRIPTOR);
             }
-            // A character device, to which can be written.
+            // A writable character device.
             let mut stat = [0; 24];
             stat[0] = 2;
             stat[8] = 1 << 6;
@@ -147,14 +149,40 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-fn errno(result: Result<(), Refused>) -> wasmtime::Result<u32> {
+/// Links the functions of WASI that a module imports and the host does not implement: calls of them fail.
+pub(crate) fn link_unsupported(linker: &mut Linker<Host>, module: &Module) -> wasmtime::Result<()> {
+    for import in module.imports() {
+        if import.module() != WASI {
+            continue;
+        }
+        let Some(ty) = import.ty().func().cloned() else {
+            continue;
+        };
+        let results: Vec<_> = ty.results().collect();
+        let gives_number = matches!(&results[..], [one] if one.is_i32());
+        let name = import.name().to_owned();
+        if NAMES.contains(&name.as_str()) {
+            continue;
+        }
+        linker.func_new(WASI, import.name(), ty, move |_, _, results| {
+            if let (true, Some(result)) = (gives_number, results.first_mut()) {
+                *result = Val::I32(NOT_SUPPORTED);
+                return Ok(());
+            }
+            Err(wasmtime::Error::msg(format!("{name} is not supported")))
+        })?;
+    }
+    Ok(())
+}
+
+fn errno(result: Result<(), HostError>) -> wasmtime::Result<u32> {
     Ok(match answer(result)? {
         0 => 0,
         _ => BAD_ADDRESS,
     })
 }
 
-fn errno_or(result: Result<u32, Refused>) -> wasmtime::Result<u32> {
+fn errno_or(result: Result<u32, HostError>) -> wasmtime::Result<u32> {
     match result {
         Ok(errno) => Ok(errno),
         Err(refused) => errno(Err(refused)),
@@ -171,14 +199,14 @@ fn put_both(
     errno(put.and_then(|()| guest.put_number(at, number(second))))
 }
 
-/// `NAME=value`, with a zero at the end.
+/// Returns the environment as zero-terminated `NAME=value`.
 fn variables(host: &Host) -> Vec<Vec<u8>> {
     let all = host.settings.environment.iter();
     all.map(|(name, value)| format!("{name}={value}\0").into_bytes())
         .collect()
 }
 
-fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), Refused> {
+fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), HostError> {
     let (mut place, mut at) = (list, texts);
     for variable in variables(guest.host()) {
         guest.put_number(place, at)?;
@@ -189,7 +217,7 @@ fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), Refuse
     Ok(())
 }
 
-fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), Refused> {
+fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), HostError> {
     let mut bytes = vec![0; (length as usize).min(MAX_PIECE)];
     rand::rng().fill_bytes(&mut bytes);
     guest.put(at, &bytes)
@@ -202,7 +230,7 @@ fn poll(
     (subscriptions, count): (u32, u32),
     events: u32,
     at: u32,
-) -> Result<(), Refused> {
+) -> Result<(), HostError> {
     let (mut from, mut to, mut ready) = (subscriptions, events, 0u32);
     for _ in 0..count.min(MAX_POLLED) {
         let subscription = guest.copy(from, SUBSCRIPTION)?;
@@ -229,7 +257,7 @@ fn write(
     descriptor: u32,
     (list, count): (u32, u32),
     at: u32,
-) -> Result<u32, Refused> {
+) -> Result<u32, HostError> {
     let (place, level) = match descriptor {
         1 => (0, 2),
         2 => (1, 4),
@@ -246,7 +274,7 @@ fn write(
         let bytes = guest.copy(from, length)?;
         log(guest.host(), place, level, &bytes)?;
         written = written.saturating_add(length);
-        // What is long is written in several calls, between which the module's time may end.
+        // Long output needs several calls, between which the callback's timeout is checked.
         if written as usize >= MAX_PIECE {
             break;
         }
@@ -256,7 +284,7 @@ fn write(
 }
 
 /// Logs complete lines.
-fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), Refused> {
+fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), HostError> {
     let Some(open) = host.lines.get_mut(place) else {
         return Ok(());
     };

@@ -1,14 +1,14 @@
-//! The functions that a module has.
+//! Callbacks that a module exports.
 
 use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 
-use super::Failure;
+use super::failure::Failure;
 use crate::host::Host;
 
-/// Parameters of five numbers.
-type Five = (u32, u32, u32, u32, u32);
+/// Parameters of a callback with five numbers.
+type FiveNumbers = (u32, u32, u32, u32, u32);
 
-/// Callbacks of a module, as described for the module of this crate. Those that it lacks are not called.
+/// Callbacks of a module, as described for this crate. Missing ones are not called.
 #[derive(Clone)]
 pub(super) struct Callbacks {
     pub(super) initialize: Option<TypedFunc<(), ()>>,
@@ -25,7 +25,7 @@ pub(super) struct Callbacks {
     pub(super) response_headers: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_body: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_trailers: Option<TypedFunc<(u32, u32), u32>>,
-    pub(super) http_call_response: Option<TypedFunc<Five, ()>>,
+    pub(super) http_call_response: Option<TypedFunc<FiveNumbers, ()>>,
     pub(super) grpc_initial: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) grpc_trailing: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) grpc_receive: Option<TypedFunc<(u32, u32, u32), ()>>,
@@ -40,7 +40,7 @@ impl Callbacks {
         let mut of = Finder { instance, store };
         Ok(Self {
             initialize: of.find("_initialize")?,
-            // Runtimes of languages have one with other arguments, which is no business of the host's.
+            // Some language runtimes export a `main` with other parameters, which is ignored.
             main: of.find("main").unwrap_or(None),
             start: of.find("_start")?,
             create: of.find("proxy_on_context_create")?,

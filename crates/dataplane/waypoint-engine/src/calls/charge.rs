@@ -1,4 +1,4 @@
-//! Bytes that a call of the waypoint's own holds, charged to the caller for whose request it is made.
+//! Memory of the waypoint's own calls, charged to the caller for whose request a call is made.
 
 use bytes::Bytes;
 use http::Request;
@@ -12,7 +12,7 @@ use crate::{
     upstream::STREAM_WINDOW,
 };
 
-/// Bytes of a call besides its headers and bodies: its task, and the buffers of its connection.
+/// Charged bytes of a call besides its headers and bodies: its task, and the buffers of its connection.
 const CALL_BYTES: usize = 16 << 10;
 
 /// Charge of one call, held until it ends.
@@ -32,10 +32,9 @@ pub(crate) enum CollectError {
 }
 
 impl CallCharge {
-    /// Charges a call in advance: its request, and the part of the response that may arrive before it is read.
+    /// Charges a call in advance: its request, and the response bytes that may arrive before they are read.
     ///
-    /// # Errors
-    /// When a budget has no room, which is counted.
+    /// # Errors When a budget has no room, which is counted.
     pub(crate) fn new(
         memory: &ConnectionMemory,
         version: Version,
@@ -44,7 +43,7 @@ impl CallCharge {
         let body = request.body().size_hint().exact().unwrap_or_default();
         let body = usize::try_from(body).unwrap_or(usize::MAX / 2);
         let headers = headers::cost(request.headers()) + request.uri().path().len();
-        // HTTP/1 reads no more of a response than is collected.
+        // HTTP/1 reads a response only as it is collected.
         let window = match version {
             Version::Http1 => 0,
             Version::Http2 => usize::try_from(STREAM_WINDOW).unwrap_or(usize::MAX / 2),

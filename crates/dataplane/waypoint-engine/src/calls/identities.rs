@@ -1,4 +1,4 @@
-//! Certificates of the identities under which the waypoint calls for objects, fetched before they are needed.
+//! Certificates of the identities under which the waypoint calls for objects, fetched in advance.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -8,8 +8,8 @@ use ambit_proxy::warm_start::WarmCertificates;
 
 use crate::published::Published;
 
-/// Fetches certificates for the namespaces whose objects have calls made, and forgets those of namespaces that have no
-/// such object any more, for as long as the process runs.
+/// Fetches certificates for the namespaces whose objects cause calls, and drops those of other namespaces, for as long
+/// as the process runs.
 pub async fn follow(
     published: Published,
     trust_domain: ArcStr,

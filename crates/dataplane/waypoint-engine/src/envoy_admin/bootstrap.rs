@@ -1,5 +1,5 @@
-//! Node, admin port and control plane (`envoy.config.bootstrap.v3.Bootstrap`). Of settings that hold tokens or paths of
-//! tokens, nothing is shown.
+//! Node, admin port and control plane (`envoy.config.bootstrap.v3.Bootstrap`). Settings that hold tokens or paths of
+//! tokens are omitted.
 
 use http::Uri;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ pub(super) struct Node<'a> {
     pub(super) version: &'a str,
 }
 
-/// Bootstrap of a waypoint.
+/// Returns the bootstrap of a waypoint.
 pub(super) fn bootstrap(config: &Config, node: &Node<'_>) -> Value {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let control_plane = config.xds.address.as_deref();

@@ -1,5 +1,5 @@
-//! Responses of JSON whose text is written on a blocking thread while it is read: a dump of any size takes a few chunks of
-//! memory, and holds up neither xDS nor the other pages of the admin port.
+//! JSON responses that are written on a blocking thread while they are read: a dump of any size takes a few chunks of
+//! memory, and delays neither xDS nor the other pages of the admin port.
 
 use std::{
     io::{self, Write},

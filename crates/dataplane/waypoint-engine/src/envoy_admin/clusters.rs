@@ -1,5 +1,5 @@
-//! Clusters (`envoy.config.cluster.v3.Cluster`): how a destination's endpoints are chosen, how much they get and when
-//! they are ejected, as its `DestinationRule` or `BackendTLSPolicy` has it. A limit that Ambit does not have is Envoy's
+//! Clusters (`envoy.config.cluster.v3.Cluster`): load balancing, connection limits and outlier detection of a
+//! destination, as its `DestinationRule` or `BackendTLSPolicy` sets them. A limit that Ambit does not have is Envoy's
 //! greatest number, since Envoy's messages would otherwise mean Envoy's defaults.
 
 mod tls;
@@ -15,12 +15,12 @@ use super::{
     names::{BLACK_HOLE, ClusterKey, MAIN_INTERNAL, ProxyKind},
     shape::{ambit_metadata, any, duration, extend},
 };
-use crate::{record_store::shown, retry_budget};
+use crate::{record_store::to_json, retry_budget};
 
 /// Value of Envoy's circuit breakers for no limit.
 const UNLIMITED: u32 = u32::MAX;
 
-/// Cluster of a destination.
+/// Returns the cluster of a destination.
 pub(super) fn cluster(
     name: &str,
     key: &ClusterKey,
@@ -69,7 +69,7 @@ pub(super) fn cluster(
     any("envoy.config.cluster.v3.Cluster", fields)
 }
 
-/// Clusters of every waypoint: the one of backends that cannot be used, and the listener behind tunnels.
+/// Returns the clusters of every waypoint: the one of unusable backends, and the listener behind tunnels.
 pub(super) fn fixed() -> [Value; 2] {
     let fixed = |name: &str, endpoints: Value| {
         any(
@@ -87,7 +87,7 @@ pub(super) fn fixed() -> [Value; 2] {
     [fixed(BLACK_HOLE, json!([])), fixed(MAIN_INTERNAL, listener)]
 }
 
-/// Connections of TCP without a rule go to a random endpoint, by weight.
+/// Returns the load-balancing policy. TCP connections without a rule go to a random endpoint, by weight.
 fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'static str {
     match &policy.balancing {
         _ if kind == ProxyKind::Tcp && !is_ruled => "RANDOM",
@@ -101,7 +101,7 @@ fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'s
     }
 }
 
-/// Settings of the algorithm.
+/// Returns the settings of the load-balancing algorithm.
 fn balancer(policy: &DestinationPolicy) -> Value {
     let slow_start = |warmup: Warmup| {
         json!({"slow_start_config": {
@@ -134,8 +134,8 @@ fn circuit_breakers(limits: &DestinationLimits) -> Value {
         }),
         None if limits.retries > 0 => Value::Null,
         None => json!({
-            "budget_percent": {"value": retry_budget::PERCENT},
-            "min_retry_concurrency": retry_budget::LEAST,
+            "budget_percent": {"value": retry_budget::RETRY_PERCENT},
+            "min_retry_concurrency": retry_budget::MIN_RETRIES,
         }),
     };
     let retries = limits.retry_budget.is_none().then_some(limits.retries);
@@ -210,15 +210,16 @@ fn http_options(policy: &DestinationPolicy, declared: AppProtocol) -> Value {
     )
 }
 
-/// The service, as Istio names it in `filter_metadata`, and what Envoy's messages have no field for.
+/// Returns the service in Istio's `filter_metadata`, and settings for which Envoy's messages have no field.
 fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> Value {
-    // Envoy has these of TCP in listeners.
+    // Envoy has the limits of TCP connections in listeners.
     let limits = Some(&policy.limits).filter(|_| kind == ProxyKind::Tcp);
     let hash = match &policy.balancing {
-        Balancing::Hash(hash) => Some(shown(&hash.source)),
+        Balancing::Hash(hash) => Some(to_json(&hash.source)),
         _ => None,
     };
-    let locality = (policy.locality != LocalityPolicy::OfService).then(|| shown(&policy.locality));
+    let locality =
+        (policy.locality != LocalityPolicy::OfService).then(|| to_json(&policy.locality));
     let mut metadata = json!({"filter_metadata": {"istio": {"services": [{
         "host": service.hostname.as_str(),
         "name": service.name.as_str(),
@@ -229,7 +230,7 @@ fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> V
         "locality": locality,
         "tcpIdleTimeout": limits.and_then(|limits| limits.tcp_idle_timeout).map(duration),
         "maxConnectionDuration": limits.and_then(|limits| limits.max_connection_duration).map(duration),
-        "proxyProtocol": policy.proxy_protocol.map(|version| shown(&version)),
+        "proxyProtocol": policy.proxy_protocol.map(|version| to_json(&version)),
         "unsupported": policy.unsupported.as_deref(),
     }));
     if let (Some(all), Some(more)) = (
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_a_rule_has_no_limit_but_the_retry_budget() {
+    fn cluster_without_a_rule_has_only_the_retry_budget() {
         let cluster = rendered(None, ProxyKind::Http);
         let thresholds = &cluster["circuit_breakers"]["thresholds"][0];
         assert_eq!(thresholds["max_requests"], u32::MAX);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_shows_as_limits_ejection_and_tls() {
+    fn rule_is_shown_as_circuit_breakers_ejection_and_tls() {
         let mut policy = DestinationPolicy {
             balancing: Balancing::RoundRobin,
             outliers: Some(OutlierPolicy {

@@ -36,7 +36,7 @@ pub(super) struct ConfigDump<'a> {
 }
 
 impl<'a> ConfigDump<'a> {
-    /// Dump of the sections that a request selects.
+    /// Creates the dump of the sections that a request selects.
     pub(super) fn new(source: &'a Source<'a>, sections: &[Section]) -> Self {
         let dump = |section: &Section| SectionDump {
             source,

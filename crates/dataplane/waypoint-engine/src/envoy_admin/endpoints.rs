@@ -1,5 +1,5 @@
 //! Endpoints of clusters: as Envoy's EDS (`envoy.config.endpoint.v3.ClusterLoadAssignment`), and with their state as
-//! `envoy.admin.v3.ClusterStatus`. An endpoint that takes tunnels has Istio's metadata for that; its address is its own.
+//! `envoy.admin.v3.ClusterStatus`. Endpoints behind tunnels have Istio's tunnel metadata and their own address.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{
     snapshot::Endpoint,
 };
 
-/// Endpoints of a cluster, by locality.
+/// Returns the endpoints of a cluster, by locality.
 pub(super) fn load_assignment(cluster: &str, endpoints: &[Endpoint]) -> Value {
     let mut localities: BTreeMap<[&str; 3], Vec<Value>> = BTreeMap::new();
     for endpoint in endpoints {
@@ -44,12 +44,12 @@ pub(super) fn load_assignment(cluster: &str, endpoints: &[Endpoint]) -> Value {
     )
 }
 
-/// State of a cluster and its endpoints.
+/// Returns the state of a cluster and its endpoints.
 pub(super) fn cluster_status(cluster: &str, endpoints: &[Endpoint]) -> Value {
     let host = |endpoint: &Endpoint| {
         let of = &endpoint.workload.locality;
         let requests = endpoint.requests.map(|requests| {
-            // Envoy's number of an integer of 64 bits is a text.
+            // The JSON form of a 64-bit integer is a string.
             json!([{"type": "GAUGE", "name": "rq_active", "value": requests.to_string()}])
         });
         Some(json!({
@@ -84,7 +84,7 @@ fn locality(region: &str, zone: &str, subzone: &str) -> Value {
     json!({"region": part(region), "zone": part(zone), "sub_zone": part(subzone)})
 }
 
-/// The endpoint's address, its host name, or the gateway of its network; `None` if it gets no traffic.
+/// Returns the endpoint's address, its host name, or the gateway of its network; `None` if it receives no traffic.
 fn address(endpoint: &Endpoint) -> Option<Value> {
     let workload = &endpoint.workload;
     if workload.capacity == 0 {
@@ -110,7 +110,7 @@ fn gateway_address(gateway: &GatewayAddress) -> Value {
     }
 }
 
-/// Endpoint metadata in Istio's form: the workload, and whether it is reached through a tunnel.
+/// Returns endpoint metadata in Istio's form: the workload, and whether it is reached through a tunnel.
 fn metadata(workload: &Workload) -> Value {
     let name = [
         &workload.workload_name,

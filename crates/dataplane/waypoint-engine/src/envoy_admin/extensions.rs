@@ -1,5 +1,5 @@
 //! Plugins (`envoy.config.core.v3.TypedExtensionConfig` of `envoy.extensions.filters.http.wasm.v3.Wasm`). Configuration
-//! and environment of a plugin may hold secrets, and are not shown.
+//! and environment of a plugin may hold secrets, and are omitted.
 
 use ambit_model::WaypointExtension;
 use serde_json::{Value, json};
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::shape::{any, compact, duration};
 use crate::config::PluginTimes;
 
-/// Filter of a plugin.
+/// Returns the HTTP filter of a plugin.
 pub(super) fn filter(of: &WaypointExtension, times: PluginTimes) -> Value {
     let name = format!("{}.{}", of.namespace, of.name);
-    // Envoy has no remote code without a checksum; the id of the machine names its source in any case.
+    // Envoy requires a checksum for remote code; without one, only the VM id names the source.
     let sha256 = Some(of.sha256.as_str()).filter(|sha256| !sha256.is_empty());
     let code = sha256.map(|sha256| {
         let uri = json!({"uri": of.url.as_str(), "cluster": "_", "timeout": duration(times.fetch)});

@@ -1,6 +1,6 @@
-//! Listeners (`envoy.config.listener.v3.Listener`). Two have the names of Istio's waypoints, since they are the same:
-//! `connect_terminate` ends HBONE tunnels, and `main_internal` has for each port of a service a filter chain that the
-//! called address selects. The others are the ports for metrics and readiness.
+//! Listeners (`envoy.config.listener.v3.Listener`). Two have the names and roles of those of Istio's waypoints:
+//! `connect_terminate` ends HBONE tunnels, and `main_internal` has a filter chain for each port of a service, selected
+//! by the called address. The others are the ports for metrics and readiness.
 
 use std::collections::HashSet;
 
@@ -17,9 +17,9 @@ use crate::config::Config;
 
 /// Listener that ends tunnels.
 pub(super) const CONNECT_TERMINATE: &str = "connect_terminate";
-/// Message of a listener.
+/// Message type of a listener.
 const LISTENER: &str = "envoy.config.listener.v3.Listener";
-/// Message of the filter for HTTP.
+/// Message type of the HTTP filter.
 const HTTP_CONNECTION_MANAGER: &str =
     "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
@@ -52,7 +52,7 @@ pub(super) fn connect_terminate(config: &Config) -> Value {
             "require_client_certificate": true,
             "common_tls_context": {
                 "alpn_protocols": ["h2"],
-                "tls_certificate_sds_secret_configs": [secret(super::secrets::OWN)],
+                "tls_certificate_sds_secret_configs": [secret(super::secrets::OWN_CERTIFICATE)],
                 "validation_context_sds_secret_config": secret(super::secrets::ROOTS),
             },
         }),
@@ -105,7 +105,7 @@ pub(super) fn filter_chains(names: &ClusterNames, network: &str, port: &ServedPo
     chains
 }
 
-/// Chains of connections: those by server name, and the one of all others.
+/// Returns the filter chains of connections: one per SNI, and the default one.
 fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<Value> {
     let itself = names.of(&port.itself(ProxyKind::Tcp));
     let is_for_all = |route: &&StreamRoute| {
@@ -114,7 +114,7 @@ fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<
     };
     let (mut chains, mut seen) = (Vec::new(), HashSet::new());
     for route in port.served.tls_routes().iter().filter(is_for_all) {
-        // The oldest route of a name counts, and of those for all names.
+        // For each name and for all names, the oldest route applies.
         let mut server_names: Vec<&str> = route.hostnames.iter().map(ArcStr::as_str).collect();
         if server_names.is_empty() {
             server_names.push("");
@@ -139,7 +139,7 @@ fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<
             format!("{itself}/{}", route.name),
             destination(names, route),
         ),
-        // Connections that no TLSRoute is for are refused.
+        // Connections without a matching TLSRoute are refused.
         None if !chains.is_empty() => return chains,
         None => (itself.clone(), cluster(&itself)),
     };
@@ -163,7 +163,7 @@ fn destination(names: &ClusterNames, route: &StreamRoute) -> Map<String, Value> 
         }),
         Err(_) => BLACK_HOLE.to_owned(),
     };
-    // Envoy's weights are not zero here.
+    // Envoy requires weights greater than zero here.
     let weighted = route.backends.iter().filter(|backend| backend.weight > 0);
     let backends: Vec<_> = weighted.collect();
     match backends.as_slice() {
@@ -186,12 +186,13 @@ fn chain(name: &str, selects: Value, filter: Value, port: &ServedPort) -> Value 
         "name": name,
         "filter_chain_match": selects,
         "filters": [filter],
-        // Envoy does not select by the called name.
+        // Envoy has no selection by the called host name.
         "metadata": ambit_metadata(json!({"authority": port.service.hostname.as_str()})),
     }))
 }
 
-/// The addresses that a port has in the waypoint's network. Without one, its service is called by name alone.
+/// Returns the match on a port's addresses in the waypoint's network. A service without an address there is called by
+/// name only.
 fn filter_chain_match(network: &str, port: &ServedPort, more: Value) -> Value {
     let Service {
         vips, cidr_vips, ..

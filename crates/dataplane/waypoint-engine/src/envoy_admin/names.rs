@@ -1,4 +1,4 @@
-//! Names of clusters and route configurations, as Istio's waypoints have them: `inbound-vip|PORT|http|HOST` for a port
+//! Names of clusters and route configurations in the form of Istio's waypoints: `inbound-vip|PORT|http|HOST` for a port
 //! of a service that the waypoint serves, `outbound|PORT|SUBSET|HOST` for one that only routes forward to.
 
 use std::collections::HashSet;
@@ -11,12 +11,12 @@ pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
 /// Internal listener of tunnelled connections, and the cluster of that listener.
 pub(super) const MAIN_INTERNAL: &str = "main_internal";
 
-/// Proxy of a port's connections, as an Envoy filter.
+/// Kind of proxy for a port's connections, as an Envoy filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ProxyKind {
-    /// Requests of HTTP: the HTTP connection manager.
+    /// Proxy of HTTP requests: the HTTP connection manager.
     Http,
-    /// Bytes of TCP: the TCP proxy.
+    /// Proxy of TCP bytes: the TCP proxy.
     Tcp,
 }
 
@@ -29,7 +29,7 @@ impl ProxyKind {
     }
 }
 
-/// One port of a service, or of a subset of it.
+/// Key of a cluster: one port of a service, or of a subset.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClusterKey {
     pub(super) service: NamespacedHostname,
@@ -38,7 +38,7 @@ pub(super) struct ClusterKey {
     pub(super) kind: ProxyKind,
 }
 
-/// Services that the waypoint serves: their clusters have other names than those of other services.
+/// Names of clusters, which depend on whether the waypoint serves the service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClusterNames {
     served: HashSet<NamespacedHostname>,

@@ -1,6 +1,6 @@
-//! Route configurations (`envoy.config.route.v3.RouteConfiguration`): for each port of a service with HTTP one virtual
-//! host, whose routes are in the order in which the waypoint evaluates them. The called address selects the
-//! configuration, so that it is for all hosts. Clients of a namespace with routes of its own have a further one.
+//! Route configurations (`envoy.config.route.v3.RouteConfiguration`): for each HTTP port of a service one virtual host,
+//! whose routes are in the order in which the waypoint evaluates them. The called address selects the configuration, so
+//! that it applies to all hosts. Clients of a namespace with consumer routes have a configuration of their own.
 
 mod action;
 mod filters;
@@ -16,7 +16,7 @@ use super::{
     snapshot::ServedPort,
 };
 
-/// Route configuration of a port, for clients of a namespace or for all others.
+/// Returns the route configuration of a port, for clients of a namespace or for all others.
 pub(super) fn configuration(
     names: &ClusterNames,
     port: &ServedPort,
@@ -54,7 +54,7 @@ fn routes(names: &ClusterNames, port: &ServedPort, clients: Option<&str>) -> Val
     routes.collect()
 }
 
-/// One match of a rule. A request that no route matches is answered with 404, as by Envoy.
+/// Returns the route of one match of a rule. A request that no route matches is answered with 404, as by Envoy.
 fn route(
     names: &ClusterNames,
     port: u16,
@@ -85,8 +85,9 @@ fn route(
     compact(fields.into())
 }
 
-/// The route object: a `VirtualService` by its name, others where Istio names the `VirtualService` that it makes of an
-/// `HTTPRoute`, since `istioctl` knows no other kind there. No `VirtualService` can have such a name.
+/// Returns the metadata with the route object: a `VirtualService` by its name; other kinds in the form of the
+/// `VirtualService` that Istio generates from an `HTTPRoute`, since `istioctl` knows no other kind there. No
+/// `VirtualService` can have such a name.
 fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {
     let RouteName {
         kind,
@@ -99,7 +100,7 @@ fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {
     };
     let config =
         format!("/apis/networking.istio.io/v1/namespaces/{namespace}/virtual-service/{called}");
-    let session = record.session.as_ref().map(crate::record_store::shown);
+    let session = record.session.as_ref().map(crate::record_store::to_json);
     json!({"filter_metadata": {
         "istio": {"config": config},
         "ambit": action::metadata(record, session),

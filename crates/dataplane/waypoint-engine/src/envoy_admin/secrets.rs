@@ -1,5 +1,5 @@
-//! Certificates (`envoy.extensions.transport_sockets.tls.v3.Secret`): chains and roots. A waypoint never dumps a private
-//! key: the field is absent, where Envoy has a text in its place.
+//! Certificates (`envoy.extensions.transport_sockets.tls.v3.Secret`): chains and roots. A waypoint never dumps a
+//! private key: the field is absent, where Envoy has a redacted text.
 
 use ambit_certificates::{CertificateDump, CertificateEntry};
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::shape::{any, compact, extend};
 
 /// Secret with the waypoint's own certificate, as Istio names it.
-pub(super) const OWN: &str = "default";
+pub(super) const OWN_CERTIFICATE: &str = "default";
 /// Secret with the roots of the mesh, as Istio names it.
 pub(super) const ROOTS: &str = "ROOTCA";
 
-/// Message of a secret.
+/// Message type of a secret.
 const SECRET: &str = "envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// Secrets that a proxy has, or still waits for.
+/// Secrets that a proxy has, or is waiting for.
 #[derive(Debug, Default)]
 pub(super) struct Secrets {
     pub(super) active: Vec<Value>,
@@ -23,12 +23,12 @@ pub(super) struct Secrets {
 }
 
 impl Secrets {
-    /// Secrets of a waypoint with this identity.
+    /// Returns the secrets of a waypoint with this identity.
     pub(super) fn new(own: &str, certificates: &[CertificateDump]) -> Self {
         let mut secrets = Self::default();
         for of in certificates {
             let name = if of.identity == own {
-                OWN
+                OWN_CERTIFICATE
             } else {
                 &of.identity
             };
@@ -61,7 +61,7 @@ fn secret(name: &str, mut fields: Value, since: Option<&str>) -> Value {
     }))
 }
 
-/// The texts of certificates, one behind the other; `None` without any.
+/// Concatenates the PEM texts of certificates; `None` without any.
 fn data_source(certificates: &[CertificateEntry]) -> Option<Value> {
     let texts = certificates.iter();
     let mut texts = texts.filter_map(|certificate| STANDARD.decode(&certificate.pem).ok());
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_and_roots_are_shown_and_no_key_is() {
+    fn chains_and_roots_are_dumped_without_keys() {
         let own = CertificateDump {
             identity: "spiffe://td/ns/a/sa/w".into(),
             state: "Available".into(),

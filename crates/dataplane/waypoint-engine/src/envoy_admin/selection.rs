@@ -1,18 +1,18 @@
-//! Which parts of Envoy's dump a request for `/config_dump` selects, by the parameters of Envoy's admin interface.
+//! Selection of the parts of Envoy's dump by the query parameters of `/config_dump`, as in Envoy's admin interface.
 
 use ambit_rt::http::query_parameters;
 use http::Uri;
 
-/// Part of a dump: a message of `envoy.admin.v3`.
+/// Section of a dump: a message of `envoy.admin.v3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
-    /// Identity of the node and address of the control plane: `BootstrapConfigDump`.
+    /// Node and address of the control plane: `BootstrapConfigDump`.
     Bootstrap,
     /// Destinations of routes: `ClustersConfigDump`.
     Clusters,
     /// Endpoints of the clusters: `EndpointsConfigDump`.
     Endpoints,
-    /// Ports, and chains by the called address: `ListenersConfigDump`.
+    /// Ports, and filter chains by the called address: `ListenersConfigDump`.
     Listeners,
     /// Routes of requests: `RoutesConfigDump`.
     Routes,
@@ -59,13 +59,13 @@ impl Section {
 /// Parts of a dump that a request selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Selection {
-    /// Ambit's own dump: the request has no parameter of Envoy's.
+    /// Ambit's own dump, for requests without parameters of Envoy's.
     Own,
     /// Sections of Envoy's dump.
     Sections(Vec<Section>),
 }
 
-/// A parameter that cannot be served.
+/// Error of an unsupported parameter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SelectionError {
     #[error("a waypoint's dump has no field {0:?}; give mask the fields that istioctl gives it")]
@@ -75,7 +75,7 @@ pub(super) enum SelectionError {
 }
 
 impl Selection {
-    /// Reads the parameters of a request.
+    /// Parses the parameters of a request.
     pub(super) fn of(uri: &Uri) -> Result<Self, SelectionError> {
         let (mut masked, mut includes_endpoints, mut is_envoys) = (Vec::new(), false, false);
         for (name, value) in query_parameters(uri) {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_ambit_select_its_own_dump() {
+    fn requests_without_parameters_select_ambits_dump() {
         assert_eq!(selection(""), Ok(Selection::Own));
         assert_eq!(selection("?pretty"), Ok(Selection::Own));
     }

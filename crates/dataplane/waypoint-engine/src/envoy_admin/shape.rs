@@ -1,4 +1,4 @@
-//! The JSON of protobuf messages (proto3's mapping) as far as several parts of an Envoy dump need it.
+//! JSON of protobuf messages (proto3's mapping), as far as several parts of an Envoy dump need it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ const TYPE_PREFIX: &str = "type.googleapis.com/";
 
 /// Text in place of a credential.
 const REDACTED: &str = "[redacted]";
-/// Headers whose values are credentials.
+/// Names of headers whose values are credentials.
 const CREDENTIAL_HEADERS: &[&str] = &[
     "authorization",
     "cookie",
@@ -71,7 +71,7 @@ pub(super) fn socket_address(host: &str, port: u16) -> Value {
     json!({"socket_address": {"address": host, "port_value": port}})
 }
 
-/// Returns an `envoy.config.core.v3.Metadata` of what Envoy's messages have no field for; null without any.
+/// Returns an `envoy.config.core.v3.Metadata` of settings for which Envoy's messages have no field; null without any.
 pub(super) fn ambit_metadata(of: Value) -> Value {
     match compact(of) {
         Value::Object(fields) if fields.is_empty() => Value::Null,
@@ -79,7 +79,7 @@ pub(super) fn ambit_metadata(of: Value) -> Value {
     }
 }
 
-/// Returns the value of a header, unless it is a credential.
+/// Returns the value of a header, redacted if it is a credential.
 pub(super) fn header_value<'a>(name: &str, value: &'a str) -> &'a str {
     let mut credentials = CREDENTIAL_HEADERS.iter();
     if credentials.any(|one| one.eq_ignore_ascii_case(name)) {
@@ -93,13 +93,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_the_form_of_protobuf() {
+    fn durations_have_protobufs_json_form() {
         assert_eq!(duration(Duration::ZERO), "0s");
         assert_eq!(duration(Duration::from_millis(1_500)), "1.500000000s");
     }
 
     #[test]
-    fn unset_fields_are_left_out_and_empty_messages_stay() {
+    fn unset_fields_are_omitted_and_empty_messages_kept() {
         let message = any("a.B", json!({"a": null, "b": [], "c": {"d": null}}));
         assert_eq!(
             message,

@@ -1,5 +1,5 @@
-//! Snapshot of what a waypoint serves, as the parts of a dump need it: ports of served services, and clusters, which are
-//! the ports' destinations and the other backends of routes. Records are shared with the waypoint, not copied;
+//! Snapshot of a waypoint's configuration for a dump: ports of served services, and clusters, which are the
+//! destinations of the ports and the other backends of routes. Records are shared with the waypoint, not copied;
 //! endpoints are read one cluster after the other.
 
 use std::{
@@ -17,7 +17,7 @@ use ambit_model::{
 use super::names::{ClusterKey, ClusterNames, ProxyKind};
 use crate::{
     attachments::Attachments,
-    destination::Ruled,
+    destination::RuledService,
     published::Served,
     server::Kind,
     target::{Target, UNKNOWN},
@@ -49,12 +49,12 @@ pub(super) struct ServedPort {
 pub(super) struct Cluster {
     pub(super) key: ClusterKey,
     pub(super) service: Arc<Service>,
-    pub(super) rule: Option<Arc<Ruled>>,
-    /// Whether each request selects the host of a wildcard.
+    pub(super) rule: Option<Arc<RuledService>>,
+    /// Whether each request selects a host below the service's wildcard.
     pub(super) resolves_hosts: bool,
 }
 
-/// One endpoint of a cluster.
+/// Endpoint of a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     pub(super) workload: Workload,
@@ -85,7 +85,7 @@ impl Snapshot {
 }
 
 impl ServedPort {
-    /// Whether requests of HTTP are served.
+    /// Whether the port serves HTTP requests.
     pub(super) fn is_http(&self) -> bool {
         self.kinds.contains(&ProxyKind::Http)
     }
@@ -100,7 +100,7 @@ impl ServedPort {
         }
     }
 
-    /// The namespaces of clients with routes of their own for the port.
+    /// Returns the namespaces of clients with consumer routes for the port.
     pub(super) fn clients(&self) -> BTreeSet<&str> {
         let routes = self.served.http_routes().iter();
         let routes = routes.filter(|route| ambit_l7::route::concerns(route, self.port));
@@ -120,7 +120,7 @@ impl Cluster {
         })
     }
 
-    /// Reads the endpoints, ready or not.
+    /// Reads the endpoints, both ready and unready ones.
     pub(super) fn endpoints(&self, waypoint: &Waypoint, now: Instant) -> Vec<Endpoint> {
         let ClusterKey { port, subset, .. } = &self.key;
         let states = self.rule.as_ref();
@@ -188,7 +188,7 @@ fn kinds(
     }
 }
 
-/// The clusters of ports with their subsets, and of what their routes forward to.
+/// Returns the clusters of ports and their subsets, and of the backends of their routes.
 fn cluster_keys(waypoint: &Waypoint, ports: &[ServedPort]) -> BTreeSet<ClusterKey> {
     let mut keys = BTreeSet::new();
     for port in ports {
@@ -244,7 +244,7 @@ pub(super) fn backend_key(backend: &HttpBackend) -> Option<ClusterKey> {
     })
 }
 
-/// The destination of mirrored requests.
+/// Returns the destination of mirrored requests.
 pub(super) fn mirror_key(mirror: &HttpMirror) -> ClusterKey {
     ClusterKey {
         service: mirror.service.clone(),

@@ -1,58 +1,47 @@
-//! The instance of a plugin on one worker: started beside the worker's thread, woken by its timer, and started anew when
-//! it has failed, after a while.
+//! Instance of a plugin on one worker: started outside of the worker's thread, woken by its timer, and restarted with a
+//! delay after a failure.
 
+mod context;
 mod streams;
 
-use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, task::Waker, time::Duration};
+use std::{collections::HashMap, sync::Arc, task::Waker, time::Duration};
 
 use ambit_rt::AbortOnDrop;
-use ambit_wasm::{Call, CallResponse, ContextId, Effect, Failure, Shared, Token, Vm};
+use ambit_wasm::{ContextId, Effect, Failure, Message, Token, Vm};
 use parking_lot::Mutex;
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     time::Instant,
 };
 
-use streams::OpenedStream;
-pub(crate) use streams::{OpenStream, Tell};
-
 use super::{Chain, Counts, Plugin, State};
-use crate::{hops::Hops, on_behalf::OnBehalf};
+pub(crate) use context::{CallCause, OpenStream, PluginContext, StreamEventHandler};
 
 /// Maximum time for which a request waits for a starting instance.
-const STARTING: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay of the first restart after a failure; it doubles up to the maximum.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// An instance that has run for so long was none that fails at once.
-const STEADY: Duration = Duration::from_secs(60);
+const MIN_RESTART_DELAY: Duration = Duration::from_secs(1);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(60);
+/// Uptime after which a failure counts as a first one again.
+const STEADY_UPTIME: Duration = Duration::from_secs(60);
 
 /// Wakes tasks that wait for a plugin to resume a request.
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Mutex<Vec<Waker>>);
 
-/// Cause of a plugin's call: a request, or the plugin itself.
-#[derive(Clone, Debug)]
-pub(crate) struct CallCause {
-    /// Waypoints that the request, and thus the call, has passed.
-    pub(crate) hops: Hops,
-    /// Caller of the request; `None` for calls that the plugin makes on its own.
-    pub(crate) on_behalf: Option<Arc<OnBehalf>>,
-}
-
-impl CallCause {
-    /// Origin of calls that a plugin makes on its own.
-    const OWN: Self = Self {
-        hops: Hops::NONE,
-        on_behalf: None,
-    };
-}
-
 /// Request that an instance handles.
 #[derive(Debug)]
-struct Opened {
+struct OpenRequest {
     signal: Arc<Signal>,
     cause: CallCause,
+}
+
+/// Open stream, reset on drop.
+#[derive(Debug)]
+pub(super) struct OpenPluginStream {
+    /// Queue of outgoing messages, bounded by the instance's limits.
+    pub(super) send: mpsc::UnboundedSender<Message>,
+    pub(super) _task: AbortOnDrop<()>,
 }
 
 impl Signal {
@@ -72,31 +61,7 @@ impl Signal {
     }
 }
 
-/// Environment of a worker's plugins.
-#[derive(Clone)]
-pub(crate) struct PluginContext {
-    /// Data shared by all plugins of the waypoint.
-    pub(crate) shared: Shared,
-    /// Changes when a queue gets a message.
-    pub(crate) queues: watch::Sender<()>,
-    /// Function that makes a plugin's calls.
-    pub(crate) calls: Arc<MakeCall>,
-    /// Function that opens a plugin's streams.
-    pub(crate) streams: Arc<OpenStream>,
-}
-
-/// Function of [`PluginContext::calls`].
-type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
-    + Send
-    + Sync;
-
-impl fmt::Debug for PluginContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Around").finish_non_exhaustive()
-    }
-}
-
-/// The plugins of one worker, by their numbers.
+/// Plugins of one worker, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Slots(Mutex<HashMap<u64, SlotEntry>>);
 
@@ -107,7 +72,7 @@ struct SlotEntry {
     _keeping: AbortOnDrop<()>,
 }
 
-/// Plugin on one worker, whose thread alone takes the lock.
+/// Plugin on one worker. Only the worker's thread takes the lock.
 #[derive(Debug)]
 struct Slot {
     plugin: Arc<Plugin>,
@@ -122,10 +87,10 @@ struct Inner {
     stage: Stage,
     /// Number of instances so far.
     generation: u64,
-    requests: HashMap<ContextId, Opened>,
+    requests: HashMap<ContextId, OpenRequest>,
     queues: Vec<u32>,
-    /// Streams of gRPC that the instance has opened.
-    streams: HashMap<Token, OpenedStream>,
+    /// Open gRPC streams of the instance.
+    streams: HashMap<Token, OpenPluginStream>,
 }
 
 #[derive(Debug, Default)]
@@ -144,17 +109,16 @@ pub(crate) struct Instance {
 }
 
 impl Slots {
-    /// The instance of a plugin, if there is one, or is one soon.
+    /// Returns the instance of a plugin; waits for one that is starting.
     ///
-    /// # Errors
-    /// With the reason, when there is none.
+    /// # Errors With the reason, when there is none.
     pub(crate) async fn instance(
         &self,
         plugin_context: impl FnOnce() -> PluginContext,
         plugin: &Arc<Plugin>,
     ) -> Result<Instance, String> {
         let slot = self.slot(plugin_context, plugin);
-        let deadline = Instant::now() + STARTING;
+        let deadline = Instant::now() + START_TIMEOUT;
         let mut changed = slot.changed.subscribe();
         loop {
             changed.mark_unchanged();
@@ -196,7 +160,7 @@ impl Slots {
             changed: watch::Sender::new(()),
             died: Notify::new(),
         });
-        let keeping = ambit_rt::spawn_abortable("plugin", keep(slot.clone()));
+        let keeping = ambit_rt::spawn_abortable("plugin", run_with_restarts(slot.clone()));
         let entry = SlotEntry {
             slot: slot.clone(),
             _keeping: keeping,
@@ -205,7 +169,7 @@ impl Slots {
         slot
     }
 
-    /// Starts those of a chain, and ends the others; requests keep theirs.
+    /// Starts the plugins of a chain, and stops all others; requests keep their instances.
     pub(crate) fn follow(&self, plugin_context: &PluginContext, chain: Option<&Chain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
@@ -222,8 +186,8 @@ impl Slots {
 }
 
 /// Runs a plugin, and restarts it after failures.
-async fn keep(slot: Arc<Slot>) {
-    let mut pause = FIRST_PAUSE;
+async fn run_with_restarts(slot: Arc<Slot>) {
+    let mut pause = MIN_RESTART_DELAY;
     loop {
         let Some(module) = ready(&slot.plugin).await else {
             return;
@@ -242,14 +206,14 @@ async fn keep(slot: Arc<Slot>) {
                 slot.run().await;
             }
             Ok(Err(failure)) => slot.failed(&failure),
-            // Its panic is in the log.
+            // The panic has been logged.
             Err(_) => slot.failed(&Failure::Start("the host failed".to_owned())),
         }
-        if began.elapsed() > STEADY {
-            pause = FIRST_PAUSE;
+        if began.elapsed() > STEADY_UPTIME {
+            pause = MIN_RESTART_DELAY;
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_RESTART_DELAY);
     }
 }
 
@@ -271,7 +235,7 @@ impl Slot {
         let generation = inner.generation;
         drop(inner);
         self.changed.send_replace(());
-        // What it wanted while it started.
+        // Performs the effects of the start.
         let instance = Instance {
             slot: self.clone(),
             generation,
@@ -279,7 +243,7 @@ impl Slot {
         let _started = instance.call(|_| Ok(()));
     }
 
-    /// Wakes the instance when it wants to be, until it fails.
+    /// Calls the timer and the queue callbacks of the instance, until it fails.
     async fn run(self: &Arc<Self>) {
         let generation = self.inner.lock().generation;
         let instance = Instance {
@@ -287,7 +251,7 @@ impl Slot {
             generation,
         };
         let mut queues = self.plugin_context.queues.subscribe();
-        // Whatever it does by itself takes a tenth of the worker's time at most.
+        // Timers and queues take at most a tenth of the worker's time.
         let mut rest = Duration::ZERO;
         loop {
             let period = match &self.inner.lock().stage {
@@ -300,7 +264,7 @@ impl Slot {
                     None => std::future::pending().await,
                 }
             };
-            // A failure is counted where it happens.
+            // Failures are counted where they happen.
             let began = tokio::select! {
                 () = self.died.notified() => return,
                 () = tick => {
@@ -313,7 +277,7 @@ impl Slot {
                     let _changed = queues.changed().await;
                     Instant::now()
                 } => {
-                    instance.tell_of_queues();
+                    instance.notify_queues();
                     began
                 }
             };
@@ -349,7 +313,7 @@ impl Instance {
     ) -> Result<(ContextId, Arc<Signal>), Failure> {
         let id = self.call(|vm| vm.open(facts))?;
         let signal = Arc::<Signal>::default();
-        let opened = Opened {
+        let opened = OpenRequest {
             signal: signal.clone(),
             cause,
         };
@@ -368,12 +332,12 @@ impl Instance {
             is_own
         };
         if is_own {
-            // A failure is counted where it happens.
+            // Failures are counted where they happen.
             let _closed = self.call(|vm| vm.close(id));
         }
     }
 
-    /// Calls the instance, and then performs its effects.
+    /// Calls the instance, and performs the resulting effects.
     pub(crate) fn call<R>(
         &self,
         act: impl FnOnce(&mut Vm) -> Result<R, Failure>,
@@ -391,12 +355,12 @@ impl Instance {
         };
         match &result {
             Err(failure) if *failure != Failure::Dead => self.slot.failed(failure),
-            _ => self.carry_out(effects),
+            _ => self.perform(effects),
         }
         result
     }
 
-    fn carry_out(&self, effects: Vec<Effect>) {
+    fn perform(&self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Changed(id) => {
@@ -417,12 +381,12 @@ impl Instance {
                         let slot = &instance.slot;
                         let plugin = slot.plugin.clone();
                         let response = (slot.plugin_context.calls)(plugin, *call, cause).await;
-                        let _told = instance.call(|vm| vm.call_ended(token, kind, response));
+                        let _ended = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
                 Effect::Open(token, call) => self.open_stream(token, *call),
                 Effect::Send(token, message) => self.send(token, message),
-                // The response of a call will be dropped.
+                // The response of a cancelled call is discarded.
                 Effect::Cancelled(token) => self.end_stream(token),
                 Effect::Listens(queue) => {
                     let queues = &mut self.slot.inner.lock().queues;
@@ -435,7 +399,7 @@ impl Instance {
         }
     }
 
-    /// Cause of a context's call.
+    /// Returns the cause of a call by its context.
     fn cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);
@@ -443,7 +407,7 @@ impl Instance {
     }
 
     /// Notifies the instance of queued messages, as long as it accepts them.
-    fn tell_of_queues(&self) {
+    fn notify_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {
             let mut waiting = self.slot.plugin_context.shared.waiting(queue);

@@ -1,4 +1,4 @@
-//! Bodies on their way: counted, timed, held, replayed and copied.
+//! Wrappers of bodies that count, time out, hold, replay or copy frames.
 
 pub(super) mod count;
 pub(super) mod idle;

@@ -1,4 +1,4 @@
-//! Connections of clients: time and memory that their requests take, and their end.
+//! Connections of clients: timeouts, memory of their requests, and how they are closed.
 
 pub(super) mod charged;
 pub(super) mod failure;

@@ -1,5 +1,6 @@
-//! One request on its path through the waypoint. The phases are the methods of [`Exchange`] in their order: accept, admit,
-//! route, limit, change, delay, prepare, send, respond. Its [`Record`] reports the exchange when its last part has ended.
+//! One request on its path through the waypoint. The phases are the methods of [`Exchange`] in their order: accept,
+//! admit, route, limit, change, delay, prepare, send, respond. Its [`Record`] reports the exchange when the last part
+//! of the response has been sent.
 
 mod first_response;
 mod version;
@@ -27,9 +28,9 @@ use super::{
     connection::header_timeout::RequestPacing,
     extension::{PluginsOutcome, RequestPlugins},
     fault,
-    form::{self, Form, is_grpc},
     limits::{self, CountedRequest, RateLimitHeaders},
     mirror::{self, MirrorSource, Mirroring},
+    normalized_target::{self, NormalizedTarget, is_grpc},
     reply::Reply,
     report::record::Record,
     request_headers::{complete, strip},
@@ -53,8 +54,8 @@ use crate::{
 use first_response::{FirstResponse, first_response};
 use version::version;
 
-/// Responds to a request; with `refused`, if that has been decided already. `unread` is notified when the client does
-/// not read the response.
+/// Responds to a request; with `refused`, if it was refused before. `unread` is notified when the client does not read
+/// the response.
 pub(super) async fn respond(
     mut session: Arc<Session>,
     request: Request<Incoming>,
@@ -62,8 +63,8 @@ pub(super) async fn respond(
     pacing: &RequestPacing,
     unread: &Arc<Notify>,
 ) -> Response<Body> {
-    // Of a host that cannot be one the request is refused below.
-    if let Ok(host) = form::host(&request) {
+    // A request with an invalid host is refused below.
+    if let Ok(host) = normalized_target::host(&request) {
         match session.of_host(&host) {
             Ok(Some(specific)) => session = Arc::new(specific),
             Ok(None) => {}
@@ -113,22 +114,22 @@ impl From<Reply> for Stop {
 struct Accepted {
     began: Instant,
     request: Request<Incoming>,
-    form: Form,
+    normalized: NormalizedTarget,
     upgrade: Option<Upgrade>,
     idle: IdleTimeout,
     hops: Hops,
     retry_mark: RetryMark,
-    /// Whether the client waits for 100 before it sends the body.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     expects_continue: bool,
 }
 
-/// Authorization of a request.
+/// Result of the authorization of a request.
 struct Admitted {
     admission: Admission,
     external: ExternalAuthorization,
 }
 
-/// A request as it is sent.
+/// Request in the form in which it is sent.
 struct Outbound {
     request: Request<Body>,
     hops: Hops,
@@ -155,7 +156,7 @@ struct Arrived {
 }
 
 impl Exchange {
-    /// Begins the record of a request, and converts an extended CONNECT to the request that it stands for.
+    /// Begins the record of a request, and converts an extended CONNECT to the equivalent upgrade request.
     fn begin(session: Arc<Session>, mut request: Request<Incoming>) -> (Self, Request<Incoming>) {
         let pending_upgrade = PendingUpgrade::of(&mut request);
         upgrade::as_http1(&mut request, &session.shard.waypoint.config.upgrades);
@@ -195,8 +196,8 @@ impl Exchange {
     /// Normalizes a request, and removes headers that are not forwarded.
     fn accept(&mut self, mut request: Request<Incoming>) -> Result<Accepted, Reply> {
         let began = Instant::now();
-        let form = Form::of(&self.session, &request)?;
-        self.record.formed(&form.host, &form.target);
+        let normalized = NormalizedTarget::of(&self.session, &request)?;
+        self.record.normalized(&normalized.host, &normalized.target);
         let config = &self.session.shard.waypoint.config;
         let upgrade = upgrade::requested(&request, &config.upgrades);
         let idle_timeout = config.streams.idle_timeout;
@@ -204,16 +205,16 @@ impl Exchange {
         let hops = Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
         let retry_mark = RetryMark::take(request.headers_mut());
         let expects_continue = interim::is_expected(&request);
-        // The authorized form is the one that is forwarded.
+        // Removed first, so that the authorized form is the forwarded one.
         strip(&mut request)?;
         if let Some(upgrade) = &upgrade {
-            upgrade.ask(request.headers_mut());
+            upgrade.write(request.headers_mut());
         }
         self.record.pass_trace_on(request.headers_mut());
         Ok(Accepted {
             began,
             request,
-            form,
+            normalized,
             upgrade,
             idle,
             hops,
@@ -230,14 +231,19 @@ impl Exchange {
         let external = self.authorize_externally(accepted).await?;
         self.extend(ExtensionPhase::Authn, accepted).await?;
         let (session, record) = (&self.session, &mut self.record);
-        let proved = authenticate(session, &mut accepted.request, &mut accepted.form, record)?;
+        let proved = authenticate(
+            session,
+            &mut accepted.request,
+            &mut accepted.normalized,
+            record,
+        )?;
         self.extend(ExtensionPhase::Authz, accepted).await?;
         let mut admission = self.authorize(accepted, &proved, &external)?;
-        // The authorized form is the one that is forwarded.
+        // Authorized again, so that the authorized form is the forwarded one.
         if self.extend(ExtensionPhase::Unspecified, accepted).await? {
             admission = self.authorize(accepted, &proved, &external)?;
         }
-        // A plugin may have made another request of it.
+        // A plugin may have changed the method.
         if *accepted.request.method() != Method::GET && accepted.upgrade.take().is_some() {
             Upgrade::withdraw(accepted.request.headers_mut());
         }
@@ -247,16 +253,20 @@ impl Exchange {
         })
     }
 
-    /// Authorizes the request in its present form.
+    /// Authorizes the request in its current form.
     fn authorize(
         &mut self,
         accepted: &Accepted,
         proved: &Authenticated,
         external: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
-        let Accepted { request, form, .. } = accepted;
+        let Accepted {
+            request,
+            normalized,
+            ..
+        } = accepted;
         let record = &mut self.record;
-        authorize(&self.session, request, form, proved, external, record)
+        authorize(&self.session, request, normalized, proved, external, record)
     }
 
     async fn authorize_externally(
@@ -265,7 +275,7 @@ impl Exchange {
     ) -> Result<ExternalAuthorization, Stop> {
         let Accepted {
             request,
-            form,
+            normalized,
             hops,
             idle,
             ..
@@ -273,7 +283,7 @@ impl Exchange {
         let (session, record) = (&self.session, &mut self.record);
         let is_grpc = is_grpc(request);
         let authorizing =
-            authorize_externally(session, request, form, record, *hops, is_grpc, idle);
+            authorize_externally(session, request, normalized, record, *hops, is_grpc, idle);
         match Box::pin(authorizing).await? {
             ExternalOutcome::Allowed(external) => Ok(external),
             ExternalOutcome::Responded(response) => {
@@ -282,7 +292,7 @@ impl Exchange {
         }
     }
 
-    /// Runs the plugins up to a phase. Returns whether one of them may have changed the request.
+    /// Runs the plugins up to a phase. Returns whether a plugin may have changed the request.
     async fn extend(
         &mut self,
         upto: ExtensionPhase,
@@ -291,7 +301,7 @@ impl Exchange {
         let Some(plugins) = &mut self.plugins else {
             return Ok(false);
         };
-        let running = plugins.request(upto, &mut accepted.request, &mut accepted.form);
+        let running = plugins.request(upto, &mut accepted.request, &mut accepted.normalized);
         match running.await? {
             PluginsOutcome::Unchanged => Ok(false),
             PluginsOutcome::MayHaveChanged => Ok(true),
@@ -301,9 +311,13 @@ impl Exchange {
 
     /// Chooses a route and a backend.
     fn route(&mut self, accepted: &Accepted) -> Result<SelectedRoute, Stop> {
-        let Accepted { request, form, .. } = accepted;
+        let Accepted {
+            request,
+            normalized,
+            ..
+        } = accepted;
         let (record, cors_headers) = (&mut self.record, &mut self.cors_headers);
-        match route(&self.session, request, form, record, cors_headers)? {
+        match route(&self.session, request, normalized, record, cors_headers)? {
             RoutingResult::Selected(selected) => Ok(selected),
             RoutingResult::Responded(response) => {
                 Err(Stop::Responded(Box::new(response.map(ResponseBody::Own))))
@@ -316,7 +330,7 @@ impl Exchange {
         let attachments = self.session.attachments();
         let counted = CountedRequest {
             services: attachments.services(),
-            request: accepted.form.as_received(&accepted.request),
+            request: accepted.normalized.as_received(&accepted.request),
         };
         limits::limit(
             &self.session,
@@ -337,22 +351,26 @@ impl Exchange {
         selected: &mut SelectedRoute,
         admitted: &mut Admitted,
     ) -> Result<(), Reply> {
-        let Accepted { request, form, .. } = accepted;
+        let Accepted {
+            request,
+            normalized,
+            ..
+        } = accepted;
         let session = &self.session;
-        let original = Original::of(selected, request, form);
-        selected.change(session, request.headers_mut(), form)?;
-        selected.name_host(session, form)?;
+        let original = Original::of(selected, request, normalized);
+        selected.change(session, request.headers_mut(), normalized)?;
+        selected.name_host(session, normalized)?;
         if let Some(original) = &original {
             original.restore_claims(session, request.headers_mut());
         }
         let admission = admitted.admission.clone();
         admitted.admission =
-            authorize_backend(admission, selected, request, form, &mut self.record)?;
+            authorize_backend(admission, selected, request, normalized, &mut self.record)?;
         if let Some(original) = &original {
             let sent = ChangedRequest {
                 destination: &selected.destination,
                 request,
-                form,
+                normalized,
             };
             let (admission, hops) = (&admitted.admission, accepted.hops);
             let headers = &mut self.limit_headers;
@@ -381,7 +399,7 @@ impl Exchange {
         .await
     }
 
-    /// Gives a request the form in which it is sent, and begins its mirrored requests.
+    /// Converts a request to the form in which it is sent, and begins its mirrored requests.
     fn prepare(
         &mut self,
         accepted: Accepted,
@@ -391,7 +409,7 @@ impl Exchange {
     ) -> Result<Outbound, Reply> {
         let Accepted {
             mut request,
-            form,
+            normalized,
             upgrade,
             idle,
             hops,
@@ -402,14 +420,14 @@ impl Exchange {
         let session = &self.session;
         let destination = &selected.destination;
         let version = version(session, destination, upgrade.as_ref(), request.version());
-        complete(session, &mut request, &form);
+        complete(session, &mut request, &normalized);
         let (parts, incoming) = request.into_parts();
         self.record.forwarded(&parts.headers);
         let Admitted {
             admission,
             external,
         } = admitted;
-        // A client whose body has been read for a provider has its 100.
+        // A client whose body a provider has read has already received `100 Continue`.
         let asks_application =
             expects_continue && version == Version::Http1 && !external.has_body();
         let expectation = (asks_application && self.plugins.is_none()).then(Expectation::default);
@@ -430,14 +448,14 @@ impl Exchange {
         };
         let source = MirrorSource {
             head: &parts,
-            form: &form,
+            normalized: &normalized,
             admission,
             route_owner: selected.route_owner(),
             hops,
         };
         let (body, mirroring) = mirror::mirror(session, &mirrors, source, body);
         let mut request = Request::from_parts(parts, body);
-        outgoing::address(&mut request, &form.host, &form.target, version)?;
+        outgoing::address(&mut request, &normalized.host, &normalized.target, version)?;
         match &upgrade {
             Some(upgrade) => upgrade.send_as(version, &mut request),
             None if version == Version::Http1 => outgoing::frame_body(&mut request),
@@ -461,7 +479,7 @@ impl Exchange {
         })
     }
 
-    /// Sends a request, with retries, and waits for the head of its response.
+    /// Sends a request, with retries, and waits for the response headers.
     async fn send(
         &mut self,
         outbound: Outbound,
@@ -502,7 +520,7 @@ impl Exchange {
         }
     }
 
-    /// Gives a response the form in which the client receives it, or switches protocols.
+    /// Converts a response to the form in which the client receives it, or switches protocols.
     fn respond(
         &mut self,
         arrived: Arrived,
@@ -516,7 +534,7 @@ impl Exchange {
             flags,
         } = sent;
         let (session, version) = (&self.session, awaited.version);
-        // Of its own connection, whatever the endpoint speaks (RFC 9110, section 2.5).
+        // The version of the client's connection, whatever the endpoint speaks (RFC 9110, section 2.5).
         *response.version_mut() = http::Version::HTTP_11;
         if let Some(workload) = &chosen.workload {
             selected.continue_session(workload.uid(), response.headers_mut());
@@ -554,7 +572,7 @@ impl Exchange {
         }))
     }
 
-    /// Replies to a request that failed before an endpoint responded.
+    /// Returns the reply to a request that failed before an endpoint responded.
     fn fail(&mut self, failure: Failure) -> Reply {
         if self.record.received.is_broken() {
             return Reply::refused("the request's body is not what HTTP allows", "body");

@@ -1,5 +1,6 @@
-//! Predicts the response to a request: the steps of [`super::exchange`] by its own functions, on what is published now,
-//! without sending or counting anything. Plugins are not run, providers and rate-limit services not called.
+//! Predicts the response to a request: runs the steps of [`super::exchange`] with the same functions on the published
+//! configuration, without sending or counting anything. Plugins are not run, providers and rate-limit services not
+//! called.
 
 mod words;
 
@@ -26,7 +27,7 @@ use super::{
     },
     backend::destination::Destination,
     fault,
-    form::{self, Form, is_grpc},
+    normalized_target::{self, NormalizedTarget, is_grpc},
     reply::Reply,
     report::observer::Observer,
     request_headers::strip,
@@ -42,7 +43,7 @@ use crate::{
     session::Session,
 };
 
-/// Most rules of routes that are named with why they do not match.
+/// Maximum number of route rules that are listed with the reason why they do not match.
 const MAX_CONSIDERED: usize = 50;
 
 /// Predicts the response to a request in the tunnel of a session.
@@ -63,14 +64,14 @@ pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Expla
     }
 }
 
-/// Steps of one request so far.
+/// Steps of one request that have been explained.
 struct Walk {
     session: Arc<Session>,
     steps: Vec<Step>,
     seen: Decisions,
 }
 
-/// Decisions of the functions that the data path calls.
+/// Decisions reported by the functions that the data path calls.
 #[derive(Default)]
 struct Decisions {
     unauthenticated: Option<Denial>,
@@ -79,7 +80,7 @@ struct Decisions {
 }
 
 impl Observer for Decisions {
-    fn formed(&mut self, _host: &str, _target: &PathAndQuery) {}
+    fn normalized(&mut self, _host: &str, _target: &PathAndQuery) {}
 
     fn unauthenticated(&mut self, why: &Denial) {
         self.unauthenticated = Some(why.clone());
@@ -96,30 +97,30 @@ impl Observer for Decisions {
 
 impl Walk {
     async fn run(&mut self, request: &mut Request<()>) -> Result<End, Reply> {
-        let mut form = self.form(request)?;
+        let mut normalized = self.normalize(request)?;
         self.plugins();
-        let external = self.provider(request, &form)?;
-        let proved = self.authentication(request, &mut form)?;
-        let admission = self.authorization(request, &form, &proved, &external)?;
-        let mut selected = match self.route(request, &form)? {
+        let external = self.provider(request, &normalized)?;
+        let proved = self.authentication(request, &mut normalized)?;
+        let admission = self.authorization(request, &normalized, &proved, &external)?;
+        let mut selected = match self.route(request, &normalized)? {
             RoutingResult::Selected(selected) => selected,
             RoutingResult::Responded(response) => return Ok(self.answered_by_route(&response)),
         };
         self.limits();
-        let original = Original::of(&selected, request, &form);
-        let changed = selected.change(&self.session, request.headers_mut(), &mut form);
-        let changed = changed.and_then(|()| selected.name_host(&self.session, &form));
+        let original = Original::of(&selected, request, &normalized);
+        let changed = selected.change(&self.session, request.headers_mut(), &mut normalized);
+        let changed = changed.and_then(|()| selected.name_host(&self.session, &normalized));
         self.filters(&selected, changed.as_ref().err());
         changed?;
         if let Some(original) = &original {
             original.restore_claims(&self.session, request.headers_mut());
         }
-        self.backend_authorization(admission, &selected, request, &form)?;
+        self.backend_authorization(admission, &selected, request, &normalized)?;
         if let Some(original) = &original {
             let sent = ChangedRequest {
                 destination: &selected.destination,
                 request,
-                form: &form,
+                normalized: &normalized,
             };
             if let Err(reply) = original.attachments(&self.session, sent) {
                 let why = "tokens or plugins of the service that the route forwards to were not applied to the request";
@@ -135,32 +136,35 @@ impl Walk {
         self.steps.push(Step::new(step, result, why));
     }
 
-    /// Host and path, and the headers that are removed before authorization.
-    fn form(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
-        let formed = self.formed(request);
-        match &formed {
-            Ok(form) => {
-                let why = format!("host {:?}, path {:?}", form.host, form.path);
+    /// Explains host and path, and removes the headers that are removed before authorization.
+    fn normalize(&mut self, request: &mut Request<()>) -> Result<NormalizedTarget, Reply> {
+        let normalized = self.strip_and_normalize(request);
+        match &normalized {
+            Ok(normalized) => {
+                let why = format!("host {:?}, path {:?}", normalized.host, normalized.path);
                 self.push(StepKind::Form, StepResult::Passed, why);
             }
             Err(reply) => self.push(StepKind::Form, StepResult::Refused, &*reply.text),
         }
-        formed
+        normalized
     }
 
-    fn formed(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
-        // Of a host that cannot be one the request is refused below.
-        if let Ok(host) = form::host(request)
+    fn strip_and_normalize(
+        &mut self,
+        request: &mut Request<()>,
+    ) -> Result<NormalizedTarget, Reply> {
+        // A request with an invalid host is refused below.
+        if let Ok(host) = normalized_target::host(request)
             && let Some(specific) = self.session.of_host(&host).map_err(misdirected)?
         {
             self.session = Arc::new(specific);
         }
         headers::join_cookies(request.headers_mut());
-        let form = Form::of(&self.session, request)?;
+        let normalized = NormalizedTarget::of(&self.session, request)?;
         Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
         let _mark = RetryMark::take(request.headers_mut());
         strip(request)?;
-        Ok(form)
+        Ok(normalized)
     }
 
     fn plugins(&mut self) {
@@ -184,13 +188,13 @@ impl Walk {
         }
     }
 
-    /// The state of a request that its provider allows, as is assumed of every provider.
+    /// Explains the check of a provider, which is assumed to allow the request.
     fn provider(
         &mut self,
         request: &Request<()>,
-        form: &Form,
+        normalized: &NormalizedTarget,
     ) -> Result<ExternalAuthorization, Reply> {
-        match authorizer::required_check(&self.session, request, form) {
+        match authorizer::required_check(&self.session, request, normalized) {
             RequiredCheck::NotRequired => Ok(ExternalAuthorization::default()),
             RequiredCheck::Denied(why) => {
                 self.push(StepKind::Provider, StepResult::Refused, why);
@@ -216,12 +220,12 @@ impl Walk {
     fn authentication(
         &mut self,
         request: &mut Request<()>,
-        form: &mut Form,
+        normalized: &mut NormalizedTarget,
     ) -> Result<Authenticated, Reply> {
         let all = self.session.shard.waypoint.published.authentications();
         let attachments = self.session.attachments();
         let applied: Vec<_> = all.applied(attachments.services()).collect();
-        let outcome = authenticate(&self.session, request, form, &mut self.seen);
+        let outcome = authenticate(&self.session, request, normalized, &mut self.seen);
         if !applied.is_empty() {
             let denial = self.seen.unauthenticated.as_ref();
             let step = words::authentication(&applied, outcome.as_ref().ok(), denial);
@@ -233,14 +237,14 @@ impl Walk {
     fn authorization(
         &mut self,
         request: &Request<()>,
-        form: &Form,
+        normalized: &NormalizedTarget,
         proved: &Authenticated,
         external: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
-        let facts = Facts::of(request, form);
+        let facts = Facts::of(request, normalized);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
         let seen = &mut self.seen;
-        let admission = authorize(&self.session, request, form, proved, external, seen);
+        let admission = authorize(&self.session, request, normalized, proved, external, seen);
         self.policies_decided(StepKind::Authorization, explanation, admission.is_ok());
         admission
     }
@@ -253,16 +257,20 @@ impl Walk {
         self.steps.push(step);
     }
 
-    fn route(&mut self, request: &Request<()>, form: &Form) -> Result<RoutingResult, Reply> {
+    fn route(
+        &mut self,
+        request: &Request<()>,
+        normalized: &NormalizedTarget,
+    ) -> Result<RoutingResult, Reply> {
         let mut cors_headers = CorsHeaders::default();
         let routed = routed::route(
             &self.session,
             request,
-            form,
+            normalized,
             &mut self.seen,
             &mut cors_headers,
         );
-        let considered = self.considered(request, form);
+        let considered = self.considered(request, normalized);
         let is_answered = matches!(&routed, Ok(RoutingResult::Responded(_)));
         let step = match (&self.seen.rule, &routed) {
             (Some(rule), result) => {
@@ -287,12 +295,12 @@ impl Walk {
         routed
     }
 
-    /// The rules up to the one that matches, each with why the request does not have its match.
-    fn considered(&self, request: &Request<()>, form: &Form) -> Vec<Considered> {
+    /// Lists the rules up to the matching one, each with the reason why the request does not match.
+    fn considered(&self, request: &Request<()>, normalized: &NormalizedTarget) -> Vec<Considered> {
         let Ok(Some(table)) = routed::table(&self.session) else {
             return Vec::new();
         };
-        let request = form.as_received(request);
+        let request = normalized.as_received(request);
         let considered = table.considered(&request).take(MAX_CONSIDERED);
         considered
             .map(|(rule, mismatch)| words::rule(rule, mismatch.as_ref()))
@@ -340,13 +348,13 @@ impl Walk {
         admission: Admission,
         selected: &SelectedRoute,
         request: &Request<()>,
-        form: &Form,
+        normalized: &NormalizedTarget,
     ) -> Result<Admission, Reply> {
-        let sent = || Facts::as_sent(request, form);
+        let sent = || Facts::as_sent(request, normalized);
         let sent = selected.changes_request().then(sent);
         let explanation =
             admission.explain_backend(&selected.destination, selected.route_owner(), sent);
-        let admission = authorize_backend(admission, selected, request, form, &mut self.seen);
+        let admission = authorize_backend(admission, selected, request, normalized, &mut self.seen);
         if let Some(explanation) = explanation {
             let is_allowed = admission.is_ok();
             self.policies_decided(StepKind::BackendAuthorization, explanation, is_allowed);
@@ -391,7 +399,7 @@ impl Walk {
         }
     }
 
-    /// The route to an endpoint, as the destination's rule has it.
+    /// Explains the route to an endpoint, chosen by the destination's rule.
     async fn endpoint(&mut self, destination: &Destination, own: &Local) -> Result<Route, Failure> {
         let session = self.session.clone();
         let waypoint = &session.shard.waypoint;
@@ -400,7 +408,7 @@ impl Walk {
         {
             return Ok(route);
         }
-        let Some(port) = destination.ruled(&session) else {
+        let Some(port) = destination.ruled_port(&session) else {
             if let Destination::Subset(service, _, subset) = destination {
                 return Err(NoUpstream::Subset(service.to_string(), subset.clone()).into());
             }
@@ -415,7 +423,7 @@ impl Walk {
             failed: &[],
             preferred: None,
         };
-        // The lease ends at once: nothing is reported of the endpoint.
+        // The lease ends immediately, and no outcome is reported.
         let request = destination.backend_request(&session, own, &[]);
         match port.route(waypoint.rule_context(), request, wish)? {
             Some((route, _lease)) => Ok(route),

@@ -1,84 +1,52 @@
-//! The plugins of one request: called in their order for what comes, in the reverse order for its answer.
+//! Plugins of one request: called in their order for the request, and in reverse order for its response.
 //!
-//! A plugin that fails, or whose module is not there, refuses the request (503) or is left out, as its fail strategy
-//! says. A plugin's changes are normalized again, and never set headers that identify a caller or frame a message.
+//! A plugin that fails or has no module rejects the request (503) or is bypassed, according to its fail strategy. A
+//! plugin's changes are normalized again, and never set headers that identify a caller or frame a message.
 
 mod body;
+mod local_reply;
+mod stream_context;
 
-use std::{
-    future::poll_fn,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use ambit_model::ExtensionPhase;
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use ambit_wasm::{ContextId, Direction, Failure, Head, LocalResponse, Outcome};
+use ambit_wasm::{Direction, Failure, Head, LocalResponse, Outcome};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE, HOST},
 };
 use hyper::body::{Body as _, Incoming};
-use parking_lot::Mutex;
 
-use super::{form::Form, reply::Reply, report::record::Record, response_body::ResponseBody};
+use super::{
+    normalized_target::NormalizedTarget, reply::Reply, report::record::Record,
+    response_body::ResponseBody,
+};
 use crate::{
-    extensions::{CallCause, Counts, Instance, Plugin, Signal},
+    extensions::{CallCause, Counts, Plugin},
     headers,
     hops::Hops,
     message::{self, Body},
     on_behalf::OnBehalf,
-    plugins::{self, OfRequest},
+    plugins::{self, RequestFacts},
     session::Session,
 };
+use body::FilteredBody;
+use local_reply::LocalReply;
+use stream_context::{FAILED, PluginError, StreamContext};
 
-/// Response-code details in Envoy's form.
-const FAILED: &str = "wasm_fail_stream";
-
-/// The plugins of one request that are still to be called, and those that have been.
+/// Plugins of one request: those that are still to be called, and those that have been.
 pub(super) struct RequestPlugins {
     session: Arc<Session>,
     is_grpc: bool,
     /// Plugins that have not been called yet; the next one is last.
     waiting: Vec<Arc<Plugin>>,
-    called: Vec<Arc<Running>>,
+    called: Vec<Arc<StreamContext>>,
     answered: Arc<LocalReply>,
     /// Waypoints that the request has passed.
     hops: Hops,
-    /// Client on whose behalf the plugin's calls are made.
+    /// Client on whose behalf plugins make calls.
     on_behalf: Arc<OnBehalf>,
-}
-
-/// A request in an instance of a plugin.
-struct Running {
-    plugin: Arc<Plugin>,
-    instance: Instance,
-    id: ContextId,
-    signal: Arc<Signal>,
-    /// Timeout for holding headers of a request or response.
-    hold: Duration,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.instance.close(self.id);
-    }
-}
-
-/// Response of a plugin while the body is being sent.
-#[derive(Default)]
-struct LocalReply {
-    response: Mutex<Option<LocalResponse>>,
-    notify: tokio::sync::Notify,
-}
-
-impl LocalReply {
-    /// Sets the local response, if none is set.
-    fn set(&self, response: LocalResponse) {
-        self.response.lock().get_or_insert(response);
-        self.notify.notify_one();
-    }
 }
 
 /// Result of the plugins that have run so far.
@@ -96,7 +64,7 @@ impl RequestPlugins {
     pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
         let mut waiting = chain.of(&session.attachments());
-        // Plugins that call for a request would cause themselves.
+        // A plugin's own calls would call the plugin again.
         waiting.retain(|plugin| !session.caller.calls_for(&plugin.config.namespace));
         waiting.reverse();
         (!waiting.is_empty()).then(|| {
@@ -112,7 +80,7 @@ impl RequestPlugins {
         })
     }
 
-    /// Notes how many waypoints the request has passed, for what plugins call because of it.
+    /// Sets the number of waypoints that the request has passed, for calls of plugins.
     pub(super) fn set_hops(&mut self, hops: Hops) {
         self.hops = hops;
     }
@@ -122,15 +90,15 @@ impl RequestPlugins {
         &mut self,
         upto: ExtensionPhase,
         request: &mut Request<Incoming>,
-        form: &mut Form,
+        normalized: &mut NormalizedTarget,
     ) -> Result<PluginsOutcome, Reply> {
         let mut seen = PluginsOutcome::Unchanged;
         while let Some(plugin) = self.waiting.pop_if(|next| next.config.phase <= upto) {
-            match self.one(&plugin, request, form).await {
+            match self.one(&plugin, request, normalized).await {
                 Ok(None) => seen = PluginsOutcome::MayHaveChanged,
                 Ok(Some(response)) => return Ok(PluginsOutcome::Responded(Box::new(response))),
-                Err(Unable::Failed(why)) => refused_or_left_out(&plugin, &why)?,
-                Err(Unable::Refused(reply)) => return Err(reply),
+                Err(PluginError::Failed(why)) => apply_fail_strategy(&plugin, &why)?,
+                Err(PluginError::Refused(reply)) => return Err(reply),
             }
         }
         Ok(seen)
@@ -140,18 +108,18 @@ impl RequestPlugins {
         &mut self,
         plugin: &Arc<Plugin>,
         request: &mut Request<Incoming>,
-        form: &mut Form,
-    ) -> Result<Option<Response<ResponseBody>>, Unable> {
+        normalized: &mut NormalizedTarget,
+    ) -> Result<Option<Response<ResponseBody>>, PluginError> {
         let shard = &self.session.shard;
         let instance = plugins::instance(shard, plugin).await;
-        let instance = instance.map_err(Unable::Failed)?;
+        let instance = instance.map_err(PluginError::Failed)?;
         let cause = CallCause {
             hops: self.hops,
             on_behalf: Some(self.on_behalf.clone()),
         };
-        let facts = Arc::new(OfRequest::new(&self.session, request.version()));
+        let facts = Arc::new(RequestFacts::new(&self.session, request.version()));
         let (id, signal) = instance.open(facts, cause)?;
-        let running = Arc::new(Running {
+        let running = Arc::new(StreamContext {
             plugin: plugin.clone(),
             instance,
             id,
@@ -163,8 +131,8 @@ impl RequestPlugins {
             pseudo: vec![
                 (":method", request.method().to_string()),
                 (":scheme", "http".to_owned()),
-                (":authority", form.host.clone()),
-                (":path", form.target.to_string()),
+                (":authority", normalized.host.clone()),
+                (":path", normalized.target.to_string()),
             ],
             headers: request.headers().clone(),
         };
@@ -176,14 +144,15 @@ impl RequestPlugins {
                 self.called.push(running);
                 return Ok(Some(self.local(response)));
             }
-            Outcome::Closed => return Err(Unable::Refused(closed())),
+            Outcome::Closed => return Err(PluginError::Refused(closed())),
             _ => {}
         }
         let head = running
             .instance
             .call(|vm| vm.take_head(Direction::Request, id).ok_or(Failure::Dead))?;
         self.called.push(running);
-        self.changed(head, request, form).map_err(Unable::Refused)?;
+        self.changed(head, request, normalized)
+            .map_err(PluginError::Refused)?;
         Ok(None)
     }
 
@@ -192,7 +161,7 @@ impl RequestPlugins {
         &self,
         mut head: Head,
         request: &mut Request<Incoming>,
-        form: &mut Form,
+        normalized: &mut NormalizedTarget,
     ) -> Result<(), Reply> {
         let method = head.take_pseudo(":method").unwrap_or_default();
         if method != request.method().as_str() {
@@ -205,18 +174,19 @@ impl RequestPlugins {
         }
         let host = head.take_pseudo(":authority").unwrap_or_default();
         let path = head.take_pseudo(":path").unwrap_or_default();
-        if host != form.host || path != form.target.as_str() {
-            *form = Form::made(&self.session, request.method(), host, &path)?;
+        if host != normalized.host || path != normalized.target.as_str() {
+            *normalized =
+                NormalizedTarget::of_plugin(&self.session, request.method(), host, &path)?;
         }
         let mut all = head.headers;
-        cleaned(&mut all).map_err(|()| malformed("the headers"))?;
+        remove_forbidden_headers(&mut all).map_err(|()| malformed("the headers"))?;
         all.remove(HOST);
         all.remove(CONTENT_LENGTH);
         headers::remove_claims(&mut all);
         headers::restore_addresses(&mut all, request.headers());
-        // How many waypoints it has passed is known already.
+        // The number of passed waypoints is known already.
         let _forged = Hops::take(&mut all);
-        // Headers of a requested upgrade stay.
+        // Headers of a requested upgrade are kept.
         for kept in headers::UPGRADE_OF_REQUESTS {
             for value in request.headers().get_all(&kept) {
                 all.append(kept.clone(), value.clone());
@@ -231,13 +201,13 @@ impl RequestPlugins {
         let mut body = body;
         for running in &self.called {
             let memory = &self.session.memory;
-            body = body::Through::of(Direction::Request, memory, running, &self.answered, body);
+            body = FilteredBody::of(Direction::Request, memory, running, &self.answered, body);
         }
         body
     }
 
-    /// Completes with a plugin's response to a request whose body is being forwarded.
-    pub(super) async fn answered(&self) -> Response<ResponseBody> {
+    /// Waits for a plugin's response to a request whose body is being forwarded.
+    pub(super) async fn wait_for_response(&self) -> Response<ResponseBody> {
         loop {
             self.answered.notify.notified().await;
             if let Some(response) = self.answered.response.lock().take() {
@@ -246,8 +216,8 @@ impl RequestPlugins {
         }
     }
 
-    /// Returns a plugin's response to a failed request.
-    pub(super) fn has_answered(&self) -> Option<Response<ResponseBody>> {
+    /// Returns a plugin's response to a failed request, if there is one.
+    pub(super) fn take_response(&self) -> Option<Response<ResponseBody>> {
         let response = self.answered.response.lock().take()?;
         Some(self.local(response))
     }
@@ -304,13 +274,13 @@ impl RequestPlugins {
                 Ok(_) => running
                     .instance
                     .call(|vm| vm.take_head(Direction::Response, id).ok_or(Failure::Dead))
-                    .map_err(Unable::from),
+                    .map_err(PluginError::from),
                 Err(unable) => Err(unable),
             };
             match head {
                 Ok(head) => change_response(running, head, response)?,
-                Err(Unable::Failed(why)) => refused_or_left_out(&running.plugin, &why)?,
-                Err(Unable::Refused(reply)) => return Err(reply),
+                Err(PluginError::Failed(why)) => apply_fail_strategy(&running.plugin, &why)?,
+                Err(PluginError::Refused(reply)) => return Err(reply),
             }
         }
         Ok(None)
@@ -321,7 +291,7 @@ impl RequestPlugins {
         let mut body = body;
         for running in self.called.iter().rev() {
             let memory = &self.session.memory;
-            body = body::Through::of(Direction::Response, memory, running, &self.answered, body);
+            body = FilteredBody::of(Direction::Response, memory, running, &self.answered, body);
         }
         body
     }
@@ -331,47 +301,8 @@ impl RequestPlugins {
     }
 }
 
-/// Reason why a plugin does not decide about a request.
-enum Unable {
-    /// Failure of the plugin, handled by its fail strategy.
-    Failed(String),
-    /// Invalid request after a plugin's changes.
-    Refused(Reply),
-}
-
-impl From<Failure> for Unable {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure.to_string())
-    }
-}
-
-impl Running {
-    /// Waits until the plugin continues or ends a request that it holds.
-    async fn settled(&self, of: Direction, outcome: Outcome) -> Result<Outcome, Unable> {
-        if outcome != Outcome::Paused {
-            return Ok(outcome);
-        }
-        let settled = poll_fn(|cx| self.poll_settled(of, cx));
-        match tokio::time::timeout(self.hold, settled).await {
-            Ok(outcome) => Ok(outcome?),
-            Err(_) => Err(Unable::Failed(format!(
-                "the plugin held the message for more than {:?} (AMBIT_WASM_HOLD_TIMEOUT)",
-                self.hold
-            ))),
-        }
-    }
-
-    fn poll_settled(&self, of: Direction, cx: &Context<'_>) -> Poll<Result<Outcome, Failure>> {
-        self.signal.register(cx.waker());
-        match self.instance.call(|vm| vm.outcome(of, self.id)) {
-            Ok(Outcome::Paused) => Poll::Pending,
-            other => Poll::Ready(other),
-        }
-    }
-}
-
-/// Applies the fail strategy: an error refuses the request.
-fn refused_or_left_out(plugin: &Plugin, why: &str) -> Result<(), Reply> {
+/// Applies the fail strategy of a failed plugin: rejects the request, or bypasses the plugin.
+fn apply_fail_strategy(plugin: &Plugin, why: &str) -> Result<(), Reply> {
     if plugin.config.fail_open {
         Counts::add(&plugin.counts.passed);
         tracing::debug!(
@@ -406,7 +337,7 @@ fn closed() -> Reply {
     )
 }
 
-/// Builds the response for invalid headers of a plugin.
+/// Returns the reply for invalid headers of a plugin.
 fn malformed(what: &str) -> Reply {
     let text = format!("a plugin gave the request {what} that cannot be sent");
     Reply::new(
@@ -417,7 +348,7 @@ fn malformed(what: &str) -> Reply {
 }
 
 /// Removes headers that plugins must not set.
-fn cleaned(all: &mut HeaderMap) -> Result<(), ()> {
+fn remove_forbidden_headers(all: &mut HeaderMap) -> Result<(), ()> {
     if headers::has_other_encoding(all) {
         return Err(());
     }
@@ -427,7 +358,7 @@ fn cleaned(all: &mut HeaderMap) -> Result<(), ()> {
 }
 
 fn change_response<B>(
-    running: &Running,
+    running: &StreamContext,
     mut head: Head,
     response: &mut Response<B>,
 ) -> Result<(), Reply> {
@@ -439,7 +370,7 @@ fn change_response<B>(
         *response.status_mut() = status.ok_or_else(|| malformed("a status"))?;
     }
     let mut all = head.headers;
-    cleaned(&mut all).map_err(|()| malformed("the headers"))?;
+    remove_forbidden_headers(&mut all).map_err(|()| malformed("the headers"))?;
     all.remove(CONTENT_LENGTH);
     let wants_body = running
         .instance
@@ -453,7 +384,7 @@ fn change_response<B>(
     Ok(())
 }
 
-/// An answer of a plugin. gRPC clients get a status and message of theirs.
+/// Converts a plugin's response. gRPC clients receive it as a gRPC status and message.
 fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     let LocalResponse {
         status,
@@ -480,7 +411,7 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
         *response.status_mut() = status;
         response
     };
-    if cleaned(&mut headers).is_ok() {
+    if remove_forbidden_headers(&mut headers).is_ok() {
         headers.remove(CONTENT_LENGTH);
         response.headers_mut().extend(headers);
     }

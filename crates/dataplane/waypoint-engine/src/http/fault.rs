@@ -1,4 +1,4 @@
-//! Faults that a rule injects: a request waits before it is sent, or is answered in the application's place.
+//! Fault injection by a route's rule: a request is delayed before it is sent, or aborted.
 
 use ambit_l7::route::Injected;
 use ambit_model::FaultStatus;
@@ -12,10 +12,9 @@ use super::{admit::admission::Admission, reply::Reply, report::record::Record, s
 const ABORTED: &str = "fault filter abort";
 const DETAILS: &str = "fault_filter_abort";
 
-/// Delays a request, while policies allow it and its timeout permits, and aborts it.
+/// Delays a request, while policies allow it and its timeout permits, or aborts it.
 ///
-/// # Errors
-/// The response of an aborted request.
+/// # Errors The response of an aborted request.
 pub(super) async fn inject(
     injected: Injected,
     admission: &Admission,
@@ -44,7 +43,7 @@ pub(super) async fn inject(
     Err(aborted(status))
 }
 
-/// Replies to a request in the application's place.
+/// Returns the reply to an aborted request.
 pub(super) fn aborted(status: FaultStatus) -> Reply {
     let flag = ResponseFlag::FaultInjected;
     match status {

@@ -1,17 +1,15 @@
-//! Rate limits of a request: those that are counted here, then those that a rate-limit service counts.
+//! Rate limits of a request: first local ones, then those of rate-limit services.
 
 mod global;
+mod key;
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use ambit_l7::{
-    limits::{counted_header, counted_method, counted_path},
-    route::RouteRequest,
-};
-use ambit_model::{LimitKey, NamespacedHostname, RateLimit};
+use ambit_l7::route::RouteRequest;
+use ambit_model::{NamespacedHostname, RateLimit};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::{
     ext_authz::{HeaderChange, HeaderOption},
@@ -27,11 +25,12 @@ use super::{
     reply::Reply,
 };
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
+use key::key_value;
 
-/// Text of Envoy's response.
-const LOCAL: &str = "local_rate_limited";
-const GLOBAL: &str = "request_rate_limited";
-const NOTHING: &str = "rate_limiter_error";
+/// Response text and details for a local limit, as in Envoy.
+const LOCAL_LIMITED: &str = "local_rate_limited";
+const GLOBAL_LIMITED: &str = "request_rate_limited";
+const SERVICE_ERROR: &str = "rate_limiter_error";
 
 /// Rate-limit headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
@@ -55,11 +54,12 @@ struct EvaluatedLimit {
 }
 
 impl RateLimitHeaders {
-    fn met(&mut self, met: EvaluatedLimit) {
-        let is_tighter =
-            |known: &EvaluatedLimit| (met.remaining, known.reset) < (known.remaining, met.reset);
+    fn record(&mut self, evaluated: EvaluatedLimit) {
+        let is_tighter = |known: &EvaluatedLimit| {
+            (evaluated.remaining, known.reset) < (known.remaining, evaluated.reset)
+        };
         if self.tightest.as_ref().is_none_or(is_tighter) {
-            self.tightest = Some(met);
+            self.tightest = Some(evaluated);
         }
     }
 
@@ -69,16 +69,16 @@ impl RateLimitHeaders {
         if self.is_refused {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
         }
-        // As Envoy has it (draft-polli-ratelimit-headers-03).
-        if let Some(met) = &self.tightest {
-            let window = seconds(met.per);
+        // Format of Envoy (draft-polli-ratelimit-headers-03).
+        if let Some(evaluated) = &self.tightest {
+            let window = seconds(evaluated.per);
             let lines = [
                 (
                     "x-ratelimit-limit",
-                    format!("{0}, {0};w={window}", met.requests),
+                    format!("{0}, {0};w={window}", evaluated.requests),
                 ),
-                ("x-ratelimit-remaining", met.remaining.to_string()),
-                ("x-ratelimit-reset", seconds(met.reset).to_string()),
+                ("x-ratelimit-remaining", evaluated.remaining.to_string()),
+                ("x-ratelimit-reset", seconds(evaluated.reset).to_string()),
             ];
             for (name, value) in lines {
                 if let Ok(value) = HeaderValue::from_str(&value) {
@@ -92,7 +92,7 @@ impl RateLimitHeaders {
     }
 }
 
-/// Seconds of a duration, rounded up.
+/// Returns the seconds of a duration, rounded up.
 fn seconds(of: Duration) -> u64 {
     of.as_secs() + u64::from(of.subsec_nanos() > 0)
 }
@@ -142,12 +142,12 @@ pub(super) async fn limit(
         if session.caller.calls_for(&one.config.key.namespace) {
             continue;
         }
-        let question = global::question(session, one, global, &counted.request, before(one));
+        let question = global::request(session, one, global, &counted.request, before(one));
         let Some(question) = question else {
             continue;
         };
         let namespace = &one.config.key.namespace;
-        let checking = Box::pin(global::ask(session, namespace, global, question, hops));
+        let checking = Box::pin(global::check(session, namespace, global, question, hops));
         let decided = tokio::select! {
             decided = checking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
@@ -171,11 +171,11 @@ fn local(
     }
     let key = |of: &ambit_model::LocalLimit, request: &RouteRequest<'_>| -> Vec<_> {
         let parts = of.by.iter();
-        parts.map(|key| value(session, request, key)).collect()
+        parts.map(|key| key_value(session, request, key)).collect()
     };
     for (of, decision) in limiter.take(request, before, key, Instant::now()) {
         if config.tells && !config.dry_run {
-            limit_headers.met(EvaluatedLimit {
+            limit_headers.record(EvaluatedLimit {
                 requests: of.requests,
                 per: of.per,
                 remaining: decision.remaining,
@@ -184,20 +184,20 @@ fn local(
         }
         if let Some(after) = decision.retry_after {
             let reply = Reply {
-                details: Some(LOCAL),
+                details: Some(LOCAL_LIMITED),
                 ..Reply::new(
                     StatusCode::TOO_MANY_REQUESTS,
-                    LOCAL,
+                    LOCAL_LIMITED,
                     ResponseFlag::RateLimited,
                 )
             };
-            over(session, config, "local", reply, Some(after), limit_headers)?;
+            reject(session, config, "local", reply, Some(after), limit_headers)?;
         }
     }
     Ok(())
 }
 
-/// Applies the decision of a rate-limit service, or the lack of one.
+/// Applies the decision of a rate-limit service, or its failure.
 fn decide(
     session: &Session,
     config: &RateLimit,
@@ -230,12 +230,12 @@ fn decide(
     };
     let headers = decided.answer_headers.into_iter();
     limit_headers.headers_to_add.extend(headers.map(header));
-    if let Some(met) = decided.tightest.filter(|_| config.tells) {
-        limit_headers.met(EvaluatedLimit {
-            requests: met.requests,
-            per: met.per,
-            remaining: met.remaining,
-            reset: met.reset,
+    if let Some(evaluated) = decided.tightest.filter(|_| config.tells) {
+        limit_headers.record(EvaluatedLimit {
+            requests: evaluated.requests,
+            per: evaluated.per,
+            remaining: evaluated.remaining,
+            reset: evaluated.reset,
         });
     }
     if !decided.is_over {
@@ -244,19 +244,19 @@ fn decide(
     }
     let text = String::from_utf8_lossy(&decided.body).into_owned();
     let reply = Reply {
-        details: Some(GLOBAL),
+        details: Some(GLOBAL_LIMITED),
         ..Reply::new(
             StatusCode::TOO_MANY_REQUESTS,
             text,
             ResponseFlag::RateLimited,
         )
     };
-    let after = decided.tightest.map(|met| met.reset);
-    over(session, config, "global", reply, after, limit_headers)
+    let after = decided.tightest.map(|evaluated| evaluated.reset);
+    reject(session, config, "global", reply, after, limit_headers)
 }
 
-/// A request is over a limit.
-fn over(
+/// Rejects a request over a limit, unless the limit is a dry run.
+fn reject(
     session: &Session,
     config: &RateLimit,
     kind: &'static str,
@@ -293,7 +293,7 @@ fn undecided(
     }
     let flag = ResponseFlag::RateLimiterServiceError;
     Err(Reply {
-        details: Some(NOTHING),
+        details: Some(SERVICE_ERROR),
         ..Reply::new(StatusCode::INTERNAL_SERVER_ERROR, "", flag)
     })
 }
@@ -303,30 +303,11 @@ fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'s
     metrics.rate_limited(&config.key, kind, outcome);
 }
 
-/// Returns the value of a request for a key; `None` if the request does not have it.
-fn value(session: &Session, request: &RouteRequest<'_>, key: &LimitKey) -> Option<Vec<u8>> {
-    let caller = &session.caller;
-    let headers = request.headers;
-    match key {
-        LimitKey::Principal => {
-            let identity = caller.identity.as_ref();
-            identity.map(|one| one.to_string().into_bytes())
-        }
-        LimitKey::Namespace => caller.namespace().map(|one| one.as_bytes().to_vec()),
-        LimitKey::Address => Some(session.remote_ip(headers).to_string().into_bytes()),
-        LimitKey::Header(name) => {
-            counted_header(headers, &HeaderName::from_bytes(name.as_bytes()).ok()?)
-        }
-        LimitKey::Method => Some(counted_method(request.method).into_bytes()),
-        LimitKey::Path => Some(counted_path(request.path).into_owned().into_bytes()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn met(remaining: u32, reset: u64) -> EvaluatedLimit {
+    fn evaluated(remaining: u32, reset: u64) -> EvaluatedLimit {
         EvaluatedLimit {
             requests: 10,
             per: Duration::from_secs(60),
@@ -338,8 +319,14 @@ mod tests {
     #[test]
     fn clients_get_headers_of_the_tightest_limit() {
         let mut limit_headers = RateLimitHeaders::default();
-        for one in [met(5, 1), met(2, 7), met(2, 9), met(2, 8), met(3, 60)] {
-            limit_headers.met(one);
+        for one in [
+            evaluated(5, 1),
+            evaluated(2, 7),
+            evaluated(2, 9),
+            evaluated(2, 8),
+            evaluated(3, 60),
+        ] {
+            limit_headers.record(one);
         }
         limit_headers.after = Some(Duration::from_millis(1500));
         limit_headers.is_refused = true;
@@ -364,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_sets_no_headers_that_frame_the_answer() {
+    fn rate_limit_service_cannot_set_framing_headers() {
         let mut headers = HeaderMap::new();
         let headers_to_add = ["transfer-encoding", "content-length", "x-left"];
         let limit_headers = RateLimitHeaders {

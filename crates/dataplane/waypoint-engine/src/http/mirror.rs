@@ -1,8 +1,8 @@
-//! Requests that are sent to mirrors as well. Nothing that a mirror does or fails to do is seen by the client: its
-//! answer is read and thrown away, it never holds the original back, and it is not counted as a request.
+//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, the original request never
+//! waits for a mirror, and metrics do not count mirrored requests.
 //!
-//! A mirror gets what is forwarded, from what policies have admitted, with `-shadow` after the name of the host, as
-//! Istio and Envoy do it: applications can tell these requests from others.
+//! A mirror receives the forwarded form of an admitted request, with `-shadow` appended to the host, as in Istio and
+//! Envoy, so that applications can tell these requests from others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,9 +17,9 @@ use tokio::sync::{oneshot, watch};
 use super::{
     admit::admission::{Admission, Facts},
     backend::destination::Destination,
-    body::tee::{self, Copied},
-    form::Form,
+    body::tee::{self, CopyOutcome},
     limits::{self, CountedRequest, RateLimitHeaders},
+    normalized_target::NormalizedTarget,
     send::{self, Sending, outgoing, retrying::RetryPolicy},
 };
 use crate::{
@@ -35,17 +35,17 @@ use crate::{
 };
 
 /// Timeout for a mirror to respond after the whole request was sent.
-const TIMEOUT: Duration = Duration::from_secs(15);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The mirrored requests of one request. They are cancelled with it: when this is dropped before the original has a
-/// response, because its client has gone.
+/// Mirrored requests of one request. Dropped before the original has a response, because its client has gone, it
+/// cancels them.
 #[derive(Debug)]
 pub(super) struct Mirroring(watch::Sender<bool>);
 
 impl Mirroring {
-    /// The original has its response, or failed: the mirrored requests go on by themselves.
+    /// Detaches the mirrored requests, since the original has its response or has failed.
     pub(super) fn original_over(self) {
-        // There may be no mirrors.
+        // There may be no mirrored requests.
         let _none = self.0.send(true);
     }
 }
@@ -57,18 +57,18 @@ async fn cancelled(mut is_over: watch::Receiver<bool>) {
     }
 }
 
-/// A request that is mirrored, without its body.
+/// Request to mirror, without its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MirrorSource<'a> {
     pub(super) head: &'a request::Parts,
-    pub(super) form: &'a Form,
+    pub(super) normalized: &'a NormalizedTarget,
     pub(super) admission: &'a Admission,
     /// Owner of the route with the mirrors.
     pub(super) route_owner: RouteOwner,
     pub(super) hops: Hops,
 }
 
-/// Sends a request to mirrors as well; returns its body, of which they get copies.
+/// Sends copies of a request to mirrors; returns the original's body, which is copied while it streams.
 pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
@@ -89,7 +89,7 @@ pub(super) fn mirror(
             None => metrics.mirrored(MirrorOutcome::Busy),
         }
     }
-    let (body, copies) = tee::tee(body, begun.len(), &state.behind, &session.memory);
+    let (body, copies) = tee::tee(body, begun.len(), &state.buffered, &session.memory);
     for ((to, slot), (copy, copied)) in begun.into_iter().zip(copies) {
         let destination = Destination::Backend(to.service.clone(), to.port);
         let version = match destination.app_protocol(session) {
@@ -97,25 +97,25 @@ pub(super) fn mirror(
             AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
             _ => outgoing::version_of(source.head.version),
         };
-        let host = shadow(&source.form.host);
+        let host = shadow(&source.normalized.host);
         let mut request = Request::new(copy);
         request.method_mut().clone_from(&source.head.method);
         request.headers_mut().clone_from(&source.head.headers);
         if let Ok(value) = HeaderValue::from_str(&host) {
             request.headers_mut().insert(HOST, value);
         }
-        if outgoing::address(&mut request, &host, &source.form.target, version).is_err() {
+        if outgoing::address(&mut request, &host, &source.normalized.target, version).is_err() {
             metrics.mirrored(MirrorOutcome::Failed);
             continue;
         }
-        // It has headers of its own, for as long as it is under way.
+        // The copy's headers are charged while it is in flight.
         let bytes = headers::cost(request.headers());
         let Ok(held) = session.memory.take(Use::Headers, bytes) else {
             metrics.mirrored(MirrorOutcome::Busy);
             continue;
         };
         let there = destination_attachments::find(session, &destination, source.route_owner);
-        // Plugins do not see mirrored requests, and their tokens are verified for the requested service only.
+        // Plugins do not process mirrored requests, and tokens are verified for the requested service only.
         if let Some(there) = &there
             && (!destination_attachments::are_tokens_applied(session, there)
                 || destination_attachments::have_plugins(session, there))
@@ -125,16 +125,16 @@ pub(super) fn mirror(
         }
         let counted = there.map(|there| MirroredRequest {
             there,
-            host: source.form.host.clone(),
-            target: source.form.target.clone(),
+            host: source.normalized.host.clone(),
+            target: source.normalized.target.clone(),
             headers: request.headers().clone(),
             method: request.method().clone(),
         });
-        // As what it gets: the mirror's service may have policies of its own.
+        // Authorized in the form that the mirror receives, since its service may have policies of its own.
         let sent = Facts {
             method: source.head.method.clone(),
             host,
-            path: source.form.target.path().to_owned(),
+            path: source.normalized.target.path().to_owned(),
             headers: request.headers().clone(),
         };
         let authorized =
@@ -167,7 +167,7 @@ pub(super) fn mirror(
             };
             let outcome = tokio::select! {
                 outcome = answering => outcome,
-                outcome = given_up(copied) => outcome,
+                outcome = mirror_timed_out(copied) => outcome,
                 () = cancelled(is_over) => MirrorOutcome::Failed,
                 () = admission.revoked() => MirrorOutcome::Denied,
                 () = drain.cut() => MirrorOutcome::Late,
@@ -179,7 +179,7 @@ pub(super) fn mirror(
     (body, mirroring)
 }
 
-/// A mirrored request of a route of clients: the limits of the service that it is sent to count it as a request.
+/// Mirrored request of a consumer route, which the limits of the mirror's service count as a request.
 struct MirroredRequest {
     there: Arc<Attachments>,
     host: String,
@@ -245,16 +245,16 @@ async fn answer(
     }
 }
 
-/// Completes when the mirror's time is over.
-async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
-    if let Ok(Copied::TooSlow) = copied.await {
+/// Completes when the mirror's timeout expires.
+async fn mirror_timed_out(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
+    if let Ok(CopyOutcome::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;
     }
-    tokio::time::sleep(TIMEOUT).await;
+    tokio::time::sleep(RESPONSE_TIMEOUT).await;
     MirrorOutcome::Late
 }
 
-/// The `Host` of a mirrored request: an address in brackets gets no suffix.
+/// Returns the `Host` of a mirrored request: an IPv6 address in brackets gets no suffix.
 fn shadow(host: &str) -> String {
     if host.is_empty() || host.starts_with('[') {
         return host.to_owned();

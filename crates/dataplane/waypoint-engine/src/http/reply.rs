@@ -1,4 +1,4 @@
-//! Answers of the waypoint itself.
+//! Responses that the waypoint itself generates.
 
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
@@ -11,14 +11,14 @@ use crate::{
 /// Envoy's header that keeps clients from an immediate retry at an overloaded server.
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 
-/// Why a request is answered by the waypoint rather than by an application.
+/// Response of the waypoint in place of an application's, and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
     /// Response flags for the access log.
     pub(crate) flags: ResponseFlags,
-    /// Violation of HTTP by an invalid request.
+    /// Reason label of a request that violates HTTP.
     pub(crate) refused: Option<&'static str>,
     /// gRPC status, if it is not the one that the HTTP status maps to.
     pub(crate) grpc_status: Option<u8>,
@@ -41,7 +41,7 @@ impl Reply {
         }
     }
 
-    /// Builds the denial with Istio's text.
+    /// Returns the denial with Istio's text.
     pub(crate) fn denied() -> Self {
         Self {
             status: StatusCode::FORBIDDEN,
@@ -54,7 +54,7 @@ impl Reply {
         }
     }
 
-    /// Response for a plugin that fails, or that ends a request.
+    /// Returns the response for a plugin that fails, or that ends a request.
     pub(crate) fn of_extension(
         status: StatusCode,
         details: &'static str,
@@ -108,7 +108,7 @@ impl Reply {
         Self { status, ..self }
     }
 
-    /// The response. gRPC clients get theirs as status and message of their own.
+    /// Converts the reply to a response. gRPC clients receive a gRPC status and message.
     pub(crate) fn into_response(self, is_grpc: bool) -> Response<Body> {
         let Self {
             status,
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grpc_clients_get_a_status_of_theirs() {
+    fn grpc_clients_get_a_grpc_status() {
         let plain = Reply::denied().into_response(false);
         assert_eq!(plain.status(), 403);
         let grpc = Reply::denied().into_response(true);

@@ -1,11 +1,11 @@
-//! Headers of requests: those that are not forwarded, and those that the waypoint generates.
+//! Headers of requests that the waypoint removes or adds.
 
 use http::{
     HeaderValue, Request, StatusCode,
     header::{CONTENT_LENGTH, EXPECT, HOST},
 };
 
-use super::{form::Form, reply::Reply};
+use super::{normalized_target::NormalizedTarget, reply::Reply};
 use crate::{headers, session::Session};
 
 /// Removes the headers that are not forwarded.
@@ -21,19 +21,23 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
     headers::remove_claims(all);
-    // The framing is made anew, and `Expect` with it.
+    // The body is framed again, and `Expect` sent again if needed.
     all.remove(CONTENT_LENGTH);
     all.remove(EXPECT);
     Ok(())
 }
 
 /// Adds the headers that the waypoint generates.
-pub(super) fn complete<B>(session: &Session, request: &mut Request<B>, form: &Form) {
+pub(super) fn complete<B>(
+    session: &Session,
+    request: &mut Request<B>,
+    normalized: &NormalizedTarget,
+) {
     let all = request.headers_mut();
-    // Plugins and routes may have added lines.
+    // Plugins and routes may have added `cookie` lines.
     headers::join_cookies(all);
     all.remove(HOST);
-    if let Ok(host) = HeaderValue::from_str(&form.host) {
+    if let Ok(host) = HeaderValue::from_str(&normalized.host) {
         all.insert(HOST, host);
     }
     let gateway = session.shard.waypoint.published.gateway();

@@ -1,11 +1,11 @@
-//! Responses before their bodies are on their way.
+//! Bodies of responses before they are streamed.
 
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::{
     admit::admission::Admission,
-    body::{idle::IdleTimeout, interim::AnsweredEarly},
+    body::{idle::IdleTimeout, interim::EarlyResponseGuard},
 };
 use crate::message::Body;
 
@@ -22,6 +22,6 @@ pub(super) struct ApplicationBody {
     pub(super) incoming: Incoming,
     pub(super) admission: Admission,
     pub(super) deadline: Option<Instant>,
-    pub(super) early: AnsweredEarly,
+    pub(super) early: EarlyResponseGuard,
     pub(super) idle: IdleTimeout,
 }

@@ -8,8 +8,7 @@ use crate::{headers, session::Session};
 
 /// Validates a response, and removes the headers that are not forwarded.
 ///
-/// # Errors
-/// With the reply in its place, if it has too many fields, or violates HTTP.
+/// # Errors With the reply that replaces a response with too many fields, or one that violates HTTP.
 pub(super) fn check<B>(session: &Session, response: &mut Response<B>) -> Result<(), Reply> {
     let limits = session.shard.waypoint.config.headers;
     let all = response.headers_mut();

@@ -1,4 +1,4 @@
-//! Routes of requests, and the authorization of what they forward.
+//! Routing of requests, and the authorization of requests in their forwarded form.
 
 pub(super) mod backend_authorization;
 pub(super) mod client_route;

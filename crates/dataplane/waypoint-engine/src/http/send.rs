@@ -1,4 +1,4 @@
-//! Sending a request to an endpoint, and to another if that one cannot take it.
+//! Sends a request to an endpoint, and retries with another one if that fails.
 
 pub(super) mod outgoing;
 mod retry_permit;
@@ -16,7 +16,7 @@ use hyper::body::{Body as _, Incoming};
 use super::{
     backend::{
         broken::Broken,
-        destination::{Destination, NoPlace},
+        destination::{Destination, NoEndpointError},
         endpoint::{self, DestinationDecision},
     },
     reply::Reply,
@@ -35,8 +35,8 @@ use crate::{
     session::Session,
     target::Target,
     upstream::{
-        Checkout, Connect, ConnectOptions, HttpKey, Keep, Preamble, RequestGuard, STREAM_WINDOW,
-        StreamSlot, Upstream, UpstreamError, own_client,
+        Checkout, Connect, ConnectOptions, HttpKey, Preamble, RequestGuard, ReuseLimits,
+        STREAM_WINDOW, StreamSlot, Upstream, UpstreamError, own_client,
     },
 };
 
@@ -52,11 +52,11 @@ pub(super) struct SelectedEndpoint {
     pub(super) remote_identity: Option<ArcStr>,
     /// Leases of the destination's rule, released when the response ends.
     held: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
-    /// Lease of a stream, on a shared connection.
+    /// Stream of a shared HTTP/2 connection, which counts as in use.
     stream: Option<StreamSlot>,
-    /// Guard that abandons the request when it is dropped, on a connection of its own.
+    /// Guard of an HTTP/1 connection, which aborts the request on drop.
     guard: Option<RequestGuard>,
-    /// The response's bytes that wait to be read, of HTTP/2.
+    /// Memory permit for HTTP/2 response bytes that have not been read.
     window: Option<Arc<Permit>>,
 }
 
@@ -87,9 +87,9 @@ pub(super) struct Sending<'a> {
     /// Timeout of one attempt.
     pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
-    /// Mark of a request that an earlier waypoint retries.
+    /// Mark of a request that a previous waypoint retries.
     pub(super) retry_mark: RetryMark,
-    /// Endpoint of the session.
+    /// Endpoint of the sticky session.
     pub(super) sticky: Option<&'a BackendEndpoint>,
 }
 
@@ -135,7 +135,7 @@ fn tls_upstream<'a>(
     })
 }
 
-/// PROXY header of connections to endpoints, if the destination's rule requires one.
+/// Returns the PROXY header of connections to endpoints, if the destination's rule requires one.
 fn preamble(
     session: &Session,
     decision: Option<&DestinationDecision>,
@@ -188,7 +188,7 @@ pub(super) async fn send(
         failed.extend(chosen.workload.iter().map(|one| one.uid().clone()));
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         tell_waypoint(&mut request, to, hops, retry_mark);
-        // Without an endpoint of its own choice it is the next waypoint that speaks to one.
+        // Where the next waypoint chooses the endpoint, that waypoint originates TLS.
         let over = tls_upstream.filter(|_| held.is_some() || !to.is_waypoint());
         if let Some(over) = over {
             chosen.remote = Some(host.clone());
@@ -216,7 +216,7 @@ pub(super) async fn send(
             is_reason,
             unsent,
         } = AttemptResult::of(outcome, chosen, &retrying, decision.as_deref());
-        // An unsent request is no load on an endpoint.
+        // An unsent request does not count as the endpoint's failure.
         let is_burden = unsent.is_none();
         if is_burden && !is_reason {
             return ended;
@@ -227,7 +227,7 @@ pub(super) async fn send(
         };
         retry_mark = retry_mark.or(is_burden);
         if is_burden {
-            // The one before is over.
+            // The previous attempt has ended.
             drop(retry_permit.take());
             retry_permit = RetryPermit::of(session, decision.as_ref(), &active);
             if retry_permit.is_none() {
@@ -238,7 +238,7 @@ pub(super) async fn send(
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        // To another endpoint if there is one: this one has just failed.
+        // Another endpoint if there is one, since this one has just failed.
         upstream = choose(&failed).await;
         if upstream.is_err() && retrying.may_try_the_same() {
             failed.clear();
@@ -247,7 +247,7 @@ pub(super) async fn send(
         if upstream.is_err() || is_one_pod(destination, session) {
             return ended;
         }
-        // Only now: who reads the body until then goes on if this is the end.
+        // Rewound only now: without a retry, the current reader of the body continues.
         request = match unsent.or_else(|| retrying.request()) {
             Some(again) => again,
             None => return ended,
@@ -261,8 +261,8 @@ fn is_one_pod(destination: &Destination, session: &Session) -> bool {
     matches!(of, (Destination::Target, Target::Pod { .. }))
 }
 
-/// Bytes that an endpoint may send of a response before they are read: a stream's window in HTTP/2. HTTP/1 reads no more
-/// than it passes on.
+/// Returns the bytes of a response that an endpoint may send before they are read: a stream's window in HTTP/2. HTTP/1
+/// reads no more than it passes on.
 pub(super) fn window_bytes(version: Version) -> usize {
     match version {
         Version::Http1 => 0,
@@ -270,7 +270,7 @@ pub(super) fn window_bytes(version: Version) -> usize {
     }
 }
 
-/// Charges the caller for what the endpoint may send before it is read.
+/// Charges the caller for the bytes that the endpoint may send before they are read.
 fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Exhausted> {
     let bytes = window_bytes(version);
     if bytes == 0 {
@@ -292,7 +292,7 @@ struct AttemptResult {
     ended: Result<UpstreamResponse, Failure>,
     /// Whether the outcome permits a retry.
     is_reason: bool,
-    /// The request, if nothing of it was sent and it may go to another endpoint.
+    /// Request of which nothing was sent, so that it may go to another endpoint.
     unsent: Option<Request<Body>>,
 }
 
@@ -360,7 +360,7 @@ fn report(
             let status = outcome.as_ref().map(Response::status);
             endpoint::outcome(status.map_err(|attempt| &attempt.broken), has_body)
         }
-        // It took too long; a client that sends its body slowly is not the endpoint's fault.
+        // A timeout is only the endpoint's failure without a body: the client may send the body slowly.
         None => (!has_body).then_some(ambit_resilience::Outcome::Failed),
     };
     if let (Some(held), Some(seen)) = (held, seen) {
@@ -371,7 +371,7 @@ fn report(
 /// Failed attempt of a request.
 struct FailedAttempt {
     broken: Broken,
-    /// Request that was not sent at all, so that it can be retried.
+    /// Request of which nothing was sent, so that it can be retried.
     unsent: Option<Request<Body>>,
 }
 
@@ -383,20 +383,20 @@ async fn attempt(
     options: ConnectOptions<'_>,
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, FailedAttempt> {
-    let key = HttpKey::new(upstream, version).over(options.tls.map(|tls| tls.key()));
-    let key = key.beginning(options.preamble.cloned());
+    let key = HttpKey::new(upstream, version).with_tls(options.tls.map(|tls| tls.key()));
+    let key = key.with_preamble(options.preamble.cloned());
     let caller = &session.caller;
     let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
     let applied = upstream.applied_services(session.target.service_name());
-    let key = key.applied(applied.clone());
+    let key = key.with_applied(applied.clone());
     let pool = &session.shard.upstreams.http;
     let sent = |error| FailedAttempt {
         broken: Broken::of(&error, version),
         unsent: None,
     };
-    // Only extended ones are sent.
+    // Only extended CONNECT requests are sent.
     let is_connect = *request.method() == Method::CONNECT;
-    // A connection that waited may have been closed by its endpoint in the meantime.
+    // The endpoint may have closed an idle connection in the meantime.
     while let Some(pooled) = if is_connect {
         None
     } else {
@@ -414,7 +414,7 @@ async fn attempt(
     let connect = Connect {
         upstream,
         own,
-        // Callers share HTTP connections: their tunnels name none of them.
+        // Callers share HTTP connections, so that tunnels name none of them.
         forwarded: &own_client(own),
         applied: &applied,
         options,
@@ -450,8 +450,8 @@ async fn open(
     if is_connect {
         return Ok(pool.begin_extended(key, stream, share).await?);
     }
-    let keep = Keep::under(connect.options.limits);
-    Ok(pool.begin(key, stream, keep, Some(share)).await?)
+    let reuse_limits = ReuseLimits::of(connect.options.limits);
+    Ok(pool.begin(key, stream, reuse_limits, Some(share)).await?)
 }
 
 impl From<NoUpstream> for Failure {
@@ -477,11 +477,11 @@ impl From<NoUpstream> for Failure {
     }
 }
 
-impl From<NoPlace> for Failure {
-    fn from(from: NoPlace) -> Self {
+impl From<NoEndpointError> for Failure {
+    fn from(from: NoEndpointError) -> Self {
         match from {
-            NoPlace::Rule(rule) => rule.into(),
-            NoPlace::Upstream(error @ UpstreamError::Lookups(_)) => Self {
+            NoEndpointError::Rule(rule) => rule.into(),
+            NoEndpointError::Upstream(error @ UpstreamError::Lookups(_)) => Self {
                 reply: Reply::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "overloaded: too many names are looked up for the caller",
@@ -489,7 +489,7 @@ impl From<NoPlace> for Failure {
                 ),
                 details: error.to_string(),
             },
-            NoPlace::Upstream(error) => {
+            NoEndpointError::Upstream(error) => {
                 Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(&error))
             }
         }
@@ -511,7 +511,7 @@ impl Failure {
         }
     }
 
-    /// The control plane does not name the waypoint's own pod.
+    /// Returns the failure for an unknown workload of the waypoint itself.
     pub(super) fn without_own_workload() -> Self {
         Self::unavailable(ResponseFlag::NoHealthyUpstream, "no_own_workload")
     }
@@ -523,7 +523,7 @@ impl Failure {
         }
     }
 
-    /// Builds the failure of a request whose response has no memory budget.
+    /// Returns the failure of a request whose response has no memory budget.
     fn overloaded(full: Exhausted) -> Self {
         Self {
             details: full.to_string(),
@@ -531,7 +531,7 @@ impl Failure {
         }
     }
 
-    /// Builds the failure of a route's timeout.
+    /// Returns the failure of a request that exceeds the route's timeout.
     pub(super) fn too_late(details: &str) -> Self {
         let flag = ResponseFlag::UpstreamRequestTimeout;
         Self {

@@ -1,17 +1,16 @@
-//! Upgrades of HTTP/1.1 connections, WebSocket for instance: requested, and switched to; and WebSocket on a stream of
-//! HTTP/2 (RFC 8441).
+//! Upgrades of HTTP/1.1 connections, such as WebSocket; and WebSocket over HTTP/2 (RFC 8441).
 //!
-//! Only protocols that a setting names (`AMBIT_UPGRADES`, `websocket` by default) are passed on, of a GET without a
-//! body that names one of them alone. Of other requests the upgrade is removed, and they go on as ordinary ones, as do
-//! the bytes behind them. HTTP/2 and TLS cannot be named: unauthorized requests would follow. An application that
-//! switches without a request for it violates the protocol (502). So has one that switches to WebSocket and does not
-//! show the key of the request (RFC 6455, section 4.2.2): it may have answered another one. A request without such a
-//! key is no upgrade.
+//! Only protocols that a setting names (`AMBIT_UPGRADES`, `websocket` by default) are passed on, for a GET without a
+//! body that names exactly one protocol. From other requests the upgrade is removed, and they and the bytes behind them
+//! are handled as ordinary requests. HTTP/2 and TLS cannot be configured: unauthorized requests would follow. An
+//! application that switches protocols without a request for it violates HTTP (502). So does one that switches to
+//! WebSocket without accepting the key of the request (RFC 6455, section 4.2.2): it may have responded to another
+//! request. A request without a valid key is not an upgrade.
 //!
 //! WebSocket over HTTP/2 is an extended CONNECT. Policies, routes and logs see it as the equivalent GET with `Upgrade:
 //! websocket`, as in Envoy: rules for one version's WebSocket apply to the other's. An application of HTTP/1.1 receives
-//! that GET, one whose port is declared as HTTP/2 an extended CONNECT. Other protocols than `websocket` are not known
-//! to have a form in HTTP/1.1, and make a proxy of the application: they are refused.
+//! that GET, one whose port is declared as HTTP/2 an extended CONNECT. Other protocols than `websocket` have no known
+//! form in HTTP/1.1, and would make the application a proxy: they are refused.
 
 use std::sync::Arc;
 
@@ -44,15 +43,15 @@ use crate::{
 };
 
 /// GUID of the WebSocket handshake (RFC 6455, section 1.3).
-const ACCEPTS: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Bytes of a key (RFC 6455, section 4.1).
 const KEY_BYTES: usize = 16;
 
-/// An upgrade that a client requests.
+/// Upgrade that a client requests.
 #[derive(Debug)]
 pub(super) struct Upgrade {
     protocol: HeaderValue,
-    /// Key of the WebSocket handshake with an application of HTTP/1.1.
+    /// Key of the WebSocket handshake with an HTTP/1.1 application.
     key: Option<Key>,
     /// Whether the request is an extended CONNECT.
     is_extended: bool,
@@ -62,11 +61,12 @@ pub(super) struct Upgrade {
 #[derive(Clone, Debug)]
 struct Key(HeaderValue);
 
-/// A request that came as an extended CONNECT, and the key for an application of HTTP/1.1; HTTP/2 has none.
+/// Marks a request that was an extended CONNECT; contains the generated key for an HTTP/1.1 application, since HTTP/2
+/// has none.
 #[derive(Clone, Debug)]
 struct Extended(Key);
 
-/// Turns an extended CONNECT into the equivalent upgrade request, if WebSocket is allowed.
+/// Converts an extended CONNECT to the equivalent upgrade request, if WebSocket is allowed.
 pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     if *request.method() != Method::CONNECT || !upgrades.iter().any(|one| one == WEBSOCKET) {
         return;
@@ -89,12 +89,12 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     extensions.insert(Extended(Key(key)));
 }
 
-/// A client's connection after HTTP, of a request that upgrades.
+/// Client's connection, to be taken over if the request's upgrade succeeds.
 #[derive(Debug)]
 pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 
 impl PendingUpgrade {
-    /// Reads the upgrade of a received request.
+    /// Takes the pending upgrade of a received request.
     pub(super) fn of(request: &mut Request<Incoming>) -> Self {
         let has_upgrade =
             request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
@@ -103,7 +103,7 @@ impl PendingUpgrade {
 }
 
 impl Drop for PendingUpgrade {
-    /// Closes a connection that did not switch in order: the server would cut the response off.
+    /// Closes a connection that did not switch protocols in order: hyper would truncate the response otherwise.
     fn drop(&mut self) {
         let Some(connection) = self.0.take() else {
             return;
@@ -116,7 +116,7 @@ impl Drop for PendingUpgrade {
     }
 }
 
-/// The requested upgrade, if it is one of `upgrades`. Must be read before hop-by-hop headers are removed.
+/// Returns the requested upgrade, if it is one of `upgrades`. Must be read before hop-by-hop headers are removed.
 pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Option<Upgrade> {
     let headers = request.headers();
     let has_upgrade = headers
@@ -157,7 +157,7 @@ fn is_same(protocol: &HeaderValue, other: &[u8]) -> bool {
 }
 
 impl Upgrade {
-    /// Removes the upgrade of a request that a modification has made impossible.
+    /// Removes the upgrade headers of a request that can no longer be upgraded.
     pub(super) fn withdraw(headers: &mut HeaderMap) {
         for name in headers::UPGRADE_OF_REQUESTS {
             headers.remove(name);
@@ -165,12 +165,12 @@ impl Upgrade {
     }
 
     /// Adds the upgrade's headers to the request.
-    pub(super) fn ask(&self, headers: &mut HeaderMap) {
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
     }
 
-    /// HTTP version of the request to the application.
+    /// Returns the HTTP version of the request to the application.
     pub(super) fn version(&self, declared: AppProtocol) -> Version {
         match declared {
             AppProtocol::Http2 | AppProtocol::Grpc if self.is_extended => Version::Http2,
@@ -196,10 +196,9 @@ impl Upgrade {
         }
     }
 
-    /// Whether a response switches to the other protocol.
+    /// Whether a response switches to the requested protocol.
     ///
-    /// # Errors
-    /// When it would mean that to the client, and does not.
+    /// # Errors When a response would switch protocols for the client, and is invalid.
     pub(super) fn is_switched(
         &self,
         version: Version,
@@ -228,7 +227,7 @@ impl Upgrade {
 }
 
 impl Key {
-    /// The key of a request, if it has one that is valid.
+    /// Reads the key of a request, if it has a valid one.
     fn of(headers: &HeaderMap) -> Option<Self> {
         let mut keys = headers.get_all(SEC_WEBSOCKET_KEY).iter();
         let key = keys.next()?;
@@ -238,7 +237,7 @@ impl Key {
 
     /// Whether a server has accepted WebSocket.
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
-        let concatenated = [self.0.as_bytes(), ACCEPTS].concat();
+        let concatenated = [self.0.as_bytes(), WEBSOCKET_GUID].concat();
         let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &concatenated));
         let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
         accepts
@@ -252,13 +251,13 @@ impl Key {
 /// separately.
 const COPY_BYTES: usize = 4 * (8 << 10);
 
-/// The application does not keep to the protocol.
+/// Replies for an application that violates the upgrade protocol.
 fn refused() -> Reply {
     let flag = ResponseFlag::UpstreamProtocolError;
     Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
-/// Passes the stream through after the application has switched protocols.
+/// Relays the stream after the application has switched protocols.
 pub(super) fn switch(
     session: &Arc<Session>,
     upgrade: Option<Upgrade>,
@@ -268,11 +267,11 @@ pub(super) fn switch(
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
     let upgrade = upgrade.ok_or_else(refused)?;
-    // The tunnel of a client of HTTP/1 is no longer charged once its server has ended.
+    // An HTTP/1 client's tunnel is no longer charged once hyper has ended its connection.
     let tunnel = if upgrade.is_extended {
         0
     } else {
-        tunnel_windows::COST
+        tunnel_windows::TUNNEL_COST_BYTES
     };
     let bytes = COPY_BYTES + tunnel + window_bytes(version);
     let taken = session.memory.open(bytes);
@@ -286,7 +285,7 @@ pub(super) fn switch(
         all.remove(SEC_WEBSOCKET_ACCEPT);
         *response.status_mut() = StatusCode::OK;
     } else {
-        upgrade.ask(all);
+        upgrade.write(all);
     }
     let session = session.clone();
     let share = session.share.clone();

@@ -1,14 +1,15 @@
-//! Accounts of bytes: what is taken from one is taken from those above it, too, and given back when the permit is dropped.
+//! Memory accounts: bytes that are charged to one are charged to the enclosing ones, too, and released when the permit
+//! is dropped.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Whose budget an account is.
+/// Owner of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
-    /// One connection, or the connections of one caller.
+    /// Budget of one connection, or of the connections of one caller.
     Connection,
     /// Budget of one caller.
     Caller,
@@ -17,7 +18,7 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
-    /// The name in metrics and access logs.
+    /// Returns the name in metrics and access logs.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection",
@@ -40,15 +41,15 @@ pub(crate) struct Account(Arc<Node>);
 struct Node {
     scope: Scope,
     limit: usize,
-    /// Part of the limit that only accounts with little in them may use.
+    /// Part of the limit that is reserved for nested accounts that hold little.
     reserve: usize,
     held: AtomicUsize,
     above: Option<Account>,
 }
 
 impl Account {
-    /// A budget that is part of no other. A quarter of it is for accounts below it that hold less than a 64th of it:
-    /// a few callers that use up their budgets leave room for all others.
+    /// Creates a budget without an enclosing one. A quarter of it is reserved for nested accounts that hold less than a
+    /// 64th of it: a few callers that exhaust their budgets leave room for all others.
     pub(crate) fn root(scope: Scope, limit: usize) -> Self {
         Self::new(scope, limit, limit / 4, None)
     }
@@ -80,12 +81,12 @@ impl Account {
         })
     }
 
-    /// Bytes held now.
+    /// Returns the charged bytes.
     pub(crate) fn held(&self) -> usize {
         self.0.held.load(Relaxed)
     }
 
-    /// Bytes that may be held.
+    /// Returns the limit in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.0.limit
     }
@@ -95,18 +96,18 @@ impl Account {
         self.limit().saturating_sub(self.held())
     }
 
-    /// Bytes that there is room for in the budget that it is part of in the end.
+    /// Returns the remaining bytes of the outermost budget.
     pub(crate) fn left_at_root(&self) -> usize {
         let above = self.0.above.as_ref();
         above.map_or_else(|| self.left(), Self::left_at_root)
     }
 
-    /// Clones of it, accounts that are part of it, and permits that are in use.
+    /// Returns the number of clones, nested accounts, and permits in use.
     pub(crate) fn holders(&self) -> usize {
         Arc::strong_count(&self.0)
     }
 
-    /// Adds bytes here and above; `below` are those held by the account from which they come.
+    /// Charges bytes here and in enclosing accounts; `below` are the bytes that the charging account holds.
     fn add(&self, bytes: usize, below: usize) -> Result<(), Exhausted> {
         let Node {
             scope,
@@ -117,7 +118,7 @@ impl Account {
         } = &*self.0;
         let may_use_all = below <= limit / 64;
         let limit = if may_use_all { *limit } else { limit - reserve };
-        // Taken first, so that two do not both take the last.
+        // Added first, so that two callers cannot both take the last bytes.
         let sum = held.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let added = if sum > limit {
             Err(Exhausted(*scope))
@@ -146,10 +147,9 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Charges more bytes; on an error the charged ones stay.
+    /// Charges more bytes to the permit.
     ///
-    /// # Errors
-    /// When there is no room; what is held already stays.
+    /// # Errors When there is no room; the permit stays unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Exhausted> {
         self.account.add(bytes, 0)?;
         self.bytes += bytes;
@@ -172,7 +172,7 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
-    /// A process of 6400 bytes, two callers of 1600, and a connection of 800 of each.
+    /// Returns a process's budget of 6400 bytes, two callers' of 1600, and a connection's of 800 for each.
     fn accounts() -> (Account, [Account; 2], [Account; 2]) {
         let process = Account::root(Scope::Process, 6400);
         let callers = [(); 2].map(|()| process.part(Scope::Caller, 1600));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_budget_that_is_used_up_refuses() {
+    fn exhausted_budget_closest_to_the_account_is_named() {
         let (process, [caller, _], [connection, _]) = accounts();
         let one = connection.take(800).unwrap();
         assert_eq!(
@@ -213,14 +213,14 @@ mod tests {
         drop(one);
         let mut three = other.take(1).unwrap();
         assert!(three.grow(800).is_err());
-        // What was held stays, and nothing of what was refused.
+        // The permit keeps its bytes, and none of the refused ones.
         assert_eq!([&process, &caller].map(Account::held), [801, 801]);
         drop((two, three));
         assert_eq!([&process, &caller].map(Account::held), [0, 0]);
     }
 
     #[test]
-    fn the_last_quarter_is_for_callers_that_hold_little() {
+    fn last_quarter_is_reserved_for_callers_that_hold_little() {
         let process = Account::root(Scope::Process, 6400);
         let greedy: Vec<_> = (0..8).map(|_| process.part(Scope::Caller, 1600)).collect();
         let mut held = Vec::new();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_race_never_pass_the_limit() {
+    fn concurrent_threads_never_exceed_the_limit() {
         let process = Account::root(Scope::Process, 6400);
         let caller = process.part(Scope::Caller, 1000);
         std::thread::scope(|scope| {

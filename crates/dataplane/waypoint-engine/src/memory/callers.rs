@@ -1,4 +1,4 @@
-//! The budgets of callers, found by who they are, and what was refused to them.
+//! Memory budgets of callers, by identity and address, and counters of refusals.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -12,39 +12,39 @@ use super::{
 };
 
 /// Number of callers to remember before those that hold no memory are forgotten.
-const REMEMBERED: usize = 1024;
+const MIN_SWEPT_CALLERS: usize = 1024;
 
-/// Divisors of the bytes that the windows of one new connection share.
+/// Divisors of the free budgets that determine the windows of a new connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowShares {
-    /// Divisor of the rest of the caller's budget.
+    /// Divisor of the caller's free budget.
     pub(crate) of_caller: usize,
-    /// Divisor of the rest of the process's budget.
+    /// Divisor of the process's free budget.
     pub(crate) of_process: usize,
 }
 
-/// Purpose of charged bytes: the reason in metrics.
+/// Purpose of charged bytes, the reason label in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Use {
     /// Windows and buffers of a connection, or of a tunnel in it.
     Connection,
     /// Header section of a request, and the memory of handling it.
     Headers,
-    /// An unfinished header section, or unread trailers.
+    /// Incomplete header section, or unread trailers.
     HeaderBlock,
     /// Buffered body for retries.
     RetryBody,
-    /// A body that an authorization provider checks.
+    /// Body prefix for an authorization provider.
     AuthorizationBody,
-    /// A body that waits for a plugin.
+    /// Body that a plugin holds.
     PluginBody,
-    /// A body that waits for a mirror.
+    /// Buffered body for a mirror.
     MirrorBody,
-    /// A response that waits for its client.
+    /// Response that the client has not read.
     ResponseBody,
     /// Windows and buffers of connections to endpoints that are opened for the caller.
     Upstream,
-    /// A call of the waypoint's own that is made because of a request: its request, and the response to it.
+    /// Call of the waypoint on behalf of a request: the call's request and its response.
     Call,
 }
 
@@ -82,7 +82,7 @@ struct CallerAccounts {
 impl CallerAccounts {
     /// Whether the account is referenced outside the table.
     fn is_used(&self) -> bool {
-        // The account of its connections is part of the other.
+        // The caller's account has the account of its connections as part.
         self.connections.holders() > 1 || self.all.holders() > 2
     }
 }
@@ -94,7 +94,7 @@ struct Callers {
     sweep_at: usize,
 }
 
-/// The budgets of the process and of its callers.
+/// Budgets of the process and of its callers.
 #[derive(Debug)]
 pub(crate) struct Memory {
     limits: MemoryLimits,
@@ -113,17 +113,17 @@ impl Memory {
         }
     }
 
-    /// Bytes held for all callers.
+    /// Returns the bytes that are charged for all callers.
     pub(crate) fn held(&self) -> usize {
         self.process.held()
     }
 
-    /// Bytes that may be held for all callers.
+    /// Returns the limit of all callers in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.process.limit()
     }
 
-    /// The budgets of a new connection of a caller.
+    /// Returns the budgets for a new connection of a caller.
     pub(crate) fn connection(
         &self,
         identity: Option<&Identity>,
@@ -143,7 +143,7 @@ impl Memory {
             address,
         };
         let mut callers = self.callers.lock();
-        if callers.known.len() >= callers.sweep_at.max(REMEMBERED) {
+        if callers.known.len() >= callers.sweep_at.max(MIN_SWEPT_CALLERS) {
             callers.known.retain(|_, one| one.is_used());
             callers.sweep_at = callers.known.len() * 2;
         }
@@ -200,8 +200,8 @@ impl ConnectionMemory {
         self.counted(Use::Connection, self.connections.take(bytes))
     }
 
-    /// Bytes that the windows of a new connection may share: small parts of what is left of its caller's budget and of
-    /// the process's, so that neither a caller's many connections nor many callers with one each find no room.
+    /// Returns the bytes that the windows of a new connection may share: small parts of the free budgets of its caller
+    /// and of the process, so that neither many connections of one caller nor many callers with one each exhaust them.
     pub(crate) fn share_of_windows(&self, shares: WindowShares) -> usize {
         let by_caller = self.connections.left() / shares.of_caller.max(1);
         let by_process = self.connections.left_at_root() / shares.of_process.max(1);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_an_identity_at_an_address() {
+    fn callers_differ_by_identity_and_address() {
         let memory = memory();
         let web = Identity::new("cluster.local", "shop", "web");
         let other = Identity::new("cluster.local", "shop", "other");
@@ -281,13 +281,13 @@ mod tests {
             "{} connections",
             sizes.len()
         );
-        // They leave the other half of the budget to requests.
+        // Connections leave the other half of the budget to requests.
         let requests = memory.connection(None, ip(1));
         assert!(requests.take(Use::Headers, 60 * MIB).is_ok());
     }
 
     #[test]
-    fn callers_that_hold_nothing_are_forgotten() {
+    fn callers_without_charges_are_forgotten() {
         let memory = memory();
         let stays = memory.connection(None, ip(0));
         let held = stays.take(Use::Headers, 1).unwrap();
@@ -295,7 +295,7 @@ mod tests {
         for number in 1..5000 {
             drop(memory.connection(None, ip(number)));
         }
-        assert!(memory.callers.lock().known.len() <= 2 * REMEMBERED);
+        assert!(memory.callers.lock().known.len() <= 2 * MIN_SWEPT_CALLERS);
         let again = memory.connection(None, ip(0));
         let taken = again.take(Use::Headers, 64 * MIB);
         let other = memory.connection(None, ip(0));

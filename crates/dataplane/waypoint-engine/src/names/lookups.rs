@@ -1,4 +1,4 @@
-//! Look-ups of names: cached, few at a time, and one for all that wait for a name.
+//! DNS look-ups: cached, limited in number, and shared by all that wait for the same name.
 
 use std::{
     collections::HashMap,
@@ -21,14 +21,14 @@ const MAX_LOOKUPS: usize = 64;
 /// Maximum lookups in flight of one caller.
 const MAX_LOOKUPS_PER_CALLER: usize = 8;
 /// Timeout of a lookup.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum TTL of an answer.
-const SHORTEST: Duration = Duration::from_secs(1);
-pub(super) const LONGEST: Duration = Duration::from_secs(60);
+const MIN_TTL: Duration = Duration::from_secs(1);
+pub(super) const MAX_TTL: Duration = Duration::from_secs(60);
 /// Cache time of a failure.
-const FAILURE: Duration = Duration::from_secs(1);
+const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// Addresses of a name, never none.
+/// Addresses of a name, at least one.
 pub(crate) type Known = Result<Arc<[IpAddr]>, ResolveError>;
 
 /// Error of a caller at its limit of lookups.
@@ -39,7 +39,7 @@ pub(crate) struct TooManyLookups;
 /// Identity and address of a caller.
 pub(crate) type Caller = (Option<Identity>, IpAddr);
 
-/// Names that share slots and memory.
+/// Cache and look-up slots of one group of names.
 #[derive(Debug)]
 pub(super) struct Lookups {
     known: Mutex<HashMap<ArcStr, (Instant, Known)>>,
@@ -102,7 +102,7 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut in_flight = self.lookups.in_flight.lock();
-        // Others get theirs under the lock.
+        // Other waiters drop theirs under the lock.
         let is_last = Arc::strong_count(&self.lookup) == 2;
         let is_over = self.lookup.outcome.initialized();
         let is_this = |other: &Arc<Lookup>| Arc::ptr_eq(other, &self.lookup);
@@ -122,11 +122,10 @@ impl Lookups {
         }
     }
 
-    /// The addresses of a host, from the cache or by `look_up`; for a caller that may have few look-ups in flight, or
-    /// for an object that names the host.
+    /// Returns the addresses of a host, from the cache or by `look_up`. Look-ups for a caller are limited; those for
+    /// objects are not.
     ///
-    /// # Errors
-    /// When the caller has as many as it may.
+    /// # Errors When the caller is at its limit.
     pub(super) async fn get<F>(
         &self,
         host: &str,
@@ -145,7 +144,7 @@ impl Lookups {
         let outcome = &waiting.lookup.outcome;
         let (_, known) = outcome
             .get_or_init(|| async {
-                let (until, known) = self.ask(host, look_up()).await;
+                let (until, known) = self.look_up(host, look_up()).await;
                 self.remember(host.into(), until, known.clone());
                 (until, known)
             })
@@ -179,7 +178,7 @@ impl Lookups {
         })
     }
 
-    async fn ask(
+    async fn look_up(
         &self,
         host: &str,
         look_up: impl Future<Output = io::Result<(Vec<IpAddr>, Instant)>>,
@@ -189,27 +188,29 @@ impl Lookups {
             why,
         };
         let looking = async {
-            // Never closed.
+            // The semaphore is never closed.
             let _slot = self.slots.acquire().await;
             look_up.await
         };
-        let (known, good) = match tokio::time::timeout(TIMEOUT, looking).await {
+        let (known, good) = match tokio::time::timeout(LOOKUP_TIMEOUT, looking).await {
             Err(_) => (
-                Err(failed(format!("no answer within {TIMEOUT:?}"))),
-                FAILURE,
+                Err(failed(format!("no answer within {LOOKUP_TIMEOUT:?}"))),
+                FAILURE_TTL,
             ),
-            Ok(Err(error)) => (Err(failed(error.to_string())), FAILURE),
-            Ok(Ok((all, _))) if all.is_empty() => (Err(failed("no addresses".to_owned())), FAILURE),
+            Ok(Err(error)) => (Err(failed(error.to_string())), FAILURE_TTL),
+            Ok(Ok((all, _))) if all.is_empty() => {
+                (Err(failed("no addresses".to_owned())), FAILURE_TTL)
+            }
             Ok(Ok((all, until))) => {
                 let good = until.saturating_duration_since(Instant::now());
                 let all: Arc<[IpAddr]> = all.into_iter().map(|ip| ip.to_canonical()).collect();
-                (Ok(all), good.clamp(SHORTEST, LONGEST))
+                (Ok(all), good.clamp(MIN_TTL, MAX_TTL))
             }
         };
         (Instant::now() + good, known)
     }
 
-    /// Remembers a name, and forgets the one whose time is over first where there are too many.
+    /// Caches a name; a full cache evicts the name that expires first.
     fn remember(&self, host: ArcStr, until: Instant, known: Known) {
         let mut all = self.known.lock();
         if all.len() >= MAX_NAMES {
@@ -234,7 +235,7 @@ mod tests {
     }
 
     fn found(ip: [u8; 4]) -> io::Result<(Vec<IpAddr>, Instant)> {
-        Ok((vec![ip.into()], Instant::now() + LONGEST))
+        Ok((vec![ip.into()], Instant::now() + MAX_TTL))
     }
 
     /// Polls a future once to start it.
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_caller_has_few_lookups_in_flight_and_others_go_on() {
+    async fn lookups_in_flight_are_limited_per_caller() {
         let lookups = Lookups::new();
         let mut pending = Vec::new();
         for number in 0..MAX_LOOKUPS_PER_CALLER {
@@ -261,7 +262,7 @@ mod tests {
         }
         let ninth = lookups.get("9.example.com", caller(1), || async { found([1; 4]) });
         assert_eq!(ninth.await.unwrap_err(), TooManyLookups);
-        // What is in flight already is no further one.
+        // A look-up that is in flight already does not count again.
         let mut same = Box::pin(lookups.get("0.example.com", caller(1), std::future::pending));
         begun(&mut same).await;
         for other in [caller(2), None] {
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_goes_on_with_a_lookup_whose_caller_has_gone() {
+    async fn waiter_continues_the_lookup_of_a_caller_that_left() {
         let lookups = Lookups::new();
         let mut first = Box::pin(lookups.get("a.example.com", caller(1), std::future::pending));
         begun(&mut first).await;
@@ -314,11 +315,11 @@ mod tests {
     }
 
     #[test]
-    fn the_name_whose_time_is_over_first_is_forgotten() {
+    fn name_that_expires_first_is_evicted() {
         let lookups = Lookups::new();
         let now = Instant::now();
         for number in 0..MAX_NAMES + 10 {
-            let until = now + LONGEST + Duration::from_secs(u64::try_from(number).unwrap());
+            let until = now + MAX_TTL + Duration::from_secs(u64::try_from(number).unwrap());
             let known = Ok(Arc::from([IpAddr::from([127, 0, 0, 1])]));
             lookups.remember(arcstr::format!("{number}"), until, known);
         }

@@ -1,5 +1,5 @@
-//! Calls that plugins make, to services of the mesh under the identity that is reserved for calls of their namespace
-//! ([`crate::calls`]): services of that namespace, and what ReferenceGrants allow.
+//! Calls that plugins make to services of the mesh, under the identity that is reserved for calls of their namespace
+//! ([`crate::calls`]): to services of that namespace, and to those that ReferenceGrants allow.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::{
     waypoint::Shard,
 };
 
-/// Largest response to a plugin's call, in bytes.
+/// Maximum size of the response to a plugin's call, in bytes.
 pub(super) const MAX_ANSWER: usize = 1 << 20;
 /// Default timeout of a plugin's call.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) const UNAVAILABLE: u32 = 14;
 const DEADLINE_EXCEEDED: u32 = 4;
 
-/// Call without a response.
+/// Reason why a call has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failed {
     #[error(
@@ -143,7 +143,7 @@ async fn answer(
     })
 }
 
-/// Counts and charges a call because of a request as its caller's, until the value is dropped.
+/// Counts and charges a call on behalf of a request's caller, until the value is dropped.
 pub(super) fn begin(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -171,7 +171,7 @@ impl From<CollectError> for Failed {
     }
 }
 
-/// The request that a call is.
+/// Returns the HTTP request of a call.
 pub(super) fn request(
     call: Call,
     service: &NamespacedHostname,
@@ -251,7 +251,8 @@ pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
     Some((status, text.unwrap_or_default().to_owned()))
 }
 
-/// One message, and the status that is in the trailers, or in the headers if there is nothing else.
+/// Returns the single message of a gRPC response, and the status from the trailers, or from the headers of a response
+/// without a body.
 fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     let unknown = || (2, "the response is not valid gRPC".to_owned());
     let mut grpc_status = self::grpc_status(&trailers)
@@ -274,7 +275,7 @@ fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     }
 }
 
-/// The service that a plugin names and may call.
+/// Returns the service that a plugin names, if the plugin may call it.
 pub(super) fn callee(
     plugin: &WaypointExtension,
     text: &str,
@@ -287,7 +288,7 @@ pub(super) fn callee(
     Ok((service, port))
 }
 
-/// The service that a text names, as clusters are named in Istio or as a host and port.
+/// Parses the name of a service: Istio's cluster name, or a host and port.
 fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
     let wrong = || Failed::Upstream(text.chars().take(200).collect());
     let parts: Vec<&str> = text.split('|').collect();
@@ -304,7 +305,7 @@ fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> 
     let (namespace, host) = match host.split_once('/') {
         Some(both) => both,
         None => {
-            // `name.namespace.svc…` contains it.
+            // Only names of the form `name.namespace.svc…` refer to another namespace.
             let mut labels = host.split('.');
             let named = (labels.next(), labels.next(), labels.next());
             match named {
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_call_their_own_namespace_and_what_is_granted() {
+    fn plugins_call_their_namespace_and_granted_services() {
         let plugin = WaypointExtension {
             namespace: "tenant".into(),
             callees: vec![NamespacedHostname::new("open", "*.open.svc.cluster.local")],
@@ -367,7 +368,7 @@ mod tests {
         };
         for (upstream, may_call) in [
             ("outbound|80||own.tenant.svc.cluster.local", true),
-            // A host alone is one of the plugin's namespace, and not of the waypoint's.
+            // A short host name belongs to the plugin's namespace, not to the waypoint's.
             ("api.example:443", true),
             ("tenant/api.example:443", true),
             ("any.open.svc.cluster.local:80", true),
@@ -377,7 +378,7 @@ mod tests {
             ("bank/own.tenant.svc.cluster.local:80", false),
             ("infra/waypoint.infra.svc.cluster.local:15008", false),
             ("open/api.example:443", false),
-            // A name of another namespace in one's own is none that exists.
+            // A name of another namespace within the plugin's does not exist.
             ("tenant/vault.bank.svc.cluster.local:80", true),
         ] {
             let called = callee(&plugin, upstream);
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_grpc_is_a_message_and_a_status() {
+    fn grpc_response_is_a_message_and_a_status() {
         let answer = |body: &'static [u8], status: Option<&'static str>| {
             let mut trailers = HeaderMap::new();
             if let Some(status) = status {

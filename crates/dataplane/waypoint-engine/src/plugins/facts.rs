@@ -1,4 +1,4 @@
-//! What a plugin may ask of a request besides its headers, by Envoy's names.
+//! Attributes of a request that plugins can read besides its headers, by Envoy's names.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -7,13 +7,13 @@ use ambit_wasm::{Facts, Value};
 use crate::{session::Session, target::Target};
 
 /// Properties of one request.
-pub(crate) struct OfRequest {
+pub(crate) struct RequestFacts {
     session: Arc<Session>,
     version: http::Version,
     began: SystemTime,
 }
 
-impl OfRequest {
+impl RequestFacts {
     pub(crate) fn new(session: &Arc<Session>, version: http::Version) -> Self {
         Self {
             session: session.clone(),
@@ -23,7 +23,7 @@ impl OfRequest {
     }
 }
 
-impl Facts for OfRequest {
+impl Facts for RequestFacts {
     fn property(&self, path: &[&str]) -> Option<Value> {
         let session = &self.session;
         let (caller, target) = (&session.caller, session.target.address());
@@ -55,7 +55,7 @@ impl Facts for OfRequest {
                 let since = self.began.elapsed().ok()?;
                 Some(Value::Number(i64::try_from(since.as_nanos()).ok()?))
             }
-            // Inbound: a waypoint acts for the servers.
+            // Inbound, since a waypoint acts for the servers.
             ["listener_direction"] => Some(Value::Number(1)),
             ["cluster_name"] => match &session.target {
                 Target::Service {

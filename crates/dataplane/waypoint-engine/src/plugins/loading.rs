@@ -1,4 +1,4 @@
-//! Modules, from where they are to a form that can be run: on the main thread, and what takes long beside it.
+//! Loading of modules: fetched on the main thread, and compiled on blocking threads.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,18 +17,18 @@ use crate::{
     waypoint::Waypoint,
 };
 
-/// Delay of the first repeated fetch after a failure; it doubles up to the maximum.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+/// Delay of the first retry of a fetch after a failure; it doubles up to the maximum.
+const MIN_FETCH_DELAY: Duration = Duration::from_secs(1);
+const MAX_FETCH_DELAY: Duration = Duration::from_secs(120);
 
-/// Modules that are compiled at once: each takes a thread, and many times the module's size.
-const COMPILING: usize = 1;
+/// Maximum concurrent compilations: each takes a thread, and memory of many times the module's size.
+const MAX_COMPILATIONS: usize = 1;
 
 /// Loads the desired plugins while the process runs.
 pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
     let (published, shared) = (&waypoint.published, &waypoint.shared_data);
     let mut changes = published.watch();
-    let compiling = Arc::new(Semaphore::new(COMPILING));
+    let compiling = Arc::new(Semaphore::new(MAX_COMPILATIONS));
     let mut keys: HashSet<String> = HashSet::new();
     let mut engine = None;
     let mut loading: HashMap<u64, AbortOnDrop<()>> = HashMap::new();
@@ -47,7 +47,7 @@ pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
             if !is_new || loading.contains_key(&plugin.number) {
                 continue;
             }
-            // Only who has plugins pays for what runs them.
+            // The engine is only created when there are plugins.
             let engine = engine.get_or_insert_with(Engine::new);
             let engine = match engine {
                 Ok(engine) => engine.clone(),
@@ -110,7 +110,7 @@ async fn load_one(
     compiler: Compiler,
     plugin: Arc<Plugin>,
 ) {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = MIN_FETCH_DELAY;
     loop {
         match load_once(&waypoint, &fetcher, &compiler, &plugin).await {
             Ok(module) => {
@@ -136,7 +136,7 @@ async fn load_one(
             }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_FETCH_DELAY);
     }
 }
 
@@ -150,7 +150,7 @@ async fn load_once(
     let bytes = fetcher.fetch(&plugin.config, &sources).await;
     let bytes = bytes.map_err(|error| ambit_proxy::report::chain(&error))?;
     let engine = compiler.engine.clone();
-    // Never closed.
+    // The semaphore is never closed.
     let permit = compiler.permits.clone().acquire_owned().await.ok();
     let compile = move || {
         let _permit = permit;

@@ -1,4 +1,4 @@
-//! What plugins count, and what happens to them, for scrapes.
+//! Metrics of plugins: those that their modules define, and counters of their failures.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ impl Collector for PluginMetrics {
             return Ok(());
         }
         counts(&mut encoder, &plugins)?;
-        // One name has one kind, that of its first definition.
+        // A name has one kind, that of its first definition.
         let mut all: BTreeMap<String, Vec<(&Plugin, MetricValue)>> = BTreeMap::new();
         for plugin in &plugins {
             for (name, value) in plugin.metrics.all() {
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_as_scrapes_allow() {
+    fn metric_names_are_valid_for_prometheus() {
         assert_eq!(metric_name("a.b{c=\"d\"}"), "envoy_wasmcustom_a_b_c__d__");
     }
 }

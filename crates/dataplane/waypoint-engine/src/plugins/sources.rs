@@ -9,7 +9,7 @@ use ambit_route::MeshTable;
 
 use crate::{upstream::UpstreamError, upstream_lookup, waypoint::Waypoint};
 
-/// Why a module is not fetched at an address.
+/// Reason why a module may not be fetched from an address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
     #[error(transparent)]
@@ -24,17 +24,16 @@ pub(crate) enum SourceError {
     },
 }
 
-/// Namespace of a callee that no Service has: the control plane gives it to plugins of the root namespace.
+/// Namespace for callees of any namespace: the control plane sets it for plugins of the root namespace.
 const ANYWHERE: &str = "*";
 
-/// Returns whether a plugin is the administrator's, so that its module may be fetched from Services and pods of all
-/// namespaces.
+/// Whether a plugin is the administrator's, so that its module may be fetched from Services and pods of all namespaces.
 fn is_administrators(plugin: &WaypointExtension) -> bool {
     let mut callees = plugin.callees.iter();
     callees.any(|callee| callee.namespace == ANYWHERE)
 }
 
-/// Admission of a plugin in a namespace.
+/// Check of the addresses from which a namespace's plugins may be fetched.
 #[derive(Clone, Debug)]
 pub(super) struct ModuleSources {
     waypoint: Arc<Waypoint>,
@@ -42,7 +41,7 @@ pub(super) struct ModuleSources {
 }
 
 impl ModuleSources {
-    /// Returns the admission for a plugin, or `None` if it is the administrator's.
+    /// Returns the check for a plugin, or `None` if it is the administrator's.
     pub(super) fn of(waypoint: &Arc<Waypoint>, plugin: &WaypointExtension) -> Option<Self> {
         (!is_administrators(plugin)).then(|| Self {
             waypoint: waypoint.clone(),
@@ -54,9 +53,9 @@ impl ModuleSources {
 impl Admission for ModuleSources {
     type Error = SourceError;
 
-    /// Fails also if the control plane does not say whose address it is.
+    /// Checks an address; fails also if the control plane does not answer whose it is.
     async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), SourceError> {
-        let at = upstream_lookup::ask(&self.waypoint, ip).await?;
+        let at = upstream_lookup::learn_address(&self.waypoint, ip).await?;
         may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)
     }
 }
@@ -72,7 +71,7 @@ fn may_fetch_at(
         namespace: plugin.namespace.clone(),
     };
     let service = table.service_by_vip(&at.network, at.address, &plugin.namespace);
-    // Entries name addresses outside of the mesh.
+    // ServiceEntries name addresses outside of the mesh.
     let service = service.filter(|service| {
         let name = format!("{}.{}.svc.", service.name, service.namespace);
         service.hostname.starts_with(&name)

@@ -1,4 +1,4 @@
-//! Streams of gRPC that plugins open, to the services that they may call ([`super::calls`]).
+//! gRPC streams that plugins open, to the services that they may call ([`super::calls`]).
 
 use std::{
     pin::Pin,
@@ -19,12 +19,12 @@ use tokio::sync::mpsc;
 use super::calls::{self, Failed, MAX_ANSWER, UNAVAILABLE, grpc_status};
 use crate::{
     calls::{CallFor, Callee},
-    extensions::{CallCause, Tell},
+    extensions::{CallCause, StreamEventHandler},
     message::{Body, BodyError, Version},
     waypoint::Shard,
 };
 
-/// gRPC status of streams whose peer ends without a status, or with an invalid one.
+/// gRPC status of streams that their peer ends without a status, or with an invalid one.
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
@@ -35,11 +35,11 @@ pub(super) async fn keep(
     call: Call,
     cause: CallCause,
     messages: mpsc::UnboundedReceiver<Message>,
-    tell: &Tell,
+    tell: &StreamEventHandler,
 ) {
     let upstream = call.upstream.clone();
-    let sent = Sent::of(messages);
-    let _cleared = Cleared(sent.messages.clone());
+    let sent = OutgoingMessages::of(messages);
+    let _cleared = QueueGuard(sent.messages.clone());
     let opened = Box::pin(open(shard, plugin, call, &cause, sent)).await;
     let (status, text) = match opened {
         Ok((head, body, _counted)) => match follow(head, body, tell).await {
@@ -65,7 +65,7 @@ async fn open(
     plugin: &WaypointExtension,
     call: Call,
     cause: &CallCause,
-    sent: Sent,
+    sent: OutgoingMessages,
 ) -> Result<(http::HeaderMap, Incoming, Option<impl Sized + use<>>), Failed> {
     let (service, port) = calls::callee(plugin, &call.upstream)?;
     let (parts, _) = calls::request(call, &service, port)?.into_parts();
@@ -84,14 +84,19 @@ async fn open(
     Ok((parts.headers, body, counted))
 }
 
-/// Passes messages to the plugin until the peer ends, and returns how; `None` when the plugin has closed the stream.
-async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Option<(u32, String)> {
+/// Passes messages to the plugin until the peer ends the stream, and returns the status; `None` when the plugin has
+/// closed the stream.
+async fn follow(
+    head: http::HeaderMap,
+    mut body: Incoming,
+    tell: &StreamEventHandler,
+) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
     if !tell(StreamEvent::Began(head)) {
         return None;
     }
     let mut waiting = BytesMut::new();
-    // A plugin's own work takes a tenth of the worker, for messages of every peer.
+    // Callbacks take at most a tenth of the worker's time, regardless of the number of messages.
     let tell = async |event| {
         let began = Instant::now();
         let goes_on = tell(event);
@@ -152,24 +157,24 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
 }
 
 /// Messages that the plugin sends.
-struct Sent {
+struct OutgoingMessages {
     messages: Waiting,
     is_over: bool,
 }
 
-/// Messages that wait to be sent; none once the stream is over.
+/// Queue of messages to send; `None` once the stream has ended.
 type Waiting = Arc<Mutex<Option<mpsc::UnboundedReceiver<Message>>>>;
 
-/// Clears it when the stream ends: the connection may keep its body until the peer reads.
-struct Cleared(Waiting);
+/// Clears the queue when the stream ends: the connection may keep its body until the peer reads.
+struct QueueGuard(Waiting);
 
-impl Drop for Cleared {
+impl Drop for QueueGuard {
     fn drop(&mut self) {
         drop(self.0.lock().take());
     }
 }
 
-/// A framed message, which counts as unsent for as long as the connection has it.
+/// Framed message, which counts as unsent until the connection has sent it.
 struct Framed {
     bytes: Bytes,
     _message: Message,
@@ -181,7 +186,7 @@ impl AsRef<[u8]> for Framed {
     }
 }
 
-impl Sent {
+impl OutgoingMessages {
     fn of(messages: mpsc::UnboundedReceiver<Message>) -> Self {
         Self {
             messages: Arc::new(Mutex::new(Some(messages))),
@@ -190,7 +195,7 @@ impl Sent {
     }
 }
 
-impl HttpBody for Sent {
+impl HttpBody for OutgoingMessages {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -204,7 +209,7 @@ impl HttpBody for Sent {
                 None => None,
             };
             let Some(mut message) = next else {
-                // Nobody can send any more: it is broken off, not ended.
+                // The sender is gone: the stream is aborted rather than ended.
                 return Poll::Ready(Some(Err("the plugin has gone".into())));
             };
             self.is_over = message.is_end;
@@ -230,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_taken_as_they_are_whole_and_no_larger_than_may_be() {
+    fn messages_are_complete_and_bounded() {
         let mut waiting = BytesMut::from(&[0, 0, 0, 0, 2, 7, 8, 0, 0, 0, 0, 0, 0, 0][..]);
         assert_eq!(message(&mut waiting).unwrap().unwrap(), [7, 8][..]);
         assert_eq!(message(&mut waiting).unwrap().unwrap(), [][..]);

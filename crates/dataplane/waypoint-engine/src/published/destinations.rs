@@ -6,20 +6,20 @@ use ambit_model::{ArcStr, NamespacedHostname, WaypointDestination};
 use serde_json::Value;
 
 use crate::{
-    destination::Ruled,
-    record_store::{Gone, RecordStore},
+    destination::RuledService,
+    record_store::{RecordStore, RemovedRecord},
 };
 
-/// Services whose endpoints have settings of their own.
+/// Services with a destination policy.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
-    by_service: HashMap<NamespacedHostname, Arc<Ruled>>,
+    by_service: HashMap<NamespacedHostname, Arc<RuledService>>,
     /// Services by the names of resources.
     services: HashMap<ArcStr, NamespacedHostname>,
 }
 
 impl Destinations {
-    pub(super) fn get(&self, service: &NamespacedHostname) -> Option<&Arc<Ruled>> {
+    pub(super) fn get(&self, service: &NamespacedHostname) -> Option<&Arc<RuledService>> {
         self.by_service.get(service)
     }
 }
@@ -27,21 +27,21 @@ impl Destinations {
 impl RecordStore for Destinations {
     type Record = WaypointDestination;
 
-    /// A rule may restrict connections to endpoints to TLS.
+    /// Whether requests wait for the records: a rule may require TLS to endpoints.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: WaypointDestination) {
         let name = record.service.clone();
         let before = self.by_service.get(&name);
-        let entry = Ruled::new(record, before.map(|before| &**before));
+        let entry = RuledService::new(record, before.map(|before| &**before));
         self.services.insert(resource, name.clone());
         self.by_service.insert(name, Arc::new(entry));
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let name = self.services.remove(resource)?;
         self.by_service.remove(&name);
-        Some(Gone::Destination(name))
+        Some(RemovedRecord::Destination(name))
     }
 
     fn dump(&self) -> Value {

@@ -1,4 +1,4 @@
-//! Policies and authentications of requests.
+//! Stores of authorization policies and JWT rules.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -7,9 +7,9 @@ use ambit_l7::authz::Policies;
 use ambit_model::{ArcStr, Authentication, HttpPolicy, PolicyKey};
 use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// Policies in force.
+/// Authorization policies in force.
 #[derive(Debug, Default)]
 pub(super) struct PolicyStore {
     pub(super) all: Arc<Policies>,
@@ -27,20 +27,20 @@ impl RecordStore for PolicyStore {
         Arc::make_mut(&mut self.all).insert(record);
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let key = self.keys.remove(resource)?;
         Arc::make_mut(&mut self.all).remove(&key);
-        Some(Gone::Policy(key))
+        Some(RemovedRecord::Policy(key))
     }
 
     fn dump(&self) -> Value {
         let mut all: Vec<_> = self.all.iter().collect();
         all.sort_by(|a, b| a.key.cmp(&b.key));
-        shown(&all)
+        to_json(&all)
     }
 }
 
-/// Authentications in force.
+/// JWT rules in force.
 #[derive(Debug, Default)]
 pub(super) struct AuthenticationStore {
     pub(super) all: Arc<Authentications>,
@@ -58,13 +58,13 @@ impl RecordStore for AuthenticationStore {
         Arc::make_mut(&mut self.all).insert(record);
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let key = self.keys.remove(resource)?;
         Arc::make_mut(&mut self.all).remove(&key);
         None
     }
 
     fn dump(&self) -> Value {
-        shown(&self.all.iter().collect::<Vec<_>>())
+        to_json(&self.all.iter().collect::<Vec<_>>())
     }
 }

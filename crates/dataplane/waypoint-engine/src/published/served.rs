@@ -1,4 +1,4 @@
-//! Services that the waypoint serves, with the tables of their routes.
+//! Services that the waypoint serves, with their route tables.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,22 +14,22 @@ use ambit_route::WorkloadRef;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// A port, and the namespace of the clients that a table is for; `None` for all clients.
+/// Port, and namespace of the clients of a table; `None` for all clients.
 type TableKey = (u16, Option<ArcStr>);
 
-/// A service that the waypoint serves.
+/// Service that the waypoint serves.
 #[derive(Debug)]
 pub struct Served {
     /// Name of the service.
     pub name: NamespacedHostname,
-    /// Whether each request selects the host of a wildcard.
+    /// Whether each request selects a host below the service's wildcard.
     pub resolves_hosts: bool,
-    /// Pods of other namespaces to which its attachments apply.
+    /// Grants for pods of other namespaces, to which the service's attachments apply.
     grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
-    /// Tables of the called ports, by the namespace of their clients.
+    /// Route tables of the called ports, by the namespace of their clients.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
     tls_routes: Vec<StreamRoute>,
     tcp_routes: Vec<StreamRoute>,
@@ -50,8 +50,8 @@ impl Served {
         }
     }
 
-    /// Whether its attachments apply to requests to a pod that is one of its endpoints: one of its own namespace, or of
-    /// one that lets it.
+    /// Whether the service's attachments apply to requests to a pod that is one of its endpoints: a pod of its own
+    /// namespace, or of a namespace that permits it by ReferenceGrant.
     pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
         let is_granted = |grant: &PodGrant| {
             let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
@@ -65,7 +65,7 @@ impl Served {
         &self.routes
     }
 
-    /// Routes of connections by server name, as the control plane publishes them.
+    /// Returns the published TLS routes, which match by SNI.
     pub(crate) fn tls_routes(&self) -> &[StreamRoute] {
         &self.tls_routes
     }
@@ -75,8 +75,8 @@ impl Served {
         &self.tcp_routes
     }
 
-    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for all
-    /// clients.
+    /// Returns the routes of a port for a client of a namespace: the namespace's consumer routes if it has any, else
+    /// the producer routes.
     pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
         let is_own = |route: &&HttpRoute| {
             client.is_some() && route.clients.as_deref() == client && concerns(route, port)
@@ -90,10 +90,10 @@ impl Served {
             .clone()
     }
 
-    /// The routes of connections to a port for a client of a namespace.
+    /// Returns the routes of connections to a port for a client of a namespace.
     pub fn stream_routes(&self, port: u16, client: Option<&str>) -> Arc<StreamTable> {
         let mut routes = self.tls_routes.iter().chain(&self.tcp_routes);
-        // One table does for all clients without routes of their own.
+        // All clients without consumer routes share one table.
         let own = routes.find(|route| client.is_some() && route.clients.as_deref() == client);
         let client = own.and_then(|route| route.clients.clone());
         let mut tables = self.stream_tables.lock();
@@ -154,7 +154,7 @@ impl RecordStore for Services {
         self.by_name.insert(served.name.clone(), Arc::new(served));
     }
 
-    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+    fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let name = self.names.remove(resource)?;
         self.by_name.remove(&name);
         None
@@ -165,12 +165,12 @@ impl RecordStore for Services {
         all.sort_by(|a, b| a.name.cmp(&b.name));
         let one = |served: &Arc<Served>| {
             json!({
-                "service": shown(&served.name),
+                "service": to_json(&served.name),
                 "resolvesHosts": served.resolves_hosts,
-                "grantors": shown(&served.grantors),
-                "routes": shown(&served.routes),
-                "tlsRoutes": shown(&served.tls_routes),
-                "tcpRoutes": shown(&served.tcp_routes),
+                "grantors": to_json(&served.grantors),
+                "routes": to_json(&served.routes),
+                "tlsRoutes": to_json(&served.tls_routes),
+                "tcpRoutes": to_json(&served.tcp_routes),
             })
         };
         all.into_iter().map(one).collect()
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clients_namespace_has_its_own_routes_on_the_ports_that_they_are_for() {
+    fn consumer_routes_replace_producer_routes_on_their_ports() {
         let route = |name: &str, clients: Option<&str>, ports: &[u16]| HttpRoute {
             name: ambit_model::RouteName {
                 name: name.into(),

@@ -1,4 +1,4 @@
-//! Settings of the waypoint.
+//! Settings of the waypoint's Gateway.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use ambit_egress::Guard;
 use ambit_model::{ArcStr, WaypointGateway};
 use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore, shown};
+use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
 /// Settings of the waypoint's Gateway.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) gateway: Arc<WaypointGateway>,
-    /// Follows the addresses that may be called.
+    /// Egress guard, which receives the allowed addresses.
     pub(super) guard: Guard,
 }
 
@@ -27,12 +27,12 @@ impl RecordStore for Settings {
         self.gateway = Arc::new(record);
     }
 
-    /// The waypoint's pods are about to be ended; requests under way keep their settings.
-    fn remove(&mut self, _resource: &ArcStr) -> Option<Gone> {
+    /// Keeps the settings for requests in flight: the waypoint's pods are about to be terminated.
+    fn remove(&mut self, _resource: &ArcStr) -> Option<RemovedRecord> {
         None
     }
 
     fn dump(&self) -> Value {
-        shown(&*self.gateway)
+        to_json(&*self.gateway)
     }
 }

@@ -19,7 +19,7 @@ use ambit_telemetry::{
 };
 use http::HeaderMap;
 
-use super::TcpError;
+use super::error::TcpError;
 use crate::{
     destination::NoUpstream, flow, session::Session, telemetry_config::TelemetryConfig,
     upstream::UpstreamError,
@@ -54,9 +54,9 @@ impl<'a> ConnectionRoute<'a> {
     }
 }
 
-/// Outcome of a connection.
+/// End of a connection.
 #[derive(Debug, Default)]
-pub(super) struct End {
+pub(super) struct ConnectionEnd {
     pub(super) flags: ResponseFlags,
     /// Reason why the waypoint closed the connection.
     pub(super) termination: Option<String>,
@@ -64,13 +64,13 @@ pub(super) struct End {
     pub(super) failure: Option<String>,
     /// The AUDIT policy that matched.
     pub(super) audited_by: Option<String>,
-    /// Whether the waypoint refused it, or ended it for a policy.
+    /// Whether the waypoint refused the connection, or closed it because of a policy.
     pub(super) is_refused: bool,
     /// Policy that denied the connection.
     pub(super) policy: Option<String>,
 }
 
-impl End {
+impl ConnectionEnd {
     /// Describes the failure of a connection.
     pub(super) fn of(error: &TcpError) -> Self {
         let flagged = |flag: ResponseFlag| Self {
@@ -139,36 +139,41 @@ impl ConnectionReport {
         &self,
         session: &Session,
         labels: &TrafficLabels,
-        went: ConnectionRoute<'_>,
+        route: ConnectionRoute<'_>,
     ) -> Arc<TrafficSeries> {
         let traffic = session.shard.waypoint.metrics.traffic();
         let Some(telemetry_config) = &self.telemetry_config else {
             return traffic.series(labels);
         };
-        let end = End::default();
-        let report = self.report(session, went, &end);
-        let changed = observed(session, &report, |of| telemetry_config.labels(of));
+        let end = ConnectionEnd::default();
+        let report = self.report(session, route, &end);
+        let changed = with_observation(session, &report, |of| telemetry_config.labels(of));
         traffic.series_as(labels, changed)
     }
 
     /// Reports that the connection is established.
-    pub(super) fn opened(&self, session: &Session, went: ConnectionRoute<'_>) {
-        flow::report(session, Event::Opened, went.server(), |flow| {
+    pub(super) fn opened(&self, session: &Session, route: ConnectionRoute<'_>) {
+        flow::report(session, Event::Opened, route.server(), |flow| {
             flow::measure(flow, 0, 0, self.began.elapsed());
         });
     }
 
     /// Reports the end of the connection.
-    pub(super) fn over(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
-        self.report_flow(session, went, end);
+    pub(super) fn closed(
+        &self,
+        session: &Session,
+        route: ConnectionRoute<'_>,
+        end: &ConnectionEnd,
+    ) {
+        self.report_flow(session, route, end);
         let waypoint = &session.shard.waypoint;
-        let report = self.report(session, went, end);
+        let report = self.report(session, route, end);
         let logs = self
             .telemetry_config
             .as_ref()
             .and_then(|one| one.logs.as_ref());
         if let Some(logs) = logs {
-            return observed(session, &report, |of| {
+            return with_observation(session, &report, |of| {
                 for log in logs {
                     log.write(of, None, &waypoint.http_metrics);
                 }
@@ -179,15 +184,15 @@ impl ConnectionReport {
         }
     }
 
-    fn report_flow(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
+    fn report_flow(&self, session: &Session, route: ConnectionRoute<'_>, end: &ConnectionEnd) {
         let reason = end.termination.as_deref().or(end.failure.as_deref());
         let event = match reason {
             _ if end.is_refused => Event::Refused,
-            // The endpoint is known only of what was established.
-            _ if went.endpoint.is_some() => Event::Closed,
+            // Only an established connection has an endpoint.
+            _ if route.endpoint.is_some() => Event::Closed,
             _ => Event::Failed,
         };
-        flow::report(session, event, went.server(), |flow| {
+        flow::report(session, event, route.server(), |flow| {
             let flags = || (event == Event::Failed).then(|| end.flags.to_string());
             let reason = reason.map(cut).or_else(flags);
             match event {
@@ -207,8 +212,8 @@ impl ConnectionReport {
     fn report<'a>(
         &self,
         session: &Session,
-        went: ConnectionRoute<'a>,
-        end: &'a End,
+        route: ConnectionRoute<'a>,
+        end: &'a ConnectionEnd,
     ) -> HttpRequestReport<'a> {
         HttpRequestReport {
             flags: end.flags,
@@ -216,9 +221,9 @@ impl ConnectionReport {
             upstream_failure: end.failure.as_deref(),
             request_bytes: self.received.load(Relaxed),
             response_bytes: self.sent.load(Relaxed),
-            upstream_host: went.endpoint,
-            upstream_cluster: went.service.map(|service| service.hostname.as_str()),
-            server_name: went.sni.map(str::as_bytes),
+            upstream_host: route.endpoint,
+            upstream_cluster: route.service.map(|service| service.hostname.as_str()),
+            server_name: route.sni.map(str::as_bytes),
             audited_by: end.audited_by.as_deref(),
             ..HttpRequestReport::new(
                 self.started,
@@ -230,17 +235,17 @@ impl ConnectionReport {
     }
 }
 
-/// Passes a report to conditions, formats and labels.
-fn observed<T>(
+/// Converts a report to the attributes that filters, formats and labels read.
+fn with_observation<T>(
     session: &Session,
     report: &HttpRequestReport<'_>,
-    tell: impl FnOnce(&Observation<'_>) -> T,
+    read: impl FnOnce(&Observation<'_>) -> T,
 ) -> T {
     let none = HeaderMap::new();
     let flags = report.flags.to_string();
     let peer = session.caller.identity.as_ref().map(ToString::to_string);
     let name = report.server_name.map(String::from_utf8_lossy);
-    tell(&Observation {
+    read(&Observation {
         started: report.started,
         duration: report.duration,
         method: None,

@@ -1,4 +1,4 @@
-//! Where a connection goes by the routes of its service.
+//! Routing of a connection by the routes of its service.
 
 use ambit_l7::stream::Opening;
 use ambit_model::{ArcStr, RouteName};
@@ -10,9 +10,9 @@ use crate::{
 };
 
 /// Timeout for the ClientHello on ports that route by SNI.
-const HELLO: Duration = Duration::from_secs(10);
+const CLIENT_HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connection with its route.
+/// Connection with its destination and the owner of its route.
 #[derive(Debug)]
 pub(super) struct Routed {
     pub(super) destination: Destination,
@@ -20,11 +20,11 @@ pub(super) struct Routed {
     pub(super) by: RouteOwner,
     /// The client's server name (SNI), if the ClientHello was read.
     pub(super) sni: Option<String>,
-    /// The port's protocol is undeclared: it may be passed through only as long as nothing is for requests to it.
+    /// Whether the port's protocol is undeclared: the connection may only be forwarded while no object requires HTTP.
     pub(super) is_undeclared: bool,
 }
 
-/// A connection without a usable route.
+/// Reason why a connection has no usable route.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
     #[error("this waypoint does not serve the service any more")]
@@ -41,7 +41,7 @@ pub(crate) enum RouteError {
     NoHost(ArcStr),
     #[error("{name:?} is no host below {wildcard}")]
     OtherHost { name: String, wildcard: ArcStr },
-    #[error("the client sent no client hello within {} s", HELLO.as_secs())]
+    #[error("the client sent no client hello within {} s", CLIENT_HELLO_TIMEOUT.as_secs())]
     Silent,
     #[error(transparent)]
     Hello(#[from] HelloError),
@@ -52,7 +52,7 @@ pub(crate) enum RouteError {
 }
 
 impl Routed {
-    /// A connection to an undeclared port of the tunnel's target.
+    /// Returns the route of a connection to an undeclared port of the tunnel's target.
     pub(super) fn undeclared() -> Self {
         Self {
             destination: Destination::Target,
@@ -62,7 +62,7 @@ impl Routed {
         }
     }
 
-    /// The object that applies to requests of an undeclared port.
+    /// Returns the object that requires an undeclared port to be HTTP.
     pub(super) fn http_object(&self, session: &Session) -> Option<String> {
         self.is_undeclared.then(|| session.http_object())?
     }
@@ -79,12 +79,12 @@ impl Routed {
         })
     }
 
-    /// Routes a connection by its first message (SNI).
+    /// Routes a connection by its ClientHello (SNI).
     pub(super) async fn by_first_message<IO: AsyncRead + Unpin>(
         session: &Session,
         io: &mut Sniffed<IO>,
     ) -> Result<Self, RouteError> {
-        let message = tokio::time::timeout(HELLO, io.first_message()).await;
+        let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.first_message()).await;
         let sni = match message.map_err(|_| RouteError::Silent)?? {
             FirstMessage::ClientHello(name) => name,
             FirstMessage::Other => return Self::of(session),
@@ -100,23 +100,22 @@ impl Routed {
     }
 }
 
-/// Reads the server name that a connection begins with, if it is TLS and has one.
+/// Reads the SNI of a connection, if it begins with TLS.
 ///
-/// # Errors
-/// When it begins as TLS does, and is not complete in time or cannot be read: its server may still read it.
+/// # Errors When the ClientHello is invalid or not complete in time: the application might still accept it.
 pub(super) async fn server_name<IO: AsyncRead + Unpin>(
     io: &mut Sniffed<IO>,
 ) -> Result<Option<String>, RouteError> {
-    let message = tokio::time::timeout(HELLO, io.first_message()).await;
+    let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.first_message()).await;
     match message.map_err(|_| RouteError::Silent)? {
         Ok(FirstMessage::ClientHello(name)) => Ok(name),
-        // A truncated ClientHello begins no TLS.
+        // A truncated ClientHello is not TLS.
         Ok(FirstMessage::Other) | Err(HelloError::Truncated) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The host that a connection to a wildcard names.
+/// Returns the host that a connection to a wildcard names.
 fn named(
     session: &Session,
     destination: Destination,
@@ -147,7 +146,7 @@ fn choose(
     else {
         return Ok(straight);
     };
-    // As it is now: the tunnel may be older than the routes.
+    // The current routes: those at the start of the tunnel may be outdated.
     let now = session.shard.waypoint.published.service(&served.name);
     let served = now.ok_or(RouteError::NotServed)?;
     let table = served.stream_routes(address.port(), session.caller.namespace());

@@ -6,7 +6,7 @@ use ambit_telemetry::http::HttpMetrics;
 
 use super::{Item, Log};
 
-/// The numbers of a trace and a span.
+/// Trace id and span id.
 pub(crate) type SpanNumbers = ([u8; 16], [u8; 8]);
 
 impl Log {

@@ -1,7 +1,7 @@
-//! Bounded queues of spans and log lines for collectors; tasks of their own send them in batches.
+//! Bounded queues of spans and log lines for collectors; separate tasks export them in batches.
 //!
-//! Requests never wait for a queue. Items are dropped and counted while it is full, and when the collector refuses them. A
-//! queue exists as long as some configuration names its collector.
+//! Requests never wait for a queue. Items are dropped and counted while it is full, and when the collector refuses
+//! them. A queue exists as long as some configuration names its collector.
 
 use std::{
     collections::HashMap,
@@ -18,11 +18,11 @@ use ambit_telemetry::http::{ExportOutcome, HttpMetrics, Signal};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-/// Most spans and lines that wait for one collector.
+/// Maximum spans and lines that wait for one collector.
 const MAX_WAITING: usize = 8192;
-/// Bytes of the spans and lines that wait for one collector, and of those that it is being sent.
+/// Maximum bytes of the spans and lines that wait for one collector, including those of the current export.
 const MAX_WAITING_BYTES: usize = 16 << 20;
-/// Bytes of a span or a line besides its texts, and of each of its attributes.
+/// Charged bytes of a span or a line besides its texts, and of each of its attributes.
 const ITEM_BYTES: usize = 256;
 const ATTRIBUTE_BYTES: usize = 64;
 
@@ -31,7 +31,7 @@ const ATTRIBUTE_BYTES: usize = 64;
 pub(crate) enum Item {
     /// Finished span of a trace.
     Span(Box<Span>),
-    /// A line of an access log.
+    /// Line of an access log.
     Line(Box<Line>),
 }
 
@@ -61,16 +61,16 @@ impl Item {
 
 /// Bytes of one item, counted at its collector's queue until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct ItemCharge {
     waiting: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Counted {
+impl ItemCharge {
     /// Counts an item, if the queue has room for it.
     fn of(item: &Item, waiting: &Arc<AtomicUsize>) -> Option<Self> {
         let bytes = item.bytes();
-        // Taken first, so that two do not both take the last.
+        // Added first, so that two callers cannot both take the last bytes.
         let all = waiting.fetch_add(bytes, Relaxed) + bytes;
         let counted = Self {
             waiting: waiting.clone(),
@@ -80,7 +80,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for ItemCharge {
     fn drop(&mut self) {
         self.waiting.fetch_sub(self.bytes, Relaxed);
     }
@@ -89,7 +89,7 @@ impl Drop for Counted {
 /// Queue of items for one collector.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
-    items: mpsc::Sender<(Item, Counted)>,
+    items: mpsc::Sender<(Item, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -100,7 +100,7 @@ impl Queue {
             Item::Span(_) => Signal::Traces,
             Item::Line(_) => Signal::Logs,
         };
-        let counted = Counted::of(&item, &self.waiting);
+        let counted = ItemCharge::of(&item, &self.waiting);
         let is_queued = counted.is_some_and(|counted| self.items.try_send((item, counted)).is_ok());
         if !is_queued {
             metrics.exported(signal, ExportOutcome::Dropped, 1);
@@ -108,17 +108,17 @@ impl Queue {
     }
 }
 
-/// A queue without an exporter yet.
+/// New queue without an exporter.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct NewQueue {
     pub(crate) collector: OtlpCollector,
-    pub(crate) items: mpsc::Receiver<(Item, Counted)>,
+    pub(crate) items: mpsc::Receiver<(Item, ItemCharge)>,
 }
 
-/// A queue for as long as it has a sender, and the bytes in it.
+/// Queue that has senders, and the bytes in it.
 #[derive(Debug)]
 struct Open {
-    items: mpsc::WeakSender<(Item, Counted)>,
+    items: mpsc::WeakSender<(Item, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -126,8 +126,8 @@ struct Open {
 #[derive(Debug)]
 pub(crate) struct Exporters {
     open: Mutex<HashMap<OtlpCollector, Open>>,
-    begun: mpsc::UnboundedSender<Begun>,
-    waiting: Mutex<Option<mpsc::UnboundedReceiver<Begun>>>,
+    begun: mpsc::UnboundedSender<NewQueue>,
+    waiting: Mutex<Option<mpsc::UnboundedReceiver<NewQueue>>>,
     environment: Mutex<HashMap<ArcStr, ArcStr>>,
 }
 
@@ -164,8 +164,8 @@ impl Exporters {
         };
         open.insert(collector.clone(), queue);
         let collector = collector.clone();
-        // Whoever empties queues has ended only if the process has.
-        drop(self.begun.send(Begun { collector, items }));
+        // Sending only fails when the exporter has ended with the process.
+        drop(self.begun.send(NewQueue { collector, items }));
         Queue {
             items: sender,
             waiting,
@@ -173,7 +173,7 @@ impl Exporters {
     }
 
     /// Returns the receiver of new queues for the exporter; once.
-    pub(crate) fn begun(&self) -> Option<mpsc::UnboundedReceiver<Begun>> {
+    pub(crate) fn begun(&self) -> Option<mpsc::UnboundedReceiver<NewQueue>> {
         self.waiting.lock().take()
     }
 
@@ -231,7 +231,7 @@ mod tests {
         for _ in 0..MAX_WAITING + 3 {
             queue.push(&metrics, line());
         }
-        // The same one by another name of it.
+        // A collector with the same settings under another name shares the queue.
         exporters.queue(&collector(1)).push(&metrics, line());
         exporters.queue(&collector(2)).push(&metrics, line());
         let mut text = String::new();
@@ -241,7 +241,7 @@ mod tests {
         let (mut first, second) = (begun.try_recv().unwrap(), begun.try_recv().unwrap());
         assert_eq!((first.collector.port, second.collector.port), (1, 2));
         assert!(begun.try_recv().is_err());
-        // As long as a configuration names the collector, and until the queue is empty.
+        // The queue remains while a configuration names the collector, and until it is empty.
         drop(queue);
         let mut waiting = 0;
         while first.items.blocking_recv().is_some() {
@@ -265,7 +265,7 @@ mod tests {
         encode(&mut text, &registry).unwrap();
         let dropped = "ambit_telemetry_exported_total{signal=\"logs\",outcome=\"dropped\"} 5";
         assert!(text.contains(dropped), "{text}");
-        // What is being sent counts until it is gone.
+        // Items of the current export count until it ends.
         let mut first = begun.try_recv().unwrap();
         let (_, counted) = first.items.try_recv().unwrap();
         queue.push(&metrics, long_line(60_000));

@@ -1,12 +1,12 @@
-//! Connections to endpoints that are reset when they are dropped while a request is under way: the endpoint then learns
-//! at once that the response is not awaited, even with unread bytes of the request.
+//! Connections to endpoints that are reset when they are dropped during a request: the endpoint then learns at once
+//! that the response is no longer awaited, even if bytes of the request are unread.
 //!
-//! hyper flushes what it has buffered before it closes a connection, and would wait for ever for an endpoint that reads
+//! hyper flushes its buffers before it closes a connection, and would wait indefinitely for an endpoint that reads
 //! nothing. Writes to the endpoint of an abandoned request therefore fail instead of waiting.
 //!
-//! An endpoint may answer a request before it has read all of it, and close the connection (413, for instance). hyper would
-//! give the connection up when writing fails, before it has read the response that came before. Until the connection has
-//! been read to its end, a request whose endpoint takes no more of it therefore waits.
+//! An endpoint may respond to a request before it has read all of it, and close the connection (413, for instance).
+//! hyper would drop the connection when writing fails, before it has read the response. A request whose endpoint reads
+//! no more of it therefore waits until the connection has been read to its end.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use crate::{fair_share::CurrentShare, wire::Additions};
 
-/// State of the HTTP/1.1 request on a connection, and bytes to write besides hyper's. Clones share it.
+/// State of the HTTP/1.1 request on a connection, and bytes to write in addition to hyper's. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InUse(Arc<Mutex<State>>, Additions, CurrentShare);
 
@@ -36,8 +36,8 @@ struct State {
     writer: Option<Waker>,
 }
 
-/// A request under way on a connection. If all clones are dropped before the connection is free for another request,
-/// the request is abandoned.
+/// Guard of a request on a connection. If all clones are dropped before the connection is free for another request, the
+/// request is abandoned.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestGuard {
     #[expect(dead_code, reason = "dropping it abandons the request")]
@@ -47,17 +47,17 @@ pub(crate) struct RequestGuard {
 #[derive(Debug)]
 struct Abandoning {
     in_use: InUse,
-    /// Number of the request on its connection.
+    /// Number of the guarded request on its connection.
     request: u64,
 }
 
 impl InUse {
-    /// Returns the queue of bytes to write besides hyper's.
+    /// Returns the queue of bytes to write in addition to hyper's output.
     pub(crate) fn additions(&self) -> &Additions {
         &self.1
     }
 
-    /// Share of the caller whose request is on the connection.
+    /// Returns the CPU share of the caller whose request is on the connection.
     pub(crate) fn share(&self) -> &CurrentShare {
         &self.2
     }

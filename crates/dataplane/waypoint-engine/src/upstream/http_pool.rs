@@ -1,15 +1,17 @@
-//! HTTP connections to endpoints, kept for further requests.
+//! Pool of HTTP connections to endpoints.
 //!
-//! One connection of HTTP/1 carries one request at a time and comes back when the answer has been read to its end;
-//! one of HTTP/2 carries many. Connections are never shared between endpoints, nor between ways to them; those of
-//! HTTP/2, whose requests share what the endpoint is willing to receive, nor between callers: one that sends what
-//! the endpoint does not read stalls its own requests and no others.
+//! An HTTP/1 connection carries one request at a time and returns to the pool when the response has been read
+//! completely; an HTTP/2 connection carries many. Connections are never shared between endpoints or between different
+//! transports to them. HTTP/2 connections are not shared between callers either, since all requests share the
+//! endpoint's receive window: a caller that sends data which the endpoint does not read stalls only its own requests.
 
-mod counted;
+mod http2_connections;
+mod key;
+mod reuse;
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -17,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_model::{DestinationLimits, Identity};
+use ambit_model::DestinationLimits;
 use http_body_util::BodyExt as _;
 use hyper::{
     Request, Response,
@@ -28,193 +30,40 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Aborting, InUse, Preamble, Stream, Upstream};
+use super::{Aborting, InUse, Stream};
 use crate::{
-    applied_services::AppliedServices,
     config::HeaderLimits,
     fair_share::{FairShare, TaskShare},
     message::{Body, Tasks, Version},
-    origination::TlsKey,
     wire::{Wire, WithTrailers},
 };
-pub(crate) use counted::StreamSlot;
-use counted::{Counted, Streams};
+pub(crate) use http2_connections::StreamSlot;
+use http2_connections::{ActiveStreams, Http2Connections};
+pub(crate) use key::HttpKey;
+pub(crate) use reuse::ReuseLimits;
+use reuse::{ConnectionUse, MAX_STREAMS};
 
-/// Idle timeout of pooled connections. It is shorter than that of usual servers, since a request fails if the server
-/// closes its connection meanwhile.
-const IDLE: Duration = Duration::from_secs(4);
-/// Idle HTTP/1 connections to one endpoint.
+/// Maximum idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
 /// Interval of scanning the pool for idle connections.
-const SWEEP: Duration = Duration::from_millis(500);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of endpoints with request counters before idle ones are forgotten.
-const COUNTED: usize = 1024;
-/// The same of HTTP/2, of which each caller has connections of its own.
-const IDLE_STREAMS: Duration = Duration::from_secs(60);
-/// Requests at once on one connection of HTTP/2.
-const MAX_STREAMS: u32 = 100;
-/// Bytes of one response of HTTP/2 that wait to be read, for which its caller is charged.
+const MAX_IDLE_LOADS: usize = 1024;
+/// Receive window of one HTTP/2 response, charged to its caller.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
-/// The same of all responses of a connection: as much as all streams can hold, so that no number of unread responses
-/// keeps another from being received.
+/// Receive window of an HTTP/2 connection: as much as all its streams can hold, so that unread responses never block
+/// another response.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
 /// Timeout of waiting for a peer's HTTP/2 settings; they are polled, since hyper does not report them.
-const SETTINGS: Duration = Duration::from_secs(10);
-const SETTINGS_LOOK: Duration = Duration::from_millis(2);
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
+const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Key of pooled connections.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct HttpKey {
-    /// Address of the socket or tunnel.
-    peer: SocketAddr,
-    /// Authority and expected identities of the tunnel; none in plaintext.
-    tunnel: Option<(String, Vec<Identity>)>,
-    version: Version,
-    /// TLS origination of the connection.
-    tls: Option<TlsKey>,
-    /// Caller with exclusive use of the HTTP/2 connection.
-    caller: Option<(Option<Identity>, IpAddr)>,
-    /// Identity of the calls, if not the waypoint's own.
-    identity: Option<Identity>,
-    /// Services that the tunnel names as applied attachments.
-    applied: AppliedServices,
-    /// PROXY header of the connection.
-    preamble: Option<Preamble>,
-}
-
-impl HttpKey {
-    pub(crate) fn new(upstream: &Upstream, version: Version) -> Self {
-        let (peer, tunnel) = match upstream {
-            Upstream::Plain(peer, _) => (*peer, None),
-            Upstream::Tunnel(route) => {
-                let tunnel = (route.authority.clone(), route.expected.to_vec());
-                (route.addr, Some(tunnel))
-            }
-        };
-        Self {
-            peer,
-            tunnel,
-            version,
-            tls: None,
-            caller: None,
-            identity: None,
-            applied: AppliedServices::default(),
-            preamble: None,
-        }
-    }
-
-    /// The same in a tunnel that names the services whose attachments have been applied.
-    pub(crate) fn applied(self, applied: AppliedServices) -> Self {
-        Self { applied, ..self }
-    }
-
-    /// Restricts shared connections to one caller.
-    pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
-        let caller = match self.version {
-            Version::Http1 => None,
-            Version::Http2 => Some((identity.cloned(), ip)),
-        };
-        Self { caller, ..self }
-    }
-
-    /// Uses another identity than the waypoint's own.
-    pub(crate) fn of(self, identity: Option<Identity>) -> Self {
-        Self { identity, ..self }
-    }
-
-    /// Adds a preamble to the connections.
-    pub(crate) fn beginning(self, preamble: Option<Preamble>) -> Self {
-        Self { preamble, ..self }
-    }
-
-    /// Adds TLS to the connections.
-    pub(crate) fn over(self, tls: Option<TlsKey>) -> Self {
-        Self { tls, ..self }
-    }
-}
-
-/// Lifetime of a pooled connection, in time and requests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep {
-    /// Idle timeout of HTTP/1.1.
-    idle: Duration,
-    /// Idle timeout of HTTP/2, if a policy sets it.
-    idle_streams: Option<Duration>,
-    /// Requests in its life; zero is any number.
-    requests: u32,
-    /// Maximum lifetime, after which the connection drains.
-    lasts: Option<Duration>,
-    /// Requests at once, of HTTP/2.
-    streams: u32,
-}
-
-impl Keep {
-    /// Derives the lifetime from a destination's limits.
-    pub(crate) fn under(limits: &DestinationLimits) -> Self {
-        Self {
-            idle: limits.idle_timeout.unwrap_or(IDLE),
-            idle_streams: limits.idle_timeout,
-            requests: limits.requests_per_connection,
-            lasts: limits.max_connection_duration,
-            streams: match limits.streams_per_connection {
-                0 => MAX_STREAMS,
-                most => most.min(MAX_STREAMS),
-            },
-        }
-    }
-
-    /// Returns the idle timeout of a connection with counted requests.
-    fn idle_streams(&self) -> Duration {
-        self.idle_streams.unwrap_or(IDLE_STREAMS)
-    }
-}
-
-/// Lifetime of a connection and the requests that it has carried.
-#[derive(Clone, Copy, Debug)]
-struct Life {
-    keep: Keep,
-    requests: u32,
-    began: Instant,
-}
-
-impl Life {
-    /// Starts the life of a connection with its first request.
-    fn new(keep: Keep) -> Self {
-        Self {
-            keep,
-            requests: 1,
-            began: Instant::now(),
-        }
-    }
-
-    /// Counts a further request.
-    fn further(self) -> Self {
-        Self {
-            requests: self.requests.saturating_add(1),
-            ..self
-        }
-    }
-
-    /// Applies changed limits.
-    fn under(self, keep: Keep) -> Self {
-        Self { keep, ..self }
-    }
-
-    fn is_over(&self) -> bool {
-        let Keep {
-            requests, lasts, ..
-        } = self.keep;
-        let is_used_up = requests > 0 && self.requests >= requests;
-        is_used_up || lasts.is_some_and(|lasts| self.began.elapsed() >= lasts)
-    }
-}
-
-/// Sends requests on one connection.
+/// Sender of requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
     /// HTTP/1.1 sender of one request at a time.
     Http1(http1::SendRequest<Body>, InUse),
-    /// Many at once.
+    /// HTTP/2 sender of concurrent requests.
     Http2(http2::SendRequest<Body>),
 }
 
@@ -223,10 +72,10 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// Life of the connection including this request; `None` for a connection of a single request.
-    life: Option<Life>,
+    /// Use of the connection including this request; `None` for a connection of a single request.
+    life: Option<ConnectionUse>,
     stream: Option<StreamSlot>,
-    /// Error of a new connection of HTTP/2, once that has failed.
+    /// Receiver of the error of a new HTTP/2 connection.
     failure: Option<oneshot::Receiver<hyper::Error>>,
 }
 
@@ -235,21 +84,21 @@ struct Idle {
     sender: http1::SendRequest<Body>,
     in_use: InUse,
     since: Instant,
-    life: Life,
+    life: ConnectionUse,
 }
 
 impl Idle {
     fn is_stale(&self) -> bool {
-        self.since.elapsed() >= self.life.keep.idle || self.life.is_over()
+        self.since.elapsed() >= self.life.limits.idle || self.life.is_expired()
     }
 }
 
 #[derive(Debug, Default)]
 struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
-    /// A task closes idle connections whose time is over.
+    /// Whether a task is closing idle connections that have expired.
     is_swept: bool,
-    counted: Counted,
+    http2: Http2Connections,
     /// Active requests by endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
     /// Number of counters at which idle ones are removed; it grows so that sweeps are rare.
@@ -275,7 +124,7 @@ impl Drop for Load {
 pub(crate) enum BeginError {
     #[error(transparent)]
     Http(#[from] hyper::Error),
-    #[error("the endpoint sent no HTTP/2 settings within {} s", SETTINGS.as_secs())]
+    #[error("the endpoint sent no HTTP/2 settings within {} s", SETTINGS_TIMEOUT.as_secs())]
     NoSettings,
     #[error("the endpoint does not offer WebSocket over HTTP/2 (RFC 8441)")]
     NotOffered,
@@ -294,29 +143,29 @@ fn http2_builder(limits: HeaderLimits, share: &TaskShare) -> http2::Builder<Task
 }
 
 impl HttpPool {
-    /// A pool without connections, whose endpoints may send header sections within these limits.
+    /// Creates an empty pool with limits for the header sections of responses.
     pub(crate) fn new(limits: HeaderLimits) -> Self {
         Self(Arc::default(), limits)
     }
 
-    /// A connection that is open already, and may carry another request.
+    /// Takes a pooled connection that may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
-        let keep = Keep::under(limits);
+        let reuse_limits = ReuseLimits::of(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
-                let (sender, in_use, life) = state.take_idle(key, keep)?;
+                let (sender, in_use, life) = state.take_idle(key, reuse_limits)?;
                 (HttpSender::Http1(sender, in_use), life, None)
             }
             Version::Http2 => {
-                let (sender, life, stream) = state.counted.take(key, keep)?;
+                let (sender, life, stream) = state.http2.take(key, reuse_limits)?;
                 (HttpSender::Http2(sender), life, Some(stream))
             }
         };
         Some(Checkout {
             sender,
             key: key.clone(),
-            life: Some(life.further()),
+            life: Some(life.next_request()),
             stream,
             failure: None,
         })
@@ -327,10 +176,10 @@ impl HttpPool {
         &self,
         key: &HttpKey,
         stream: Stream,
-        keep: Keep,
+        reuse_limits: ReuseLimits,
         share: Option<&FairShare>,
     ) -> hyper::Result<Checkout> {
-        let life = Life::new(keep);
+        let life = ConnectionUse::new(reuse_limits);
         let (mut slot, mut failure) = (None, None);
         let in_use = InUse::default();
         let task_share = TaskShare::Current(in_use.share().clone());
@@ -360,12 +209,12 @@ impl HttpPool {
                 let running = task_share.run(async move {
                     if let Err(error) = connection.await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
-                        // Nobody waits for it unless the first request was not sent.
+                        // The receiver is only used when the first request was not sent.
                         let _unread = failed.send(error);
                     }
                 });
                 ambit_rt::spawn("http2 upstream", running);
-                if !life.is_over() {
+                if !life.is_expired() {
                     slot = Some(self.share(key, sender.clone(), life));
                 }
                 HttpSender::Http2(sender)
@@ -381,18 +230,23 @@ impl HttpPool {
     }
 
     /// Shares an HTTP/2 connection with further requests.
-    fn share(&self, key: &HttpKey, sender: http2::SendRequest<Body>, life: Life) -> StreamSlot {
-        let (streams, slot) = Streams::begun();
+    fn share(
+        &self,
+        key: &HttpKey,
+        sender: http2::SendRequest<Body>,
+        life: ConnectionUse,
+    ) -> StreamSlot {
+        let (streams, slot) = ActiveStreams::begun();
         let mut state = self.0.lock();
-        let counted = &mut state.counted;
-        counted.insert(key.clone(), sender, life, streams.clone());
+        let http2 = &mut state.http2;
+        http2.insert(key.clone(), sender, life, streams.clone());
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
-            let mut wait = life.keep.idle_streams();
+            let mut wait = life.limits.http2_idle();
             loop {
                 tokio::time::sleep(wait).await;
-                let next = pool.0.lock().counted.retire(&key, &streams);
+                let next = pool.0.lock().http2.retire(&key, &streams);
                 match next {
                     Some(next) => wait = next,
                     None => return,
@@ -411,15 +265,15 @@ impl HttpPool {
     ) -> Result<Checkout, BeginError> {
         let task_share = TaskShare::Fixed(share.clone());
         let mut builder = http2_builder(self.1, &task_share);
-        // Until the endpoint's settings are here, it allows no streams.
+        // No streams are allowed before the endpoint's SETTINGS arrive.
         builder.initial_max_send_streams(0);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
-        let deadline = Instant::now() + SETTINGS;
+        let deadline = Instant::now() + SETTINGS_TIMEOUT;
         while connection.current_max_send_streams() == 0 {
             if Instant::now() >= deadline {
                 return Err(BeginError::NoSettings);
             }
-            tokio::time::sleep(SETTINGS_LOOK).await;
+            tokio::time::sleep(SETTINGS_POLL_INTERVAL).await;
         }
         if !connection.is_extended_connect_protocol_enabled() {
             return Err(BeginError::NotOffered);
@@ -444,7 +298,7 @@ impl HttpPool {
         let mut state = self.0.lock();
         let load = state.loads.entry(endpoint).or_default().clone();
         load.fetch_add(1, Relaxed);
-        if state.loads.len() > state.most_loads.max(COUNTED) {
+        if state.loads.len() > state.most_loads.max(MAX_IDLE_LOADS) {
             state.loads.retain(|_, load| load.load(Relaxed) > 0);
             state.most_loads = state.loads.len() * 2;
         }
@@ -460,7 +314,13 @@ impl HttpPool {
             .map_or(0, |load| load.load(Relaxed))
     }
 
-    fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>, in_use: InUse, life: Life) {
+    fn put(
+        &self,
+        key: HttpKey,
+        sender: http1::SendRequest<Body>,
+        in_use: InUse,
+        life: ConnectionUse,
+    ) {
         let now = Instant::now();
         let mut state = self.0.lock();
         if !state.is_swept {
@@ -478,11 +338,11 @@ impl HttpPool {
         }
     }
 
-    /// Closes idle connections whose time is over, until none is left: an application without callers has no
-    /// connections of the waypoint.
+    /// Closes expired idle connections until none is left: an application without callers has no connections of the
+    /// waypoint.
     async fn sweep(self) {
         loop {
-            tokio::time::sleep(SWEEP).await;
+            tokio::time::sleep(SWEEP_INTERVAL).await;
             let mut state = self.0.lock();
             state.sweep();
             if state.idle.is_empty() {
@@ -497,11 +357,11 @@ impl State {
     fn take_idle(
         &mut self,
         key: &HttpKey,
-        keep: Keep,
-    ) -> Option<(http1::SendRequest<Body>, InUse, Life)> {
+        reuse_limits: ReuseLimits,
+    ) -> Option<(http1::SendRequest<Body>, InUse, ConnectionUse)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
-            one.life = one.life.under(keep);
+            one.life = one.life.with_limits(reuse_limits);
             if one.sender.is_ready() && !one.is_stale() {
                 return Some((one.sender, one.in_use, one.life));
             }
@@ -518,7 +378,7 @@ impl State {
     }
 }
 
-/// A request that failed on its connection.
+/// Failure of a request on its connection.
 #[derive(Debug)]
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
@@ -527,8 +387,8 @@ pub(crate) struct SendError {
 }
 
 impl SendError {
-    /// The cause of a request that was not sent is the failure of its new connection: that the endpoint does not speak
-    /// HTTP/2, for instance.
+    /// Converts an error. The cause of an unsent request is the failure of its new connection, such as that of an
+    /// endpoint that does not speak HTTP/2.
     async fn of(
         mut error: TrySendError<Request<Body>>,
         failure: Option<oneshot::Receiver<hyper::Error>>,
@@ -569,7 +429,7 @@ impl Checkout {
         match self.sender {
             HttpSender::Http1(mut sender, in_use) => {
                 in_use.share().set(share);
-                // Until the response is here, dropping this future abandons the request; then dropping the guard.
+                // Before the response, dropping this future abandons the request; after it, dropping the guard does.
                 let guard = in_use.begin();
                 let additions = in_use.additions();
                 let request = request.map(|body| match body.is_end_stream() {
@@ -578,9 +438,9 @@ impl Checkout {
                 });
                 let mut response = sender.try_send_request(request).await?;
                 let (pool, key) = (pool.clone(), self.key);
-                let life = self.life.filter(|life| !life.is_over());
+                let life = self.life.filter(|life| !life.is_expired());
                 if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
-                    // Whoever takes the connection over ends it.
+                    // After the switch, the stream's owner closes the connection.
                     in_use.end();
                     return Ok(response);
                 }
@@ -597,7 +457,7 @@ impl Checkout {
                 Ok(response)
             }
             HttpSender::Http2(mut sender) => {
-                // A connection that was just opened, or is about to close.
+                // Fails for a connection that has just been closed or is about to close.
                 if let Err(error) = sender.ready().await {
                     tracing::debug!(%error, "a connection to an endpoint has ended");
                 }

@@ -1,4 +1,4 @@
-//! The header of the PROXY protocol that a connection to an endpoint begins with.
+//! PROXY protocol header at the start of a connection to an endpoint.
 
 use std::{io, net::SocketAddr};
 
@@ -6,15 +6,15 @@ use ambit_codec::ProxyHeader;
 use ambit_model::{DestinationPolicy, ProxyProtocol};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
-use super::Upstream;
+use super::next_hop::Upstream;
 
 /// PROXY protocol header. A connection with one carries a single client connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Preamble(Box<[u8]>);
 
 impl Preamble {
-    /// Returns the header of a connection for `client`, which has called `called`, if the rule requires one. A next
-    /// waypoint speaks HBONE, and gets none.
+    /// Returns the header for a client and the address that it called, if the rule requires one. A next waypoint speaks
+    /// HBONE, and receives none.
     pub(crate) fn of(
         policy: &DestinationPolicy,
         upstream: &Upstream,
@@ -22,7 +22,7 @@ impl Preamble {
         called: SocketAddr,
     ) -> Option<Self> {
         let version = policy.proxy_protocol.filter(|_| !upstream.is_waypoint())?;
-        // A service that is called by its name, and has no address, is at its endpoint's.
+        // A service without an address is called by name: the endpoint's address replaces it.
         let is_known = !called.ip().is_unspecified();
         let header = ProxyHeader {
             source: client,

@@ -1,4 +1,4 @@
-//! A connection to an endpoint.
+//! Byte stream of a connection to an endpoint.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::memory::Permit;
 
-/// Connection to an endpoint.
+/// Byte stream of a connection to an endpoint.
 #[derive(Debug)]
 pub(crate) enum Stream {
     /// Plain TCP stream.
@@ -30,7 +30,7 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// The connection is reset when it is dropped, rather than ended in order.
+    /// Resets the connection on drop, rather than closing it in order.
     pub(crate) fn reset_on_drop(&mut self) {
         match self {
             Self::Plain(stream) => {

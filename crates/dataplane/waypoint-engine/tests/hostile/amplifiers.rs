@@ -1,5 +1,5 @@
-//! What one request of a client causes is bounded: retries of a backend that fails, mirrors that are slow, dead or mirror
-//! themselves, and redirects, which are not the waypoint's to follow.
+//! Amplification by a client's request is bounded: retries of a failing backend; mirrors that are slow, unreachable or
+//! mirror themselves; and redirects, which the waypoint does not follow.
 
 use std::sync::{
     Arc,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// Requests at once, of which a fifth may be retried at a time, and how often the route has each retried.
+/// Concurrent requests, of which a fifth may be retried at a time, and the retries that the route allows for each.
 const REQUESTS: usize = 50;
 const ATTEMPTS: u32 = 5;
 
@@ -36,12 +36,12 @@ async fn retries_to_a_failing_backend_stay_within_budget() {
         async move {
             head(&mut stream).await;
             counted.fetch_add(1, Relaxed);
-            // All of them are under way before the first fails.
+            // All requests are in flight before the first fails.
             while counted.load(Relaxed) < REQUESTS {
                 tokio::task::yield_now().await;
             }
             let answer = b"HTTP/1.1 503 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-            // The waypoint may have given up.
+            // The waypoint may have closed the connection.
             let _gone = stream.write_all(answer).await;
         }
     })
@@ -132,7 +132,7 @@ async fn retries_of_a_mirrored_request_reach_its_backend_alone() {
 }
 
 #[tokio::test]
-async fn what_is_mirrored_is_not_mirrored_again() {
+async fn mirrored_requests_are_not_mirrored_repeatedly() {
     let mut scene = Scene::new().await;
     for (name, other) in [("web", "back"), ("back", "web")] {
         let mirrors = vec![mirror(other), mirror(other)];
@@ -154,10 +154,10 @@ async fn what_is_mirrored_is_not_mirrored_again() {
 }
 
 #[tokio::test]
-async fn mirrors_that_take_no_body_hold_a_bounded_part_of_it() {
+async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
     const MIRRORS: usize = 4;
     const BODY: usize = 16 << 20;
-    // What a mirror may be behind, with what is under way to it.
+    // Bytes by which a mirror may lag, including those in flight to it.
     const MOST: usize = 2 << 20;
     let world = World::new().await;
     let (taking, _) = scripted(|_, mut stream| async move {
@@ -179,7 +179,7 @@ async fn mirrors_that_take_no_body_hold_a_bounded_part_of_it() {
         std::future::pending::<()>().await;
     })
     .await;
-    // Nobody listens where this one was.
+    // An address without a listener.
     let (gone, _) = listener().await;
     let dead = gone.local_addr().unwrap();
     drop(gone);
@@ -221,7 +221,7 @@ async fn mirrors_that_take_no_body_hold_a_bounded_part_of_it() {
 }
 
 #[tokio::test]
-async fn redirects_of_applications_are_the_clients_to_follow() {
+async fn redirects_of_applications_are_not_followed() {
     let mut scene = Scene::new().await;
     let (redirecting, asked) = scripted(|_, mut stream| async move {
         head(&mut stream).await;
@@ -232,7 +232,7 @@ async fn redirects_of_applications_are_the_clients_to_follow() {
     })
     .await;
     scene.world.serve("away", "10.0.0.7", &[redirecting]);
-    // Neither of the client's request, nor of its mirror.
+    // Redirects of the client's request and of its mirrored request are not followed.
     let rules = vec![rule(prefix("/"), vec![mirror("away")], to("away"))];
     scene.follow("away", vec![route(None, rules)]);
     let request = b"GET / HTTP/1.1\r\nHost: away\r\nConnection: close\r\n\r\n";

@@ -1,4 +1,4 @@
-//! Applications: one that accepts only well-formed requests, and scripted ones.
+//! Test applications: one that accepts only well-formed requests, and scripted ones.
 
 use std::{
     net::SocketAddr,
@@ -22,11 +22,11 @@ pub(crate) enum Received {
     Whole {
         head: String,
         body: Vec<u8>,
-        /// Lines behind a body in chunks.
+        /// Trailers of a chunked body.
         trailers: Vec<String>,
     },
     Malformed(String),
-    /// The connection ended before the request did.
+    /// Request that was incomplete when the connection ended.
     Cut,
 }
 
@@ -47,7 +47,7 @@ impl Strict {
                     match read(&mut stream).await {
                         Ok(None) => return,
                         Ok(Some(whole)) => {
-                            // A test that is over does not listen.
+                            // The receiver may be gone at the end of a test.
                             let _over = tell.send(whole);
                             let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
                             if stream.write_all(answer).await.is_err() {
@@ -74,7 +74,8 @@ impl Strict {
     }
 }
 
-/// Runs a script for each connection with the number of earlier ones. Returns the address, and the connection counter.
+/// Runs a script for each connection, with the number of previous ones. Returns the address, and the connection
+/// counter.
 pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -107,7 +108,7 @@ pub(crate) async fn head(stream: &mut TcpStream) {
 
 type Stream = BufReader<TcpStream>;
 
-/// The next request by the letter of RFC 9112; nothing at an end between two.
+/// Reads the next request by the strict grammar of RFC 9112; `None` at an end between two requests.
 async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
     let mut head = String::new();
     let mut length = None;
@@ -181,7 +182,7 @@ fn request_line(line: &str) -> Result<(), Received> {
     Ok(())
 }
 
-/// A line that ends with CRLF and has no other control character; nothing at the end.
+/// Reads a line that ends with CRLF and has no other control character; `None` at the end.
 async fn line(stream: &mut Stream) -> Result<Option<String>, Received> {
     let mut bytes = Vec::new();
     stream

@@ -1,4 +1,4 @@
-//! Applications that do what HTTP allows and proxies often lose: an old version, early and interim responses, trailers.
+//! Applications that use parts of HTTP which proxies often break: old versions, early and interim responses, trailers.
 
 use std::sync::{
     Arc,
@@ -64,11 +64,11 @@ async fn clients_get_the_waypoints_version_and_keep_their_connection() {
 }
 
 #[tokio::test]
-async fn a_response_to_an_upload_that_is_not_read_reaches_its_client() {
+async fn response_to_an_unread_upload_reaches_the_client() {
     let world = World::new().await;
     let (application, _) = scripted(|_, mut stream: TcpStream| async move {
         head(&mut stream).await;
-        // Its kernel has bytes that it never reads: the connection is reset right behind the response.
+        // The application never reads the request body: the connection is reset right after the response.
         let response = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge";
         let _gone = stream.write_all(response).await;
     })
@@ -109,7 +109,7 @@ async fn a_response_to_an_upload_that_is_not_read_reaches_its_client() {
 }
 
 #[tokio::test]
-async fn interim_responses_pass_on_before_the_final_one() {
+async fn interim_responses_are_forwarded_before_the_final_one() {
     let world = World::new().await;
     let (application, _) = scripted(|_, mut stream| async move {
         loop {
@@ -119,7 +119,7 @@ async fn interim_responses_pass_on_before_the_final_one() {
             if stream.write_all(hints.as_bytes()).await.is_err() {
                 return;
             }
-            // The client says when it has them.
+            // The client signals that it has received them.
             head(&mut stream).await;
             let response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
             if stream.write_all(response).await.is_err() {
@@ -143,14 +143,14 @@ async fn interim_responses_pass_on_before_the_final_one() {
         let response = expect(&mut tunnel, "\r\n\r\nok").await;
         assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
     }
-    // Clients of HTTP/1.0 do not know them.
+    // HTTP/1.0 clients do not know interim responses.
     let request = b"POST / HTTP/1.0\r\nHost: web\r\nContent-Length: 4\r\n\r\n\r\n\r\n";
     let reply = client.say(VIP, HTTP1, request).await;
     assert!(reply.text().starts_with("HTTP/1.0 200 OK\r\n"), "{reply:?}");
 }
 
 #[tokio::test]
-async fn expectations_are_the_applications_to_meet() {
+async fn expectations_are_forwarded_to_the_application() {
     let world = World::new().await;
     let uploaded = Arc::new(AtomicUsize::new(0));
     let counted = uploaded.clone();
@@ -180,7 +180,7 @@ async fn expectations_are_the_applications_to_meet() {
                 let response = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
                 stream.write_all(response).await.unwrap();
             }
-            // It ends with the connection.
+            // The application stops with the connection.
             while let Ok(1..) = stream.read(&mut [0; 64]).await {
                 counted.fetch_add(1, Relaxed);
             }
@@ -190,7 +190,7 @@ async fn expectations_are_the_applications_to_meet() {
     world.serve("web", VIP, &[application]);
     for (path, expected) in [
         ("/wanted", 200),
-        // An application that does not know of it gets the body after a while.
+        // An application that ignores the expectation receives the body after a timeout.
         ("/unknown", 200),
         ("/too-large", 413),
         ("/failed", 417),
@@ -209,7 +209,7 @@ async fn expectations_are_the_applications_to_meet() {
         } else {
             let status = format!("HTTP/1.1 {expected} ");
             assert!(response.starts_with(&status), "{path}: {response}");
-            // Whoever sends the body now has had the response; the application does not get it.
+            // A body sent now comes after the response; the application does not receive it.
             let _closed = tunnel.write_all(b"body").await;
             let _closed = tunnel.shutdown().await;
             read_response(tunnel).await;
@@ -219,7 +219,7 @@ async fn expectations_are_the_applications_to_meet() {
 }
 
 #[tokio::test]
-async fn trailers_pass_whatever_te_and_trailer_say() {
+async fn trailers_are_forwarded_regardless_of_te_and_trailer() {
     let world = World::new().await;
     let (application, _) = scripted(|_, mut stream| async move {
         loop {
@@ -262,7 +262,7 @@ async fn limits_of_header_sections_are_settings_and_named_in_refusals() {
     let (application, _) = scripted(|_, mut stream| async move {
         loop {
             let asked = expect(&mut stream, "\r\n\r\n").await;
-            // As many fields as the path says.
+            // The path gives the number of fields.
             let path = asked.split(' ').nth(1).unwrap_or_default();
             let fields: usize = path.trim_start_matches('/').parse().unwrap_or_default();
             let fields = "X: a\r\n".repeat(fields);
@@ -320,7 +320,7 @@ async fn endpoints_are_called_by_the_clients_address_family() {
 }
 
 #[tokio::test]
-async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
+async fn destination_rules_choose_the_upstream_http_version() {
     let world = World::new().await;
     let (tell, mut telemetry) = tokio::sync::mpsc::unbounded_channel();
     let (application, _) = scripted(move |_, mut stream| {
@@ -363,7 +363,7 @@ async fn response_names_an_application_of_another_http_version() {
     let world = World::new().await;
     let (of_http2, _) = scripted(|_, mut stream| async move {
         head(&mut stream).await;
-        // Its settings, as if it had been asked by HTTP/2.
+        // SETTINGS, as a server of HTTP/2 would send them.
         let _gone = stream.write_all(b"\0\0\0\x04\0\0\0\0\0").await;
         let _read = stream.read(&mut [0; 1024]).await;
     })

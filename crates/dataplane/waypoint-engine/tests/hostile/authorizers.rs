@@ -1,4 +1,5 @@
-//! Providers of CUSTOM policies: those that answer, and those that hang, lie, flood and vanish.
+//! Providers of CUSTOM policies: those that respond, and those that hang, send invalid or excessive responses, or
+//! disconnect.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -65,7 +66,7 @@ fn custom(name: &str, provider: Provider) -> WaypointUpdate {
     WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
-/// A provider of gRPC that gives every check the same response, and the received checks.
+/// Runs a gRPC provider that gives every check the same response. Returns the received checks.
 async fn of_grpc(
     message: &'static [u8],
     status: Option<&'static str>,
@@ -138,7 +139,7 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap().to_ascii_lowercase())
 }
 
-/// A provider of HTTP that gives every check the same bytes, and the received checks.
+/// Runs an HTTP provider that gives every check the same bytes. Returns the received checks.
 async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = asked.clone();
@@ -158,7 +159,7 @@ async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>
 }
 
 #[tokio::test]
-async fn http_provider_changes_only_what_it_may() {
+async fn http_provider_changes_only_permitted_headers() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-user: ann\r\nhost: evil\r\nx-forwarded-client-cert: evil\r\n\r\n";
     let (at, asked) = answering(answer).await;
     let (world, mut strict) = world(at).await;
@@ -185,7 +186,7 @@ async fn http_provider_changes_only_what_it_may() {
 }
 
 #[tokio::test]
-async fn a_denial_is_the_providers_own() {
+async fn denial_has_the_providers_response() {
     let answer =
         b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 5\r\nwww-authenticate: Basic\r\n\r\nlogin";
     let (at, _) = answering(answer).await;
@@ -205,7 +206,7 @@ async fn a_denial_is_the_providers_own() {
 }
 
 #[tokio::test]
-async fn what_a_provider_sets_is_judged_by_the_other_policies() {
+async fn provider_changes_are_authorized_by_other_policies() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-role: guest\r\n\r\n";
     let (at, _) = answering(answer).await;
     let (world, mut strict) = world(at).await;
@@ -233,7 +234,7 @@ async fn what_a_provider_sets_is_judged_by_the_other_policies() {
 }
 
 #[tokio::test]
-async fn a_provider_that_does_not_answer_denies_unless_it_is_to_fail_open() {
+async fn unresponsive_provider_denies_unless_it_fails_open() {
     let (hanging, _) = scripted(|_, stream| async move {
         let _held = stream;
         std::future::pending::<()>().await;
@@ -285,7 +286,7 @@ async fn a_provider_that_does_not_answer_denies_unless_it_is_to_fail_open() {
 
 #[tokio::test]
 async fn grpc_provider_is_trusted_only_within_the_protocol() {
-    // A status of OK, and x-user in the request's headers.
+    // Status OK, and x-user in the request's headers.
     let allowed = b"\x0a\x00\x1a\x11\x12\x0f\x0a\x0d\x0a\x06x-user\x12\x03ann";
     let (at, asked) = of_grpc(allowed, Some("0")).await;
     let (world, mut strict) = world(at).await;
@@ -321,7 +322,7 @@ async fn grpc_provider_is_trusted_only_within_the_protocol() {
 }
 
 #[tokio::test]
-async fn a_body_is_shown_as_far_as_is_allowed_and_passes_whole() {
+async fn provider_gets_a_body_prefix_and_the_application_all_of_it() {
     let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
     let (world, mut strict) = world(at).await;
     let mut body = ProviderBody {
@@ -400,7 +401,7 @@ async fn non_http_connections_are_checked_by_grpc_only() {
     let echo = tunnel.read_exact(&mut echoed);
     timeout(LONG, echo).await.expect("no echo").unwrap();
     assert_eq!((&echoed, asked.lock().len()), (b"ping", 1));
-    // It has been admitted by that provider, and by no other.
+    // Only the first provider has allowed the request.
     let other = Provider {
         name: "other".into(),
         ..provider(ProviderProtocol::Grpc)

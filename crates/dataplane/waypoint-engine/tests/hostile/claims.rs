@@ -1,4 +1,4 @@
-//! Headers that say who calls, forged by clients and applications: in every spelling, and wherever they may be put.
+//! Headers that identify a caller, forged by clients and applications, in every spelling and position.
 
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpRule, HttpValue, PolicyKey,
@@ -30,7 +30,7 @@ const NAMES: &[&str] = &[
     "x-envoy-peer-metadata-id",
 ];
 
-/// Headers that clients may send, but not in the spelling that is a second variable of the same name.
+/// Headers that clients may send, except in a spelling that CGI-style applications read as the same variable.
 const FORWARDING: &[&str] = &[
     "x-forwarded-for",
     "x-forwarded-proto",
@@ -64,13 +64,13 @@ async fn http2(client: &Client) -> SendRequest<Bytes> {
     let tunnel = client.tunnel(VIP, HTTP1).await;
     let (requests, connection) = h2::client::handshake(tunnel).await.unwrap();
     ambit_rt::spawn("client", async move {
-        // It ends with the test.
+        // The connection ends with the test.
         let _ended = connection.await;
     });
     requests.ready().await.unwrap()
 }
 
-/// Sends a request of HTTP/2 with these headers and trailers.
+/// Sends an HTTP/2 request with these headers and trailers.
 async fn send(requests: &SendRequest<Bytes>, headers: &[(&str, &str)], trailers: &[(&str, &str)]) {
     let mut request = Request::new(());
     *request.method_mut() = Method::POST;
@@ -96,7 +96,7 @@ async fn send(requests: &SendRequest<Bytes>, headers: &[(&str, &str)], trailers:
 }
 
 #[tokio::test]
-async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
+async fn forged_identity_headers_never_reach_the_application() {
     let (world, mut application) = world().await;
     let client = world.client().await;
     let requests = http2(&client).await;
@@ -126,7 +126,7 @@ async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
             if got.contains("forged") {
                 reached.push(format!("{spelling} as {place}"));
             }
-            // Other trailers pass.
+            // Other trailers are forwarded.
             assert_eq!(got.contains("x-kept: 1"), place == "trailer", "{got}");
         }
         let forged = [(spelling.as_str(), "forged")];
@@ -162,7 +162,7 @@ async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
 }
 
 #[tokio::test]
-async fn the_waypoints_own_claim_is_the_only_one() {
+async fn client_cert_header_is_only_the_waypoints() {
     let (world, mut application) = world().await;
     world.publish(WaypointUpdate::Put(
         "gw".into(),
@@ -186,14 +186,14 @@ async fn the_waypoints_own_claim_is_the_only_one() {
         panic!("{claims:?}")
     };
     assert!(claim.ends_with("/ns/ns/sa/client"), "{claim}");
-    // What a client says of addresses passes, as Istio lets it; nobody takes it for more than that.
+    // Address headers of a client pass unchanged, as in Istio; no policy relies on them.
     for passed in ["x-real-ip: 192.0.2.1", "forwarded: for=192.0.2.1"] {
         assert!(got.contains(passed), "{got}");
     }
 }
 
 #[tokio::test]
-async fn trailers_cannot_say_what_policies_have_judged() {
+async fn trailers_cannot_have_fields_that_policies_read() {
     let (world, mut application) = world().await;
     let client = world.client().await;
     let request =
@@ -226,7 +226,7 @@ async fn trailers_cannot_say_what_policies_have_judged() {
 }
 
 #[tokio::test]
-async fn crumbs_of_cookies_reach_the_application_as_one_line() {
+async fn split_cookies_reach_the_application_as_one_line() {
     let (world, mut application) = world().await;
     let requests = http2(&world.client().await).await;
     let crumbs = [
@@ -245,7 +245,7 @@ async fn crumbs_of_cookies_reach_the_application_as_one_line() {
 }
 
 #[tokio::test]
-async fn applications_say_nothing_in_the_name_of_a_proxy() {
+async fn proxy_headers_of_applications_are_removed() {
     let world = World::new().await;
     let lines: String = NAMES
         .iter()

@@ -1,5 +1,5 @@
-//! Routes that clients write for themselves: none of them gets past the tokens, claims, limits and plugins of the
-//! Service that a request is sent to.
+//! Consumer routes: none of them bypasses the tokens, claims, limits and plugins of the Service to which a request is
+//! sent.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn tokens(of: &str) -> WaypointUpdate {
     WaypointUpdate::Put(record(of), WaypointRecord::from(authentication))
 }
 
-/// Builds a limit of requests for one path.
+/// Returns a limit of requests for one path.
 fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     let limit = LocalLimit {
         matches: vec![HttpRouteMatch {
@@ -59,7 +59,7 @@ fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     WaypointUpdate::Put(record(of), WaypointRecord::from(object))
 }
 
-/// A plugin without which requests go on, since it is not supported: whether it is attached is what counts here.
+/// Returns an unsupported plugin that fails open: these tests only need to know whether it is attached.
 fn plugin(of: &str) -> WaypointUpdate {
     let extension = WaypointExtension {
         namespace: "ns".into(),
@@ -97,7 +97,7 @@ fn of_clients(scene: &Scene, rules: Vec<HttpRouteRule>) {
 }
 
 #[tokio::test]
-async fn clients_routes_forge_no_claims() {
+async fn consumer_routes_cannot_forge_claims() {
     let scene = Scene::new().await;
     scene.world.publish(tokens("web"));
     let names = [
@@ -121,7 +121,7 @@ async fn clients_routes_forge_no_claims() {
 }
 
 #[tokio::test]
-async fn clients_routes_meet_limits_of_what_is_sent() {
+async fn limits_count_the_forwarded_form_of_consumer_routes() {
     let mut scene = Scene::new().await;
     scene.world.publish(limit("web", "/limited", 2));
     let rules = vec![
@@ -130,7 +130,7 @@ async fn clients_routes_meet_limits_of_what_is_sent() {
         rule(prefix("/back"), vec![full("/limited")], to("back")),
     ];
     of_clients(&scene, rules);
-    // Once each, whether it is what came, what is sent, or both.
+    // Counted once each, whether the limit matches the received form, the forwarded form, or both.
     for (path, expected) in [
         ("/x", "web /limited web"),
         ("/limited", "web /limited web"),
@@ -146,7 +146,7 @@ async fn clients_routes_meet_limits_of_what_is_sent() {
 }
 
 #[tokio::test]
-async fn mirrors_of_clients_routes_are_limited_and_pass_no_tokens_or_plugins() {
+async fn consumer_mirrors_bypass_no_limits_tokens_or_plugins() {
     const FAMILY: &str = "ambit_requests_mirrored_total";
     let mut scene = Scene::new().await;
     scene.world.publish(limit("web", "/limited", 2));
@@ -158,7 +158,7 @@ async fn mirrors_of_clients_routes_are_limited_and_pass_no_tokens_or_plugins() {
     let response = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
     assert_eq!(response.statuses(), [200]);
     until("the copy is sent", || answered(&scene) == 1).await;
-    // The copy has taken the second.
+    // The mirrored request has used up the second one.
     let response = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
     assert_eq!(response.statuses(), [429]);
     assert_eq!(scene.got().len(), 2);
@@ -172,7 +172,7 @@ async fn mirrors_of_clients_routes_are_limited_and_pass_no_tokens_or_plugins() {
 }
 
 #[tokio::test]
-async fn clients_routes_pass_no_tokens_and_no_plugins() {
+async fn consumer_routes_bypass_no_tokens_or_plugins() {
     let mut scene = Scene::new().await;
     let rules = vec![
         rule(prefix("/back"), Vec::new(), to("back")),
@@ -216,7 +216,7 @@ async fn clients_routes_pass_no_tokens_and_no_plugins() {
     ] {
         assert_eq!(scene.ask(path, "web").await, expected, "{path}");
     }
-    // Who is responsible for the Service changes and forwards what has been admitted as it came.
+    // The owner of the Service may change and forward requests that were admitted in their received form.
     scene.world.publish(plugin("back"));
     scene.follow("web", vec![route(None, rules)]);
     for (path, expected) in own.into_iter().chain([back]) {
@@ -225,7 +225,7 @@ async fn clients_routes_pass_no_tokens_and_no_plugins() {
 }
 
 #[tokio::test]
-async fn clients_routes_of_connections_pass_no_tokens_and_no_plugins() {
+async fn consumer_stream_routes_bypass_no_tokens_or_plugins() {
     let scene = Scene::new().await;
     let routes = |clients: Option<&str>| StreamRoute {
         name: route(clients, Vec::new()).name,

@@ -1,4 +1,4 @@
-//! What is counted of connections that are not HTTP, and of policies that are no more.
+//! Metrics of connections that are not HTTP, and of removed policies.
 
 use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey, WaypointRecord};
 use ambit_testkit::until;
@@ -53,7 +53,7 @@ async fn connections_count_for_dry_run_and_audit_policies() {
         .iter()
         .filter(|line| line.contains("a connection is audited"));
     assert_eq!(audited.count(), 2, "{lines:?}");
-    // A connection that is denied counts too.
+    // A denied connection counts, too.
     world.publish(policy("no", HttpAction::Deny, false));
     assert!(client.try_tunnel(VIP, TCP).await.is_err());
     until("it is counted", || denied() == 3).await;

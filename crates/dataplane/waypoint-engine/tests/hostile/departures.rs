@@ -1,4 +1,4 @@
-//! Clients that disconnect while they wait: their requests end within seconds, whatever they sent before.
+//! Clients that disconnect while they wait: their requests end within seconds, regardless of what they sent before.
 
 use std::{
     net::SocketAddr,
@@ -16,20 +16,20 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 const GET: &[u8] = b"GET /hang HTTP/1.1\r\nHost: web\r\n\r\n";
-/// Requests of each kind.
+/// Number of requests of each kind.
 const REQUESTS: usize = 10;
 
 /// How a client disconnects.
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
-    /// The end of its half of the connection.
+    /// Half-close of the connection.
     Fin,
-    /// Resets the tunnel.
+    /// Reset of the tunnel.
     Reset,
 }
 
-/// An application that reads the head of a request and nothing more, and never responds. How many connections it has
-/// received, and how many of them are open.
+/// Runs an application that reads the header section of a request and nothing more, and never responds. Returns the
+/// counters of received and of open connections.
 async fn hanging() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();
@@ -77,7 +77,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
         ),
         ("half a body", post(6, 3), both),
         ("a chunk that is cut", chunked.to_vec(), both),
-        // The end is behind unread bytes: only a reset is seen.
+        // The end comes after unread bytes: only a reset is detected.
         (
             "a body that nobody reads",
             post(100 << 20, 1 << 20),
@@ -87,7 +87,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
 }
 
 #[tokio::test]
-async fn request_of_a_client_ends_when_it_leaves() {
+async fn request_ends_when_its_client_disconnects() {
     let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", "true")]).await;
     let (address, all, open) = hanging().await;
     world.serve("web", VIP, &[address]);
@@ -115,20 +115,20 @@ async fn request_of_a_client_ends_when_it_leaves() {
             })
             .await;
             drop(left);
-            // Nothing was sent again.
+            // No request was retried.
             assert_eq!(all.load(Relaxed), expected, "{what}");
         }
     }
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_end_their_requests() {
+async fn reset_streams_end_their_requests() {
     let world = World::new().await;
     let (address, all, open) = hanging().await;
     world.serve("web", VIP, &[address]);
     let client = world.client().await;
     for (round, by_connection) in [(1, false), (2, true)] {
-        // To an application of HTTP/1: its connections are counted.
+        // The HTTP/1 application counts its connections.
         let tunnel = client.tunnel(VIP, HTTP1).await;
         let (mut send, connection) = h2::client::handshake(tunnel).await.unwrap();
         let connection = ambit_rt::spawn_abortable("connection", async move {
@@ -162,7 +162,7 @@ async fn streams_that_are_reset_end_their_requests() {
 }
 
 #[tokio::test]
-async fn half_closed_clients_get_responses_where_that_is_set() {
+async fn half_closed_clients_get_responses_if_configured() {
     for (setting, expected) in [("false", vec![200]), ("true", vec![])] {
         let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", setting)]).await;
         let respond = Arc::new(Notify::new());
@@ -185,7 +185,8 @@ async fn half_closed_clients_get_responses_where_that_is_set() {
         tunnel.write_all(GET).await.unwrap();
         until("the request arrives", || all.load(Relaxed) == 1).await;
         tunnel.shutdown().await.unwrap();
-        // A request behind the end, on the same connection to the waypoint: once it is answered, the end has arrived.
+        // A request after the half-close, on the same connection to the waypoint: its response shows that the
+        // half-close has arrived.
         let mut other = client.tunnel(VIP, HTTP1).await;
         let get = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
         other.write_all(get).await.unwrap();

@@ -1,4 +1,4 @@
-//! Applications that do not answer as they should: what clients get, what is counted, and what is sent again.
+//! Applications with invalid or incomplete responses: the client's response, metrics, and retries.
 
 use std::{
     net::SocketAddr,
@@ -36,7 +36,7 @@ async fn wait(event: &Notify) {
 async fn answering(bytes: &'static [u8]) -> SocketAddr {
     let application = scripted(move |_, mut stream| async move {
         head(&mut stream).await;
-        // The waypoint may have heard enough.
+        // The waypoint may have closed the connection.
         let _cut = stream.write_all(bytes).await;
     });
     application.await.0
@@ -65,7 +65,7 @@ const ANSWERS: &[(&str, &[u8], u16, &str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn each_answer_has_its_status_its_flag_and_its_line() {
+async fn failed_responses_have_their_status_flag_and_log_line() {
     let world = World::new().await;
     let mut wrong = Vec::new();
     for (number, (what, bytes, status, flags, body)) in (1..).zip(ANSWERS) {
@@ -78,14 +78,14 @@ async fn each_answer_has_its_status_its_flag_and_its_line() {
         let text = response.text();
         let (_, got) = text.split_once("\r\n\r\n").unwrap_or_default();
         let is_right = match (status, *flags) {
-            // The part that was on its way is lost, or not.
+            // The last part of the response may be lost.
             (200, "UC") => !response.ended && body.starts_with(got.trim_end()) | got.contains(body),
             (200, _) => {
                 response.ended && response.statuses().last() == Some(&200) && got.contains(body)
             }
             _ => response.ended && response.statuses() == [*status],
         };
-        // The report is made when the last of it is dropped.
+        // The request is reported when its last part is dropped.
         until(&format!("{what} is counted: {text:?}"), || {
             world.ended(*status, flags) == before + 1
         })
@@ -101,7 +101,7 @@ async fn each_answer_has_its_status_its_flag_and_its_line() {
 }
 
 #[tokio::test]
-async fn what_follows_an_answer_is_never_the_answer_to_another_request() {
+async fn bytes_after_a_response_never_answer_another_request() {
     const TWO: &[u8] =
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoodHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil";
     let world = World::new().await;
@@ -169,7 +169,7 @@ async fn endless_headers_and_interim_responses_are_bounded() {
 }
 
 #[tokio::test]
-async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
+async fn missing_response_is_awaited_until_the_client_leaves() {
     let world = World::new().await;
     let (asked, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let tell = (asked.clone(), ended.clone());
@@ -178,7 +178,7 @@ async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
         async move {
             head(&mut stream).await;
             asked.notify_one();
-            // The end, of whatever kind.
+            // The connection ends, in order or by a reset.
             let _end = stream.read(&mut [0; 64]).await;
             ended.notify_one();
         }
@@ -189,7 +189,7 @@ async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
     tunnel.write_all(GET).await.unwrap();
     wait(&asked).await;
-    // Half of the connection is at its end; the client still waits.
+    // The client half-closes the connection, and still waits.
     tunnel.shutdown().await.unwrap();
     assert_eq!(world.ended(0, "DC"), 0);
     drop(tunnel);
@@ -203,7 +203,7 @@ async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
 }
 
 #[tokio::test]
-async fn an_answer_before_the_end_of_the_request_is_passed_on() {
+async fn early_response_is_forwarded() {
     let world = World::new().await;
     let early = answering(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").await;
     world.serve("web", VIP, &[early]);
@@ -215,7 +215,7 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on() {
     let reading = tunnel.read_exact(&mut answer);
     timeout(LONG, reading).await.expect("no answer").unwrap();
     assert_eq!(answer, b"HTTP/1.1 413");
-    // It is terminated then: the rest is not read.
+    // The connection is then terminated: the rest is not read.
     let response = read_response(tunnel).await;
     assert!(response.text().ends_with("no"), "{response:?}");
 }
@@ -254,7 +254,8 @@ async fn tried(
 const BODILESS: &[u8] =
     b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 
-/// The same by HTTP/2, where the first request is reset for this reason; or, without one, the connection is closed.
+/// Runs a request over HTTP/2 like [`tried`]. The first attempt is reset for this reason, or the connection is closed
+/// without one.
 async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<u16>) {
     let world = World::new().await;
     let before = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -268,7 +269,7 @@ async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<
                 while let Some(Ok((_, mut respond))) = connection.accept().await {
                     match (before.fetch_add(1, Relaxed), reason) {
                         (0, Some(reason)) => respond.send_reset(reason),
-                        // It has been processed, as the last one of the connection.
+                        // GOAWAY reports the request as the last processed one.
                         (0, None) => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
                         _ => {
                             let ok = http::Response::new(());
@@ -303,7 +304,7 @@ async fn only_unprocessed_http2_streams_are_retried() {
 }
 
 #[tokio::test]
-async fn what_may_have_been_done_is_not_done_again() {
+async fn possibly_processed_requests_are_not_retried() {
     const PUT: &[u8] =
         b"PUT / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc";
     for (request, expected) in [
@@ -319,7 +320,7 @@ async fn what_may_have_been_done_is_not_done_again() {
 }
 
 #[tokio::test]
-async fn nothing_is_tried_more_than_three_times() {
+async fn requests_have_at_most_three_attempts() {
     let world = World::new().await;
     let mut counts = Vec::new();
     let mut endpoints = Vec::new();
@@ -344,7 +345,7 @@ async fn nothing_is_tried_more_than_three_times() {
 async fn refused_connections_are_retried_elsewhere() {
     let world = World::new().await;
     let strict = Strict::start().await;
-    // Nobody listens at the second address, on the same port.
+    // Nothing listens at the second address, on the same port.
     let nobody = SocketAddr::from(([127, 0, 8, 1], strict.address.port()));
     world.serve("web", VIP, &[strict.address, nobody]);
     world.serve("nobody", OTHER, &[nobody]);

@@ -1,5 +1,5 @@
-//! Envoy's admin interface of a waypoint, which `istioctl proxy-config` reads: everything that routes and rules ask for
-//! is there under Envoy's names, in the order of evaluation, and Ambit's own dump stays at its path.
+//! Envoy's admin interface of a waypoint, which `istioctl proxy-config` reads: all parts of routes and rules are shown
+//! under Envoy's names, in the order of evaluation, and Ambit's own dump stays at its path.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     routes::{BACK_VIP, VIP, service, to},
 };
 
-/// The value of a header that a route sets.
+/// Value of a header that a route sets.
 const CREDENTIAL: &str = "hunter2";
 
 struct Answer {
@@ -31,7 +31,7 @@ struct Answer {
     body: Value,
 }
 
-/// The response to a GET; `None` if the path is not of Envoy's interface.
+/// Returns the response to a GET; `None` if the path is not part of Envoy's interface.
 async fn get(admin: &EnvoyAdmin, path: &str) -> Option<Answer> {
     let request = Request::get(path).body(Bytes::new()).unwrap();
     let response = admin.respond(&request)?;
@@ -61,7 +61,7 @@ fn rule(path: HttpPathMatch, backends: Vec<HttpBackend>) -> HttpRouteRule {
     }
 }
 
-/// Rules in another order than the one in which they are evaluated.
+/// Returns rules in another order than that of their evaluation.
 fn rules() -> Vec<HttpRouteRule> {
     let prefix = |text: &str| HttpPathMatch::Prefix(text.into());
     let rewritten = HttpRouteRule {
@@ -233,7 +233,7 @@ async fn world() -> World {
 }
 
 #[tokio::test]
-async fn routes_are_in_the_order_of_evaluation() {
+async fn routes_are_dumped_in_evaluation_order() {
     let admin = world().await.envoy_admin();
     let dump = section(&admin, "dynamic_route_configs,static_route_configs").await;
     let configurations = dump["dynamic_route_configs"].as_array().unwrap();
@@ -347,7 +347,7 @@ async fn clusters_have_their_rule_and_their_endpoints() {
     };
     assert_eq!(addresses(&name), ["127.0.0.2", "127.0.0.3"]);
     assert_eq!(addresses(&subset), ["127.0.0.2"]);
-    // Every cluster that routes name is there.
+    // Every cluster that routes name is in the dump.
     let routes = section(&admin, "dynamic_route_configs").await.to_string();
     for part in routes.split("\"cluster\":\"").skip(1) {
         let name = part.split('"').next().unwrap();
@@ -356,7 +356,7 @@ async fn clusters_have_their_rule_and_their_endpoints() {
 }
 
 #[tokio::test]
-async fn called_addresses_select_filter_chains() {
+async fn filter_chains_match_called_addresses() {
     let admin = world().await.envoy_admin();
     let dump = section(&admin, "dynamic_listeners,static_listeners").await;
     let main = &dump["dynamic_listeners"][1]["active_state"]["listener"];
@@ -393,7 +393,7 @@ async fn certificates_are_shown_without_keys_and_ambits_dump_stays() {
     let text = whole.body.to_string();
     assert!(!text.contains("private_key") && !text.contains(CREDENTIAL));
     assert_eq!(whole.body["configs"].as_array().unwrap().len(), 7);
-    // Without parameters the page is Ambit's.
+    // Without parameters, the page is Ambit's own.
     assert!(get(&admin, "/config_dump").await.is_none());
     assert!(get(&admin, "/workload_state").await.is_none());
     let unknown = get(&admin, "/config_dump?mask=nonsense").await.unwrap();
@@ -416,7 +416,7 @@ async fn dumps_are_bounded_in_number_and_end_with_their_readers() {
         let request = Request::get("/config_dump?include_eds").body(Bytes::new());
         admin.respond(&request.unwrap()).unwrap()
     };
-    // More than what is buffered of them: none ends unread.
+    // Responses larger than their buffers, none of which is read.
     let unread: Vec<_> = (0..4).map(|_| begin()).collect();
     assert!(unread.iter().all(|response| response.status() == 200));
     assert_eq!(begin().status(), 503);

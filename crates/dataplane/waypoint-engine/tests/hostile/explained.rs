@@ -1,5 +1,5 @@
-//! Explanations predict what requests get: meshes of policies, tokens and routes drawn at random, and for each request the
-//! prediction of `POST /explain` beside the response, the access log and the application that the request reaches.
+//! Explanations predict results of requests: for random meshes of policies, tokens and routes, the prediction of `POST
+//! /explain` is compared with the response, the access log, and the application that receives the request.
 
 mod draws;
 
@@ -31,7 +31,7 @@ use crate::{
 };
 use draws::Draws;
 
-/// Number of meshes, each with requests.
+/// Number of random meshes, and of requests to each.
 const MESHES: usize = 250;
 const REQUESTS: usize = 5;
 
@@ -75,7 +75,7 @@ impl Issuer {
     }
 }
 
-/// A waypoint, its clients, and the applications of the services `web` and `back`.
+/// Waypoint with clients, and with applications of the services `web` and `back`.
 struct Scene {
     world: World,
     explainer: Explainer,
@@ -105,8 +105,8 @@ impl Scene {
         }
     }
 
-    /// Publishes another mesh. Returns whether the access log contains queries, which it does not while an undecodable
-    /// object hides which parameters are tokens.
+    /// Publishes another mesh. Returns whether the access log contains queries; it does not while an undecodable object
+    /// hides which parameters are tokens.
     fn publish(&self, draws: &mut Draws) -> bool {
         for policy in draws.policies() {
             self.world.publish(policy);
@@ -137,7 +137,7 @@ impl Scene {
         is_understood
     }
 
-    /// A request of a client, which is told from others by its number.
+    /// Returns a request of a client, marked with its number.
     fn request(&self, rng: &mut StdRng, number: usize) -> HttpQuery {
         let paths = [
             "/", "/a", "/a/b", "/a/c", "/b", "/a%2Fb", "//a", "/%zz", "/a/../b",
@@ -173,7 +173,7 @@ impl Scene {
         }
     }
 
-    /// Prediction, status and, by its name, the application that got the request.
+    /// Compares the prediction of a request with its status and with the name of the application that received it.
     async fn compare(&mut self, request: &HttpQuery, account: usize) -> (Explanation, u16, String) {
         let (name, client) = &self.clients[account];
         let query = WaypointQuery {
@@ -212,7 +212,7 @@ fn step<'a>(explained: &'a Explanation, kinds: &[StepKind]) -> Option<&'a Step> 
     steps.find(|step| kinds.contains(&step.step))
 }
 
-/// The end of `response_code_details` that the access log has for what policies decide.
+/// Returns the end of `response_code_details` that the access log has for a decision of policies.
 fn refusal(explained: &Explanation) -> Option<String> {
     let kinds = [StepKind::Authorization, StepKind::BackendAuthorization];
     let step = step(explained, &kinds).filter(|step| step.result == StepResult::Refused)?;
@@ -226,7 +226,7 @@ fn refusal(explained: &Explanation) -> Option<String> {
 }
 
 #[tokio::test]
-async fn explanations_are_what_requests_are_answered() {
+async fn explanations_predict_responses() {
     let mut scene = Scene::new().await;
     let mut draws = Draws::new(7);
     let mut predicted = HashMap::new();
@@ -292,7 +292,7 @@ async fn text(response: ambit_rt::http::Response) -> String {
 }
 
 #[tokio::test]
-async fn queries_that_cannot_be_used_are_refused_without_an_echo() {
+async fn invalid_queries_are_rejected_without_an_echo() {
     let scene = Scene::new().await;
     let good = WaypointQuery {
         authority: format!("{VIP}:{HTTP1}"),

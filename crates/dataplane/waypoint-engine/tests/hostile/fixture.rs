@@ -1,4 +1,4 @@
-//! A waypoint on a loopback address, its records of the mesh, and clients with tunnels to it.
+//! Test fixture: a waypoint on a loopback address, its records of the mesh, and clients with tunnels to it.
 
 use std::{
     io::Write,
@@ -31,7 +31,7 @@ use ambit_waypoint_engine::{
     explain::Explainer,
     published::Published,
     server, telemetry_export,
-    waypoint::{Surroundings, Waypoint},
+    waypoint::{Waypoint, WaypointInputs},
 };
 use ambit_xds::WaypointUpdate;
 use http::{HeaderMap, Uri};
@@ -46,13 +46,13 @@ use tokio::{
 /// Timeout of every operation in these tests.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// Port of HTTP/1.1 of every service.
+/// Port that every service declares as HTTP/1.1.
 pub(crate) const HTTP1: u16 = 80;
 pub(crate) const HTTP2: u16 = 81;
 pub(crate) const UNDECLARED: u16 = 82;
 pub(crate) const TCP: u16 = 83;
 
-/// Log of all waypoints of this process.
+/// Captured log of all waypoints of this process.
 static LOG: LazyLock<Log> = LazyLock::new(|| {
     let log = Log::default();
     logging::init_with(LogFormat::Text, "info", log.clone()).unwrap();
@@ -73,7 +73,7 @@ impl Write for Log {
     }
 }
 
-/// The lines that name an address so far.
+/// Returns the log lines so far that name an address.
 pub(crate) fn lines_about(address: SocketAddr) -> Vec<String> {
     logging::flush(LONG);
     let log = LOG.0.lock();
@@ -83,7 +83,7 @@ pub(crate) fn lines_about(address: SocketAddr) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// A waypoint and its mesh.
+/// Waypoint and its mesh.
 pub(crate) struct World {
     pub(crate) pki: Arc<Pki>,
     pub(crate) state: SharedState,
@@ -97,7 +97,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A waypoint that knows all that it needs, and serves no service.
+    /// Creates a waypoint with a complete configuration and without services.
     pub(crate) async fn new() -> Self {
         Self::with_env(&[]).await
     }
@@ -115,9 +115,9 @@ impl World {
             ("POD_NAMESPACE", "ns"),
             ("SERVICE_ACCOUNT", "waypoint"),
             ("GATEWAY_NAME", "waypoint"),
-            // Where the applications are.
+            // Addresses of the applications.
             ("AMBIT_WILDCARD_ADDRESSES", "127.0.0.0/8"),
-            // Clients here end what they say with the end of their half of the connection.
+            // Clients of these tests half-close their connection after the request.
             ("AMBIT_CANCEL_ON_HALF_CLOSE", "false"),
         ];
         variables.retain(|(name, _)| !more.iter().any(|(other, _)| name == other));
@@ -137,14 +137,14 @@ impl World {
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry));
         let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
-        let surroundings = Surroundings {
+        let inputs = WaypointInputs {
             state: state.clone(),
             published: published.clone(),
             certificates: certificates.clone(),
             metrics,
             http_metrics,
         };
-        let waypoint = Arc::new(Waypoint::new(config.clone(), surroundings));
+        let waypoint = Arc::new(Waypoint::new(config.clone(), inputs));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let listener = ambit_sys::socket::adopt(listener, &config.tuning).unwrap();
         let listener = listener.listener;
@@ -174,7 +174,7 @@ impl World {
         world
     }
 
-    /// Envoy's admin interface of the waypoint.
+    /// Returns Envoy's admin interface of the waypoint.
     pub(crate) fn envoy_admin(&self) -> EnvoyAdmin {
         let id = "waypoint~10.0.0.9~waypoint.ns~ns.svc.cluster.local";
         EnvoyAdmin::new(self.waypoint.clone(), id.to_owned(), "0".to_owned())
@@ -199,7 +199,7 @@ impl World {
         self.published.apply([update]);
     }
 
-    /// A service at `vip` with an endpoint for each application. Applications are distinguished by their addresses: see
+    /// Publishes a service at `vip` with an endpoint for each application. Applications have distinct addresses: see
     /// [`listener`].
     pub(crate) fn serve(&self, name: &str, vip: &str, applications: &[SocketAddr]) {
         let ports = [HTTP1, HTTP2, UNDECLARED, TCP];
@@ -228,7 +228,7 @@ impl World {
         ));
     }
 
-    /// A service at `vip` with an endpoint at this address that takes tunnels.
+    /// Publishes a service at `vip` with an endpoint behind a tunnel to this address.
     pub(crate) fn serve_tunnels(&self, name: &str, vip: &str, ip: &str) {
         let mut service = build::service(name, &[vip], &[(TCP, TCP)]);
         service.app_protocols = [(TCP, AppProtocol::Tcp)].into();
@@ -247,7 +247,7 @@ impl World {
         ));
     }
 
-    /// A service at two addresses with an endpoint that has two, with one port for HTTP.
+    /// Publishes a service at two addresses, with an endpoint that has two, and one HTTP port.
     pub(crate) fn serve_dual(&self, name: &str, vips: [&str; 2], ips: [&str; 2], port: u16) {
         let mut service = build::service(name, &vips, &[(HTTP1, port)]);
         service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
@@ -266,7 +266,7 @@ impl World {
         ));
     }
 
-    /// A Service without an address of its own that selects the endpoint of `of`, a Service of [`Self::serve`].
+    /// Publishes a headless Service that selects the endpoint of `of`, a Service of [`Self::serve`].
     pub(crate) fn serve_headless(&self, name: &str, of: &str, application: SocketAddr) {
         let mut service = build::service(name, &[], &[(HTTP1, HTTP1)]);
         service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
@@ -290,34 +290,34 @@ impl World {
         ));
     }
 
-    /// A connection of a client to the waypoint, and the client's address.
+    /// Connects a client to the waypoint. Returns its connection, which has the client's address.
     pub(crate) async fn client(&self) -> Client {
         Self::open(self.tls().await).await.unwrap()
     }
 
-    /// Connects a client like [`Self::client`] with other windows.
+    /// Connects a client like [`Self::client`], with other windows.
     pub(crate) async fn client_within(&self, settings: &Settings) -> Client {
         Self::open_within(self.tls().await, settings).await.unwrap()
     }
 
-    /// [`Self::client`] of another service account.
+    /// Connects a client like [`Self::client`], with another service account.
     pub(crate) async fn client_as(&self, account: &str) -> Client {
         Self::open(self.tls_of(account).await).await.unwrap()
     }
 
-    /// A connection of a client with this certificate.
+    /// Connects a client with this certificate.
     pub(crate) async fn client_with(&self, certificate: &WorkloadCert) -> Client {
         self.client_or_refusal(certificate).await.unwrap()
     }
 
-    /// A connection of a client with this certificate, unless the waypoint refuses it.
+    /// Connects a client with this certificate, unless the waypoint refuses it.
     pub(crate) async fn client_or_refusal(&self, certificate: &WorkloadCert) -> Option<Client> {
         Self::open(self.tls_with(certificate).await).await
     }
 
-    /// A connection of a caller with another account than [`Self::client`], unless the waypoint refuses it.
+    /// Connects a client with another account than [`Self::client`], unless the waypoint refuses it.
     pub(crate) async fn attacker(&self) -> Option<Client> {
-        // It holds little itself of what it does not read.
+        // The attacker buffers little of what it does not read.
         let settings = Settings {
             max_streams: 200,
             stream_window: 64 << 10,
@@ -353,7 +353,7 @@ impl World {
         self.tls_of("client").await
     }
 
-    /// A TLS connection of a client with this account.
+    /// Opens a TLS connection of a client with this account.
     pub(crate) async fn tls_of(&self, account: &str) -> (tls::TlsStream, SocketAddr) {
         self.tls_with(&self.pki.cert(&build::identity("ns", account)))
             .await
@@ -370,12 +370,12 @@ impl World {
         (stream, address)
     }
 
-    /// Bytes that callers make the waypoint hold by its own account, and how many these may be.
+    /// Returns the bytes that are charged to callers, and their limit.
     pub(crate) fn memory_budget(&self) -> (usize, usize) {
         self.waypoint.memory_budget()
     }
 
-    /// The address of the waypoint.
+    /// Returns the address of the waypoint.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -397,7 +397,7 @@ impl World {
         text
     }
 
-    /// The sum of the samples of a family whose labels contain all of `labels`.
+    /// Returns the sum of the samples of a family whose labels contain all of `labels`.
     pub(crate) fn count(&self, family: &str, labels: &[&str]) -> u64 {
         let text = self.metrics();
         let of_family = |line: &&str| {
@@ -426,14 +426,14 @@ impl World {
     }
 }
 
-/// A client's connection.
+/// Connection of a client to the waypoint.
 pub(crate) struct Client {
     connection: ClientConnection,
     pub(crate) address: SocketAddr,
 }
 
 impl Client {
-    /// A tunnel to an address.
+    /// Opens a tunnel to an address.
     pub(crate) async fn tunnel(&self, to: &str, port: u16) -> TunnelIo {
         self.try_tunnel(to, port).await.unwrap()
     }
@@ -446,10 +446,10 @@ impl Client {
         Ok(tunnel.into_io())
     }
 
-    /// Response to bytes, up to the end; a reset ends it too.
+    /// Sends bytes and returns the response up to the end; a reset ends it, too.
     pub(crate) async fn say(&self, to: &str, port: u16, bytes: &[u8]) -> RawResponse {
         let mut tunnel = self.tunnel(to, port).await;
-        // Whoever is cut off while it speaks still reads why.
+        // A rejected sender still reads the reason.
         let _cut = tunnel.write_all(bytes).await;
         let _cut = tunnel.shutdown().await;
         read_response(tunnel).await
@@ -463,7 +463,7 @@ impl Client {
     }
 }
 
-/// Reads up to the end.
+/// Reads a response up to the end of the stream.
 pub(crate) async fn read_response(mut tunnel: TunnelIo) -> RawResponse {
     let mut bytes = Vec::new();
     let reading = tunnel.read_to_end(&mut bytes);
@@ -492,7 +492,7 @@ impl RawResponse {
     }
 }
 
-/// A listener of an application, of which each has an address of its own.
+/// Binds a listener for an application, each at an address of its own.
 pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
     let last = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Floods: what one client makes a waypoint hold, and what others notice of it.
+//! Floods: memory that one client makes a waypoint hold, and latency that other clients see.
 
 mod table;
 
@@ -30,7 +30,8 @@ use table::{Flood, floods};
 const VIP: &str = "10.0.0.1";
 const HANGS: &str = "10.0.0.2";
 const ENDLESS: &str = "10.0.0.3";
-/// An application that switches to WebSocket and sends without an end, and one behind tunnels that does that at once.
+/// Address of an application that switches to WebSocket and sends without an end, and of one behind tunnels that does
+/// so at once.
 const SWITCHES: &str = "10.0.0.4";
 const TUNNELS: &str = "10.0.0.5";
 const TUNNELS_IP: &str = "127.0.9.2";
@@ -38,7 +39,7 @@ const TUNNELS_IP: &str = "127.0.9.2";
 /// Response of an application that switches to WebSocket.
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// Handshakes of TLS that do not end, each after most of the longest ClientHello that there may be.
+/// TLS handshakes that do not end, each after most of the longest possible ClientHello.
 const HALF_OPEN: Half = Half { connections: 500 };
 
 struct Half {
@@ -57,7 +58,8 @@ impl Half {
         [record(&[1, 0, 0xff, 0xff]), rest].concat()
     }
 
-    /// Starts the flood from another source address than other clients, since handshakes are limited by address.
+    /// Starts the flood from another source address than that of other clients, since handshakes are limited by
+    /// address.
     fn begin(&self, world: &World, scale: usize, sent: &Sent) -> Vec<AbortOnDrop<()>> {
         let of = 0..self.connections * scale;
         let address = world.address();
@@ -80,8 +82,8 @@ impl Half {
     }
 }
 
-/// Runtime of attackers and of the applications that they call, which have less of this machine than the waypoint, other
-/// clients and their application: they would be on machines of their own.
+/// Returns the runtime of attackers and their applications. It has a smaller share of this machine than the waypoint,
+/// other clients and their application: in production they would run on other machines.
 fn background() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime
@@ -170,10 +172,10 @@ async fn request(client: &Client) -> Option<bool> {
 /// Maximum additional latency of other clients during a soak.
 const MAX_DELAY: Duration = Duration::from_millis(50);
 
-/// Number of other clients' requests, of which the second slowest counts.
+/// Number of other clients' requests, of which the second slowest is compared.
 const REQUESTS: usize = 100;
 
-/// Measures requests of another client, four at a time: duration and failures.
+/// Measures requests of another client, four at a time. Returns their duration and the number of failures.
 async fn others(client: &Client) -> (Duration, usize) {
     let some = || async {
         let mut all = Vec::new();
@@ -187,11 +189,14 @@ async fn others(client: &Client) -> (Duration, usize) {
     let (a, b, c, d) = tokio::join!(some(), some(), some(), some());
     let mut all = [a, b, c, d].concat();
     all.sort();
-    let failed = all.iter().filter(|(_, is_good)| !is_good).count();
+    let failed = all
+        .iter()
+        .filter(|(_, is_outside_mesh)| !is_outside_mesh)
+        .count();
     (all[REQUESTS - 2].0, failed)
 }
 
-/// Waits until a flood has sent what it can, and nothing more is held for it.
+/// Waits until a flood is blocked, and no more memory is charged for it.
 async fn settled(sent: &Sent) {
     let now = || (sent.load(Relaxed), resident() >> 20);
     let mut last = now();
@@ -206,7 +211,7 @@ async fn settled(sent: &Sent) {
     }
 }
 
-/// A waypoint that may have so much memory, and its applications: all but the one that others call are in the
+/// Creates a waypoint with this memory limit, and its applications: all but the one that other clients call run in the
 /// background.
 async fn scene(
     memory: &'static str,
@@ -255,7 +260,7 @@ async fn attacked(world: Arc<World>) -> AbortOnDrop<()> {
     tunnels
 }
 
-/// Bytes in MiB with one digit.
+/// Formats bytes in MiB with one digit.
 fn mib(bytes: u64) -> String {
     format!("{}.{}", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20)
 }
@@ -308,7 +313,7 @@ async fn measure(
     }
 }
 
-/// A line of the table of `cargo xtask bench floods`.
+/// Prints a line of the table of `cargo xtask bench floods`.
 #[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
 fn print(what: &str, measured: &Measured) {
     let Measured {
@@ -330,25 +335,26 @@ fn print(what: &str, measured: &Measured) {
 
 fn assert_within_budgets(world: &World, measured: &Measured) {
     let (_, process) = world.memory_budget();
-    // A caller's budget, and half of one: the connections of a source that has proven nothing.
+    // A caller's budget, and half of one for connections of a source before its identity is verified.
     let most = process / 4 + process / 8;
     assert!(measured.charged <= most, "{} bytes", measured.charged);
-    // Half of what the process may have, although its clients and applications are in it here.
+    // Half of the process's memory limit, although clients and applications run in the same process.
     let half = u64::try_from(process).unwrap();
     assert!(measured.grown < half, "{} bytes", measured.grown);
     assert_eq!(measured.failed, 0);
 }
 
-/// The flood, if others' requests are too slow meanwhile. In a soak, where nothing else has the machine.
+/// Returns the flood if requests of others are too slow during it. Only soaks measure this, since other tests share the
+/// machine.
 fn too_slow(what: &str, measured: &Measured) -> Option<String> {
     let Measured { before, during, .. } = measured;
     (*during >= *before + MAX_DELAY).then(|| format!("{what}: {before:?} -> {during:?}"))
 }
 
-/// Floods are measured one after the other, since the process has the memory of all.
+/// Lock of measurements: the process's memory includes all floods.
 static FLOODING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Set by `cargo xtask bench floods`: how many times as much a flood is.
+/// Variable that `cargo xtask bench floods` sets: factor by which floods are larger.
 const SCALE: &str = "AMBIT_FLOODS";
 
 #[test]
@@ -393,7 +399,7 @@ async fn all_floods(background: tokio::runtime::Handle) {
     if scale.is_some() {
         slow.extend(too_slow("all at once", &measured));
     }
-    // With as much memory as a soak has, not each budget is used up.
+    // With the memory of a soak, not every budget is exhausted.
     let scopes: &[&str] = if scale.is_none() {
         &["connection", "caller"]
     } else {
@@ -411,7 +417,7 @@ async fn all_floods(background: tokio::runtime::Handle) {
     assert!(slow.is_empty(), "others wait too long: {slow:#?}");
 }
 
-/// Alone, since what others of the same client hold would have them refused.
+/// Runs alone: other tests use the same clients' budgets.
 #[test]
 fn floods_that_are_not_read_stay_within_budgets() {
     with_background(unread_floods);

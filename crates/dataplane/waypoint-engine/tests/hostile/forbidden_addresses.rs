@@ -1,6 +1,5 @@
-//! Whatever makes a waypoint call, no object points it at an address that nothing of the mesh calls
-//! ([`ambit_egress`]): endpoints of ServiceEntries, with a tunnel or without, mirrors, collectors, providers of CUSTOM
-//! policies and rate-limit services.
+//! No object can make a waypoint call an address that nothing in the mesh may call ([`ambit_egress`]): endpoints of
+//! ServiceEntries, with a tunnel or without, mirrors, collectors, providers of CUSTOM policies and rate-limit services.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -168,7 +167,7 @@ fn limited() -> WaypointUpdate {
     WaypointUpdate::Put(record("limit"), WaypointRecord::from(object))
 }
 
-/// Runs a service on the machine itself that counts connections and sends nothing.
+/// Runs a service on the waypoint's own machine that counts connections and sends nothing.
 async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind(address).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -197,7 +196,7 @@ fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
     world.workload(build::endpoint_of(endpoint, &service, &targets));
 }
 
-/// Makes the waypoint call the target, and waits until it has failed to.
+/// Makes the waypoint call the target, and waits until the call has failed.
 async fn provoke(world: &World, cause: Cause) {
     let client = world.client().await;
     let failed = |family: &'static str, label: &'static str| {
@@ -240,7 +239,7 @@ async fn provoke(world: &World, cause: Cause) {
     }
 }
 
-/// Whether the target has been connected to.
+/// Whether the waypoint has connected to the target.
 async fn is_called(cause: Cause, target: IpAddr, exceptions: &'static str) -> bool {
     let world = World::with_env(&[("AMBIT_WILDCARD_ADDRESSES", exceptions)]).await;
     let web = Strict::start().await;
@@ -250,7 +249,7 @@ async fn is_called(cause: Cause, target: IpAddr, exceptions: &'static str) -> bo
     let (address, count) = own_service(SocketAddr::new(target, port)).await;
     entry(&world, address, has_tunnel);
     if exceptions.contains("127.0.0.0/8") {
-        // It says nothing, and so does what waits for it.
+        // The target never responds, and neither do calls that wait for it.
         let provoking = provoke(&world, cause);
         let called = until("the target is called", || count.load(Relaxed) > 0);
         tokio::select! {
@@ -264,10 +263,10 @@ async fn is_called(cause: Cause, target: IpAddr, exceptions: &'static str) -> bo
 }
 
 #[tokio::test]
-async fn no_object_points_a_waypoint_at_its_own_machine() {
+async fn objects_cannot_make_a_waypoint_call_its_own_machine() {
     for (cause, last) in CAUSES.into_iter().zip(1..) {
         let target = IpAddr::from([127, 0, 10, last]);
-        // As the administrator may have it, so that it is the address that is refused.
+        // Allowed by the administrator: only the address decides.
         assert!(is_called(cause, target, "127.0.0.0/8").await, "{cause:?}");
         let target = IpAddr::from([127, 0, 11, last]);
         assert!(!is_called(cause, target, "127.0.7.0/24").await, "{cause:?}");

@@ -1,4 +1,5 @@
-//! Header blocks of HTTP/2 that do not end, inside of a tunnel: they end their connection in the time that HTTP/1 has.
+//! HTTP/2 header blocks without an end, inside of a tunnel: they end their connection after the timeout of HTTP/1
+//! header sections.
 
 use ambit_testkit::until;
 use tokio::io::AsyncWriteExt;
@@ -12,13 +13,13 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 
 #[tokio::test]
-async fn header_block_that_does_not_end_ends_its_connection() {
+async fn endless_header_block_ends_its_connection() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")]).await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
     let client = world.client().await;
     let begin = [PREFACE, &frame(SETTINGS, 0, 0, b"")].concat();
-    // One that is quiet after a request, and one whose body is on its way.
+    // A connection that is idle after a request, and one with an unfinished body.
     let mut quiet = client.tunnel(VIP, HTTP1).await;
     let whole = frame(HEADERS, END_HEADERS | END_STREAM, 1, GET);
     quiet
@@ -60,7 +61,7 @@ async fn header_block_that_does_not_end_ends_its_connection() {
         let _said = read_response(slow).await;
         until(what, || world.refused("headers_too_slow") == number).await;
     }
-    // Both are still served.
+    // Both connections are still served.
     let again = frame(HEADERS, END_HEADERS | END_STREAM, 3, GET);
     quiet.write_all(&again).await.unwrap();
     let rest = frame(DATA, END_STREAM, 1, b"bc");

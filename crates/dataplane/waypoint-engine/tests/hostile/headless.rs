@@ -1,4 +1,4 @@
-//! Services without addresses, called by their names: what is attached to other Services of the same pods holds.
+//! Services without addresses, called by name: attachments of other Services of the same pods apply.
 
 use ambit_model::{HttpOperation, PathPattern, StringMatch};
 

@@ -1,4 +1,4 @@
-//! Requests of HTTP/1 that are not what they should be.
+//! Malformed and ambiguous HTTP/1 requests.
 
 use ambit_testkit::until;
 use tokio::{
@@ -109,15 +109,15 @@ const CASES: &[(&str, &[u8], Outcome)] = &[
     ("a whole target of another host", b"GET http://other/a HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
     ("a whole target with a user", b"GET http://a@web/a HTTP/1.1\r\nHost: a@web\r\n\r\n", Refused(400, "host")),
     ("a target without a slash", b"GET admin HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
-    // The forwarded form is authorized: the path without it.
+    // The authorized form is the forwarded one: the path without a fragment.
     ("a fragment", b"GET /a#b HTTP/1.1\r\nHost: web\r\n\r\n", Served(&[""])),
-    // Headers of one hop.
+    // Hop-by-hop headers.
     ("a connection header that takes the host away", b"GET / HTTP/1.1\r\nHost: web\r\nConnection: host\r\n\r\n", Refused(400, "connection_header")),
     ("a tunnel", b"CONNECT web:80 HTTP/1.1\r\nHost: web\r\n\r\n", Refused(405, "method")),
 ];
 
 #[tokio::test]
-async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
+async fn malformed_requests_never_reach_applications() {
     let world = World::new().await;
     let mut application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -181,7 +181,7 @@ async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
 }
 
 #[tokio::test]
-async fn floods_of_headers_and_lines_without_end_are_cut_off() {
+async fn endless_headers_and_lines_are_terminated() {
     let world = World::new().await;
     let mut application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -208,7 +208,7 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
     for (before, (what, bytes)) in (0..).zip(floods) {
         let client = world.client().await;
         let mut tunnel = client.tunnel(VIP, HTTP1).await;
-        // Its writer never ends: the waypoint has to.
+        // The sender never ends: the waypoint must close the connection.
         let _cut = timeout(LONG, tunnel.write_all(&bytes)).await.unwrap();
         let response = read_response(tunnel).await;
         assert_eq!(response.statuses(), [431], "{what}: {response:?}");
@@ -225,7 +225,7 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
 }
 
 #[tokio::test]
-async fn a_request_that_comes_by_the_byte_delays_nobody_and_is_whole_in_the_end() {
+async fn request_sent_byte_by_byte_is_served_and_delays_nobody() {
     let world = World::new().await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -245,7 +245,7 @@ async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
     let client = world.client().await;
-    // One that is quiet between requests, and one whose body is on its way.
+    // A connection that is idle between requests, and one with an unfinished body.
     let mut quiet = client.tunnel(VIP, HTTP1).await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
     quiet.write_all(request).await.unwrap();
@@ -260,7 +260,7 @@ async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
     until("it is counted", || world.refused("headers_too_slow") == 1).await;
     body.write_all(b"bc").await.unwrap();
     assert_eq!(read_response(body).await.statuses(), [200]);
-    // The second header section of a connection is bounded as the first.
+    // The second header section of a connection has the same timeout as the first.
     quiet.write_all(request).await.unwrap();
     quiet.write_all(BEGIN).await.unwrap();
     let response = read_response(quiet).await;
@@ -273,7 +273,7 @@ async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
 }
 
 #[tokio::test]
-async fn requests_in_a_row_are_answered_in_their_order_and_judged_one_by_one() {
+async fn pipelined_requests_are_authorized_singly_and_in_order() {
     let world = World::new().await;
     let mut application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -294,7 +294,7 @@ async fn requests_in_a_row_are_answered_in_their_order_and_judged_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_up_only_itself() {
+async fn client_that_does_not_read_delays_only_itself() {
     let world = World::new().await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -302,7 +302,7 @@ async fn a_client_that_does_not_read_holds_up_only_itself() {
     let mut tunnel = stalled.tunnel(VIP, HTTP1).await;
     let requests = [BEGIN, b"\r\n"].concat().repeat(2000);
     ambit_rt::spawn("stalled", async move {
-        // For as long as it is let.
+        // Sends until the waypoint closes the connection.
         let _cut = tunnel.write_all(&requests).await;
         let _never = tunnel.read_u8().await;
         std::future::pending::<()>().await;

@@ -1,4 +1,4 @@
-//! Frames of HTTP/2 that no client should send: on the connection that carries tunnels, and inside of one.
+//! Invalid HTTP/2 frames of clients: on the connection that carries tunnels, and inside of a tunnel.
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -12,7 +12,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// `GET /` of the host `web`, and `CONNECT` to the service, in HPACK.
+/// HPACK of `GET /` with the host `web`, and of `CONNECT` to the service.
 pub(crate) const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
 const CONNECT: &[u8] = b"\x42\x07CONNECT\x41\x0b10.0.0.1:80";
 
@@ -45,13 +45,14 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// Frames of an attacker: once, and then with numbers from one on until it is cut off, or has sent enough.
+/// Frames of an attacker: one initial sequence, and then numbered repetitions until the connection is closed or enough
+/// was sent.
 struct Attack {
     what: &'static str,
     first: Vec<u8>,
     repeated: fn(u32, &[u8]) -> Vec<u8>,
     times: u32,
-    /// The code of the GOAWAY that ends the connection.
+    /// Error code of the GOAWAY that ends the connection.
     ended_with: u32,
 }
 
@@ -142,13 +143,13 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
         once(
             "an index that there is not in HPACK",
             frame(HEADERS, END_HEADERS, 1, b"\xff\xff\x7f"),
-            // RFC 9113 wants COMPRESSION_ERROR; the library does not tell the two apart.
+            // RFC 9113 requires COMPRESSION_ERROR; h2 does not distinguish the two.
             PROTOCOL_ERROR,
         ),
         once(
             "a table larger than was allowed",
             frame(HEADERS, END_HEADERS, 1, b"\x3f\xff\xff\xff\x7f\x82"),
-            // RFC 9113 wants COMPRESSION_ERROR; the library does not tell the two apart.
+            // RFC 9113 requires COMPRESSION_ERROR; h2 does not distinguish the two.
             PROTOCOL_ERROR,
         ),
         once(
@@ -159,7 +160,7 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
         once(
             "settings of half a parameter",
             frame(SETTINGS, 0, 0, b"abc"),
-            // RFC 9113 wants FRAME_SIZE_ERROR.
+            // RFC 9113 requires FRAME_SIZE_ERROR.
             PROTOCOL_ERROR,
         ),
         once("a short ping", frame(PING, 0, 0, b"abc"), PROTOCOL_ERROR),
@@ -172,7 +173,7 @@ pub(crate) struct Observed {
     pub(crate) goaway: Option<u32>,
     pub(crate) resets: Vec<(u32, u32)>,
     pub(crate) headers: usize,
-    /// The first header section began with `:status: 200`, by its number in the table of HPACK.
+    /// Whether the first header section began with `:status: 200`, by its index in HPACK's table.
     pub(crate) is_success: bool,
 }
 
@@ -220,12 +221,12 @@ where
             if hearing.is_finished() {
                 break;
             }
-            // The listener has its turn.
+            // Yields to the listener.
             tokio::task::yield_now().await;
         }
         write.flush().await
     };
-    // Being cut off is what is expected.
+    // The connection is expected to be closed.
     let _cut: std::io::Result<()> = timeout(LONG, sending).await.unwrap();
     timeout(LONG, hearing)
         .await
@@ -233,7 +234,7 @@ where
         .unwrap()
 }
 
-/// Bytes of memory that this process has.
+/// Returns the resident memory of this process in bytes.
 pub(crate) fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
@@ -247,7 +248,7 @@ async fn world() -> (World, Strict) {
 }
 
 #[tokio::test]
-async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
+async fn invalid_frames_end_only_their_hbone_connection() {
     let (world, _application) = world().await;
     let other = world.client().await;
     let before = resident();
@@ -267,7 +268,7 @@ async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn connections_in_tunnels_fail_one_by_one() {
+async fn invalid_frames_in_a_tunnel_end_only_its_connection() {
     let (world, _application) = world().await;
     let client = world.client().await;
     let before = resident();
@@ -280,7 +281,7 @@ async fn connections_in_tunnels_fail_one_by_one() {
             "{}: {observed:?}",
             one.what
         );
-        // By the same connection of tunnels.
+        // On the same connection of tunnels.
         assert_eq!(client.get(VIP, HTTP1).await, 200, "{}", one.what);
         assert_eq!(world.refused("http2"), number + 1, "{}", one.what);
     }
@@ -288,7 +289,7 @@ async fn connections_in_tunnels_fail_one_by_one() {
     assert!(grown < GROWTH, "{grown} bytes");
 }
 
-/// Sends bytes after the preface, and listens until `enough`.
+/// Sends bytes after the preface, and reads frames until `enough`.
 async fn say<IO>(io: IO, bytes: &[u8], enough: impl Fn(&Observed) -> bool) -> Observed
 where
     IO: AsyncRead + AsyncWrite + Unpin,
@@ -301,7 +302,7 @@ where
 }
 
 #[tokio::test]
-async fn more_streams_than_allowed_are_refused_one_by_one() {
+async fn excess_streams_are_refused_singly() {
     let (world, _application) = world().await;
     let opens = |request: &[u8]| -> Vec<u8> {
         let open = |number: u32| frame(HEADERS, END_HEADERS, number * 2 + 1, request);
@@ -331,9 +332,9 @@ async fn more_streams_than_allowed_are_refused_one_by_one() {
 }
 
 #[tokio::test]
-async fn headers_beyond_the_limit_end_their_stream_alone() {
+async fn headers_over_the_limit_end_only_their_stream() {
     let (world, _application) = world().await;
-    // 70 lines of a kilobyte.
+    // Seventy lines of a kilobyte each.
     let line = [&b"\x00\x01a\x7f\xf9\x07"[..], &[b'a'; 1144]].concat();
     let send = |request: &[u8]| {
         let mut bytes = frame(HEADERS, 0, 1, request);
@@ -361,7 +362,7 @@ async fn headers_beyond_the_limit_end_their_stream_alone() {
 }
 
 #[tokio::test]
-async fn who_asks_for_answers_and_does_not_read_them_holds_up_only_itself() {
+async fn unread_acknowledgements_delay_only_their_client() {
     let (world, _application) = world().await;
     let client = world.client().await;
     let before = resident();
@@ -374,7 +375,7 @@ async fn who_asks_for_answers_and_does_not_read_them_holds_up_only_itself() {
         let begin = [PREFACE, &frame(SETTINGS, 0, 0, b""), &flood].concat();
         let inside = begin.clone();
         held.push(ambit_rt::spawn_abortable("outside", async move {
-            // For as long as it is let; never reads.
+            // Sends until the waypoint closes the connection, and never reads.
             let _cut = connection.write_all(&begin).await;
             std::future::pending::<()>().await;
         }));

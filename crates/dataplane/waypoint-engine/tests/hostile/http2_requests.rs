@@ -1,5 +1,5 @@
-//! Requests of HTTP/2 that could be read in two ways, to an application of HTTP/1.1: each is refused, or reaches the
-//! application as the one request that it is, and nothing of it as another.
+//! Ambiguous HTTP/2 requests to an HTTP/1.1 application: each is refused, or reaches the application as exactly one
+//! request, without a second one smuggled in it.
 
 use tokio::{io::AsyncWriteExt, time::timeout};
 
@@ -25,7 +25,7 @@ enum Change {
     First(Bytes, Bytes),
     /// Body in one frame.
     Body(Bytes),
-    /// One field behind the body, with the end of the stream or not.
+    /// One field after the body, with or without the end of the stream.
     Trailer(Bytes, Bytes),
     OpenTrailer(Bytes, Bytes),
     /// Data after the end of the stream.
@@ -38,9 +38,9 @@ use Change::{Add, Body, First, LateBody, OpenTrailer, Set, Trailer, Without};
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     Nothing,
-    /// One request, whose first line this is, with this body.
+    /// One request with this first line and this body.
     One(&'static str, Bytes),
-    /// The same, or nothing: the error behind it comes before the request is forwarded, or after.
+    /// One such request or none: the following error may be detected before or after the request is forwarded.
     AtMostOne(&'static str, Bytes),
     /// One request whose header section has this line.
     Line(&'static str),
@@ -153,7 +153,7 @@ const CASES: &[(&str, &[Change], Expected)] = &[
     ("a length in trailers", &[Set(b":method", b"POST"), Body(b"abc"), Trailer(b"content-length", b"9")], One("POST / HTTP/1.1", b"abc")),
 ];
 
-/// The frames of a request on stream 1.
+/// Returns the frames of a request on stream 1.
 fn frames(changes: &[Change]) -> Vec<u8> {
     let mut fields: Vec<(Bytes, Bytes)> = vec![
         (b":method", b"GET"),
@@ -201,7 +201,7 @@ fn frames(changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Fields in HPACK, each by its letters.
+/// Encodes fields in HPACK as literals.
 fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -216,7 +216,7 @@ fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     block
 }
 
-/// Sends a request in a tunnel of its own. Whether it was answered with a success.
+/// Sends a request in a tunnel of its own. Returns whether the response is a success.
 async fn send(client: &Client, changes: &[Change]) -> bool {
     let tunnel = client.tunnel(VIP, HTTP1).await;
     let (read, mut write) = tokio::io::split(tunnel);
@@ -255,14 +255,14 @@ fn is_expected(received: &[Received], expected: Expected) -> bool {
 }
 
 #[tokio::test]
-async fn ambiguous_requests_never_reach_the_application_as_others() {
+async fn ambiguous_requests_smuggle_nothing() {
     let (world, mut strict) = (World::new().await, Strict::start().await);
     world.serve("web", VIP, &[strict.address]);
     let client = world.client().await;
     let mut wrong = Vec::new();
     for (what, changes, expected) in CASES {
         let is_success = send(&client, changes).await;
-        // Behind it on the application's connection, if that was kept.
+        // A further request on the application's connection, if that was kept.
         assert_eq!(client.get(VIP, HTTP1).await, 200, "{what}");
         let mut received = strict.received();
         let after = received.pop();

@@ -1,4 +1,4 @@
-//! Uploads and responses that stop in the middle, by HTTP/1 and by HTTP/2, and streams that are quiet for good reason.
+//! Uploads and responses that stop in the middle, over HTTP/1 and HTTP/2, and streams that are idle for good reason.
 
 use std::sync::{
     Arc,
@@ -22,7 +22,7 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 const QUIET: &str = "10.0.0.2";
 
-/// Applications that answer nothing until a request has ended, and count those that ended early.
+/// Creates applications that do not respond before a request has ended, and count requests that ended early.
 async fn scene() -> (World, Arc<AtomicUsize>) {
     let world = World::with_env(&[("AMBIT_STREAM_IDLE_TIMEOUT", "1s")]).await;
     let ended = Arc::new(AtomicUsize::new(0));
@@ -47,7 +47,7 @@ async fn status(tunnel: &mut TunnelIo) -> String {
 }
 
 #[tokio::test]
-async fn an_upload_of_http1_that_stops_is_answered_with_408() {
+async fn stopped_http1_upload_gets_408() {
     let (world, ended) = scene().await;
     let client = world.client().await;
     for framing in ["Content-Length: 100", "Transfer-Encoding: chunked"] {
@@ -65,7 +65,7 @@ async fn an_upload_of_http1_that_stops_is_answered_with_408() {
 }
 
 #[tokio::test]
-async fn an_upload_of_http2_that_stops_is_answered_with_408() {
+async fn stopped_http2_upload_gets_408() {
     let (world, ended) = scene().await;
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
@@ -81,7 +81,7 @@ async fn an_upload_of_http2_that_stops_is_answered_with_408() {
     until("the application is rid of it", || ended.load(Relaxed) == 1).await;
 }
 
-/// Response that a client gets which stops until the test lets it go on, after another one has been given up.
+/// Returns the response of a client that stops until the test resumes it, after another response has timed out.
 async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) -> (String, bool) {
     let resume = Arc::new(Notify::new());
     let resumed = resume.clone();
@@ -103,7 +103,7 @@ async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) 
     if !response.is_empty() {
         assert_eq!(status(&mut quiet).await, "HTTP/1.1 200");
     }
-    // Uploads that stop one after the other: the response is quiet for longer than these may be.
+    // Uploads that stop one after the other: the response is idle for longer than an upload may be.
     for _ in 0..3 {
         let before = given_up.load(Relaxed);
         let mut upload = client.tunnel(VIP, HTTP1).await;
@@ -117,7 +117,7 @@ async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) 
 }
 
 #[tokio::test]
-async fn a_response_that_stops_breaks_off_only_if_its_length_is_known() {
+async fn stopped_response_times_out_only_with_a_declared_length() {
     let (world, given_up) = scene().await;
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n";
     let (text, ended) = resumed(&world, &given_up, chunked).await;
@@ -128,9 +128,9 @@ async fn a_response_that_stops_breaks_off_only_if_its_length_is_known() {
 }
 
 #[tokio::test]
-async fn a_request_may_wait_for_its_response_for_long() {
+async fn waiting_for_a_response_has_no_idle_timeout() {
     let (world, given_up) = scene().await;
     let (text, _) = resumed(&world, &given_up, "").await;
-    // What the application sends in the end is no response.
+    // The final bytes of the application are not an HTTP response.
     assert!(text.starts_with("HTTP/1.1 50"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! A caller that has many checks in flight at a rate-limit service of its own, which never answers.
+//! Caller with many checks in flight at its own rate-limit service, which never responds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,14 +20,14 @@ const WEB: &str = "10.0.0.1";
 const LIMITED: &str = "10.0.0.2";
 const PROVIDER: &str = "10.0.0.8";
 const LIMITS: &str = "10.0.0.9";
-/// More tunnels of 100 requests each than checks may be in flight.
+/// Number of tunnels, of 100 requests each, that exceeds the limit of checks in flight.
 const TUNNELS: usize = 11;
 
 fn name(service: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(service, &[], &[]).hostname)
 }
 
-/// A CUSTOM policy for `web`.
+/// Returns a CUSTOM policy for `web`.
 fn custom(fail_open: bool) -> WaypointUpdate {
     let provider = Provider {
         name: "authz".into(),
@@ -49,7 +49,7 @@ fn custom(fail_open: bool) -> WaypointUpdate {
     WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
-/// A RateLimit for `limited` that fails open.
+/// Returns a RateLimit for `limited` that fails open.
 fn limit() -> WaypointUpdate {
     let global = GlobalLimit {
         place: Ok((name("limits"), HTTP2)),
@@ -72,7 +72,7 @@ fn limit() -> WaypointUpdate {
 }
 
 #[tokio::test]
-async fn one_caller_neither_stops_the_checks_of_others_nor_skips_its_own() {
+async fn flooding_caller_neither_blocks_others_nor_skips_its_checks() {
     let world = World::new().await;
     let (web, mut limited) = (Strict::start().await, Strict::start().await);
     let (provider, _) = scripted(|_, mut stream| async move {
@@ -120,7 +120,7 @@ async fn one_caller_neither_stops_the_checks_of_others_nor_skips_its_own() {
         200,
         "a check of another caller"
     );
-    // Its own requests are not checked, and so do not pass, whatever fails open.
+    // The flooding caller's own requests are not checked, and therefore refused, even if the policy fails open.
     world.publish(custom(true));
     assert_eq!(
         attacker.get(WEB, HTTP1).await,

@@ -1,4 +1,4 @@
-//! Records that reach a waypoint later than its clients: those call it for targets that it does not serve yet.
+//! Records that reach a waypoint later than its clients, which therefore call targets that it does not serve yet.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::fixture::{HTTP1, World, listener};
 
-/// Minimum time of an undecided tunnel; one that is rejected at once ends much earlier.
+/// Minimum time of an undecided tunnel; an immediate rejection takes much less.
 const UNDECIDED: Duration = Duration::from_millis(100);
 
 #[tokio::test]
@@ -42,14 +42,14 @@ async fn tunnel_waits_until_its_pod_is_behind_the_waypoint() {
 }
 
 #[tokio::test]
-async fn target_of_others_is_refused_after_a_moment() {
+async fn unserved_target_is_refused_after_a_moment() {
     let world = World::new().await;
     let client = world.client().await;
     let begin = Instant::now();
     let refused = client.try_tunnel("10.1.0.9", HTTP1).await;
     assert!(refused.is_err());
     assert!(begin.elapsed() >= UNDECIDED);
-    // Changes of other records neither lift the refusal nor put it off.
+    // Changes of other records neither permit the tunnel nor delay its refusal.
     let (_listener, application) = listener().await;
     let refused = client.try_tunnel("10.1.0.9", HTTP1);
     let others = async {

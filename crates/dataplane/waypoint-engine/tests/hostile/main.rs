@@ -1,4 +1,4 @@
-//! A waypoint in this process, clients that send what they should not, and applications that answer so.
+//! Tests of a waypoint in this process with hostile clients and hostile applications.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

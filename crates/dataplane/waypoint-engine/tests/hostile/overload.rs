@@ -1,5 +1,5 @@
-//! Requests that a memory budget has no room for, and messages with too many fields: refused, counted, and without a trace
-//! once their client has gone.
+//! Requests that exceed a memory budget, and messages with too many fields: refused, counted, and released once their
+//! client has gone.
 
 use ambit_testkit::until;
 use tokio::{io::AsyncWriteExt, net::TcpStream};
@@ -14,7 +14,8 @@ const VIP: &str = "10.0.0.1";
 const HANGS: &str = "10.0.0.2";
 const WHOLE: u8 = END_HEADERS | END_STREAM;
 
-/// Half of it is the process's budget, and a sixteenth that of the requests on one connection.
+/// Memory limit of the waypoint: half of it is the process's budget, and a sixteenth the budget of the requests on one
+/// connection.
 const LIMIT: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "67108864");
 
 async fn hangs(_: usize, mut stream: TcpStream) {
@@ -22,7 +23,8 @@ async fn hangs(_: usize, mut stream: TcpStream) {
     std::future::pending::<()>().await;
 }
 
-/// A request with a field, `times` times: the first of a connection puts it into HPACK's table.
+/// Returns a request with a field that occurs `times` times: the first request of a connection puts it into HPACK's
+/// table.
 fn amplified(number: u32, field: &[u8], times: usize) -> Vec<u8> {
     let mut block = b"\x82\x86\x84\x01\x03web".to_vec();
     if number == 0 {
@@ -46,7 +48,7 @@ async fn requests_without_room_get_503_and_leave_nothing_behind() {
     }
     for tunnel in &mut tunnels {
         let begin = [PREFACE, &frame(SETTINGS, 0, 0, b"")].concat();
-        // A name of one byte and a value of 3,900: 15 of them are as much as headers may be.
+        // A name of one byte and a value of 3,900 bytes: 15 of them reach the limit of header sections.
         let field = [&b"\x40\x01a\x7f\xbd\x1d"[..], &[b'v'; 3900]].concat();
         let requests = (0..100).flat_map(|number| amplified(number, &field, 15));
         let all: Vec<u8> = begin.into_iter().chain(requests).collect();
@@ -89,7 +91,7 @@ async fn too_many_fields_of_http2_get_431_and_cookies_count_as_one() {
         .unwrap();
     until("it is refused", || world.ended(431, "DPE") == 1).await;
     assert_eq!(world.refused("headers_too_many"), 1);
-    // The others of its connection go on.
+    // Other requests of its connection continue.
     until("the next one is answered", || world.ended(200, "-") == 1).await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
     let cookies = amplified(0, b"\x40\x06cookie\x03a=b", 150);

@@ -1,5 +1,5 @@
-//! One client whose requests make the waypoint call a provider that does not answer: what the calls hold is the client's,
-//! and others' checks at the same provider go on.
+//! Client whose requests make the waypoint call a provider that does not respond: the memory of the calls is charged to
+//! the client, and checks of others at the same provider continue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 
 const WEB: &str = "10.0.0.1";
 const PROVIDER: &str = "10.0.0.9";
-/// Bodies that the provider is to see, longer than the window of its connections.
+/// Size of bodies for the provider, larger than the window of its connections.
 const BODY: usize = 200 << 10;
 /// Number of requests that exceeds one caller's budget.
 const FLOOD: usize = 90;
@@ -56,7 +56,7 @@ fn custom() -> WaypointUpdate {
     WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
-/// A provider that takes no more of a check than the window of its connection, and allows those that fit.
+/// Runs a provider that reads at most its connection's window of a check, and allows checks that fit.
 async fn provider(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         ambit_rt::spawn("provider", allow_small(stream));
@@ -112,13 +112,13 @@ async fn flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
         held.push(client.tunnel(WEB, HTTP1).await);
     }
     for tunnel in &mut held {
-        // One that is refused may be ended before all of it is sent.
+        // A rejected request may be closed before it is sent completely.
         let _cut = tunnel.write_all(&request).await;
     }
     held
 }
 
-/// A request whose client waits for the response: its status.
+/// Sends a request whose client waits for the response, and returns the status.
 async fn get(client: &Client) -> u16 {
     let mut tunnel = client.tunnel(WEB, HTTP1).await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
@@ -132,7 +132,7 @@ async fn get(client: &Client) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checks_that_hang_are_charged_to_their_caller_and_refused_in_the_end() {
+async fn hanging_checks_are_charged_to_their_caller() {
     let (world, _web) = scene().await;
     let attacker = world.attacker().await.unwrap();
     let (before, process) = world.memory_budget();
@@ -147,7 +147,7 @@ async fn checks_that_hang_are_charged_to_their_caller_and_refused_in_the_end() {
         world.count("ambit_memory_budget_refused_total", &["scope=\"caller\""]) > 0
     })
     .await;
-    // Not even at a provider that fails open.
+    // Requests over the budget are rejected even if the provider's policy fails open.
     until("what is refused is answered", || world.ended(503, "OM") > 0).await;
     assert_eq!(world.ended(200, "-"), 0);
     let (held, _) = world.memory_budget();
@@ -157,7 +157,7 @@ async fn checks_that_hang_are_charged_to_their_caller_and_refused_in_the_end() {
     let client = world.client().await;
     assert_eq!(get(&client).await, 200, "another caller's check");
     drop((one, more));
-    // But for the connection's windows, which stay as large as its tunnels made them.
+    // Except for the connection's windows, which do not shrink after its tunnels have ended.
     until("what the calls held is given back", || {
         world.memory_budget().0 <= before + 4 * BODY + FLOOD * (16 << 10)
     })
@@ -165,7 +165,7 @@ async fn checks_that_hang_are_charged_to_their_caller_and_refused_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_check_that_the_provider_does_not_read_stalls_nobody_elses() {
+async fn unread_check_does_not_stall_others() {
     let (world, _web) = scene().await;
     let attacker = world.attacker().await.unwrap();
     let client = world.client().await;

@@ -1,4 +1,4 @@
-//! What is sent to a waypoint that does not read it: no more than is charged to the caller.
+//! Bytes that peers send to a waypoint which does not read them: never more than is charged to the caller.
 
 use std::{
     future::poll_fn,
@@ -26,7 +26,7 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// Memory of the waypoint, of which a caller's connections may hold a sixteenth.
+/// Memory limit of the waypoint, of which a caller's connections may hold a sixteenth.
 const MEMORY: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "268435456");
 /// Bytes in flight that are neither in a window nor charged: kernel buffers and the first reads of a connection.
 const SLACK: usize = 1 << 20;
@@ -47,7 +47,7 @@ async fn settled(number: &AtomicUsize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_tunnels_hold_no_more_than_is_charged() {
+async fn unread_tunnels_stay_within_their_charge() {
     let world = World::with_env(&[MEMORY]).await;
     let (hangs, _) = scripted(|_, mut stream| async move {
         let _read = stream.read(&mut [0; 1024]).await;
@@ -65,7 +65,7 @@ async fn unread_tunnels_hold_no_more_than_is_charged() {
                 let Ok(mut tunnel) = client.try_tunnel(VIP, HTTP1).await else {
                     return;
                 };
-                // What is behind a request waits for its response.
+                // Bytes after a request wait for its response.
                 let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
                 tunnel.write_all(request).await.unwrap();
                 while let Ok(count) = tunnel.write(&[b'd'; 16 << 10]).await {
@@ -80,7 +80,7 @@ async fn unread_tunnels_hold_no_more_than_is_charged() {
     drop(flows);
 }
 
-/// An application of HTTP/2 whose responses do not end; counts the bytes that it was allowed to send.
+/// Runs an HTTP/2 application with endless responses. Returns a counter of the bytes that it was allowed to send.
 async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = sent.clone();
@@ -113,7 +113,7 @@ async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_responses_of_http2_hold_no_more_than_is_charged() {
+async fn unread_http2_responses_stay_within_their_charge() {
     let world = World::with_env(&[MEMORY]).await;
     let (address, sent) = endless().await;
     world.serve("web", VIP, &[address]);
@@ -122,7 +122,7 @@ async fn unread_responses_of_http2_hold_no_more_than_is_charged() {
     let tunnel = client.tunnel(VIP, HTTP2).await;
     let (requests, connection) = h2::client::handshake(tunnel).await.unwrap();
     ambit_rt::spawn("client", async move {
-        // It ends with the test.
+        // The connection ends with the test.
         let _ended: Result<(), h2::Error> = connection.await;
     });
     let mut requests: h2::client::SendRequest<Bytes> = requests.ready().await.unwrap();
@@ -140,8 +140,8 @@ async fn unread_responses_of_http2_hold_no_more_than_is_charged() {
 
 const TUNNELS: usize = 60;
 
-/// The other end of tunnels at port 15008 of an address, until the guard is dropped: it sends in each what it is allowed
-/// to, and counts that.
+/// Runs the server side of tunnels at port 15008 of an address, until the guard is dropped: it sends in each tunnel as
+/// much as it is allowed to, and counts the bytes.
 pub(crate) async fn flooding_tunnels(
     world: &World,
     name: &str,
@@ -150,7 +150,7 @@ pub(crate) async fn flooding_tunnels(
     let sent = Arc::new(AtomicUsize::new(0));
     let (counted, pki) = (sent.clone(), world.pki.clone());
     let identity = build::identity("ns", name);
-    // One of a test before may be about to end.
+    // The listener of a previous test may not be closed yet.
     let mut bound = None;
     until(
         "the endpoint of an earlier scene has released the port",
@@ -206,7 +206,7 @@ async fn unread_endpoints_behind_tunnels_are_charged() {
         tunnels.push(client.try_tunnel(VIP, TCP).await.unwrap());
     }
     let sent = settled(&sent).await;
-    // The client's own windows take some, which is nothing of the waypoint's.
+    // Some bytes are in the client's own windows rather than the waypoint's.
     let taken = TUNNELS * usize::try_from(window).unwrap();
     let charged = world.memory_budget().0.saturating_sub(before);
     let most = charged + taken + SLACK;
@@ -215,7 +215,7 @@ async fn unread_endpoints_behind_tunnels_are_charged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgraded_connections_are_charged_as_long_as_they_last() {
+async fn upgraded_connections_are_charged_until_they_close() {
     let world = World::with_env(&[MEMORY]).await;
     let (address, _) = scripted(|_, mut stream| async move {
         head(&mut stream).await;
@@ -234,7 +234,7 @@ async fn upgraded_connections_are_charged_as_long_as_they_last() {
     let mut read = [0; 12];
     tunnel.read_exact(&mut read).await.unwrap();
     assert_eq!(&read, b"HTTP/1.1 101");
-    // The server of HTTP/1 has ended, and with it what it was charged for the tunnel.
+    // The HTTP/1 server has ended, and released its charge for the tunnel.
     let charged = idle + (24 << 10)..=idle + (32 << 10);
     until("the tunnel and both copy buffers are charged", || {
         charged.contains(&world.memory_budget().0)

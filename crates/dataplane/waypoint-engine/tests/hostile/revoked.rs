@@ -11,7 +11,7 @@ use crate::fixture::{LONG, TCP, World, listener, read_response};
 const SERVICE: &str = "10.96.0.1";
 
 #[tokio::test]
-async fn a_revoked_client_loses_its_tunnels_and_opens_no_others() {
+async fn revoked_client_loses_its_tunnels_and_cannot_open_others() {
     let (pki, lists) = Pki::with_crls();
     let world = World::with(&[("CRL_PATH", "")], pki).await;
     let (application, address) = listener().await;
@@ -35,13 +35,13 @@ async fn a_revoked_client_loses_its_tunnels_and_opens_no_others() {
         .await
         .unwrap()
         .unwrap();
-    // Of the same identity, and in use at the same time.
+    // A certificate of the same identity, in use at the same time.
     let of_other = world.client_with(&other).await;
     let mut stays = of_other.tunnel(SERVICE, TCP).await;
     stays.write_all(b"one").await.unwrap();
     let (mut kept, _) = timeout(LONG, application.accept()).await.unwrap().unwrap();
 
-    // A list of somebody else changes nothing.
+    // The revocation of another certificate changes nothing.
     revoke(&bystander);
     tunnel.write_all(b"two").await.unwrap();
     timeout(LONG, stream.read_exact(&mut bytes))
@@ -53,7 +53,7 @@ async fn a_revoked_client_loses_its_tunnels_and_opens_no_others() {
     revoke(&revoked);
     let rest = read_response(tunnel).await;
     assert!(!rest.ended && rest.bytes.is_empty(), "{rest:?}");
-    // The application learns of it, too.
+    // The application's connection is closed, too.
     let read = timeout(LONG, stream.read(&mut bytes)).await.unwrap();
     assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     assert!(client.try_tunnel(SERVICE, TCP).await.is_err());

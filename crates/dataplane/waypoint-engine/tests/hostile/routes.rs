@@ -1,4 +1,4 @@
-//! Requests whose target or host can be read in several ways, with routes in place: the authorized form is sent.
+//! Requests whose target or host can be read in several ways, with routes in place: the authorized form is forwarded.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use crate::{
     fixture::{Client, HTTP1, TCP, UNDECLARED, World, record},
 };
 
-/// Address of the service `web`, which has the routes, and of their backend `back`.
+/// Addresses of the service `web`, which has the routes, and of its backend `back`.
 pub(crate) const VIP: &str = "10.0.0.1";
 pub(crate) const BACK_VIP: &str = "10.0.0.2";
 
@@ -70,7 +70,7 @@ pub(crate) fn rule(
     }
 }
 
-/// A route for all clients, or for those of a namespace.
+/// Returns a route for all clients, or for those of a namespace.
 pub(crate) fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
     HttpRoute {
         name: RouteName {
@@ -84,7 +84,7 @@ pub(crate) fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRou
     }
 }
 
-/// A policy of services; of the whole waypoint without any.
+/// Returns a policy of services, or of the whole waypoint if there are none.
 pub(crate) fn deny(name: &str, of: &[&str], operation: HttpOperation) -> WaypointUpdate {
     let rule = HttpRule {
         operations: vec![operation],
@@ -164,7 +164,8 @@ impl Scene {
         self.world.publish(update);
     }
 
-    /// Result of a request of HTTP/1.1: its status and location, or the application that gets it, with target and host.
+    /// Returns the result of an HTTP/1.1 request: its status and location, or the application that received it, with
+    /// target and host.
     pub(crate) async fn ask(&mut self, target: &str, host: &str) -> String {
         let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         let response = self.client.say(VIP, HTTP1, request.as_bytes()).await;
@@ -182,7 +183,7 @@ impl Scene {
         }
     }
 
-    /// Requests that applications have received since the last time.
+    /// Returns the requests that applications have received since the last call.
     pub(crate) fn got(&mut self) -> Vec<String> {
         let each = [("web", &mut self.web), ("back", &mut self.back)];
         let all = each.into_iter().flat_map(|(name, application)| {
@@ -203,7 +204,7 @@ impl Scene {
 /// Targets and hosts with the expected outcome.
 const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/x", "web", "web /x web"),
-    // A path that is denied, however it is written, whichever rule it would take.
+    // A denied path in any spelling, whichever rule it would match.
     ("/admin", "web", "403"),
     ("//admin", "web", "403"),
     ("/%2Fadmin", "web", "403"),
@@ -218,7 +219,7 @@ const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/old/%c0%ae%c0%ae/admin", "web", "400"),
     ("/old/%00", "web", "400"),
     ("/../old/x", "web", "400"),
-    // A rule that rewrites sees what policies saw, and what it makes is in form again.
+    // A rewriting rule matches the form that policies have authorized, and its result is normalized again.
     (
         "/old/a?b=/../admin",
         "web",
@@ -232,14 +233,14 @@ const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/old;a/b", "web", "web /old;a/b web"),
     ("/OLD/a", "web", "web /OLD/a web"),
     ("/older", "web", "web /older web"),
-    // What the other service denies, as it is sent.
+    // Paths that the other service denies in their forwarded form.
     ("/old/secret", "web", "403"),
     ("/old/%73ecret", "web", "403"),
     ("/old//secret", "web", "403"),
     ("/old/a/../secret", "web", "403"),
     ("/old/secret;a", "web", "403"),
     ("/new/secret", "web", "web /new/secret web"),
-    // Away, to nowhere else than the rule says.
+    // Redirected exactly as the rule specifies.
     ("/gone/a?b", "web:8080", "302 http://web/moved/a?b"),
     (
         "/gone//evil.example/a",
@@ -252,7 +253,7 @@ const SPELLINGS: &[(&str, &str, &str)] = &[
         "302 http://web/moved/%2F%2Fevil.example",
     ),
     ("/gone/../admin", "web", "403"),
-    // A host that is denied, whatever the rule would make of it.
+    // A denied host, whatever the rule would rewrite it to.
     ("/x", "secret.example", "403"),
     ("/x", "SECRET.Example", "403"),
     ("/x", "secret.example.", "403"),
@@ -266,7 +267,7 @@ const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/x", "web@secret.example", "400"),
     ("/x", "secret.example, web", "400"),
     ("/x", "secret.example\r\nHost: web", "400"),
-    // By its host, as policies see it.
+    // Matched by the host that policies see.
     ("/x", "canary.example", "back /x canary.example"),
     (
         "http://canary.example/x",
@@ -276,7 +277,7 @@ const SPELLINGS: &[(&str, &str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn no_spelling_is_judged_as_one_thing_and_sent_as_another() {
+async fn authorized_form_is_the_forwarded_form() {
     let mut scene = Scene::new().await;
     let away = HttpFilter::Redirect(HttpRedirect {
         path: Some(PathChange::Prefix("/moved".into())),
@@ -351,7 +352,7 @@ async fn requests_of_one_connection_are_authorized_and_routed_singly() {
     let tunnel = scene.client.tunnel(VIP, UNDECLARED).await;
     let (mut sender, driver) = h2::client::handshake(tunnel).await.unwrap();
     ambit_rt::spawn("driver", async move {
-        // It ends with the test.
+        // The driver ends with the test.
         let _end = driver.await;
     });
     let mut asked = Vec::new();
@@ -392,7 +393,7 @@ async fn requests_of_one_connection_are_authorized_and_routed_singly() {
 }
 
 #[tokio::test]
-async fn what_clients_write_for_themselves_gets_them_no_further_than_asking() {
+async fn consumer_routes_give_no_more_access_than_requests() {
     let mut scene = Scene::new().await;
     let role = HttpFilter::RequestHeaders(HeaderChanges {
         set: vec![("x-role".into(), "admin".into())],
@@ -431,7 +432,7 @@ async fn what_clients_write_for_themselves_gets_them_no_further_than_asking() {
         ..HttpRule::default()
     };
     scene.world.publish(deny_rule("role", &["web"], conditions));
-    // Who is responsible for the service sends where it likes what has been admitted as it came.
+    // The owner of the service may forward requests anywhere that were admitted in their received form.
     scene.follow("web", vec![route(None, rules.clone())]);
     for (target, expected) in [
         ("/own", "web /admin web"),
@@ -458,7 +459,7 @@ async fn what_clients_write_for_themselves_gets_them_no_further_than_asking() {
 }
 
 #[tokio::test]
-async fn what_clients_write_for_connections_gets_them_no_further_than_asking() {
+async fn consumer_stream_routes_give_no_more_access() {
     let scene = Scene::new().await;
     let other_port = |clients: Option<&str>| StreamRoute {
         name: route(clients, Vec::new()).name,
@@ -487,7 +488,7 @@ async fn what_clients_write_for_connections_gets_them_no_further_than_asking() {
 }
 
 #[tokio::test]
-async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
+async fn policies_apply_to_subsets_of_other_services() {
     let mut scene = Scene::new().await;
     let uid = build::plain_workload("back-0", &[]).uid;
     let subset = DestinationSubset {
@@ -513,7 +514,7 @@ async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
         .world
         .publish(deny("secret", &["back"], paths(&["/new/secret"])));
     let open = scene.ask("/old/open", "web").await;
-    // Which endpoint of another service is chosen is not this waypoint's to say.
+    // Another service's endpoint is not chosen by this waypoint.
     assert!(
         ["503", "back /new/open web"].contains(&open.as_str()),
         "{open}"
@@ -522,7 +523,7 @@ async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
 }
 
 #[tokio::test]
-async fn routes_of_one_waypoint_do_not_lead_on_from_service_to_service() {
+async fn routes_do_not_chain_within_a_waypoint() {
     let mut scene = Scene::new().await;
     let all = |name| vec![route(None, vec![rule(prefix("/"), Vec::new(), to(name))])];
     scene.follow("web", all("back"));
@@ -535,7 +536,7 @@ async fn routes_of_one_waypoint_do_not_lead_on_from_service_to_service() {
 }
 
 #[tokio::test]
-async fn mirrors_that_do_not_answer_are_bounded_and_cost_the_original_nothing() {
+async fn hanging_mirrors_are_bounded_and_delay_no_original() {
     const REQUESTS: usize = 300;
     const MOST: usize = 256;
     let mut scene = Scene::new().await;

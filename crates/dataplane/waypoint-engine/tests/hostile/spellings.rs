@@ -1,4 +1,4 @@
-//! Spellings of requests that policies deny and limits count: none gets past either.
+//! Spellings of requests that policies deny and limits count: none bypasses either.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Each is `/admin` to some application.
+/// Paths that some application reads as `/admin`.
 const SPELLINGS: &[&str] = &[
     "/admin",
     "/admin?x=/public",
@@ -285,7 +285,7 @@ async fn no_spelling_of_a_denied_request_reaches_the_application() {
 }
 
 #[tokio::test]
-async fn no_spelling_of_a_limited_request_is_counted_apart() {
+async fn limits_count_all_spellings_of_a_request_together() {
     let (world, mut application) = world().await;
     let client = world.client().await;
     let limit = LocalLimit {

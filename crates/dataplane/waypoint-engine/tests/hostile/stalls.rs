@@ -1,4 +1,4 @@
-//! Clients and applications that do not read, beside others at the same waypoint.
+//! Clients and applications that do not read, next to others at the same waypoint.
 
 use std::{
     net::SocketAddr,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// A response that is longer than all windows between a client and an application of HTTP/2.
+/// Size of a response that exceeds all windows between a client and an HTTP/2 application.
 const BIG: usize = 64 << 20;
 /// Bytes that other clients send and receive.
 const SMALL: usize = 200 << 10;
@@ -93,7 +93,8 @@ async fn send_bytes(stream: &mut SendStream<Bytes>, count: usize) -> Result<(), 
     stream.send_data(Bytes::new(), true)
 }
 
-/// A client's connection of HTTP/2 to the service, with this initial window; it breaks when the task is dropped.
+/// Opens an HTTP/2 connection of a client to the service, with this initial window; it is closed when the task is
+/// dropped.
 async fn connect(client: &Client, window: u32) -> (SendRequest<Bytes>, impl Sized) {
     let tunnel: TunnelIo = client.tunnel(VIP, HTTP2).await;
     let mut builder = h2::client::Builder::new();
@@ -115,7 +116,7 @@ async fn open(
     connection.send_request(request, false).unwrap()
 }
 
-/// A request of another client, with a body and a response.
+/// Checks that a request of another client, with a body and a response, succeeds.
 async fn other_is_served(client: &Client, what: &str) {
     let exchange = async {
         let (connection, _driver) = connect(client, 65_535).await;
@@ -137,13 +138,13 @@ async fn other_is_served(client: &Client, what: &str) {
 }
 
 #[tokio::test]
-async fn unread_responses_hold_up_nobody_else() {
+async fn unread_responses_do_not_delay_others() {
     let world = World::new().await;
     let (address, active) = application().await;
     world.serve("web", VIP, &[address]);
     let (attacker, other) = (world.client_as("attacker").await, world.client().await);
     other_is_served(&other, "nothing").await;
-    // Window 0, or as much as the client likes; by several connections, also as the same caller.
+    // A window of 0, or any that the client chooses; on several connections, also of the same caller.
     let (mut held, mut drivers) = (Vec::new(), Vec::new());
     for (client, window) in [
         (&attacker, 0),
@@ -168,7 +169,7 @@ async fn unread_responses_hold_up_nobody_else() {
 }
 
 #[tokio::test]
-async fn unread_uploads_hold_up_nobody_else() {
+async fn unread_uploads_do_not_delay_others() {
     let world = World::new().await;
     let (address, active) = application().await;
     world.serve("web", VIP, &[address]);
@@ -197,7 +198,7 @@ async fn unread_uploads_hold_up_nobody_else() {
     .await;
 }
 
-/// End of one request as the application of a service sees it, with a stall timeout of a second.
+/// Returns the world of a service whose application reports the end of one request, with a stall timeout of a second.
 async fn stalled(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
     let world = World::with_env(&[("AMBIT_STREAM_STALL_TIMEOUT", "1s")]).await;
     let ended = Arc::new(AtomicUsize::new(0));
@@ -224,19 +225,19 @@ async fn stalled(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn a_response_that_is_not_read_is_given_up() {
+async fn unread_response_is_terminated() {
     const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
     let (world, ended) = stalled(b"HTTP/1.1 200 OK\r\n\r\n").await;
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
     tunnel.write_all(GET).await.unwrap();
     until("the application is rid of it", || ended.load(Relaxed) == 1).await;
-    // Whoever reads then gets the part that was on its way, and no end.
+    // A late reader receives the bytes in flight, and no end.
     assert!(!read_response(tunnel).await.ended);
 }
 
 #[tokio::test]
-async fn an_upload_that_is_not_read_is_given_up() {
+async fn unread_upload_is_terminated() {
     const POST: &[u8] = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 100000000\r\n\r\n";
     let (world, ended) = stalled(b"").await;
     let client = world.client().await;
@@ -255,7 +256,7 @@ async fn an_upload_that_is_not_read_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_quiet_stream_never_stalls() {
+async fn idle_stream_never_stalls() {
     const OTHER: &str = "10.0.0.2";
     let (world, given_up) = stalled(b"HTTP/1.1 200 OK\r\n\r\n").await;
     let resume = Arc::new(Notify::new());
@@ -280,7 +281,7 @@ async fn a_quiet_stream_never_stalls() {
     while !begun.ends_with(b"1\r\na\r\n") {
         begun.push(quiet.read_u8().await.unwrap());
     }
-    // Others stall in the meantime, one after the other: the stream is quiet for longer than a stall may last.
+    // Other streams stall meanwhile, one after the other: the stream is idle for longer than the stall timeout.
     for count in 1..=3 {
         let mut unread = client.tunnel(VIP, HTTP1).await;
         let get = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";

@@ -15,7 +15,7 @@ use crate::fixture::{LONG, TCP, World, listener, read_response};
 const SERVICE: &str = "10.96.0.1";
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Whether a client with this certificate gets a tunnel.
+/// Whether a client with this certificate can open a tunnel.
 async fn passes(world: &World, certificate: &WorkloadCert) -> bool {
     match world.client_or_refusal(certificate).await {
         Some(client) => client.try_tunnel(SERVICE, TCP).await.is_ok(),
@@ -24,7 +24,7 @@ async fn passes(world: &World, certificate: &WorkloadCert) -> bool {
 }
 
 #[tokio::test]
-async fn clients_of_other_trust_domains_pass_while_those_are_accepted() {
+async fn clients_of_accepted_trust_domains_connect() {
     let domains = TrustDomains::new();
     let settings = TlsSettings::default().with_trust_domains(domains.clone());
     let (west, stranger) = (Pki::new(), Pki::new());
@@ -34,7 +34,7 @@ async fn clients_of_other_trust_domains_pass_while_those_are_accepted() {
     let accept = |aliases: &[&str], roots: &Pki| {
         accept_trust_domains(&domains, aliases, &[("west", roots)]);
     };
-    // Clients accept the waypoint, whatever theirs is.
+    // Clients accept the waypoint in any trust domain.
     let of_clients = TrustDomains::new();
     accept_trust_domains(&of_clients, &[], &[("cluster.local", &world.pki)]);
     let of_clients = TlsSettings::default().with_trust_domains(of_clients);
@@ -73,7 +73,7 @@ async fn clients_of_other_trust_domains_pass_while_those_are_accepted() {
     let mut streams = Vec::new();
     while streams.len() < 2 {
         let (mut stream, _) = timeout(LONG, application.accept()).await.unwrap().unwrap();
-        // Tunnels of the checks above brought no bytes.
+        // The tunnels of the checks above transferred no bytes.
         if matches!(
             timeout(LONG, stream.read_exact(&mut bytes)).await,
             Ok(Ok(_))

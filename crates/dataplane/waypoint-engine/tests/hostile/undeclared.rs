@@ -1,5 +1,5 @@
-//! Undeclared ports: HTTP is recognised by its request line alone, and other bytes reach no application past objects
-//! for its requests.
+//! Undeclared ports: HTTP is detected by its request line alone, and other bytes reach no application if objects for
+//! requests exist.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Openings that some server somewhere takes, and that are no request of RFC 9112.
+/// First bytes that some lenient server accepts, and that are no request of RFC 9112.
 const LENIENT: &[&[u8]] = &[
     b"SET a b\r\n",
     b"NICK foo\r\n",
@@ -51,7 +51,7 @@ const LENIENT: &[&[u8]] = &[
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",
 ];
 
-/// Spellings of a valid request, which must be authorized as one.
+/// Valid request lines in unusual spellings, which must be authorized as requests.
 const REQUESTS: &[&[u8]] = &[
     b"GET /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
     b"GET /secret HTTP/1.0\r\nHost: web\r\n\r\n",
@@ -111,7 +111,7 @@ fn secret_paths() -> HttpPolicy {
     }
 }
 
-/// One object of each kind that is for requests, and how a refusal names it.
+/// Returns one object of each kind that requires HTTP, and its name in a refusal.
 fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     let web = NamespacedHostname::new("ns", build::service("web", &[], &[]).hostname);
     let key = |name: &str| PolicyKey::of_record(&format!("ns/{name}"));
@@ -187,7 +187,7 @@ fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     ]
 }
 
-/// Whether a line about a client has all of some texts. Access logs write spaces within a field in hexadecimal.
+/// Whether a log line about a client contains all texts. Access logs write spaces within a field in hexadecimal.
 fn is_logged(client: std::net::SocketAddr, texts: &[&str]) -> bool {
     let lines = lines_about(client);
     let has_all = |line: &String| {
@@ -198,7 +198,7 @@ fn is_logged(client: std::net::SocketAddr, texts: &[&str]) -> bool {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_http_pass_only_where_nothing_is_for_requests() {
+async fn non_http_passes_only_without_objects_for_requests() {
     let world = World::new().await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -227,7 +227,7 @@ async fn bytes_that_are_no_http_pass_only_where_nothing_is_for_requests() {
 }
 
 #[tokio::test]
-async fn every_spelling_of_a_request_is_judged_on_undeclared_ports() {
+async fn every_request_spelling_is_authorized_on_undeclared_ports() {
     let world = World::new().await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -245,7 +245,7 @@ async fn every_spelling_of_a_request_is_judged_on_undeclared_ports() {
 }
 
 #[tokio::test]
-async fn a_connection_that_passed_ends_once_something_is_for_requests() {
+async fn open_connection_ends_when_an_object_requires_http() {
     let world = World::new().await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
@@ -269,7 +269,7 @@ async fn incomplete_request_lines_are_refused_by_name() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "500ms")]).await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
-    // Without such objects, a client that waits for a reply gets it.
+    // Without such objects, a client of a server-first protocol gets its greeting.
     let mut tunnel = world.client().await.tunnel(VIP, UNDECLARED).await;
     tunnel.write_all(b"SELECT 1;").await.unwrap();
     let mut reply = [0; 5];
@@ -295,7 +295,7 @@ async fn incomplete_request_lines_are_refused_by_name() {
     assert_eq!(application.take(), b"");
 }
 
-/// A pod behind the waypoint that a service of the mesh selects, which the waypoint does not serve.
+/// Publishes a pod behind the waypoint, selected by a service that the waypoint does not serve.
 fn pod_of(
     world: &World,
     name: &str,
@@ -322,7 +322,7 @@ fn pod_of(
 }
 
 #[tokio::test]
-async fn declarations_of_services_count_for_connections_to_addresses_of_pods() {
+async fn declared_protocols_apply_to_pod_addresses() {
     let world = World::new().await;
     let (tokens, ..) = objects().swap_remove(2);
     world.publish(tokens);

@@ -1,4 +1,4 @@
-//! Upgrades that clients ask for, and such as applications make of their own accord.
+//! Upgrades that clients request, and protocol switches that applications make on their own.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -20,7 +20,7 @@ const VIP: &str = "10.0.0.1";
 /// Bytes that an application has read: request headers, and data after the protocol switch.
 type Read = Arc<Mutex<Vec<String>>>;
 
-/// The next head, with the body of its length.
+/// Reads the next header section, with the body of its declared length.
 async fn next(stream: &mut TcpStream) -> Option<String> {
     let mut read = Vec::new();
     while !read.ends_with(b"\r\n\r\n") {
@@ -35,10 +35,11 @@ async fn next(stream: &mut TcpStream) -> Option<String> {
     Some(head)
 }
 
-/// The key of the requests here, but for those that have none that is valid.
+/// Key of the requests, except for those with an invalid or missing key.
 const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
 
-/// Accept value of a WebSocket server for the key of a head, if it has one. It may be in lower case here.
+/// Returns a WebSocket server's accept value for the key in a header section, if there is one. The header name may be
+/// in lower case.
 fn accept(head: &str) -> String {
     let lower = KEY.to_ascii_lowercase();
     let Some((_, key)) = head
@@ -84,7 +85,7 @@ async fn application() -> (SocketAddr, Read) {
                 let answer = format!(
                     "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\n{line}{accept}\r\n"
                 );
-                // Twice: what comes behind the first is data.
+                // Sent twice: the bytes after the first are data of the new protocol.
                 stream
                     .write_all(format!("{answer}HTTP/1.1 101 Again\r\n\r\n").as_bytes())
                     .await
@@ -95,7 +96,7 @@ async fn application() -> (SocketAddr, Read) {
                         "switched: {}",
                         String::from_utf8_lossy(&rest[..count])
                     ));
-                    // Whoever has gone hears nothing.
+                    // The peer may have gone.
                     let _gone = stream.write_all(&rest[..count]).await;
                 }
             }
@@ -119,7 +120,7 @@ fn request(line: &str, lines: &[&str], body: &str) -> String {
 
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
-async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
+async fn unsupported_upgrades_are_ordinary_requests() {
     let (world, read) = world("").await;
     let client = world.client().await;
     let settings = "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA";
@@ -258,7 +259,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
             "",
         ),
     ] {
-        // Early bytes behind it are the next request, authorized as one.
+        // Early bytes after it are the next request, authorized separately.
         let first = request(line, lines, body);
         let then = request("GET /then HTTP/1.1", &[], "") + &request("GET /%00 HTTP/1.1", &[], "");
         let response = client
@@ -278,7 +279,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
         }
         assert!(heads[1].starts_with("get /then "), "{what}: {heads:?}");
     }
-    // The preface of HTTP/2 behind a refused h2c ends the connection, and reaches no application.
+    // The HTTP/2 preface after a refused h2c ends the connection, and does not reach the application.
     let h2c = request(
         "GET / HTTP/1.1",
         &[
@@ -303,7 +304,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
 }
 
 #[tokio::test]
-async fn an_application_that_switches_unasked_is_refused_and_gets_no_more_bytes() {
+async fn unrequested_protocol_switch_is_refused() {
     let (world, read) = world("").await;
     let client = world.client().await;
     let websocket = &["Connection: upgrade", "Upgrade: websocket", KEY][..];
@@ -382,12 +383,12 @@ async fn an_application_that_switches_unasked_is_refused_and_gets_no_more_bytes(
             "{what}: {read:?}"
         );
     }
-    // Nothing of that harms others.
+    // Other clients are not affected.
     assert_eq!(client.get(VIP, HTTP1).await, 200);
 }
 
 #[tokio::test]
-async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
+async fn only_configured_protocols_are_switched_to() {
     for (upgrades, name, is_passed) in [
         ("", "websocket", true),
         ("", "WebSocket", true),
@@ -423,18 +424,18 @@ async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
 }
 
 #[tokio::test]
-async fn http2_offers_websocket_only_where_the_setting_names_it() {
+async fn http2_offers_websocket_only_if_configured() {
     for (upgrades, is_offered) in [("", true), ("spice", false), ("none", false)] {
         let (world, _) = world(upgrades).await;
         let tunnel = world.client().await.tunnel(VIP, HTTP2).await;
         let (requests, connection) = h2::client::handshake(tunnel).await.unwrap();
         ambit_rt::spawn("client", async move {
-            // It ends with the test.
+            // The connection ends with the test.
             let _ended: Result<(), h2::Error> = connection.await;
         });
         let mut requests: h2::client::SendRequest<bytes::Bytes> = requests.ready().await.unwrap();
         let request = http::Request::get("http://web/%00").body(()).unwrap();
-        // The answer comes behind the settings.
+        // The response comes after the settings.
         let (answer, _) = requests.send_request(request, true).unwrap();
         assert_eq!(answer.await.unwrap().status(), 400);
         assert_eq!(

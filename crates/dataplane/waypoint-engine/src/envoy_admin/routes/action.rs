@@ -17,26 +17,26 @@ use super::{
     },
     filters::{fraction, is_beyond_backends, of_backend},
 };
-use crate::{http::DEFAULT_RETRIES, record_store::shown};
+use crate::{http::DEFAULT_RETRIES, record_store::to_json};
 
-/// Envoy's retry conditions of requests without a retry policy: unprocessed requests are retried. Beyond them,
-/// idempotent requests without a body are also retried after a reset or a 503.
+/// Envoy's retry conditions of requests without a retry policy: unprocessed requests are retried. Besides, idempotent
+/// requests without a body are retried after a reset or a 503.
 const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,reset-before-request";
-/// Reasons for retries by a rule: no response, or one with a status that the rule names.
+/// Envoy's retry conditions of a rule with a retry policy: no response, or one with a status that the rule names.
 const RETRY_ON: &str =
     "connect-failure,refused-stream,reset,retriable-status-codes,cancelled,unavailable";
 
-/// The action of a port without routes.
+/// Returns the action of a port without routes.
 pub(super) fn to_itself(cluster: &str) -> Value {
     json!({
         "cluster": cluster,
-        // For ever.
+        // Zero disables the timeout.
         "timeout": "0s",
         "retry_policy": {"retry_on": DEFAULT_RETRY_ON, "num_retries": DEFAULT_RETRIES},
     })
 }
 
-/// The action of a rule, with the field of a route that it is in.
+/// Returns the action of a rule, with the name of its field in the route.
 pub(super) fn action(
     names: &ClusterNames,
     rule: &HttpRouteRule,
@@ -57,11 +57,11 @@ pub(super) fn action(
     [(field.to_owned(), action)].into_iter().collect()
 }
 
-/// Parts of a rule that Envoy's messages have no field for; null without any.
+/// Returns the settings of a rule for which Envoy's messages have no field; null without any.
 pub(super) fn metadata(rule: &HttpRouteRule, session: Option<Value>) -> Value {
     let backend = |backend: &HttpBackend| {
         let beyond = backend.filters.iter().filter(|one| is_beyond_backends(one));
-        let filters: Vec<_> = beyond.map(shown).collect();
+        let filters: Vec<_> = beyond.map(to_json).collect();
         let error = backend.service.as_ref().err().map(ArcStr::as_str);
         if filters.is_empty() && error.is_none() {
             return None;
@@ -122,7 +122,7 @@ fn forwarded(names: &ClusterNames, rule: &HttpRouteRule) -> Value {
     fields.into()
 }
 
-/// One cluster, or several by weight. A backend that cannot be used has its share of responses with 500.
+/// Returns the cluster of a route, or several with weights. Unusable backends keep their weight, and respond with 500.
 fn destination(names: &ClusterNames, backends: &[HttpBackend]) -> Map<String, Value> {
     let name = |to: &HttpBackend| {
         let key = backend_key(to);
@@ -187,7 +187,7 @@ fn rewrite(to: &HttpRewrite) -> Map<String, Value> {
         Some(PathChange::Full(path)) => {
             let rewrite = json!({
                 "pattern": {"regex": "^/.*$"},
-                // A backslash would name a group.
+                // An unescaped backslash would refer to a group.
                 "substitution": path.replace('\\', "\\\\"),
             });
             fields.insert("regex_rewrite".to_owned(), rewrite);

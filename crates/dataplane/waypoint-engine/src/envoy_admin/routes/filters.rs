@@ -1,5 +1,5 @@
 //! Filters of a rule or a backend, as fields of `envoy.config.route.v3.Route` and
-//! `envoy.config.route.v3.WeightedCluster.ClusterWeight`. The fields of a route's action are in [`super::action`].
+//! `envoy.config.route.v3.WeightedCluster.ClusterWeight`. Fields of a route's action are rendered by [`super::action`].
 
 use ambit_model::{
     ArcStr, FaultStatus, HeaderChanges, HttpCors, HttpFault, HttpFilter, HttpRewrite, Share,
@@ -11,7 +11,7 @@ use super::super::shape::{any, duration, header_value};
 /// Denominator of Envoy's fractions with the least loss of precision.
 const MILLION: u32 = 1_000_000;
 
-/// Fields of a route.
+/// Returns the fields of a route.
 pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut by_filter = Map::new();
@@ -25,7 +25,7 @@ pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
             HttpFilter::Fault(of) => {
                 by_filter.insert("envoy.filters.http.fault".to_owned(), fault(of));
             }
-            // Part of the action.
+            // Rendered as part of the action.
             HttpFilter::Redirect(_) | HttpFilter::Rewrite(_) | HttpFilter::Mirror(_) => {}
         }
     }
@@ -35,7 +35,7 @@ pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
     fields
 }
 
-/// Fields of a backend's share.
+/// Returns the fields of a weighted backend.
 pub(super) fn of_backend(filters: &[HttpFilter]) -> Map<String, Value> {
     let mut fields = of_route(filters);
     let hosts = filters.iter().filter_map(|filter| match filter {

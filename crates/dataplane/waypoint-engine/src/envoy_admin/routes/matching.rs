@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::shape::{extend, header_value};
 
-/// Match of a route.
+/// Returns the match of a route.
 pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
     let method = of
         .method

@@ -1,40 +1,17 @@
-//! Streams of gRPC that an instance has opened: they last as long as it does, or until one of both sides ends them.
+//! gRPC streams that an instance has opened: they end with the instance, or when one of both sides ends them.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
-use ambit_rt::AbortOnDrop;
 use ambit_wasm::{Call, Message, StreamEvent, Token};
 use tokio::sync::mpsc;
 
-use super::{CallCause, Instance, Plugin};
-
-/// Passes a stream's event to the plugin; false when the plugin has closed the stream.
-pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
-
-/// Opens a stream of a plugin, sends its messages, and passes events to the plugin until the stream ends.
-pub(crate) type OpenStream = dyn Fn(
-        Arc<Plugin>,
-        Call,
-        CallCause,
-        mpsc::UnboundedReceiver<Message>,
-        Tell,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send>>
-    + Send
-    + Sync;
-
-/// Open stream, reset on drop.
-#[derive(Debug)]
-pub(super) struct OpenedStream {
-    /// Queue of outgoing messages, bounded by the instance's limits.
-    send: mpsc::UnboundedSender<Message>,
-    _task: AbortOnDrop<()>,
-}
+use super::{Instance, OpenPluginStream};
 
 impl Instance {
     pub(super) fn open_stream(&self, token: Token, call: Call) {
         let (send, receive) = mpsc::unbounded_channel();
         let plugin_context = &self.slot.plugin_context;
-        // The slot holds its streams, and not the other way.
+        // The slot owns its streams: a strong reference would be a cycle.
         let slot = Arc::downgrade(&self.slot);
         let generation = self.generation;
         let tell = move |event: StreamEvent| {
@@ -58,13 +35,13 @@ impl Instance {
             let _outstanding = outstanding;
             streaming.await;
         };
-        // Before it could end.
+        // Locked first: the stream could end before it is inserted.
         let mut inner = self.slot.inner.lock();
         if inner.generation != self.generation {
             return;
         }
         let task = ambit_rt::spawn_abortable("plugin stream", work);
-        let opened = OpenedStream { send, _task: task };
+        let opened = OpenPluginStream { send, _task: task };
         inner.streams.insert(token, opened);
     }
 

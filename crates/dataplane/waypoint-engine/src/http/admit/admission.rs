@@ -1,15 +1,15 @@
-//! Authorization state of a request in flight: when policies change it is authorized again, and ends if they now deny
-//! it.
+//! Authorization of a request in flight: when policies change, the request is authorized again, and cancelled if they
+//! now deny it.
 //!
 //! A request that a route forwards to another service is authorized twice: in its original form, for the requested
-//! service, and in its forwarded form, by the policies of the backend. So is one that a consumer route changes, for
-//! every backend.
+//! service, and in its forwarded form, by the policies of the backend. A request that a consumer route changes is
+//! authorized for every backend.
 //!
 //! An authorization provider checks a request once, in its original form. Where changed policies, or those of a route's
 //! backend, require another provider, the request is refused.
 //!
-//! Its tokens are not verified again: a token that expires meanwhile was valid when the request began. But when the
-//! rule, the audience or the key of a token is withdrawn, the request is authorized as one without that token.
+//! Tokens are not verified again: a token that expires meanwhile was valid when the request began. But when the rule,
+//! the audience or the key of a token is withdrawn, the request is authorized as one without that token.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -24,17 +24,17 @@ use crate::{
     attachments::Attachments,
     http::{
         backend::{destination::Destination, destination_attachments},
-        form::Form,
+        normalized_target::NormalizedTarget,
     },
     published::Published,
     route_owner::RouteOwner,
     session::Session,
 };
 
-/// A request that policies have admitted.
+/// Request that policies have admitted.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Admission {
-    came: Arc<Inner>,
+    received: Arc<Inner>,
     /// Backend of the route, if it is another service.
     backend: Option<RoutedBackend>,
 }
@@ -43,8 +43,8 @@ pub(in crate::http) struct Admission {
 struct Inner {
     session: Arc<Session>,
     facts: Facts,
-    proved: Authenticated,
-    /// The provider that has admitted it, and the headers with which it came.
+    verified: Authenticated,
+    /// Provider that has allowed the request, and the headers of the request before the provider's changes.
     checked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
@@ -61,25 +61,31 @@ pub(in crate::http) struct Facts {
 
 impl Facts {
     /// Returns the attributes of a received request.
-    pub(in crate::http) fn of<B>(request: &http::Request<B>, form: &Form) -> Self {
+    pub(in crate::http) fn of<B>(
+        request: &http::Request<B>,
+        normalized: &NormalizedTarget,
+    ) -> Self {
         Self {
             method: request.method().clone(),
-            host: form.host.clone(),
-            path: form.path.clone(),
+            host: normalized.host.clone(),
+            path: normalized.path.clone(),
             headers: request.headers().clone(),
         }
     }
 
     /// Returns the attributes of a request as it will be sent.
-    pub(in crate::http) fn as_sent<B>(request: &http::Request<B>, form: &Form) -> Self {
+    pub(in crate::http) fn as_sent<B>(
+        request: &http::Request<B>,
+        normalized: &NormalizedTarget,
+    ) -> Self {
         Self {
-            path: form.target.path().to_owned(),
-            ..Self::of(request, form)
+            path: normalized.target.path().to_owned(),
+            ..Self::of(request, normalized)
         }
     }
 }
 
-/// Backend of a request: type of [`Admission::authorize_backend`].
+/// Backend of a request whose policies apply as well, as found by [`Admission::authorize_backend`].
 #[derive(Clone, Debug)]
 struct RoutedBackend {
     service: NamespacedHostname,
@@ -87,7 +93,7 @@ struct RoutedBackend {
     by: RouteOwner,
     /// Attachments of the backend, if a consumer route forwards to it.
     attachments: Option<Arc<Attachments>>,
-    /// The request as it is sent, if filters have changed it.
+    /// Request in its forwarded form, if filters have changed it.
     sent: Option<Arc<Facts>>,
 }
 
@@ -101,36 +107,35 @@ impl RoutedBackend {
     }
 }
 
-/// A policy changed, and the request may not go on.
+/// Error of a request that changed policies deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a policy changed and denies the request now")]
-pub(in crate::http) struct NoLonger;
+pub(in crate::http) struct Revoked;
 
 impl Admission {
-    /// Judges a request.
+    /// Authorizes a request.
     ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// # Errors With the decision, if it is denied.
     pub(in crate::http) fn of(
         session: &Arc<Session>,
         facts: Facts,
-        proved: Authenticated,
+        verified: Authenticated,
         checked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
-        // From before the decision on, so that no change is missed.
+        // Subscribed before the decision, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
         let inner = Inner {
             session: session.clone(),
             facts,
-            proved,
+            verified,
             checked,
             changes: Mutex::new(changes),
         };
-        let decision = inner.judge();
-        // Later changes may have made it one that a provider must check.
+        let decision = inner.evaluate();
+        // Policies may have changed since the check, and require a provider now.
         let admitted = decision.is_allowed() && inner.is_provider_unchanged();
         let admission = || Self {
-            came: Arc::new(inner),
+            received: Arc::new(inner),
             backend: None,
         };
         (decision, admitted.then(admission))
@@ -140,12 +145,12 @@ impl Admission {
     pub(in crate::http) fn explain(
         session: &Arc<Session>,
         facts: Facts,
-        proved: Authenticated,
+        verified: Authenticated,
     ) -> HttpExplanation {
         let inner = Inner {
             session: session.clone(),
             facts,
-            proved,
+            verified,
             checked: None,
             changes: Mutex::new(session.shard.waypoint.published.watch()),
         };
@@ -160,29 +165,29 @@ impl Admission {
         sent: Option<Facts>,
     ) -> Option<HttpExplanation> {
         let backend = self.backend_attachments(destination, by, sent)?;
-        let published = &self.came.session.shard.waypoint.published;
+        let published = &self.received.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
-        let facts = backend.sent.as_deref().unwrap_or(&self.came.facts);
-        let attachments = self.came.session.attachments();
+        let facts = backend.sent.as_deref().unwrap_or(&self.received.facts);
+        let attachments = self.received.session.attachments();
         let policies = published.policies();
-        let address = self.came.address_of(&backend);
+        let address = self.received.address_of(&backend);
         let explain = |request: &Request<'_>| policies.explain(scope, request);
         Some(
-            self.came
+            self.received
                 .for_tokens(&attachments, facts, address, explain, |one| {
                     one.decision.is_allowed()
                 }),
         )
     }
 
-    /// The backend for which a request is authorized once more.
+    /// Returns the backend for which a request is authorized once more.
     fn backend_attachments(
         &self,
         destination: &Destination,
         by: RouteOwner,
         sent: Option<Facts>,
     ) -> Option<RoutedBackend> {
-        let session = &self.came.session;
+        let session = &self.received.session;
         let is_as_asked = by == RouteOwner::Service || sent.is_none();
         let (service, port) = destination.port(session)?;
         if is_as_asked && destination.is_requested(session) {
@@ -197,11 +202,10 @@ impl Admission {
         })
     }
 
-    /// Authorizes it once more, where a route forwards it to another service, or a consumer route changes it: `sent` is
-    /// the forwarded form, if it differs. No decision: that service has no policies.
+    /// Authorizes the request once more, if a route forwards it to another service, or a consumer route changes it:
+    /// `sent` is the forwarded form, if it differs. The decision is `None` if the service has no policies.
     ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// # Errors With the decision, if it is denied.
     pub(in crate::http) fn authorize_backend(
         &self,
         destination: &Destination,
@@ -211,19 +215,19 @@ impl Admission {
         let Some(backend) = self.backend_attachments(destination, by, sent) else {
             return (None, Some(self.clone()));
         };
-        let decision = self.came.judge_backend(&backend);
+        let decision = self.received.evaluate_backend(&backend);
         let is_denied = decision.as_ref().is_some_and(|one| !one.is_allowed())
-            || !self.came.is_provider_unchanged_for_backend(&backend);
+            || !self.received.is_provider_unchanged_for_backend(&backend);
         let admission = || Self {
-            came: self.came.clone(),
+            received: self.received.clone(),
             backend: Some(backend),
         };
         (decision, (!is_denied).then(admission))
     }
 
-    /// Whether policies or tokens depend on a header of this name, which therefore no trailer may have.
+    /// Whether policies or tokens depend on a header of this name, so that a trailer must not have it.
     pub(in crate::http) fn reads_header(&self, name: &HeaderName) -> bool {
-        let session = &self.came.session;
+        let session = &self.received.session;
         let published = &session.shard.waypoint.published;
         let backend = self.backend.as_ref();
         let backend = backend.and_then(|backend| backend.scope(published));
@@ -236,13 +240,12 @@ impl Admission {
                 .own_header(attachments.services(), name)
     }
 
-    /// Checks whether the request is still allowed. Cheap while nothing changes.
+    /// Checks that the request is still allowed; cheap while nothing has changed.
     ///
-    /// # Errors
-    /// When the request is no longer allowed.
-    pub(in crate::http) fn check(&self) -> Result<(), NoLonger> {
+    /// # Errors When the request is no longer allowed.
+    pub(in crate::http) fn check(&self) -> Result<(), Revoked> {
         {
-            let mut changes = self.came.changes.lock();
+            let mut changes = self.received.changes.lock();
             if !changes.has_changed().unwrap_or(false) {
                 return Ok(());
             }
@@ -251,7 +254,7 @@ impl Admission {
         if self.is_allowed() {
             Ok(())
         } else {
-            Err(NoLonger)
+            Err(Revoked)
         }
     }
 
@@ -260,23 +263,23 @@ impl Admission {
             let decision = self
                 .backend
                 .as_ref()
-                .and_then(|backend| self.came.judge_backend(backend));
+                .and_then(|backend| self.received.evaluate_backend(backend));
             decision.is_none_or(|one| one.is_allowed())
         };
         let has_provider_there = || {
             self.backend
                 .as_ref()
-                .is_none_or(|backend| self.came.is_provider_unchanged_for_backend(backend))
+                .is_none_or(|backend| self.received.is_provider_unchanged_for_backend(backend))
         };
-        self.came.is_provider_unchanged()
+        self.received.is_provider_unchanged()
             && has_provider_there()
-            && self.came.judge().is_allowed()
+            && self.received.evaluate().is_allowed()
             && is_allowed_there()
     }
 
     /// Completes when the request is no longer allowed.
     pub(in crate::http) async fn revoked(&self) {
-        let mut changes = self.came.session.shard.waypoint.published.watch();
+        let mut changes = self.received.session.shard.waypoint.published.watch();
         loop {
             if !self.is_allowed() {
                 return;
@@ -289,19 +292,19 @@ impl Admission {
 }
 
 impl Inner {
-    fn judge(&self) -> HttpDecision {
+    fn evaluate(&self) -> HttpDecision {
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.judge_as(&attachments, attachments.scope(), &self.facts, destination)
+        self.evaluate_as(&attachments, attachments.scope(), &self.facts, destination)
     }
 
-    /// Policies of the backend of its route; `None` if that has none here.
-    fn judge_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
+    /// Evaluates the policies of the route's backend; `None` if it has none here.
+    fn evaluate_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
         let facts = backend.sent.as_deref().unwrap_or(&self.facts);
         let attachments = self.session.attachments();
-        Some(self.judge_as(&attachments, scope, facts, self.address_of(backend)))
+        Some(self.evaluate_as(&attachments, scope, facts, self.address_of(backend)))
     }
 
     /// Returns the address that clients would use for a backend.
@@ -314,7 +317,7 @@ impl Inner {
         waypoint.address_of(&backend.service, backend.port)
     }
 
-    fn judge_as(
+    fn evaluate_as(
         &self,
         attachments: &Attachments,
         scope: Scope<'_>,
@@ -327,7 +330,7 @@ impl Inner {
         self.for_tokens(attachments, facts, destination, evaluate, is_allowed)
     }
 
-    /// Explains the decision of [`Self::judge`].
+    /// Explains the decision of [`Self::evaluate`].
     fn explain(&self) -> HttpExplanation {
         let attachments = self.session.attachments();
         let policies = self.session.shard.waypoint.published.policies();
@@ -339,29 +342,29 @@ impl Inner {
         })
     }
 
-    /// The result of `judge` for a request: with several tokens, the claims of each must suffice.
+    /// Calls `evaluate` for each valid token: the claims of every token must suffice.
     fn for_tokens<T>(
         &self,
         attachments: &Attachments,
         facts: &Facts,
         destination: SocketAddr,
-        judge: impl Fn(&Request<'_>) -> T,
+        evaluate: impl Fn(&Request<'_>) -> T,
         is_allowed: impl Fn(&T) -> bool,
     ) -> T {
-        let judge = |claims| judge(&self.request(facts, destination, claims));
-        if self.proved.is_empty() {
-            return judge(None);
+        let evaluate = |claims| evaluate(&self.request(facts, destination, claims));
+        if self.verified.is_empty() {
+            return evaluate(None);
         }
         let all = self.session.shard.waypoint.published.authentications();
         let mut last = None;
-        for claims in all.still_believed(attachments.services(), &self.proved) {
-            let result = judge(Some(claims));
+        for claims in all.still_believed(attachments.services(), &self.verified) {
+            let result = evaluate(Some(claims));
             if !is_allowed(&result) {
                 return result;
             }
             last = Some(result);
         }
-        last.unwrap_or_else(|| judge(None))
+        last.unwrap_or_else(|| evaluate(None))
     }
 
     fn request<'a>(
@@ -372,7 +375,7 @@ impl Inner {
     ) -> Request<'a> {
         Request {
             connection: Connection {
-                // As the client wrote them: no route changes them.
+                // From the client's headers, which routes do not change.
                 remote_ip: self.session.remote_ip(&self.facts.headers),
                 destination,
                 ..self.session.connection(None)
@@ -385,18 +388,18 @@ impl Inner {
         }
     }
 
-    /// Whether its current policies require no other provider than the one that has checked it.
+    /// Whether current policies still require only the provider that has allowed the request.
     fn is_provider_unchanged(&self) -> bool {
-        let (by, came) = match &self.checked {
-            Some((by, came)) => (Some(by), came),
+        let (by, received) = match &self.checked {
+            Some((by, received)) => (Some(by), received),
             None => (None, &self.facts.headers),
         };
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.is_admitted_by(by, attachments.scope(), destination, &self.facts, came)
+        self.is_admitted_by(by, attachments.scope(), destination, &self.facts, received)
     }
 
-    /// Whether the provider's decision holds for the backend, too. It does not for a request that a consumer route
+    /// Whether the provider's decision is also valid for the backend. It is not for a request that a consumer route
     /// modified.
     fn is_provider_unchanged_for_backend(&self, backend: &RoutedBackend) -> bool {
         let published = &self.session.shard.waypoint.published;
@@ -429,7 +432,7 @@ impl Inner {
     }
 }
 
-/// Attributes of a request before its tokens are verified.
+/// Returns the attributes of a request before its tokens are verified.
 pub(in crate::http) fn facts<'a>(
     session: &'a Session,
     method: &'a str,
@@ -450,7 +453,7 @@ pub(in crate::http) fn facts<'a>(
     }
 }
 
-/// Whether a provider that has allowed a request or connection is the only one required now.
+/// Whether a current policy requires no check, or only one by the provider that has allowed the request or connection.
 pub(crate) fn is_still_admitted(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
     match required {
         RequiredCheck::NotRequired => true,

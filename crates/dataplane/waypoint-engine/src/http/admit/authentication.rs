@@ -1,5 +1,5 @@
-//! Tokens of requests: verified, removed, and their claims passed to applications as configured (`ambit_jwt`). The
-//! verified claims are kept in the request's admission.
+//! Authentication by JWT: tokens of a request are verified and removed, and their claims passed to applications as
+//! configured (`ambit_jwt`). The verified claims are part of the request's admission.
 
 use std::time::SystemTime;
 
@@ -8,15 +8,15 @@ use ambit_telemetry::http::ResponseFlags;
 use http::{HeaderValue, Request, StatusCode, uri::PathAndQuery};
 
 use crate::{
-    http::{form::Form, reply::Reply, report::observer::Observer},
+    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::Observer},
     session::Session,
 };
 
-/// Authenticates a request. Its headers and its query are then authorized and forwarded.
+/// Authenticates a request, and removes tokens from its headers and its query, which are then authorized and forwarded.
 pub(in crate::http) fn authenticate<B>(
     session: &Session,
     request: &mut Request<B>,
-    form: &mut Form,
+    normalized: &mut NormalizedTarget,
     observer: &mut impl Observer,
 ) -> Result<Authenticated, Reply> {
     let all = session.shard.waypoint.published.authentications();
@@ -27,22 +27,22 @@ pub(in crate::http) fn authenticate<B>(
     let parts = RequestParts {
         method: &method,
         headers: request.headers_mut(),
-        query: form.target.query(),
+        query: normalized.target.query(),
     };
     let attachments = session.attachments();
     let outcome = all.authenticate(attachments.services(), parts, SystemTime::now());
     let query = match &outcome {
         Ok(Authenticated { query, .. }) | Err(Refused { query, .. }) => query,
     };
-    // Applications that are not to have tokens do not get them.
+    // Applications do not receive tokens that their rule does not forward.
     if let Some(query) = query {
         let target = match query {
-            Some(query) => format!("{}?{query}", form.path_as_sent()),
-            None => form.path_as_sent().to_owned(),
+            Some(query) => format!("{}?{query}", normalized.path_as_sent()),
+            None => normalized.path_as_sent().to_owned(),
         };
-        form.target = PathAndQuery::try_from(target)
+        normalized.target = PathAndQuery::try_from(target)
             .map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
-        observer.formed(&form.host, &form.target);
+        observer.normalized(&normalized.host, &normalized.target);
     }
     outcome.map_err(|Refused { why, .. }| {
         observer.unauthenticated(&why);

@@ -23,7 +23,7 @@ use crate::{
             idle::IdleTimeout,
             prefixed_body::{BufferedPrefix, PrefixError, PrefixedBody},
         },
-        form::Form,
+        normalized_target::NormalizedTarget,
         reply::Reply,
         report::record::Record,
     },
@@ -53,7 +53,7 @@ pub(in crate::http) struct ExternalAuthorization {
 }
 
 impl ExternalAuthorization {
-    /// The state of a request with these headers, if a provider allows it and changes nothing.
+    /// Returns the state of a request with these headers after a provider has allowed it without changes.
     pub(in crate::http) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
         Self {
             by: Some((by.name.clone(), headers.clone())),
@@ -66,7 +66,7 @@ impl ExternalAuthorization {
         self.prefix.has_frames()
     }
 
-    /// The request's body, of which a part may have been read.
+    /// Returns the request's body, with the prefix that may have been read.
     pub(in crate::http) fn body(&mut self, rest: Incoming) -> PrefixedBody {
         std::mem::take(&mut self.prefix).with(rest)
     }
@@ -89,15 +89,21 @@ fn count_refused(session: &Session, provider: &str, refused: u64) {
 pub(in crate::http) fn required_check<B>(
     session: &Session,
     request: &Request<B>,
-    form: &Form,
+    normalized: &NormalizedTarget,
 ) -> RequiredCheck {
     let method = request.method().as_str();
-    let facts = facts(session, method, &form.host, &form.path, request.headers());
+    let facts = facts(
+        session,
+        method,
+        &normalized.host,
+        &normalized.path,
+        request.headers(),
+    );
     let policies = session.shard.waypoint.published.policies();
     policies.required_check(session.attachments().scope(), &facts)
 }
 
-/// Replies to a request whose provider is missing or ambiguous.
+/// Returns the reply to a request whose provider is missing or ambiguous.
 pub(in crate::http) fn without_provider() -> Reply {
     let flag = ResponseFlag::UnauthorizedExternal;
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
@@ -107,14 +113,14 @@ pub(in crate::http) fn without_provider() -> Reply {
 pub(in crate::http) async fn authorize_externally(
     session: &Session,
     request: &mut Request<Incoming>,
-    form: &mut Form,
+    normalized: &mut NormalizedTarget,
     record: &mut Record,
     hops: Hops,
     is_grpc: bool,
     idle: &IdleTimeout,
 ) -> Result<ExternalOutcome, Reply> {
     let waypoint = &session.shard.waypoint;
-    let provider = match required_check(session, request, form) {
+    let provider = match required_check(session, request, normalized) {
         RequiredCheck::NotRequired => {
             return Ok(ExternalOutcome::Allowed(ExternalAuthorization::default()));
         }
@@ -159,7 +165,7 @@ pub(in crate::http) async fn authorize_externally(
     };
     let checked = CheckedRequest {
         request,
-        form,
+        normalized,
         prefix: &authorization.prefix,
     };
     let checking = ask::of_request(session, &provider, checked, hops);
@@ -180,9 +186,13 @@ pub(in crate::http) async fn authorize_externally(
     let refused = changes::apply(request.headers_mut(), &allowed.headers)
         + changes::remove(request.headers_mut(), &allowed.remove);
     count_refused(session, &provider.name, refused);
-    let target = changes::query(&form.target, &allowed.query_set, &allowed.query_remove);
+    let target = changes::query(
+        &normalized.target,
+        &allowed.query_set,
+        &allowed.query_remove,
+    );
     match target {
-        Some(target) if changes::is_bounded(request.headers()) => form.target = target,
+        Some(target) if changes::is_bounded(request.headers()) => normalized.target = target,
         _ => {
             return fail(
                 session,
@@ -232,7 +242,7 @@ fn fail(
     ))
 }
 
-/// Builds the response of a denial by the provider.
+/// Returns the response of a denial by the provider.
 fn deny(
     session: &Session,
     provider: &Provider,
@@ -240,7 +250,7 @@ fn deny(
     record: &mut Record,
     is_grpc: bool,
 ) -> Response<Body> {
-    // What is said before an answer is none.
+    // An informational status is not a final response.
     let status = denied.status.filter(|status| *status >= 200);
     let status = status.and_then(|status| StatusCode::from_u16(status).ok());
     let text = String::from_utf8_lossy(&denied.body).into_owned();
@@ -264,8 +274,7 @@ fn deny(
 
 /// Sends the check of a connection that is not HTTP; returns the provider that allows it, if one was called.
 ///
-/// # Errors
-/// With why it is refused.
+/// # Errors With the reason, if the connection is refused.
 pub(crate) async fn authorize_connection(
     session: &Session,
     sni: Option<&str>,

@@ -1,4 +1,5 @@
-//! Bodies of admitted requests and of their responses: counted, and ended when policies change or a deadline is over.
+//! Bodies of admitted requests and of their responses: counted, and terminated when policies revoke the request or a
+//! deadline expires.
 
 use std::{
     pin::Pin,
@@ -18,12 +19,12 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// A route's timeout is over before the end of a body.
+/// Error of a body that is incomplete when the route's timeout expires.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the time that the route allows is over")]
 struct TooLate;
 
-/// Which message trailers end.
+/// Trailers of a request or of a response.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum Trailers {
     OfRequest,
@@ -32,7 +33,7 @@ pub(in crate::http) enum Trailers {
 
 impl Trailers {
     /// Removes fields that may not be trailers: applications that read trailers as headers would trust fields that no
-    /// policy has seen.
+    /// policy has evaluated.
     fn pass(self, frame: Frame<Bytes>, admission: &Admission) -> Frame<Bytes> {
         let may_pass = |name: &HeaderName| match self {
             Self::OfRequest => may_be_trailer(name) && !admission.reads_header(name),
@@ -44,7 +45,7 @@ impl Trailers {
     }
 }
 
-/// A frame of the trailers that may pass; without any, of no data.
+/// Returns a frame of the allowed trailers; without any, an empty data frame.
 pub(in crate::http) fn only(
     all: HeaderMap,
     may_pass: impl Fn(&HeaderName) -> bool,
@@ -62,7 +63,7 @@ pub(in crate::http) fn only(
 
 pin_project_lite::pin_project! {
     /// Body that is being forwarded.
-    pub(in crate::http) struct Passing<B, K> {
+    pub(crate) struct Passing<B, K> {
         #[pin]
         inner: B,
         count: Count,
@@ -80,8 +81,7 @@ where
     B::Error: Into<BodyError>,
     K: Send + 'static,
 {
-    /// Streams a body while policies admit the request and until the deadline. `keep` is dropped when it has been read,
-    /// or is given up.
+    /// Streams a body while policies admit the request and until the deadline. `keep` is dropped with the body.
     pub(in crate::http) fn body(
         inner: B,
         count: Count,
@@ -121,20 +121,20 @@ where
         if let Some(deadline) = this.deadline
             && deadline.as_mut().poll(cx).is_ready()
         {
-            this.count.was_late();
+            this.count.timed_out();
             return Poll::Ready(Some(Err(TooLate.into())));
         }
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
                 this.count.frame(frame);
-                // No frame is polled after the last one.
+                // The last frame was polled, after which the body is not polled again.
                 if this.inner.is_end_stream() {
                     this.count.completed();
                 }
             }
             None => this.count.completed(),
-            Some(Err(_)) => this.count.broke(),
+            Some(Err(_)) => this.count.aborted(),
         }
         if let Err(no_longer) = this.admission.check() {
             return Poll::Ready(Some(Err(no_longer.into())));

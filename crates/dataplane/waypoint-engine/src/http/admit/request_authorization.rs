@@ -1,4 +1,4 @@
-//! Decision of policies about a request as it came.
+//! Authorization of a request in its received form.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use super::{
     authorizer::ExternalAuthorization,
 };
 use crate::{
-    http::{form::Form, reply::Reply, report::observer::Observer},
+    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::Observer},
     session::Session,
 };
 
-/// Authorizes a request in the form in which it came.
+/// Authorizes a request in its received form.
 pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,
-    form: &Form,
+    normalized: &NormalizedTarget,
     proved: &Authenticated,
     external: &ExternalAuthorization,
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
-    let facts = Facts::of(request, form);
+    let facts = Facts::of(request, normalized);
     let (decision, admission) = Admission::of(session, facts, proved.clone(), external.by.clone());
     observer.policies_decided(&decision);
     admission.ok_or_else(Reply::denied)

@@ -1,10 +1,9 @@
 //! Session persistence: requests of a client go to the endpoint of its first one (`sessionPersistence`).
 //!
-//! A session's value says which backend of the rule it was and which of its endpoints, by hashes that tell nothing of
-//! addresses, and when it began. It is not believed: a client gets to no other endpoints with it than those that its
-//! backend has now and that may be chosen, and to no other backends than those of the rule that the request matches.
-//! What does not say that begins a new session. A client that forges a value can only choose among the endpoints of the
-//! matched rule, and prolong its own session.
+//! The session value has hashes of the rule's backend and of its endpoint, which reveal no addresses, and the start
+//! time. It is untrusted: a client reaches only endpoints that its backend currently has and that may be chosen, and
+//! only backends of the rule that the request matches. An invalid value begins a new session. A client that forges a
+//! value can only choose among the endpoints of the matched rule, and prolong its own session.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,9 +16,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
 use super::endpoint::cookie_of;
 
 /// Tolerated clock skew between replicas.
-const SKEW: Duration = Duration::from_secs(60);
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 /// Hexadecimal digits of one number.
-const DIGITS: usize = 16;
+const HEX_DIGITS: usize = 16;
 
 /// Session value of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +30,7 @@ struct Value {
     seen: u64,
 }
 
-/// The session of one request.
+/// Session of one request.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Affinity {
     of: HttpSession,
@@ -48,19 +47,19 @@ pub(in crate::http) enum Found {
     There(BackendEndpoint),
     /// The endpoint no longer exists.
     Gone,
-    /// The service's own waypoint chooses among its endpoints.
+    /// The service's own waypoint chooses the endpoint.
     NotOurs,
 }
 
 impl Value {
     fn parse(text: &[u8]) -> Option<Self> {
-        let is_one = text.len() == 4 * DIGITS
+        let is_one = text.len() == 4 * HEX_DIGITS
             && text
                 .iter()
                 .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let text = std::str::from_utf8(text).ok().filter(|_| is_one)?;
         let number = |place: usize| {
-            let digits = text.get(place * DIGITS..(place + 1) * DIGITS)?;
+            let digits = text.get(place * HEX_DIGITS..(place + 1) * HEX_DIGITS)?;
             u64::from_str_radix(digits, 16).ok()
         };
         Some(Self {
@@ -83,7 +82,7 @@ impl Value {
 
     /// Whether the session is still valid.
     fn lasts(&self, of: &HttpSession, now: u64) -> bool {
-        let latest = now.saturating_add(milliseconds(SKEW));
+        let latest = now.saturating_add(milliseconds(MAX_CLOCK_SKEW));
         let within = |since: u64, most: Option<Duration>| {
             most.is_none_or(|most| now.saturating_sub(since) < milliseconds(most))
         };
@@ -98,7 +97,7 @@ fn milliseconds(of: Duration) -> u64 {
     u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Now, for sessions.
+/// Returns the current time in milliseconds since the Unix epoch.
 pub(in crate::http) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     milliseconds(since.unwrap_or_default())
@@ -140,7 +139,7 @@ impl Affinity {
     }
 
     /// Returns the backend of the session regardless of weights; `find` searches an endpoint by its mark. A session
-    /// ends with its endpoint.
+    /// ends when its endpoint is gone.
     pub(in crate::http) fn backend<'a>(
         &mut self,
         rule: &'a Rule,
@@ -254,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Request headers of a client that has stored the cookies of a response.
+    /// Returns the request headers of a client that has stored the cookies of a response.
     fn cookie(answer: &HeaderMap) -> HeaderMap {
         let set = answer[SET_COOKIE].to_str().unwrap();
         let (pair, _) = set.split_once(';').unwrap();
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn session_keeps_backend_and_endpoint_whatever_the_weights() {
+    fn session_keeps_backend_and_endpoint_regardless_of_weights() {
         let client = cookie(&begun(&session(), NOW));
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
         let mut affinity = Affinity::of(&session(), &client, NOW + 1);
@@ -282,14 +281,14 @@ mod tests {
         });
         assert_eq!(matched.map(|(index, _)| index), Some(1));
         assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
-        // A known session is not set again.
+        // The cookie of a known session is not set again.
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 0), "pod-1", &mut answer);
         assert!(answer.is_empty());
     }
 
     #[test]
-    fn a_session_is_over_with_its_endpoint_or_backend() {
+    fn session_ends_with_its_endpoint_or_backend() {
         let client = cookie(&begun(&session(), NOW));
         let both = rule(vec![backend("b", 1), backend("a", 1)]);
         let mut affinity = Affinity::of(&session(), &client, NOW);
@@ -301,7 +300,7 @@ mod tests {
         let mut affinity = Affinity::of(&session(), &client, NOW);
         let matched = affinity.backend(&other, |_, _| panic!("no backend of the rule"));
         assert!(matched.is_none());
-        // Another endpoint responds than the session's.
+        // An endpoint other than the session's responds.
         let affinity = Affinity::of(&session(), &client, NOW);
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 1), "pod-2", &mut answer);
@@ -309,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_made_here_begins_a_new_session() {
+    fn invalid_session_value_begins_a_new_session() {
         let good = cookie(&begun(&session(), NOW));
         let good = good[COOKIE].to_str().unwrap();
         assert!(Value::parse(&good.as_bytes()[2..]).is_some());
         let future = Value {
             backend: 1,
             endpoint: 2,
-            began: NOW + milliseconds(SKEW) + 1,
+            began: NOW + milliseconds(MAX_CLOCK_SKEW) + 1,
             seen: NOW,
         };
         for value in [
@@ -339,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_end_in_time() {
+    fn sessions_expire() {
         let of = HttpSession {
             absolute_timeout: Some(Duration::from_secs(100)),
             idle_timeout: Some(Duration::from_secs(10)),
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_carries_a_session_as_well() {
+    fn session_in_a_header_is_kept() {
         let of = HttpSession {
             name: "x-session".into(),
             is_header: true,

@@ -1,4 +1,4 @@
-//! Requests that failed at their endpoint: flag, status and body of the client's response, and the access log's text.
+//! Failures of requests at their endpoint: flag, status and body of the client's response, and the access log's text.
 
 use std::{borrow::Cow, error::Error};
 
@@ -10,10 +10,11 @@ use http::StatusCode;
 use crate::{message::Version, upstream::UpstreamError};
 
 const HEADERS_TOO_LARGE: &str = "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)";
-/// Prefix of such bodies, as in Envoy.
-const RESET: &str = "upstream connect error or disconnect/reset before headers. reset reason: ";
+/// Prefix of response bodies for failed requests, as in Envoy.
+const ERROR_PREFIX: &str =
+    "upstream connect error or disconnect/reset before headers. reset reason: ";
 
-/// A request that failed at its endpoint.
+/// Failure of a request at its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::http) struct Broken {
     pub(in crate::http) flag: ResponseFlag,
@@ -47,7 +48,7 @@ impl Broken {
                 refused_by(visible(policies, reader).as_deref()).into(),
                 format!("{}: {text}", refused_by(Some(policies))),
             ),
-            // Node proxies refuse by policy with this status alone, which those of others do not explain.
+            // Node proxies reject by policy with this status alone, which other proxies use without a reason.
             Some(TunnelError::Status(StatusCode::UNAUTHORIZED)) => Self::new(
                 flag,
                 refused_by(None).into(),
@@ -56,13 +57,13 @@ impl Broken {
             Some(TunnelError::Dial(error)) if matches!(**error, DialError::Tls { .. }) => Self::new(
                 flag,
                 format!(
-                    "{RESET}connection failure, transport failure reason: the TLS handshake with the workload failed: \
+                    "{ERROR_PREFIX}connection failure, transport failure reason: the TLS handshake with the workload failed: \
                      a certificate is refused, or is not of the identity that is expected"
                 )
                 .into(),
                 text,
             ),
-            _ => Self::new(flag, format!("{RESET}connection failure").into(), text),
+            _ => Self::new(flag, format!("{ERROR_PREFIX}connection failure").into(), text),
         }
     }
 
@@ -87,24 +88,24 @@ impl Broken {
         if is_violation {
             let body = match error.is_parse_too_large() {
                 true => HEADERS_TOO_LARGE.into(),
-                false => format!("{RESET}protocol error: {}", mismatch(version)).into(),
+                false => format!("{ERROR_PREFIX}protocol error: {}", mismatch(version)).into(),
             };
             return Self {
                 status: StatusCode::BAD_GATEWAY,
                 ..Self::new(ResponseFlag::UpstreamProtocolError, body, text)
             };
         }
-        let ended = || format!("{RESET}connection termination").into();
+        let ended = || format!("{ERROR_PREFIX}connection termination").into();
         match cause {
             Some(reset) if reset.is_remote() && reset.is_reset() => Self {
                 is_untouched: reset.reason() == Some(h2::Reason::REFUSED_STREAM),
                 ..Self::new(
                     ResponseFlag::UpstreamRemoteReset,
-                    format!("{RESET}remote reset").into(),
+                    format!("{ERROR_PREFIX}remote reset").into(),
                     text,
                 )
             },
-            // It names the last request that may have been processed; only those after it end like this.
+            // GOAWAY names the last request that may have been processed; only later ones fail with it.
             Some(going) if going.is_remote() && going.is_go_away() => Self {
                 is_untouched: true,
                 ..Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text)
@@ -121,7 +122,7 @@ fn refused_by(policies: Option<&str>) -> String {
     }
 }
 
-/// The policies of a list whose names clients of a namespace may see: those of their own namespace.
+/// Returns the policies of a list whose names clients of a namespace may see: those of their own namespace.
 fn visible(policies: &str, reader: Option<&str>) -> Option<String> {
     let reader = reader?;
     let of_reader = |policy: &&str| {
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusing_policy_is_named_to_its_own_namespace_and_the_log() {
+    fn denying_policy_is_named_to_its_namespace_and_the_log() {
         let policies = "istio-system/all, shop/orders";
         let of_shop = unreached(denied(policies), Some("shop"));
         assert_eq!(
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_without_names_is_still_a_policy_s() {
+    fn denial_without_names_is_attributed_to_a_policy() {
         let refused = |status| unreached(TunnelError::Status(status), Some("shop"));
         let by_policy = refused(StatusCode::UNAUTHORIZED);
         assert_eq!(
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_certificate_is_named() {
+    fn rejected_certificate_is_named() {
         let source = ambit_hbone::tls::HandshakeError::Alpn;
         let error = DialError::Tls {
             addr: ([10, 0, 0, 2], 15008).into(),

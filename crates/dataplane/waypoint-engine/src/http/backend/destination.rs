@@ -21,13 +21,13 @@ use crate::{
 /// Destination of a request or a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// The target of the tunnel.
+    /// Target of the tunnel.
     Target,
-    /// A backend of a route.
+    /// Backend of a route.
     Backend(NamespacedHostname, u16),
-    /// A backend of a route that is a subset of a service.
+    /// Subset of a service that is a route's backend.
     Subset(NamespacedHostname, u16, ArcStr),
-    /// A host that the client names, below the wildcard of the tunnel's target.
+    /// Host that the client names, below the wildcard of the tunnel's target.
     Host(ArcStr),
 }
 
@@ -43,7 +43,7 @@ impl Destination {
         }
     }
 
-    /// The port of a service that it is; `None` for a pod.
+    /// Returns the service and port of the destination; `None` for a pod.
     pub(crate) fn port<'a>(
         &'a self,
         session: &'a Session,
@@ -60,7 +60,7 @@ impl Destination {
         }
     }
 
-    /// The question for one of its endpoints.
+    /// Returns the request for one of the destination's endpoints.
     pub(crate) fn backend_request<'a>(
         &self,
         session: &'a Session,
@@ -85,7 +85,7 @@ impl Destination {
         }
     }
 
-    /// Declared protocol of the destination's port.
+    /// Returns the declared protocol of the destination's port.
     pub(crate) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {
             Self::Target | Self::Host(_) => session.target.app_protocol(),
@@ -150,8 +150,8 @@ impl Destination {
         }
     }
 
-    /// The port of a service that it is, if there is a rule for it.
-    pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
+    /// Returns the state of the destination's port, if there is a DestinationRule for it.
+    pub(crate) fn ruled_port(&self, session: &Session) -> Option<Arc<Port>> {
         let (name, number) = match (self, &session.target) {
             (Self::Subset(name, number, subset), _) => {
                 let published = &session.shard.waypoint.published;
@@ -178,12 +178,12 @@ impl Destination {
         headers: &HeaderMap,
         uri: &Uri,
     ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
-        match self.ruled(session) {
+        match self.ruled_port(session) {
             Some(port) => Ok(Some(
                 DestinationDecision::of(session, port, version, headers, uri).await?,
             )),
             None => match self {
-                // Never to the service's other endpoints.
+                // Other endpoints of the service must not be used.
                 Self::Subset(..) => Err(self.unknown_subset()),
                 _ => Ok(None),
             },
@@ -206,7 +206,7 @@ impl Destination {
         decision: Option<&Arc<DestinationDecision>>,
         failed: &[ArcStr],
         sticky: Option<&BackendEndpoint>,
-    ) -> Result<(Upstream, Option<EndpointLease>), NoPlace> {
+    ) -> Result<(Upstream, Option<EndpointLease>), NoEndpointError> {
         let waypoint = &session.shard.waypoint;
         if let Some(upstream) = self.pass_through(session).await? {
             return Ok((upstream, None));
@@ -233,8 +233,8 @@ impl Destination {
         let route = self.route(session, own, failed).await;
         let begins_tls = decision.filter(|decision| decision.port.tls().is_some());
         if let Some(decision) = begins_tls.or_else(|| decision.filter(|_| self.is_subset())) {
-            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset, or to
-            // one that is not reached as it should be.
+            // Missing records have been requested now. The route may still lead outside of the subset, or bypass a
+            // waypoint.
             let route = route.map_err(UpstreamError::from)?;
             let rule_context = waypoint.rule_context();
             let wish = decision.wish(failed, None);
@@ -245,7 +245,7 @@ impl Destination {
                     Ok((upstream_lookup::resolve(route, waypoint).await?, Some(held)))
                 }
                 None if self.is_subset() => Err(self.unknown_subset().into()),
-                // The service's own waypoint chooses the endpoint, and speaks to it.
+                // The service's own waypoint chooses the endpoint and connects to it.
                 None => Ok((upstream_lookup::resolve(route, waypoint).await?, None)),
             };
         }
@@ -261,7 +261,7 @@ impl Destination {
 
 /// Reason why no endpoint is available.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::http) enum NoPlace {
+pub(in crate::http) enum NoEndpointError {
     #[error(transparent)]
     Rule(#[from] NoUpstream),
     #[error(transparent)]

@@ -1,8 +1,8 @@
-//! What is attached to the service that a route of clients forwards to, and what of it has been applied to the request or
-//! connection as it came.
+//! Attachments of the service to which a consumer route forwards, compared with those that were applied to the received
+//! request or connection.
 //!
-//! A consumer route grants its clients no more access than a direct request to that service: its policies apply, its
-//! limits count, and where tokens or plugins are attached to it that have not been applied, nothing is forwarded.
+//! A consumer route gives its clients no more access than a direct request to that service: its policies apply, its
+//! limits count, and nothing is forwarded if it has tokens or plugins that were not applied.
 
 use std::sync::Arc;
 
@@ -39,17 +39,17 @@ pub(crate) fn are_tokens_applied(session: &Session, attachments: &Attachments) -
     all.are_applied(attachments.services(), session.attachments().services())
 }
 
-/// Whether any plugin sees requests with these attachments.
+/// Whether any plugin applies to requests with these attachments.
 pub(crate) fn have_plugins(session: &Session, attachments: &Attachments) -> bool {
     let chain = session.shard.waypoint.published.extensions();
     chain.is_some_and(|chain| {
         let mut plugins = chain.of(attachments).into_iter();
-        // Plugins that call for a request would cause themselves.
+        // A plugin's own calls would call the plugin again.
         plugins.any(|plugin| !session.caller.calls_for(&plugin.config.namespace))
     })
 }
 
-/// Whether every plugin that sees requests with these attachments also sees those for the session's target.
+/// Whether every plugin that applies to requests with these attachments also applies to those for the session's target.
 pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) -> bool {
     let Some(chain) = session.shard.waypoint.published.extensions() else {
         return true;
@@ -61,8 +61,8 @@ pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) 
     })
 }
 
-/// Whether a connection that is passed through may go to a port: not where tokens, limits or plugins are attached that
-/// only requests of HTTP can meet, unless the port is declared to speak something else.
+/// Whether a connection may be forwarded to a port without parsing: not where tokens, limits or plugins require HTTP
+/// requests, unless the port is declared as another protocol.
 pub(crate) fn may_be_opaque(
     session: &Session,
     destination: &Destination,

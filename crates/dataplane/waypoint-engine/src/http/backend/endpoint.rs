@@ -1,4 +1,4 @@
-//! A `DestinationRule` applied to one request: limits, the hash that chooses its endpoint, and outlier detection.
+//! Application of a `DestinationRule` to one request: limits, the hash for its load balancer, and outlier detection.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -42,7 +42,7 @@ impl DestinationDecision {
         let rule_context = session.shard.waypoint.rule_context();
         port.supported()?;
         let active = port.request(rule_context)?;
-        // One of HTTP/2 carries many at once: there requests are what is limited.
+        // HTTP/2 connections carry many requests, which are limited instead.
         let connection = match version {
             Version::Http1 => port.awaited_connection(rule_context).await?,
             Version::Http2 => None,
@@ -80,14 +80,14 @@ impl DestinationDecision {
     }
 }
 
-/// Outcome of an attempt for the endpoint, by its response or failure; `None` if it may be the client's doing, which it
-/// cannot be without a body.
+/// Returns the outcome of an attempt for outlier detection, from its response or failure; `None` if the client may have
+/// caused it, which requires a request body.
 pub(in crate::http) fn outcome(
     result: Result<StatusCode, &Broken>,
     has_body: bool,
 ) -> Option<Outcome> {
     match result {
-        // The client's budget has no room, which is nothing of the endpoint's.
+        // A lack of room in the client's budget is not the endpoint's failure.
         Err(broken) if broken.flag == ResponseFlag::OverloadManager => None,
         Ok(status) => Some(Outcome::Answered(status.as_u16())),
         Err(broken) => {
@@ -143,7 +143,7 @@ fn of_query(query: Option<&str>, name: &str) -> Option<u64> {
     Some(hash(value.as_bytes()))
 }
 
-/// The first cookie of a name.
+/// Returns the first cookie of a name.
 pub(in crate::http) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
     let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
     let mut pairs = lines.flat_map(|line| line.split(|byte| *byte == b';'));
@@ -157,7 +157,7 @@ pub(in crate::http) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Opti
     })
 }
 
-/// A cookie for a client that has none: a random value, which reveals nothing of the endpoints.
+/// Generates a cookie for a client that has none: a random value, which reveals nothing about the endpoints.
 fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
     let ttl = of.ttl?;
     let value = format!("{:016x}", rand::rng().random::<u64>());
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_may_have_done_is_not_its_endpoints_fault() {
+    fn failures_that_clients_can_cause_do_not_count() {
         let refused = Broken::unreached(&std::fmt::Error, None);
         assert_eq!(outcome(Err(&refused), true), Some(Outcome::Failed));
         let broken = Broken {

@@ -10,7 +10,8 @@ use crate::{
 };
 
 impl Destination {
-    /// The upstream that the client names itself, by host or by original destination; `None` where one is chosen.
+    /// Returns the upstream that the client names itself, by host or by original destination; `None` where an endpoint
+    /// is chosen.
     pub(crate) async fn pass_through(
         &self,
         session: &Session,
@@ -31,7 +32,7 @@ impl Destination {
         }
     }
 
-    /// Default server name for TLS with the endpoint.
+    /// Returns the default SNI for TLS with the endpoint.
     pub(crate) fn host(&self, session: &Session) -> ArcStr {
         match self {
             Self::Host(host) => host.clone(),

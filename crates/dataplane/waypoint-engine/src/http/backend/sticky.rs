@@ -1,4 +1,4 @@
-//! The endpoint of a sticky session ([`super::affinity`]), and its upstream.
+//! Endpoint of a sticky session ([`super::affinity`]), and its upstream.
 
 use ambit_proxy::Local;
 use ambit_route::{BackendEndpoint, Route};
@@ -10,7 +10,7 @@ use super::{
 use crate::session::Session;
 
 impl Destination {
-    /// The endpoint that a session's mark is of, as far as it is known now.
+    /// Finds the endpoint of a session's mark among the current endpoints.
     pub(in crate::http) fn marked(&self, session: &Session, mark: u64) -> Found {
         let waypoint = &session.shard.waypoint;
         let own = waypoint.local.now(None);

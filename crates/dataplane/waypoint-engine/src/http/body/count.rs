@@ -7,7 +7,7 @@ use http::HeaderMap;
 use hyper::body::Frame;
 use parking_lot::Mutex;
 
-/// Counter of bytes and messages in one direction.
+/// Counter of the bytes and messages of one direction. Clones share it.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Count(Arc<Mutex<Counted>>);
 
@@ -22,7 +22,7 @@ struct Counted {
     is_late: bool,
 }
 
-/// Counts the messages of a gRPC stream: each has five bytes before it, of which four are its length.
+/// Counter of the messages of a gRPC stream: each begins with five bytes, of which four are its length.
 #[derive(Debug, Default)]
 struct Messages {
     count: u64,
@@ -40,12 +40,12 @@ impl Count {
         })))
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub(in crate::http) fn bytes(&self) -> u64 {
         self.0.lock().bytes
     }
 
-    /// Messages of gRPC so far.
+    /// Returns the number of gRPC messages so far.
     pub(in crate::http) fn messages(&self) -> u64 {
         self.0.lock().messages.as_ref().map_or(0, |one| one.count)
     }
@@ -60,22 +60,22 @@ impl Count {
         self.0.lock().is_complete
     }
 
-    /// Whether its sender broke it off, or did not keep to the protocol.
+    /// Whether the sender aborted the body, or violated the protocol.
     pub(in crate::http) fn is_broken(&self) -> bool {
         self.0.lock().is_broken
     }
 
-    /// Whether its time was over before its end.
+    /// Whether the deadline expired before the end of the body.
     pub(in crate::http) fn is_late(&self) -> bool {
         self.0.lock().is_late
     }
 
-    /// Bytes that are no part of a body that passes through.
+    /// Adds bytes that are not part of a streamed body.
     pub(in crate::http) fn add(&self, bytes: usize) {
         self.0.lock().bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
     }
 
-    /// The status in headers or trailers.
+    /// Records the gRPC status in headers or trailers.
     pub(in crate::http) fn grpc_status_of(&self, headers: &HeaderMap) {
         let status = headers.get("grpc-status");
         let status = status.and_then(|status| status.to_str().ok()?.parse().ok());
@@ -96,13 +96,13 @@ impl Count {
         }
     }
 
-    /// Marks the body as broken off by its sender.
-    pub(in crate::http) fn broke(&self) {
+    /// Marks the body as aborted by its sender.
+    pub(in crate::http) fn aborted(&self) {
         self.0.lock().is_broken = true;
     }
 
-    /// Marks the body as unfinished at its deadline.
-    pub(in crate::http) fn was_late(&self) {
+    /// Marks the body as incomplete at its deadline.
+    pub(in crate::http) fn timed_out(&self) {
         self.0.lock().is_late = true;
     }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_counted_however_they_are_cut() {
+    fn messages_are_counted_for_any_frame_boundaries() {
         let stream = [
             &[0, 0, 0, 0, 2, 1, 1][..],
             &[0, 0, 0, 0, 0],

@@ -1,10 +1,10 @@
-//! Bodies that have been announced and of which nothing comes: an upload that its client does not go on with, a response
-//! that its application breaks off in silence. Each holds a connection and a worker of the application, or the client.
+//! Idle timeouts of bodies: an upload that its client does not continue, or a response that its application silently
+//! stops sending. Each holds a connection, and a worker of the application or the client.
 //!
-//! Two waits are bounded, and no other: for an upload until its response begins, and for the rest of a response whose
-//! length was declared. A request that waits for its response, a response without a declared length (server-sent
-//! events, watches, long polls), a stream in both directions once its response has begun, gRPC, Connect and upgraded
-//! connections are quiet for as long as they like: that is what they are for.
+//! Exactly two waits are limited: for an upload until its response begins, and for the rest of a response with a
+//! declared length. All others may be idle for any time, as intended: a request that waits for its response, a response
+//! without a declared length (server-sent events, watches, long polls), a bidirectional stream once its response has
+//! begun, gRPC, Connect, and upgraded connections.
 
 use std::{
     pin::Pin,
@@ -28,12 +28,12 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Idle timeout of a body.
+/// Error of a body that exceeded its idle timeout.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body came for {0:?} (AMBIT_STREAM_IDLE_TIMEOUT)")]
-pub(in crate::http) struct Idle(Duration);
+pub(in crate::http) struct IdleError(Duration);
 
-/// Waits for the bodies of one request.
+/// Idle timeouts of the bodies of one request.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct IdleTimeout {
     /// Idle timeout; `None` disables it.
@@ -43,13 +43,13 @@ pub(in crate::http) struct IdleTimeout {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The response has begun: the request's body is waited for no more.
+    /// Whether the response has begun, after which the request's body has no timeout.
     has_begun: AtomicBool,
-    /// Whether waiting for the request's body timed out.
+    /// Whether the request's body timed out.
     is_over: AtomicBool,
 }
 
-/// Which body is waited for.
+/// Direction of the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Request,
@@ -62,12 +62,12 @@ struct Awaited {
     limit: Duration,
     direction: Direction,
     state: Arc<State>,
-    /// Timer since the reader waits for the next frame.
+    /// Timer since the reader began to wait for the next frame.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
 impl IdleTimeout {
-    /// Bodies of a request with these headers may be quiet for so long; zero is for ever.
+    /// Creates the timeouts of a request with these headers; zero disables them.
     pub(in crate::http) fn new(limit: Duration, headers: &HeaderMap, is_upgrade: bool) -> Self {
         let is_bounded = !limit.is_zero() && !is_upgrade && !is_stream(headers);
         Self {
@@ -76,29 +76,28 @@ impl IdleTimeout {
         }
     }
 
-    /// Waits for a body's frames one by one, outside of [`Self::request`].
+    /// Waits for a frame of a body that is read outside of [`Self::request`].
     ///
-    /// # Errors
-    /// When the future takes too long.
+    /// # Errors When the future exceeds the timeout.
     pub(in crate::http) async fn bound<T>(
         &self,
         waiting: impl Future<Output = T>,
-    ) -> Result<T, Idle> {
+    ) -> Result<T, IdleError> {
         match self.limit {
             None => Ok(waiting.await),
             Some(limit) => {
                 let waited = tokio::time::timeout(limit, waiting).await;
-                waited.map_err(|_| Idle(limit))
+                waited.map_err(|_| IdleError(limit))
             }
         }
     }
 
-    /// A request's body, which ends with an error when nothing of it comes and the response has not begun.
+    /// Wraps a request's body, which fails when it is idle before the response has begun.
     pub(in crate::http) fn request(&self, body: Body) -> Body {
         self.watch(body, Direction::Request)
     }
 
-    /// A response's body, which ends with an error when nothing of it comes although its length is known.
+    /// Wraps a response's body, which fails when it is idle although its length is declared.
     pub(in crate::http) fn response(&self, body: Body) -> Body {
         self.state.has_begun.store(true, Relaxed);
         match body.size_hint().exact() {
@@ -110,7 +109,7 @@ impl IdleTimeout {
     /// Returns the response to a request whose body timed out.
     pub(in crate::http) fn reply(&self) -> Option<Reply> {
         let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
-        Some(Idle(limit).into())
+        Some(IdleError(limit).into())
     }
 
     fn watch(&self, body: Body, direction: Direction) -> Body {
@@ -128,7 +127,7 @@ impl IdleTimeout {
     }
 }
 
-/// Whether a request is a stream of messages, whichever direction they come from.
+/// Whether a request is a stream of messages, in either direction.
 fn is_stream(headers: &HeaderMap) -> bool {
     let of = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
     of.is_some_and(|of| {
@@ -136,8 +135,8 @@ fn is_stream(headers: &HeaderMap) -> bool {
     })
 }
 
-impl From<Idle> for Reply {
-    fn from(_: Idle) -> Self {
+impl From<IdleError> for Reply {
+    fn from(_: IdleError) -> Self {
         let flag = ResponseFlag::StreamIdleTimeout;
         Self::new(StatusCode::REQUEST_TIMEOUT, "stream timeout", flag)
     }
@@ -168,7 +167,7 @@ impl HttpBody for Awaited {
             }
             this.state.is_over.store(true, Relaxed);
         }
-        Poll::Ready(Some(Err(Idle(limit).into())))
+        Poll::Ready(Some(Err(IdleError(limit).into())))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -208,14 +207,14 @@ mod tests {
         IdleTimeout::new(LIMIT, &headers, false)
     }
 
-    /// Whether a body's next frame is waited for longer than it may be.
+    /// Whether waiting for a body's next frame exceeds the limit.
     async fn is_waited_for(body: &mut Body) -> bool {
         let most = Duration::from_secs(86_400);
         tokio::time::timeout(most, body.frame()).await.is_err()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_upload_that_stops_is_given_up_and_a_slow_one_is_not() {
+    async fn stopped_upload_times_out_and_slow_upload_does_not() {
         let idle = of("text/plain");
         let (source, inner) = body();
         let mut upload = idle.request(inner);
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_that_comes_late_waits_from_then_on() {
+    async fn timeout_starts_when_the_reader_polls() {
         let idle = of("text/plain");
         let (source, inner) = body();
         let mut upload = idle.request(inner);
@@ -250,13 +249,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn streams_in_both_directions_are_quiet_once_their_response_has_begun() {
+    async fn bidirectional_streams_may_be_idle_after_the_response_began() {
         let idle = of("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
         let mut upload = idle.request(request);
         let mut download = idle.response(response);
         assert!(is_waited_for(&mut upload).await && is_waited_for(&mut download).await);
-        // Also if it begins while the upload is waited for.
+        // Also a response that begins during the upload.
         let idle = of("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
         let mut upload = idle.request(request);
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_response_of_a_declared_length_that_stops_is_given_up() {
+    async fn stopped_response_of_declared_length_times_out() {
         let (_source, inner) = body();
         let declared = Declared(inner).boxed_unsync();
         let mut download = of("text/plain").response(declared);
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn grpc_connect_and_upgrades_are_quiet_for_as_long_as_they_like() {
+    async fn grpc_connect_and_upgrades_have_no_idle_timeout() {
         let upgrade = IdleTimeout::new(LIMIT, &HeaderMap::new(), true);
         let unlimited = IdleTimeout::new(Duration::ZERO, &HeaderMap::new(), false);
         let streams = [
@@ -293,7 +292,7 @@ mod tests {
         assert!(bounded.bound(tokio::time::sleep(LIMIT * 9)).await.is_err());
     }
 
-    /// A body of a declared length.
+    /// Body with a declared length.
     struct Declared(Body);
 
     impl HttpBody for Declared {

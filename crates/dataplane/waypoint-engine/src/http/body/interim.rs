@@ -1,9 +1,10 @@
-//! Interim responses of applications (102, 103), which pass on to clients of HTTP/1.1, and requests that wait for one before
-//! they send their body (`Expect: 100-continue`, RFC 9110, section 10.1.1).
+//! Interim responses of applications (102, 103), which are forwarded to clients of HTTP/1.1; and requests that wait for
+//! `100 Continue` before they send their body (`Expect: 100-continue`, RFC 9110, section 10.1.1).
 //!
-//! The client's expectation is passed to the application. Until it responds with 100, nothing of the body is read from
-//! the client, which therefore gets no 100 either; a final response, 413 or 417 for instance, comes back without the
-//! body having been sent. An application that does not know of the expectation gets the body after [`CONTINUE_TIMEOUT`].
+//! The client's expectation is forwarded to the application. Until it responds with 100, nothing of the body is read
+//! from the client, so that the client does not receive 100 either; a final response such as 413 or 417 is forwarded
+//! without the body having been sent. An application that ignores the expectation receives the body after
+//! [`CONTINUE_TIMEOUT`].
 
 use std::{
     pin::Pin,
@@ -32,7 +33,7 @@ use crate::{
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 
-/// The client's connection, for interim responses to one of its requests.
+/// Handle to the client's connection, for interim responses to one of its requests.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Interim(pub(in crate::http) Additions);
 
@@ -48,7 +49,7 @@ impl Interim {
     }
 }
 
-/// Whether a client waits for 100 before it sends the body.
+/// Whether a client waits for `100 Continue` before it sends the body.
 pub(in crate::http) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
     let mut lines = request.headers().get_all(EXPECT).iter();
     let is_continue = lines
@@ -57,7 +58,7 @@ pub(in crate::http) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
     is_continue && lines.next().is_none() && !request.body().is_end_stream()
 }
 
-/// The body of a request, after the application's 100 where the client expects it.
+/// Wraps the body of a request, which waits for the application's 100 if the client expects it.
 pub(in crate::http) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
     match expectation {
         Some(expectation) => expectation.hold(body),
@@ -65,7 +66,7 @@ pub(in crate::http) fn hold(body: Body, expectation: Option<&Expectation>) -> Bo
     }
 }
 
-/// Forwards interim responses of an HTTP/1.1 request, and sends the body once the application wants it.
+/// Forwards interim responses of an HTTP/1.1 request, and releases the body once the application requests it.
 pub(in crate::http) fn follow(
     request: &mut Request<Body>,
     expectation: Option<&Expectation>,
@@ -90,7 +91,7 @@ pub(in crate::http) fn follow(
     });
 }
 
-/// Whether an application wants the body of a request. Clones share it.
+/// State of a request's `Expect: 100-continue`. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::http) struct Expectation(Arc<Mutex<State>>);
 
@@ -103,25 +104,25 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// The application has sent no response.
+    /// No response of the application yet.
     #[default]
     Unknown,
-    /// The body was requested by the application, and is sent.
+    /// The application has requested the body.
     Met,
-    /// The application responded without reading the body.
+    /// The application has responded without reading the body.
     Answered,
-    /// The response is over: the body is dropped.
+    /// The response has ended: the body is dropped.
     Over,
 }
 
-/// The application answered before the body was sent, and its response is over.
+/// Error of a body that the application did not request until its response ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the application answered the request without its body")]
-struct NotWanted;
+struct BodyNotRequested;
 
-/// Held with the response; ends the request when it is dropped.
+/// Guard of a response to an unsent body, which ends the request on drop.
 #[derive(Debug)]
-pub(in crate::http) struct AnsweredEarly {
+pub(in crate::http) struct EarlyResponseGuard {
     #[expect(dead_code, reason = "dropping it ends the request")]
     ending: Option<Ending>,
 }
@@ -153,18 +154,18 @@ impl Expectation {
         }
     }
 
-    /// The application has answered: if the body has not been sent until now, it is not sent any more.
-    pub(in crate::http) fn answered(expectation: Option<&Self>) -> AnsweredEarly {
+    /// Records the final response: a body that has not been sent until now is not sent any more.
+    pub(in crate::http) fn answered(expectation: Option<&Self>) -> EarlyResponseGuard {
         let ending = expectation.map(|one| {
             one.advance(Phase::Unknown, Phase::Answered);
             Ending(one.clone())
         });
-        AnsweredEarly { ending }
+        EarlyResponseGuard { ending }
     }
 
     /// Holds the request body until the application wants it.
     fn hold(&self, body: Body) -> Body {
-        let held = EndpointLease {
+        let held = ExpectedBody {
             body,
             expectation: self.clone(),
             continue_timer: None,
@@ -173,14 +174,14 @@ impl Expectation {
     }
 }
 
-struct EndpointLease {
+struct ExpectedBody {
     body: Body,
     expectation: Expectation,
     /// Timer since the application received the request headers.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl HttpBody for EndpointLease {
+impl HttpBody for ExpectedBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -203,7 +204,7 @@ impl HttpBody for EndpointLease {
         match phase {
             Phase::Met => Pin::new(&mut this.body).poll_frame(cx),
             Phase::Unknown | Phase::Answered => Poll::Pending,
-            Phase::Over => Poll::Ready(Some(Err(NotWanted.into()))),
+            Phase::Over => Poll::Ready(Some(Err(BodyNotRequested.into()))),
         }
     }
 

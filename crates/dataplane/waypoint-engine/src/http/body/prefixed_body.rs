@@ -1,4 +1,4 @@
-//! A request body whose first frames have been buffered, and are replayed.
+//! Request body of which a prefix has been buffered, and is replayed.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
-use super::idle::{Idle, IdleTimeout};
+use super::idle::{IdleError, IdleTimeout};
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
 
 /// Charged bytes of a frame besides its data.
@@ -24,7 +24,7 @@ pub(in crate::http) struct BufferedPrefix {
     permit: Option<Permit>,
 }
 
-/// Reason why the beginning of a body is missing.
+/// Reason why the prefix of a body is not available.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::http) enum PrefixError {
     #[error(transparent)]
@@ -32,7 +32,7 @@ pub(in crate::http) enum PrefixError {
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
     #[error(transparent)]
-    Idle(#[from] Idle),
+    Idle(#[from] IdleError),
 }
 
 /// A body with a buffered prefix.
@@ -45,8 +45,7 @@ pub(in crate::http) struct PrefixedBody {
 impl BufferedPrefix {
     /// Reads a body up to its end or a maximum number of bytes.
     ///
-    /// # Errors
-    /// When it breaks, stalls, or the budget has no room.
+    /// # Errors When the body fails or stalls, or the budget has no room.
     pub(in crate::http) async fn of(
         body: &mut Incoming,
         most: usize,

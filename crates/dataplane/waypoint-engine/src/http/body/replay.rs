@@ -1,4 +1,4 @@
-//! Bodies of requests that may have to be sent again: what has passed is kept, as long as it is little.
+//! Request bodies that are buffered for retries, up to a maximum size.
 
 use std::{
     pin::Pin,
@@ -20,9 +20,9 @@ use crate::{
 /// Maximum size of a replayable body. Requests with larger ones are not retried.
 pub(in crate::http) const MAX_REPLAY_BYTES: usize = 64 << 10;
 /// Charged bytes of a frame besides its data.
-const FRAME: usize = 64;
+const FRAME_BYTES: usize = 64;
 
-/// A body that can be read again from its beginning, as long as it is not too large.
+/// Body that can be read again from its beginning, unless it is too large.
 #[derive(Clone)]
 pub(in crate::http) struct ReplayBody(Arc<Mutex<Inner>>);
 
@@ -30,12 +30,12 @@ struct Inner {
     source: Body,
     frames: Vec<Part>,
     bytes: usize,
-    /// Budget that the buffered body is charged to.
+    /// Budget to which the buffered body is charged.
     memory: ConnectionMemory,
     permit: Option<Permit>,
     is_whole: bool,
     is_lost: bool,
-    /// Number of the current reader; earlier readers get nothing more.
+    /// Number of the current reader; earlier readers receive no more frames.
     turn: u64,
     /// Total size in bytes, if known.
     length: Option<u64>,
@@ -80,7 +80,7 @@ impl ReplayBody {
         !self.0.lock().is_lost
     }
 
-    /// The body from its beginning; `None` if too much of it has passed. Who has read until now gets no more.
+    /// Returns the body from its beginning; `None` if it is too large. The previous reader receives no more frames.
     pub(in crate::http) fn rewind(&self) -> Option<Body> {
         let mut inner = self.0.lock();
         if inner.is_lost {
@@ -108,7 +108,7 @@ impl Inner {
             (_, Some(trailers)) => Part::Trailers(trailers.clone()),
             (None, None) => return,
         };
-        let bytes = FRAME + frame.data_ref().map_or(0, Bytes::len);
+        let bytes = FRAME_BYTES + frame.data_ref().map_or(0, Bytes::len);
         self.bytes += bytes;
         self.is_lost = self.bytes > MAX_REPLAY_BYTES || !self.charge(bytes);
         if self.is_lost {
@@ -219,14 +219,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_read_again_and_then_to_its_end() {
+    async fn body_is_replayed_and_then_read_to_its_end() {
         let (sender, replay) = body();
         let mut first = replay.rewind().unwrap();
         say(&sender, b"one");
         say(&sender, b"two");
         assert_eq!(hear(&mut first).await, b"one");
         let mut second = replay.rewind().unwrap();
-        // It has no part in it any more.
+        // A superseded reader receives no more frames.
         assert!(first.frame().await.unwrap().unwrap_err().is::<Superseded>());
         assert_eq!(hear(&mut second).await, b"one");
         assert_eq!(hear(&mut second).await, b"two");
@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_or_broken_bodies_pass_without_replay() {
+    async fn large_or_failed_bodies_are_forwarded_without_replay() {
         let (sender, replay) = body();
         let mut first = replay.rewind().unwrap();
         let piece = vec![0; MAX_REPLAY_BYTES / 4];
         for count in 1..=6 {
             say(&sender, &piece);
             assert_eq!(hear(&mut first).await, piece);
-            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME);
+            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME_BYTES);
             if count >= 4 {
                 assert!(replay.rewind().is_none());
                 assert!(replay.0.lock().frames.is_empty());
@@ -266,8 +266,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_beyond_the_memory_budget_pass_without_replay() {
-        // A kilobyte for the requests of a connection.
+    async fn bodies_over_the_memory_budget_are_forwarded_without_replay() {
+        // The requests of a connection have a budget of one kilobyte.
         let memory = memory(8 << 10);
         let replay = ReplayBody::new(crate::message::text(vec![0; 2 << 10]), &memory);
         let mut body = replay.rewind().unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_body_is_none_each_time() {
+    async fn empty_body_is_replayed_as_empty() {
         let replay = ReplayBody::new(crate::message::text(""), &memory(8 << 20));
         for _ in 0..2 {
             let body = replay.rewind().unwrap();

@@ -1,5 +1,5 @@
-//! Bodies that go to mirrors as well. What is passed on is copied as it passes, and never waits for a mirror: one that
-//! is too far behind is given up.
+//! Bodies that are copied to mirrors while they are forwarded. The original never waits for a mirror: one that lags too
+//! far behind is dropped.
 
 use std::{
     pin::Pin,
@@ -18,84 +18,84 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     memory::{ConnectionMemory, Permit, Use},
     message::{self, Body, BodyError},
-    mirrors::Behind,
+    mirrors::BufferedBytes,
 };
 
 /// Maximum bytes by which one mirror may lag.
-pub(in crate::http) const MOST_BEHIND: usize = 1 << 20;
+pub(in crate::http) const MAX_LAG_BYTES: usize = 1 << 20;
 /// Maximum bytes by which all mirrors of a worker may lag together.
-const MOST_BEHIND_ALL: usize = 32 << 20;
+const MAX_TOTAL_LAG_BYTES: usize = 32 << 20;
 /// Charged bytes of a frame besides its data.
-const FRAME: usize = 64;
+const FRAME_BYTES: usize = 64;
 
 /// Outcome of copying a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::http) enum Copied {
+pub(in crate::http) enum CopyOutcome {
     /// The body was copied, as far as it was received.
-    Over,
+    Complete,
     /// The mirror was too slow.
     TooSlow,
 }
 
-/// Forwards a body, and copies it to mirrors.
+/// Body that is forwarded, and copied to mirrors.
 struct Tee {
     inner: Body,
-    copies: Vec<Copying>,
+    copies: Vec<CopySender>,
 }
 
-/// Original's handle of one mirror.
-struct Copying {
+/// Sender of the copy for one mirror.
+struct CopySender {
     pieces: mpsc::UnboundedSender<Piece>,
     own: Arc<AtomicUsize>,
-    all: Behind,
+    all: BufferedBytes,
     memory: ConnectionMemory,
-    ended: Option<oneshot::Sender<Copied>>,
+    ended: Option<oneshot::Sender<CopyOutcome>>,
 }
 
 enum Piece {
-    Frame(Frame<Bytes>, EndpointLease),
+    Frame(Frame<Bytes>, BufferedPiece),
     End,
 }
 
-/// Bytes that wait for a mirror.
-struct EndpointLease {
+/// Buffered bytes for a mirror, released on drop.
+struct BufferedPiece {
     bytes: usize,
     own: Arc<AtomicUsize>,
-    all: Behind,
+    all: BufferedBytes,
     _permit: Permit,
 }
 
-impl Drop for EndpointLease {
+impl Drop for BufferedPiece {
     fn drop(&mut self) {
         self.own.fetch_sub(self.bytes, Relaxed);
         self.all.0.fetch_sub(self.bytes, Relaxed);
     }
 }
 
-/// The body that a mirror gets.
-struct Copy {
+/// Body that a mirror receives.
+struct CopyBody {
     pieces: mpsc::UnboundedReceiver<Piece>,
     /// Remaining bytes, if known.
     left: Option<u64>,
 }
 
-/// The original ended before its end, or the mirror was too slow.
+/// Error of a copy whose original was aborted, or whose mirror was too slow.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the mirrored request is given up")]
-struct GivenUp;
+struct CopyAborted;
 
-/// A body that is passed on, and `count` copies of it, each with how the copying of it ends.
+/// Returns the body to forward and `count` copies of it, each with the outcome of its copying.
 pub(in crate::http) fn tee(
     inner: Body,
     count: usize,
-    behind: &Behind,
+    buffered: &BufferedBytes,
     memory: &ConnectionMemory,
-) -> (Body, Vec<(Body, oneshot::Receiver<Copied>)>) {
+) -> (Body, Vec<(Body, oneshot::Receiver<CopyOutcome>)>) {
     if inner.is_end_stream() {
         let empty = || {
             let (ended, end) = oneshot::channel();
-            // Its other end is here.
-            let _told = ended.send(Copied::Over);
+            // The receiver exists.
+            let _sent = ended.send(CopyOutcome::Complete);
             (message::text(""), end)
         };
         return (inner, (0..count).map(|_| empty()).collect());
@@ -105,56 +105,56 @@ pub(in crate::http) fn tee(
     for _ in 0..count {
         let (sender, pieces) = mpsc::unbounded_channel();
         let (ended, end) = oneshot::channel();
-        copies.push(Copying {
+        copies.push(CopySender {
             pieces: sender,
             own: Arc::default(),
-            all: behind.clone(),
+            all: buffered.clone(),
             memory: memory.clone(),
             ended: Some(ended),
         });
-        bodies.push((Copy { pieces, left }.boxed_unsync(), end));
+        bodies.push((CopyBody { pieces, left }.boxed_unsync(), end));
     }
     (Tee { inner, copies }.boxed_unsync(), bodies)
 }
 
-impl Copying {
+impl CopySender {
     /// Sends a frame to the mirror; false if it accepts no more.
     fn give(&mut self, frame: &Frame<Bytes>) -> bool {
         let (copy, bytes) = match (frame.data_ref(), frame.trailers_ref()) {
-            (Some(data), _) => (Frame::data(data.clone()), data.len() + FRAME),
-            (_, Some(trailers)) => (Frame::trailers(trailers.clone()), FRAME),
+            (Some(data), _) => (Frame::data(data.clone()), data.len() + FRAME_BYTES),
+            (_, Some(trailers)) => (Frame::trailers(trailers.clone()), FRAME_BYTES),
             (None, None) => return true,
         };
         let Ok(permit) = self.memory.take(Use::MirrorBody, bytes) else {
-            self.end(Copied::TooSlow);
+            self.end(CopyOutcome::TooSlow);
             return false;
         };
         let own = self.own.fetch_add(bytes, Relaxed) + bytes;
         let all = self.all.0.fetch_add(bytes, Relaxed) + bytes;
-        let held = EndpointLease {
+        let held = BufferedPiece {
             bytes,
             own: self.own.clone(),
             all: self.all.clone(),
             _permit: permit,
         };
-        if own > MOST_BEHIND || all > MOST_BEHIND_ALL {
-            self.end(Copied::TooSlow);
+        if own > MAX_LAG_BYTES || all > MAX_TOTAL_LAG_BYTES {
+            self.end(CopyOutcome::TooSlow);
             return false;
         }
         self.pieces.send(Piece::Frame(copy, held)).is_ok()
     }
 
-    fn end(&mut self, how: Copied) {
+    fn end(&mut self, how: CopyOutcome) {
         if let Some(ended) = self.ended.take() {
-            // Nobody may be there any more.
-            let _told = ended.send(how);
+            // The receiver may be gone.
+            let _sent = ended.send(how);
         }
     }
 
     /// Marks the copy as complete.
     fn complete(mut self) {
         let _taken = self.pieces.send(Piece::End);
-        self.end(Copied::Over);
+        self.end(CopyOutcome::Complete);
     }
 }
 
@@ -171,12 +171,12 @@ impl HttpBody for Tee {
         match &frame {
             Some(Ok(frame)) => {
                 this.copies.retain_mut(|copy| copy.give(frame));
-                // No frame is polled after the last one.
+                // The last frame was polled, after which the body is not polled again.
                 if this.inner.is_end_stream() {
-                    this.copies.drain(..).for_each(Copying::complete);
+                    this.copies.drain(..).for_each(CopySender::complete);
                 }
             }
-            None => this.copies.drain(..).for_each(Copying::complete),
+            None => this.copies.drain(..).for_each(CopySender::complete),
             Some(Err(_)) => this.copies.clear(),
         }
         Poll::Ready(frame)
@@ -191,7 +191,7 @@ impl HttpBody for Tee {
     }
 }
 
-impl HttpBody for Copy {
+impl HttpBody for CopyBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -208,7 +208,7 @@ impl HttpBody for Copy {
                 Some(Ok(frame))
             }
             Some(Piece::End) => None,
-            None => Some(Err(GivenUp.into())),
+            None => Some(Err(CopyAborted.into())),
         })
     }
 

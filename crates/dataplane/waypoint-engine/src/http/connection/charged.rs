@@ -1,5 +1,5 @@
-//! Response bodies that count towards the budget of their client until it has read them: a client that does not read
-//! could have its connections keep them.
+//! Response bodies whose buffered frames are charged to the client's budget until it has read them: a client that does
+//! not read could make its connections hold them.
 
 use std::{
     pin::Pin,
@@ -15,25 +15,25 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// A body whose frames are charged.
+/// Body whose frames are charged.
 struct Charged {
     inner: Body,
     memory: ConnectionMemory,
 }
 
 /// Bytes of a frame, released when the connection has sent them.
-struct EndpointLease {
+struct ChargedBytes {
     bytes: Bytes,
     _permit: Permit,
 }
 
-impl AsRef<[u8]> for EndpointLease {
+impl AsRef<[u8]> for ChargedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// Charges the frames of a body for as long as they are not sent.
+/// Charges the frames of a body until they are sent.
 pub(in crate::http) fn charged(inner: Body, memory: &ConnectionMemory) -> Body {
     if inner.is_end_stream() {
         return inner;
@@ -54,7 +54,7 @@ impl HttpBody for Charged {
         let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
         let charge = |bytes: Bytes| -> Result<Frame<Bytes>, BodyError> {
             let permit = this.memory.take(Use::ResponseBody, bytes.len())?;
-            let held = EndpointLease {
+            let held = ChargedBytes {
                 bytes,
                 _permit: permit,
             };
@@ -86,7 +86,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_frame_counts_until_nobody_has_it() {
+    async fn frame_is_charged_until_it_is_dropped() {
         let memory = Memory::new(MemoryLimits::of(8 << 20), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
         let body = || message::text(vec![b'd'; 600 << 10]);
@@ -96,7 +96,7 @@ mod tests {
         let part = frame.slice(1..2);
         drop((frame, first));
         assert_eq!(memory.held(), 600 << 10);
-        // The budget of the connection is a megabyte.
+        // The connection's budget is one megabyte.
         let mut second = charged(body(), &connection);
         assert!(second.frame().await.unwrap().is_err());
         drop(part);

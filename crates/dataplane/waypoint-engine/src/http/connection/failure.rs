@@ -1,5 +1,4 @@
-//! Connections that end because the client does not keep to HTTP. They are counted and logged as requests are, which
-//! they never became.
+//! Connections that end because the client violates HTTP. They are counted and logged like requests.
 
 use std::{
     error::Error,
@@ -14,7 +13,7 @@ use ambit_telemetry::http::{
 
 use crate::{message::Version, session::Session};
 
-/// Violation of HTTP: the server's response, if any, and its name in metrics.
+/// Violation of HTTP: the status of hyper's response, if any, and its label in metrics.
 struct Violation {
     status: u16,
     reason: &'static str,
@@ -35,7 +34,7 @@ pub(in crate::http) fn report(session: &Session, version: Version, error: &hyper
     end(session, version, Violation { status, reason }, &text);
 }
 
-/// Reports a connection of HTTP/1 that is refused with a response of this status, 0 without one.
+/// Reports an HTTP/1 connection that is refused with a response of this status; 0 for no response.
 pub(in crate::http) fn refused_as(
     session: &Session,
     status: u16,
@@ -45,7 +44,7 @@ pub(in crate::http) fn refused_as(
     end(session, Version::Http1, Violation { status, reason }, text);
 }
 
-/// Reports a connection that no budget has room for.
+/// Reports a connection for which a budget has no room.
 pub(in crate::http) fn refused(session: &Session, version: Version, reason: &'static str) {
     end(session, version, Violation { status: 0, reason }, reason);
 }
@@ -89,7 +88,7 @@ fn end(session: &Session, version: Version, violation: Violation, text: &str) {
     }
 }
 
-/// Why a connection ended for what it read. Of errors of ours the libraries keep the kind.
+/// Returns the reason why reading failed, if an error of our own caused it; hyper preserves only its kind.
 fn of_ours(error: &hyper::Error) -> Option<&'static str> {
     let source: &io::Error = error.source()?.downcast_ref()?;
     match source.kind() {
@@ -116,7 +115,7 @@ impl Violation {
             Version::Http1 => None,
             Version::Http2 => {
                 let http2 = error.source()?.downcast_ref::<h2::Error>()?;
-                // An error that the client reports itself, and a failed connection, are no violations.
+                // Errors that the client reports itself, and failed connections, are no violations.
                 let is_ours = http2.reason().is_some() && !http2.is_remote() && !http2.is_io();
                 is_ours.then_some(Self {
                     status: 0,

@@ -1,9 +1,9 @@
-//! Cancels the request of an HTTP/1 client that closes its sending side while it waits for the response: it has gone,
-//! as nearly all clients that do so have.
+//! Cancels the request of an HTTP/1 client that closes its sending side while it waits for the response: nearly all
+//! clients that do so have gone.
 //!
-//! The server does not read on while a response is on its way, so the end would be seen only after it. The
-//! connection is read ahead here then: a few bytes, which the server gets next. Behind a request that has been read
-//! to its end further bytes are thrown away, lest they hide the end; the connection ends after those that were kept.
+//! hyper does not read while a response is pending, and would notice the end only later. So the connection is read
+//! ahead by a few bytes, which hyper receives next. After a request that has been read completely, further bytes are
+//! discarded, so that they do not hide the end; the connection is closed after the retained ones.
 
 use std::{
     io,
@@ -16,19 +16,19 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::header_timeout::RequestPacing;
 
-/// Bytes of a connection that are read ahead while a response is on its way.
+/// Maximum bytes that are read ahead while a response is pending.
 const MAX_AHEAD_BYTES: usize = 64 << 10;
 /// Buffer size of one read.
 const READ_BYTES: usize = 4 << 10;
 
-/// The client closed its sending side while it waited for a response.
+/// Error of a client that closed its sending side while it waited for the response.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
     "the client closed its side of the connection before it had the response (AMBIT_CANCEL_ON_HALF_CLOSE)"
 )]
 pub(in crate::http) struct ClientClosed;
 
-/// A client's connection, which is an error to write to once the client has gone.
+/// Client's connection, whose writes fail once the client has gone.
 #[derive(Debug)]
 pub(in crate::http) struct HalfClose<IO> {
     io: IO,
@@ -37,12 +37,12 @@ pub(in crate::http) struct HalfClose<IO> {
     ahead: BytesMut,
     /// Whether reading from the client has ended.
     is_over: bool,
-    /// Bytes were thrown away: nothing after those read ahead may be served.
+    /// Whether bytes were discarded: nothing after the bytes that were read ahead may be served.
     is_truncated: bool,
 }
 
 impl<IO> HalfClose<IO> {
-    /// Requests are cancelled if there is a `pace`, which knows of the requests on the connection.
+    /// Wraps a connection. Requests are cancelled if there is a `pacing`, which tracks the requests of the connection.
     pub(in crate::http) fn new(io: IO, pacing: Option<RequestPacing>) -> Self {
         Self {
             io,
@@ -55,7 +55,7 @@ impl<IO> HalfClose<IO> {
 }
 
 impl<IO: AsyncRead + Unpin> HalfClose<IO> {
-    /// Reads ahead while a response is being sent.
+    /// Reads ahead while a response is pending.
     fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(pacing) = &self.pacing else {
             return Ok(());
@@ -68,7 +68,7 @@ impl<IO: AsyncRead + Unpin> HalfClose<IO> {
                 ));
             }
             let is_full = self.ahead.len() >= MAX_AHEAD_BYTES;
-            // More of a body is for its reader to ask for.
+            // Further body bytes are read on demand.
             if is_full && !pacing.has_whole_request() {
                 return Ok(());
             }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use crate::http::body::count::Count;
 
-    /// A connection with a request that is served, whose body has been read to its end or not.
+    /// Returns a connection with a request in progress, whose body has been read completely or not.
     fn serving(
         is_whole: bool,
     ) -> (
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_is_seen_behind_pipelined_bytes() {
+    async fn half_close_is_detected_after_pipelined_bytes() {
         for bytes in [0, 1, MAX_AHEAD_BYTES, MAX_AHEAD_BYTES * 3] {
             let (mut client, mut server, _serving) = serving(true);
             client.write_all(&vec![b'a'; bytes]).await.unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_read_ahead_only_a_little() {
+    async fn read_ahead_of_a_body_is_bounded() {
         let (mut client, mut server, _serving) = serving(false);
         client.write_all(&vec![b'a'; 1 << 19]).await.unwrap();
         drop(client);

@@ -1,9 +1,8 @@
-//! Header blocks of HTTP/2 as a client sends them: how long one may take, and what those hold that no request shows yet.
+//! Timeout and memory of HTTP/2 header blocks that do not belong to a visible request yet.
 //!
-//! The library decodes a block as its frames come, and keeps what it has decoded until the block ends, however long
-//! that takes; and it keeps trailers until the body before them is read. Both are charged here, by their bytes on the
-//! wire: a byte is at most one field, and a field takes [`FIELD_BYTES`] at most besides bytes that HPACK's table has,
-//! too.
+//! hyper decodes a block frame by frame, and keeps the decoded fields until the block ends, however long that takes;
+//! and it keeps trailers until the body before them is read. Both are charged here, by their bytes on the wire: a byte
+//! is at most one field, and a field takes at most [`FIELD_BYTES`] besides bytes that HPACK's table has, too.
 
 use std::{
     collections::HashMap,
@@ -23,14 +22,15 @@ use crate::memory::{ConnectionMemory, Permit, Use};
 
 /// Bytes of one decoded field in a header map, including spare capacity.
 const FIELD_BYTES: usize = 128;
-/// Bytes that a field without name and value counts in the limit of header sections (RFC 9113, section 6.5.2).
+/// Bytes that an empty field counts towards the limit of header sections (RFC 9113, section 6.5.2).
 const EMPTY_FIELD_BYTES: usize = 32;
-/// Bytes on the wire that are not charged as trailers: those of gRPC and of checksums.
+/// Bytes on the wire up to which trailers are not charged: trailers of gRPC and checksums are smaller.
 const FREE_TRAILERS: usize = 64;
 /// Connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
-/// Bytes of blocks that are decoded before other tasks of the worker come first: each may be a field, of up to 4 KiB.
+/// Bytes of blocks that are decoded before the task yields to others of the worker: each byte may be a field, of up to
+/// 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
 /// Size of reads while input is mostly header blocks, and the threshold of that share.
 const DENSE_READ_BYTES: usize = 512;
@@ -42,7 +42,7 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// The head of a frame.
+/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
     length: usize,
@@ -84,7 +84,7 @@ impl Event {
     }
 }
 
-/// Finds frames in the bytes of one direction.
+/// Parser of the frames of one direction.
 #[derive(Debug)]
 struct Frames {
     /// Bytes before the first frame.
@@ -155,19 +155,19 @@ struct Block {
     is_trailers: bool,
 }
 
-/// The header blocks of a connection that no request shows yet.
+/// Header blocks of a connection that do not belong to a visible request yet.
 #[derive(Debug, Default)]
 struct Blocks {
     open: Option<Block>,
     last_stream: u32,
-    /// Charged bytes of trailers, by stream, until their request is over.
+    /// Charged bytes of trailers by stream, until their request ends.
     trailers: HashMap<u32, usize>,
-    /// Limit of header sections.
+    /// Maximum bytes of a header section.
     most: usize,
 }
 
 impl Blocks {
-    /// Upper bound of the memory for a decoded block of so many bytes on the wire.
+    /// Returns an upper bound of the memory for a decoded block, from its bytes on the wire.
     fn decoded(&self, wire: usize) -> usize {
         let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_BYTES;
         wire.saturating_mul(FIELD_BYTES).min(most)
@@ -199,33 +199,33 @@ impl Blocks {
                     *self.trailers.entry(block.stream).or_default() += bytes;
                 }
             }
-            Event::End(head) if head.kind == RST_STREAM => self.over(head.stream),
+            Event::End(head) if head.kind == RST_STREAM => self.end_stream(head.stream),
             Event::Begin(_) | Event::Payload(..) | Event::End(_) => {}
         }
     }
 
     fn sent(&mut self, event: Event) {
         if let Event::End(head) = event {
-            // DATA and HEADERS have the flag in common.
+            // DATA and HEADERS share the END_STREAM flag.
             let is_end = head.kind <= HEADERS && head.flags & END_STREAM != 0;
             if is_end || head.kind == RST_STREAM {
-                self.over(head.stream);
+                self.end_stream(head.stream);
             }
         }
     }
 
-    fn over(&mut self, stream: u32) {
+    fn end_stream(&mut self, stream: u32) {
         self.trailers.remove(&stream);
     }
 
-    /// Maximum bytes of the fields.
+    /// Returns the maximum memory of the decoded fields.
     fn bytes(&self) -> usize {
         let open = self.open.map_or(0, |block| self.decoded(block.bytes));
         self.trailers.values().sum::<usize>() + open
     }
 }
 
-/// A client's connection of HTTP/2.
+/// Client's HTTP/2 connection.
 #[derive(Debug)]
 pub(in crate::http) struct HeaderBlocks<IO> {
     io: IO,
@@ -239,7 +239,7 @@ pub(in crate::http) struct HeaderBlocks<IO> {
     permit: Option<Permit>,
     /// Bytes of header blocks since the last yield.
     block_bytes: usize,
-    /// Whether little is read at once, so that little is decoded. So it begins.
+    /// Whether reads are small, so that little is decoded at once; initially true.
     is_dense: bool,
 }
 
@@ -329,7 +329,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
         }
         if this.blocks.open.is_some() && this.until.is_none() {
             let mut until = Box::pin(sleep(this.limit));
-            // Whoever reads waits for it, too.
+            // The reader also waits for the deadline.
             let _pending = until.as_mut().poll(cx);
             this.until = Some(until);
         }

@@ -26,7 +26,7 @@ use crate::{
     wire::{Additions, WithTrailers},
 };
 
-/// The header section of a request did not end in time.
+/// Error of a request's header section that did not end in time.
 #[derive(Debug, thiserror::Error)]
 #[error("the header section of a request did not end in time")]
 pub(in crate::http) struct TooSlow;
@@ -44,11 +44,11 @@ struct Requests {
     begun: AtomicUsize,
     /// Number of requests whose responses are pending.
     served: AtomicUsize,
-    /// The body of the last one, as far as it has been read.
+    /// Counter of the current request's body, as far as it has been read.
     body: Mutex<Option<Count>>,
-    /// The connection is another protocol's now.
+    /// Whether the connection has switched protocols.
     is_upgraded: AtomicBool,
-    /// Output in addition to hyper's.
+    /// Bytes to write in addition to hyper's output.
     additions: Additions,
 }
 
@@ -60,40 +60,40 @@ impl RequestPacing {
         Serving(self.0.clone())
     }
 
-    /// Returns the queue of bytes to write besides hyper's.
+    /// Returns the queue of bytes to write in addition to hyper's output.
     pub(in crate::http) fn additions(&self) -> &Additions {
         &self.0.additions
     }
 
-    /// The body of the request that is served is counted here as it is read.
+    /// Sets the counter of the current request's body.
     pub(in crate::http) fn reads(&self, body: Count) {
         *self.0.body.lock() = Some(body);
     }
 
-    /// Whether a response is being sent.
+    /// Whether a response is pending.
     pub(in crate::http) fn is_serving(&self) -> bool {
         self.0.served.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
     }
 
-    /// Whether the last request has not been read to its end.
+    /// Whether the last request has not been read completely.
     pub(in crate::http) fn has_cut_request(&self) -> bool {
         let body = self.0.body.lock();
         body.as_ref().is_some_and(|body| !body.is_complete())
     }
 
-    /// Whether the request that is served has been read to its end.
+    /// Whether the current request has been read completely.
     pub(in crate::http) fn has_whole_request(&self) -> bool {
         let body = self.0.body.lock();
         body.as_ref().is_some_and(Count::is_complete)
     }
 }
 
-/// Guard of a request until its response is sent.
+/// Guard of a request until its response has been sent.
 #[derive(Debug)]
 pub(in crate::http) struct Serving(Arc<Requests>);
 
 impl Serving {
-    /// Stops the timeout, since the connection switches protocols.
+    /// Disables the timeout, since the connection switches protocols.
     pub(in crate::http) fn for_good(self) {
         self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);
@@ -106,7 +106,7 @@ impl Drop for Serving {
     }
 }
 
-/// A connection with a timeout for header sections.
+/// Connection with a timeout for header sections.
 #[derive(Debug)]
 pub(in crate::http) struct Paced<IO> {
     io: IO,
@@ -115,7 +115,7 @@ pub(in crate::http) struct Paced<IO> {
     /// Deadline of the current header section, and the number of requests before it.
     until: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
-    /// Memory of the header section so far.
+    /// Memory of the incomplete header section.
     begun: Option<Permit>,
 }
 
@@ -195,7 +195,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
     }
 
-    /// Writes small pieces, the head of a response and its body for instance, as one.
+    /// Writes small pieces together, such as the head of a response and its body.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -216,8 +216,8 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
         Pin::new(&mut this.io).poll_write(cx, &gathered)
     }
 
-    /// The server keeps pieces of a body as they are, so that they count for as long as they wait; it would copy them
-    /// into a buffer of its own otherwise.
+    /// Whether hyper writes the pieces of a body separately, so that they are charged while they wait; otherwise it
+    /// would copy them into a buffer of its own.
     fn is_write_vectored(&self) -> bool {
         true
     }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_pieces_are_written_as_one() {
+    async fn small_pieces_are_written_together() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
         let (_memory, mut paced) = paced(far, 8 << 20);
         let large = vec![b'l'; 2 * GATHERED_BYTES];
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_header_section_counts_until_its_request_begins() {
+    async fn header_section_is_charged_until_its_request_begins() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
         let (memory, mut paced) = paced(far, 8 << 10);
         near.write_all(&[b'h'; 900]).await.unwrap();
@@ -302,7 +302,7 @@ mod tests {
         paced.read_exact(&mut [0; 4]).await.unwrap();
         assert_eq!(memory.held(), 0);
         drop(serving);
-        // The budget of the connection is a kilobyte.
+        // The connection's budget is one kilobyte.
         near.write_all(&[b'h'; 2000]).await.unwrap();
         let error = paced.read_exact(&mut [0; 2000]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);

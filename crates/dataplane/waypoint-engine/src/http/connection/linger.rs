@@ -1,6 +1,6 @@
-//! Close of an HTTP/1 connection whose last request has not been read to its end: what its client still sends is read and
-//! thrown away for a while (RFC 9112, section 9.6). A close at once would reset the connection, and the client, which is
-//! busy sending, might lose the response.
+//! Lingering close of an HTTP/1 connection whose last request has not been read completely: the remaining input is read
+//! and discarded for a while (RFC 9112, section 9.6). An immediate close would reset the connection, and a client that
+//! is still sending might lose the response.
 
 use std::{
     io,
@@ -31,7 +31,7 @@ pub(in crate::http) struct Linger<IO> {
     closing: Option<Closing>,
 }
 
-/// The sending side is closed, and the rest of the request is read.
+/// State after the sending side was closed, while the rest of the request is read.
 #[derive(Debug)]
 struct Closing {
     deadline: Instant,
@@ -68,7 +68,7 @@ impl Closing {
 }
 
 impl<IO> Linger<IO> {
-    /// `pace` knows whether the last request has been read to its end.
+    /// Wraps a connection; `pacing` tracks whether the last request has been read completely.
     pub(in crate::http) fn new(io: IO, pacing: RequestPacing) -> Self {
         Self {
             io,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_rest_of_an_upload_is_read_until_its_end() {
+    async fn rest_of_an_upload_is_drained() {
         let (mut client, mut server) = lingering(false);
         let closing = tokio::spawn(async move { server.shutdown().await });
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn neither_silence_nor_an_endless_upload_keeps_a_connection() {
+    async fn lingering_close_is_bounded_in_time() {
         let (_client, mut server) = lingering(false);
         let began = Instant::now();
         server.shutdown().await.unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_whose_requests_are_whole_closes_at_once() {
+    async fn connection_with_complete_requests_closes_at_once() {
         let (_client, mut server) = lingering(true);
         let began = Instant::now();
         server.shutdown().await.unwrap();

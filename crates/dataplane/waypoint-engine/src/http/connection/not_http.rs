@@ -1,5 +1,5 @@
 //! Refusal of connections that are not HTTP, on undeclared ports with routes, policies, tokens, plugins or limits for
-//! requests: passed through, they would bypass these.
+//! requests, which such connections would bypass.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Maximum bytes that are read while lingering.
 const MAX_LINGER_BYTES: u64 = 64 << 10;
 
-/// Why a connection is not served as HTTP.
+/// Reason why a connection is not served as HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotHttp {
-    /// The first bytes are another protocol's.
+    /// First bytes of another protocol.
     Other,
-    /// The first line does not end in time.
+    /// First line that does not end in time.
     Slow,
     /// Client that sends nothing.
     Silent,
@@ -45,7 +45,7 @@ impl NotHttp {
     }
 }
 
-/// Rejects a connection that is not HTTP, with counter and log.
+/// Rejects a connection that is not HTTP, and counts and logs it.
 pub(crate) async fn refuse_connection<IO>(session: &Session, mut io: IO, why: NotHttp)
 where
     IO: AsyncRead + AsyncWrite + Unpin,

@@ -1,5 +1,5 @@
-//! Admission of requests by what they make the waypoint hold: before anything of a request is copied, its decoded header
-//! section and what its handling takes are charged to the budgets of its connection, its caller and the process.
+//! Admission of requests by their memory: before a request is copied, its decoded header section and the memory of its
+//! handling are charged to the budgets of its connection, its caller and the process.
 
 use http::{
     HeaderMap, Request, StatusCode,
@@ -14,20 +14,20 @@ use crate::{
     message::Version,
 };
 
-/// Bytes that a request takes besides its headers: its tasks, its record, and its part of the connection's buffers.
+/// Charged bytes of an HTTP/2 request besides its headers: its tasks, its record, and its part of the connection's
+/// buffers.
 const HTTP2_REQUEST_BYTES: usize = 16 << 10;
-/// The same of HTTP/1, where each request has buffers of its own on both sides.
+/// Charged bytes of an HTTP/1 request besides its headers: each request has buffers of its own on both sides.
 const HTTP1_REQUEST_BYTES: usize = 48 << 10;
 
-/// Header sections that no request shows yet take more than the budget of their connection.
+/// Error of header blocks that exceed the budget of their connection.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("header sections on their way take more than the memory budget")]
 pub(in crate::http) struct TooLarge;
 
-/// Charges a request; one that is refused loses its headers at once.
+/// Charges a request; a refused one is stripped of its headers immediately.
 ///
-/// # Errors
-/// With the response, when it has too many fields or is too long (431), or a budget is used up (503).
+/// # Errors With the response, when it has too many fields or is too long (431), or a budget is exhausted (503).
 pub(in crate::http) fn admit<B>(
     memory: &ConnectionMemory,
     limits: HeaderLimits,
@@ -48,7 +48,7 @@ pub(in crate::http) fn admit<B>(
         memory.take(Use::Headers, bytes).map_err(Reply::overloaded)
     };
     if admitted.is_err() {
-        // Clients of gRPC are answered in their own way.
+        // gRPC clients receive gRPC errors.
         let content_type = request.headers_mut().remove(CONTENT_TYPE);
         *request.headers_mut() = HeaderMap::new();
         if let Some(content_type) = content_type {
@@ -58,14 +58,14 @@ pub(in crate::http) fn admit<B>(
     admitted
 }
 
-/// Whether a header section has more fields than are allowed. Clients of HTTP/2 may send each cookie in one of its own
+/// Whether a header section has more fields than are allowed. HTTP/2 clients may send each cookie in a field of its own
 /// (RFC 9113, section 8.2.3).
 pub(in crate::http) fn has_too_many_fields(headers: &HeaderMap, limits: HeaderLimits) -> bool {
     let cookies = headers.get_all(COOKIE).iter().count();
     headers.len() - cookies.saturating_sub(1) > limits.fields
 }
 
-/// Bytes of the fields of a header section, as HTTP/1 writes them.
+/// Returns the bytes of the fields of a header section in HTTP/1's format.
 fn length(headers: &HeaderMap) -> usize {
     let line = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         name.as_str().len() + value.len() + ": \r\n".len()
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_budget_has_room_for_is_refused_as_overload() {
+    fn request_over_the_budget_is_refused_as_overload() {
         let memory = connection(8 << 20);
         let admit = |request: &mut _, version| {
             super::admit(&memory, HeaderLimits::default(), request, version)
@@ -143,7 +143,7 @@ mod tests {
                 Err(reply) => break reply,
             }
         };
-        // A megabyte in requests of more than 60 kB and their copies.
+        // A megabyte holds this many requests of more than 60 kB with their copies.
         assert!((8..16).contains(&held.len()), "{}", held.len());
         assert_eq!(refused.status, 503);
         assert!(refused.flags.contains(ResponseFlag::OverloadManager));

@@ -19,7 +19,7 @@ pub(super) enum FirstResponse {
     Plugin(Response<ResponseBody>),
 }
 
-/// Sends a request until its deadline, and unless its body is not read or a plugin responds.
+/// Sends a request until its deadline, unless its body is not read or a plugin responds.
 pub(super) async fn first_response(
     mut sending: Pin<&mut impl Future<Output = Result<UpstreamResponse, Failure>>>,
     deadline: Option<Instant>,
@@ -45,11 +45,11 @@ pub(super) async fn first_response(
     };
     let sent = tokio::select! {
         biased;
-        response = plugins.answered() => return FirstResponse::Plugin(response),
+        response = plugins.wait_for_response() => return FirstResponse::Plugin(response),
         sent = sending => sent,
     };
     if sent.is_err()
-        && let Some(response) = plugins.has_answered()
+        && let Some(response) = plugins.take_response()
     {
         return FirstResponse::Plugin(response);
     }

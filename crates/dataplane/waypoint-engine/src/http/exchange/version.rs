@@ -8,7 +8,8 @@ use crate::{
     session::Session,
 };
 
-/// Returns the version in which a request is sent: as the port declares, unless a DestinationRule chooses another.
+/// Returns the version in which a request is sent: the declared one of the port, unless a DestinationRule chooses
+/// another.
 pub(super) fn version(
     session: &Session,
     destination: &Destination,
@@ -16,7 +17,7 @@ pub(super) fn version(
     came: http::Version,
 ) -> Version {
     let declared = destination.app_protocol(session);
-    let ruled = destination.ruled(session);
+    let ruled = destination.ruled_port(session);
     let ruled = ruled.map(|port| port.policy().http_version);
     let ruled = ruled.unwrap_or_default();
     if let Some(upgrade) = upgrade {

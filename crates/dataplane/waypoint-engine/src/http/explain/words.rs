@@ -1,4 +1,4 @@
-//! The steps of an explanation in words.
+//! Texts of the steps of an explanation.
 
 use ambit_jwt::{Authenticated, Denial};
 use ambit_l7::{
@@ -13,7 +13,7 @@ use http::Response;
 use super::Destination;
 use crate::{destination::Port, message::Body};
 
-/// The response as an end; of gRPC with its own status.
+/// Describes the response of the waypoint; gRPC clients receive a gRPC status.
 pub(super) fn answered(response: &Response<Body>, why: &str) -> End {
     let grpc = response.headers().get("grpc-status");
     let grpc = grpc.and_then(|status| status.to_str().ok());
@@ -26,7 +26,8 @@ pub(super) fn answered(response: &Response<Body>, why: &str) -> End {
     }
 }
 
-/// Tokens, by the objects that apply. Says nothing that is in a token but issuer and subject of a valid one.
+/// Describes the verification of tokens, by the applicable objects. Reveals only the issuer and subject of a valid
+/// token.
 pub(super) fn authentication(
     applied: &[&Authentication],
     proved: Option<&Authenticated>,
@@ -62,7 +63,7 @@ pub(super) fn authentication(
         let step = step.considering(considered);
         return match denial {
             Denial::NotUnderstood(key, _) => step.by(format!("RequestAuthentication {key}")),
-            // Nobody knows whose token it is.
+            // The issuer of an invalid token is unknown.
             Denial::Token(_) => match applied {
                 [one] => step.by(format!("RequestAuthentication {}", one.key)),
                 _ => step,
@@ -97,8 +98,8 @@ pub(super) fn authentication(
     }
 }
 
-/// Decision of policies; `is_allowed` is that of the data path, which also refuses a request that a provider would have
-/// to check once more.
+/// Describes the decision of policies; `is_allowed` is that of the data path, which also refuses a request that another
+/// provider would have to check.
 pub(super) fn authorization(
     step: StepKind,
     decision: &HttpDecision,
@@ -112,7 +113,7 @@ pub(super) fn authorization(
     let why = match decision.is_allowed() && !is_allowed {
         true => "the policies changed: a provider would have to check it again".to_owned(),
         false => match &decision.why {
-            // Counted from 1, as beside the policies.
+            // Counted from 1, as in the list of policies.
             Why::Allowed(rule) => format!("allowed by its rule {}", rule.rule + 1),
             Why::Denied(rule) => format!("denied by its rule {}", rule.rule + 1),
             Why::NoAllowPolicies | Why::NoneAllows | Why::NotUnderstood { .. } => {
@@ -191,7 +192,7 @@ pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
     }
 }
 
-/// A rate limit that counts the request.
+/// Describes a rate limit that counts the request.
 pub(super) fn limit(config: &RateLimit) -> Considered {
     let dry_run = if config.dry_run { " (dry run)" } else { "" };
     Considered {

@@ -1,4 +1,4 @@
-//! A body as one plugin lets it through.
+//! Body of a request or response that one plugin filters.
 
 use std::{
     collections::VecDeque,
@@ -13,7 +13,10 @@ use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame};
 
-use super::{FAILED, LocalReply, Running};
+use super::{
+    local_reply::LocalReply,
+    stream_context::{FAILED, StreamContext},
+};
 use crate::{
     extensions::Counts,
     headers::may_be_trailer,
@@ -22,9 +25,9 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Why a body ends before its end.
+/// Reason why a body ends early.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum FilterError {
     #[error("a plugin answers in place of the application")]
     Answered,
     #[error("a plugin broke the message off")]
@@ -37,14 +40,14 @@ enum Broken {
     Failed(#[from] Failure),
 }
 
-/// A body that one plugin filters.
-pub(super) struct Through {
+/// Body that one plugin filters.
+pub(super) struct FilteredBody {
     of: Direction,
-    running: Arc<Running>,
+    running: Arc<StreamContext>,
     answered: Arc<LocalReply>,
     inner: Body,
     out: VecDeque<Frame<Bytes>>,
-    /// Trailers that were passed to the plugin, to be forwarded when it continues.
+    /// Whether the plugin has received trailers, which are forwarded when it continues.
     has_trailers: bool,
     /// Whether the plugin paused the stream.
     is_paused: bool,
@@ -52,24 +55,24 @@ pub(super) struct Through {
     held: usize,
     memory: ConnectionMemory,
     permit: Option<Permit>,
-    /// Whether the last part was passed to the plugin.
+    /// Whether the plugin has received the end of the body.
     is_over: bool,
-    /// The plugin failed open: the rest passes.
-    is_left_out: bool,
+    /// Whether the plugin failed open, so that the rest bypasses it.
+    is_bypassed: bool,
 }
 
-impl Through {
+impl FilteredBody {
     pub(super) fn of(
         of: Direction,
         memory: &ConnectionMemory,
-        running: &Arc<Running>,
+        running: &Arc<StreamContext>,
         answered: &Arc<LocalReply>,
         inner: Body,
     ) -> Body {
-        // The plugin knows that there is none, or does not ask for it: then it stays framed as it is.
+        // Without a body, or a callback for it, the body keeps its framing.
         let wants = running.instance.call(|vm| Ok(vm.wants_body(of)));
         if inner.is_end_stream() || wants == Ok(false) {
-            return EndpointLease {
+            return UnfilteredBody {
                 inner,
                 _running: running.clone(),
             }
@@ -87,38 +90,39 @@ impl Through {
             memory: memory.clone(),
             permit: None,
             is_over: false,
-            is_left_out: false,
+            is_bypassed: false,
         };
         through.boxed_unsync()
     }
 
     /// Applies the outcome of a callback to the body.
-    fn acted(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), Broken> {
+    fn apply(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), FilterError> {
         match outcome {
-            Ok(Outcome::Go) => self.released(),
+            Ok(Outcome::Go) => self.release(),
             Ok(Outcome::Paused) => {
                 self.is_paused = true;
                 Ok(())
             }
             Ok(Outcome::Answered(response)) => {
-                // Too late for an answer that has begun.
+                // A response that has begun cannot be replaced.
                 if self.of == Direction::Request {
                     self.answered.set(response);
                 }
-                Err(Broken::Answered)
+                Err(FilterError::Answered)
             }
-            Ok(Outcome::Closed) => Err(Broken::Closed),
+            Ok(Outcome::Closed) => Err(FilterError::Closed),
             Ok(Outcome::TooLarge) => {
                 if self.of == Direction::Request {
-                    self.answered.set(own(413, "request_payload_too_large"));
+                    self.answered
+                        .set(local_response(413, "request_payload_too_large"));
                 }
-                Err(Broken::TooLarge)
+                Err(FilterError::TooLarge)
             }
             Err(failure) => self.failed(failure),
         }
     }
 
-    fn released(&mut self) -> Result<(), Broken> {
+    fn release(&mut self) -> Result<(), FilterError> {
         self.is_paused = false;
         let (of, id) = (self.of, self.running.id);
         let has_trailers = std::mem::take(&mut self.has_trailers);
@@ -141,31 +145,31 @@ impl Through {
         Ok(())
     }
 
-    fn failed(&mut self, failure: Failure) -> Result<(), Broken> {
+    fn failed(&mut self, failure: Failure) -> Result<(), FilterError> {
         let plugin = &self.running.plugin;
-        // What it held is lost with it.
+        // The bytes that the plugin held are lost.
         if plugin.config.fail_open && self.held == 0 {
             Counts::add(&plugin.counts.passed);
-            self.is_left_out = true;
+            self.is_bypassed = true;
             self.is_paused = false;
             return Ok(());
         }
         Counts::add(&plugin.counts.refused);
         if self.of == Direction::Request {
-            self.answered.set(own(503, FAILED));
+            self.answered.set(local_response(503, FAILED));
         }
         Err(failure.into())
     }
 
-    fn part(&mut self, frame: Frame<Bytes>) -> Result<(), Broken> {
+    fn part(&mut self, frame: Frame<Bytes>) -> Result<(), FilterError> {
         let (of, id) = (self.of, self.running.id);
         match frame.into_data() {
             Ok(data) => {
                 if !self.charge(data.len()) {
                     if self.of == Direction::Request {
-                        self.answered.set(own(503, "overload"));
+                        self.answered.set(local_response(503, "overload"));
                     }
-                    return Err(Broken::NoRoom);
+                    return Err(FilterError::NoRoom);
                 }
                 let is_end = self.inner.is_end_stream();
                 self.is_over |= is_end;
@@ -177,8 +181,8 @@ impl Through {
                 if !is_lost {
                     self.held += data.len();
                 }
-                self.acted(pass_through)?;
-                if is_lost && self.is_left_out {
+                self.apply(pass_through)?;
+                if is_lost && self.is_bypassed {
                     self.out.push_back(Frame::data(data));
                 }
             }
@@ -192,8 +196,8 @@ impl Through {
                         .instance
                         .call(|vm| vm.trailers(of, id, trailers));
                     let is_lost = pass_through.is_err();
-                    self.acted(pass_through)?;
-                    if is_lost && self.is_left_out {
+                    self.apply(pass_through)?;
+                    if is_lost && self.is_bypassed {
                         self.has_trailers = false;
                         self.out.push_back(Frame::trailers(kept));
                     }
@@ -214,16 +218,16 @@ impl Through {
         }
     }
 
-    fn end(&mut self) -> Result<(), Broken> {
+    fn end(&mut self) -> Result<(), FilterError> {
         self.is_over = true;
         let (of, id) = (self.of, self.running.id);
         let pass_through = self.running.instance.call(|vm| vm.body(of, id, &[], true));
-        self.acted(pass_through)
+        self.apply(pass_through)
     }
 }
 
-/// Builds a local response in the plugin's place.
-fn own(status: u16, details: &str) -> LocalResponse {
+/// Returns a local response of the waypoint in the plugin's place.
+fn local_response(status: u16, details: &str) -> LocalResponse {
     LocalResponse {
         status,
         details: details.to_owned(),
@@ -233,7 +237,7 @@ fn own(status: u16, details: &str) -> LocalResponse {
     }
 }
 
-impl HttpBody for Through {
+impl HttpBody for FilteredBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -246,7 +250,7 @@ impl HttpBody for Through {
             if let Some(frame) = this.out.pop_front() {
                 return Poll::Ready(Some(Ok(frame)));
             }
-            if this.is_left_out && !this.is_over {
+            if this.is_bypassed && !this.is_over {
                 return Pin::new(&mut this.inner).poll_frame(cx);
             }
             if this.is_over && !this.is_paused {
@@ -255,7 +259,7 @@ impl HttpBody for Through {
             if this.is_paused
                 && let Poll::Ready(outcome) = this.running.poll_settled(this.of, cx)
             {
-                if let Err(broken) = this.acted(outcome) {
+                if let Err(broken) = this.apply(outcome) {
                     return Poll::Ready(Some(Err(broken.into())));
                 }
                 continue;
@@ -276,13 +280,13 @@ impl HttpBody for Through {
     }
 }
 
-/// A body that a plugin does not see, with which the request is over for it.
-struct EndpointLease {
+/// Body that a plugin does not filter, whose end ends the plugin's context.
+struct UnfilteredBody {
     inner: Body,
-    _running: Arc<Running>,
+    _running: Arc<StreamContext>,
 }
 
-impl HttpBody for EndpointLease {
+impl HttpBody for UnfilteredBody {
     type Data = Bytes;
     type Error = BodyError;
 

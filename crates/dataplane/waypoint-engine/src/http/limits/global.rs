@@ -1,11 +1,11 @@
-//! Request to a rate-limit service, and its response.
+//! Call of a rate-limit service, and its response.
 
 use ambit_l7::route::RouteRequest;
 use ambit_model::{GlobalLimit, LimitKey, LimitValue};
 use ambit_wire::rate_limit_service::{Answer, AnswerError, Question, SHOULD_RATE_LIMIT_PATH};
 use tokio::time::timeout;
 
-use super::value;
+use super::key::key_value;
 use crate::{
     calls::CallFor,
     hops::Hops,
@@ -49,7 +49,7 @@ impl LimitError {
 /// Returns the descriptors of a request; `None` if there are none, or if the service has checked all of them for the
 /// form `before`. A method and a path are sent in their original and in their normalized spelling, since the service's
 /// limits apply to both.
-pub(super) fn question(
+pub(super) fn request(
     session: &Session,
     limiter: &Limiter,
     global: &GlobalLimit,
@@ -77,9 +77,9 @@ fn descriptors(
     let as_it_came = |key: &LimitKey| match key {
         LimitKey::Method => Some(request.method.as_bytes().to_vec()),
         LimitKey::Path => Some(request.path.as_bytes().to_vec()),
-        other => value(session, request, other),
+        other => key_value(session, request, other),
     };
-    let as_counted = |key: &LimitKey| value(session, request, key);
+    let as_counted = |key: &LimitKey| key_value(session, request, key);
     let mut descriptors: Vec<Vec<_>> = Vec::new();
     for one in limiter.descriptors(global, request) {
         let entries = |of: &dyn Fn(&LimitKey) -> Option<Vec<u8>>| -> Option<Vec<_>> {
@@ -102,7 +102,7 @@ fn descriptors(
     descriptors
 }
 
-pub(super) async fn ask(
+pub(super) async fn check(
     session: &Session,
     namespace: &str,
     global: &GlobalLimit,

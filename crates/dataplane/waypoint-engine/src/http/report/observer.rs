@@ -1,4 +1,4 @@
-//! Observers of the decisions about a request: the record of one that is served, or the explanation of one that is not.
+//! Observers of the decisions about a request: the record of a served request, or the explanation of a predicted one.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use super::record::Record;
 
 /// Follows the decisions about one request.
 pub(in crate::http) trait Observer {
-    /// Host and target are in the form that everything sees.
-    fn formed(&mut self, host: &str, target: &PathAndQuery);
+    /// Records the normalized host and target.
+    fn normalized(&mut self, host: &str, target: &PathAndQuery);
     /// Records that JWT authentication rejected the request.
     fn unauthenticated(&mut self, why: &Denial);
-    /// Policies have decided.
+    /// Records the decision of policies.
     fn policies_decided(&mut self, decision: &HttpDecision);
-    /// A rule of a route matches.
+    /// Records the matching rule of a route.
     fn routed(&mut self, rule: &Arc<Rule>);
 }
 
 impl Observer for Record {
-    fn formed(&mut self, host: &str, target: &PathAndQuery) {
-        Self::formed(self, host, target);
+    fn normalized(&mut self, host: &str, target: &PathAndQuery) {
+        Self::normalized(self, host, target);
     }
 
     fn unauthenticated(&mut self, why: &Denial) {

@@ -1,4 +1,4 @@
-//! What is known of a request while it is under way; reported when the last part of it is done.
+//! Record of a request in flight, reported when the last part of its response has been sent.
 
 mod telemetry;
 
@@ -27,7 +27,7 @@ use crate::{
     http::{body::count::Count, reply::Reply, send::SelectedEndpoint},
     session::Session,
 };
-use telemetry::RequestTelemetry;
+use telemetry::{FinishedRequest, RequestTelemetry};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -50,13 +50,13 @@ pub(in crate::http) struct Record {
     audited_by: Option<String>,
     /// Policy that denied the request.
     policy: Option<String>,
-    /// Whether the waypoint refuses it, rather than fails to have it served.
+    /// Whether the waypoint refuses the request, rather than failing to forward it.
     is_refused: bool,
     pub(in crate::http) upstream_failure: Option<String>,
     upstream_time: Option<Duration>,
     pub(in crate::http) route: Option<String>,
     chosen: Option<SelectedEndpoint>,
-    /// `x-forwarded-for`, `user-agent`, `x-request-id`.
+    /// Values of `x-forwarded-for`, `user-agent` and `x-request-id`.
     named: [Option<Vec<u8>>; 3],
     pub(in crate::http) received: Count,
     pub(in crate::http) sent: Count,
@@ -97,7 +97,7 @@ impl Record {
     }
 
     /// Records the normalized host and target.
-    pub(in crate::http) fn formed(&mut self, host: &str, target: &PathAndQuery) {
+    pub(in crate::http) fn normalized(&mut self, host: &str, target: &PathAndQuery) {
         host.clone_into(&mut self.host);
         self.target.clear();
         self.target
@@ -116,7 +116,7 @@ impl Record {
         }
     }
 
-    /// Policies have decided.
+    /// Records the decision of policies.
     pub(in crate::http) fn policies_decided(&mut self, decision: &HttpDecision) {
         self.details = decision.details();
         self.policy = decision.denied_by().map(ToString::to_string);
@@ -316,9 +316,17 @@ impl Drop for Record {
         let has_logs = telemetry
             .as_ref()
             .is_some_and(|telemetry| telemetry.has_logs());
-        let changed = telemetry
-            .as_mut()
-            .and_then(|telemetry| telemetry.report(self, &report, &traffic));
+        let changed = telemetry.as_mut().and_then(|telemetry| {
+            let finished = FinishedRequest {
+                method: self.method.as_str(),
+                target: &self.target,
+                host: &self.host,
+                status: self.status,
+                is_grpc: self.is_grpc,
+                grpc_status: self.sent.grpc_status(),
+            };
+            telemetry.report(session, finished, &report, &traffic)
+        });
         let code = ResponseCode::new(self.status);
         let labels = HttpLabels::new(traffic, self.protocol(), code, self.flags);
         waypoint

@@ -1,4 +1,4 @@
-//! Redacts tokens from what access logs and traces record of a request.
+//! Redacts tokens from access logs and traces.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ pub(in crate::http) fn redact_target<'a>(session: &Session, target: &'a str) -> 
     all.redacted_target(session.attachments().services(), target)
 }
 
-/// Removes tokens from headers that are recorded.
+/// Removes tokens from recorded headers.
 pub(in crate::http) fn redact_headers(session: &Session, headers: &mut HeaderMap) {
     if !headers.is_empty() {
         let all = session.shard.waypoint.published.authentications();

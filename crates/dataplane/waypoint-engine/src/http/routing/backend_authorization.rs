@@ -1,4 +1,4 @@
-//! Decision of policies about a request as a route forwards it.
+//! Authorization of a request in its forwarded form.
 
 use http::Request;
 
@@ -7,20 +7,20 @@ use crate::{
     http::{
         admit::admission::{Admission, Facts},
         backend::destination::Destination,
-        form::Form,
+        normalized_target::NormalizedTarget,
         reply::Reply,
         report::observer::Observer,
     },
     route_owner::RouteOwner,
 };
 
-/// Authorizes a request that a route forwards to another service for that one, too, and one that a consumer route
-/// changes as if the client had sent it in that form.
+/// Authorizes a request for the service to which a route forwards it; and a request that a consumer route changes, as
+/// if the client had sent it in that form.
 pub(in crate::http) fn authorize_backend<B>(
     admission: Admission,
     selected: &SelectedRoute,
     request: &Request<B>,
-    form: &Form,
+    normalized: &NormalizedTarget,
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
     let by = selected.route_owner();
@@ -33,7 +33,7 @@ pub(in crate::http) fn authorize_backend<B>(
     }
     let sent = selected
         .changes_request()
-        .then(|| Facts::as_sent(request, form));
+        .then(|| Facts::as_sent(request, normalized));
     let (decision, admission) = admission.authorize_backend(&selected.destination, by, sent);
     if let Some(decision) = decision {
         observer.policies_decided(&decision);

@@ -13,15 +13,15 @@ use crate::{
     http::{
         admit::admission::Admission,
         backend::{destination::Destination, destination_attachments},
-        form::Form,
         limits::{self, CountedRequest, RateLimitHeaders},
+        normalized_target::NormalizedTarget,
         reply::Reply,
     },
     route_owner::RouteOwner,
     session::Session,
 };
 
-/// A request in the form that plugins and limits have seen, before a route of clients changes it.
+/// Form of a request that plugins and limits have processed, before a consumer route changes it.
 #[derive(Debug)]
 pub(in crate::http) struct Original {
     headers: HeaderMap,
@@ -30,15 +30,15 @@ pub(in crate::http) struct Original {
     target: PathAndQuery,
 }
 
-/// Request as a client route has changed it.
+/// Request as a consumer route has changed it.
 #[derive(Debug)]
 pub(in crate::http) struct ChangedRequest<'a, B> {
     pub(in crate::http) destination: &'a Destination,
     pub(in crate::http) request: &'a Request<B>,
-    pub(in crate::http) form: &'a Form,
+    pub(in crate::http) normalized: &'a NormalizedTarget,
 }
 
-// Derived implementations would require those of the body.
+// A derived implementation would require `B: Clone`.
 impl<B> Clone for ChangedRequest<'_, B> {
     fn clone(&self) -> Self {
         *self
@@ -52,17 +52,17 @@ impl Original {
     pub(in crate::http) fn of<B>(
         selected: &SelectedRoute,
         request: &Request<B>,
-        form: &Form,
+        normalized: &NormalizedTarget,
     ) -> Option<Self> {
         (selected.route_owner() == RouteOwner::Clients).then(|| Self {
             headers: request.headers().clone(),
-            host: form.host.clone(),
-            path: form.path.clone(),
-            target: form.target.clone(),
+            host: normalized.host.clone(),
+            path: normalized.path.clone(),
+            target: normalized.target.clone(),
         })
     }
 
-    /// Restores the headers that hold tokens, and those by which applications learn what tokens claim.
+    /// Restores the headers that hold tokens, and those that pass claims to applications.
     pub(in crate::http) fn restore_claims(&self, session: &Session, headers: &mut HeaderMap) {
         let all = session.shard.waypoint.published.authentications();
         if all.is_empty() {
@@ -83,11 +83,10 @@ impl Original {
         }
     }
 
-    /// Returns the attachments of the destination, if it has any here.
+    /// Returns the attachments of the destination, if this waypoint has any.
     ///
-    /// # Errors
-    /// The response, if the destination has tokens or plugins that were not applied to the request, or if a plugin has
-    /// changed it.
+    /// # Errors The response, if the destination has tokens or plugins that were not applied to the request, or if a
+    /// plugin has changed it.
     pub(in crate::http) fn attachments<B>(
         &self,
         session: &Session,
@@ -96,15 +95,15 @@ impl Original {
         let ChangedRequest {
             destination,
             request,
-            form,
+            normalized,
         } = sent;
         let there = destination_attachments::find(session, destination, RouteOwner::Clients);
         let Some(there) = there else {
             return Ok(None);
         };
         let is_changed = self.headers != *request.headers()
-            || self.host != form.host
-            || self.target != form.target;
+            || self.host != normalized.host
+            || self.target != normalized.target;
         let is_refused = !destination_attachments::are_tokens_applied(session, &there)
             || !destination_attachments::are_plugins_applied(session, &there)
             || is_changed && destination_attachments::have_plugins(session, &there);
@@ -118,10 +117,9 @@ impl Original {
         Ok(Some(there))
     }
 
-    /// Authorizes the request as modified by the client route.
+    /// Authorizes the request as modified by the consumer route.
     ///
-    /// # Errors
-    /// With the response, as for [`Self::attachments`], or if a limit refuses the request.
+    /// # Errors With the response, as for [`Self::attachments`], or if a limit refuses the request.
     pub(in crate::http) async fn admit<B>(
         &self,
         session: &Session,
@@ -133,12 +131,16 @@ impl Original {
         let Some(there) = self.attachments(session, sent)? else {
             return Ok(());
         };
-        let ChangedRequest { request, form, .. } = sent;
+        let ChangedRequest {
+            request,
+            normalized,
+            ..
+        } = sent;
         let sent = RouteRequest {
             method: request.method().as_str(),
-            path: form.target.path(),
-            query: form.target.query(),
-            host: &form.host,
+            path: normalized.target.path(),
+            query: normalized.target.query(),
+            host: &normalized.host,
             headers: request.headers(),
         };
         let came = RouteRequest {

@@ -1,4 +1,4 @@
-//! What the routes of a service make of a request.
+//! Routing of a request by the routes of its service.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
             affinity::{self, Affinity, Found},
             destination::Destination,
         },
-        form::Form,
+        normalized_target::NormalizedTarget,
         reply::Reply,
         report::observer::Observer,
     },
@@ -24,16 +24,16 @@ use crate::{
     target::Target,
 };
 
-/// The kind of routes whose requests are gRPC's.
+/// Kind of gRPC routes, whose errors are gRPC statuses.
 const GRPC_ROUTE: &str = "GRPCRoute";
-/// Kinds of objects in whose name requests for a service of another waypoint are refused.
+/// Object kinds in whose name requests for a service of another waypoint are refused.
 const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// Result of routing a request.
 pub(in crate::http) enum RoutingResult {
     /// Request that continues to an endpoint.
     Selected(SelectedRoute),
-    /// The route responds itself: a redirect, or a CORS preflight.
+    /// Response of the route itself: a redirect, or a CORS preflight.
     Responded(Response<Body>),
 }
 
@@ -41,22 +41,22 @@ pub(in crate::http) enum RoutingResult {
 #[derive(Debug)]
 pub(in crate::http) struct SelectedRoute {
     pub(in crate::http) destination: Destination,
-    /// `None`: requests go to the service itself.
+    /// Rule and backend; `None` if requests go to the service itself.
     rule: Option<SelectedRule>,
 }
 
-/// SelectedRule rule and backend.
+/// Matching rule and chosen backend.
 #[derive(Clone, Debug)]
 struct SelectedRule {
     rule: Arc<Rule>,
     /// Index of the chosen backend; `None` without backends.
     backend: Option<usize>,
-    /// Bytes of the path that the match took as prefix.
+    /// Bytes of the path that the match consumed as prefix.
     prefix: usize,
     session: Option<Affinity>,
 }
 
-/// CORS headers for the response, of the waypoint or the upstream.
+/// CORS headers for the response, from the waypoint or the application.
 #[derive(Debug, Default)]
 pub(in crate::http) struct CorsHeaders(Option<(SelectedRule, CorsRequest)>);
 
@@ -67,7 +67,7 @@ impl SelectedRule {
 }
 
 impl CorsHeaders {
-    /// Sets the waypoint's response headers, and removes such headers of others.
+    /// Sets the waypoint's CORS headers, and removes those of the application.
     pub(in crate::http) fn change_response(&self, headers: &mut HeaderMap) {
         if let Some((chosen, cors_request)) = &self.0
             && let Some(cors) = chosen.applied().cors()
@@ -89,18 +89,18 @@ impl SelectedRoute {
     pub(in crate::http) fn name_host(
         &mut self,
         session: &Session,
-        form: &Form,
+        normalized: &NormalizedTarget,
     ) -> Result<(), Reply> {
         if self.destination != Destination::Target || !session.target.resolves_hosts() {
             return Ok(());
         }
-        let host = session.target.host(&form.host).ok_or_else(|| {
+        let host = session.target.host(&normalized.host).ok_or_else(|| {
             let name = session.target.service_name();
             let wildcard = name.map_or("", |name| name.hostname.as_str());
             let text = format!("the host is not below {wildcard}");
             Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
         })?;
-        // A plugin or a route has made it another host, which may have an entry of its own.
+        // A plugin or a route has changed the host, which may have a more specific entry.
         self.destination = match session.specific(&host).map_err(misdirected)? {
             Some(specific) => {
                 let port = session.target.address().port();
@@ -120,7 +120,7 @@ impl SelectedRoute {
         self.rule.as_ref()?.rule.retry.as_ref()
     }
 
-    /// The endpoint of the session that the request is of.
+    /// Returns the endpoint of the request's sticky session.
     pub(in crate::http) fn sticky(&self) -> Option<&BackendEndpoint> {
         self.rule.as_ref()?.session.as_ref()?.endpoint.as_ref()
     }
@@ -135,23 +135,23 @@ impl SelectedRoute {
         }
     }
 
-    /// The mirrors that get this request.
+    /// Returns the mirrors that receive this request.
     pub(in crate::http) fn mirrors(&self) -> Vec<&HttpMirror> {
         let applied = self.rule.as_ref().map(SelectedRule::applied);
         applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
     }
 
-    /// Fault that the route injects into this request.
+    /// Returns the fault that the route injects into this request.
     pub(in crate::http) fn fault(&self) -> Option<Injected> {
         self.rule.as_ref()?.applied().fault(&mut rand::rng())
     }
 
-    /// Filters for the request; `None` without a rule.
+    /// Returns the filters for the request; `None` without a rule.
     pub(in crate::http) fn applied(&self) -> Option<Applied<'_>> {
         self.rule.as_ref().map(SelectedRule::applied)
     }
 
-    /// Owner of the rule.
+    /// Returns the owner of the route.
     pub(in crate::http) fn route_owner(&self) -> RouteOwner {
         let rule = self.rule.as_ref();
         RouteOwner::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
@@ -163,12 +163,12 @@ impl SelectedRoute {
         applied.is_some_and(|applied| applied.changes_request())
     }
 
-    /// Changes the request as the rule has it, and then as the backend has it.
+    /// Applies the filters of the rule, and then those of the backend.
     pub(in crate::http) fn change(
         &self,
         session: &Session,
         headers: &mut HeaderMap,
-        form: &mut Form,
+        normalized: &mut NormalizedTarget,
     ) -> Result<(), Reply> {
         let Some(chosen) = &self.rule else {
             return Ok(());
@@ -179,15 +179,15 @@ impl SelectedRoute {
             return Ok(());
         };
         if let Some(host) = &rewrite.hostname {
-            host.as_str().clone_into(&mut form.host);
+            host.as_str().clone_into(&mut normalized.host);
         }
         if rewrite.path.is_some() {
             let published = &session.shard.waypoint.published;
             let mode = published.gateway().path_normalization;
-            let matched_path = form.matched(chosen.prefix);
+            let matched_path = normalized.matched(chosen.prefix);
             let target = route::changed(rewrite.path.as_ref(), matched_path, mode);
             let target = target.map_err(|error| unroutable(&error.to_string()))?;
-            form.target = target
+            normalized.target = target
                 .try_into()
                 .map_err(|error: http::uri::InvalidUri| unroutable(&error.to_string()))?;
         }
@@ -202,19 +202,20 @@ impl SelectedRoute {
     }
 }
 
-/// A request whose rule has no usable backend.
+/// Returns the reply to a request whose rule has no usable backend.
 fn unroutable(text: &str) -> Reply {
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     Reply::new(status, text, ResponseFlag::NoCluster)
 }
 
-/// A request that is for another waypoint (RFC 9110, section 15.5.20).
+/// Returns the reply to a request that is for another waypoint (RFC 9110, section 15.5.20).
 pub(in crate::http) fn misdirected(error: Misdirected) -> Reply {
     let status = StatusCode::MISDIRECTED_REQUEST;
     Reply::new(status, error.to_string(), ResponseFlag::NoRoute)
 }
 
-/// The same, as the kind of its route has it: of a GRPCRoute, `UNAVAILABLE`; of a service that another waypoint serves, 421.
+/// Returns the reply for an unusable backend by the kind of the route: `UNAVAILABLE` for a GRPCRoute, 421 for a service
+/// that another waypoint serves.
 fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
     let reply = unroutable(text);
     if rule.route.kind == GRPC_ROUTE {
@@ -226,7 +227,7 @@ fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
     reply
 }
 
-/// Destination of a backend, for a request to a port of a service.
+/// Returns the destination of a backend, for a request to a port of a service.
 fn destination<'a>(
     to: &'a HttpBackend,
     served: &NamespacedHostname,
@@ -240,7 +241,8 @@ fn destination<'a>(
     })
 }
 
-/// The routes that requests of a session take now; `None` to a pod. The tunnel may be older than the routes.
+/// Returns the current routes for requests of a session; `None` for a pod. Routes may have changed since the tunnel was
+/// opened.
 pub(in crate::http) fn table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply> {
     let Target::Service {
         served, address, ..
@@ -262,7 +264,7 @@ pub(in crate::http) fn table(session: &Session) -> Result<Option<Arc<RouteTable>
 pub(in crate::http) fn route<B>(
     session: &Session,
     request: &Request<B>,
-    form: &Form,
+    normalized: &NormalizedTarget,
     observer: &mut impl Observer,
     cors_headers: &mut CorsHeaders,
 ) -> Result<RoutingResult, Reply> {
@@ -277,7 +279,7 @@ pub(in crate::http) fn route<B>(
         return Ok(RoutingResult::Selected(SelectedRoute::itself()));
     };
     let port = address.port();
-    let choice = table.choose(&form.as_received(request));
+    let choice = table.choose(&normalized.as_received(request));
     let (rule, prefix) = match choice {
         Choice::Itself => return Ok(RoutingResult::Selected(SelectedRoute::itself())),
         Choice::NoMatch => {
@@ -322,7 +324,7 @@ pub(in crate::http) fn route<B>(
     if let Some(redirect) = applied.redirect() {
         let published = &session.shard.waypoint.published;
         let mode = published.gateway().path_normalization;
-        let to = redirect.location(&form.host, port, form.matched(prefix), mode);
+        let to = redirect.location(&normalized.host, port, normalized.matched(prefix), mode);
         let location = to.map_err(|error| unroutable(&error.to_string()))?;
         let location = HeaderValue::from_str(&location);
         let location = location.map_err(|error| unroutable(&error.to_string()))?;

@@ -1,4 +1,4 @@
-//! The form that requests are sent in.
+//! Form of requests on connections to upstreams.
 
 use http::{
     HeaderValue, Request, Uri,
@@ -12,7 +12,7 @@ use crate::{
     message::{Body, Version},
 };
 
-/// Default HTTP version of a request to an upstream: that of the client's.
+/// Returns the default HTTP version of a request to an upstream: the client's.
 pub(in crate::http) fn version_of(version: http::Version) -> Version {
     if version == http::Version::HTTP_2 {
         Version::Http2

@@ -1,8 +1,9 @@
 //! Retries of failed requests.
 //!
-//! Without a retry policy, a request that may have reached an application is retried only if that changes nothing: its
-//! method is idempotent and it has no body (RFC 9110, section 9.2.2), or HTTP/2 reports that it was not processed (RFC
-//! 9113, section 8.7). With a route's retry policy any request is retried whose body is small enough to be buffered.
+//! Without a retry policy, a request that may have reached an application is retried only if that has no side effects:
+//! its method is idempotent and it has no body (RFC 9110, section 9.2.2), or HTTP/2 reports that it was not processed
+//! (RFC 9113, section 8.7). With a route's retry policy, any request is retried whose body is small enough to be
+//! buffered.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::{
     message::{self, Body},
 };
 
-/// Retries of a request without a retry policy.
+/// Maximum number of retries of a request without a retry policy.
 pub(crate) const DEFAULT_RETRIES: u32 = 2;
 
 /// Conditions for retrying a request.
@@ -36,7 +37,7 @@ pub(in crate::http) enum RetryPolicy<'a> {
 /// Outcome of one attempt.
 #[derive(Debug)]
 pub(in crate::http) enum Outcome<'a> {
-    /// The endpoint responded.
+    /// Response of the endpoint.
     Answer(StatusCode, &'a HeaderMap),
     /// No response; `is_untouched` if the endpoint reports that it has not processed the request.
     Broken { is_untouched: bool },
@@ -86,7 +87,7 @@ impl<'a> Retrying<'a> {
         };
         let body = if is_replayable && has_body {
             let replay = retrying.body.insert(ReplayBody::new(body, memory));
-            // It has just been made.
+            // Cannot fail: nothing has been read of a new body.
             replay.rewind().unwrap_or_else(|| message::text(""))
         } else {
             body
@@ -115,7 +116,7 @@ impl<'a> Retrying<'a> {
         is_reason && is_replayable
     }
 
-    /// Returns the request for a retry, if it is buffered. The previous body reader is cut off.
+    /// Returns the request for a retry, if it is buffered. The previous reader of its body receives no more frames.
     pub(in crate::http) fn request(&self) -> Option<Request<Body>> {
         let body = match &self.body {
             Some(replay) => replay.rewind()?,
@@ -134,7 +135,7 @@ impl<'a> Retrying<'a> {
         matches!(self.again, RetryPolicy::ByRule(_))
     }
 
-    /// Counts a retry, if there may be another: what is waited before it.
+    /// Counts a retry if another one is allowed, and returns the delay before it.
     pub(in crate::http) fn next(&mut self) -> Option<Duration> {
         let (most, wait) = match self.again {
             RetryPolicy::Never => (0, Duration::ZERO),
@@ -166,7 +167,7 @@ mod tests {
         request
     }
 
-    /// Bodies of the retries of a request, by outcome.
+    /// Returns the bodies of a request's retries, by outcome.
     fn again(again: RetryPolicy<'_>, method: &Method, body: &'static str) -> [bool; 5] {
         let (retrying, _first) = Retrying::of(again, request(method.clone(), body), &memory());
         let none = HeaderMap::new();
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_again_is_what_may_be() {
+    fn only_permitted_requests_are_retried() {
         let rule = HttpRetry {
             codes: vec![500],
             attempts: 1,
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_sets_the_number_of_attempts() {
+    fn retry_policy_sets_the_number_of_attempts() {
         for (attempts, backoff) in [(1, 5), (3, 7)] {
             let rule = HttpRetry {
                 codes: Vec::new(),

@@ -1,4 +1,4 @@
-//! Policies and routes drawn at random.
+//! Random policies and routes.
 
 use ambit_model::{
     FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpFault,
@@ -15,7 +15,7 @@ use crate::{
     routes::{service, to},
 };
 
-/// Most policies of a mesh.
+/// Maximum policies of a mesh.
 const POLICIES: usize = 3;
 
 /// Source of random meshes.
@@ -42,7 +42,7 @@ impl Draws {
         self.rng.random_bool(probability)
     }
 
-    /// Records of all policies: those that the mesh has, and the ends of others.
+    /// Returns the records of all policies: those of the mesh, and removals of all others.
     pub(super) fn policies(&mut self) -> Vec<WaypointUpdate> {
         let count = self.rng.random_range(0..=POLICIES);
         let all = (0..POLICIES).map(|number| {
@@ -123,7 +123,7 @@ impl Draws {
         source
     }
 
-    /// Routes of the service `web`, mostly none or one, sometimes those of the client's namespace.
+    /// Returns the routes of the service `web`, mostly none or one, sometimes those of the client's namespace.
     pub(super) fn routes(&mut self) -> Vec<HttpRoute> {
         let count = self.rng.random_range(0..=2);
         let all = (0..count).map(|number| {

@@ -1,4 +1,4 @@
-//! What clients send in floods.
+//! Table of floods: the bytes that clients send.
 
 use super::{ENDLESS, HANGS, SWITCHES, TUNNELS};
 use crate::{
@@ -9,12 +9,12 @@ use crate::{
     },
 };
 
-/// `GET /` and `POST /` of the host `web` in HPACK, without an entry in its table.
+/// HPACK of `GET /` and of `POST /` with the host `web`, without entries in its dynamic table.
 const GET: &[u8] = b"\x82\x86\x84\x01\x03web";
 const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
-/// A request for WebSocket.
+/// WebSocket upgrade request.
 const WEBSOCKET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-/// The youngest entry of the table.
+/// HPACK index of the youngest entry of the dynamic table.
 const YOUNGEST: u8 = 0x80 | 62;
 /// SETTINGS value of the largest windows.
 const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
@@ -22,7 +22,7 @@ const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
 /// Bytes of one tunnel of a flood: `first`, then `repeated` with numbers from zero on.
 pub(super) struct Flood {
     pub(super) what: &'static str,
-    /// Many times more for a soak.
+    /// Number of tunnels; a soak has many times more.
     pub(super) tunnels: usize,
     /// Number of connections for the tunnels.
     pub(super) connections: usize,
@@ -47,7 +47,7 @@ fn stream(number: u32) -> u32 {
     number * 2 + 1
 }
 
-/// A field that enters HPACK's table.
+/// Returns a field that is added to HPACK's table.
 fn indexed(name: &[u8], value: usize) -> Vec<u8> {
     let mut field = vec![0x40, u8::try_from(name.len()).unwrap()];
     field.extend(name);
@@ -66,7 +66,8 @@ fn indexed(name: &[u8], value: usize) -> Vec<u8> {
     field
 }
 
-/// A request whose fields are `many` times the youngest entry of the table, which the first request of a connection makes.
+/// Returns a request whose fields are `many` references to the youngest entry of the table, which the first request of
+/// a connection adds.
 fn amplified(
     number: u32,
     request: &[u8],
@@ -166,7 +167,7 @@ pub(super) fn floods() -> Vec<Flood> {
             slow,
             |_| {
                 let open = frame(HEADERS, END_HEADERS, 1, POST);
-                // Within the smallest window.
+                // Fits into the smallest window.
                 [open, frame(DATA, 0, 1, &[b'd'; 16_000]).repeat(4)].concat()
             },
             1,
@@ -299,7 +300,7 @@ pub(super) fn floods() -> Vec<Flood> {
             200,
             (SWITCHES, HTTP1),
             || WEBSOCKET.to_vec(),
-            // Nor is this read.
+            // The data is not read either.
             |_| vec![b'd'; 16_000],
             4,
         ),
@@ -309,7 +310,7 @@ pub(super) fn floods() -> Vec<Flood> {
                 "unread tunnels",
                 18 * 200,
                 slow,
-                // What is behind a request waits for its response.
+                // Bytes after a request wait for its response.
                 || b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".to_vec(),
                 |_| vec![b'd'; 16_000],
                 20,

@@ -1,4 +1,4 @@
-//! The question, by gRPC or HTTP, and the answer as it comes.
+//! Check requests to an authorization provider, by gRPC or HTTP, and its responses.
 
 use std::{
     net::SocketAddr,
@@ -23,7 +23,10 @@ use crate::{
     calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
     headers,
     hops::Hops,
-    http::{body::prefixed_body::BufferedPrefix, form::Form, report::record::protocol},
+    http::{
+        body::prefixed_body::BufferedPrefix, normalized_target::NormalizedTarget,
+        report::record::protocol,
+    },
     memory::Exhausted,
     message::{self, Version},
     session::Session,
@@ -91,7 +94,7 @@ impl From<CollectError> for CheckError {
     }
 }
 
-/// One end, with its identity as text.
+/// One end of a connection, with its identity as text.
 pub(super) type End = (SocketAddr, Option<String>);
 
 pub(super) fn source(session: &Session) -> End {
@@ -112,12 +115,12 @@ pub(super) fn peer((address, principal): &End) -> Peer<'_> {
     }
 }
 
-/// Request of a client that an authorizer decides on.
+/// Client request or connection that an authorizer decides on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedRequest<'a> {
     pub(super) request: &'a Request<Incoming>,
-    pub(super) form: &'a Form,
-    /// Start of the body, as far as the provider wants it.
+    pub(super) normalized: &'a NormalizedTarget,
+    /// Prefix of the body, up to the size that the provider requires.
     pub(super) prefix: &'a BufferedPrefix,
 }
 
@@ -127,7 +130,7 @@ pub(super) async fn of_request(
     checked: CheckedRequest<'_>,
     hops: Hops,
 ) -> Result<Answer, CheckError> {
-    // All is taken from the request before anything is waited for.
+    // All attributes are read before the first await.
     match &provider.protocol {
         ProviderProtocol::Grpc => {
             let (source, destination) = (source(session), destination(session));
@@ -157,13 +160,13 @@ fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> 
 fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
     let CheckedRequest {
         request,
-        form,
+        normalized,
         prefix,
     } = checked;
     let mut all = std::collections::HashMap::new();
-    let target = form.target.as_str();
+    let target = normalized.target.as_str();
     for (name, value) in [
-        (":authority", form.host.as_str()),
+        (":authority", normalized.host.as_str()),
         (":method", request.method().as_str()),
         (":path", target),
         (":scheme", "http"),
@@ -196,7 +199,7 @@ fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
         method: request.method().to_string(),
         headers: all,
         path: target.to_owned(),
-        host: form.host.clone(),
+        host: normalized.host.clone(),
         size: rest.zip(prefix).map(|(rest, prefix)| rest + prefix),
         protocol: protocol(request.version()),
         body,
@@ -299,7 +302,7 @@ pub(in crate::http) async fn unary(
     let (prefix, message) = bytes.split_at_checked(5).ok_or(CheckError::NoMessage)?;
     let length = u32::try_from(message.len()).map_err(|_| CheckError::NoMessage)?;
     let [a, b, c, d] = length.to_be_bytes();
-    // Not compressed, and nothing after it.
+    // Uncompressed, and a single message.
     if prefix != [0, a, b, c, d] {
         return Err(CheckError::NoMessage);
     }
@@ -317,7 +320,7 @@ fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
         .any(|pattern| pattern.matches(name.as_str()))
 }
 
-/// The HTTP request of a check.
+/// Returns the HTTP request of a check.
 fn question(
     provider: &Provider,
     http: &HttpProvider,
@@ -325,7 +328,7 @@ fn question(
 ) -> Result<Request<message::Body>, CheckError> {
     let CheckedRequest {
         request,
-        form,
+        normalized,
         prefix,
     } = checked;
     let (service, _) = place(provider)?;
@@ -338,7 +341,7 @@ fn question(
     }
     let mut check_request = Request::new(message::text(content));
     check_request.method_mut().clone_from(request.method());
-    let target = format!("{}{}", http.path_prefix, form.target);
+    let target = format!("{}{}", http.path_prefix, normalized.target);
     *check_request.uri_mut() = Uri::try_from(target).map_err(|_| CheckError::InvalidRequest)?;
     let all = check_request.headers_mut();
     for (name, value) in request.headers() {
@@ -359,10 +362,10 @@ fn question(
         let text = if is_partial { "true" } else { "false" };
         all.insert("x-envoy-auth-partial-body", HeaderValue::from_static(text));
     }
-    let host = if form.host.is_empty() {
+    let host = if normalized.host.is_empty() {
         service.hostname.as_str()
     } else {
-        &form.host
+        &normalized.host
     };
     let host = HeaderValue::from_str(host).map_err(|_| CheckError::InvalidRequest)?;
     all.insert(HOST, host);

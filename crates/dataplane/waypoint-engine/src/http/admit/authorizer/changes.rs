@@ -1,21 +1,20 @@
-//! What a provider changes, within what it may.
+//! Changes of headers and query by a provider, within bounds.
 
 use ambit_wire::ext_authz::{HeaderChange, HeaderOption};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
 use crate::headers::{join_cookies, may_be_changed};
 
-/// Most of a request's headers with those of a provider, in lines and in bytes.
-const MOST_LINES: usize = 200;
-const MOST_BYTES: usize = 64 << 10;
+/// Maximum number of lines and bytes of a request's headers, including those that a provider adds.
+const MAX_HEADERS: usize = 200;
+const MAX_HEADER_BYTES: usize = 64 << 10;
 
 fn name_of(text: &str) -> Option<HeaderName> {
     let name = HeaderName::from_bytes(text.as_bytes()).ok();
     name.filter(may_be_changed)
 }
 
-/// Sets headers; returns how many were not set, because no provider may set them or they are
-/// invalid.
+/// Sets headers; returns the number of rejected changes: providers may not set the header, or it is invalid.
 pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
     let mut refused = 0;
     for change in changes {
@@ -34,12 +33,12 @@ pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) 
         };
         refused += u64::from(done.is_err());
     }
-    // An appended cookie is no second line.
+    // Appended cookies must not be a second line.
     join_cookies(headers);
     refused
 }
 
-/// Removes headers; returns how many were not removed, because no provider may.
+/// Removes headers; returns the number of rejected removals.
 pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
     let mut refused = 0;
     for name in names {
@@ -51,15 +50,15 @@ pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
     refused
 }
 
-/// Whether a request is as small as one from a client has to be.
+/// Whether the request's headers are within the limits of received requests.
 pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
     let bytes = headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len());
-    headers.len() <= MOST_LINES && bytes.sum::<usize>() <= MOST_BYTES
+    headers.len() <= MAX_HEADERS && bytes.sum::<usize>() <= MAX_HEADER_BYTES
 }
 
-/// A target with other parameters; `None` if it cannot be one.
+/// Returns a target with changed query parameters; `None` if it is invalid.
 pub(super) fn query(
     target: &PathAndQuery,
     set: &[(String, String)],
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_appended_cookie_joins_the_one_line() {
+    fn appended_cookie_is_joined_to_the_header() {
         let mut headers = HeaderMap::new();
         headers.insert("cookie", HeaderValue::from_static("a=1"));
         let appended = option("cookie", "b=2", HeaderChange::Append);
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_cannot_say_who_somebody_is_or_how_a_message_is_framed() {
+    fn provider_cannot_set_identity_or_framing_headers() {
         for name in [
             ":authority",
             "Host",
@@ -205,10 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_headers_is_too_much() {
+    fn provider_headers_are_bounded() {
         let mut headers = HeaderMap::new();
         assert!(is_bounded(&headers));
-        headers.insert("x", HeaderValue::from_str(&"a".repeat(MOST_BYTES)).unwrap());
+        headers.insert(
+            "x",
+            HeaderValue::from_str(&"a".repeat(MAX_HEADER_BYTES)).unwrap(),
+        );
         assert!(!is_bounded(&headers));
     }
 }

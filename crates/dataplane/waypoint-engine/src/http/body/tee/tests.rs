@@ -1,4 +1,4 @@
-//! Originals with mirrors that keep up, and that do not.
+//! Copies to mirrors that keep up, and to mirrors that do not.
 
 use http::{HeaderMap, HeaderValue};
 use http_body_util::StreamBody;
@@ -12,7 +12,7 @@ fn memory() -> ConnectionMemory {
     memory.connection(None, [10, 0, 0, 1].into())
 }
 
-/// A body whose frames are sent by the test.
+/// Returns a body whose frames are sent by the test.
 fn body() -> (mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
@@ -24,9 +24,9 @@ fn data(bytes: Vec<u8>) -> Result<Frame<Bytes>, BodyError> {
 }
 
 #[tokio::test]
-async fn copies_are_what_the_original_is() {
+async fn copies_equal_the_original() {
     let (sender, original) = body();
-    let (mut original, copies) = tee(original, 2, &Behind::default(), &memory());
+    let (mut original, copies) = tee(original, 2, &BufferedBytes::default(), &memory());
     let mut trailers = HeaderMap::new();
     trailers.insert("x-end", HeaderValue::from_static("1"));
     sender.send(data(b"one".to_vec())).unwrap();
@@ -38,46 +38,46 @@ async fn copies_are_what_the_original_is() {
         let copy = copy.collect().await.unwrap();
         assert_eq!(copy.trailers(), Some(&trailers));
         assert_eq!(copy.to_bytes(), "onetwo");
-        assert_eq!(end.try_recv(), Ok(Copied::Over));
+        assert_eq!(end.try_recv(), Ok(CopyOutcome::Complete));
     }
 }
 
 #[tokio::test]
-async fn a_slow_mirror_is_given_up_and_holds_nobody_back() {
-    let behind = Behind::default();
+async fn slow_mirror_is_dropped_without_delaying_the_original() {
+    let buffered = BufferedBytes::default();
     let (sender, original) = body();
-    let (mut original, mut copies) = tee(original, 2, &behind, &memory());
+    let (mut original, mut copies) = tee(original, 2, &buffered, &memory());
     let (mut fast, mut fast_end) = copies.pop().unwrap();
     let (mut slow, mut slow_end) = copies.pop().unwrap();
-    let piece = MOST_BEHIND / 4;
+    let piece = MAX_LAG_BYTES / 4;
     for _ in 0..8 {
         sender.send(data(vec![0; piece])).unwrap();
         let frame = original.frame().await.unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap().len(), piece);
         assert!(fast.frame().await.unwrap().is_ok());
-        assert!(behind.0.load(Relaxed) <= MOST_BEHIND + piece + FRAME);
+        assert!(buffered.0.load(Relaxed) <= MAX_LAG_BYTES + piece + FRAME_BYTES);
     }
-    assert_eq!(slow_end.try_recv(), Ok(Copied::TooSlow));
+    assert_eq!(slow_end.try_recv(), Ok(CopyOutcome::TooSlow));
     assert_eq!(fast_end.try_recv(), Err(TryRecvError::Empty));
-    // What it has got is no request that looks whole.
+    // The received part must not look like a complete request.
     let error = loop {
         match slow.frame().await {
             Some(Ok(_)) => {}
             other => break other,
         }
     };
-    assert!(error.unwrap().unwrap_err().is::<GivenUp>());
+    assert!(error.unwrap().unwrap_err().is::<CopyAborted>());
     drop(sender);
     assert!(original.frame().await.is_none() && fast.frame().await.is_none());
-    assert_eq!(fast_end.try_recv(), Ok(Copied::Over));
-    assert_eq!(behind.0.load(Relaxed), 0);
+    assert_eq!(fast_end.try_recv(), Ok(CopyOutcome::Complete));
+    assert_eq!(buffered.0.load(Relaxed), 0);
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_breaks_off_for_mirrors_too() {
+async fn aborted_body_is_aborted_for_mirrors() {
     for is_dropped in [false, true] {
         let (sender, original) = body();
-        let (mut original, mut copies) = tee(original, 1, &Behind::default(), &memory());
+        let (mut original, mut copies) = tee(original, 1, &BufferedBytes::default(), &memory());
         sender.send(data(b"one".to_vec())).unwrap();
         assert!(original.frame().await.unwrap().is_ok());
         if !is_dropped {
@@ -91,18 +91,18 @@ async fn a_body_that_breaks_off_breaks_off_for_mirrors_too() {
 }
 
 #[tokio::test]
-async fn mirrors_that_go_away_leave_nothing_behind() {
-    let behind = Behind::default();
+async fn dropped_copies_release_their_bytes() {
+    let buffered = BufferedBytes::default();
     let (sender, original) = body();
-    let (mut original, copies) = tee(original, 3, &behind, &memory());
+    let (mut original, copies) = tee(original, 3, &buffered, &memory());
     for _ in 0..3 {
         sender.send(data(vec![0; 1000])).unwrap();
         assert!(original.frame().await.unwrap().is_ok());
     }
-    assert_eq!(behind.0.load(Relaxed), 9 * (1000 + FRAME));
+    assert_eq!(buffered.0.load(Relaxed), 9 * (1000 + FRAME_BYTES));
     drop(copies);
-    assert_eq!(behind.0.load(Relaxed), 0);
+    assert_eq!(buffered.0.load(Relaxed), 0);
     sender.send(data(vec![0; 1000])).unwrap();
     assert!(original.frame().await.unwrap().is_ok());
-    assert_eq!(behind.0.load(Relaxed), 0);
+    assert_eq!(buffered.0.load(Relaxed), 0);
 }

@@ -1,4 +1,4 @@
-//! Header blocks in pieces of every size, what they are charged, and how fast they are read.
+//! Header blocks in pieces of any size: their charged memory, and the sizes of reads.
 
 use std::{sync::Arc, task::Waker};
 
@@ -6,9 +6,9 @@ use super::*;
 use crate::memory::{Memory, MemoryLimits};
 
 /// Limit of header sections.
-const MOST: usize = 64 << 10;
+const MAX_SECTION_BYTES: usize = 64 << 10;
 /// Maximum size of a header block within the limit.
-const MAX_BLOCK_BYTES: usize = MOST / EMPTY_FIELD_BYTES * FIELD_BYTES;
+const MAX_BLOCK_BYTES: usize = MAX_SECTION_BYTES / EMPTY_FIELD_BYTES * FIELD_BYTES;
 
 fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
     let size = u32::try_from(length).unwrap().to_be_bytes();
@@ -22,7 +22,7 @@ fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
 /// Feeds bytes in pieces of this size, and returns the blocks.
 fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
     let mut blocks = Blocks {
-        most: MOST,
+        most: MAX_SECTION_BYTES,
         ..Blocks::default()
     };
     let mut frames = Frames::after(3);
@@ -35,7 +35,7 @@ fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
 const WHOLE: u8 = END_HEADERS | END_STREAM;
 
 #[test]
-fn a_block_is_open_from_its_first_frame_to_the_last_byte_of_its_last() {
+fn block_is_open_until_the_last_byte_of_its_last_frame() {
     let begun = frame(HEADERS, 0, 1, 100);
     let more = frame(CONTINUATION, 0, 1, 50);
     let last = frame(CONTINUATION, END_HEADERS, 1, 10);
@@ -48,13 +48,13 @@ fn a_block_is_open_from_its_first_frame_to_the_last_byte_of_its_last() {
         assert!(open(&[&begun, &more, &last[..18]]).is_some());
         assert!(open(&[&begun, &more, &last]).is_none());
         assert!(open(&[&frame(HEADERS, WHOLE, 1, 0)]).is_none());
-        // What others do meanwhile is no part of it.
+        // Frames of other streams do not count.
         assert!(open(&[&frame(HEADERS, WHOLE, 1, 20), &frame(0, 0, 1, 300)]).is_none());
     }
 }
 
 #[test]
-fn an_open_block_is_charged_for_what_it_decodes_to() {
+fn open_block_is_charged_for_its_decoded_size() {
     let bytes = |parts: &[&[u8]]| after(&parts.concat(), 13).0.bytes();
     assert_eq!(bytes(&[&frame(HEADERS, 0, 1, 100)]), 100 * FIELD_BYTES);
     let much = frame(CONTINUATION, 0, 1, 16_000);
@@ -63,7 +63,7 @@ fn an_open_block_is_charged_for_what_it_decodes_to() {
 }
 
 #[test]
-fn trailers_are_charged_until_their_request_is_over() {
+fn trailers_are_charged_until_their_request_ends() {
     let open = frame(HEADERS, END_HEADERS, 1, 10);
     let trailers = frame(HEADERS, WHOLE, 1, 1000);
     let both = [&open[..], &frame(HEADERS, END_HEADERS, 3, 10), &trailers].concat();
@@ -72,7 +72,7 @@ fn trailers_are_charged_until_their_request_is_over() {
     let mut sent = Frames::after(0);
     let mut answer =
         |bytes: &[u8], blocks: &mut Blocks| sent.advance(bytes, |event| blocks.sent(event));
-    // An answer that goes on, that of another request, and settings.
+    // A response that continues, a response to another request, and settings.
     answer(&frame(HEADERS, END_HEADERS, 1, 10), &mut blocks);
     answer(&frame(0, END_STREAM, 3, 10), &mut blocks);
     answer(&frame(4, 1, 1, 0), &mut blocks);
@@ -86,7 +86,7 @@ fn trailers_are_charged_until_their_request_is_over() {
     frames.advance(&trailers, |event| blocks.received(event));
     frames.advance(&frame(RST_STREAM, 0, 1, 4), |event| blocks.received(event));
     assert_eq!(blocks.bytes(), 0);
-    // Those of gRPC and of checksums are small.
+    // Trailers of gRPC and checksums are small.
     frames.advance(&frame(HEADERS, WHOLE, 1, FREE_TRAILERS), |event| {
         blocks.received(event)
     });
@@ -97,7 +97,7 @@ fn trailers_are_charged_until_their_request_is_over() {
 fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
     let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());
-    let mut io = HeaderBlocks::new(bytes, Duration::from_secs(60), MOST, memory);
+    let mut io = HeaderBlocks::new(bytes, Duration::from_secs(60), MAX_SECTION_BYTES, memory);
     let mut cx = Context::from_waker(Waker::noop());
     let mut reads = Vec::new();
     loop {
@@ -117,7 +117,7 @@ fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
 }
 
 #[tokio::test]
-async fn header_blocks_are_read_little_by_little_and_other_tasks_come_between() {
+async fn header_blocks_are_read_in_small_parts_between_other_tasks() {
     let preface = [b'p'; PREFACE_BYTES];
     let blocks = frame(HEADERS, WHOLE, 1, 1500).repeat(20);
     let reads_of = |parts: &[&[u8]]| reads(&parts.concat());
@@ -130,7 +130,7 @@ async fn header_blocks_are_read_little_by_little_and_other_tasks_come_between() 
     let all: usize = dense.iter().flatten().sum();
     assert_eq!(all, preface.len() + blocks.len());
 
-    // Bodies are read as fast as they come.
+    // Bodies are read at full speed.
     let data = frame(0, 0, 1, 60_000);
     let sparse = reads_of(&[&preface, &frame(HEADERS, END_HEADERS, 1, 100), &data]);
     assert!(!sparse.contains(&None), "{sparse:?}");

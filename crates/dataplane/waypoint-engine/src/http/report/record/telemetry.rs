@@ -13,8 +13,8 @@ use ambit_telemetry::{
 };
 use http::{HeaderMap, HeaderValue};
 
-use super::{super::redact::redact_headers, Record};
 use crate::{
+    http::report::redact::redact_headers,
     session::Session,
     telemetry_config::{Item, TelemetryConfig, Tracing},
 };
@@ -33,8 +33,20 @@ pub(super) struct RequestTelemetry {
     state: String,
 }
 
+/// Attributes of a finished request that its [`HttpRequestReport`] lacks or has in another form.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FinishedRequest<'a> {
+    pub(super) method: &'a str,
+    /// Request target without tokens.
+    pub(super) target: &'a str,
+    pub(super) host: &'a str,
+    pub(super) status: u16,
+    pub(super) is_grpc: bool,
+    pub(super) grpc_status: Option<u32>,
+}
+
 impl RequestTelemetry {
-    /// If telemetry is configured for the target.
+    /// Creates the telemetry of a request, if the target has a configuration.
     pub(super) fn of(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
         let telemetry_config = session.telemetry_config()?;
         let mut telemetry = Self {
@@ -52,7 +64,7 @@ impl RequestTelemetry {
         Some(Box::new(telemetry))
     }
 
-    /// Decides whether the request is recorded, and as which span.
+    /// Decides whether the request is sampled, and its span.
     fn read_trace_context(&mut self, headers: &HeaderMap) {
         let Some(Tracing { settings, .. }) = &self.telemetry_config.tracing else {
             return;
@@ -60,7 +72,7 @@ impl RequestTelemetry {
         self.incoming = Incoming::of(headers);
         let may_be_sampled = settings.sampling > 0 || self.incoming.sampled.is_some();
         if !may_be_sampled || self.incoming.sampled == Some(false) {
-            // Nobody is to record it: what came passes as it is.
+            // The request is not sampled: trace headers pass unchanged.
             return;
         }
         let mut id = headers.get(&X_REQUEST_ID).cloned();
@@ -112,7 +124,7 @@ impl RequestTelemetry {
         self.response = redacted;
     }
 
-    /// Whether lines are written as configured here, rather than by the waypoint's own setting.
+    /// Whether the configuration has access logs, which replace the waypoint's own.
     pub(super) fn has_logs(&self) -> bool {
         self.telemetry_config.logs.is_some()
     }
@@ -120,40 +132,38 @@ impl RequestTelemetry {
     /// Reports a finished request, and returns its label overrides.
     pub(super) fn report(
         &mut self,
-        record: &Record,
+        session: &Session,
+        request: FinishedRequest<'_>,
         report: &HttpRequestReport<'_>,
         traffic: &TrafficLabels,
     ) -> Option<Changed> {
         if let Some(name) = self.named.take() {
-            // Of a request that was never sent on it is not yet among the headers.
+            // The id is not yet among the headers of a request that was never forwarded.
             self.request.entry(X_REQUEST_ID).or_insert(name);
         }
-        let session = &record.session;
         let waypoint = &session.shard.waypoint;
-        let flags = record.flags.to_string();
+        let flags = report.flags.to_string();
         let peer = session.caller.identity.as_ref().map(ToString::to_string);
         let sampled = self.span_context.filter(|(.., sampled)| *sampled);
         let trace_id = sampled.map(|(trace, ..)| trace.to_string());
         let observation = Observation {
             started: report.started,
             duration: report.duration,
-            method: Some(record.method.as_str()),
-            path: Some(&record.target),
+            method: Some(request.method),
+            path: Some(request.target),
             protocol: report.protocol,
-            authority: Some(&record.host)
-                .filter(|host| !host.is_empty())
-                .map(String::as_str),
-            response_code: record.status,
+            authority: Some(request.host).filter(|host| !host.is_empty()),
+            response_code: request.status,
             flags: &flags,
-            flag_bits: record.flags.envoy_bits(),
+            flag_bits: report.flags.envoy_bits(),
             code_details: report.code_details,
             termination_details: report.termination_details,
             upstream_failure: report.upstream_failure,
             request_bytes: report.request_bytes,
             response_bytes: report.response_bytes,
             upstream_time: report.upstream_time,
-            grpc_status: record.sent.grpc_status(),
-            is_grpc: record.is_grpc,
+            grpc_status: request.grpc_status,
+            is_grpc: request.is_grpc,
             upstream_host: report.upstream_host,
             upstream_cluster: report.upstream_cluster,
             upstream_local: report.upstream_local,
@@ -204,7 +214,7 @@ fn redacted(
     redacted
 }
 
-/// The two ends, in Istio's tags, and the waypoint itself.
+/// Returns Istio's tags for both ends and for the waypoint itself.
 fn parties(session: &Session, traffic: &TrafficLabels) -> span::Parties {
     let config = &session.shard.waypoint.config;
     let mut all = vec![

@@ -1,4 +1,4 @@
-//! How long a connection has been without a byte of either side, where that matters.
+//! Idle timeout of a TCP connection.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 /// Idle timeout of a connection.
 #[derive(Debug)]
-pub(super) struct Silence(Option<Limited>);
+pub(super) struct IdleTimeout(Option<Limited>);
 
 #[derive(Debug)]
 struct Limited {
@@ -19,7 +19,7 @@ struct Limited {
     last: AtomicU64,
 }
 
-impl Silence {
+impl IdleTimeout {
     /// Starts the timeout; without a limit it never expires.
     pub(super) fn of(most: Option<Duration>) -> Self {
         Self(most.map(|most| Limited {
@@ -30,7 +30,7 @@ impl Silence {
     }
 
     /// Records that a byte arrived.
-    pub(super) fn broken(&self) {
+    pub(super) fn restart(&self) {
         if let Some(limited) = &self.0 {
             let since = limited.began.elapsed().as_millis();
             let since = u64::try_from(since).unwrap_or(u64::MAX);
@@ -39,7 +39,7 @@ impl Silence {
     }
 
     /// Completes when the connection has been idle for too long.
-    pub(super) async fn too_long(&self) {
+    pub(super) async fn expired(&self) {
         let Some(limited) = &self.0 else {
             return std::future::pending().await;
         };
@@ -59,19 +59,19 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_too_long_only_since_the_last_byte() {
-        let silence = Silence::of(Some(Duration::from_secs(10)));
+    async fn timeout_restarts_with_every_byte() {
+        let idle_timeout = IdleTimeout::of(Some(Duration::from_secs(10)));
         let began = Instant::now();
         let noise = async {
             for _ in 0..3 {
                 tokio::time::sleep(Duration::from_secs(9)).await;
-                silence.broken();
+                idle_timeout.restart();
             }
         };
-        tokio::join!(noise, silence.too_long());
+        tokio::join!(noise, idle_timeout.expired());
         assert_eq!(began.elapsed().as_secs(), 37);
-        let unlimited = Silence::of(None);
-        let forever = tokio::time::timeout(Duration::from_secs(9999), unlimited.too_long());
+        let unlimited = IdleTimeout::of(None);
+        let forever = tokio::time::timeout(Duration::from_secs(9999), unlimited.expired());
         forever.await.unwrap_err();
     }
 }

@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use crate::limits::MAX_LINES;
 
-/// Lines of the present second.
+/// Log lines of the current second.
 #[derive(Debug, Default)]
-pub(crate) struct Logged {
+pub(crate) struct LogRate {
     began: Option<Instant>,
     lines: u32,
     dropped: u64,
 }
 
-/// Decision on a line of a log.
+/// Decision on a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// Log line that is written, with the number of dropped ones before it.
@@ -20,7 +20,7 @@ pub(crate) enum Line {
     Dropped,
 }
 
-impl Logged {
+impl LogRate {
     /// Counts a line.
     pub(crate) fn line(&mut self, now: Instant) -> Line {
         let is_new = self
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn dropped_lines_of_a_flood_are_counted() {
-        let (mut logged, now) = (Logged::default(), Instant::now());
+        let (mut logged, now) = (LogRate::default(), Instant::now());
         for _ in 0..MAX_LINES {
             assert_eq!(logged.line(now), Line::Written(0));
         }

@@ -14,23 +14,23 @@ use hyper::ext::Protocol;
 use super::reply::Reply;
 use crate::session::Session;
 
-/// Returns whether a request is one of gRPC. gRPC-Web is not: its clients receive errors as those of HTTP do.
+/// Whether a request is gRPC. gRPC-Web does not count: its clients receive errors as HTTP clients do.
 pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
     let content_type = request.headers().get(CONTENT_TYPE);
     let rest = content_type.and_then(|of| of.as_bytes().strip_prefix(b"application/grpc"));
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
 }
 
-/// A request's host and path, in the one form that everything sees.
+/// Normalized host and path of a request, which policies, routes and the application all see.
 #[derive(Debug)]
-pub(super) struct Form {
+pub(super) struct NormalizedTarget {
     pub(super) host: String,
     /// Path without the query.
     pub(super) path: String,
     pub(super) target: PathAndQuery,
 }
 
-impl Form {
+impl NormalizedTarget {
     /// Returns the path with the `prefix` bytes that the rule's match consumed.
     pub(super) fn matched(&self, prefix: usize) -> MatchedPath<'_> {
         MatchedPath {
@@ -51,13 +51,13 @@ impl Form {
         }
     }
 
-    /// The target without its query.
+    /// Returns the target without its query.
     pub(super) fn path_as_sent(&self) -> &str {
         self.target.path()
     }
 
-    /// Reads a request that a plugin has changed, as if it had been received.
-    pub(super) fn made(
+    /// Normalizes a request that a plugin has changed, as if it had been received.
+    pub(super) fn of_plugin(
         session: &Session,
         method: &Method,
         host: String,
@@ -67,7 +67,7 @@ impl Form {
         Self::normal(session, method, host, path)
     }
 
-    /// Reads a received request; ambiguous ones are rejected.
+    /// Normalizes a received request; ambiguous ones are rejected.
     pub(super) fn of<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let text = format!("CONNECT for the protocol {protocol:?} is not supported");
@@ -130,7 +130,7 @@ pub(super) fn host<B>(request: &Request<B>) -> Result<String, &'static str> {
     Ok(host.to_owned())
 }
 
-/// Whether a text can be a host at all.
+/// Checks that a text is a valid host.
 fn checked(host: &str) -> Result<(), &'static str> {
     if host.contains('@') || (!host.is_empty() && host.parse::<http::uri::Authority>().is_err()) {
         return Err("the host cannot be one");

@@ -1,5 +1,4 @@
-//! Connections of HTTP/2 and the requests under way on each: how many one may carry, and how long it may be without
-//! any.
+//! Pooled HTTP/2 connections and their active requests, with limits for concurrent requests and idle time.
 
 use std::{
     collections::HashMap,
@@ -13,18 +12,21 @@ use std::{
 use hyper::client::conn::http2::SendRequest;
 use parking_lot::Mutex;
 
-use super::{HttpKey, Keep, Life};
+use super::{
+    key::HttpKey,
+    reuse::{ConnectionUse, ReuseLimits},
+};
 use crate::message::Body;
 
 /// Active requests on one connection.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct ActiveStreams {
     active: AtomicU32,
     /// Time at which the last request ended.
     quiet_since: Mutex<Instant>,
 }
 
-/// A request under way on a connection: until the last copy is dropped.
+/// Active request on a connection, which ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSlot {
     #[expect(dead_code, reason = "what it does is to be held")]
@@ -32,7 +34,7 @@ pub(crate) struct StreamSlot {
 }
 
 #[derive(Debug)]
-struct Counting(Arc<Streams>);
+struct Counting(Arc<ActiveStreams>);
 
 impl Drop for Counting {
     fn drop(&mut self) {
@@ -41,7 +43,7 @@ impl Drop for Counting {
     }
 }
 
-impl Streams {
+impl ActiveStreams {
     /// Creates the counter with one request.
     pub(super) fn begun() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
@@ -63,21 +65,21 @@ impl Streams {
 #[derive(Debug)]
 struct Connection {
     sender: SendRequest<Body>,
-    life: Life,
-    streams: Arc<Streams>,
+    life: ConnectionUse,
+    streams: Arc<ActiveStreams>,
 }
 
-/// Pooled HTTP/2 connections with their numbers of streams.
+/// Pooled HTTP/2 connections by key.
 #[derive(Debug, Default)]
-pub(super) struct Counted(HashMap<HttpKey, Vec<Connection>>);
+pub(super) struct Http2Connections(HashMap<HttpKey, Vec<Connection>>);
 
-impl Counted {
+impl Http2Connections {
     pub(super) fn insert(
         &mut self,
         key: HttpKey,
         sender: SendRequest<Body>,
-        life: Life,
-        streams: Arc<Streams>,
+        life: ConnectionUse,
+        streams: Arc<ActiveStreams>,
     ) {
         self.0.entry(key).or_default().push(Connection {
             sender,
@@ -86,33 +88,37 @@ impl Counted {
         });
     }
 
-    /// A connection with room for a request.
+    /// Returns a connection with room for a request.
     pub(super) fn take(
         &mut self,
         key: &HttpKey,
-        keep: Keep,
-    ) -> Option<(SendRequest<Body>, Life, StreamSlot)> {
+        limits: ReuseLimits,
+    ) -> Option<(SendRequest<Body>, ConnectionUse, StreamSlot)> {
         let all = self.0.get_mut(key)?;
         for one in &mut *all {
-            one.life = one.life.under(keep);
+            one.life = one.life.with_limits(limits);
         }
-        all.retain(|one| !one.sender.is_closed() && !one.life.is_over());
-        let has_room = |one: &&mut Connection| one.streams.active.load(Relaxed) < keep.streams;
+        all.retain(|one| !one.sender.is_closed() && !one.life.is_expired());
+        let has_room = |one: &&mut Connection| one.streams.active.load(Relaxed) < limits.streams;
         let taken = all.iter_mut().find(has_room).map(|one| {
             let taken = (one.sender.clone(), one.life, one.streams.slot());
-            one.life = one.life.further();
+            one.life = one.life.next_request();
             taken
         });
-        all.retain(|one| !one.life.is_over());
+        all.retain(|one| !one.life.is_expired());
         if all.is_empty() {
             self.0.remove(key);
         }
         taken
     }
 
-    /// Removes a connection that has been idle for too long; else returns the time of the next check. `None`: it is no
-    /// longer pooled.
-    pub(super) fn retire(&mut self, key: &HttpKey, streams: &Arc<Streams>) -> Option<Duration> {
+    /// Removes a connection that has been idle for too long; otherwise returns the time until the next check. `None` if
+    /// the connection is no longer pooled.
+    pub(super) fn retire(
+        &mut self,
+        key: &HttpKey,
+        streams: &Arc<ActiveStreams>,
+    ) -> Option<Duration> {
         let all = self.0.get_mut(key)?;
         let at = all
             .iter()
@@ -120,11 +126,11 @@ impl Counted {
         let is_busy = streams.active.load(Relaxed) > 0;
         let quiet = streams.quiet_since.lock().elapsed();
         let one = all.get(at)?;
-        let (is_closed, idle) = (one.sender.is_closed(), one.life.keep.idle_streams());
+        let (is_closed, idle) = (one.sender.is_closed(), one.life.limits.http2_idle());
         if !is_closed && (is_busy || quiet < idle) {
             return Some(if is_busy { idle } else { idle - quiet });
         }
-        // Without senders it ends when its last request has.
+        // Without senders the connection closes when its last request ends.
         all.remove(at);
         if all.is_empty() {
             self.0.remove(key);

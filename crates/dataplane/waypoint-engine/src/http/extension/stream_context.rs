@@ -1,0 +1,81 @@
+//! Context of one request and its response in an instance of a plugin.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use ambit_wasm::{ContextId, Direction, Failure, Outcome};
+
+use crate::{
+    extensions::{Instance, Plugin, Signal},
+    http::reply::Reply,
+};
+
+/// Response-code details of a failed plugin, as in Envoy.
+pub(super) const FAILED: &str = "wasm_fail_stream";
+
+/// Context of a request in an instance of a plugin, closed on drop.
+pub(super) struct StreamContext {
+    pub(super) plugin: Arc<Plugin>,
+    pub(super) instance: Instance,
+    pub(super) id: ContextId,
+    pub(super) signal: Arc<Signal>,
+    /// Timeout for holding headers of a request or response.
+    pub(super) hold: Duration,
+}
+
+impl Drop for StreamContext {
+    fn drop(&mut self) {
+        self.instance.close(self.id);
+    }
+}
+
+/// Reason why a plugin does not decide about a request.
+pub(super) enum PluginError {
+    /// Failure of the plugin, handled by its fail strategy.
+    Failed(String),
+    /// Invalid request after a plugin's changes.
+    Refused(Reply),
+}
+
+impl From<Failure> for PluginError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure.to_string())
+    }
+}
+
+impl StreamContext {
+    /// Waits until the plugin resumes or ends a paused request or response.
+    pub(super) async fn settled(
+        &self,
+        of: Direction,
+        outcome: Outcome,
+    ) -> Result<Outcome, PluginError> {
+        if outcome != Outcome::Paused {
+            return Ok(outcome);
+        }
+        let settled = poll_fn(|cx| self.poll_settled(of, cx));
+        match tokio::time::timeout(self.hold, settled).await {
+            Ok(outcome) => Ok(outcome?),
+            Err(_) => Err(PluginError::Failed(format!(
+                "the plugin held the message for more than {:?} (AMBIT_WASM_HOLD_TIMEOUT)",
+                self.hold
+            ))),
+        }
+    }
+
+    pub(super) fn poll_settled(
+        &self,
+        of: Direction,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Outcome, Failure>> {
+        self.signal.register(cx.waker());
+        match self.instance.call(|vm| vm.outcome(of, self.id)) {
+            Ok(Outcome::Paused) => Poll::Pending,
+            other => Poll::Ready(other),
+        }
+    }
+}

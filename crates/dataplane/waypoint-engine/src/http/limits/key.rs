@@ -1,0 +1,33 @@
+//! Values of requests for the keys of rate limits.
+
+use ambit_l7::{
+    limits::{counted_header, counted_method, counted_path},
+    route::RouteRequest,
+};
+use ambit_model::LimitKey;
+use http::HeaderName;
+
+use crate::session::Session;
+
+/// Returns the value of a request for a key; `None` if the request does not have it.
+pub(super) fn key_value(
+    session: &Session,
+    request: &RouteRequest<'_>,
+    key: &LimitKey,
+) -> Option<Vec<u8>> {
+    let caller = &session.caller;
+    let headers = request.headers;
+    match key {
+        LimitKey::Principal => {
+            let identity = caller.identity.as_ref();
+            identity.map(|one| one.to_string().into_bytes())
+        }
+        LimitKey::Namespace => caller.namespace().map(|one| one.as_bytes().to_vec()),
+        LimitKey::Address => Some(session.remote_ip(headers).to_string().into_bytes()),
+        LimitKey::Header(name) => {
+            counted_header(headers, &HeaderName::from_bytes(name.as_bytes()).ok()?)
+        }
+        LimitKey::Method => Some(counted_method(request.method).into_bytes()),
+        LimitKey::Path => Some(counted_path(request.path).into_owned().into_bytes()),
+    }
+}

@@ -1,0 +1,46 @@
+//! Reasons why a connection is not relayed.
+
+use ambit_l7::authz::HttpDecision;
+use http::StatusCode;
+
+use super::routed::RouteError;
+use crate::{destination::NoUpstream, session::Misdirected, upstream::UpstreamError};
+
+/// Reason why a connection is not relayed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TcpError {
+    #[error("{0}")]
+    Denied(HttpDecision),
+    #[error("{0}")]
+    Unauthorized(String),
+    #[error(
+        "the connection is not HTTP, {0} is for requests to its port, and no Service declares the port's protocol"
+    )]
+    NotHttp(String),
+    #[error("the control plane does not name the waypoint's own pod")]
+    NoOwn,
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error(transparent)]
+    Rule(#[from] NoUpstream),
+    #[error(transparent)]
+    Misdirected(#[from] Misdirected),
+}
+
+impl TcpError {
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::Denied(_) | Self::Unauthorized(_) | Self::NotHttp(_) => StatusCode::FORBIDDEN,
+            Self::NoOwn => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            // No 503: the waypoint itself is available, so that the client's proxy neither waits nor tries another
+            // replica.
+            Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
+            Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
+        }
+    }
+}

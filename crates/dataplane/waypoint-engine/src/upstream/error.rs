@@ -1,0 +1,43 @@
+//! Reasons why a connection to an upstream cannot be opened.
+
+use std::net::IpAddr;
+
+use ambit_egress::Forbidden;
+use ambit_model::ArcStr;
+use ambit_proxy::{ResolveError, dial::ConnectError};
+use ambit_route::RouteError;
+
+use crate::{memory::Exhausted, names::TooManyLookups, origination::OriginationError};
+
+/// Reason why an upstream cannot be connected to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UpstreamError {
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("destinations in other networks are not supported by this waypoint")]
+    OtherNetwork,
+    #[error("connecting took longer than the DestinationRule allows: {0:?}")]
+    TooLong(std::time::Duration),
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+    #[error(
+        "{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts"
+    )]
+    OfMesh { host: ArcStr, ip: IpAddr },
+    #[error(
+        "{host} resolves to {ip}, the address of a pod: an endpoint with a tunnel of its own is no pod of another name"
+    )]
+    TunnelToPod { host: ArcStr, ip: IpAddr },
+    #[error(transparent)]
+    Tls(#[from] OriginationError),
+    #[error(transparent)]
+    Lookups(#[from] TooManyLookups),
+    #[error("no room for a tunnel to the endpoint")]
+    Memory(#[from] Exhausted),
+    #[error("the connection ended before the header of the PROXY protocol was sent")]
+    Preamble(#[source] std::io::Error),
+}

@@ -1,0 +1,91 @@
+//! Limits for the reuse of pooled connections, in time and requests.
+
+use std::time::{Duration, Instant};
+
+use ambit_model::DestinationLimits;
+
+/// Idle timeout of pooled HTTP/1 connections. It is shorter than that of usual servers, since a request fails if the
+/// server closes its connection meanwhile.
+const HTTP1_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Idle timeout of pooled HTTP/2 connections, of which each caller has its own.
+const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum concurrent requests on one HTTP/2 connection.
+pub(super) const MAX_STREAMS: u32 = 100;
+
+/// Limits for the reuse of a pooled connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReuseLimits {
+    /// Idle timeout of an HTTP/1.1 connection.
+    pub(super) idle: Duration,
+    /// Idle timeout of an HTTP/2 connection, if a policy sets it.
+    http2_idle: Option<Duration>,
+    /// Maximum requests of a connection; zero for no limit.
+    requests: u32,
+    /// Maximum lifetime, after which the connection drains.
+    max_lifetime: Option<Duration>,
+    /// Maximum concurrent requests of an HTTP/2 connection.
+    pub(super) streams: u32,
+}
+
+impl ReuseLimits {
+    /// Derives the limits from a destination's policy.
+    pub(crate) fn of(limits: &DestinationLimits) -> Self {
+        Self {
+            idle: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
+            http2_idle: limits.idle_timeout,
+            requests: limits.requests_per_connection,
+            max_lifetime: limits.max_connection_duration,
+            streams: match limits.streams_per_connection {
+                0 => MAX_STREAMS,
+                most => most.min(MAX_STREAMS),
+            },
+        }
+    }
+
+    /// Returns the idle timeout of an HTTP/2 connection.
+    pub(super) fn http2_idle(&self) -> Duration {
+        self.http2_idle.unwrap_or(HTTP2_IDLE_TIMEOUT)
+    }
+}
+
+/// Age of a connection and the number of requests that it has carried, with its limits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConnectionUse {
+    pub(super) limits: ReuseLimits,
+    requests: u32,
+    began: Instant,
+}
+
+impl ConnectionUse {
+    /// Creates the state of a new connection with its first request.
+    pub(super) fn new(limits: ReuseLimits) -> Self {
+        Self {
+            limits,
+            requests: 1,
+            began: Instant::now(),
+        }
+    }
+
+    /// Counts a further request.
+    pub(super) fn next_request(self) -> Self {
+        Self {
+            requests: self.requests.saturating_add(1),
+            ..self
+        }
+    }
+
+    /// Applies changed limits.
+    pub(super) fn with_limits(self, limits: ReuseLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    pub(super) fn is_expired(&self) -> bool {
+        let ReuseLimits {
+            requests,
+            max_lifetime,
+            ..
+        } = self.limits;
+        let is_used_up = requests > 0 && self.requests >= requests;
+        is_used_up || max_lifetime.is_some_and(|max_lifetime| self.began.elapsed() >= max_lifetime)
+    }
+}

@@ -7,38 +7,15 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{Namespace, ObjectKey, Pod, selector};
-use ambit_model::ArcStr;
 
-use super::{Index, Maker, MeshView};
-use crate::PodDirectory;
-
-/// Which namespaces are seen.
-#[derive(Debug, Default)]
-pub(super) struct Discovery {
-    /// All namespaces, if there are none.
-    selectors: Vec<selector::LabelSelector>,
-    /// Namespaces that one of the selectors selects.
-    selected: BTreeSet<ArcStr>,
-}
+use crate::{
+    index::{Index, maker::Maker},
+    pod_directory::PodDirectory,
+    relations::discovery::Discovery,
+    view::MeshView,
+};
 
 impl MeshView {
-    /// Selectors of the namespaces that are seen; all are, if there are none.
-    pub fn discovery_selectors(&self) -> &[selector::LabelSelector] {
-        &self.discovery.selectors
-    }
-
-    /// Whether the mesh's settings leave a namespace out.
-    pub(crate) fn is_left_out(&self, namespace: &str) -> bool {
-        let Discovery {
-            selectors,
-            selected,
-        } = &self.discovery;
-        !selectors.is_empty()
-            && !namespace.is_empty()
-            && namespace != self.config.root_namespace
-            && !selected.contains(namespace)
-    }
-
     /// Pods of namespaces that are left out do not belong to the mesh.
     fn enrol_pods(&self, pods: &mut PodDirectory) {
         for (namespace, objects) in &self.namespaces {

@@ -8,38 +8,13 @@ use ambit_k8s_api::{
 };
 use ambit_model::{ArcStr, GatewayName};
 
-use super::{
-    Index, Maker, MeshView, PolicyScope,
-    binding::{Binding, Canary},
-    references::Edge,
+use crate::{
+    config::WaypointAttachment,
+    index::{Index, maker::Maker},
+    labels::{Labels, selects},
+    objects::binding::{Binding, Canary},
+    relations::{references::Edge, served::PolicyScope},
 };
-use crate::{Labels, WaypointAttachment, selects};
-
-impl MeshView {
-    /// The hosts that an object declares.
-    pub(crate) fn hosts_of(&self, key: &ObjectKey) -> Vec<ArcStr> {
-        match key.kind {
-            Kind::Service => {
-                let domain = &self.config.cluster_domain;
-                let service = self.get::<Service>(key);
-                service
-                    .map(|one| one.hostname(domain))
-                    .into_iter()
-                    .collect()
-            }
-            Kind::ServiceEntry => {
-                let entry = self.get::<ServiceEntry>(key);
-                entry.map(|one| one.hosts.clone()).unwrap_or_default()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Whether any pod of a namespace chooses its waypoint itself.
-    pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
-        self.references.is_named(Edge::ChoosesIn, namespace)
-    }
-}
 
 impl Index {
     /// All that an object makes.
@@ -206,7 +181,7 @@ impl Index {
     }
 
     /// Marks the records of an object with a waypoint of its own, and those of others that depend on it.
-    pub(super) fn mark_bound(&mut self, key: ObjectKey) {
+    pub(crate) fn mark_bound(&mut self, key: ObjectKey) {
         match key.kind {
             Kind::Namespace => {
                 self.mark_namespace(&key.name);

@@ -7,12 +7,15 @@ use ambit_model::{
     WorkloadUid,
 };
 
-use super::Maker;
-use crate::{Changed, Delta, ServiceRecord, index::kind::Rendered};
+use crate::{
+    index::maker::Maker,
+    records::{Changed, Delta, ServiceRecord},
+    view::rendered::Rendered,
+};
 
 /// Records of all types.
 #[derive(Debug, Default)]
-pub(super) struct Published {
+pub(crate) struct Published {
     workloads: Records<WorkloadUid, Workload>,
     services: Records<NamespacedHostname, ServiceRecord>,
     policies: Records<PolicyKey, Authorization>,
@@ -21,7 +24,7 @@ pub(super) struct Published {
 
 impl Published {
     /// Replaces all that something made; `delta` gets what differs.
-    pub(super) fn replace(&mut self, maker: &Maker, new: Rendered, delta: &mut Delta) {
+    pub(crate) fn replace(&mut self, maker: &Maker, new: Rendered, delta: &mut Delta) {
         let Rendered {
             workloads,
             services,

@@ -1,6 +1,7 @@
-//! The index of the mesh: the view of the objects, problems and states of objects, and the records that must be rendered anew.
+//! The index of the mesh: the view of the objects, their problems and states, the published records, and the makers of
+//! those that must be rendered anew.
 //!
-//! What a change marks for several kinds is in the files below; what it marks for one kind is in that kind's file.
+//! Marks for changes that concern several kinds are in the files below; those of one kind in that kind's file.
 
 pub(crate) mod change;
 pub(crate) mod discovery;
@@ -29,14 +30,14 @@ use crate::{
     view::MeshView,
 };
 
-/// Index of the mesh's objects, as described for the module.
+/// Index of the mesh's objects.
 #[derive(Debug)]
 pub struct Index {
-    /// Objects and their relations: all that records are rendered from.
+    /// Objects and their relations, from which records are rendered.
     pub(crate) view: MeshView,
     /// Problems, conflicts and states of objects.
     pub(crate) reports: Reports,
-    /// Objects in whose place is a substitute, because no usable form of them is known.
+    /// Objects that a substitute replaces, because no usable form of them is known.
     pub(crate) substitutes: BTreeSet<ObjectKey>,
     /// Makers whose records must be rendered anew.
     pub(crate) stale: BTreeSet<Maker>,
@@ -44,7 +45,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// An index without objects.
+    /// Returns an index without objects.
     pub fn new(config: MeshConfig) -> Self {
         Self {
             view: MeshView::new(config),
@@ -55,23 +56,23 @@ impl Index {
         }
     }
 
-    /// Objects and their relations, without the ability to change them.
+    /// Returns the objects and their relations, which the caller cannot change.
     pub fn view(&self) -> &MeshView {
         &self.view
     }
 
-    // === what is wrong ===
-    /// Problems of objects now.
+    // === problems ===
+    /// Returns the current problems of all objects.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.reports.problems()
     }
 
-    /// The problems of one object.
+    /// Returns the problems of one object.
     pub fn problems_of(&self, key: &ObjectKey) -> Vec<Problem> {
         self.reports.problems_of(key)
     }
 
-    /// Objects whose conflicts changed since the last call.
+    /// Returns the objects whose conflicts changed since the last call.
     pub fn take_changed_conflicts(&mut self) -> BTreeSet<ObjectKey> {
         self.reports.take_changed_conflicts()
     }
@@ -81,19 +82,18 @@ impl Index {
         self.reports.has_new_problems(key)
     }
 
-    /// Objects whose problems changed since the last call.
+    /// Returns the objects whose problems changed since the last call.
     pub fn take_changed_problems(&mut self) -> BTreeSet<ObjectKey> {
         self.reports.take_changed_problems()
     }
-}
 
-impl Index {
-    /// State of an object that depends on others; `None` until it was computed, and for kinds that have none.
+    // === states ===
+    /// Returns the state of an object that depends on others; `None` before it is computed, and for kinds without one.
     pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
         self.reports.standing(key)
     }
 
-    /// Objects of which that changed since the last call.
+    /// Returns the objects whose states changed since the last call.
     pub fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
         self.reports.take_changed_standings()
     }

@@ -2,10 +2,10 @@
 
 use ambit_model::GatewayName;
 
-/// How many pods a message names.
+/// Number of names that a message contains.
 const NAMED: usize = 3;
 
-/// The first of some names, and how many more there are.
+/// Returns the first of some names, with the number of further ones.
 pub(crate) fn listed(names: &[String]) -> Option<String> {
     let first = names.get(..NAMED.min(names.len()))?.join(", ");
     match names.len() {
@@ -15,7 +15,7 @@ pub(crate) fn listed(names: &[String]) -> Option<String> {
     }
 }
 
-/// Some Gateways as text, if there are any.
+/// Returns the names of Gateways as text, if there are any.
 pub(crate) fn names<'a>(of: impl IntoIterator<Item = &'a GatewayName>) -> Option<String> {
     let names: Vec<_> = of.into_iter().map(GatewayName::to_string).collect();
     (!names.is_empty()).then(|| names.join(", "))

@@ -1,5 +1,5 @@
-//! The mesh as its objects describe it: all that renderers read. They cannot mark, report or publish anything, which is
-//! [`super::Index`]'s.
+//! The mesh as its objects describe it: the input of renderers, which cannot mark, report or publish anything. Each
+//! file below answers the questions of one subject.
 
 pub(crate) mod addresses;
 pub(crate) mod attachment;
@@ -47,7 +47,7 @@ use crate::{
     },
 };
 
-/// Objects as understood, with their relations.
+/// Inputs of all objects, with their relations.
 #[derive(Debug)]
 pub struct MeshView {
     pub(crate) config: MeshConfig,
@@ -61,7 +61,7 @@ pub struct MeshView {
     pub(crate) cluster_addresses: ClusterAddresses,
     /// Control planes of the mesh.
     pub(crate) revisions: Revisions,
-    /// Namespaces that are left out.
+    /// Namespaces that the mesh discovers.
     pub(crate) discovery: Discovery,
     /// Node proxies of other implementations, by node.
     pub(crate) foreign_proxies: BTreeMap<ArcStr, BTreeSet<ObjectKey>>,
@@ -72,12 +72,12 @@ pub struct MeshView {
     /// Waypoints of the pods that policies of node proxies apply to.
     pub(crate) behind: Served<PolicyScope>,
     pub(crate) instances: Instances,
-    /// Waypoints that bind, and those that wait.
+    /// Waypoints that bind, and waypoints that do not bind yet.
     pub(crate) introductions: Introductions,
 }
 
 impl MeshView {
-    /// A mesh without objects.
+    /// Returns a mesh without objects.
     pub(crate) fn new(config: MeshConfig) -> Self {
         Self {
             revisions: Revisions::new(&config.revision),
@@ -97,23 +97,23 @@ impl MeshView {
         }
     }
 
-    /// Input that an object was understood as.
+    /// Returns the stored input of an object.
     pub(crate) fn get<K: Stored>(&self, key: &ObjectKey) -> Option<&K::Input> {
         self.objects(&key.namespace)?.all::<K>().get(&key.name)
     }
 
-    /// The objects of a namespace that is not left out.
+    /// Returns the objects of a namespace, unless the mesh leaves it out.
     pub(crate) fn objects(&self, namespace: &str) -> Option<&Objects> {
         let objects = self.namespaces.get(namespace);
         objects.filter(|_| !self.is_left_out(namespace))
     }
 
-    /// Addresses of the API server and of nodes: nothing that objects name is called there.
+    /// Returns the addresses of the API server and of nodes: waypoints call none of these for an object.
     pub fn cluster_addresses(&self) -> BTreeSet<IpAddr> {
         self.cluster_addresses.all()
     }
 
-    /// All objects of namespaces that are not left out, by namespace.
+    /// Returns the objects of all namespaces but those that the mesh leaves out.
     pub(crate) fn all_objects(&self) -> impl Iterator<Item = (&ArcStr, &Objects)> {
         let namespaces = self.namespaces.iter();
         namespaces.filter(|(namespace, _)| !self.is_left_out(namespace))

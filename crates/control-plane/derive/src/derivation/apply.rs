@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Index {
-    /// Takes what happened to an object. `pods` follows at once, records at the next flush.
+    /// Handles an event of an object. `pods` follows at once, records at the next flush.
     pub fn handle(&mut self, event: &ObjectEvent, pods: &mut PodDirectory) {
         match event {
             ObjectEvent::Applied { object, origin } => {
@@ -25,12 +25,12 @@ impl Index {
         }
     }
 
-    /// An object is there, or is as it is now; `origin` is where it is written, for its problems.
+    /// Applies an object that came or changed; `origin` is the file that it is written in, for its problems.
     pub fn apply(&mut self, object: &Object, origin: Option<&str>, pods: &mut PodDirectory) {
         self.take(object, &object.key(), origin, pods);
     }
 
-    /// [`Self::apply`], of a known type.
+    /// Applies an object of a known type.
     pub(crate) fn apply_as<K: MeshKind>(
         &mut self,
         object: &K,
@@ -61,7 +61,7 @@ impl Index {
         }
     }
 
-    /// An object is there, but cannot be read at all.
+    /// Handles an object that cannot be read at all.
     pub fn refuse(
         &mut self,
         key: &ObjectKey,
@@ -109,14 +109,14 @@ impl Index {
         }
     }
 
-    /// An object is gone.
+    /// Removes an object.
     pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
         self.substitutes.remove(key);
         self.reports.set_problems(key, Vec::new());
         (functions(key.kind).remove)(self, key, pods);
     }
 
-    /// Replaces what an object was understood to be, and marks what depends on it.
+    /// Replaces the input of an object, and marks the objects that depend on it.
     pub(crate) fn put<K: MeshKind>(
         &mut self,
         key: &ObjectKey,

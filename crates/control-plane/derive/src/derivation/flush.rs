@@ -12,8 +12,7 @@ use crate::{
 };
 
 impl Index {
-    // === records ===
-    /// Renders what is stale; returns the records that changed.
+    /// Renders the stale records; returns those that changed.
     pub fn flush(&mut self) -> Delta {
         let mut delta = Delta::default();
         self.decide_introductions();
@@ -63,6 +62,24 @@ impl Index {
         }
         self.published.replace(maker, rendered, delta);
     }
+
+    /// Updates the states of the objects that a maker renders.
+    pub(crate) fn judge(&mut self, maker: &Maker) {
+        let keys: Vec<ObjectKey> = match maker {
+            Maker::Object(key) => vec![key.clone()],
+            Maker::Host(host) => self
+                .view
+                .declarers(host)
+                .chain(self.view.references.of(Edge::VirtualHost, host))
+                .cloned()
+                .collect(),
+            Maker::StaticStrict => return,
+        };
+        for key in keys {
+            let standing = (functions(key.kind).standing)(&self.view, &key);
+            self.reports.set_standing(&key, standing);
+        }
+    }
 }
 
 impl MeshView {
@@ -78,26 +95,6 @@ impl MeshView {
                     .collect(),
                 ..Rendered::default()
             },
-        }
-    }
-}
-
-impl Index {
-    /// Judges the objects that something was made from.
-    pub(crate) fn judge(&mut self, maker: &Maker) {
-        let keys: Vec<ObjectKey> = match maker {
-            Maker::Object(key) => vec![key.clone()],
-            Maker::Host(host) => self
-                .view
-                .declarers(host)
-                .chain(self.view.references.of(Edge::VirtualHost, host))
-                .cloned()
-                .collect(),
-            Maker::StaticStrict => return,
-        };
-        for key in keys {
-            let standing = (functions(key.kind).standing)(&self.view, &key);
-            self.reports.set_standing(&key, standing);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use ambit_k8s_api::ObjectKey;
 
-/// An object is understood in another way than before; `None` is one that is not there.
+/// Stored inputs of an object before and after a change; `None` if the object is not there.
 #[derive(Debug)]
 pub(crate) struct Change<'a, I> {
     pub(crate) key: &'a ObjectKey,
@@ -11,7 +11,7 @@ pub(crate) struct Change<'a, I> {
 }
 
 impl<'a, I> Change<'a, I> {
-    /// Both forms, those that exist.
+    /// Returns the inputs that exist, the old one first.
     pub(crate) fn both(&self) -> impl Iterator<Item = &'a I> {
         self.old.into_iter().chain(self.new)
     }

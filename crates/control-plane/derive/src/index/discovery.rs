@@ -1,8 +1,8 @@
-//! Namespaces that the mesh's settings leave out (`discoverySelectors`): their objects are kept and not seen, so that
-//! nothing is made of them and nothing that names them finds them. Their pods do not belong to the mesh: no
-//! node proxy gets a certificate for them.
+//! Follows the namespaces that the mesh's settings leave out (`discoverySelectors`). Their objects stay stored and are
+//! hidden: they make no records, and references to them do not resolve. Their pods do not belong to the mesh: no node
+//! proxy gets a certificate for them.
 //!
-//! The namespaces without a name, of objects of the cluster, and the root namespace are always seen.
+//! The namespace without a name, of objects of the cluster, and the root namespace are never left out.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl MeshView {
-    /// Pods of namespaces that are left out do not belong to the mesh.
+    /// Enrols the pods again: those of namespaces that are left out do not belong to the mesh.
     fn enrol_pods(&self, pods: &mut PodDirectory) {
         for (namespace, objects) in &self.namespaces {
             for pod in objects.all::<Pod>().values() {
@@ -27,7 +27,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// The settings, or the labels of a namespace, may leave out others than before.
+    /// Selects the discovered namespaces again, after a change of the settings or of the labels of a namespace.
     pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
         let selectors = self
             .view
@@ -57,7 +57,7 @@ impl Index {
         }
     }
 
-    /// Every object and every host.
+    /// Marks every object and every host.
     fn mark_everything(&mut self) {
         let objects = self.view.namespaces.iter();
         let keys: Vec<ObjectKey> = objects

@@ -6,7 +6,7 @@ use crate::{
 };
 
 impl Index {
-    /// A pod is as it is now: a node proxy, or one that is served by it.
+    /// Follows a pod that may be such a proxy, or may be on a node with one.
     pub(crate) fn follow_proxies(&mut self, change: &Change<'_, PodInput>) {
         let node_of = |pod: Option<&PodInput>| {
             let proxy = pod.filter(|pod| self.view.is_foreign_proxy(pod));
@@ -35,7 +35,7 @@ impl Index {
         }
     }
 
-    /// Other waypoints may have pods on nodes of such proxies.
+    /// Marks the Gateways, if any node has such a proxy: their waypoints may have other pods there.
     pub(crate) fn mark_passed_gateways(&mut self) {
         if !self.view.foreign_proxies.is_empty() {
             self.mark_gateways();

@@ -15,11 +15,9 @@ impl Index {
             self.mark_only_host(below);
         }
     }
-}
 
-impl Index {
-    /// An object declares other hosts than before: every record of them may change, and with it the
-    /// endpoints of all that declare them.
+    /// Follows an object that declares other hosts than before: every record of them may change, and with it the
+    /// endpoints of all objects that declare them.
     pub(crate) fn declare(&mut self, key: &ObjectKey, old: Vec<ArcStr>, new: Vec<ArcStr>) {
         self.view
             .references

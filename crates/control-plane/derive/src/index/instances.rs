@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Index {
-    /// A pod changed: Gateways that it speaks of, or whose account it has, may be concerned.
+    /// Follows a change of a pod, and marks the Gateways whose label or account it has.
     pub(crate) fn follow_instance(&mut self, change: &Change<'_, PodInput>) {
         let account =
             |pod: &PodInput| GatewayName::new(pod.namespace.clone(), pod.service_account.clone());
@@ -47,7 +47,7 @@ impl Index {
         }
     }
 
-    /// A workload runs under an account: the Gateway of that name may have to say so.
+    /// Marks the Gateway whose name is the account of a workload: its conditions may report that workload.
     pub(crate) fn mark_gateway_of_account(&mut self, namespace: &ArcStr, account: &ArcStr) {
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), account.clone());
         if self.view.get::<Gateway>(&key).is_some() {
@@ -55,7 +55,7 @@ impl Index {
         }
     }
 
-    /// All pods that carry the label of a Gateway.
+    /// Marks the pods that carry the label of a Gateway.
     pub(crate) fn mark_instances(&mut self, gateway: &GatewayName) {
         let pods = self.view.instances.of(gateway).map(|(pod, _)| pod.clone());
         let pods: Vec<_> = pods.collect();

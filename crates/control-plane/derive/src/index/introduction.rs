@@ -6,7 +6,7 @@ use ambit_model::GatewayName;
 use crate::{index::Index, objects::binding::Binding, relations::references::Edge};
 
 impl Index {
-    /// Decides which waypoints bind, and marks what depends on those where that changed.
+    /// Decides which waypoints bind, and marks the objects that depend on a changed decision.
     pub(crate) fn decide_introductions(&mut self) {
         let pending = &self.view.introductions.pending;
         if pending.is_empty() {
@@ -39,14 +39,14 @@ impl Index {
         }
     }
 
-    /// Marks what keeps a waypoint until the one that its label names is introduced.
+    /// Marks the objects that keep a waypoint until the one that their label names is introduced.
     pub(crate) fn mark_keepers(&mut self, gateway: &GatewayName) {
         for key in self.view.introductions.keepers(gateway) {
             self.mark_bound(key);
         }
     }
 
-    /// The label of a ServiceEntry itself names another waypoint than before.
+    /// Follows a label of an object that names another waypoint than before.
     pub(crate) fn relabel(
         &mut self,
         key: &ObjectKey,

@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Index {
-    /// A key set was fetched, or could not be.
+    /// Stores the state of a key set after an attempt to fetch it, and marks the objects that name it.
     pub fn set_keys(&mut self, source: &KeySource, state: KeyState) {
         let old = self.view.key_sets.insert(source.clone(), state.clone());
         if old.is_some_and(|old| old == state) {
@@ -34,9 +34,9 @@ impl Index {
     }
 
     /// Forgets key sets that no object names any more.
-    pub fn forget_keys(&mut self, wanted: &BTreeSet<KeySource>) {
+    pub fn forget_keys(&mut self, named: &BTreeSet<KeySource>) {
         self.view
             .key_sets
-            .retain(|source, _| wanted.contains(source));
+            .retain(|source, _| named.contains(source));
     }
 }

@@ -6,11 +6,11 @@ use ambit_model::ArcStr;
 /// Maker of records: the unit in which they are marked as stale and rendered anew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Maker {
-    /// A host, with all objects that declare it.
+    /// Maker of the records of a host, from all objects that declare it.
     Host(ArcStr),
     /// Maker of an object's own records.
     Object(ObjectKey),
-    /// The mesh: the policy that refuses all plaintext.
+    /// Maker of the policy that refuses all plaintext in the mesh.
     StaticStrict,
 }
 

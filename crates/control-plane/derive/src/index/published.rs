@@ -1,4 +1,4 @@
-//! The records as last published, and what made each.
+//! Records as last published, by their makers.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
@@ -23,7 +23,7 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// Replaces all that something made; `delta` gets what differs.
+    /// Replaces the records of a maker; adds those that differ to `delta`.
     pub(crate) fn replace(&mut self, maker: &Maker, new: Rendered, delta: &mut Delta) {
         let Rendered {
             workloads,

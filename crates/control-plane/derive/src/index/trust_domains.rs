@@ -5,7 +5,7 @@ use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey};
 use crate::index::Index;
 
 impl Index {
-    /// Names of the mesh's trust domain have changed: policies that name callers may mean others.
+    /// Marks the policies that name callers, after a change of the names of the mesh's trust domain.
     pub(crate) fn mark_callers(&mut self) {
         let mut all = Vec::new();
         for (namespace, objects) in self.view.all_objects() {

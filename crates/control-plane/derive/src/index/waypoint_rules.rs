@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Index {
-    /// A rule is attached to other objects than before, or is another one.
+    /// Attaches a changed rule to its targets, and marks the pods that it could concern.
     pub(crate) fn attach_rule(
         &mut self,
         key: &ObjectKey,
@@ -28,7 +28,7 @@ impl Index {
         }
     }
 
-    /// The pods that a rule could concern which is attached to an object.
+    /// Marks the pods that a rule could concern which is attached to an object.
     fn mark_pods_of(&mut self, target: &ObjectKey) {
         let ObjectKey {
             namespace, name, ..
@@ -55,7 +55,7 @@ impl Index {
         }
     }
 
-    /// Without a selector, slices made by hand say which pods are endpoints.
+    /// Marks the endpoints of a service. Without a selector, EndpointSlices written by hand name them.
     fn mark_endpoints(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         match selector {
             Some(_) => self.mark_selected(namespace, selector),

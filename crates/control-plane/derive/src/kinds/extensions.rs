@@ -10,13 +10,13 @@ use crate::{
     view::MeshView,
 };
 
-/// Marks what depends on one.
+/// Marks the objects that depend on an extension.
 pub(crate) fn mark(index: &mut Index, key: &ObjectKey) {
     index.mark(key.clone());
     index.mark_leading_to(key);
 }
 
-/// State of an extension: the routes that name it.
+/// Returns the state of an extension: the routes that name it.
 pub(crate) fn standing(view: &MeshView, key: &ObjectKey) -> Standing {
     let routes: Vec<String> = view
         .references

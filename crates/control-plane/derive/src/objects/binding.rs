@@ -1,4 +1,4 @@
-//! What the labels of an object say of the waypoints to use.
+//! Waypoints that the labels of an object name.
 
 use ambit_k8s_api::{ObjectMeta, labels};
 use ambit_model::GatewayName;

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use ambit_model::ArcStr;
 
-/// Where a key set comes from.
+/// Source of a key set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeySource {
-    /// Its address; that of the issuer for [`KeyForm::Issuer`].
+    /// Address of the key set; of the issuer for [`KeyForm::Issuer`].
     pub url: ArcStr,
     /// Form of the document at the address.
     pub form: KeyForm,
-    /// How long fetching it may take.
+    /// Timeout of an attempt to fetch the key set.
     pub timeout: Duration,
     /// The namespace for whose objects it is fetched. `None`: the root namespace, whose objects may name any address.
     pub namespace: Option<ArcStr>,

@@ -18,22 +18,22 @@ pub enum Extent {
     Nothing,
     /// Existence of objects alone. Nothing waits for the list of them, and nothing depends on it.
     Presence,
-    /// Labels and annotations of all.
+    /// Labels and annotations of all objects.
     Metadata,
-    /// All that [`Followed::cut`] leaves.
+    /// All fields that [`Followed::cut`] leaves.
     Whole {
-        /// Of those objects only whose labels match; of all if `None`.
+        /// Selector of the objects; all if `None`.
         labels: Option<&'static str>,
     },
 }
 
-/// How objects of a kind come to the control plane.
+/// Kind of object that the control plane fetches.
 pub trait Followed: ObjectType {
     /// Extent in which the kind is followed.
     const EXTENT: Extent;
 
-    /// The object without what the mesh does not read, so that tens of thousands need little memory while
-    /// they are fetched. Metadata is cut by who fetches.
+    /// Drops the fields that the mesh does not read, so that tens of thousands of objects need little memory while they
+    /// are fetched. The fetching source cuts the metadata.
     #[must_use]
     fn cut(self) -> Self {
         self
@@ -45,12 +45,12 @@ pub trait Followed: ObjectType {
 pub(crate) struct Read<I> {
     /// `None`: the mesh ignores the object.
     pub(crate) input: Option<I>,
-    /// Parts that have not the effect one might expect.
+    /// Notes on parts that have not the effect one might expect.
     pub(crate) notes: Vec<Note>,
 }
 
 impl<I> Read<I> {
-    /// Understood without a remark.
+    /// Returns an input without notes.
     pub(crate) fn plain(input: I) -> Self {
         Self::of(Some(input), Vec::new())
     }
@@ -89,7 +89,7 @@ pub(crate) trait Readable: Followed {
     }
 }
 
-/// A field, if it is there and can be read.
+/// Returns a field, if it is there and can be read.
 pub(crate) fn field<T: DeserializeOwned>(of: Option<&Value>, name: &str) -> Option<T> {
     of?.get(name).and_then(|value| T::deserialize(value).ok())
 }

@@ -10,7 +10,7 @@ pub(crate) struct RootCertificates {
     pub(crate) source: RootSource,
 }
 
-/// Where roots come from.
+/// Source of root certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RootSource {
     /// Certificates as PEM.

@@ -16,7 +16,7 @@ pub(crate) enum Serves {
 }
 
 impl Serves {
-    /// The value of the label.
+    /// Returns the traffic that a value of the label means.
     pub(crate) fn read(text: &str) -> Option<Self> {
         match text {
             "service" => Some(Self::Services),
@@ -27,12 +27,12 @@ impl Serves {
         }
     }
 
-    /// Whether services are among it.
+    /// Whether the waypoint serves services.
     pub(crate) fn services(self) -> bool {
         matches!(self, Self::Services | Self::All)
     }
 
-    /// Whether workloads are among it.
+    /// Whether the waypoint serves workloads.
     pub(crate) fn workloads(self) -> bool {
         matches!(self, Self::Workloads | Self::All)
     }
@@ -41,7 +41,7 @@ impl Serves {
 /// Namespaces whose objects may use a waypoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Consent {
-    /// Its own namespace.
+    /// Objects of the waypoint's own namespace.
     #[default]
     Same,
     /// Objects of all namespaces.

@@ -11,7 +11,7 @@ use std::{
 use ambit_k8s_api::ObjectKey;
 use ipnet::IpNet;
 
-/// Owners of addresses, as described for the module.
+/// Owners of addresses, and the entries that name addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
     pub(crate) owners: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
@@ -22,7 +22,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// A pod or Service has other addresses than before. Returns the entries that name one of them.
+    /// Follows a pod or Service that has other addresses than before. Returns the entries that name one of them.
     pub(crate) fn own(
         &mut self,
         key: &ObjectKey,
@@ -53,7 +53,7 @@ impl Addresses {
         owners.is_some_and(|owners| owners.contains(key))
     }
 
-    /// An entry names other addresses than before.
+    /// Follows an entry that names other addresses than before.
     pub(crate) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
         let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
         for net in old.iter().filter(is_one) {
@@ -73,7 +73,7 @@ impl Addresses {
         }
     }
 
-    /// The Services and pods that have an address, also of namespaces that the mesh leaves out.
+    /// Returns the Services and pods that have an address, also of namespaces that the mesh leaves out.
     pub(crate) fn owners(&self, ip: &IpAddr) -> impl Iterator<Item = &ObjectKey> {
         self.owners.get(ip).into_iter().flatten()
     }

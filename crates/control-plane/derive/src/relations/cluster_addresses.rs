@@ -1,4 +1,4 @@
-//! Addresses of the API server and of nodes: nothing that objects name is called there.
+//! Addresses of the API server and of nodes, which waypoints do not call for any object.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ pub(crate) fn is_api_server(namespace: &str, service: &str) -> bool {
 pub(crate) struct ClusterAddresses(BTreeMap<IpAddr, usize>);
 
 impl ClusterAddresses {
-    /// An object names other addresses than before. Returns whether other ones are known now.
+    /// Follows an object that names other addresses than before. Returns whether the set of addresses changed.
     pub(crate) fn replace(&mut self, old: &BTreeSet<IpAddr>, new: &BTreeSet<IpAddr>) -> bool {
         let mut differs = false;
         for ip in new.difference(old) {
@@ -35,7 +35,7 @@ impl ClusterAddresses {
         differs
     }
 
-    /// All addresses of the cluster.
+    /// Returns all addresses of the cluster.
     pub(crate) fn all(&self) -> BTreeSet<IpAddr> {
         self.0.keys().copied().collect()
     }

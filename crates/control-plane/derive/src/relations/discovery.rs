@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::selector;
 use ambit_model::ArcStr;
 
-/// Which namespaces are seen.
+/// Namespaces that the mesh discovers.
 #[derive(Debug, Default)]
 pub(crate) struct Discovery {
-    /// All namespaces, if there are none.
+    /// Selectors of namespaces; without any, the mesh discovers all.
     pub(crate) selectors: Vec<selector::LabelSelector>,
-    /// Namespaces that one of the selectors selects.
+    /// Namespaces that a selector selects.
     pub(crate) selected: BTreeSet<ArcStr>,
 }

@@ -21,7 +21,7 @@ pub(crate) enum Introduction {
 /// Why a waypoint binds that has never been ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
-    /// The mesh's settings say so.
+    /// The settings of the mesh bind waypoints at once.
     Setting,
     /// Policies are attached to the Gateway or its class.
     Policies,
@@ -34,9 +34,9 @@ pub(crate) enum Strictness {
 pub(crate) struct Introductions {
     /// UIDs of Gateways whose waypoints have been ready.
     introduced: BTreeMap<GatewayName, String>,
-    /// All others, by UID.
+    /// UIDs of the other Gateways, with the decision on each.
     pub(crate) pending: BTreeMap<GatewayName, (String, Introduction)>,
-    /// By the object with the label.
+    /// Waypoints that objects keep, by the object with the label.
     pub(crate) kept: BTreeMap<ObjectKey, Kept>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Introductions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     pub(crate) gateway: GatewayName,
-    /// The one that the label names now.
+    /// Gateway that the label names now.
     pub(crate) awaited: GatewayName,
 }
 
@@ -78,7 +78,7 @@ impl Introductions {
         }
     }
 
-    /// The decision on a Gateway that is not introduced.
+    /// Returns the decision on a Gateway that is not introduced.
     pub(crate) fn pending(&self, name: &GatewayName) -> Option<Introduction> {
         self.pending.get(name).map(|(_, decision)| *decision)
     }
@@ -91,7 +91,7 @@ impl Introductions {
         )
     }
 
-    /// The label of an object names another waypoint than before.
+    /// Follows a label of an object that names another waypoint than before.
     pub(crate) fn relabel(
         &mut self,
         key: &ObjectKey,
@@ -113,7 +113,7 @@ impl Introductions {
         }
     }
 
-    /// Objects that keep a waypoint until the one that their label names is introduced.
+    /// Returns the objects that keep a waypoint until the one that their label names is introduced.
     pub(crate) fn keepers(&self, gateway: &GatewayName) -> Vec<ObjectKey> {
         let keepers = self
             .kept
@@ -122,7 +122,7 @@ impl Introductions {
         keepers.map(|(key, _)| key.clone()).collect()
     }
 
-    /// The waypoint that an object keeps while it awaits another.
+    /// Returns the waypoint that an object keeps while it awaits another.
     pub(crate) fn kept(&self, holder: &ObjectKey, awaited: &GatewayName) -> Option<&GatewayName> {
         let kept = self.kept.get(holder);
         Some(&kept.filter(|kept| kept.awaited == *awaited)?.gateway)

@@ -5,8 +5,8 @@ use ambit_model::ArcStr;
 /// State of a key set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyState {
-    /// The set, as it was last had.
+    /// Key set of the last successful attempt to fetch it.
     pub keys: Option<ArcStr>,
-    /// Why the last attempt to have it failed.
+    /// Error of the last attempt to fetch it, if that failed.
     pub trouble: Option<ArcStr>,
 }

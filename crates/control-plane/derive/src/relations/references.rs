@@ -1,4 +1,4 @@
-//! The graph of references: which objects name what, and so must be rendered anew when that changes.
+//! The graph of references between objects: an object is rendered anew when an object that it names changes.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -52,7 +52,7 @@ pub(crate) enum Edge {
     PullSecret,
 }
 
-/// Something that an object names.
+/// Name that an object refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Referent {
     /// The mesh as a whole.
@@ -64,7 +64,7 @@ pub(crate) enum Referent {
     Object(ObjectKey),
 }
 
-/// The type of what a kind of reference names.
+/// Type of the names of a kind of reference.
 pub(crate) trait Name: Clone {
     fn referent(self) -> Referent;
     fn of(referent: &Referent) -> Option<&Self>;
@@ -90,12 +90,12 @@ macro_rules! names {
 
 names!(Address: Address, Gateway: GatewayName, Name: ArcStr, Object: ObjectKey);
 
-/// Objects by what they name, for every kind of reference.
+/// Objects by the names that they refer to, for every kind of reference.
 #[derive(Debug, Default)]
 pub(crate) struct References(HashMap<Edge, HashMap<Referent, BTreeSet<ObjectKey>>>);
 
 impl References {
-    /// An object names other things than before.
+    /// Replaces the names that an object refers to.
     pub(crate) fn replace<N: Name>(
         &mut self,
         edge: Edge,
@@ -111,9 +111,9 @@ impl References {
         }
     }
 
-    /// An object is of a kind of which the mesh counts all, or not any more.
-    pub(crate) fn set(&mut self, edge: Edge, key: &ObjectKey, stands: bool) {
-        if stands {
+    /// Sets whether an object is one of those that [`References::of_mesh`] returns.
+    pub(crate) fn set(&mut self, edge: Edge, key: &ObjectKey, refers: bool) {
+        if refers {
             self.insert(edge, Referent::Mesh, key);
         } else {
             self.remove(edge, &Referent::Mesh, key);
@@ -136,13 +136,13 @@ impl References {
         }
     }
 
-    /// All that is named.
+    /// Returns all names that objects refer to.
     pub(crate) fn names<N: Name + 'static>(&self, edge: Edge) -> impl Iterator<Item = &N> {
         let named = self.0.get(&edge).into_iter();
         named.flat_map(HashMap::keys).filter_map(N::of)
     }
 
-    /// The objects that name it.
+    /// Returns the objects that refer to a name.
     pub(crate) fn of<N: Name>(
         &self,
         edge: Edge,
@@ -151,7 +151,7 @@ impl References {
         self.keys(edge, &name.clone().referent())
     }
 
-    /// The objects that are of a kind of which the mesh counts all.
+    /// Returns the objects that refer to the mesh as a whole.
     pub(crate) fn of_mesh(&self, edge: Edge) -> impl Iterator<Item = &ObjectKey> {
         self.keys(edge, &Referent::Mesh)
     }
@@ -161,7 +161,7 @@ impl References {
         keys.into_iter().flatten()
     }
 
-    /// Whether any object names it.
+    /// Whether any object refers to a name.
     pub(crate) fn is_named<N: Name>(&self, edge: Edge, name: &N) -> bool {
         self.of(edge, name).next().is_some()
     }

@@ -1,5 +1,5 @@
-//! Which waypoints stand before something, because of the workloads that belong to it: before a service, those of its
-//! endpoints; before a policy's pods, theirs.
+//! Waypoints in front of services and policies, because of their workloads: in front of a service, the waypoints of its
+//! endpoints; in front of a policy, those of its pods.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,16 +10,16 @@ use ambit_model::{
     ArcStr, Destination, EndpointWaypoint, GatewayName, NamespacedHostname, Workload, WorkloadUid,
 };
 
-/// Which pods a policy of node proxies applies to.
+/// Pods that a policy of node proxies applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PolicyScope {
-    /// Objects that list it, by its `namespace/name`.
+    /// Pods that list the policy, by its `namespace/name`.
     Listed(ArcStr),
-    /// All of a namespace.
+    /// All pods of a namespace.
     Namespace(ArcStr),
 }
 
-/// Objects behind waypoints, as described for the module.
+/// Services or policies behind waypoints.
 #[derive(Debug)]
 pub(crate) struct Served<K> {
     /// Workloads that have a waypoint, with what they belong to.
@@ -38,7 +38,7 @@ impl<K> Default for Served<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Served<K> {
-    /// A workload is as it is now. Returns what has other waypoints than before.
+    /// Follows a workload. Returns the keys that have other waypoints than before.
     pub(crate) fn update(
         &mut self,
         uid: &WorkloadUid,
@@ -92,14 +92,14 @@ impl<K: Clone + Eq + Hash + Ord> Served<K> {
         was_last
     }
 
-    /// Objects behind a waypoint.
+    /// Returns the keys behind a waypoint.
     pub(crate) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = &K> {
         let all = self.by_key.iter();
         let of_it = all.filter(move |(_, waypoints)| waypoints.contains_key(gateway));
         of_it.map(|(key, _)| key)
     }
 
-    /// The waypoints before something.
+    /// Returns the waypoints in front of a key.
     pub(crate) fn waypoints(&self, key: &K) -> impl Iterator<Item = &GatewayName> {
         let waypoints = self.by_key.get(key).into_iter();
         waypoints.flat_map(BTreeMap::keys)

@@ -8,14 +8,14 @@ use ipnet::IpNet;
 use crate::view::MeshView;
 
 impl MeshView {
-    /// A Service or pod that has an address of a prefix, which may be a single one.
+    /// Returns a Service or pod that has an address of a prefix, which may be a single one.
     pub(crate) fn owner_within(&self, net: &IpNet) -> Option<&ObjectKey> {
         let mut owners = self.addresses.owners_within(net);
         owners.find(|owner| !self.is_left_out(&owner.namespace))
     }
 
-    /// Owner in another namespace of an address, or of one in a prefix. Of a prefix only pods count: Services' own
-    /// addresses come before any prefix.
+    /// Returns the owner in another namespace of an address, or of one in a prefix. Of a prefix only pods count:
+    /// Services' own addresses come before any prefix.
     pub(crate) fn owner_elsewhere(&self, net: &IpNet, namespace: &str) -> Option<&ObjectKey> {
         let is_one = net.prefix_len() == net.max_prefix_len();
         let counts = |owner: &&ObjectKey| is_one || owner.kind == Kind::Pod;
@@ -25,7 +25,7 @@ impl MeshView {
             .find(|owner| !self.is_left_out(&owner.namespace))
     }
 
-    /// The pod that has an address.
+    /// Returns the pod that has an address.
     pub(crate) fn pod_at(&self, ip: &IpAddr) -> Option<&ObjectKey> {
         let owners = self.addresses.owners(ip);
         let mut pods = owners.filter(|owner| owner.kind == Kind::Pod);

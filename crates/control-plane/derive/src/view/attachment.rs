@@ -87,9 +87,9 @@ pub(crate) struct Attachment {
     pub(crate) gateway: GatewayName,
     /// Traffic that the waypoint serves, or the reason why there is none.
     pub(crate) outcome: Result<Serves, Obstacle>,
-    /// Of a waypoint of another controller: what is known of it.
+    /// Class and address of a waypoint of another controller.
     pub(crate) foreign: Option<Foreign>,
-    /// The waypoint that takes its place once it has been ready.
+    /// Waypoint that replaces this one once it has been ready.
     pub(crate) awaited: Option<GatewayName>,
 }
 
@@ -447,11 +447,11 @@ impl MeshView {
     }
 }
 
-/// The Gateways that take pods and services by themselves.
+/// Selection among the Gateways that take pods and services by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Takers {
-    /// All of them.
+    /// All Gateways.
     All,
-    /// Attachments that bind now.
+    /// Gateways that bind now.
     Binding,
 }

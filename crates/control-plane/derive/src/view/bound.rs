@@ -1,4 +1,4 @@
-//! State of objects that depends on others: their waypoint, or why they have none.
+//! Condition `WaypointBound`: the waypoint of a service or workload, or why it has none.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl MeshView {
-    /// Which waypoint a service or workload has.
+    /// Returns the state of a service or workload: its waypoint.
     pub(crate) fn bound(
         &self,
         attachment: Option<&Attachment>,
@@ -33,7 +33,7 @@ impl MeshView {
         }
     }
 
-    /// Of a service each of whose endpoints has a waypoint of its own.
+    /// Returns the condition of a service each of whose endpoints has a waypoint of its own.
     fn through_endpoints(&self, waypoints: &BTreeSet<GatewayName>) -> Option<Verdict> {
         let all = names(waypoints)?;
         let without = waypoints.iter().filter(|one| !self.is_ready(one));
@@ -149,7 +149,7 @@ impl MeshView {
     }
 }
 
-/// Of a waypoint that has never been ready. Clients go where they went before.
+/// Returns the condition for a waypoint that has never been ready: clients keep their previous destination.
 fn waiting(awaited: &GatewayName, attachment: &Attachment) -> Verdict {
     let meanwhile = match attachment.outcome {
         Ok(_) => format!("through the waypoint {}", attachment.gateway),
@@ -165,7 +165,7 @@ fn waiting(awaited: &GatewayName, attachment: &Attachment) -> Verdict {
     }
 }
 
-/// Of waypoints that are there and have no pod to connect to. Clients find no endpoint, and refuse.
+/// Returns the condition for waypoints without a ready pod: clients find no endpoint, and refuse connections.
 fn not_ready(names: &str, why: &str) -> Verdict {
     Verdict {
         is_true: false,

@@ -6,7 +6,7 @@ use ambit_model::ArcStr;
 use crate::{relations::references::Edge, view::MeshView};
 
 impl MeshView {
-    /// The hosts that an object declares.
+    /// Returns the hosts that an object declares.
     pub(crate) fn hosts_of(&self, key: &ObjectKey) -> Vec<ArcStr> {
         match key.kind {
             Kind::Service => {

@@ -27,7 +27,7 @@ impl Rendered {
             .extend(records.map(|(gateway, record)| (gateway, record.into())));
     }
 
-    /// Nothing but records of waypoints.
+    /// Returns records of waypoints alone.
     pub(crate) fn at_waypoints<R: Into<WaypointRecord>>(
         records: impl IntoIterator<Item = (GatewayName, R)>,
     ) -> Self {

@@ -88,7 +88,7 @@ impl MeshView {
     }
 }
 
-/// A rule with the ports of the pod in place of those of services: of those that lead to the pod, and literally, since
+/// Returns a rule with ports of the pod: those that ports of its services lead to, and the rule's ports as they are, since
 /// requests to the pod itself name its own ports. `of_target` are the ports of the service that the rule is attached to.
 fn at_pod(mut rule: WaypointRule, of_target: Option<&PortMap>, pod: &Workload) -> WaypointRule {
     if rule.ports.is_empty() {

@@ -145,7 +145,7 @@ fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
     }
 }
 
-/// Whether a policy names a waypoint itself: who wrote it knows who calls.
+/// Whether a policy names a waypoint itself, so that its author expects the waypoint as the caller.
 fn speaks_of(view: &MeshView, policy: &Authorization, gateway: &GatewayName) -> bool {
     let identities = view.identities(gateway);
     let is_any = |one: &Match| identities.iter().any(|identity| is_named(identity, one));

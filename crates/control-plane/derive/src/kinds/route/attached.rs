@@ -4,17 +4,17 @@ use ambit_k8s_api::ObjectKey;
 
 use crate::objects::route::input::RouteInput;
 
-/// A route as it is followed for requests to one of its parents.
+/// Route as it is followed for requests to one of its parents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttachedRoute<'a> {
     pub(crate) route: &'a RouteInput,
     pub(crate) parent: &'a ObjectKey,
-    /// The port of the parent that is called; any if `None`.
+    /// Port of the parent that is called; any if `None`.
     pub(crate) port: Option<u16>,
 }
 
 impl RouteInput {
-    /// The route, for requests to one of its parents.
+    /// Returns the route as it is followed for requests to one of its parents.
     pub(crate) fn attached_to<'a>(&'a self, parent: &'a ObjectKey) -> AttachedRoute<'a> {
         AttachedRoute {
             route: self,

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl MirrorInput {
-    /// With its service as it is now for requests to a parent, if there is one.
+    /// Renders the mirror for requests to a parent, if its service is there.
     pub(crate) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> Option<HttpMirror> {
         let (service, port) = self.to.find(view, route).ok()?;
         Some(HttpMirror {
@@ -22,10 +22,10 @@ impl MirrorInput {
     }
 }
 
-/// With their services and objects as they are now; mirrors that are not to be found are left out.
+/// Renders filters with their services and objects. Mirrors that cannot be found are left out.
 ///
 /// # Errors
-/// With another filter that is not to be found: without it no request may pass.
+/// If another filter cannot be found: without it no request may pass.
 pub(crate) fn resolved(
     filters: &[FilterInput],
     view: &MeshView,
@@ -43,7 +43,7 @@ pub(crate) fn resolved(
 }
 
 impl ExtensionInput {
-    /// Filter as the object has it now.
+    /// Returns the filter that the object contains now.
     pub(crate) fn find(&self, view: &MeshView) -> Result<HttpFilter, Unresolved> {
         let key = &self.0;
         let found = match key.kind {

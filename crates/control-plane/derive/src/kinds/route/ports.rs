@@ -9,10 +9,10 @@ use crate::{
 };
 
 impl Parent {
-    /// The ports of the service that it means, as the service is now: all of them if empty.
+    /// Returns the ports of the service that the route is for; all of them if empty.
     ///
     /// # Errors
-    /// When the service has none that it could mean.
+    /// If the service has no such port.
     pub(crate) fn ports(&self, view: &MeshView) -> Result<Vec<u16>, String> {
         let target = &self.target;
         let ports = declared_ports(view, target);
@@ -39,10 +39,10 @@ impl Parent {
     }
 }
 
-/// The name and number of a port, and what it speaks.
+/// Name, number and protocol of a port.
 pub(crate) type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
 
-/// The ports of a service that routes can be for.
+/// Returns the ports of a service that routes can be for.
 pub(crate) fn declared_ports<'a>(
     view: &'a MeshView,
     target: &ObjectKey,
@@ -58,7 +58,7 @@ pub(crate) fn declared_ports<'a>(
 }
 
 impl RouteInput {
-    /// The ports of a service that it is for, all if empty; `None` if it is for none.
+    /// Returns the ports of a service that the route is for, all if empty; `None` if it is for none.
     pub(crate) fn ports(&self, view: &MeshView, target: &ObjectKey) -> Option<Vec<u16>> {
         let parents = self
             .parents

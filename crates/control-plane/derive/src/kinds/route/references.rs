@@ -14,10 +14,10 @@ use crate::{
     view::MeshView,
 };
 
-/// A service that nothing can go to.
+/// Error of a reference that resolves to no service.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Unresolved {
-    /// For a condition.
+    /// Reason for a condition.
     pub(crate) reason: &'static str,
     pub(crate) text: ArcStr,
 }

@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Rules {
-    /// Mirrors that requests cannot go to.
+    /// Returns the errors of mirrors that requests cannot go to.
     pub(crate) fn mirror_errors(
         &self,
         view: &MeshView,
@@ -22,7 +22,7 @@ impl Rules {
         errors.flatten().collect()
     }
 
-    /// Filters without which requests may not pass.
+    /// Returns the errors of filters without which requests may not pass.
     pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
         let Self::Http(rules) = self else {
             return Vec::new();
@@ -49,7 +49,7 @@ impl RuleInput {
         found.filter_map(Result::err).collect()
     }
 
-    /// With its backends and filters as they are now, for one of the waypoints that follow it.
+    /// Renders the rule with its backends and filters, for one of the waypoints that follow it.
     pub(crate) fn resolved(
         &self,
         view: &MeshView,
@@ -83,7 +83,7 @@ impl RuleInput {
     }
 }
 
-/// The filters, or what is missing of them.
+/// Splits filters from the error of a missing one.
 fn split(filters: Result<Vec<HttpFilter>, Unresolved>) -> (Vec<HttpFilter>, Option<Unresolved>) {
     match filters {
         Ok(filters) => (filters, None),

@@ -95,7 +95,7 @@ const ELSEWHERE: [&str; 39] = [
 
 /// The field of which namespaces the mesh sees.
 const DISCOVERY: &str = "discoverySelectors";
-/// The field of who sees ServiceEntries.
+/// Field with the default visibility of ServiceEntries.
 const EXPORT: &str = "defaultServiceExportTo";
 
 /// Reads the text of a MeshConfig.

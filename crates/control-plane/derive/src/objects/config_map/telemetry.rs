@@ -26,7 +26,7 @@ pub(crate) struct MeshTelemetry {
     pub(crate) default_logging: Vec<ArcStr>,
     /// How lines look, if there is an access log.
     pub(crate) access_log: Option<TelemetryFormat>,
-    /// Of ten thousand requests, so many are recorded.
+    /// Number of requests in ten thousand that are traced.
     pub(crate) sampling: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Where the requests or connections of a rule go: services, as they are now.
+//! Backends of rules: services that requests or connections go to.
 
 use ambit_k8s_api::{ambit, gateway};
 use ambit_model::ArcStr;
@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
     pub(crate) to: Reference,
-    /// Some of its endpoints alone.
+    /// Subset of the service's endpoints; all if `None`.
     pub(crate) subset: Option<ArcStr>,
     pub(crate) weight: u32,
     pub(crate) filters: Vec<FilterInput>,
@@ -38,7 +38,7 @@ impl Share {
 }
 
 impl BackendInput {
-    /// Reads one; what cannot be used is noted.
+    /// Reads a backend. Parts that cannot be used are noted.
     pub(crate) fn read(
         from: &gateway::HttpBackendRef,
         namespace: &str,

@@ -5,7 +5,7 @@ use ambit_k8s_api::{Kind, ObjectKey, ambit, gateway::LocalObjectReference};
 
 use crate::{objects::route::reader::Reader, problem::FieldError};
 
-/// The object that a filter is.
+/// Filter that is an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExtensionInput(pub(crate) ObjectKey);
 

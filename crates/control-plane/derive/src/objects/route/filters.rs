@@ -1,4 +1,4 @@
-//! What rules do with requests and answers.
+//! Filters of rules, which change requests and responses.
 
 use ambit_k8s_api::gateway::{
     self, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteTimeouts,
@@ -30,15 +30,15 @@ const MOST: usize = 16;
 /// A filter, as far as it can be read from the route alone.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum FilterInput {
-    /// As it is.
+    /// Filter that needs nothing but the route.
     Known(HttpFilter),
-    /// To a service, as that is at the time.
+    /// Mirror to a service, which is resolved when the route is rendered.
     Mirror(MirrorInput),
-    /// By the current state of another object.
+    /// Filter of another object, which is resolved when the route is rendered.
     Extension(ExtensionInput),
 }
 
-/// The mirrors among filters.
+/// Returns the mirrors among filters.
 pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Mirror(mirror) => Some(mirror),
@@ -46,7 +46,7 @@ pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorIn
     })
 }
 
-/// The objects among filters.
+/// Returns the filters that are objects.
 pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &ExtensionInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Extension(extension) => Some(extension),
@@ -91,7 +91,7 @@ impl Reader<'_> {
         Ok(read)
     }
 
-    /// A request is sent elsewhere by its client, or with another address, not both.
+    /// Refuses a redirect together with a rewrite.
     fn check_pair(&mut self, at: &str, filters: &[FilterInput]) {
         let is_any = |of: fn(&HttpFilter) -> bool| {
             let mut filters = filters.iter();
@@ -105,7 +105,7 @@ impl Reader<'_> {
         }
     }
 
-    /// How long requests may take.
+    /// Reads the timeouts of requests.
     pub(crate) fn timeouts(
         &mut self,
         at: &str,

@@ -8,13 +8,13 @@ use crate::objects::route::{
     stream_rules::StreamInput, unsupported::Unsupported,
 };
 
-/// A service that a route is for.
+/// Service that a route is for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Parent {
     pub(crate) target: ObjectKey,
-    /// All its ports if `None`, or those of a name.
+    /// Port of the service; if `None`, the one that the reference names, or all.
     pub(crate) port: Option<u16>,
-    /// As it was written.
+    /// Reference as it was written.
     pub(crate) reference: ParentReference,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct RouteInput {
     pub(crate) name: RouteName,
     pub(crate) created: String,
     pub(crate) parents: Vec<Parent>,
-    /// Hosts that it is for, in the place of parents, if it is a VirtualService.
+    /// Hosts that a VirtualService is for, in the place of parents.
     pub(crate) scope: Option<HostScope>,
     pub(crate) rules: Rules,
 }
@@ -40,7 +40,7 @@ pub(crate) enum Rules {
 }
 
 impl Rules {
-    /// Services of their backends and mirrors.
+    /// Returns the services of the backends and mirrors.
     fn named(&self) -> impl Iterator<Item = &Named> {
         let (http, stream) = match self {
             Self::Http(rules) => (Some(rules), None),
@@ -51,7 +51,7 @@ impl Rules {
         http.chain(stream.filter_map(|backend| backend.to.named()))
     }
 
-    /// The objects that their filters name.
+    /// Returns the objects that filters name.
     fn extension_targets(&self) -> impl Iterator<Item = &ObjectKey> {
         let http = match self {
             Self::Http(rules) => Some(rules),
@@ -70,7 +70,7 @@ impl Rules {
         http.chain(stream.into_iter().flat_map(StreamInput::backends))
     }
 
-    /// Parts of the rules that are not supported.
+    /// Returns the parts of the rules that are not supported.
     pub(crate) fn unsupported(&self) -> Vec<&Unsupported> {
         match self {
             Self::Http(rules) => rules.iter().filter_map(RuleInput::unsupported).collect(),
@@ -80,7 +80,7 @@ impl Rules {
 }
 
 impl RouteInput {
-    /// Its backends, and the objects that its filters name.
+    /// Returns the backends, and the objects that filters name.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
         let services = self.rules.named().filter_map(|named| match named {
             Named::Object(key) => Some(key),
@@ -89,7 +89,7 @@ impl RouteInput {
         services.chain(self.rules.extension_targets())
     }
 
-    /// Its backends of the kind Hostname.
+    /// Returns the backends of the kind Hostname.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
         self.rules.named().filter_map(|named| match named {
             Named::Host(host) => Some(host),
@@ -101,7 +101,7 @@ impl RouteInput {
         &self.name.namespace
     }
 
-    /// The less, the sooner it is followed where one alone can be.
+    /// Returns the rank of the route: where only one can be followed, the smallest is.
     pub(crate) fn age(&self) -> impl Ord + '_ {
         let RouteName {
             kind,
@@ -118,7 +118,7 @@ impl RouteInput {
         *own == target.namespace || *own == gateway.namespace
     }
 
-    /// The namespace of the clients that it is for, unless it is for all.
+    /// Returns the namespace of the clients that the route is for, unless it is for all.
     pub(crate) fn clients(&self, target: &ObjectKey, gateway: &GatewayName) -> Option<ArcStr> {
         (!self.is_for_all(target, gateway)).then(|| self.name.namespace.clone())
     }

@@ -1,4 +1,4 @@
-//! Services that get requests as well as those that answer them.
+//! Mirrors: services that get copies of requests.
 
 use ambit_k8s_api::gateway::HttpRequestMirror;
 use ambit_model::Share;
@@ -8,7 +8,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// One of them.
+/// Mirror of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MirrorInput {
     pub(crate) to: Reference,
@@ -16,7 +16,7 @@ pub(crate) struct MirrorInput {
 }
 
 impl MirrorInput {
-    /// Reads one; a service that cannot be used is noted.
+    /// Reads a mirror. A service that cannot be used is noted.
     pub(crate) fn read(
         from: &HttpRequestMirror,
         namespace: &str,

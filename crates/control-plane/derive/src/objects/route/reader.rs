@@ -1,4 +1,4 @@
-//! What rules of requests are read with: what is not supported, and what else is to be noted.
+//! Reader of rules for requests, which collects notes and unsupported values.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::{
 const MOST_RULES: usize = 1024;
 const MOST_MATCHES: usize = 8192;
 
-/// Reads one rule after the other.
+/// Reader of the rules of a route, one after the other.
 pub(crate) struct Reader<'a> {
     pub(crate) notes: &'a mut Vec<Note>,
-    /// The first thing in the rule that is not supported.
+    /// First part of the rule that is not supported.
     pub(crate) unsupported: Option<Unsupported>,
     /// Whether prefixes of paths may end within a segment, as in VirtualServices.
     pub(crate) has_text_prefixes: bool,
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         self.refuse(UNSUPPORTED_VALUE, field, what);
     }
 
-    /// The rule is not followed: its requests are answered with an error.
+    /// Notes a value because of which the rule is not followed: its requests are answered with an error.
     pub(crate) fn refuse(&mut self, reason: &'static str, field: String, what: &str) {
         let text = arcstr::format!("{field}: {what}");
         self.unsupported.get_or_insert(Unsupported { reason, text });
@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Something that the user should know, and that changes nothing else.
+    /// Adds a note that has no other effect.
     pub(crate) fn remark(&mut self, field: String, message: impl Into<String>) {
         self.notes.push(Note::new(field, message));
     }

@@ -5,7 +5,7 @@ use ambit_model::ArcStr;
 
 use crate::problem::{FieldError, Note};
 
-/// The kind that a reference names, if it is one of services.
+/// Returns the kind that a reference names, if it is one of services.
 pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
     match (group, kind) {
         ("" | "core", "Service") => Some(Kind::Service),
@@ -17,26 +17,26 @@ pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
 /// The group of Istio's kinds.
 const ISTIO: &str = "networking.istio.io";
 
-/// A service that something goes to.
+/// Reference to a service that requests or connections go to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reference {
-    /// An error if it cannot be used.
+    /// Name of the service; an error if it cannot be used.
     pub(crate) target: Result<Named, ArcStr>,
-    /// The only port of the service, or the one that is called, if `None`.
+    /// Port of the service; if `None`, its only one or the one that is called.
     pub(crate) port: Option<u16>,
 }
 
-/// How a service is named.
+/// Name of a service.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Named {
-    /// By its object.
+    /// Key of its object.
     Object(ObjectKey),
-    /// By its host.
+    /// Host name of the service.
     Host(ArcStr),
 }
 
 impl Reference {
-    /// Reads one; what cannot be used is noted, with what happens otherwise.
+    /// Reads a reference. One that cannot be used is noted, with the consequence (`otherwise`).
     pub(crate) fn read(
         from: &gateway::BackendReference,
         namespace: &str,
@@ -80,13 +80,13 @@ impl Reference {
         }
     }
 
-    /// How it is named, if it can be used.
+    /// Returns the name of the service, if it can be used.
     pub(crate) fn named(&self) -> Option<&Named> {
         self.target.as_ref().ok()
     }
 }
 
-/// The host that a reference names, which has no namespace.
+/// Returns the host that a reference names, which has no namespace.
 fn host_name(
     from: &gateway::BackendReference,
     at: &str,
@@ -104,7 +104,7 @@ fn host_name(
     Ok(Some(Named::Host(name.into())))
 }
 
-/// A number as a port.
+/// Returns a number as a port.
 pub(crate) fn port(number: i32) -> Result<u16, String> {
     u16::try_from(number)
         .ok()

@@ -8,7 +8,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// How often, if nothing is said: as Istio.
+/// Default number of attempts, as in Istio.
 const ATTEMPTS: i32 = 2;
 /// How often at most.
 const MOST_ATTEMPTS: u32 = 64;

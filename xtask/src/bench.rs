@@ -1,27 +1,42 @@
 //! `cargo xtask bench`: measures the same traffic without the mesh and through it, and prints ratios.
 
+mod against;
+mod comparison;
+
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use ambit_images::Architecture;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{images, outside, setup, shell, static_binary};
 
-/// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument.
+/// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. `--against REV` at the end
+/// compares it with another revision.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
         return floods(args.get(1).map_or("4", String::as_str));
+    }
+    let (args, revision) = match args {
+        [args @ .., flag, revision] if flag == "--against" => (args, Some(revision)),
+        args => (args, None),
+    };
+    if revision.is_some() {
+        let part = args.first().map(String::as_str);
+        ensure!(
+            matches!(part, Some("traffic" | "memory" | "control" | "waypoint")),
+            "--against compares `traffic`, `memory`, `control` or `waypoint`"
+        );
     }
     setup::ensure(setup::Purpose::Bench)?;
     shell::run(
         "build the binaries",
         &mut shell::cargo(&["build", "--release", "--bins"]),
     )?;
-    let programs = programs()?;
+    let programs = programs(revision.is_none())?;
     // `ambit-bench` finds the other programs in its own directory.
     let mut bench = Command::new(programs.join("ambit-bench"));
     bench.args(args).current_dir(shell::root());
@@ -33,7 +48,13 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         bench.env("AMBIT_BENCH_ENVOY", envoy()?);
         bench.env("AMBIT_BENCH_COLLECTOR", outside::collector()?);
     }
-    shell::run("benchmark", &mut bench)
+    match revision {
+        Some(revision) => {
+            let then = against::programs_of(revision, &programs)?;
+            against::compare(&bench, &programs, &then)
+        }
+        None => shell::run("benchmark", &mut bench),
+    }
 }
 
 /// Runs the waypoint's flood tests, each alone and all at once, with `scale` times their load.
@@ -42,7 +63,7 @@ fn floods(scale: &str) -> Result<()> {
         "test",
         "--release",
         "-p",
-        "ambit-waypoint",
+        "ambit-waypoint-engine",
         "--test",
         "hostile",
         "floods::floods_",
@@ -71,32 +92,30 @@ fn envoy() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds the measured programs and returns their directory: release builds, with the static node proxy of its image.
-/// The directory is separate from cargo's, so that cargo's output stays unchanged.
-fn programs() -> Result<PathBuf> {
-    let proxy = static_binary::build(
-        "ambit-node-proxy",
-        "ambit-node-proxy",
-        Architecture::native()?,
-    )?;
+/// Builds the measured programs and returns their directory: release builds, with the static node proxy of its image
+/// if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
+fn programs(is_static: bool) -> Result<PathBuf> {
+    const NODE_PROXY: &str = "ambit-node-proxy";
     let directory = shell::target_dir().join("bench");
-    fs::create_dir_all(&directory)?;
-    let built = shell::target_dir().join("release");
-    for entry in fs::read_dir(&built)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        let Some(name) = name.filter(|name| is_program(name)) else {
-            continue;
-        };
-        let from = if name == "ambit-node-proxy" {
-            &proxy
-        } else {
-            &path
-        };
-        replace(from, &directory.join(name))
-            .with_context(|| format!("cannot copy {}", from.display()))?;
+    copy_programs(&shell::target_dir().join("release"), &directory)?;
+    if is_static {
+        let proxy = static_binary::build(NODE_PROXY, NODE_PROXY, Architecture::native()?)?;
+        replace(&proxy, &directory.join(NODE_PROXY))?;
     }
     Ok(directory)
+}
+
+/// Copies the programs among a directory's build outputs to another directory.
+fn copy_programs(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if let Some(name) = name.filter(|name| is_program(name)) {
+            replace(&path, &to.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 fn is_program(name: &str) -> bool {
@@ -104,10 +123,11 @@ fn is_program(name: &str) -> bool {
 }
 
 /// Replaces a program by renaming, since a running executable cannot be written to.
-fn replace(from: &Path, to: &Path) -> io::Result<()> {
+fn replace(from: &Path, to: &Path) -> Result<()> {
     let beside = to.with_extension("new");
-    fs::copy(from, &beside)?;
-    fs::rename(&beside, to)
+    fs::copy(from, &beside)
+        .and_then(|_| fs::rename(&beside, to))
+        .with_context(|| format!("cannot copy {}", from.display()))
 }
 
 #[cfg(test)]

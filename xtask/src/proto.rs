@@ -59,6 +59,9 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
         "spiffe_workload",
         "spire_types",
         "spire_delegated_identity",
+        "envoy_core",
+        "ext_authz",
+        "rate_limit",
     ]
     .map(|name| wire.join("proto").join(format!("{name}.proto")));
     let descriptors = protox::compile(&files, [wire.join("proto")])?;

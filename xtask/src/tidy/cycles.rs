@@ -36,7 +36,6 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-rt", 4),
     ("ambit-wasm", 12),
     ("ambit-waypoint-engine", 25),
-    ("ambit-wire", 3),
 ];
 
 /// Limit of re-exports between a path and the definition of its item.

@@ -1,5 +1,7 @@
 //! Conditions of objects: as they are published, and as controllers want them.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -93,8 +95,12 @@ fn text<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
 
 /// The time in whole seconds, as the API keeps it.
 fn now() -> String {
-    let seconds = Timestamp::now().as_second();
-    Timestamp::from_second(seconds)
+    let since_epoch = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since_epoch.as_secs())
+        .ok()
+        .and_then(|seconds| Timestamp::from_second(seconds).ok())
         .unwrap_or_default()
         .to_string()
 }

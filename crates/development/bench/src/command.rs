@@ -4,7 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::{cluster, control, memory, report, traffic, waypoint};
+use crate::{
+    cluster, control, figure, memory,
+    report::{self, Line},
+    traffic, waypoint,
+};
 
 /// Names the Envoy that waypoints are compared with.
 const ENVOY: &str = "AMBIT_BENCH_ENVOY";
@@ -25,7 +29,7 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
         .partition(|argument| argument.ends_with(".tar"));
     let only = names.first();
     let is_selected = |name: &str| only.is_none_or(|only| only == name);
-    let (mut rows, mut lines) = (Vec::new(), Vec::new());
+    let (mut rows, mut lines, mut figures) = (Vec::new(), Vec::new(), Vec::new());
     if is_selected("traffic") {
         lines.extend(traffic::run()?);
     }
@@ -37,9 +41,9 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     }
     if is_selected("waypoint") {
         let envoy = std::env::var_os(ENVOY).context(ENVOY)?;
-        waypoint::run(Path::new(&envoy), names.get(1..).unwrap_or_default())?;
+        figures = waypoint::run(Path::new(&envoy), names.get(1..).unwrap_or_default())?;
         if only.is_some() {
-            return Ok(());
+            return figure::write(&figures);
         }
     }
     if is_selected("cluster") {
@@ -57,5 +61,6 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
         cluster::print(&rows);
     }
     report::print(&lines);
-    Ok(())
+    figures.extend(lines.iter().map(Line::figure));
+    figure::write(&figures)
 }

@@ -4,6 +4,7 @@
 mod cluster;
 mod command;
 mod control;
+mod figure;
 mod load;
 mod memory;
 mod process;

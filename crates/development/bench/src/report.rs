@@ -1,5 +1,7 @@
 //! The printed table: without the mesh, through it, their ratio, and the target ratio.
 
+use crate::figure::Figure;
+
 /// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
@@ -46,6 +48,19 @@ impl Line {
         Self {
             bare: Some(bare),
             ..Self::alone(what, unit, mesh, Some(existing))
+        }
+    }
+
+    /// Converts the line for the comparison of revisions.
+    pub(crate) fn figure(&self) -> Figure {
+        Figure {
+            what: self.what.clone(),
+            unit: self.unit,
+            value: self.mesh,
+            score: match self.better {
+                Better::Higher => self.compared(),
+                Better::Lower => 1.0 / self.compared(),
+            },
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::{
+    figure,
     load::{self, BulkLoad, HttpLoad},
     process,
     report::{Better, Line},
@@ -87,7 +88,7 @@ fn compare(
     measure: impl Fn(&Side<'_>) -> Result<f64>,
 ) -> Result<(f64, f64)> {
     let mut figures = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    for _ in 0..figure::rounds(ROUNDS)? {
         figures.0.push(measure(plain)?);
         figures.1.push(measure(mesh)?);
     }

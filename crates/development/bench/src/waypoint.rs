@@ -25,6 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub(crate) use self::{authorizer::serve as serve_authorizer, envoy::stand_in};
 use self::{envoy::Files, table::Row};
 use crate::{
+    figure::{self, Figure},
     load::{self, HttpLoad},
     process,
     rig::{Rig, settled},
@@ -169,8 +170,9 @@ const PARTS: &[(&str, Part)] = &[
     ("hashing", hashing::rows),
 ];
 
-/// The figures of these parts, of all if none is named, printed; `envoy` is the program to compare with.
-pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<()> {
+/// Measures these parts, all if none is named, and prints and returns the figures; `envoy` is the program to compare
+/// with.
+pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<Vec<Figure>> {
     ensure!(envoy.exists(), "there is no Envoy at {}", envoy.display());
     let known = |name: &str| PARTS.iter().any(|(part, _)| *part == name);
     if let Some(unknown) = only.iter().find(|name| !known(name)) {
@@ -184,7 +186,7 @@ pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<()> {
         }
     }
     table::print(&rows);
-    Ok(())
+    Ok(rows.iter().map(Row::figure).collect())
 }
 
 fn loads(envoy: &Path) -> Result<Vec<Row>> {
@@ -320,7 +322,7 @@ impl Bench {
     /// Measures both waypoints, alternately.
     fn compare(&self, what: &str, load: Load) -> Result<Vec<Row>> {
         let (mut ours, mut envoy) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
+        for _ in 0..figure::rounds(ROUNDS)? {
             ours.push(self.measure(OURS, load)?);
             envoy.push(self.measure(ENVOY, load)?);
         }

@@ -21,14 +21,14 @@ pub const WORKLOAD_TYPE_URL: &str = "type.googleapis.com/istio.workload.Workload
 pub const AUTHORIZATION_TYPE_URL: &str = "type.googleapis.com/istio.security.Authorization";
 /// Name of the extension that carries a [`model::EndpointWaypoint`].
 pub const WAYPOINT_EXTENSION: &str = "ambit.io/waypoint";
-/// Type URL of that extension.
+/// Type URL of the extension [`WAYPOINT_EXTENSION`].
 pub const WAYPOINT_EXTENSION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.EndpointWaypoint";
 /// Name of the extension that carries [`model::Service::session_affinity`].
 pub const AFFINITY_EXTENSION: &str = "ambit.io/session-affinity";
-/// Type URL of that extension.
+/// Type URL of the extension [`AFFINITY_EXTENSION`].
 pub const AFFINITY_EXTENSION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.SessionAffinity";
 
-/// The four or sixteen bytes of an address.
+/// Returns the four or sixteen bytes of an address.
 pub fn ip_bytes(ip: IpAddr) -> Bytes {
     match ip {
         IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),

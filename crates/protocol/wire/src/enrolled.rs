@@ -8,14 +8,14 @@ use ambit_model::PodName;
 use ambit_zds::{PodUid, WorkloadInfo};
 use serde::{Deserialize, Serialize};
 
-/// The file's name.
+/// Name of the file of enrolled pods.
 pub const ENROLLED_FILE: &str = "ambit-pods.json";
 
 /// Contents of the file of enrolled pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Enrolled {
-    /// The mesh is being uninstalled.
+    /// Whether the mesh is being uninstalled.
     #[serde(default)]
     pub removed: bool,
     /// Every enrolled pod of the node.
@@ -45,14 +45,14 @@ pub struct EnrolledPod {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedNetns {
-    /// The name of the file. Container runtimes choose a random one for each pod.
+    /// Name of the file in that directory. Container runtimes choose a random one for each pod.
     pub name: String,
-    /// The inode of the namespace itself.
+    /// Inode number of the namespace.
     pub inode: u64,
 }
 
 impl EnrolledPod {
-    /// The record of a pod.
+    /// Builds the record of a pod.
     pub fn new(uid: &PodUid, info: &WorkloadInfo, netns: Option<NamedNetns>) -> Self {
         Self {
             uid: uid.to_string(),
@@ -78,10 +78,10 @@ impl EnrolledPod {
 }
 
 impl Enrolled {
-    /// The bytes of the file.
+    /// Encodes the contents of the file.
     ///
     /// # Errors
-    /// None is known.
+    /// When the record cannot be written as JSON.
     pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
         serde_json::to_vec(self)
     }

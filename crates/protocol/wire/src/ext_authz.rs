@@ -1,7 +1,8 @@
-//! `envoy.service.auth.v3.Authorization/Check`, as far as a waypoint speaks it: CheckRequest and CheckResponse.
+//! External authorization, `envoy.service.auth.v3.Authorization/Check`: the request of a waypoint, and the response of
+//! an authorization provider.
 //!
-//! The messages are a subset of Envoy's published API with its numbers; what an answer has besides is ignored, as that
-//! API has it.
+//! The messages are a subset of Envoy's API (`proto/ext_authz.proto`). Other fields of a response are ignored, as protobuf
+//! defines it.
 
 use std::{
     collections::HashMap,
@@ -9,13 +10,23 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use bytes::Bytes;
 use prost::Message;
 
-mod proto;
+use crate::generated::envoy::{
+    config::core::v3::{
+        Address, HeaderValueOption, SocketAddress, header_value_option::HeaderAppendAction,
+    },
+    service::auth::v3::{
+        AttributeContext, CheckRequest, CheckResponse, DeniedHttpResponse, OkHttpResponse,
+        attribute_context,
+    },
+};
+
 #[cfg(test)]
 mod tests;
 
-/// The path of the one call.
+/// Path of the gRPC method.
 pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
 
 /// One peer of the checked request.
@@ -30,11 +41,11 @@ pub struct Peer<'a> {
 /// A request to check.
 #[derive(Clone, Debug, Default)]
 pub struct HttpCheck {
-    /// Which one it is, in logs.
+    /// Identifier of the request in logs.
     pub id: String,
     /// Method of the request.
     pub method: String,
-    /// Names in lower case, each once.
+    /// Headers by their names in lower case; a name occurs once.
     pub headers: HashMap<String, String>,
     /// Path with the query.
     pub path: String,
@@ -50,7 +61,7 @@ pub struct HttpCheck {
     pub body_as_bytes: bool,
 }
 
-/// Question about a request, `envoy.service.auth.v3.CheckRequest`.
+/// Check of a request or connection, `envoy.service.auth.v3.CheckRequest`.
 #[derive(Clone, Debug)]
 pub struct Check<'a> {
     /// Caller of the request.
@@ -59,9 +70,9 @@ pub struct Check<'a> {
     pub destination: Peer<'a>,
     /// Time at which the request arrived.
     pub time: SystemTime,
-    /// `None` for a connection that is not HTTP.
+    /// Checked request; `None` for a connection that is not HTTP.
     pub http: Option<HttpCheck>,
-    /// The server name of a TLS connection.
+    /// Server name of a TLS connection.
     pub sni: Option<&'a str>,
 }
 
@@ -103,20 +114,20 @@ pub enum Answer {
 pub struct Allowed {
     /// Changes of request headers.
     pub headers: Vec<HeaderOption>,
-    /// Headers that go.
+    /// Names of request headers to remove.
     pub remove: Vec<String>,
     /// Changes of response headers.
     pub answer_headers: Vec<HeaderOption>,
     /// Query parameters to set.
     pub query_set: Vec<(String, String)>,
-    /// Parameters that go.
+    /// Names of query parameters to remove.
     pub query_remove: Vec<String>,
 }
 
 /// Response that the client of a denied request gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denied {
-    /// Status of the response; 403 without.
+    /// Status of the response; `None` stands for 403.
     pub status: Option<u16>,
     /// Headers of the response.
     pub headers: Vec<HeaderOption>,
@@ -148,11 +159,14 @@ impl Check<'_> {
         };
         let http = self.http.map(|http| {
             let (body, raw_body) = if http.body_as_bytes {
-                (String::new(), http.body)
+                (String::new(), http.body.into())
             } else {
-                (String::from_utf8_lossy(&http.body).into_owned(), Vec::new())
+                (
+                    String::from_utf8_lossy(&http.body).into_owned(),
+                    Bytes::new(),
+                )
             };
-            proto::HttpRequest {
+            attribute_context::HttpRequest {
                 id: http.id,
                 method: http.method,
                 headers: http.headers,
@@ -167,28 +181,28 @@ impl Check<'_> {
                 raw_body,
             }
         });
-        let attributes = proto::AttributeContext {
+        let attributes = AttributeContext {
             source: Some(peer(self.source)),
             destination: Some(peer(self.destination)),
-            request: Some(proto::Request {
+            request: Some(attribute_context::Request {
                 time: Some(time),
                 http,
             }),
-            tls_session: self.sni.map(|sni| proto::TlsSession {
+            tls_session: self.sni.map(|sni| attribute_context::TlsSession {
                 sni: sni.to_owned(),
             }),
         };
-        proto::CheckRequest {
+        CheckRequest {
             attributes: Some(attributes),
         }
         .encode_to_vec()
     }
 }
 
-fn peer(of: Peer<'_>) -> proto::Peer {
-    proto::Peer {
-        address: Some(proto::Address {
-            socket_address: Some(proto::SocketAddress {
+fn peer(of: Peer<'_>) -> attribute_context::Peer {
+    attribute_context::Peer {
+        address: Some(Address {
+            socket_address: Some(SocketAddress {
                 address: of.address.ip().to_string(),
                 port_value: Some(u32::from(of.address.port())),
             }),
@@ -203,7 +217,7 @@ impl Answer {
     /// # Errors
     /// When it is no CheckResponse, or contradicts itself.
     pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
-        let read = proto::CheckResponse::decode(bytes).map_err(AnswerError::Malformed)?;
+        let read = CheckResponse::decode(bytes).map_err(AnswerError::Malformed)?;
         // An `error_response` denies, too: with it nothing has been allowed.
         let denied = read.denied_response.or(read.error_response);
         let code = read.status.map(|status| status.code);
@@ -217,7 +231,7 @@ impl Answer {
     }
 }
 
-fn allowed(from: proto::OkHttpResponse) -> Allowed {
+fn allowed(from: OkHttpResponse) -> Allowed {
     let of_request = from.headers.into_iter();
     let of_answer = from.response_headers_to_add.into_iter();
     let set = from.query_parameters_to_set.into_iter();
@@ -234,7 +248,7 @@ fn allowed(from: proto::OkHttpResponse) -> Allowed {
     }
 }
 
-fn refused(from: proto::DeniedHttpResponse) -> Denied {
+fn refused(from: DeniedHttpResponse) -> Denied {
     let status = from
         .status
         .and_then(|status| u16::try_from(status.code).ok());
@@ -248,15 +262,15 @@ fn refused(from: proto::DeniedHttpResponse) -> Denied {
     }
 }
 
-/// Converts a header operation; `unsaid` is the default action.
-fn header(from: proto::HeaderValueOption, unsaid: HeaderChange) -> Option<HeaderOption> {
-    let how = match (from.append, from.append_action) {
+/// Converts a header operation. Without the deprecated `append`, the zero value of `append_action`, which is also that of
+/// an unset field, means `default`: what the provider left open differs by the list of headers.
+fn header(from: HeaderValueOption, default: HeaderChange) -> Option<HeaderOption> {
+    let how = match (from.append, from.append_action()) {
         (Some(true), _) => HeaderChange::Append,
-        (Some(false), _) => HeaderChange::Set,
-        (None, 1) => HeaderChange::AddIfAbsent,
-        (None, 2) => HeaderChange::Set,
-        (None, 3) => HeaderChange::SetIfPresent,
-        (None, _) => unsaid,
+        (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => HeaderChange::Set,
+        (None, HeaderAppendAction::AddIfAbsent) => HeaderChange::AddIfAbsent,
+        (None, HeaderAppendAction::OverwriteIfExists) => HeaderChange::SetIfPresent,
+        (None, HeaderAppendAction::AppendIfExistsOrAdd) => default,
     };
     let (name, value) = from.header?.into_parts();
     Some(HeaderOption { name, value, how })

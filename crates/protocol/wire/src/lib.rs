@@ -6,6 +6,7 @@
 
 #[expect(
     missing_docs,
+    unnameable_types,
     unreachable_pub,
     clippy::all,
     clippy::pedantic,
@@ -31,7 +32,24 @@ mod generated {
         }
     }
     pub mod envoy {
+        pub mod config {
+            pub mod core {
+                pub mod v3 {
+                    include!("generated/envoy.config.core.v3.rs");
+                }
+            }
+        }
         pub mod service {
+            pub mod auth {
+                pub mod v3 {
+                    include!("generated/envoy.service.auth.v3.rs");
+                }
+            }
+            pub mod ratelimit {
+                pub mod v3 {
+                    include!("generated/envoy.service.ratelimit.v3.rs");
+                }
+            }
             pub mod discovery {
                 pub mod v3 {
                     include!("generated/envoy.service.discovery.v3.rs");

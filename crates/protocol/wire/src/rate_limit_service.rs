@@ -1,28 +1,34 @@
-//! `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`, as far as a waypoint speaks it.
+//! Global rate limits, `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`: the request of a waypoint, and the
+//! response of a rate-limit service.
 //!
-//! The messages are a subset of Envoy's published API with its numbers; what an answer has besides is ignored, as that
-//! API has it.
+//! The messages are a subset of Envoy's API (`proto/rate_limit.proto`). Other fields of a response are ignored, as
+//! protobuf defines it.
 
 use std::time::Duration;
 
 use prost::Message;
 
-use crate::envoy::HeaderValue;
+use crate::generated::envoy::{
+    config::core::v3::HeaderValue,
+    service::ratelimit::v3::{
+        RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+        rate_limit_descriptor::Entry,
+        rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
+    },
+};
 
-mod proto;
-
-/// The path of the one call.
+/// Path of the gRPC method.
 pub const SHOULD_RATE_LIMIT_PATH: &str =
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Question about a request, `envoy.service.ratelimit.v3.RateLimitRequest`.
+/// Request to the service, `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Whose limits are meant.
+    /// Domain of the limits, as the service is configured.
     pub domain: String,
     /// Descriptors of the request: keys with their values.
     pub descriptors: Vec<Vec<(String, String)>>,
-    /// Hits that the request counts as.
+    /// Number of hits that the request counts as.
     pub hits: u32,
 }
 
@@ -41,12 +47,12 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// A limit that was met.
+/// Limit that the service evaluated for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Met {
-    /// Requests in each interval.
+    /// Requests allowed in an interval.
     pub requests: u32,
-    /// ... in this time.
+    /// Length of the interval.
     pub per: Duration,
     /// Remaining requests in the interval.
     pub remaining: u32,
@@ -68,12 +74,12 @@ pub enum AnswerError {
 impl Question {
     /// Encodes the protobuf message.
     pub fn encode(self) -> Vec<u8> {
-        let entry = |(key, value)| proto::Entry { key, value };
+        let entry = |(key, value)| Entry { key, value };
         let descriptors = self.descriptors.into_iter();
-        let descriptors = descriptors.map(|entries| proto::Descriptor {
+        let descriptors = descriptors.map(|entries| RateLimitDescriptor {
             entries: entries.into_iter().map(entry).collect(),
         });
-        proto::RateLimitRequest {
+        RateLimitRequest {
             domain: self.domain,
             descriptors: descriptors.collect(),
             hits_addend: self.hits,
@@ -88,11 +94,11 @@ impl Answer {
     /// # Errors
     /// When it is none, or decides nothing.
     pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
-        let read = proto::RateLimitResponse::decode(bytes).map_err(AnswerError::Malformed)?;
-        let is_over = match read.overall_code {
-            proto::OK => false,
-            proto::OVER_LIMIT => true,
-            other => return Err(AnswerError::Undecided(other)),
+        let read = RateLimitResponse::decode(bytes).map_err(AnswerError::Malformed)?;
+        let is_over = match Code::try_from(read.overall_code) {
+            Ok(Code::Ok) => false,
+            Ok(Code::OverLimit) => true,
+            Ok(Code::Unknown) | Err(_) => return Err(AnswerError::Undecided(read.overall_code)),
         };
         let headers = |from: Vec<HeaderValue>| from.into_iter().map(HeaderValue::into_parts);
         let met = read.statuses.into_iter().filter_map(met);
@@ -101,25 +107,25 @@ impl Answer {
             tightest: met.min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset))),
             answer_headers: headers(read.response_headers_to_add).collect(),
             request_headers: headers(read.request_headers_to_add).collect(),
-            body: read.raw_body,
+            body: read.raw_body.into(),
         })
     }
 }
 
-fn met(from: proto::DescriptorStatus) -> Option<Met> {
+fn met(from: DescriptorStatus) -> Option<Met> {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
     const DAY: u64 = 24 * HOUR;
     let limit = from.current_limit?;
-    let per = match limit.unit {
-        1 => 1,
-        2 => MINUTE,
-        3 => HOUR,
-        4 => DAY,
-        5 => 30 * DAY,
-        6 => 365 * DAY,
-        7 => 7 * DAY,
-        _ => return None,
+    let per = match limit.unit() {
+        Unit::Unknown => return None,
+        Unit::Second => 1,
+        Unit::Minute => MINUTE,
+        Unit::Hour => HOUR,
+        Unit::Day => DAY,
+        Unit::Week => 7 * DAY,
+        Unit::Month => 30 * DAY,
+        Unit::Year => 365 * DAY,
     };
     let reset = from.duration_until_reset.unwrap_or_default();
     let nanos = u32::try_from(reset.nanos).unwrap_or_default();

@@ -50,14 +50,14 @@ pub trait RecordCodec: IsWaypointRecord {
 
 macro_rules! define {
     ($($variant:ident($record:ident),)*) => {
-        /// Type URL of the resources of a type.
+        /// Returns the type URL of the resources of a type.
         pub fn type_url(of: WaypointRecordType) -> &'static str {
             match of {
                 $(WaypointRecordType::$variant => model::$record::TYPE_URL,)*
             }
         }
 
-        /// Short name of a type, for status and metrics.
+        /// Returns the short name of a type, for status and metrics.
         pub fn short_name(of: WaypointRecordType) -> &'static str {
             match of {
                 $(WaypointRecordType::$variant => model::$record::SHORT_NAME,)*

@@ -20,17 +20,17 @@ mod schema {
     include!("generated/schema.rs");
 }
 
-/// The fields of a message by number, ascending; message fields with their own schema.
+/// Schema of a message: its fields by number, ascending; message fields with their own schema.
 #[derive(Debug)]
 pub(crate) struct Message {
     name: &'static str,
     fields: &'static [(u32, Option<&'static Self>)],
 }
 
-/// A field that the schema does not have.
+/// Field that the schema does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownField {
-    /// The message it is in, with its package.
+    /// Name of the enclosing message, with its package.
     pub message: &'static str,
     /// Number of the field.
     pub number: u32,

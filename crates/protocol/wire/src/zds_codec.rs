@@ -9,7 +9,7 @@ use prost::Message as _;
 
 use crate::zds::{self, workload_request, workload_response};
 
-/// Why a record is refused.
+/// Error of a record that is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ZdsDecodeError {
     /// Bytes that are not protobuf.
@@ -21,26 +21,26 @@ pub enum ZdsDecodeError {
         #[source]
         source: prost::DecodeError,
     },
-    /// A message without its payload.
+    /// Message without its payload.
     #[error("the {what} is empty")]
     Empty {
         /// Expected message or value.
         what: &'static str,
     },
-    /// A request names no pod.
+    /// Request that names no pod.
     #[error("the request has an empty uid")]
     NoUid,
-    /// An address is neither 4 nor 16 bytes long.
+    /// Address that is neither 4 nor 16 bytes long.
     #[error("an address of pod {uid} is {len} bytes long, not 4 or 16")]
     Address {
         /// UID of the pod.
         uid: String,
-        /// Length of the UID.
+        /// Length of the address in bytes.
         len: usize,
     },
 }
 
-/// Reads a request of the agent.
+/// Decodes a request of the agent.
 ///
 /// # Errors
 /// When the record is no request.
@@ -159,7 +159,7 @@ fn encode_info(info: &WorkloadInfo) -> zds::WorkloadInfo {
 /// Decodes a proxy's acknowledgement.
 ///
 /// # Errors
-/// When the record is no answer.
+/// When the record is no acknowledgement.
 pub fn decode_ack(record: &[u8]) -> Result<Ack, ZdsDecodeError> {
     const WHAT: &str = "answer";
     let message = zds::WorkloadResponse::decode(record)
@@ -174,7 +174,7 @@ pub fn decode_ack(record: &[u8]) -> Result<Ack, ZdsDecodeError> {
     })
 }
 
-/// Writes an answer to the agent; a long error text is cut to fit a record.
+/// Encodes an acknowledgement for the agent; a long error text is truncated to fit a record.
 pub fn encode_ack(ack: &Ack) -> Vec<u8> {
     let error = match ack {
         Ok(()) => String::new(),
@@ -186,7 +186,7 @@ pub fn encode_ack(ack: &Ack) -> Vec<u8> {
     zds::WorkloadResponse { payload }.encode_to_vec()
 }
 
-/// Writes a proxy's hello: this is version 1 of the contract.
+/// Encodes a proxy's hello with version 1 of the contract.
 pub fn encode_hello() -> Vec<u8> {
     zds::ZdsHello {
         version: zds::Version::V1.into(),
@@ -194,7 +194,7 @@ pub fn encode_hello() -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Reads a proxy's hello: the version's number, known or not.
+/// Decodes the version of a proxy's hello, which may be an unknown one.
 ///
 /// # Errors
 /// When the record is no hello.

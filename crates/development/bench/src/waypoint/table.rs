@@ -5,6 +5,7 @@ use std::time::Duration;
 use comfy_table::{ContentArrangement, Table};
 
 use super::Figures;
+use crate::figure::Figure;
 
 /// Measurement of both systems.
 #[derive(Clone, Debug)]
@@ -20,6 +21,16 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// Converts the row for the comparison of revisions.
+    pub(super) fn figure(&self) -> Figure {
+        Figure {
+            what: self.what.clone(),
+            unit: self.unit,
+            value: self.ours,
+            score: self.times,
+        }
+    }
+
     /// Resident memory in megabytes.
     pub(super) fn memory(what: &str, ours: f64, envoy: f64) -> Self {
         Self::smaller(&format!("memory, {what}"), "MB", ours, envoy, 2.0)

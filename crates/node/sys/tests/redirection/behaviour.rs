@@ -3,7 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use ambit_netplan::{Backend, ProbePorts, RedirectionSpec};

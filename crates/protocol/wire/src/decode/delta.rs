@@ -8,14 +8,14 @@
 use bytes::Bytes;
 use prost::Message;
 
-use super::{DecodeError, Refusal};
+use super::error::{DecodeError, Refusal};
 use crate::discovery::DeltaDiscoveryRequest;
 
-/// The method's path.
+/// Path of the gRPC method.
 pub const DELTA_PATH: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 
-/// Reads responses into [`LeanDeltaResponse`].
+/// Codec that decodes responses to [`LeanDeltaResponse`].
 pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LeanDeltaResponse>;
 
 /// `envoy.service.discovery.v3.DeltaDiscoveryResponse`, resources undecoded.
@@ -38,7 +38,7 @@ pub struct LeanDeltaResponse {
 /// `envoy.service.discovery.v3.Resource` with an undecoded value.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeanResource {
-    /// Opaque; sent back on reconnect.
+    /// Opaque version, which the client sends when it reconnects.
     #[prost(string, tag = "1")]
     pub version: String,
     #[prost(message, optional, tag = "2")]
@@ -64,7 +64,7 @@ impl LeanResource {
             .map_err(|source| DecodeError::new("resource", Refusal::Malformed(source)))
     }
 
-    /// The encoded record.
+    /// Returns the encoded record.
     pub fn value(&self) -> Bytes {
         self.resource
             .as_ref()

@@ -8,10 +8,18 @@ use ipnet::IpNet;
 use prost::Message;
 
 use super::{
-    DecodeError, NotUnderstood, Refusal, Substitute, authorization, known, port, prefix,
-    under_own_name,
+    error::{DecodeError, Refusal},
+    fields::{known, port, prefix},
+    strict::{NotUnderstood, Substitute, under_own_name, whole},
 };
-use crate::security as wire;
+use crate::{security as wire, unknown::ISTIO_SECURITY_AUTHORIZATION};
+
+/// Decodes an `istio.security.Authorization` in full: one with a field that this build does not know is
+/// refused.
+pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
+    let policy: wire::Authorization = whole("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
+    policy.try_into()
+}
 
 /// Decodes the policy that was sent under a name (`namespace/name`).
 ///
@@ -35,7 +43,7 @@ pub fn policy(
     })
 }
 
-/// The fields that say where a policy applies, and whether it is a dry run.
+/// Scope of a policy and its dry-run flag, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(string, tag = "1")]

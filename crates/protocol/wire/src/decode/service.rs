@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use ambit_model as model;
 
-use super::{DecodeError, Refusal, extension, gateway, ip, known, port, port_map, prefix};
+use super::{
+    error::{DecodeError, Refusal},
+    fields::{extension, gateway, ip, known, port, port_map, prefix},
+};
 use crate::{ambit, encode::AFFINITY_EXTENSION, workload as wire};
 
 impl TryFrom<wire::Service> for model::Service {
@@ -115,7 +118,7 @@ fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtoco
     Ok(protocols)
 }
 
-/// Our own extension; others are ignored.
+/// Reads Ambit's extension for session affinity; other extensions are ignored.
 fn session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
     const FIELD: &str = "service.extensions[ambit.io/session-affinity]";
     let affinity: Option<ambit::SessionAffinity> =

@@ -1,9 +1,9 @@
-//! Decoding of records of which nothing may be ignored, and what takes the place of one that is not understood.
+//! Decoding of records of which nothing may be ignored, and substitutes of those that are not understood.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
-use super::{DecodeError, Refusal};
+use super::error::{DecodeError, Refusal};
 use crate::unknown;
 
 /// Record that is not understood in full.
@@ -45,7 +45,7 @@ impl<T> NotUnderstood<T> {
     }
 }
 
-/// Message in full: one with a field that this build does not know is refused.
+/// Decodes a message in full: one with a field that this build does not know is refused.
 pub(crate) fn whole<M: Message + Default>(
     field: &'static str,
     schema: &'static unknown::Message,
@@ -68,7 +68,8 @@ pub(crate) fn whole<M: Message + Default>(
     }
 }
 
-/// Record that was sent under the name (`namespace/name`) that it has itself, or else its substitute under that name.
+/// Returns the record if it has the name (`namespace/name`) under which it was sent, else its substitute under that
+/// name.
 pub(crate) fn under_own_name<T>(
     name: &str,
     field: &'static str,

@@ -1,4 +1,4 @@
-//! Round trips through [`crate::encode`], and what is refused.
+//! Round trips through [`crate::encode`], and records that are refused.
 
 use std::net::IpAddr;
 
@@ -6,9 +6,10 @@ use ambit_model::{self as model, ArcStr};
 use bytes::Bytes;
 use ipnet::IpNet;
 use proptest::{collection::vec, option, prelude::*};
+use prost::Message;
 
 use super::*;
-use crate::security;
+use crate::{security, workload as wire};
 
 fn text() -> impl Strategy<Value = ArcStr> {
     "[a-z][a-z0-9.-]{0,8}".prop_map(ArcStr::from)
@@ -440,7 +441,7 @@ fn a_policy_that_would_lose_a_part_is_refused() {
 
 #[test]
 fn what_is_unknown_in_a_policy_is_found_at_any_depth() {
-    /// A field with number 99 and an empty text.
+    /// Encoded field with number 99 and an empty text.
     const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
     let nested = |message: &[u8], field: u8| {
         let length = u8::try_from(message.len()).unwrap();

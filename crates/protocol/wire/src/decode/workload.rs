@@ -3,7 +3,9 @@
 use ambit_model as model;
 
 use super::{
-    DecodeError, Refusal, extension, gateway, ip, known, or_default, policy::texts, port, port_map,
+    error::{DecodeError, Refusal},
+    fields::{extension, gateway, ip, known, or_default, port, port_map},
+    policy::texts,
 };
 use crate::{ambit, encode::WAYPOINT_EXTENSION, workload as wire};
 
@@ -127,7 +129,8 @@ fn application_tunnel(from: wire::ApplicationTunnel) -> Result<model::AppTunnel,
     })
 }
 
-/// Our own extension; others are ignored. One that cannot be read refuses the workload: without it
+/// Reads Ambit's extension for a waypoint of endpoints; other extensions are ignored. An unreadable one refuses the
+/// workload: without it
 /// traffic would bypass the waypoint.
 fn endpoint_waypoint(
     extensions: &[wire::Extension],

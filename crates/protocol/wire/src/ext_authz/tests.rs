@@ -49,8 +49,8 @@ fn ambiguous_check_response_counts_as_none() {
 #[test]
 fn headers_are_set_by_the_check_response() {
     let of = |append, append_action, unsaid| {
-        let option = proto::HeaderValueOption {
-            header: Some(crate::envoy::HeaderValue::default()),
+        let option = HeaderValueOption {
+            header: Some(Default::default()),
             append,
             append_action,
         };

@@ -1,4 +1,4 @@
-//! Encoded and decoded, and broken.
+//! Round trips of records, and records that are refused.
 
 use std::{sync::Arc, time::Duration};
 

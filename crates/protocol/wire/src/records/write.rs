@@ -18,7 +18,7 @@ pub(super) fn texts(of: &[model::ArcStr]) -> Vec<String> {
     of.iter().map(ToString::to_string).collect()
 }
 
-/// Text of a field whose empty text is none.
+/// Returns the text of a field, which is empty without a value.
 pub(super) fn optional(text: Option<&model::ArcStr>) -> String {
     text.map(ToString::to_string).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What is written reads back, and nothing else is read.
+//! Round trips of destination policies, and policies that are refused.
 
 use ambit_model::{
     Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,

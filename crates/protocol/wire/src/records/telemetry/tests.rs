@@ -1,4 +1,4 @@
-//! What is sent is what arrives.
+//! Round trips of telemetry records.
 
 use std::time::Duration;
 

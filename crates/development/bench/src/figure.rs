@@ -1,0 +1,45 @@
+//! Figures of a run as a file, which `cargo xtask bench --against` compares with those of another revision.
+
+use std::{fs::File, path::PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// Environment variable with the path of the file to write.
+const FILE: &str = "AMBIT_BENCH_FIGURES";
+/// Environment variable with the number of rounds of each measurement.
+const ROUNDS: &str = "AMBIT_BENCH_ROUNDS";
+
+/// Measured figure.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) what: String,
+    pub(crate) unit: &'static str,
+    pub(crate) value: f64,
+    /// Quality, higher is better: the figure in relation to that of the same run without the mesh or of Envoy, and by
+    /// itself where it has no counterpart.
+    pub(crate) score: f64,
+}
+
+/// Returns the number of rounds: of the environment, else `default`.
+///
+/// # Errors
+/// When the variable is no number.
+pub(crate) fn rounds(default: usize) -> Result<usize> {
+    match std::env::var(ROUNDS) {
+        Ok(rounds) => rounds.parse().context(ROUNDS),
+        Err(_) => Ok(default),
+    }
+}
+
+/// Writes the figures to the file that the environment names, if it names one.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn write(figures: &[Figure]) -> Result<()> {
+    let Some(path) = std::env::var_os(FILE).map(PathBuf::from) else {
+        return Ok(());
+    };
+    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    serde_json::to_writer(file, figures).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,65 @@
+//! Error of a record that is refused: its field and the reason.
+
+use ambit_model as model;
+
+/// Error of a record that is refused: the field and the reason.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct DecodeError {
+    field: &'static str,
+    reason: Refusal,
+}
+
+/// Reason why a field is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("not the protobuf message it should be: {0}")]
+    Malformed(#[source] prost::DecodeError),
+    #[error("is missing")]
+    Missing,
+    #[error("an address of {0} bytes; 4 or 16 are possible")]
+    AddressLength(usize),
+    #[error("a prefix of {0} bits is too long for the address")]
+    PrefixLength(u32),
+    #[error("{0:?} is no prefix of addresses")]
+    Prefix(String),
+    #[error("unknown value {0}")]
+    UnknownValue(i32),
+    #[error("{0} is not a port")]
+    Port(u32),
+    #[error("{0}")]
+    Name(#[source] model::ParseNameError),
+    #[error("{0}")]
+    Identity(#[source] model::ParseIdentityError),
+    #[error("{0} is not a status of an error, 400 to 599")]
+    Status(u32),
+    #[error("{0} is no status that a request could be answered with")]
+    FaultStatus(u32),
+    #[error("legacy Istio mTLS is not supported")]
+    LegacyTunnel,
+    #[error("a match without a value")]
+    EmptyMatch,
+    #[error("is empty")]
+    Empty,
+    #[error("field {0} is unknown")]
+    UnknownField(u32),
+    #[error("the extension {0:?} is unknown")]
+    Extension(String),
+    #[error("names {0}, not the policy that it was sent as")]
+    OtherPolicy(model::PolicyKey),
+}
+
+impl DecodeError {
+    pub(crate) fn new(field: &'static str, reason: Refusal) -> Self {
+        Self { field, reason }
+    }
+
+    pub(crate) fn missing(field: &'static str) -> Self {
+        Self::new(field, Refusal::Missing)
+    }
+
+    /// Returns the path of the refused field.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+}

@@ -1,0 +1,119 @@
+//! Conversions of fields that records of several types share.
+
+use std::net::IpAddr;
+
+use ambit_model as model;
+use ipnet::IpNet;
+use prost::Message;
+
+use super::error::{DecodeError, Refusal};
+use crate::workload as wire;
+
+/// Converts an address of 4 or 16 bytes; an IPv4-mapped one becomes IPv4.
+pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
+    let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
+        (Ok(four), _) => IpAddr::from(four),
+        (_, Ok(sixteen)) => IpAddr::from(sixteen),
+        _ => return Err(DecodeError::new(field, Refusal::AddressLength(bytes.len()))),
+    };
+    Ok(ip.to_canonical())
+}
+
+/// Converts a prefix; one of IPv4-mapped addresses becomes the IPv4 prefix.
+pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
+    let too_long = || DecodeError::new(field, Refusal::PrefixLength(length));
+    let address = ip(field, bytes)?;
+    let mapped = address.is_ipv4() && bytes.len() == 16;
+    let (address, length) = match (mapped, length.checked_sub(96)) {
+        (true, Some(length)) => (address, length),
+        (true, None) => {
+            let raw = <[u8; 16]>::try_from(bytes).map_or(address, IpAddr::from);
+            (raw, length)
+        }
+        (false, _) => (address, length),
+    };
+    let length = u8::try_from(length).map_err(|_| too_long())?;
+    IpNet::new(address, length)
+        .map(|net| net.trunc())
+        .map_err(|_| too_long())
+}
+
+/// Converts a port number.
+pub(crate) fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
+    u16::try_from(port).map_err(|_| DecodeError::new(field, Refusal::Port(port)))
+}
+
+/// Converts the number of an enum's value.
+pub(crate) fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeError> {
+    T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
+}
+
+/// Decodes the extension with a name; `None` without such an extension.
+pub(super) fn extension<M: Message + Default>(
+    field: &'static str,
+    extensions: &[wire::Extension],
+    name: &str,
+) -> Result<Option<M>, DecodeError> {
+    let Some(extension) = extensions.iter().find(|one| one.name == name) else {
+        return Ok(None);
+    };
+    let config = extension
+        .config
+        .as_ref()
+        .ok_or_else(|| DecodeError::missing(field))?;
+    M::decode(config.value.as_slice())
+        .map(Some)
+        .map_err(|source| DecodeError::new(field, Refusal::Malformed(source)))
+}
+
+/// Converts the ports of a service with their target ports.
+pub(super) fn port_map(
+    field: &'static str,
+    ports: &[wire::Port],
+) -> Result<model::PortMap, DecodeError> {
+    ports
+        .iter()
+        .map(|entry| {
+            Ok((
+                port(field, entry.service_port)?,
+                port(field, entry.target_port)?,
+            ))
+        })
+        .collect()
+}
+
+/// Converts the address of a waypoint or network gateway.
+pub(super) fn gateway(
+    field: &'static str,
+    gateway: wire::GatewayAddress,
+) -> Result<model::GatewayAddress, DecodeError> {
+    use wire::gateway_address::Destination;
+    let destination = match gateway
+        .destination
+        .ok_or_else(|| DecodeError::missing(field))?
+    {
+        Destination::Hostname(name) if name.hostname.is_empty() => {
+            return Err(DecodeError::missing(field));
+        }
+        Destination::Hostname(name) => model::Destination::Hostname(
+            model::NamespacedHostname::new(name.namespace, name.hostname),
+        ),
+        Destination::Address(at) => model::Destination::Address(model::NetworkAddress::new(
+            at.network,
+            ip(field, &at.address)?,
+        )),
+    };
+    Ok(model::GatewayAddress {
+        destination,
+        hbone_mtls_port: port(field, gateway.hbone_mtls_port)?,
+    })
+}
+
+/// Returns the text, or the default of Istio's contract for an empty one.
+pub(super) fn or_default(text: String, default: &str) -> model::ArcStr {
+    if text.is_empty() {
+        default.into()
+    } else {
+        text.into()
+    }
+}

@@ -1,0 +1,230 @@
+//! `cargo xtask bench PART --against REV`: the same benchmark with this tree's programs and with those of another
+//! revision, alternately, until each figure is known to be better, equal or worse.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
+
+use super::{
+    comparison::{Interval, MAX_PAIRS, Outcome},
+    copy_programs,
+};
+use crate::shell;
+
+/// Number of pairs of runs before the first comparison.
+const MIN_PAIRS: usize = 4;
+
+/// Figure of a run, as `ambit-bench` writes it.
+#[derive(Deserialize)]
+struct Figure {
+    what: String,
+    unit: String,
+    /// `None` if it is not finite.
+    value: Option<f64>,
+    score: Option<f64>,
+}
+
+/// Figure of all pairs of runs.
+#[derive(Default)]
+struct Compared {
+    unit: String,
+    then: Vec<f64>,
+    now: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+/// Builds the programs of another revision in a worktree of their own, beside this tree's, and returns their directory.
+/// Its benchmark is this tree's, so that both are measured alike.
+pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
+    let directory = shell::target_dir().join("bench-against");
+    let (source, target) = (directory.join("source"), directory.join("target"));
+    let mut git = Command::new("git");
+    git.current_dir(shell::root());
+    if source.exists() {
+        git.arg("-C").arg(&source).args(["checkout", "--quiet"]);
+    } else {
+        git.args(["worktree", "add", "--quiet", "--force"]);
+    }
+    git.args(["--detach"]);
+    if !source.exists() {
+        git.arg(&source);
+    }
+    shell::run(&format!("check {revision} out"), git.arg(revision))?;
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .args(["build", "--release", "--locked", "--bins"])
+        .arg("--target-dir")
+        .arg(&target)
+        .current_dir(&source);
+    shell::run(&format!("build the binaries of {revision}"), &mut build)?;
+    let programs = directory.join("programs");
+    copy_programs(&target.join("release"), &programs)?;
+    fs::copy(now.join("ambit-bench"), programs.join("ambit-bench"))?;
+    Ok(programs)
+}
+
+/// Runs the benchmark alternately from both directories of programs, and prints the comparison. `bench` is the command
+/// with its arguments and environment; its program is replaced.
+pub(super) fn compare(bench: &Command, now: &Path, then: &Path) -> Result<()> {
+    let mut figures = BTreeMap::new();
+    for pair in 0..MAX_PAIRS {
+        // Neither is always first: a machine that gets slower would count for one of them.
+        let (of_now, of_then) = if pair % 2 == 0 {
+            let of_now = measure(bench, now)?;
+            (of_now, measure(bench, then)?)
+        } else {
+            let of_then = measure(bench, then)?;
+            (measure(bench, now)?, of_then)
+        };
+        add(&mut figures, of_now, of_then);
+        if pair + 1 >= MIN_PAIRS && !figures.values().any(is_undecided) {
+            break;
+        }
+    }
+    print(&figures);
+    let worse: Vec<&str> = figures
+        .iter()
+        .filter(|(_, figure)| outcome(figure) == Some(Outcome::Worse))
+        .map(|(what, _)| what.as_str())
+        .collect();
+    ensure!(worse.is_empty(), "worse than before: {}", worse.join("; "));
+    Ok(())
+}
+
+fn measure(bench: &Command, programs: &Path) -> Result<Vec<Figure>> {
+    let file = programs.join("figures.json");
+    let mut command = Command::new(programs.join("ambit-bench"));
+    command.args(bench.get_args());
+    for (name, value) in bench.get_envs() {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    command
+        .env("AMBIT_BENCH_ROUNDS", "1")
+        .env("AMBIT_BENCH_FIGURES", &file)
+        .current_dir(shell::root());
+    shell::run(
+        &format!("benchmark of {}", programs.display()),
+        &mut command,
+    )?;
+    let read = File::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let figures: Vec<Figure> = serde_json::from_reader(read)
+        .with_context(|| format!("{} has no figures", file.display()))?;
+    ensure!(
+        !figures.is_empty(),
+        "this benchmark has no figures to compare"
+    );
+    Ok(figures)
+}
+
+/// Adds a pair of runs. Figures that only one of them has, or that cannot be divided, are left out.
+fn add(figures: &mut BTreeMap<String, Compared>, now: Vec<Figure>, then: Vec<Figure>) {
+    let mut then: BTreeMap<String, Figure> = then
+        .into_iter()
+        .map(|figure| (figure.what.clone(), figure))
+        .collect();
+    for of_now in now {
+        let Some(of_then) = then.remove(&of_now.what) else {
+            continue;
+        };
+        let (Some(score_now), Some(score_then)) = (of_now.score, of_then.score) else {
+            continue;
+        };
+        let compared = figures.entry(of_now.what).or_default();
+        compared.unit = of_now.unit;
+        compared.now.extend(of_now.value);
+        compared.then.extend(of_then.value);
+        compared.ratios.push(score_now / score_then);
+    }
+}
+
+fn outcome(figure: &Compared) -> Option<Outcome> {
+    Interval::of(&figure.ratios).map(Interval::outcome)
+}
+
+fn is_undecided(figure: &Compared) -> bool {
+    outcome(figure) == Some(Outcome::Undecided)
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
+fn print(figures: &BTreeMap<String, Compared>) {
+    println!(
+        "\n{:<52} {:>10} {:>10} {:<8} {:>7} {:>15} {:>3}",
+        "", "then", "now", "unit", "ratio", "95 %", "n"
+    );
+    for (what, figure) in figures {
+        let (then, now) = (median(&figure.then), median(&figure.now));
+        let (ratio, interval, outcome) = match Interval::of(&figure.ratios) {
+            Some(interval) => (
+                format!("{:.3}", interval.middle),
+                format!("{:.3} to {:.3}", interval.low, interval.high),
+                match interval.outcome() {
+                    Outcome::Better => "better",
+                    Outcome::Equal => "equal",
+                    Outcome::Worse => "WORSE",
+                    Outcome::Undecided => "undecided",
+                },
+            ),
+            None => ("-".to_owned(), "-".to_owned(), ""),
+        };
+        let (unit, pairs) = (&figure.unit, figure.ratios.len());
+        println!(
+            "{what:<52} {then:>10.2} {now:>10.2} {unit:<8} {ratio:>7} {interval:>15} {pairs:>3}  {outcome}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(what: &str, score: Option<f64>) -> Figure {
+        Figure {
+            what: what.to_owned(),
+            unit: "us".to_owned(),
+            value: score,
+            score,
+        }
+    }
+
+    #[test]
+    fn pairs_are_divided_figure_by_figure() {
+        let mut figures = BTreeMap::new();
+        let now = vec![
+            figure("a", Some(2.0)),
+            figure("b", None),
+            figure("c", Some(1.0)),
+        ];
+        let then = vec![figure("b", Some(1.0)), figure("a", Some(1.0))];
+        add(&mut figures, now, then);
+        assert_eq!(figures.keys().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(figures["a"].ratios, [2.0]);
+    }
+
+    #[test]
+    fn figures_that_differ_by_chance_are_measured_on() {
+        let compared = |ratios: &[f64]| Compared {
+            ratios: ratios.to_vec(),
+            ..Compared::default()
+        };
+        assert!(is_undecided(&compared(&[0.7, 1.2, 0.9, 1.1])));
+        assert!(!is_undecided(&compared(&[1.0, 1.01, 0.99, 1.0])));
+        assert!(
+            !is_undecided(&compared(&[1.0, -1.0])),
+            "no interval will come"
+        );
+    }
+}

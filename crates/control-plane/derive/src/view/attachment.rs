@@ -450,7 +450,7 @@ impl MeshView {
 /// Selection among the Gateways that take pods and services by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Takers {
-    /// All Gateways.
+    /// All Gateways, whether they bind now or not.
     All,
     /// Gateways that bind now.
     Binding,

@@ -28,7 +28,7 @@ use crate::{
 /// Package that depends on Debian's newest kernel for virtual machines.
 const KERNEL: &str = "linux-image-cloud-arm64";
 
-/// Directories of the kernel's modules that the lab needs, and what they need.
+/// Directories of the kernel's modules that the lab needs, with their dependencies.
 const MODULES: [&str; 4] = ["net", "lib", "crypto", "drivers/net/veth.ko"];
 
 /// First process of the machine.
@@ -202,7 +202,7 @@ struct Machine(Child);
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It has usually ended by itself.
+        // The emulator has usually ended by itself.
         let _ended = self.0.kill();
         let _status = self.0.wait();
     }

@@ -2,16 +2,14 @@
 
 mod against;
 mod comparison;
+mod programs;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{path::PathBuf, process::Command};
 
 use ambit_images::Architecture;
 use anyhow::{Context as _, Result, ensure};
 
+use self::programs::{copy, replace};
 use crate::{images, outside, setup, shell, static_binary};
 
 /// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. `--against REV` at the end
@@ -36,7 +34,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--release", "--bins"]),
     )?;
-    let programs = programs(revision.is_none())?;
+    let programs = build(revision.is_none())?;
     // `ambit-bench` finds the other programs in its own directory.
     let mut bench = Command::new(programs.join("ambit-bench"));
     bench.args(args).current_dir(shell::root());
@@ -94,50 +92,13 @@ fn envoy() -> Result<PathBuf> {
 
 /// Builds the measured programs and returns their directory: release builds, with the static node proxy of its image
 /// if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
-fn programs(is_static: bool) -> Result<PathBuf> {
+fn build(is_static: bool) -> Result<PathBuf> {
     const NODE_PROXY: &str = "ambit-node-proxy";
     let directory = shell::target_dir().join("bench");
-    copy_programs(&shell::target_dir().join("release"), &directory)?;
+    copy(&shell::target_dir().join("release"), &directory)?;
     if is_static {
         let proxy = static_binary::build(NODE_PROXY, NODE_PROXY, Architecture::native()?)?;
         replace(&proxy, &directory.join(NODE_PROXY))?;
     }
     Ok(directory)
-}
-
-/// Copies the programs among a directory's build outputs to another directory.
-fn copy_programs(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        if let Some(name) = name.filter(|name| is_program(name)) {
-            replace(&path, &to.join(name))?;
-        }
-    }
-    Ok(())
-}
-
-fn is_program(name: &str) -> bool {
-    name.starts_with("ambit") && !name.contains('.')
-}
-
-/// Replaces a program by renaming, since a running executable cannot be written to.
-fn replace(from: &Path, to: &Path) -> Result<()> {
-    let beside = to.with_extension("new");
-    fs::copy(from, &beside)
-        .and_then(|_| fs::rename(&beside, to))
-        .with_context(|| format!("cannot copy {}", from.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_distinguished_from_other_build_outputs() {
-        assert!(is_program("ambit") && is_program("ambit-node-proxy"));
-        assert!(!is_program("ambit-agent.d") && !is_program("libambit_rt.rlib"));
-        assert!(!is_program("deps") && !is_program("ambit-agent.new"));
-    }
 }

@@ -12,8 +12,8 @@ const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
 /// Releases of Kubernetes that `cluster test` runs by default; `cargo xtask test` runs one of them.
 const RELEASES: &str = "1.32,1.33,1.34,1.35";
 
-/// Tests that each release runs: labels, policies, probes, waypoints and more on a shared cluster; then what a mesh goes
-/// through, with clusters of their own.
+/// Tests that each release runs: labels, policies, probes, waypoints and more on a shared cluster;
+/// then outages and rollouts, with clusters of their own.
 const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
 /// Tests on primary CNIs and layouts of nodes, with clusters of their own.
@@ -45,8 +45,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests of clusters on each release that `--versions` lists, and prints which failed; or those on all platforms, or
-/// those that begin with Istio.
+/// Runs tests of clusters on each release that `--versions` lists, and prints the failed releases;
+/// or the tests on all platforms, or the migration tests from Istio.
 fn test(options: &[String]) -> Result<()> {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let releases = match options[..] {

@@ -26,7 +26,7 @@ pub(crate) fn install_target(target: &str) -> Result<()> {
     shell::run(&format!("install the Rust target {target}"), &mut rustup)
 }
 
-/// Makes a build of cargo one for `architecture`; nothing changes for this machine's own.
+/// Configures a build of cargo for `architecture`; changes nothing for this machine's own.
 pub(crate) fn configure(cargo: &mut Command, architecture: Architecture) -> Result<()> {
     if architecture.is_native() {
         return Ok(());

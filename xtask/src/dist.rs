@@ -40,7 +40,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         [flag, directory] if flag == "--out" => PathBuf::from(directory),
         _ => bail!("usage: cargo xtask dist [--out DIR]"),
     };
-    // A file of an earlier version would get into the checksums.
+    // A file of an earlier version would be included in the checksums.
     if out.exists() {
         fs::remove_dir_all(&out)?;
     }
@@ -85,7 +85,7 @@ fn bills_of_materials(out: &Path) -> Result<()> {
         .args(["--target", &Architecture::native()?.rust_target()])
         .args(["--override-filename", "bill"])
         .current_dir(shell::root())
-        // The same sources give the same bytes: no time of today.
+        // The same sources give the same bytes: the time of the commit, not today's.
         .env("SOURCE_DATE_EPOCH", commit_time()?);
     // The tool writes beside the manifest of each crate of the workspace.
     let written = shell::run("bills of materials", &mut command).and_then(|()| copy_bills(out));

@@ -112,7 +112,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         eprintln!("    {}", archive.display());
     }
     if options.push {
-        // The chart last: who finds it finds its images.
+        // The chart last: its images are available when it is.
         let all: Vec<_> = archives.iter().cloned().chain([chart]).collect();
         push(&all)?;
     }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_loaded_with_the_words_of_each_tool() {
+    fn images_are_loaded_with_the_command_of_each_tool() {
         for (load, words) in [
             ("kind", "kind load image-archive a.tar"),
             ("kind=dev", "kind load image-archive --name dev a.tar"),

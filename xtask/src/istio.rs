@@ -1,5 +1,5 @@
-//! Istio's own programs, built from its Go module for tests of a migration: the control plane, the node agent with its
-//! plugin, and `istioctl`, which writes the objects of an installation. Nobody has to read their sources for that.
+//! Istio's own programs, built from its Go module for tests of a migration: the control plane, the
+//! node agent with its plugin, and `istioctl`, which writes the objects of an installation.
 
 use std::{
     fs,

@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crate_asks_for_what_its_own_tests_use_and_no_more() {
+    fn crates_require_only_the_tools_of_their_tests() {
         let packages = |name: &str| -> Vec<&str> {
             let needs = Tests::of(name).needs.iter().copied().flatten();
             needs.map(|need| need.package).collect()

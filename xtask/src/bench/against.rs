@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::{
     comparison::{Interval, MAX_PAIRS, Outcome},
-    copy_programs,
+    programs,
 };
 use crate::shell;
 
@@ -63,10 +63,10 @@ pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
         .arg(&target)
         .current_dir(&source);
     shell::run(&format!("build the binaries of {revision}"), &mut build)?;
-    let programs = directory.join("programs");
-    copy_programs(&target.join("release"), &programs)?;
-    fs::copy(now.join("ambit-bench"), programs.join("ambit-bench"))?;
-    Ok(programs)
+    let of_revision = directory.join("programs");
+    programs::copy(&target.join("release"), &of_revision)?;
+    fs::copy(now.join("ambit-bench"), of_revision.join("ambit-bench"))?;
+    Ok(of_revision)
 }
 
 /// Runs the benchmark alternately from both directories of programs, and prints the comparison. `bench` is the command

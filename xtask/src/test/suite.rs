@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn suites_are_sorted_by_what_they_wait_for() {
+    fn suites_are_classified_by_their_resource() {
         assert_eq!(Kind::of("cluster-tests"), Kind::Cluster);
         assert_eq!(Kind::of("cni"), Kind::Lab);
         assert_eq!(Kind::of("l7"), Kind::Unit);

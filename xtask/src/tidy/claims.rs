@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_crate_alone_does_is_found_elsewhere() {
+    fn reserved_actions_are_found_in_other_crates() {
         for (text, owner) in [
             ("use ambit_wire::workload::Workload;", "ambit-wire"),
             ("#[derive(prost::Message)] struct S;", "ambit-xds"),

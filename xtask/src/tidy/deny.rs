@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn licences_are_expressions_of_which_one_way_must_be_allowed() {
+    fn one_alternative_of_a_licence_expression_must_be_allowed() {
         let from = format!("registry+{CRATES_IO}");
         for (licence, fine) in [
             (Some("MIT"), true),

@@ -72,7 +72,7 @@ mod tests {
     use super::{super::source::made_up, *};
 
     #[test]
-    fn each_rule_is_broken_by_what_it_is_about() {
+    fn each_rule_finds_its_violation() {
         let lines = |count: usize| "\n".repeat(count);
         for (path, text, expected) in [
             ("lib.rs", String::new(), "forbid(unsafe_code)"),

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forbidden_is_found_however_far_away() {
+    fn forbidden_transitive_dependencies_are_found() {
         let pure = Rules {
             pure: true,
             ..Rules::default()

@@ -86,7 +86,7 @@ mod tests {
     };
 
     #[test]
-    fn what_no_crate_takes_of_the_workspace_is_found() {
+    fn unused_workspace_dependencies_are_found() {
         let taker = Package {
             declared: vec![Declared {
                 name: "taken".to_owned(),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_code_names_is_found() {
+    fn unused_dependencies_are_found() {
         let dependency = |name: &str, kind: Option<&str>| Declared {
             name: name.to_owned(),
             kind: kind.map(ToOwned::to_owned),

@@ -1,6 +1,6 @@
-//! The roots, the revocation list if there is one, and the accepted trust domains if there are other ones, as ConfigMaps
-//! in every namespace: proxies and applications mount them. Written again when a user edits or deletes one. By the leader
-//! only.
+//! Distributes the roots, the revocation list if there is one, and the accepted trust domains if
+//! there are further ones, as ConfigMaps in every namespace, which proxies and applications mount.
+//! A ConfigMap that a user edits or deletes is restored. Only the leader writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,36 +28,36 @@ use crate::{
     trust_domains::{self, Published},
 };
 
-/// Names, and the key that holds the text.
-const ROOTS: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
+/// Name of the ConfigMap with the root certificates, and its key.
+const ROOTS_CONFIG_MAP: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
 const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
 const TRUST_DOMAINS: (&str, &str) = (trust_domains::CONFIG_MAP, TrustDomains::FILE);
-/// Namespaces without copies.
-const LEFT_OUT: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
+/// Namespaces that get no ConfigMaps.
+const EXCLUDED_NAMESPACES: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 /// Field manager of the writes.
-const MANAGER: &str = "ambit-control";
+const FIELD_MANAGER: &str = "ambit-control";
 /// Label that marks the mesh's ConfigMap.
-const LABEL: &str = "istio.io/config";
-/// Maximum concurrent writes.
-const AT_ONCE: usize = 8;
-/// First and longest pause after a write that failed.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const CONFIG_LABEL: &str = "istio.io/config";
+/// Maximum concurrent writes of ConfigMaps.
+const MAX_CONCURRENT_WRITES: usize = 8;
+/// First and longest backoff after a write that failed.
+const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 type Name = &'static str;
 
-/// ConfigMaps that should be in every namespace, and those that are. Pure.
+/// Desired and existing ConfigMaps of every namespace. Pure.
 #[derive(Debug, Default)]
 struct Copies {
     /// Desired text in every namespace; `None` for a ConfigMap that must not exist.
     desired: BTreeMap<Name, Option<Arc<str>>>,
     namespaces: BTreeSet<Box<str>>,
-    /// Hash of the existing text.
-    there: BTreeMap<(Box<str>, Name), u64>,
+    /// Hash of the text of each existing ConfigMap, by namespace and name.
+    existing: BTreeMap<(Box<str>, Name), u64>,
 }
 
-/// Write that is due.
+/// A write of a ConfigMap that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Due {
+struct DueWrite {
     namespace: Box<str>,
     name: Name,
     /// Text of the ConfigMap; `None` deletes it.
@@ -68,21 +68,21 @@ impl Copies {
     fn want(&mut self, trust: &Trust, domains: &Published) {
         let crl = trust.material.crl.as_deref().map(Arc::from);
         self.desired.insert(REVOKED.0, crl);
-        // Copies that are there stay until it is known what they have to be.
+        // Existing ConfigMaps stay until the desired text is known.
         if let Some(domains) = domains {
             let roots = trust.authority.root_pem() + &domains.further_roots;
-            self.desired.insert(ROOTS.0, Some(roots.into()));
+            self.desired.insert(ROOTS_CONFIG_MAP.0, Some(roots.into()));
             self.desired.insert(TRUST_DOMAINS.0, domains.text.clone());
         }
     }
 
-    fn due(&self) -> Vec<Due> {
+    fn due(&self) -> Vec<DueWrite> {
         let mut due = Vec::new();
         for namespace in &self.namespaces {
             for (name, text) in &self.desired {
-                let there = self.there.get(&(namespace.clone(), *name));
-                if there.copied() != text.as_deref().map(hash) {
-                    due.push(Due {
+                let existing = self.existing.get(&(namespace.clone(), *name));
+                if existing.copied() != text.as_deref().map(hash) {
+                    due.push(DueWrite {
                         namespace: namespace.clone(),
                         name,
                         text: text.clone(),
@@ -94,11 +94,11 @@ impl Copies {
     }
 
     /// Records a successful write, which the watch will confirm.
-    fn written(&mut self, due: &Due) {
+    fn written(&mut self, due: &DueWrite) {
         let key = (due.namespace.clone(), due.name);
         match &due.text {
-            Some(text) => drop(self.there.insert(key, hash(text))),
-            None => drop(self.there.remove(&key)),
+            Some(text) => drop(self.existing.insert(key, hash(text))),
+            None => drop(self.existing.remove(&key)),
         }
     }
 }
@@ -109,11 +109,12 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// Hashes the text of a ConfigMap. Without the own label, the hash differs, so that the object is written.
+/// Hashes the text of a ConfigMap. If the mesh's label is missing, the hash differs, so that the
+/// ConfigMap is written again.
 fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     let labels = map.metadata.labels.as_ref();
     let is_labelled = labels
-        .and_then(|labels| labels.get(LABEL))
+        .and_then(|labels| labels.get(CONFIG_LABEL))
         .map(String::as_str)
         == Some("true");
     let text = map.data.as_ref().and_then(|data| data.get(key));
@@ -123,7 +124,8 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     }
 }
 
-/// Distributes; returns only when no authority signs any more.
+/// Keeps the ConfigMaps of all namespaces up to date; returns only when the publisher of the
+/// authority is gone.
 pub async fn distribute(
     client: Client,
     mut trust: watch::Receiver<Arc<Trust>>,
@@ -137,7 +139,8 @@ pub async fn distribute(
         |namespace| {
             let metadata = &namespace.metadata;
             let name = metadata.name.as_deref().unwrap_or_default();
-            let gets = metadata.deletion_timestamp.is_none() && !LEFT_OUT.contains(&name);
+            let gets =
+                metadata.deletion_timestamp.is_none() && !EXCLUDED_NAMESPACES.contains(&name);
             gets.then_some(())
         },
     );
@@ -146,16 +149,17 @@ pub async fn distribute(
         let api = Api::<ConfigMap>::all(client.clone());
         Watch::new("ConfigMap", api, config, move |map| Some(hash_of(map, key)))
     };
-    let (mut roots, mut revoked) = (maps(ROOTS), maps(REVOKED));
+    let (mut roots, mut revoked) = (maps(ROOTS_CONFIG_MAP), maps(REVOKED));
     let mut domains = maps(TRUST_DOMAINS);
     let mut copies = Copies::default();
     copies.want(
         &trust.borrow_and_update(),
         &trust_domains.borrow_and_update(),
     );
-    // Before everything is known, whatever seems missing may be there.
-    let mut unknown = BTreeSet::from(["namespaces", ROOTS.0, REVOKED.0, TRUST_DOMAINS.0]);
-    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+    // ConfigMaps that seem to be missing may exist until all listings are complete.
+    let mut unknown =
+        BTreeSet::from(["namespaces", ROOTS_CONFIG_MAP.0, REVOKED.0, TRUST_DOMAINS.0]);
+    let mut backoff = Backoff::new(WRITE_BACKOFF.0, WRITE_BACKOFF.1, 0.2);
     let mut retry_at: Option<Instant> = None;
     loop {
         tokio::select! {
@@ -165,7 +169,7 @@ pub async fn distribute(
                 WatchEvent::Listed => drop(unknown.remove("namespaces")),
                 WatchEvent::Listing | WatchEvent::Away(_) => {}
             },
-            event = roots.next() => note(&mut copies, &mut unknown, ROOTS.0, event),
+            event = roots.next() => note(&mut copies, &mut unknown, ROOTS_CONFIG_MAP.0, event),
             event = revoked.next() => note(&mut copies, &mut unknown, REVOKED.0, event),
             event = domains.next() => note(&mut copies, &mut unknown, TRUST_DOMAINS.0, event),
             changed = trust.changed() => {
@@ -192,10 +196,12 @@ pub async fn distribute(
             backoff.reset();
             continue;
         }
-        let write = |due: Due| async move { (write(client, &due).await, due) };
-        let mut writes = stream::iter(due).map(write).buffer_unordered(AT_ONCE);
+        let write = |due: DueWrite| async move { (write(client, &due).await, due) };
+        let mut writes = stream::iter(due)
+            .map(write)
+            .buffer_unordered(MAX_CONCURRENT_WRITES);
         while let Some((result, due)) = writes.next().await {
-            let Due {
+            let DueWrite {
                 namespace, name, ..
             } = &due;
             match result {
@@ -213,18 +219,18 @@ pub async fn distribute(
 
 fn note(copies: &mut Copies, unknown: &mut BTreeSet<Name>, name: Name, event: WatchEvent<u64>) {
     match event {
-        WatchEvent::Object(id, hash) => drop(copies.there.insert((id.namespace, name), hash)),
-        WatchEvent::Gone(id) => drop(copies.there.remove(&(id.namespace, name))),
+        WatchEvent::Object(id, hash) => drop(copies.existing.insert((id.namespace, name), hash)),
+        WatchEvent::Gone(id) => drop(copies.existing.remove(&(id.namespace, name))),
         WatchEvent::Listed => drop(unknown.remove(name)),
         WatchEvent::Listing | WatchEvent::Away(_) => {}
     }
 }
 
-async fn write(client: &Client, due: &Due) -> Result<(), kube::Error> {
+async fn write(client: &Client, due: &DueWrite) -> Result<(), kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), &due.namespace);
-    let maps = [ROOTS, REVOKED, TRUST_DOMAINS];
+    let maps = [ROOTS_CONFIG_MAP, REVOKED, TRUST_DOMAINS];
     let key = maps.iter().find(|(name, _)| *name == due.name);
-    let key = key.map_or(ROOTS.1, |(_, key)| key);
+    let key = key.map_or(ROOTS_CONFIG_MAP.1, |(_, key)| key);
     let Some(text) = &due.text else {
         return match api.delete(due.name, &DeleteParams::default()).await {
             Ok(_) => Ok(()),
@@ -235,13 +241,13 @@ async fn write(client: &Client, due: &Due) -> Result<(), kube::Error> {
     let map = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": due.name, "namespace": due.namespace, "labels": {LABEL: "true"}},
+        "metadata": {"name": due.name, "namespace": due.namespace, "labels": {CONFIG_LABEL: "true"}},
         "data": {key: text},
     });
-    let params = PatchParams::apply(MANAGER).force();
+    let params = PatchParams::apply(FIELD_MANAGER).force();
     match api.patch(due.name, &params, &Patch::Apply(&map)).await {
         Ok(_) => Ok(()),
-        // The namespace is on its way out; the watch will say so.
+        // The namespace is being deleted; the watch will report that.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error),
     }
@@ -285,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn every_namespace_gets_the_roots_and_gets_them_again() {
+    fn every_namespace_gets_the_roots_and_edits_are_reverted() {
         let mut copies = Copies::default();
         copies.want(&trust(None), &Some(Arc::default()));
         copies.namespaces.extend(["a".into(), "b".into()]);
@@ -295,9 +301,9 @@ mod tests {
         );
         write_all(&mut copies);
         assert!(copies.due().is_empty());
-        // Somebody edits one and deletes the other.
-        copies.there.insert(("a".into(), ROOTS.0), 7);
-        copies.there.remove(&("b".into(), ROOTS.0));
+        // A user edits one ConfigMap and deletes the other.
+        copies.existing.insert(("a".into(), ROOTS_CONFIG_MAP.0), 7);
+        copies.existing.remove(&("b".into(), ROOTS_CONFIG_MAP.0));
         assert_eq!(copies.due().len(), 2);
         write_all(&mut copies);
         copies.want(&trust(None), &Some(Arc::default()));
@@ -307,24 +313,24 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_list_comes_and_goes() {
+    fn revocation_list_is_added_and_removed() {
         let mut copies = Copies::default();
         copies.namespaces.insert("a".into());
         copies.want(&trust(Some("list")), &Some(Arc::default()));
         assert_eq!(names(&copies), ["a/istio-ca-crl", "a/istio-ca-root-cert"]);
         write_all(&mut copies);
-        let roots = copies.desired[ROOTS.0].clone();
-        copies.desired = [(ROOTS.0, roots), (REVOKED.0, None)].into();
+        let roots = copies.desired[ROOTS_CONFIG_MAP.0].clone();
+        copies.desired = [(ROOTS_CONFIG_MAP.0, roots), (REVOKED.0, None)].into();
         assert_eq!(names(&copies), ["-a/istio-ca-crl"]);
     }
 
     #[test]
-    fn copies_are_left_alone_until_trust_domains_are_known() {
+    fn no_copy_is_written_until_trust_domains_are_known() {
         let mut copies = Copies::default();
         copies.namespaces.insert("a".into());
         let trust = trust(None);
-        copies.there.insert(("a".into(), ROOTS.0), 7);
-        copies.there.insert(("a".into(), TRUST_DOMAINS.0), 7);
+        copies.existing.insert(("a".into(), ROOTS_CONFIG_MAP.0), 7);
+        copies.existing.insert(("a".into(), TRUST_DOMAINS.0), 7);
         copies.want(&trust, &None);
         assert!(copies.due().is_empty());
         let publication = |text: Option<&str>, further: &str| {
@@ -338,7 +344,7 @@ mod tests {
             names(&copies),
             ["a/ambit-trust-domains", "a/istio-ca-root-cert"]
         );
-        let roots = copies.desired[ROOTS.0].clone().unwrap();
+        let roots = copies.desired[ROOTS_CONFIG_MAP.0].clone().unwrap();
         assert!(roots.starts_with("-----BEGIN") && roots.ends_with("further"));
         write_all(&mut copies);
         copies.want(&trust, &publication(None, ""));
@@ -349,13 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_without_the_label_is_written_again() {
+    fn copy_without_the_label_is_rewritten() {
         let mut map = ConfigMap {
-            data: Some([(ROOTS.1.to_owned(), "x".to_owned())].into()),
+            data: Some([(ROOTS_CONFIG_MAP.1.to_owned(), "x".to_owned())].into()),
             ..ConfigMap::default()
         };
-        assert_ne!(hash_of(&map, ROOTS.1), hash("x"));
-        map.metadata.labels = Some([(LABEL.to_owned(), "true".to_owned())].into());
-        assert_eq!(hash_of(&map, ROOTS.1), hash("x"));
+        assert_ne!(hash_of(&map, ROOTS_CONFIG_MAP.1), hash("x"));
+        map.metadata.labels = Some([(CONFIG_LABEL.to_owned(), "true".to_owned())].into());
+        assert_eq!(hash_of(&map, ROOTS_CONFIG_MAP.1), hash("x"));
     }
 }

@@ -1,4 +1,4 @@
-//! A plugged-in authority whose files may change at any time.
+//! Follows the files of a plugged-in certificate authority, which may change at any time.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,16 +6,18 @@ use ambit_rt::{DrainWatcher, ErrorChain};
 
 use crate::{material::Material, trust::TrustPublisher};
 
-/// Interval of reading the files: mounted secrets arrive with a minute's delay and cause no reliable events.
-const EVERY: Duration = Duration::from_secs(5);
+/// Interval of reading the files: the kubelet updates mounted Secrets with a delay of up to a
+/// minute and without reliable file events.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Follows the files of `dir` until the drain. What cannot be used is logged once and changes nothing.
+/// Follows the files of `dir` until the drain. Files that cannot be used are logged once; the
+/// current authority stays in force.
 pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWatcher) {
     let location = dir.display().to_string();
     let mut logged = None;
     loop {
         tokio::select! {
-            () = tokio::time::sleep(EVERY) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
             _ = drain.started() => return,
         }
         let from = dir.clone();

@@ -1,12 +1,12 @@
-//! Where the authority's key and certificates come from: a directory in one of two layouts, or a root
-//! made here once and stored in the first of them.
+//! Sources of the authority's key and certificates: a directory in one of two layouts, or a root
+//! that was generated here and is stored in the first of them.
 //!
 //! | layout | files |
 //! |---|---|
 //! | Istio's `cacerts` | `ca-cert.pem`, `ca-key.pem`, `cert-chain.pem`, `root-cert.pem` |
 //! | cert-manager's secrets | `tls.crt`, `tls.key`, `ca.crt` |
 //!
-//! Beside them there may be a revocation list, `ca-crl.pem`.
+//! Both may be accompanied by a revocation list, `ca-crl.pem`.
 
 use std::{
     fs, io,
@@ -24,12 +24,12 @@ const FILES: [&str; 4] = [
     "root-cert.pem",
 ];
 const CERT_MANAGER_FILES: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
-/// File, and key of a ConfigMap, of the revocation list.
+/// File name of the revocation list, and its key in a ConfigMap.
 pub(crate) const CRL_FILE: &str = "ca-crl.pem";
 /// Lifetime of a generated root.
 pub(crate) const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// An authority that cannot be used.
+/// Error of an authority that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
     /// Incomplete set of files.
@@ -40,7 +40,7 @@ pub enum CaError {
     Partial {
         /// Path of the directory.
         dir: String,
-        /// File that exists.
+        /// File that is present.
         present: String,
         /// File that is missing.
         missing: String,
@@ -65,7 +65,7 @@ pub enum CaError {
     },
 }
 
-/// An authority as it is stored, as text. Equal texts are the same authority.
+/// Key and certificates of an authority as PEM text. Equal texts are the same authority.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Material {
     /// Certificate of the signing key.
@@ -74,7 +74,7 @@ pub struct Material {
     pub key: String,
     /// Chain up to the root; may be empty.
     pub chain: String,
-    /// The roots, one or more.
+    /// Root certificates, one or more.
     pub roots: String,
     /// List of revoked certificates.
     pub crl: Option<String>,
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Material {
 }
 
 impl Material {
-    /// Material of a new root.
+    /// Returns the material of a newly generated root.
     pub fn new_root(trust_domain: &str) -> Result<Self, AuthorityError> {
         let root = Authority::new_root(trust_domain, ROOT_TTL, SystemTime::now())?;
         Ok(Self::of_root(&root))
@@ -104,7 +104,7 @@ impl Material {
         }
     }
 
-    /// The authority; `location` names where it is stored.
+    /// Opens the authority; `location` names its storage in errors.
     pub fn open(&self, location: &str) -> Result<Authority, CaError> {
         Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
             CaError::Authority {
@@ -114,7 +114,7 @@ impl Material {
         })
     }
 
-    /// Reads a directory; `None` if it has none of the files or does not exist.
+    /// Reads a directory. Returns `None` if it has none of the files or does not exist.
     pub fn read(dir: &Path) -> Result<Option<Self>, CaError> {
         let text = |file: &str| {
             let path = dir.join(file);
@@ -140,7 +140,7 @@ impl Material {
             }));
         }
         if others_missing.is_empty() {
-            // Its first certificate is the authority's, those behind it lead to the root.
+            // The first certificate is the authority's; the following ones lead to the root.
             let chain = text("tls.crt")?;
             return Ok(Some(Self {
                 cert: chain.clone(),
@@ -190,7 +190,8 @@ pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, 
     Ok(material)
 }
 
-/// Writes all files or none: into a new directory that atomically replaces the old one.
+/// Writes all files or none: writes them into a new directory, which atomically replaces the old
+/// one.
 fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
     let error = |path: &Path| {
         let path = path.to_owned();
@@ -217,7 +218,7 @@ fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
         let path = beside.join(file);
         write_private(&path, content).map_err(error(&path))?;
     }
-    // Replaces an empty directory, fails on any other.
+    // The rename replaces an empty directory, and fails on any other.
     fs::rename(&beside, dir).map_err(|source| {
         fs::remove_dir_all(&beside).ok();
         CaError::File {
@@ -238,7 +239,7 @@ fn write_private(path: &Path, content: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Writes the roots atomically for clients.
+/// Writes the root certificates atomically to a file, which clients read.
 pub fn write_root(path: &Path, roots: &str) -> Result<(), CaError> {
     let error = |source| CaError::File {
         path: path.to_owned(),
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_is_made_once_and_found_again() {
+    fn generated_root_is_reused() {
         let dir = tempfile::tempdir().unwrap();
         let ca = dir.path().join("a/ca");
         let first = open(&ca).unwrap();
@@ -289,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_directory_is_filled() {
+    fn empty_directory_gets_a_new_root() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path()).unwrap();
         assert!(dir.path().join("ca-key.pem").exists());
     }
 
     #[test]
-    fn a_plugged_in_authority_with_a_file_missing_is_refused() {
+    fn plugged_in_authority_with_a_missing_file_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path()).unwrap();
         fs::remove_file(dir.path().join("root-cert.pem")).unwrap();
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_intermediate_is_used_and_one_of_another_root_is_refused() {
+    fn intermediate_of_another_root_is_rejected() {
         let root = Authority::new_root("t", ROOT_TTL, SystemTime::now()).unwrap();
         let lower = root
             .new_intermediate("t", ROOT_TTL / 2, SystemTime::now())
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_of_cert_manager_is_read_with_its_revocation_list() {
+    fn cert_manager_layout_is_read_with_its_revocation_list() {
         let root = Authority::new_root("t", ROOT_TTL, SystemTime::now()).unwrap();
         let upper = root
             .new_intermediate("t", ROOT_TTL / 2, SystemTime::now())

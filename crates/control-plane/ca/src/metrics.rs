@@ -1,4 +1,5 @@
-//! Metrics of the certificate authority: results of requests, and the end of its root.
+//! Metrics of the certificate authority: results of certificate requests, and the expiry of its
+//! root.
 
 use std::{
     sync::atomic::AtomicU64,

@@ -1,5 +1,5 @@
-//! A root of the mesh's own, stored in a Secret of Istio's form. The replica that comes first makes it,
-//! all read it, the leader renews it.
+//! The mesh's own root, stored in a Secret of Istio's format. The first replica to start generates
+//! the root, all replicas read it, the leader renews it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,9 +18,9 @@ use crate::{
 const NAME: &str = "istio-ca-secret";
 const TYPE: &str = "istio.io/ca-root";
 /// Interval at which the leader checks whether the root must be renewed.
-const RENEW_EVERY: Duration = Duration::from_secs(3600);
+const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Error of loading or creating the root.
+/// Error of loading or creating the Secret of the root.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// Error of the API server.
@@ -72,7 +72,8 @@ impl CaSecret {
         format!("{}/{NAME}", self.namespace)
     }
 
-    /// Reads the Secret, or creates it. If several replicas create it at once, one wins and all read the same.
+    /// Reads the Secret, or creates it. If several replicas create it at once, one of them
+    /// succeeds, and all use its root.
     pub async fn open_or_make(&self) -> Result<Material, SecretError> {
         loop {
             let found = self.api.get_opt(NAME).await;
@@ -91,8 +92,8 @@ impl CaSecret {
         }
     }
 
-    /// Follows it until the drain, while others may change it. If it is deleted, the leader writes the root in force
-    /// again: issued certificates stay valid.
+    /// Follows the Secret until the drain. If it is deleted, the leader writes the root in force
+    /// again, so that issued certificates stay valid.
     pub async fn follow(
         self,
         publisher: TrustPublisher,
@@ -103,10 +104,10 @@ impl CaSecret {
         let mut watch = Watch::new("Secret", self.api.clone(), config, |secret: &Secret| {
             Some(secret.clone())
         });
-        let mut leading = leads;
-        // Unknown until a listing is complete.
+        let mut leadership = leads;
+        // The existence of the Secret is unknown until a listing is complete.
         let mut there = None;
-        let mut look = tokio::time::interval(RENEW_EVERY);
+        let mut look = tokio::time::interval(RENEWAL_CHECK_INTERVAL);
         loop {
             tokio::select! {
                 event = watch.next() => match event {
@@ -119,13 +120,13 @@ impl CaSecret {
                     WatchEvent::Listed => there = there.or(Some(false)),
                     WatchEvent::Away(_) => {}
                 },
-                Ok(()) = leading.changed() => {}
+                Ok(()) = leadership.changed() => {}
                 _ = look.tick() => {}
                 _ = drain.started() => return,
             }
-            let leads = *leading.borrow_and_update();
+            let leads = *leadership.borrow_and_update();
             if let Some(there) = there.filter(|_| leads) {
-                self.tend(&publisher, there).await;
+                self.reconcile_as_leader(&publisher, there).await;
             }
         }
     }
@@ -148,8 +149,8 @@ impl CaSecret {
         }
     }
 
-    /// Work of the leader alone.
-    async fn tend(&self, publisher: &TrustPublisher, there: bool) {
+    /// Restores a deleted Secret and renews the root before it expires; only the leader calls this.
+    async fn reconcile_as_leader(&self, publisher: &TrustPublisher, there: bool) {
         let trust = publisher.trust();
         if !there {
             match self.create(&trust.material).await {
@@ -231,7 +232,7 @@ impl CaSecret {
         let cert = needed("ca-cert.pem")?;
         Ok(Material {
             key: needed("ca-key.pem")?,
-            // Early versions of Istio left it out: the certificate is the root.
+            // Early versions of Istio left the root out: the certificate is the root.
             roots: text("root-cert.pem").unwrap_or_else(|| cert.clone()),
             chain: text("cert-chain.pem").unwrap_or_default(),
             crl: text(CRL_FILE),

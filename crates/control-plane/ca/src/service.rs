@@ -22,20 +22,20 @@ use tonic::{Request, Response, Status};
 
 use crate::{metrics::CaMetrics, trust::Trust};
 
-/// Default lifetime of a certificate, if the mesh's maximum allows it.
+/// Default lifetime of a certificate, limited by the mesh's maximum lifetime.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Maximum size of a request in bytes: it is read before its caller is known.
-const MAX_REQUEST: usize = 64 << 10;
+/// Maximum size of a request in bytes: it is read before the caller is authenticated.
+const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// Certificate service of Istio's CSR API.
 #[derive(Debug)]
 pub struct CertificateService {
-    /// Authority that signs at present.
+    /// Authority that currently signs.
     pub trust: watch::Receiver<Arc<Trust>>,
-    /// Accounts that may call.
+    /// Rules of which accounts may request certificates.
     pub access: Arc<Access>,
-    /// Which pods run where.
+    /// Pods and the nodes they run on.
     pub pods: Pods,
     /// The mesh's trust domain.
     pub trust_domain: ArcStr,
@@ -48,7 +48,7 @@ pub struct CertificateService {
 impl CertificateService {
     /// Returns the gRPC service, with a limit on requests.
     pub fn into_server(self) -> IstioCertificateServiceServer<Self> {
-        IstioCertificateServiceServer::new(self).max_decoding_message_size(MAX_REQUEST)
+        IstioCertificateServiceServer::new(self).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
     async fn identity(
@@ -99,7 +99,8 @@ impl CertificateService {
         self.pods.wait_for(check).await.map_err(denied)
     }
 
-    /// The life to issue for, in seconds as requested. Longer requests get the longest: proxies renew by what they got.
+    /// Returns the lifetime of a certificate for a requested one in seconds. Longer requests get
+    /// the maximum: proxies renew by the lifetime in the certificate.
     fn ttl(&self, seconds: i64) -> Duration {
         let requested = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0);
         let requested = requested.map_or(DEFAULT_TTL, Duration::from_secs);
@@ -125,7 +126,8 @@ impl IstioCertificateService for CertificateService {
         let identity = self.identity(&caller, &request).await?;
         let ttl = self.ttl(request.validity_duration);
         let trust = Arc::clone(&self.trust.borrow());
-        // Signing takes the processor for some hundred microseconds: not long enough to hand on.
+        // Signing takes some hundred microseconds of CPU time, too little to move to another
+        // thread.
         match trust
             .authority
             .issue(&request.csr, &identity, ttl, SystemTime::now())

@@ -1,4 +1,4 @@
-//! The authority that signs at present. One publisher replaces it, all others follow.
+//! The authority that currently signs. One publisher replaces it; all readers follow it.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub enum ReplaceError {
     /// Material that cannot be used at all.
     #[error(transparent)]
     Unusable(#[from] CaError),
-    /// Refusal of an authority that would split the mesh.
+    /// New authority whose certificates current proxies would not accept.
     #[error(
         "certificates of the new authority in {location} would not be accepted by proxies that have the present \
          roots, or the other way round: first put both roots into its root certificates and leave the \
@@ -45,7 +45,7 @@ pub struct TrustPublisher {
 }
 
 impl TrustPublisher {
-    /// Starts with an authority; `location` names its storage.
+    /// Starts with an authority; `location` names its storage in errors.
     pub fn new(material: Material, location: &str, metrics: CaMetrics) -> Result<Self, CaError> {
         let authority = material.open(location)?;
         metrics.set_root_expiry(authority.not_after());
@@ -64,12 +64,13 @@ impl TrustPublisher {
         self.sender.subscribe()
     }
 
-    /// Authority that signs now.
+    /// Returns the authority that currently signs.
     pub fn trust(&self) -> Arc<Trust> {
         Arc::clone(&self.sender.borrow())
     }
 
-    /// Switches to a new authority, or returns why it is rejected. Returns whether anything is new.
+    /// Switches to a new authority, or returns the reason for rejecting it. Returns whether the
+    /// material has changed.
     pub fn replace(&self, material: &Material, location: &str) -> Result<bool, ReplaceError> {
         let old = self.trust();
         if old.material == *material {
@@ -95,7 +96,7 @@ impl TrustPublisher {
     }
 }
 
-/// Whether all proxies accept certificates of both, with either set of roots.
+/// Returns whether all proxies accept certificates of both authorities, with the roots of either.
 fn may_follow(old: &Material, new: &Material) -> bool {
     let accepted = |signer: &Material, roots: &Material| {
         let seen = Material {
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn another_root_comes_in_three_steps_only() {
+    fn root_is_replaced_in_three_steps_only() {
         let (old, new) = (root(), root());
         let publisher = publisher(&old);
         let changes = publisher.follow();
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_root_is_taken_and_nonsense_is_not() {
+    fn renewed_root_is_accepted_and_invalid_material_rejected() {
         let now = SystemTime::now();
         let old = Authority::new_root("t", YEAR, now - YEAR * 9 / 10).unwrap();
         let publisher = publisher(&old);

@@ -18,17 +18,18 @@ use tokio::sync::watch;
 
 use crate::{material::write_root, trust::Trust};
 
-/// Name of the ConfigMap.
+/// Name of the ConfigMap of trust domains.
 pub(crate) const CONFIG_MAP: &str = "ambit-trust-domains";
-/// Longest text, which a ConfigMap can hold.
-const MAX_TEXT: usize = 1_000_000;
-/// First and longest pause while the last published trust domains cannot be read.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// Maximum length of the text in bytes, within the size limit of a ConfigMap.
+const MAX_TEXT_BYTES: usize = 1_000_000;
+/// First and longest backoff while the last published trust domains cannot be read.
+const READ_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Publication, once it is known; until then the one before stays.
+/// Publication; `None` until the desired trust domains are known, during which the previous
+/// publication stays.
 pub type Published = Option<Arc<Publication>>;
 
-/// Accepted trust domains, and what they mean for the roots of the mesh.
+/// Published trust domains, and the further roots of the mesh's own trust domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Publication {
     /// Text of the file; none while the mesh's own trust domain alone is accepted, under the roots of this CA.
@@ -37,17 +38,17 @@ pub struct Publication {
     pub further_roots: String,
 }
 
-/// Where the trust domains that were published last are.
-pub enum Last {
-    /// In a file of this path.
+/// Storage of the trust domains that were published last.
+pub enum LastPublished {
+    /// File of this path.
     File(PathBuf),
-    /// In the ConfigMap of this namespace.
+    /// ConfigMap in this namespace.
     ConfigMap(Client, String),
-    /// None were published.
+    /// No trust domains were published.
     Nowhere,
 }
 
-impl fmt::Debug for Last {
+impl fmt::Debug for LastPublished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
@@ -57,9 +58,9 @@ impl fmt::Debug for Last {
     }
 }
 
-impl Last {
+impl LastPublished {
     async fn read(&self) -> TrustDomains {
-        let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+        let mut backoff = Backoff::new(READ_BACKOFF.0, READ_BACKOFF.1, 0.2);
         loop {
             let error = match self.text().await {
                 Ok(None) => return TrustDomains::default(),
@@ -95,12 +96,13 @@ impl Last {
     }
 }
 
-/// Publishes the desired trust domains as they, or the roots of this CA, change. Ends when they are no longer followed.
+/// Publishes the desired trust domains whenever they or the roots of this CA change. Ends when
+/// nobody receives them any more.
 pub async fn publish(
     own: String,
     mut desired: watch::Receiver<Option<AcceptedTrustDomains>>,
     mut trust: watch::Receiver<Arc<Trust>>,
-    last: Last,
+    last: LastPublished,
     published: watch::Sender<Published>,
 ) {
     let mut current = last.read().await;
@@ -120,7 +122,7 @@ pub async fn publish(
                     });
                 }
                 None => tracing::error!(
-                    "the roots of trust domains have more than {MAX_TEXT} bytes; those published stay"
+                    "the roots of trust domains have more than {MAX_TEXT_BYTES} bytes; those published stay"
                 ),
             }
         }
@@ -158,7 +160,7 @@ pub async fn keep_written(path: PathBuf, mut published: watch::Receiver<Publishe
     }
 }
 
-/// `None` if it is too long.
+/// Builds the publication. Returns `None` if its text is too long.
 fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Publication> {
     if domains.is_empty() {
         return Some(Publication::default());
@@ -168,17 +170,18 @@ fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Pub
     if let Some(roots) = domains.roots.get_mut(own)
         && !roots.contains(own_roots)
     {
-        // Proxies whose certificates are another CA's know the roots of that one only.
+        // Proxies whose certificates are from another CA know only the roots of that CA.
         roots.push_str(own_roots);
     }
     let text = serde_json::to_string(&domains).ok()?;
-    (text.len() <= MAX_TEXT).then(|| Publication {
+    (text.len() <= MAX_TEXT_BYTES).then(|| Publication {
         text: Some(text.into()),
         further_roots,
     })
 }
 
-/// The trust domains to publish. Those of bundles that are not known keep their last roots.
+/// Returns the trust domains to publish. Trust domains whose bundle is unavailable keep the roots
+/// that were published last.
 fn merged(desired: &AcceptedTrustDomains, last: &TrustDomains) -> TrustDomains {
     let mut merged = TrustDomains {
         aliases: desired.aliases.iter().map(ToString::to_string).collect(),
@@ -190,7 +193,7 @@ fn merged(desired: &AcceptedTrustDomains, last: &TrustDomains) -> TrustDomains {
         }
     }
     for domain in &desired.pending {
-        // The last roots may be those of bundles and others together.
+        // The last roots may be from a bundle and from other sources together.
         if let Some(text) = last.roots.get(domain.as_str()) {
             add(&mut merged, domain, text);
         }
@@ -199,7 +202,7 @@ fn merged(desired: &AcceptedTrustDomains, last: &TrustDomains) -> TrustDomains {
 }
 
 fn add(domains: &mut TrustDomains, domain: &str, text: &str) {
-    // A bundle may come to have no roots: its trust domain has revoked all.
+    // A bundle may become empty: its trust domain has revoked all roots.
     if text.is_empty() {
         return;
     }
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_of_one_trust_domain_are_put_together() {
+    fn roots_of_one_trust_domain_are_merged() {
         let (one, two) = (root(), root());
         let desired = desired(&[("a", &one), ("a", &two), ("b", &two)], &[]);
         let merged = merged(&desired, &TrustDomains::default());
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_that_are_no_certificates_are_left_out() {
+    fn invalid_roots_are_left_out() {
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         let good = root();
         let desired = desired(
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_that_is_not_known_keeps_its_last_roots() {
+    fn unavailable_bundle_keeps_its_last_roots() {
         let (old, own) = (root(), root());
         let last = TrustDomains {
             roots: [
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn further_roots_of_the_mesh_come_with_those_of_its_ca() {
+    fn further_roots_of_the_mesh_are_published_with_those_of_its_ca() {
         let (own, further, west) = (root(), root(), root());
         let desired = desired(&[("td", &further), ("west", &west)], &[]);
         let merged = merged(&desired, &TrustDomains::default());
@@ -297,13 +300,13 @@ mod tests {
         let domains: TrustDomains = serde_json::from_str(&text).unwrap();
         assert_eq!(domains.roots["td"], format!("{further}{own}"));
         assert_eq!(domains.roots["west"], west);
-        // The last published roots of a bundle that is not known already have them.
+        // The last published roots of an unavailable bundle already have them.
         let again = super::publication("td", &domains, &own).unwrap();
         assert_eq!(again.text, Some(text));
     }
 
     #[tokio::test]
-    async fn nothing_is_published_before_objects_are_known() {
+    async fn nothing_is_published_until_objects_are_known() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(TrustDomains::FILE);
         let last = TrustDomains {
@@ -319,7 +322,7 @@ mod tests {
         let (_trust, trust) = watch::channel(Arc::new(trust));
         let (follow, desired_now) = watch::channel(None);
         let (publisher, mut published) = watch::channel(None);
-        let from = Last::File(path.clone());
+        let from = LastPublished::File(path.clone());
         let publishing = publish("td".into(), desired_now, trust, from, publisher);
         ambit_rt::spawn("publish", publishing);
         ambit_rt::spawn("write", keep_written(path.clone(), published.clone()));

@@ -1,4 +1,4 @@
-//! Who may call what.
+//! Authorization of the control plane's callers.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Instant};
 
@@ -14,17 +14,17 @@ use crate::{
     waypoints::Waypoints,
 };
 
-/// Refusals of one address that are worth a warning, in a second and at once.
-const WARNINGS: (u32, u32) = (1, 10);
+/// Rate limit of warnings about rejected calls from one address: per second, and burst.
+const WARNING_RATE: (u32, u32) = (1, 10);
 
-/// `namespace/name` of service accounts.
+/// Service accounts, as pairs of namespace and name.
 pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
 
-/// Callers with their permissions.
+/// Authorization rules for callers.
 #[derive(Debug)]
 pub struct Access {
     authenticator: Arc<dyn Authenticator>,
-    /// Accounts of node proxies: they may act for the pods of their node.
+    /// Service accounts of node proxies, which may act for the pods of their node.
     trusted_nodes: Accounts,
     /// Whether any service account may read the whole mesh, rather than node proxies only.
     any_reader: bool,
@@ -36,7 +36,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Builds the rules.
+    /// Builds the authorization rules.
     pub fn new(
         authenticator: Arc<dyn Authenticator>,
         trusted_nodes: Accounts,
@@ -52,11 +52,12 @@ impl Access {
             mesh_namespace,
             waypoints,
             metrics,
-            warnings: Rates::new(WARNINGS.0, WARNINGS.1),
+            warnings: Rates::new(WARNING_RATE.0, WARNING_RATE.1),
         }
     }
 
-    /// Authenticates the caller by its token. Problems of a token are logged, and not revealed.
+    /// Authenticates the caller by its token. Reasons of a rejection are logged, and not revealed
+    /// to the caller.
     pub async fn caller(
         &self,
         metadata: &MetadataMap,
@@ -75,7 +76,7 @@ impl Access {
                 }
                 Ok(caller)
             }
-            // Not the caller's fault: it shall come back.
+            // The caller is not at fault and should try again.
             Err(error @ (TokenError::Unavailable(_) | TokenError::TooMany)) => {
                 self.metrics.token("unavailable");
                 self.warn(source, &error);
@@ -94,7 +95,7 @@ impl Access {
         }
     }
 
-    /// Logs a refusal, limited in rate so that callers cannot flood the log.
+    /// Logs a rejected call, with a rate limit so that callers cannot flood the log.
     fn warn(&self, source: IpAddr, error: &TokenError) {
         if self.warnings.take(source, Instant::now()) {
             tracing::warn!(%source, %error, "a caller is not authenticated");
@@ -164,18 +165,19 @@ impl Access {
         self.any_reader || self.is_trusted_node(caller) || self.waypoint(caller).is_some()
     }
 
-    /// The waypoint that the caller is an instance of. A node proxy is none, whatever Gateways are called.
+    /// Returns the waypoint that the caller is an instance of. A node proxy never is one, whatever
+    /// the names of Gateways.
     pub fn waypoint(&self, caller: &Caller) -> Option<GatewayName> {
         let waypoint = self.waypoints.of(caller);
         waypoint.filter(|_| !self.is_trusted_node(caller))
     }
 
-    /// Whether the caller is a node proxy.
+    /// Returns whether the caller is a node proxy.
     pub fn is_trusted_node(&self, caller: &Caller) -> bool {
         self.is_node_account(&(caller.namespace.clone(), caller.service_account.clone()))
     }
 
-    /// Whether an account, `namespace/name`, is that of node proxies.
+    /// Returns whether an account (namespace and name) is one of node proxies.
     pub fn is_node_account(&self, account: &(ArcStr, ArcStr)) -> bool {
         self.trusted_nodes.contains(account)
     }
@@ -200,7 +202,7 @@ impl Roles for Access {
     }
 }
 
-/// Parses a list, `namespace/name,namespace/name`.
+/// Parses a list of accounts, `namespace/name,namespace/name`.
 pub fn parse_accounts(text: &str) -> Result<Accounts, String> {
     text.split(',')
         .map(str::trim)

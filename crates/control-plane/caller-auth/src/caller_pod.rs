@@ -1,4 +1,5 @@
-//! The pod that a caller is by its token, and which identities that pod may act for.
+//! Finds the pod that a caller's token is bound to, and decides which identities that pod may
+//! request.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,40 +13,40 @@ use tokio::{
 
 use crate::token::Caller;
 
-/// Maximum time for which a refusal waits for an object that would lift it.
+/// Maximum time for which a denial waits for an object that would allow the request.
 const MAX_WAIT: Duration = Duration::from_millis(1500);
 
-/// Why a caller does not get an identity. Only logged: callers learn nothing about pods.
+/// Reason why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// Caller that is not a node proxy.
+    /// The caller is not a node proxy.
     #[error("{0} is not a trusted node account")]
     NotTrusted(String),
-    /// Text that is not an identity.
+    /// The text is not an identity.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     BadIdentity(String),
-    /// Trust domain of another mesh.
+    /// The identity is of another mesh's trust domain.
     #[error("{0} is of another trust domain")]
     TrustDomain(String),
-    /// A token that is bound to no pod names no node.
+    /// The token is not bound to a pod, so that the caller's node is unknown.
     #[error("the caller's token is not bound to a pod")]
     NotBound,
-    /// Pod that does not exist.
+    /// The pod does not exist.
     #[error("the caller's pod {0} does not exist")]
     UnknownPod(String),
-    /// Another pod of the same name.
+    /// The pod has the name, but not the UID, that the token is bound to.
     #[error("the caller's token is of an earlier pod {0}")]
     OtherUid(String),
-    /// The pod ended.
+    /// The pod has ended.
     #[error("the caller's pod {0} has ended")]
     PodEnded(String),
-    /// The pod runs under another account.
+    /// The pod runs under another service account.
     #[error("the caller's pod {0} does not run under the caller's service account")]
     OtherAccount(String),
     /// The pod is not on any node.
     #[error("the caller's pod {0} is on no node")]
     NoNode(String),
-    /// No pod of that identity is served by the caller.
+    /// No pod on the caller's node has the identity.
     #[error("no live pod of {identity} that belongs to the mesh is on node {node}")]
     NotOnNode {
         /// The identity requested.
@@ -53,7 +54,7 @@ pub enum Denied {
         /// Node of the caller.
         node: ArcStr,
     },
-    /// The identity is a name that no pod has.
+    /// The identity is reserved, and no pod has it.
     #[error("{0} is reserved for the calls that waypoints make for objects")]
     Reserved(Identity),
     /// The waypoint makes no calls on behalf of the namespace.
@@ -61,15 +62,15 @@ pub enum Denied {
         "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
     )]
     NoCalls {
-        /// Namespace of the objects that the calls would be for.
+        /// Namespace of the objects on whose behalf the calls would be made.
         namespace: ArcStr,
         /// The caller's Gateway.
         waypoint: GatewayName,
     },
-    /// Identity of a waypoint, whose pods request it themselves.
+    /// The identity is a waypoint's, which only the waypoint's own pods may request.
     #[error("{0} is a waypoint's identity, which node proxies do not get")]
     OfWaypoint(Identity),
-    /// The pod runs under a waypoint's account, and is none of the waypoint's.
+    /// The pod runs under a waypoint's service account, but does not belong to the waypoint.
     #[error(
         "the caller's pod {pod} runs under the account of waypoint {waypoint} without its label"
     )]
@@ -79,13 +80,13 @@ pub enum Denied {
         /// Gateway of the waypoint.
         waypoint: GatewayName,
     },
-    /// Which accounts are waypoints' is not known yet.
+    /// The service accounts of waypoints are not known yet.
     #[error("the objects of the mesh are not read yet")]
     NotReady,
 }
 
 impl Denied {
-    /// Whether an object that is not known here yet could lift it.
+    /// Returns whether an object that is not known here yet could allow the request.
     fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -100,32 +101,35 @@ impl Denied {
     }
 }
 
-/// Roles of accounts.
+/// Roles of service accounts.
 pub trait Roles {
-    /// Whether the caller is a node proxy.
+    /// Returns whether the caller is a node proxy.
     fn is_trusted_node(&self, caller: &Caller) -> bool;
 
-    /// Whether a service account is a waypoint's, whose identity only its own pods get; `None` until the waypoints are
-    /// known. A node proxy's account never is, whatever Gateways are called.
+    /// Returns whether a service account is a waypoint's, whose identity only the waypoint's own
+    /// pods get; `None` until the waypoints are known. A node proxy's account never is one,
+    /// whatever the names of Gateways.
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool>;
 
-    /// Whether objects of a namespace for which waypoints make calls are attached to a waypoint's Gateway.
+    /// Returns whether a waypoint's Gateway has attached objects of the namespace that need calls
+    /// by the waypoint.
     fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
 }
 
-/// Pods, updated as they become known.
+/// Pods of the cluster, and notifications of their changes.
 #[derive(Clone, Debug)]
 pub struct Pods {
-    /// Which pods run where.
+    /// Pods with their nodes and service accounts.
     pub directory: Arc<RwLock<PodDirectory>>,
     /// Grows whenever `directory` or the waypoints may have changed; 0 until the pods at the start are known.
     pub followed: watch::Receiver<u64>,
 }
 
 impl Pods {
-    /// Checks until an answer is final. A node proxy hears of a new pod from its agent, perhaps before the source of
-    /// objects reports it here: a refusal that another object could lift waits for one, so that the pod's first
-    /// connection need not wait for the proxy's next attempt.
+    /// Repeats a check until its result is final. A node proxy learns of a new pod from its agent,
+    /// perhaps before the API server reports the pod here: a denial that a further object could
+    /// lift waits for one, so that the pod's first connection need not wait for the proxy's next
+    /// attempt.
     pub async fn wait_for<T>(
         &self,
         check: impl Fn(&PodDirectory) -> Result<T, Denied>,
@@ -148,9 +152,10 @@ impl Pods {
     }
 }
 
-/// Decides whether a node proxy may act for an identity: the proxy is the very pod its token names, alive, and a live
-/// pod of that identity which belongs to the mesh is on its node. Waypoints' identities cannot be impersonated; its own
-/// needs no other pod.
+/// Decides whether a node proxy may request an identity on behalf of a pod: the proxy must be the
+/// live pod that its token is bound to, and a live mesh pod of that identity must be on its node.
+/// Waypoints' identities cannot be requested on their behalf; the proxy's own identity needs no
+/// other pod.
 pub fn check_impersonation(
     access: &impl Roles,
     pods: &PodDirectory,
@@ -183,8 +188,9 @@ pub fn check_impersonation(
     Ok(identity)
 }
 
-/// Decides whether a waypoint may call under an identity: the reserved one of a namespace, of which an object for which
-/// waypoints make calls is attached to its Gateway. The caller is one of the waypoint's own pods.
+/// Decides whether a waypoint may request the reserved identity of a namespace: an object of that
+/// namespace that needs calls must be attached to the waypoint's Gateway, and the caller must be
+/// one of the waypoint's own pods.
 pub fn check_waypoint_calls(
     access: &impl Roles,
     pods: &PodDirectory,
@@ -216,8 +222,8 @@ fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, D
     Ok(identity)
 }
 
-/// Decides whether a caller may act as its own account. Pods trust every holder of a waypoint's identity: only live
-/// pods with the waypoint's label get it.
+/// Decides whether a caller may act as its own account. Pods trust every holder of a waypoint's
+/// identity, so that only live pods with the waypoint's label get it.
 pub fn check_own(access: &impl Roles, pods: &PodDirectory, caller: &Caller) -> Result<(), Denied> {
     if access.is_trusted_node(caller) {
         return Ok(());
@@ -236,7 +242,8 @@ pub fn check_own(access: &impl Roles, pods: &PodDirectory, caller: &Caller) -> R
     })
 }
 
-/// The pod that a caller is by its token: there, alive, on a node, and under the caller's account.
+/// Returns the pod that the caller's token is bound to: it must exist, be alive, be on a node, and
+/// run under the caller's account.
 fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, Denied> {
     let bound = caller.pod.as_ref().ok_or(Denied::NotBound)?;
     let name = || name_of(caller);

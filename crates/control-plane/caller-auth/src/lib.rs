@@ -1,8 +1,8 @@
 //! Authentication and authorization of the control plane's callers.
 //!
-//! [`token`] verifies service account tokens, [`caller_pod`] finds the pod that a token is bound to and the identities
-//! that it may request, and [`waypoints`] knows whose accounts are waypoints'. [`Access`] decides with them who may call
-//! what.
+//! [`token`] verifies service account tokens, [`caller_pod`] finds the pod that a token is bound to
+//! and the identities that it may request, and [`waypoints`] maps service accounts to waypoints.
+//! [`Access`] has the authorization rules.
 #![forbid(unsafe_code)]
 
 mod access;

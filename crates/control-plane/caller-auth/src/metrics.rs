@@ -1,4 +1,5 @@
-//! Metrics of callers: results of their authentication, and connections that ended because of them.
+//! Metrics of callers: results of their authentication, and connections that the control plane
+//! closed.
 
 use ambit_rt::metrics::{PlainCounter, start_series};
 use prometheus_client::{encoding::EncodeLabelSet, metrics::family::Family, registry::Registry};
@@ -13,7 +14,7 @@ struct Reason {
     reason: &'static str,
 }
 
-/// Outcomes of tokens.
+/// Outcomes of token verification.
 const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
 
 /// Counters of callers; clones share them.
@@ -50,12 +51,13 @@ impl CallerMetrics {
         );
     }
 
-    /// Counts a connection that was closed because of its caller, or because that is unknown.
+    /// Counts a connection that was closed because its caller is unauthenticated or not entitled to
+    /// stay.
     pub fn connection_closed(&self, reason: &'static str) {
         self.callers_closed.get_or_create(&Reason { reason }).inc();
     }
 
-    /// Counts a call whose token was accepted, refused, or could not be reviewed.
+    /// Counts a call by the outcome of its token: accepted, refused, or not reviewable.
     pub(crate) fn token(&self, outcome: &'static str) {
         self.tokens.get_or_create(&Outcome { outcome }).inc();
     }

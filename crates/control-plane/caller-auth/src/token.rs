@@ -1,8 +1,9 @@
-//! Who calls: service account tokens.
+//! Authentication by service account tokens.
 //!
-//! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among the claims.
-//! [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] queries the Kubernetes API. Both read them as
-//! strictly as waypoints read the tokens of requests (`ambit_jwt`).
+//! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among
+//! the claims. [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] queries the
+//! Kubernetes API. Both validate claims as strictly as waypoints do for the tokens of requests
+//! (`ambit_jwt`).
 
 mod review;
 mod reviews;
@@ -35,11 +36,11 @@ pub struct Caller {
     pub namespace: ArcStr,
     /// Name of the service account.
     pub service_account: ArcStr,
-    /// The pod the token is bound to.
+    /// Pod that the token is bound to.
     pub pod: Option<BoundPod>,
 }
 
-/// The pod a token is bound to.
+/// Pod that a token is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundPod {
     /// Name of the pod.
@@ -58,46 +59,46 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Why a token is refused.
+/// Reason why a token is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Missing `authorization: Bearer` header.
     #[error("the call carries no bearer token")]
     Missing,
-    /// Text that is not a token.
+    /// The text is not a token.
     #[error("the token is not a JWT")]
     Malformed,
-    /// An algorithm that is not accepted.
+    /// The signature algorithm is not accepted.
     #[error("the token is signed with an algorithm that is not accepted")]
     Algorithm,
-    /// Signature by none of the keys.
+    /// None of the keys verifies the signature.
     #[error("the token is signed by none of the configured keys")]
     Signature,
-    /// Token that has expired.
+    /// The token has expired.
     #[error("the token has expired")]
     Expired,
-    /// Token that is not valid yet.
+    /// The token is not valid yet.
     #[error("the token is not valid yet")]
     Immature,
-    /// Token for another audience.
+    /// The token is for another audience.
     #[error("the token is not meant for audience {0}")]
     Audience(String),
     /// A claim is missing.
     #[error("the token has no {0}")]
     Claim(String),
-    /// Subject that is not a service account.
+    /// The subject is not a service account.
     #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
     Subject,
-    /// Claims that contradict each other.
+    /// Claims contradict each other.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
     Contradiction,
-    /// Token that the Kubernetes API rejects.
+    /// The Kubernetes API rejects the token.
     #[error("the Kubernetes API does not accept the token: {0}")]
     Rejected(String),
-    /// Token that cannot be verified at present.
+    /// The token cannot be verified at present.
     #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
     Unavailable(String),
-    /// Too many reviews are in flight.
+    /// The address, or the token's issuer, exceeds the rate limit of reviews.
     #[error(
         "too many unknown tokens from this address, or of another issuer, for a TokenReview of each"
     )]
@@ -113,7 +114,7 @@ pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
     fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
 }
 
-/// Keys that cannot be read.
+/// Error of reading the public keys.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read.
@@ -125,7 +126,7 @@ pub enum KeysError {
         #[source]
         source: std::io::Error,
     },
-    /// Text that is neither PEM nor JWKS, or has no usable key.
+    /// The text is neither PEM nor JWKS, or has no usable key.
     #[error(
         "{path} holds no usable public key: give PEM public keys (EC P-256, P-384, RSA or Ed25519) or a JWKS"
     )]
@@ -133,12 +134,12 @@ pub enum KeysError {
         /// Path of the file.
         path: String,
     },
-    /// Unusable key in PEM.
+    /// A key in PEM is unusable.
     #[error("key {number} of {path} cannot be used")]
     Key {
         /// Path of the file.
         path: String,
-        /// Which, counted from 1.
+        /// Position of the key in the file, counted from 1.
         number: usize,
     },
 }
@@ -159,7 +160,7 @@ impl fmt::Debug for KeyFile {
 }
 
 impl KeyFile {
-    /// Reads the keys. Tokens must be meant for `audience`.
+    /// Reads the keys. Accepts only tokens for `audience`.
     pub fn open(path: &Path, audience: &str) -> Result<Self, KeysError> {
         let name = path.display().to_string();
         let bytes = std::fs::read(path).map_err(|source| KeysError::Read {
@@ -187,7 +188,7 @@ impl KeyFile {
         })
     }
 
-    /// Verifies a token now.
+    /// Verifies a token at the current time.
     pub fn verify(&self, token: &str) -> Result<Caller, TokenError> {
         if token.is_empty() {
             return Err(TokenError::Missing);
@@ -206,7 +207,7 @@ impl KeyFile {
     }
 }
 
-/// Reason of a refusal, in the words for callers of the control plane.
+/// Converts an error of the JWT library, for callers of the control plane.
 fn token_error(error: ambit_jwt::TokenError) -> TokenError {
     use ambit_jwt::TokenError as Jwt;
     match error {
@@ -224,7 +225,7 @@ impl Authenticator for KeyFile {
     }
 }
 
-/// Refuses every token, when no keys are configured.
+/// Authenticator without keys, which rejects every token.
 #[derive(Debug)]
 pub struct NoKeys;
 
@@ -234,7 +235,7 @@ impl Authenticator for NoKeys {
     }
 }
 
-/// The token of a call's `authorization` header.
+/// Returns the token of a call's `authorization` header.
 pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenError> {
     let header = metadata.get("authorization").ok_or(TokenError::Missing)?;
     let header = header.to_str().map_err(|_| TokenError::Malformed)?;
@@ -244,7 +245,7 @@ pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenErro
     }
 }
 
-/// Namespace and name of the account that a subject names.
+/// Returns namespace and name of the account in a token's subject.
 fn account_of(subject: &str) -> Result<(&str, &str), TokenError> {
     let parts: Vec<_> = subject.split(':').collect();
     let ["system", "serviceaccount", namespace, account] = parts.as_slice() else {
@@ -256,7 +257,7 @@ fn account_of(subject: &str) -> Result<(&str, &str), TokenError> {
     Ok((namespace, account))
 }
 
-/// Caller that a verified token names.
+/// Returns the caller that a verified token names.
 fn caller(token: &UnverifiedToken<'_>) -> Result<Caller, TokenError> {
     const BOUND: &str = "kubernetes.io";
     let text = |path: &[&str]| token.text(path).map_err(token_error);

@@ -1,5 +1,5 @@
-//! The waypoints that there are: an account of one may read what concerns its Gateway, and nothing else, and call for the
-//! objects of namespaces that are attached to it.
+//! Waypoints and their service accounts. A waypoint's account may read only the configuration of
+//! its own Gateway, and may call on behalf of namespaces whose objects are attached to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use crate::token::Caller;
 
-/// The Gateways that this control plane runs waypoints for; `None` until the objects at the start are known.
+/// Gateways that this control plane runs waypoints for; `None` until the initial objects are known.
 #[derive(Debug, Default)]
 pub struct Waypoints(RwLock<Option<Known>>);
 
@@ -48,12 +48,12 @@ impl Waypoints {
         is_news
     }
 
-    /// Whether all that exist are known.
+    /// Returns whether the initial objects are known.
     pub fn are_known(&self) -> bool {
         self.0.read().is_some()
     }
 
-    /// The waypoint whose account the caller has: it has the Gateway's name.
+    /// Returns the waypoint whose account the caller has; it has the Gateway's name.
     pub fn of(&self, caller: &Caller) -> Option<GatewayName> {
         self.of_account(&caller.namespace, &caller.service_account)
     }
@@ -65,7 +65,8 @@ impl Waypoints {
         known.as_ref()?.gateways.contains(&name).then_some(name)
     }
 
-    /// Whether objects of a namespace for which waypoints make calls are attached to a Gateway.
+    /// Returns whether a Gateway has attached objects of a namespace that need calls by the
+    /// waypoint.
     pub fn call_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
         let known = self.0.read();
         let callers = known.as_ref().and_then(|known| known.callers.get(gateway));

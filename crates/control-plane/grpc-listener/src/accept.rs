@@ -27,7 +27,7 @@ use tonic::transport::server::Connected;
 
 pub use ambit_rt::handshakes::Closed;
 
-/// Limits of unauthenticated connections: those in their handshake, and those without an authenticated call so far.
+/// Limits of connections that are in their handshake, or have had no authenticated call.
 const LIMITS: HandshakeLimits = HandshakeLimits {
     slots: SlotLimits {
         total: 1024,
@@ -40,7 +40,7 @@ const LIMITS: HandshakeLimits = HandshakeLimits {
     queue: 16,
 };
 
-/// A server configuration without client certificates: callers authenticate with tokens.
+/// Returns a server configuration without client certificates: callers authenticate with tokens.
 pub fn server_config(
     settings: &TlsSettings,
     chain: Vec<CertificateDer<'static>>,
@@ -54,18 +54,18 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// The peer, in a request's extensions.
+/// Peer of a connection, in the extensions of its requests.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerInfo {
     /// Source address of the connection.
     pub address: Option<SocketAddr>,
 }
 
-/// A connection whose handshake is done.
+/// Connection whose handshake is complete.
 #[derive(Debug)]
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
-    /// Slot among the unauthenticated connections.
+    /// Slot that the connection has among the unauthenticated ones.
     slot: Option<Slot>,
 }
 
@@ -115,7 +115,7 @@ impl AsyncWrite for TlsConnection {
     }
 }
 
-/// The connections for `tonic::transport::Server::serve_with_incoming`.
+/// Connections for `tonic::transport::Server::serve_with_incoming`.
 pub struct Incoming(mpsc::Receiver<Admitted<TlsStream<TcpStream>>>);
 
 impl fmt::Debug for Incoming {
@@ -138,8 +138,8 @@ impl Stream for Incoming {
     }
 }
 
-/// Accepts connections until the drain starts. `config` is called for each, so that a renewed serving
-/// certificate needs no restart; `closed` is called for each that is closed unauthenticated.
+/// Accepts connections until the drain starts. Calls `config` for each, so that a renewed serving
+/// certificate needs no restart, and `closed` for each that is closed unauthenticated.
 pub fn incoming(
     listener: TcpListener,
     drain: DrainWatcher,
@@ -149,7 +149,7 @@ pub fn incoming(
     Incoming(admit("grpc accept", listener, drain, config, closed))
 }
 
-/// The connections for an HTTP/1.1 server, accepted as [`incoming`] does.
+/// Accepts connections for an HTTP/1.1 server, as [`incoming`] does.
 pub fn http1_listener(
     listener: TcpListener,
     drain: DrainWatcher,
@@ -167,7 +167,7 @@ fn admit(
     closed: impl Fn(Closed) + Clone + Send + 'static,
 ) -> mpsc::Receiver<Admitted<TlsStream<TcpStream>>> {
     let admission = move |stream: TcpStream| {
-        // Small answers must not wait for more data, as they would without this option.
+        // TCP_NODELAY: small responses must not wait for more data.
         stream.set_nodelay(true).ok();
         TlsAcceptor::from(config()).accept(stream)
     };

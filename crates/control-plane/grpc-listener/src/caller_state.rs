@@ -1,9 +1,10 @@
-//! What is known of a connection's caller, and how long a connection may last with that.
+//! Authentication state of a connection's caller, and the lifetime of the connection by that state.
 //!
-//! Any client may connect; a call's token identifies it. Until the first call that is authenticated, the connection
-//! holds one of the few slots for unknown callers, and not for long. Node proxies are then moved among those that may
-//! stay; other accounts are served, and get GOAWAY when the same time is over. A client that presents one bad token
-//! after the other is disconnected.
+//! Any client may connect; a call's token identifies it. Until the first authenticated call, the
+//! connection holds one of the few slots for unauthenticated callers, and is closed after a short
+//! timeout. The connection of a node proxy then moves to the slots of long-lived connections; other
+//! accounts are served, and get GOAWAY after the same timeout. A client that keeps presenting
+//! invalid tokens is disconnected.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -18,11 +19,11 @@ use ambit_rt::Slot;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Timeout from the handshake to the first authenticated call, including a token review.
-const FIRST_CALL: Duration = Duration::from_secs(20);
+const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Number of rejected calls after which a connection is closed.
-const REFUSALS: u32 = 8;
+const MAX_REFUSALS: u32 = 8;
 
-/// State of a connection's caller: among each request's extensions.
+/// Authentication state of a connection's caller, in the extensions of its requests.
 #[derive(Clone, Debug)]
 pub struct CallerState(Arc<Inner>);
 
@@ -36,26 +37,26 @@ struct Inner {
 
 #[derive(Debug)]
 enum State {
-    /// No call has been authenticated.
+    /// No call has been authenticated yet.
     Unknown,
-    /// Service account without lasting streams here.
+    /// Service account that keeps no long-lived streams here.
     Known,
-    /// Connection that holds one of the slots of those that stay.
+    /// Connection that holds one of the slots of long-lived connections.
     Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
-    /// Connection that repeatedly presents rejected credentials.
+    /// Connection that has repeatedly presented rejected credentials.
     Refused,
 }
 
-/// Why a connection ends before its time.
+/// Reason why a connection is closed before its maximum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// A caller that is known but does not stay: in order.
+    /// An authenticated caller without long-lived streams: closed after calls in flight complete.
     Leave,
-    /// No call was authenticated in time.
+    /// No call was authenticated before the timeout.
     Silent,
-    /// Too many calls were refused.
+    /// Too many calls were rejected.
     Refused,
-    /// A newer connection of the same address displaced this one.
+    /// A newer connection of the same address took the slot.
     Displaced,
 }
 
@@ -70,15 +71,15 @@ impl Ending {
         }
     }
 
-    /// Whether calls in flight are completed first.
+    /// Returns whether calls in flight are completed first.
     pub(super) fn is_in_order(self) -> bool {
         matches!(self, Self::Leave | Self::Refused)
     }
 }
 
 impl CallerState {
-    /// Creates the state of a connection from `source` with an unknown caller; `lasting` are the slots of authenticated
-    /// connections.
+    /// Creates the state of a connection from `source` with an unknown caller; `lasting` has the
+    /// slots of long-lived connections.
     pub(super) fn new(source: Option<IpAddr>, lasting: Arc<Semaphore>) -> Self {
         Self(Arc::new(Inner {
             source: source.map(|ip| ip.to_canonical()),
@@ -98,7 +99,7 @@ impl CallerState {
         )
     }
 
-    /// A call was authenticated; `stays` if its caller is one that keeps its connection.
+    /// Records an authenticated call; `stays` if its caller keeps long-lived streams.
     pub fn authenticated(&self, stays: bool) {
         self.0.state.send_if_modified(|state| {
             let permit = stays.then(|| self.0.lasting.clone().try_acquire_owned());
@@ -113,7 +114,7 @@ impl CallerState {
 
     /// Records that a call was rejected for its credentials.
     pub fn refused(&self) {
-        if self.0.refusals.fetch_add(1, Ordering::Relaxed) + 1 < REFUSALS {
+        if self.0.refusals.fetch_add(1, Ordering::Relaxed) + 1 < MAX_REFUSALS {
             return;
         }
         self.0.state.send_if_modified(|state| {
@@ -125,7 +126,8 @@ impl CallerState {
         });
     }
 
-    /// Waits until the connection has to end for what its caller is; forever for those that stay.
+    /// Waits until the connection must be closed because of its caller's state; forever for
+    /// long-lived connections.
     pub(super) async fn over(self, mut slot: Option<Slot>) -> Ending {
         let evicted = async {
             match &mut slot {
@@ -136,10 +138,10 @@ impl CallerState {
         let mut follow = self.0.state.subscribe();
         let decided = follow.wait_for(|state| matches!(state, State::Stays(_) | State::Refused));
         let stays = tokio::select! {
-            // The sender is held here: this never fails.
+            // `self` holds the sender, so this never fails.
             decided = decided => decided.is_ok_and(|state| matches!(*state, State::Stays(_))),
             () = evicted => return Ending::Displaced,
-            () = tokio::time::sleep(FIRST_CALL) => {
+            () = tokio::time::sleep(FIRST_CALL_TIMEOUT) => {
                 return match *self.0.state.borrow() {
                     State::Known => Ending::Leave,
                     _ => Ending::Silent,
@@ -166,7 +168,7 @@ mod tests {
         CallerState::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
     }
 
-    /// Takes a slot for an address.
+    /// Takes one of the slots for an address.
     async fn slot(slots: &Slots) -> Option<Slot> {
         Some(slots.enter(SOURCE).await)
     }
@@ -180,37 +182,37 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_an_authenticated_call_ends() {
+    async fn connection_without_an_authenticated_call_is_closed() {
         let begin = tokio::time::Instant::now();
         assert_eq!(caller_state(1).over(None).await, Ending::Silent);
-        assert_eq!(begin.elapsed().as_secs(), FIRST_CALL.as_secs());
+        assert_eq!(begin.elapsed().as_secs(), FIRST_CALL_TIMEOUT.as_secs());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_account_that_does_not_stay_leaves_in_order() {
+    async fn short_lived_caller_is_closed_after_its_calls() {
         let one = caller_state(1);
         one.authenticated(false);
         assert_eq!(one.over(None).await, Ending::Leave);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bad_tokens_end_a_connection_unless_its_caller_is_known_to_stay() {
+    async fn bad_tokens_close_a_connection_unless_it_is_long_lived() {
         let one = caller_state(1);
-        for _ in 0..REFUSALS {
+        for _ in 0..MAX_REFUSALS {
             one.refused();
         }
         assert_eq!(one.over(None).await, Ending::Refused);
         let one = caller_state(1);
         one.authenticated(true);
-        for _ in 0..REFUSALS {
+        for _ in 0..MAX_REFUSALS {
             one.refused();
         }
-        let over = tokio::time::timeout(10 * FIRST_CALL, one.over(None)).await;
+        let over = tokio::time::timeout(10 * FIRST_CALL_TIMEOUT, one.over(None)).await;
         assert!(over.is_err(), "it stays");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn long_callers_make_room_and_cannot_be_displaced() {
+    async fn long_lived_callers_free_their_slot_and_are_not_evicted() {
         let slots = slots();
         let one = caller_state(1);
         let over = tokio::spawn(one.clone().over(slot(&slots).await));
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn when_no_more_can_stay_a_caller_leaves_as_others_do() {
+    async fn without_a_free_slot_a_long_lived_caller_is_closed() {
         let lasting = Arc::new(Semaphore::new(1));
         let [first, second] = [(); 2].map(|()| CallerState::new(None, Arc::clone(&lasting)));
         first.authenticated(true);

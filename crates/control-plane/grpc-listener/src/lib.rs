@@ -1,7 +1,8 @@
-//! The TLS listeners of a control plane, of gRPC and of HTTP/1.1, with limits on unauthenticated connections.
+//! The TLS listeners of a control plane, for gRPC and for HTTP/1.1, with limits on unauthenticated
+//! connections.
 //!
-//! [`accept`] does handshakes, [`serve`] serves gRPC on the connections, and [`caller_state`] bounds how long a
-//! connection lasts by what is known of its caller.
+//! [`accept`] does handshakes, [`serve`] serves gRPC on the connections, and [`caller_state`]
+//! limits the lifetime of a connection by the authentication state of its caller.
 #![forbid(unsafe_code)]
 
 mod accept;

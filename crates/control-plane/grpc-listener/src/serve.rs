@@ -1,9 +1,9 @@
-//! The connections that xDS and the CSR API are served on.
+//! Serves xDS and the CSR API on accepted connections.
 //!
-//! A connection lives for a limited time, so that clients come to spread over all replicas, also over
-//! those that started later. At its end, and when the control plane stops, the client gets a
-//! GOAWAY, its streams end in order, and it connects anew, maybe elsewhere. Unauthenticated
-//! connections get neither time nor room (see [`CallerState`]).
+//! A connection has a maximum age, so that clients spread over all replicas, also over those that
+//! started later. At its end, and when the control plane stops, the client gets a GOAWAY, its
+//! streams end in order, and it connects again, perhaps to another replica. Unauthenticated
+//! connections are limited in time and number (see [`CallerState`]).
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -23,29 +23,29 @@ use crate::{
 
 /// Maximum concurrent streams of one connection.
 const MAX_STREAMS: u32 = 128;
-/// Bytes that a client may send on one stream, and on one connection, before they are read: any client may send that
-/// much.
-const WINDOWS: (u32, u32) = (128 << 10, 512 << 10);
-/// Connections of callers that stay.
-const MAX_LASTING: usize = 16_384;
+/// HTTP/2 flow-control windows in bytes, of one stream and of one connection: any client may send
+/// as much before it is authenticated.
+const WINDOW_BYTES: (u32, u32) = (128 << 10, 512 << 10);
+/// Maximum number of long-lived connections.
+const MAX_LONG_LIVED: usize = 16_384;
 /// Interval of keepalive pings to a silent peer, and their timeout.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 /// Timeout for streams to end during the drain.
-const LAST: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Among a request's extensions: becomes true when its connection is to end.
+/// Signal in the extensions of a request, which becomes true when its connection is to be closed.
 #[derive(Clone, Debug)]
 pub struct ConnectionEnd(watch::Receiver<bool>);
 
 impl ConnectionEnd {
-    /// Waits until the connection is to end.
+    /// Waits until the connection is to be closed.
     pub async fn reached(&mut self) {
-        // Without its connection, a stream ends anyway.
+        // Without its connection, the stream ends anyway.
         self.0.wait_for(|ended| *ended).await.ok();
     }
 }
 
-/// Services and limits of connections.
+/// Services and limits of gRPC connections.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// Routes to the services.
@@ -54,14 +54,15 @@ pub struct ServeOptions {
     pub age: Duration,
 }
 
-/// Serves every connection until the drain. `closed` is called for each that is closed for what its caller is.
+/// Serves every connection until the drain. Calls `closed` for each that is closed because of its
+/// caller's state.
 pub async fn serve(
     mut incoming: Incoming,
     options: ServeOptions,
     drain: DrainWatcher,
     closed: impl Fn(Ending) + Clone + Send + 'static,
 ) {
-    let lasting = Arc::new(Semaphore::new(MAX_LASTING));
+    let lasting = Arc::new(Semaphore::new(MAX_LONG_LIVED));
     while let Some(Ok(connection)) = incoming.next().await {
         let source = connection.connect_info().address.map(|peer| peer.ip());
         let caller_state = CallerState::new(source, Arc::clone(&lasting));
@@ -107,8 +108,8 @@ async fn serve_one(
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(WINDOWS.0)
-        .initial_connection_window_size(WINDOWS.1)
+        .initial_stream_window_size(WINDOW_BYTES.0)
+        .initial_connection_window_size(WINDOW_BYTES.1)
         .keep_alive_interval(KEEP_ALIVE.0)
         .keep_alive_timeout(KEEP_ALIVE.1);
     let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(connection), service));
@@ -130,7 +131,7 @@ async fn serve_one(
         None => {
             served.as_mut().graceful_shutdown();
             end.send_replace(true);
-            match tokio::time::timeout(LAST, served).await {
+            match tokio::time::timeout(DRAIN_TIMEOUT, served).await {
                 Ok(done) => done,
                 Err(_) => return,
             }

@@ -1,4 +1,5 @@
-//! Installing and upgrading: objects in order, each wait reported, and if it is in vain, why.
+//! Installs and upgrades: applies objects in order, waits for each workload, and reports progress
+//! and the reasons of failures.
 
 use std::time::{Duration, Instant};
 
@@ -17,25 +18,27 @@ use crate::{
     rollout::{Rollout, Workload, rollout_of},
 };
 
-/// Where the control plane puts its root certificates; node proxies start only when it is there.
+/// ConfigMap in which the control plane publishes its root certificates; node proxies start only
+/// when it exists.
 const ROOT_CONFIG_MAP: &str = "istio-ca-root-cert";
-/// Time between two looks at something waited for.
-const PAUSE: Duration = Duration::from_millis(300);
-/// How long deleting a single object may take.
-const DELETION: Duration = Duration::from_secs(120);
+/// Interval of polling for something that is waited for.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
+/// Timeout for the deletion of a single object.
+const DELETION_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How to go about it.
+/// Options of an installation or upgrade.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long to wait until everything is ready; none does not wait.
+    /// Timeout until everything is ready; `None` does not wait.
     pub wait: Option<Duration>,
-    /// Take fields over that others own.
+    /// Takes over fields that other field managers own.
     pub force: bool,
 }
 
-/// The inventory of a revision's installation in a namespace.
+/// Returns the inventory of a revision's installation in a namespace.
 ///
 /// # Errors
+///
 /// When it cannot be read.
 pub async fn installed(
     cluster: &Cluster,
@@ -51,11 +54,14 @@ pub(crate) fn inventory_name(namespace: &str, revision: &str) -> ObjectRef {
     ObjectRef::of_kind::<ConfigMap>(Some(namespace), &inventory::name(revision))
 }
 
-/// Applies the plan to the cluster: installs, or upgrades an installation. `say` gets each step.
+/// Applies the plan to the cluster: installs, or upgrades an installation. Reports each step by
+/// `say`.
 ///
 /// # Errors
-/// When an object cannot be applied, or not everything is ready in time. What was applied by then
-/// stays, and is known: a second attempt goes on from there, an uninstallation takes it away.
+///
+/// When an object cannot be applied, or not everything is ready in time. The inventory lists the
+/// objects that were applied by then: another attempt continues from there, an uninstallation
+/// removes them.
 pub async fn install(
     cluster: &Cluster,
     plan: &Plan,
@@ -67,7 +73,7 @@ pub async fn install(
     let revision = plan.overrides.revision();
     let before = installed(cluster, namespace, revision).await?;
     if before.is_none() && !options.force {
-        nobody_elses(cluster, plan).await?;
+        check_no_foreign_objects(cluster, plan).await?;
     }
     let made_namespace = match &before {
         Some(before) => before.made_namespace,
@@ -93,12 +99,12 @@ pub async fn install(
         objects: before.clone().unwrap_or_default().with(&names).objects,
         ..next.clone()
     };
-    // The inventory has no other manager.
+    // No other field manager writes the inventory.
     cluster.apply(&between.config_map(namespace), true).await?;
 
     let mut images = Images::new(plan);
     if deadline.is_some() {
-        images.try_again(cluster, say).await?;
+        images.delete_held_back_pods(cluster, say).await?;
     }
     for object in &plan.objects {
         if object::kind(object) == "DaemonSet"
@@ -113,7 +119,7 @@ pub async fn install(
     }
     for gone in before.iter().flat_map(|before| before.pruned(&names)) {
         let is_ours = ownership(cluster, &gone).await? == Ownership::Ours;
-        if is_ours && cluster.delete(&gone, DELETION).await? {
+        if is_ours && cluster.delete(&gone, DELETION_TIMEOUT).await? {
             say(&format!("{gone} is no longer wanted: deleted"));
         }
     }
@@ -124,18 +130,18 @@ pub async fn install(
     }
 }
 
-/// A first installation finds none of its objects there: neither Helm's nor those of another mesh.
-async fn nobody_elses(cluster: &Cluster, plan: &Plan) -> Result<(), InstallError> {
+/// Fails if objects of a first installation exist already, from Helm or from another mesh.
+async fn check_no_foreign_objects(cluster: &Cluster, plan: &Plan) -> Result<(), InstallError> {
     for name in plan.names() {
-        let Some(there) = cluster.get(&name).await? else {
+        let Some(existing) = cluster.get(&name).await? else {
             continue;
         };
-        let there = serde_json::from_value::<DynamicObject>(there).ok();
-        let by = there
+        let existing = serde_json::from_value::<DynamicObject>(existing).ok();
+        let by = existing
             .as_ref()
-            .and_then(|there| object::label(there, "app.kubernetes.io/managed-by"));
+            .and_then(|existing| object::label(existing, "app.kubernetes.io/managed-by"));
         match by {
-            // Ours, of an installation whose inventory is lost.
+            // The object is from an Ambit installation whose inventory is lost.
             Some("ambit") => {}
             Some(other) => {
                 let whose =
@@ -148,7 +154,7 @@ async fn nobody_elses(cluster: &Cluster, plan: &Plan) -> Result<(), InstallError
     Ok(())
 }
 
-/// Definitions that others brought stay as they are: Istio's own are as good.
+/// Applies the CRDs. Existing ones of other owners are not changed: Istio's own serve as well.
 async fn apply_crds(
     cluster: &Cluster,
     plan: &Plan,
@@ -172,7 +178,8 @@ async fn apply_crds(
     Ok(ours)
 }
 
-/// A node proxy whose root certificates are not there yet would be tried again ever more rarely.
+/// Waits for the root certificates: the kubelet would retry a node proxy that starts without them
+/// with growing delays.
 async fn wait_for_root(
     cluster: &Cluster,
     plan: &Plan,
@@ -196,7 +203,7 @@ async fn wait_for_root(
             return Err(InstallError::NotReady(deadline.1, reasons));
         }
         images.check(cluster, say).await?;
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
@@ -242,6 +249,6 @@ async fn wait_until_ready(
             last = line;
         }
         images.check(cluster, say).await?;
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -1,8 +1,9 @@
-//! What attaches pods and services to waypoints, where the user does not say it.
+//! Chooses what attaches pods and services to waypoints, unless the user sets it.
 //!
-//! A cluster that comes from Istio has labels that name waypoints, or Istio's control plane, and objects that rely on
-//! having no waypoint without a label. There, labels alone attach; elsewhere, Gateways attach by themselves what is
-//! theirs. It is found out once: an installation keeps what it has.
+//! A cluster that comes from Istio has labels that name waypoints, or Istio's control plane, and
+//! objects that rely on having no waypoint without a label. There, only labels attach; elsewhere,
+//! Gateways attach their targets by themselves. The choice is made once: an installation keeps its
+//! value.
 
 use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -15,10 +16,10 @@ use crate::{
     values::{self, Overrides},
 };
 
-/// The value of the chart.
-const VALUE: [&str; 2] = ["meshConfig", "waypointAttachment"];
-/// Kinds whose labels name waypoints, in the versions that there are.
-const KINDS: &[(&str, &str)] = &[
+/// Path of the chart's value.
+const VALUE_PATH: [&str; 2] = ["meshConfig", "waypointAttachment"];
+/// Kinds whose labels name waypoints, in each served version.
+const LABELLED_KINDS: &[(&str, &str)] = &[
     ("v1", "Namespace"),
     ("v1", "Service"),
     ("v1", "Pod"),
@@ -28,19 +29,21 @@ const KINDS: &[(&str, &str)] = &[
     ("networking.istio.io/v1beta1", "WorkloadEntry"),
 ];
 
-/// Sets the value unless the user did: as it is in the revision's installation or in that of the default one, which new
-/// revisions follow, or by what is in the cluster if there is none. `say` gets the choice and why.
+/// Sets the value unless the user set it: to that of the revision's installation, or else of the
+/// default revision's, which new revisions follow, or by the objects of the cluster if there is
+/// none. Reports the choice and its reason by `say`.
 ///
 /// # Errors
-/// When the API server refuses or is away.
+///
+/// When the API server refuses or is unavailable.
 pub async fn choose(
     cluster: &Cluster,
     namespace: &str,
     overrides: &mut Overrides,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let path = VALUE.join(".");
-    if overrides.text(&VALUE).is_some() {
+    let path = VALUE_PATH.join(".");
+    if overrides.text(&VALUE_PATH).is_some() {
         return Ok(());
     }
     let revision = overrides.text(&["global", "revision"]);
@@ -53,7 +56,7 @@ pub async fn choose(
         if text(&["global", "components"]) == Some("node") {
             continue;
         }
-        if let Some(value) = text(&VALUE) {
+        if let Some(value) = text(&VALUE_PATH) {
             overrides.set(&format!("{path}={value}"), true)?;
             say(&format!("{path}: {value}, as it is installed"));
         }
@@ -72,7 +75,7 @@ pub async fn choose(
     Ok(())
 }
 
-/// Istio's control plane, if there is one: without a label nothing has a waypoint there.
+/// Finds Istio's control plane: in its clusters, nothing has a waypoint without a label.
 async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
     let found: Vec<Deployment> = cluster.all(None, Some("app=istiod")).await?;
     let theirs = found.iter().find(|one| !object::is_ours(*one));
@@ -83,9 +86,9 @@ async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
     }))
 }
 
-/// An object whose label names a waypoint, if there is any.
+/// Finds an object whose label names a waypoint.
 async fn labelled(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
-    for (version, kind) in KINDS {
+    for (version, kind) in LABELLED_KINDS {
         let found = cluster
             .list(version, kind, None, Some(USE_WAYPOINT))
             .await?;

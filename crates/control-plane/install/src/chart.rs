@@ -1,11 +1,11 @@
-//! The chart as it is in the repository, inside the binary.
+//! Files of the Helm chart, embedded in the binary.
 
 use serde::Deserialize;
 
 /// A file of the chart.
 #[derive(Clone, Copy, Debug)]
 pub struct File {
-    /// Its path in the chart.
+    /// Path of the file in the chart.
     pub path: &'static str,
     /// Text of the file.
     pub text: &'static str,
@@ -41,7 +41,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/release-hook.yaml",
 ];
 
-/// Definitions of Istio's kinds, and of our own.
+/// CRDs of Istio's kinds and of our own.
 pub const CRDS: &[File] = files![
     "crds/authorizationpolicies.yaml",
     "crds/destinationrules.yaml",
@@ -55,7 +55,7 @@ pub const CRDS: &[File] = files![
     "crds/workloadentries.yaml",
 ];
 
-/// Files that templates take in as they are.
+/// Files that templates include verbatim.
 pub const FILES: &[File] = files![
     "files/alerts.yaml",
     "files/dashboards/control-plane.json",
@@ -66,7 +66,7 @@ pub const FILES: &[File] = files![
     "files/dashboards/workload.json",
 ];
 
-/// Notes after an installation.
+/// Template of the notes that are printed after an installation.
 pub const NOTES: File = File {
     path: "templates/NOTES.txt",
     text: include_str!("../../../../charts/ambit/templates/NOTES.txt"),
@@ -80,7 +80,7 @@ pub const SCHEMA: &str = include_str!("../../../../charts/ambit/values.schema.js
 
 const METADATA: &str = include_str!("../../../../charts/ambit/Chart.yaml");
 
-/// The chart's own description.
+/// Metadata of the chart, from `Chart.yaml`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
@@ -88,14 +88,15 @@ pub struct Metadata {
     pub name: String,
     /// Version of the chart.
     pub version: String,
-    /// Version of the mesh in it.
+    /// Version of the mesh that the chart installs.
     pub app_version: String,
 }
 
-/// Reads the chart's own description.
+/// Reads the metadata of the chart.
 ///
 /// # Errors
-/// If the chart was built wrong.
+///
+/// If the embedded chart is invalid.
 pub fn metadata() -> Result<Metadata, serde_saphyr::Error> {
     serde_saphyr::from_str(METADATA)
 }
@@ -116,14 +117,14 @@ mod tests {
             ("crds", CRDS),
             ("files/dashboards", dashboards),
         ] {
-            let mut there: Vec<_> = fs::read_dir(root.join(directory))
+            let mut existing: Vec<_> = fs::read_dir(root.join(directory))
                 .unwrap()
                 .map(|entry| format!("{directory}/{}", entry.unwrap().file_name().display()))
                 .filter(|path| path != NOTES.path)
                 .collect();
-            there.sort();
+            existing.sort();
             let here: Vec<_> = files.iter().map(|file| file.path.to_owned()).collect();
-            assert_eq!(here, there);
+            assert_eq!(here, existing);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Objects of a cluster as plain values: read, applied, deleted.
+//! Reads, applies and deletes objects of a cluster as plain JSON values.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use serde_json::Value;
 
 use crate::object::ObjectRef;
 
-/// Field manager of what is applied.
+/// Field manager of applied objects.
 pub const FIELD_MANAGER: &str = "ambit";
 
-/// The API server refused, or is away.
+/// Error of the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// Another owns a field that would be changed.
+    /// Another field manager owns a field that would be changed.
     #[error("{object} has fields that another set: {message}; --force-conflicts takes them over")]
     Conflict {
         /// Name of the object.
         object: String,
-        /// Which fields, and whose.
+        /// Names of the fields and their managers.
         message: String,
     },
     /// Any other error of the API.
@@ -36,7 +36,7 @@ pub enum ClusterError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// An answer that is no object.
+    /// The response is not an object.
     #[error("{what} is no response of an API server")]
     Answer {
         /// Name of the requested object.
@@ -57,43 +57,47 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// Uses a client.
+    /// Wraps a client.
     pub fn new(client: Client) -> Self {
         Self { client }
     }
 
-    /// Client of the cluster's API.
+    /// Returns the client of the cluster's API.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The server's version: whole, and its minor part.
+    /// Returns the server's version: in full, and its minor part.
     ///
     /// # Errors
-    /// When the API server does not answer.
+    ///
+    /// When the API server does not respond.
     pub async fn version(&self) -> Result<(String, String), ClusterError> {
         let info = self.client.apiserver_version().await;
         let info = info.map_err(|source| failed("get the API server's version", source))?;
         Ok((info.git_version, info.minor))
     }
 
-    /// The object, if it is there.
+    /// Returns the object if it exists.
     ///
     /// # Errors
-    /// When the API server refuses or is away.
+    ///
+    /// When the API server refuses or is unavailable.
     pub async fn get(&self, name: &ObjectRef) -> Result<Option<Value>, ClusterError> {
         let found = match self.api(name).get_opt(&name.name).await {
-            // The kind itself may not be known there.
+            // The cluster may not know the kind.
             Err(kube::Error::Api(status)) if status.code == 404 => None,
             other => other.map_err(|source| failed(&format!("read {name}"), source))?,
         };
         found.map(|object| value(name, &object)).transpose()
     }
 
-    /// All objects of a kind, in a namespace or everywhere. None if the cluster does not know the kind.
+    /// Lists all objects of a kind, in a namespace or in all. Empty if the cluster does not know
+    /// the kind.
     ///
     /// # Errors
-    /// When the API server refuses or is away.
+    ///
+    /// When the API server refuses or is unavailable.
     pub async fn list(
         &self,
         api_version: &str,
@@ -121,10 +125,11 @@ impl Cluster {
             .collect()
     }
 
-    /// The object of a kind that is known, if it is there.
+    /// Returns a typed object if it exists.
     ///
     /// # Errors
-    /// When the API server refuses or is away, or answers with what is no such object.
+    ///
+    /// When the API server refuses or is unavailable, or the response is not such an object.
     pub async fn read<K>(
         &self,
         namespace: Option<&str>,
@@ -138,10 +143,11 @@ impl Cluster {
         found.map(|value| typed(&name, value)).transpose()
     }
 
-    /// All objects of a kind that is known, as [`Self::list`].
+    /// Lists all objects of a typed kind, as [`Self::list`] does.
     ///
     /// # Errors
-    /// When the API server refuses or is away, or answers with what are no such objects.
+    ///
+    /// When the API server refuses or is unavailable, or the response has other objects.
     pub async fn all<K>(
         &self,
         namespace: Option<&str>,
@@ -157,10 +163,11 @@ impl Cluster {
         list.into_iter().map(|value| typed(&name, value)).collect()
     }
 
-    /// Applies an object as its part-owner. `force` takes fields over from others.
+    /// Applies an object server-side. `force` takes over fields from other managers.
     ///
     /// # Errors
-    /// When another owns a field, or the API server refuses or is away.
+    ///
+    /// When another manager owns a field, or the API server refuses or is unavailable.
     pub async fn apply(&self, object: &Value, force: bool) -> Result<Value, ClusterError> {
         let name = ObjectRef::of(object).ok_or_else(|| ClusterError::Answer {
             what: "an object without kind or name".to_owned(),
@@ -186,7 +193,8 @@ impl Cluster {
     /// Merges a patch into an object.
     ///
     /// # Errors
-    /// When the API server refuses or is away.
+    ///
+    /// When the API server refuses or is unavailable.
     pub async fn merge(&self, name: &ObjectRef, patch: &Value) -> Result<(), ClusterError> {
         let params = PatchParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -200,10 +208,12 @@ impl Cluster {
             .map_err(|source| failed(&format!("change {name}"), source))
     }
 
-    /// Deletes an object after what it owns, and waits until it is gone. False if it was not there.
+    /// Deletes an object after its dependents, and waits until it is gone. Returns false if it did
+    /// not exist.
     ///
     /// # Errors
-    /// When the API server refuses or is away, or the object is still there after `timeout`.
+    ///
+    /// When the API server refuses or is unavailable, or the object still exists after `timeout`.
     pub async fn delete(&self, name: &ObjectRef, timeout: Duration) -> Result<bool, ClusterError> {
         let what = format!("delete {name}");
         let params = DeleteParams {
@@ -232,7 +242,7 @@ impl Cluster {
             })
     }
 
-    /// The last lines that a container wrote; those before its last restart with `previous`.
+    /// Returns the last log lines of a container; with `previous`, those before its last restart.
     pub async fn logs(
         &self,
         namespace: &str,
@@ -273,7 +283,7 @@ fn typed<K: DeserializeOwned>(name: &ObjectRef, value: Value) -> Result<K, Clust
     })
 }
 
-/// Items of lists do not say their kind themselves.
+/// Items of lists do not contain their kind.
 fn value(name: &ObjectRef, object: &DynamicObject) -> Result<Value, ClusterError> {
     let mut value = serde_json::to_value(object).map_err(|_| ClusterError::Answer {
         what: name.to_string(),

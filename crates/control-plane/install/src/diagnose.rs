@@ -1,4 +1,4 @@
-//! Why a workload is not ready: what its pods, their events and their logs say.
+//! Diagnoses why a workload is not ready, from its pods, their events and their logs.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,11 @@ use crate::{
     rollout::{Workload, is_ready, node_of, pod_problems},
 };
 
-/// Lines of a log that are shown.
-const LINES: i64 = 5;
+/// Number of log lines that are shown.
+const LOG_LINES: i64 = 5;
 
-/// Obstacles of a workload, a line each, indented. Never fails: unavailable parts are skipped.
+/// Returns the obstacles of a workload, each an indented line. Never fails: unavailable information
+/// is skipped.
 pub(crate) async fn why(cluster: &Cluster, name: &ObjectRef) -> Vec<String> {
     let mut lines = Vec::new();
     let namespace = name.namespace.as_deref();
@@ -67,7 +68,7 @@ async fn logs(cluster: &Cluster, pod: &Pod) -> Vec<String> {
         let running = state.is_some_and(|state| state.running.is_some());
         let (namespace, name) = (object::namespace_of(pod), object::name(pod));
         let log = cluster
-            .logs(namespace, name, container, Some(LINES), !running)
+            .logs(namespace, name, container, Some(LOG_LINES), !running)
             .await;
         let log = log.unwrap_or_default();
         lines.extend(

@@ -7,7 +7,7 @@ use crate::{
     values::ValuesError,
 };
 
-/// Why there is no installation.
+/// Error of an installation, upgrade or uninstallation.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// Error in the values.
@@ -16,13 +16,13 @@ pub enum InstallError {
     /// Error in the templates.
     #[error(transparent)]
     Render(#[from] RenderError),
-    /// The API server.
+    /// Error of the API server.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// Error in the inventory of what was applied before.
+    /// Error in the inventory of applied objects.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// There is nothing to upgrade or to take away.
+    /// There is no installation to upgrade or remove.
     #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
     Absent {
         /// Namespace of the mesh.
@@ -30,13 +30,13 @@ pub enum InstallError {
         /// Revision of the control plane.
         revision: String,
     },
-    /// Another's objects have the same names.
+    /// Objects of another owner have the same names.
     #[error("{0} exists already, {1}; --force-conflicts takes it over")]
     Foreign(ObjectRef, String),
-    /// Images that no kubelet can pull, and the error of each.
+    /// Images that kubelets cannot pull, with the error of each.
     #[error("{}", images_in_words(.0))]
     Images(BTreeMap<String, String>),
-    /// Not ready in time.
+    /// Workloads that were not ready in time.
     #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
     NotReady(Duration, Vec<String>),
 }

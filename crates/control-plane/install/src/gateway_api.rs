@@ -1,31 +1,31 @@
-//! The Gateway API in a cluster: whether its definitions are there, and such as are known.
+//! Checks whether a cluster has the CRDs of the Gateway API, in a known release.
 
 use ambit_k8s_api::{UnknownRelease, known_release};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use crate::cluster::{Cluster, ClusterError};
 
-/// The definitions that the mesh reads.
-pub const DEFINITIONS: [&str; 3] = [
+/// CRDs that the mesh reads.
+pub const REQUIRED_CRDS: [&str; 3] = [
     "gateways.gateway.networking.k8s.io",
     "gatewayclasses.gateway.networking.k8s.io",
     "httproutes.gateway.networking.k8s.io",
 ];
 
-/// Advice on missing definitions, or wrong ones.
+/// Advice on missing or unsuitable CRDs.
 pub const ADVICE: &str = "for waypoints and routes install the standard definitions of the Gateway API, \
     v1.0 to v1.6: https://gateway-api.sigs.k8s.io/guides/getting-started/";
 
-/// Why a definition is not one that is known.
+/// Reason why a CRD cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// Definition that does not serve `v1`, but these versions.
+    /// The CRD serves these versions, but not `v1`.
     NotServed(String),
-    /// Of another release.
+    /// The CRD is of an unknown release.
     Release(UnknownRelease),
 }
 
-/// Problem of a definition, if there is one.
+/// Returns the problem of a CRD, if there is one.
 pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
     let served = definition.spec.versions.iter();
     let served = served.filter(|version| version.served);
@@ -37,12 +37,13 @@ pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
     known_release(annotations).err().map(Problem::Release)
 }
 
-/// Definitions of a cluster, as a line of the installation's output.
+/// Describes the CRDs of a cluster, in one line of the installation's output.
 ///
 /// # Errors
-/// When the API server refuses or is away.
+///
+/// When the API server refuses or is unavailable.
 pub async fn describe(cluster: &Cluster) -> Result<String, ClusterError> {
-    let [gateways, ..] = DEFINITIONS;
+    let [gateways, ..] = REQUIRED_CRDS;
     let definition: Option<CustomResourceDefinition> = cluster.read(None, gateways).await?;
     let Some(definition) = definition else {
         return Ok(format!("no Gateway API: {ADVICE}"));

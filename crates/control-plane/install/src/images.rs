@@ -1,5 +1,6 @@
-//! What kubelets report about containers of the mesh that they cannot start: each reason is named once, as soon as it is
-//! reported. Images that they cannot have end an installation, which would wait for them in vain.
+//! Reports containers of the mesh that kubelets cannot start: each reason once, as soon as the
+//! kubelet reports it. An image that cannot be pulled fails the installation, which would otherwise
+//! wait in vain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,25 +22,25 @@ use crate::{
     rollout::{hindrances, is_held_back, missing_images, node_of},
 };
 
-/// Time between two looks at the pods.
-const EVERY: Duration = Duration::from_secs(1);
-/// How long an image has to be missing: a registry may fail once.
-const MISSING: Duration = Duration::from_secs(4);
+/// Interval of checking the pods.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for which an image must be missing before the installation fails: a registry may fail once.
+const MISSING_GRACE_PERIOD: Duration = Duration::from_secs(4);
 /// Label of the mesh's own pods.
-const OURS: &str = "app.kubernetes.io/part-of=ambit";
-/// How long deleting a pod may take.
-const DELETION: Duration = Duration::from_secs(60);
+const MESH_POD_SELECTOR: &str = "app.kubernetes.io/part-of=ambit";
+/// Timeout for the deletion of a pod.
+const DELETION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The images of an installation.
+/// Images of an installation, and the reports about them.
 #[derive(Debug)]
 pub(crate) struct Images {
     namespace: String,
-    /// Images that it needs: others may still be missing from an attempt before.
+    /// Images that the installation needs: others may still be missing from an earlier attempt.
     needed: BTreeSet<String>,
     missing_since: Option<Instant>,
-    next_look: Instant,
-    /// Containers and reasons that were named.
-    named: BTreeSet<(String, String)>,
+    next_check: Instant,
+    /// Containers and reasons that were reported already.
+    reported: BTreeSet<(String, String)>,
 }
 
 impl Images {
@@ -52,25 +53,25 @@ impl Images {
             namespace: plan.release.namespace.clone(),
             needed: images.collect(),
             missing_since: None,
-            next_look: Instant::now(),
-            named: BTreeSet::new(),
+            next_check: Instant::now(),
+            reported: BTreeSet::new(),
         }
     }
 
-    /// Deletes pods of an attempt before that a kubelet holds back: it tries them again ever more rarely, although what
-    /// they waited for may be there. Pods with a container that runs stay.
-    pub(crate) async fn try_again(
+    /// Deletes pods of an earlier attempt that a kubelet retries with growing delays, although the
+    /// image may be available now. Pods with a running container stay.
+    pub(crate) async fn delete_held_back_pods(
         &self,
         cluster: &Cluster,
         say: &dyn Fn(&str),
     ) -> Result<(), ClusterError> {
         for pod in cluster
-            .all::<Pod>(Some(&self.namespace), Some(OURS))
+            .all::<Pod>(Some(&self.namespace), Some(MESH_POD_SELECTOR))
             .await?
         {
             if is_held_back(&pod) && self.needs_one_of(&pod) {
                 let name = ObjectRef::of_kind::<Pod>(Some(&self.namespace), object::name(&pod));
-                cluster.delete(&name, DELETION).await?;
+                cluster.delete(&name, DELETION_TIMEOUT).await?;
                 say(&format!(
                     "{name} was held back by its kubelet: deleted, so that it is tried at once"
                 ));
@@ -79,21 +80,24 @@ impl Images {
         Ok(())
     }
 
-    /// Names new reasons for which containers do not start; an error if an image has been missing for some seconds.
+    /// Reports new reasons for which containers do not start; fails if an image has been missing
+    /// for some seconds.
     pub(crate) async fn check(
         &mut self,
         cluster: &Cluster,
         say: &dyn Fn(&str),
     ) -> Result<(), InstallError> {
         let now = Instant::now();
-        if now < self.next_look {
+        if now < self.next_check {
             return Ok(());
         }
-        self.next_look = now + EVERY;
-        let pods: Vec<Pod> = cluster.all(Some(&self.namespace), Some(OURS)).await?;
+        self.next_check = now + POLL_INTERVAL;
+        let pods: Vec<Pod> = cluster
+            .all(Some(&self.namespace), Some(MESH_POD_SELECTOR))
+            .await?;
         for pod in &pods {
             for (container, reason, message) in hindrances(pod) {
-                if self.named.insert((container.clone(), reason.clone())) {
+                if self.reported.insert((container.clone(), reason.clone())) {
                     let (name, node) = (object::name(pod), node_of(pod).unwrap_or("no node"));
                     say(&format!(
                         "Pod {name} on {node}: container {container}: {reason}{message}"
@@ -107,7 +111,7 @@ impl Images {
             return Ok(());
         }
         let since = *self.missing_since.get_or_insert(now);
-        if now - since < MISSING {
+        if now - since < MISSING_GRACE_PERIOD {
             return Ok(());
         }
         Err(InstallError::Images(missing))
@@ -125,7 +129,7 @@ impl Images {
     }
 }
 
-/// The pods that an object of the chart makes; none if it makes none.
+/// Returns the pod template of an object of the chart, if it has one.
 fn pod_spec(object: &Value) -> Option<PodSpec> {
     let template = match ObjectRef::of(object)?.kind.as_str() {
         "DaemonSet" => DaemonSet::deserialize(object).ok()?.spec?.template,

@@ -1,5 +1,5 @@
-//! What was applied, kept in the cluster itself: an upgrade takes away what it no longer has, and an
-//! uninstallation takes away exactly what there is.
+//! Inventory of applied objects, stored in the cluster: an upgrade removes objects that are no
+//! longer in the chart, and an uninstallation removes exactly the applied ones.
 
 use ambit_k8s_api::revisions;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -11,10 +11,10 @@ use crate::{
     values,
 };
 
-/// Name of the ConfigMap that holds the default revision's.
+/// Name of the ConfigMap with the default revision's inventory.
 const NAME: &str = "ambit-inventory";
 
-/// Its entry there.
+/// Key of the inventory in the ConfigMap.
 const KEY: &str = "inventory.json";
 
 /// Objects and settings of an installation.
@@ -25,18 +25,18 @@ pub struct Inventory {
     pub version: String,
     /// Values that the user set.
     pub values: Value,
-    /// Revision of the control plane; each has an inventory.
+    /// Revision of the control plane; each has its own inventory.
     #[serde(default = "default_revision")]
     pub revision: String,
-    /// Whether the namespace was made by the installation.
+    /// Whether the installation created the namespace.
     pub made_namespace: bool,
-    /// Definitions that the installation made.
+    /// CRDs that the installation created.
     pub crds: Vec<ObjectRef>,
     /// All other objects.
     pub objects: Vec<ObjectRef>,
 }
 
-/// An inventory that cannot be read.
+/// Inventory that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("the ConfigMap with the inventory of the installation cannot be read")]
 pub struct InventoryError(#[source] Option<serde_json::Error>);
@@ -45,7 +45,7 @@ fn default_revision() -> String {
     revisions::DEFAULT.to_owned()
 }
 
-/// Name of the ConfigMap that holds the inventory of a revision.
+/// Returns the name of the ConfigMap with the inventory of a revision.
 pub fn name(revision: &str) -> String {
     format!("{NAME}{}", revisions::suffix(revision))
 }
@@ -64,22 +64,23 @@ impl Default for Inventory {
 }
 
 impl Inventory {
-    /// Reads it from its ConfigMap.
+    /// Reads the inventory from its ConfigMap.
     ///
     /// # Errors
-    /// When it has changed meanwhile.
+    ///
+    /// When it was edited and is invalid.
     pub fn read(config_map: &ConfigMap) -> Result<Self, InventoryError> {
         let data = config_map.data.as_ref().ok_or(InventoryError(None))?;
         let text = data.get(KEY).ok_or(InventoryError(None))?;
         serde_json::from_str(text).map_err(|error| InventoryError(Some(error)))
     }
 
-    /// The platform that the user chose; empty for none.
+    /// Returns the platform that the user chose; empty for none.
     pub fn platform(&self) -> &str {
         values::text(&self.values, &["global", "platform"]).unwrap_or_default()
     }
 
-    /// ConfigMap that keeps the inventory.
+    /// Returns the ConfigMap that stores the inventory.
     pub fn config_map(&self, namespace: &str) -> Value {
         let text = serde_json::to_string_pretty(self).unwrap_or_default();
         json!({
@@ -94,12 +95,12 @@ impl Inventory {
         })
     }
 
-    /// Whether the installation has the parts on nodes, which capture pods.
+    /// Returns whether the installation includes the parts on nodes, which capture pods.
     pub fn has_node_parts(&self) -> bool {
         self.objects.iter().any(|object| object.kind == "DaemonSet")
     }
 
-    /// Objects that this one has and `next` has not, in the order in which to delete.
+    /// Returns objects of this inventory that `next` does not have, in the order of deletion.
     pub fn pruned(&self, next: &[ObjectRef]) -> Vec<ObjectRef> {
         let gone = self
             .objects
@@ -108,8 +109,8 @@ impl Inventory {
         removal_order(gone.cloned().collect())
     }
 
-    /// With the objects of both: what holds during an upgrade, so that one that fails
-    /// half way can still be taken away whole.
+    /// Returns the union with other objects: the inventory during an upgrade, so that one that
+    /// fails half way can still be removed completely.
     #[must_use]
     pub fn with(mut self, next: &[ObjectRef]) -> Self {
         for object in next {
@@ -121,7 +122,7 @@ impl Inventory {
     }
 }
 
-/// Labels of what the command line makes besides the chart.
+/// Returns the labels of objects that the command line creates besides the chart.
 pub fn labels() -> Value {
     json!({
         "app.kubernetes.io/part-of": "ambit",
@@ -129,8 +130,8 @@ pub fn labels() -> Value {
     })
 }
 
-/// Sorts objects so that those that depend on others go before them. The node agents go first of all: they unenrol the
-/// pods, which needs the node proxies.
+/// Sorts objects so that dependents precede their dependencies. Node agents come first: they
+/// unenrol the pods, which needs the node proxies.
 pub fn removal_order(mut objects: Vec<ObjectRef>) -> Vec<ObjectRef> {
     objects.sort_by(|a, b| rank(&b.kind).cmp(&rank(&a.kind)).then_with(|| a.cmp(b)));
     objects
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inventory_survives_its_configmap() {
+    fn inventory_round_trips_through_its_configmap() {
         let inventory = Inventory {
             version: "1".to_owned(),
             values: json!({"a": 1}),
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_longer_wanted_is_pruned_dependents_first() {
+    fn removed_objects_are_pruned_dependents_first() {
         let old = Inventory {
             objects: vec![
                 object("ServiceAccount", "a"),
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_go_before_proxies() {
+    fn agents_are_removed_before_proxies() {
         let order = removal_order(vec![
             object("Deployment", "ambit-control"),
             object("DaemonSet", "ztunnel"),

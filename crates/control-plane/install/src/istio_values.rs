@@ -1,7 +1,9 @@
-//! Values that were written for Istio's charts (istiod, cni, ztunnel) or for an IstioOperator, as values of this chart.
+//! Converts values for Istio's charts (istiod, cni, ztunnel) or for an IstioOperator to values of
+//! this chart.
 //!
-//! Names that mean the same are taken. Everything else is left out and reported: a file that configured another mesh
-//! must neither keep this one from being installed nor seem to have an effect that it does not have.
+//! Names of the same meaning are converted. All others are left out and reported: a file that
+//! configured another mesh must neither prevent the installation of this one nor seem to have an
+//! effect that it does not have.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +12,7 @@ use crate::{
     values::{ValuesError, merge, parse},
 };
 
-/// Chart of Istio that a file of values was written for.
+/// Istio chart that a file of values was written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chart {
     /// Chart of the control plane.
@@ -39,12 +41,12 @@ impl std::str::FromStr for Chart {
     }
 }
 
-/// Values of this chart that stand for a file of Istio's.
+/// Result of converting a file of Istio's values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Translation {
-    /// Values that have an effect.
+    /// Converted values, which have an effect.
     pub values: Map<String, Value>,
-    /// Values of the file that have none, each with the reason.
+    /// Values of the file without effect, each with the reason.
     pub ignored: Vec<String>,
 }
 
@@ -52,9 +54,9 @@ pub struct Translation {
 const DEFAULTS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
 
 /// Sections that the values of each of Istio's charts may have besides its own.
-const SHARED: [&str; 3] = ["global", "meshConfig", "pilot"];
+const SHARED_SECTIONS: [&str; 3] = ["global", "meshConfig", "pilot"];
 
-/// Where a value of this chart is if not where Istio has it: path in Istio's, and here.
+/// Values whose path in this chart differs: path in Istio's chart, and in this one.
 const MOVED: [(&[&str], &[&str]); 6] = [
     (
         &["ztunnel", "multiCluster", "clusterName"],
@@ -76,13 +78,14 @@ const MOVED: [(&[&str], &[&str]); 6] = [
 /// Values that name Istio's images.
 const IMAGES: [&str; 5] = ["hub", "tag", "variant", "image", "imagePullPolicy"];
 
-/// Sections that have values of images.
+/// Sections that may have values of images.
 const WITH_IMAGES: [&str; 4] = ["global", "pilot", "cni", "ztunnel"];
 
-/// Reads a file. `name` is for errors.
+/// Converts a file; `name` is for errors.
 ///
 /// # Errors
-/// When it is no YAML map; never for a value of it.
+///
+/// When the file is not a YAML map; never because of a value in it.
 pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, ValuesError> {
     let file = parse(name, text)?;
     let mut ignored = Vec::new();
@@ -92,7 +95,7 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     };
     remove_nulls(&mut values);
     drop_images(&mut values, &mut ignored);
-    // The chart installs that profile, without a name.
+    // The chart installs Istio's default profile, which has no name here.
     if let Some(profile) = values.remove("profile").filter(|one| one != "ambient") {
         ignored.push(format!("profile: {profile} is no profile here"));
     }
@@ -101,14 +104,14 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
             put(&mut values, to, value);
         }
     }
-    // Istio's default. Here it would forbid what replaces it: a configuration of the plugin's own.
+    // Istio's default. In this chart the value would forbid the plugin's own configuration file.
     if at(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
         take(&mut values, &["cni", "chained"]);
     }
-    // Once is enough: the schema check does not descend into a value that does not fit.
+    // One pass finds all: the schema check does not descend into a value that does not fit.
     for problem in schema::problems(&Value::Object(values.clone())) {
         let path: Vec<_> = problem.path.iter().map(String::as_str).collect();
-        // Several problems may be in one list.
+        // One list may have several problems.
         if take(&mut values, &path).is_some() {
             ignored.push(match problem.is_unknown {
                 true => format!("{}: there is no such value", path.join(".")),
@@ -119,7 +122,7 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     Ok(Translation { values, ignored })
 }
 
-/// A file of one of Istio's charts, with the defaults that it was copied with below it.
+/// Lays a file over the defaults that were copied with it from one of Istio's charts.
 fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
     let mut all = Map::new();
     for key in DEFAULTS {
@@ -131,7 +134,8 @@ fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
     all
 }
 
-/// The values of istiod's chart are in sections; those of the others are, but for what they share, a section here.
+/// Arranges the values of one of Istio's charts by the sections of this one: istiod's are in
+/// sections already; those of other charts become a section, except for shared ones.
 fn of_chart(chart: Chart, file: Map<String, Value>) -> Map<String, Value> {
     let section = match chart {
         Chart::Cni => "cni",
@@ -140,7 +144,7 @@ fn of_chart(chart: Chart, file: Map<String, Value>) -> Map<String, Value> {
     };
     let (mut all, mut own) = (Map::new(), Map::new());
     for (key, value) in file {
-        if key == section || key == "profile" || SHARED.contains(&key.as_str()) {
+        if key == section || key == "profile" || SHARED_SECTIONS.contains(&key.as_str()) {
             all.insert(key, value);
         } else {
             own.insert(key, value);
@@ -154,7 +158,7 @@ fn of_chart(chart: Chart, file: Map<String, Value>) -> Map<String, Value> {
     all
 }
 
-/// `spec.values`, `spec.meshConfig` and `spec.profile`.
+/// Collects `spec.values`, `spec.meshConfig` and `spec.profile` of an IstioOperator.
 fn of_operator(mut file: Map<String, Value>, ignored: &mut Vec<String>) -> Map<String, Value> {
     let mut all = Map::new();
     let Some(Value::Object(spec)) = file.remove("spec") else {
@@ -187,7 +191,7 @@ fn images(path: &str) -> String {
     format!("{path}: it names Istio's images; --set global.hub and global.tag name Ambit's")
 }
 
-/// Without a value means Istio's default, which the other chart may not have.
+/// Removes nulls: in Istio's charts they stand for a default that this chart may not have.
 fn remove_nulls(values: &mut Map<String, Value>) {
     values.retain(|_, value| match value {
         Value::Null => false,
@@ -205,7 +209,7 @@ fn at<'a>(values: &'a Map<String, Value>, path: &[&str]) -> Option<&'a Value> {
     rest.iter().try_fold(value, |value, key| value.get(key))
 }
 
-/// Removes a value, and the maps above it that are empty then.
+/// Removes a value, and then the maps above it that have become empty.
 fn take(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
     match path {
         [] => None,
@@ -221,7 +225,7 @@ fn take(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
     }
 }
 
-/// Sets a value, unless the file has it there already.
+/// Sets a value, unless the file already sets it at that path.
 fn put(values: &mut Map<String, Value>, path: &[&str], value: Value) {
     if at(values, path).is_some() {
         return;
@@ -248,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn revisions_and_tags_are_taken() {
+    fn revisions_and_tags_are_converted() {
         for (chart, text, expected) in [
             (
                 Chart::Istiod,
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_each_chart_come_to_their_section() {
+    fn values_of_each_chart_get_their_section() {
         let (values, ignored) = translated(
             Chart::Ztunnel,
             "
@@ -322,7 +326,7 @@ global: {platform: gke}
     }
 
     #[test]
-    fn images_of_istio_are_never_taken() {
+    fn images_of_istio_are_never_converted() {
         let (values, ignored) = translated(
             Chart::Istiod,
             "
@@ -400,7 +404,7 @@ spec:
     }
 
     #[test]
-    fn no_value_is_refused() {
+    fn unknown_values_are_never_an_error() {
         let (values, ignored) = translated(
             Chart::Istiod,
             "
@@ -418,7 +422,7 @@ nonsense: [1]
     }
 
     #[test]
-    fn what_is_taken_is_complete_with_the_defaults() {
+    fn converted_values_fit_the_schema() {
         let found = translate(Chart::Cni, "a", "resources: {limits: {cpu: 1}}").unwrap();
         let mut overrides = Overrides::default();
         overrides.layer(found.values);

@@ -1,4 +1,4 @@
-//! The chart of Ambit, rendered here as Helm renders it, applied to a cluster, and taken away again.
+//! Renders the chart of Ambit as Helm does, applies it to a cluster, and removes it again.
 #![forbid(unsafe_code)]
 
 pub mod apply;

@@ -1,4 +1,4 @@
-//! Kubernetes objects as they are sent: what they are called, and in which order they come.
+//! References to Kubernetes objects, and the order in which objects are applied.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub struct ObjectRef {
     pub api_version: String,
     /// Kind of the object.
     pub kind: String,
-    /// Namespace; none for what is of the whole cluster.
+    /// Namespace; `None` for cluster-scoped objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Name of the object.
@@ -25,7 +25,7 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
-    /// Reference to an object; none if it has no kind or name.
+    /// Returns the reference to an object; `None` if it has no kind or name.
     pub fn of(object: &Value) -> Option<Self> {
         let PartialObjectMeta::<DynamicObject> {
             types, metadata, ..
@@ -39,7 +39,7 @@ impl ObjectRef {
         })
     }
 
-    /// Of an object of a kind that is known.
+    /// Returns a reference to an object of a typed kind.
     pub fn of_kind<K: k8s_openapi::Resource>(namespace: Option<&str>, name: &str) -> Self {
         Self {
             api_version: K::API_VERSION.to_owned(),
@@ -49,20 +49,20 @@ impl ObjectRef {
         }
     }
 
-    /// Whether both are the same object, whatever the version they are written in.
+    /// Returns whether both refer to the same object, regardless of the API version.
     pub fn same(&self, other: &Self) -> bool {
         (&self.kind, &self.namespace, &self.name, self.group())
             == (&other.kind, &other.namespace, &other.name, other.group())
     }
 
-    /// The group; empty for the core one.
+    /// Returns the API group; empty for the core group.
     pub fn group(&self) -> &str {
         self.api_version
             .rsplit_once('/')
             .map_or("", |(group, _)| group)
     }
 
-    /// Where the API server has it.
+    /// Returns the API resource of the object's kind.
     pub fn resource(&self) -> ApiResource {
         let version = self
             .api_version
@@ -81,45 +81,47 @@ impl fmt::Display for ObjectRef {
     }
 }
 
-/// An object's name; empty if it has none yet.
+/// Returns an object's name; empty if it has none yet.
 pub fn name(object: &impl Resource) -> &str {
     object.meta().name.as_deref().unwrap_or_default()
 }
 
-/// An object's namespace; empty if it is in none.
+/// Returns an object's namespace; empty if it has none.
 pub fn namespace_of(object: &impl Resource) -> &str {
     object.meta().namespace.as_deref().unwrap_or_default()
 }
 
-/// The value of a label, if the object has it.
+/// Returns the value of a label, if the object has it.
 pub fn label<'a>(object: &'a impl Resource, key: &str) -> Option<&'a str> {
     let labels = object.meta().labels.as_ref()?;
     labels.get(key).map(String::as_str)
 }
 
-/// The value of an annotation, if the object has it.
+/// Returns the value of an annotation, if the object has it.
 pub fn annotation<'a>(object: &'a impl Resource, key: &str) -> Option<&'a str> {
     let annotations = object.meta().annotations.as_ref()?;
     annotations.get(key).map(String::as_str)
 }
 
-/// Whether the object is one of ours: the chart's objects have this label, and Istio's another value.
+/// Returns whether the object is from Ambit: objects of its chart have this label, and Istio's have
+/// another value.
 pub fn is_ours(object: &impl Resource) -> bool {
     label(object, "app.kubernetes.io/part-of") == Some("ambit")
 }
 
-/// Whether Helm alone makes the object, and only for a step of its own: it is part of no installation.
+/// Returns whether the object is a Helm hook, which is created only for a step of Helm's and is not
+/// part of an installation.
 pub fn is_hook(object: &Value) -> bool {
     let object = PartialObjectMeta::<DynamicObject>::deserialize(object);
     object.is_ok_and(|object| annotation(&object, "helm.sh/hook").is_some())
 }
 
-/// Kind of an object; empty if it has none.
+/// Returns the kind of an object; empty if it has none.
 pub fn kind(object: &Value) -> String {
     TypeMeta::deserialize(object).unwrap_or_default().kind
 }
 
-/// When an object of this kind is applied: what others refer to comes first.
+/// Returns the position of a kind in the order of applying: dependencies come first.
 pub fn rank(kind: &str) -> usize {
     const ORDER: &[&str] = &[
         "Namespace",
@@ -153,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_objects() {
+    fn object_refs_are_displayed_by_kind_and_name() {
         let object = json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
             "metadata": {"name": "a", "namespace": "b"}});
         let name = ObjectRef::of(&object).unwrap();

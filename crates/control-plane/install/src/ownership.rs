@@ -1,4 +1,5 @@
-//! Ownership of an installation's objects: another installation may have taken them over since they were applied.
+//! Ownership of an installation's objects, which another installation may have taken over since
+//! they were applied.
 
 use kube::core::DynamicObject;
 
@@ -7,21 +8,23 @@ use crate::{
     object::{self, ObjectRef},
 };
 
-/// Owner of an object that was applied once.
+/// Owner of an object that an installation has applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// Ours: it has the label of the chart's objects.
+    /// Ambit: the object has the label of the chart's objects.
     Ours,
-    /// Another's: it was taken over, or deleted and made anew, as Istio's DaemonSet `ztunnel` is when a mesh moves back.
+    /// Another installation, which took the object over, or deleted and recreated it, as happens to
+    /// Istio's DaemonSet `ztunnel` when a mesh moves back.
     Another,
-    /// Neither: the object does not exist.
+    /// None: the object does not exist.
     Gone,
 }
 
-/// Returns the present owner of an object.
+/// Returns the current owner of an object.
 ///
 /// # Errors
-/// When the API server refuses or is away.
+///
+/// When the API server refuses or is unavailable.
 pub(crate) async fn ownership(
     cluster: &Cluster,
     name: &ObjectRef,

@@ -9,14 +9,14 @@ use crate::{
     values::Overrides,
 };
 
-/// Everything that will be applied.
+/// Objects that an installation applies, in order.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Release that it was rendered for.
+    /// Release that the chart was rendered for.
     pub release: Release,
     /// Values that the user set.
     pub overrides: Overrides,
-    /// Definitions, applied only where there are none.
+    /// CRDs, applied only if they do not exist.
     pub crds: Vec<Value>,
     /// Objects in order.
     pub objects: Vec<Value>,
@@ -26,12 +26,13 @@ impl Plan {
     /// Renders the chart.
     ///
     /// # Errors
-    /// When the values do not fit it.
+    ///
+    /// When the values do not fit the chart.
     pub fn new(release: Release, overrides: Overrides) -> Result<Self, InstallError> {
         let values = overrides.complete()?;
         let mut objects = render::objects(&release, &values)?;
         objects.retain(|object| !object::is_hook(object));
-        // Definitions are kept when the mesh goes, and those of others stay as they are.
+        // An uninstallation keeps CRDs, and existing ones of other owners are not changed.
         let is_definition = |object: &Value| object::kind(object) == "CustomResourceDefinition";
         let mut crds = render::crds()?;
         crds.extend(objects.extract_if(.., |object| is_definition(object)));
@@ -43,7 +44,8 @@ impl Plan {
         })
     }
 
-    /// The namespace of the mesh. Its pods enter others' namespaces: Pod Security must let them.
+    /// Returns the namespace of the mesh. Its pods enter the network namespaces of others, which
+    /// Pod Security must allow.
     pub fn namespace(&self) -> Value {
         json!({
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-//! Which platform a cluster is, from what its nodes say of themselves.
+//! Detects a cluster's platform from its Node objects.
 
 use k8s_openapi::api::core::v1::Node;
 
@@ -16,7 +16,7 @@ pub const PLATFORMS: &[&str] = &[
     "microk8s",
 ];
 
-/// Sign of a platform on a node.
+/// Properties of a node by which a platform is detected.
 struct Sign {
     platform: &'static str,
     /// Part of a label's name.
@@ -25,7 +25,7 @@ struct Sign {
     version: &'static str,
     /// Beginning of the provider's id.
     provider: &'static str,
-    /// Part of the operating system's name.
+    /// Part of the operating system image's name.
     os: &'static str,
 }
 
@@ -37,7 +37,7 @@ const NONE: Sign = Sign {
     os: "",
 };
 
-/// Signs, the more specific ones first: k3d's nodes are also k3s', for instance.
+/// Signs of platforms, more specific ones first: nodes of k3d match k3s, too.
 const SIGNS: &[Sign] = &[
     Sign {
         platform: "openshift",
@@ -94,7 +94,7 @@ const SIGNS: &[Sign] = &[
     },
 ];
 
-/// The platform of these nodes; empty if it has nothing of its own.
+/// Returns the platform of these nodes; empty if no special one is detected.
 pub fn detect(nodes: &[Node]) -> &'static str {
     SIGNS
         .iter()

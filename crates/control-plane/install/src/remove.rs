@@ -1,5 +1,5 @@
-//! Uninstalling: all pods are unenrolled first, then the parts go, the node agents before the node
-//! proxies that they serve.
+//! Uninstalls: unenrols all pods first, then removes the objects, node agents before the node
+//! proxies that they depend on.
 
 use std::time::{Duration, Instant};
 
@@ -26,35 +26,37 @@ pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
 /// Value of that label.
 pub const AMBIENT: &str = "ambient";
 
-/// How long deleting a single object may take: agents clean their nodes up, proxies drain.
-const DELETION: Duration = Duration::from_secs(600);
+/// Timeout for the deletion of a single object: agents clean up their nodes, proxies drain.
+const DELETION_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The selectors that unenrol all pods: none has this label, whatever others it has.
-const NOBODY: &str = r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"everybody"}}}]"#;
-/// Where the agents' settings have it.
-const SELECTOR: &str = "AMBIENT_ENABLEMENT_SELECTOR";
+/// Enablement selectors that unenrol all pods: no pod has this label.
+const NO_POD_SELECTOR: &str =
+    r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"everybody"}}}]"#;
+/// Environment variable of the agents with the enablement selectors.
+const SELECTOR_VARIABLE: &str = "AMBIENT_ENABLEMENT_SELECTOR";
 /// Annotation of captured pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
-/// Field manager of the root certificates in namespaces.
-const CONTROL: &str = "ambit-control";
-/// Time between two looks at pods that are to be unenrolled.
-const PAUSE: Duration = Duration::from_millis(300);
+/// Field manager that the control plane writes root certificates with.
+const CONTROL_FIELD_MANAGER: &str = "ambit-control";
+/// Interval of polling for pods that are to be unenrolled.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Objects to remove besides those that were applied.
+/// Further objects to remove, besides the applied ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
-    /// Also the definitions that the installation made, with every object of theirs.
+    /// CRDs that the installation created, with all their objects.
     pub crds: bool,
-    /// Also the CA's own root: the next installation has another one.
+    /// The CA's own root: the next installation generates another one.
     pub root: bool,
-    /// Also the namespace, if the installation made it.
+    /// The namespace, if the installation created it.
     pub namespace: bool,
 }
 
-/// Namespaces whose label puts them into the mesh.
+/// Lists namespaces whose label enrols them in the mesh.
 ///
 /// # Errors
-/// When they cannot be listed.
+///
+/// When namespaces cannot be listed.
 pub async fn enrolled_namespaces(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
     let label = format!("{DATAPLANE_MODE}={AMBIENT}");
     let namespaces: Vec<Namespace> = cluster.all(None, Some(&label)).await?;
@@ -62,9 +64,10 @@ pub async fn enrolled_namespaces(cluster: &Cluster) -> Result<Vec<String>, Insta
     Ok(names.map(ToOwned::to_owned).collect())
 }
 
-/// Removes the label that puts it into the mesh from a namespace, or sets it.
+/// Sets or removes the label that enrols a namespace in the mesh.
 ///
 /// # Errors
+///
 /// When the API server refuses.
 pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<(), InstallError> {
     let name = ObjectRef::of_kind::<Namespace>(None, namespace);
@@ -73,11 +76,14 @@ pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<()
     Ok(cluster.merge(&name, &patch).await?)
 }
 
-/// Unenrols all pods, whatever their labels: the agents' settings select no pods any longer, and they remove their
-/// redirection. Connections through proxies continue meanwhile.
+/// Unenrols all pods, whatever their labels: sets the agents' enablement selectors so that they
+/// select no pods, whereupon the agents remove the redirection. Connections through proxies
+/// continue meanwhile.
 ///
 /// # Errors
-/// When pods are not unenrolled within `timeout`, each of them named, or the API server refuses.
+///
+/// When pods, which the error names, are not unenrolled within `timeout`, or the API server
+/// refuses.
 pub async fn unenrol_all(
     cluster: &Cluster,
     namespace: &str,
@@ -90,15 +96,19 @@ pub async fn unenrol_all(
     let (Some(settings), Some(_)) = (settings, cluster.get(&agents).await?) else {
         return Ok(());
     };
-    // An unenrolment that was broken off goes on to its end, though all pods may have gone meanwhile.
-    let selector = settings.data.as_ref().and_then(|data| data.get(SELECTOR));
-    let begun = selector.is_some_and(|selector| selector == NOBODY);
+    // An interrupted unenrolment is completed, even if all pods have left the mesh meanwhile.
+    let selector = settings
+        .data
+        .as_ref()
+        .and_then(|data| data.get(SELECTOR_VARIABLE));
+    let begun = selector.is_some_and(|selector| selector == NO_POD_SELECTOR);
     if !begun && captured(cluster).await?.is_empty() {
         return Ok(());
     }
-    let patch = json!({"data": {SELECTOR: NOBODY}});
+    let patch = json!({"data": {SELECTOR_VARIABLE: NO_POD_SELECTOR}});
     cluster.merge(&config, &patch).await?;
-    // The agents read their settings when they start. None of them is needed meanwhile: all at once.
+    // Agents read their settings at start. No pod needs an agent meanwhile, so that all restart at
+    // once.
     let patch = json!({"spec": {
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}},
         "template": {"metadata": {"annotations": {"ambit.io/config-checksum": "leaving"}}},
@@ -109,8 +119,9 @@ pub async fn unenrol_all(
     loop {
         let pods = captured(cluster).await?;
         let late = Instant::now() >= deadline;
-        // Agents that are about to be replaced take their plugin for still needed: only those after them
-        // take it away when they are removed. One that does not come must not hold up the others.
+        // An agent that is about to be replaced keeps its plugin installed; only agents of the new
+        // template remove it when they are deleted. One that does not start must not delay the
+        // others.
         if pods.is_empty() && (late || is_rolled_out(cluster, &agents).await?) {
             return Ok(());
         }
@@ -122,7 +133,7 @@ pub async fn unenrol_all(
             last = pods.len();
             say(&format!("waiting: {last} pods are still captured"));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -131,7 +142,7 @@ async fn is_rolled_out(cluster: &Cluster, name: &ObjectRef) -> Result<bool, Inst
     Ok(state.is_none_or(|state| state == Rollout::Done))
 }
 
-/// Pods that say they are captured, and have not ended.
+/// Lists pods that are annotated as captured and have not ended.
 async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
     let pods: Vec<Pod> = cluster.all(None, None).await?;
     let is_captured = |pod: &&Pod| {
@@ -152,8 +163,9 @@ async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
 /// Removes the installation. Its pods must have been unenrolled.
 ///
 /// # Errors
-/// When there is none, or the API server refuses. What is gone by then stays gone; a second attempt
-/// goes on from there.
+///
+/// When there is no installation, or the API server refuses. Another attempt continues with the
+/// remaining objects.
 pub async fn uninstall(
     cluster: &Cluster,
     (namespace, revision): (&str, &str),
@@ -166,7 +178,7 @@ pub async fn uninstall(
         revision: revision.to_owned(),
     })?;
     let delete = async |name: &ObjectRef| -> Result<(), InstallError> {
-        if cluster.delete(name, DELETION).await? {
+        if cluster.delete(name, DELETION_TIMEOUT).await? {
             say(&format!("{name}: deleted"));
         }
         Ok(())
@@ -180,13 +192,13 @@ pub async fn uninstall(
             Ownership::Gone => {}
         }
     }
-    // What the control plane made while it ran.
+    // Objects that the control plane created while it ran.
     let lease = format!("ambit-control-leader{}", revisions::suffix(revision));
     delete(&ObjectRef::of_kind::<Lease>(Some(namespace), &lease)).await?;
     if !inventory.has_node_parts() {
-        // The mesh goes on with another control plane.
+        // Another revision's control plane continues to serve the mesh.
         cluster
-            .delete(&inventory_name(namespace, revision), DELETION)
+            .delete(&inventory_name(namespace, revision), DELETION_TIMEOUT)
             .await?;
         return Ok(());
     }
@@ -196,7 +208,7 @@ pub async fn uninstall(
     ))
     .await?;
     for copy in root_copies(cluster).await? {
-        cluster.delete(&copy, DELETION).await?;
+        cluster.delete(&copy, DELETION_TIMEOUT).await?;
     }
     if removal.root {
         delete(&ObjectRef::of_kind::<Secret>(
@@ -215,7 +227,7 @@ pub async fn uninstall(
         say("the CRDs of Istio's kinds stay, with their objects: --crds deletes them too");
     }
     cluster
-        .delete(&inventory_name(namespace, revision), DELETION)
+        .delete(&inventory_name(namespace, revision), DELETION_TIMEOUT)
         .await?;
     if removal.namespace && inventory.made_namespace {
         delete(&ObjectRef::of_kind::<Namespace>(None, namespace)).await?;
@@ -223,12 +235,13 @@ pub async fn uninstall(
     Ok(())
 }
 
-/// The root certificates that our control plane wrote into the namespaces; not those of another.
+/// Lists the ConfigMaps of root certificates that our control plane wrote into the namespaces,
+/// without those of other control planes.
 async fn root_copies(cluster: &Cluster) -> Result<Vec<ObjectRef>, InstallError> {
     let all: Vec<ConfigMap> = cluster.all(None, Some("istio.io/config=true")).await?;
     let ours = |map: &&ConfigMap| {
         let mut managers = map.metadata.managed_fields.iter().flatten();
-        managers.any(|entry| entry.manager.as_deref() == Some(CONTROL))
+        managers.any(|entry| entry.manager.as_deref() == Some(CONTROL_FIELD_MANAGER))
     };
     let name = |map| {
         let namespace = Some(object::namespace_of(map));

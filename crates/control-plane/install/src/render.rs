@@ -1,4 +1,4 @@
-//! The chart's templates made into objects, as Helm makes them.
+//! Renders the chart's templates to objects, as Helm does.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -9,7 +9,7 @@ use crate::{chart, object};
 
 mod functions;
 
-/// Whom the chart is rendered for.
+/// Release that the chart is rendered for.
 #[derive(Clone, Debug)]
 pub struct Release {
     /// Name of the release.
@@ -18,7 +18,7 @@ pub struct Release {
     pub namespace: String,
     /// Name of the installer: `Helm` or `ambit`.
     pub service: String,
-    /// The cluster's minor version, as it reports it (`34`, `31+`).
+    /// Minor version of the cluster, as the API server reports it (`34`, `31+`).
     pub minor: String,
 }
 
@@ -33,10 +33,10 @@ impl Default for Release {
     }
 }
 
-/// The chart cannot be rendered.
+/// Error of rendering the chart.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
-    /// Template that cannot be rendered.
+    /// A template cannot be rendered.
     #[error("the template {path} cannot be rendered")]
     Template {
         /// Path of the template.
@@ -45,7 +45,7 @@ pub enum RenderError {
         #[source]
         source: gotmpl::TemplateError,
     },
-    /// Rendered template that is no YAML.
+    /// The rendered template is not valid YAML.
     #[error("the template {path} renders invalid YAML: {cause}")]
     Yaml {
         /// Path of the template.
@@ -53,16 +53,17 @@ pub enum RenderError {
         /// Cause of the error.
         cause: String,
     },
-    /// The chart's own files.
+    /// The chart's own files are invalid.
     #[error("the chart is damaged: {0}")]
     Chart(String),
 }
 
-/// The objects of the chart, Helm's hooks too, in the order in which they are applied. `values` are
-/// complete.
+/// Renders the objects of the chart, including Helm's hooks, in the order of applying. `values`
+/// must be complete.
 ///
 /// # Errors
-/// When a template and the values do not fit.
+///
+/// When the values do not fit a template.
 pub fn objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderError> {
     let engine = Engine::new()?;
     let data = data(release, values)?;
@@ -76,10 +77,11 @@ pub fn objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderEr
     Ok(objects)
 }
 
-/// Definitions of Istio's kinds.
+/// Parses the CRDs of the chart.
 ///
 /// # Errors
-/// When the chart was built wrong.
+///
+/// When the embedded chart is invalid.
 pub fn crds() -> Result<Vec<Value>, RenderError> {
     let mut crds = Vec::new();
     for file in chart::CRDS {
@@ -88,15 +90,16 @@ pub fn crds() -> Result<Vec<Value>, RenderError> {
     Ok(crds)
 }
 
-/// Notes after an installation.
+/// Renders the notes that are printed after an installation.
 ///
 /// # Errors
-/// When the chart was built wrong.
+///
+/// When the embedded chart is invalid.
 pub fn notes(release: &Release, values: &Value) -> Result<String, RenderError> {
     Engine::new()?.render(chart::NOTES.path, &data(release, values)?)
 }
 
-/// All templates, which may include each other.
+/// Template engine with all templates, which may include each other.
 struct Engine(Arc<OnceLock<Template>>);
 
 impl Engine {
@@ -106,7 +109,8 @@ impl Engine {
         let mut template =
             functions::register(Template::new("chart"), here).missing_key(MissingKey::ZeroValue);
         for file in chart::TEMPLATES.iter().chain([&chart::NOTES]) {
-            // Helper files define; the others are templates under their own paths.
+            // Helper files only define named templates; the other files are templates under their
+            // paths.
             let text = if file.path.ends_with(".tpl") {
                 file.text.to_owned()
             } else {
@@ -156,7 +160,7 @@ fn data(release: &Release, values: &Value) -> Result<gotmpl::Value, RenderError>
     })
 }
 
-/// The chart's files by their paths.
+/// Returns the files that templates include, by their paths.
 fn files() -> gotmpl::Value {
     let entries = chart::FILES.iter();
     let entries = entries.map(|file| (file.path.into(), file.text.into()));

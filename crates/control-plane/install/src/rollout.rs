@@ -1,7 +1,7 @@
-//! Whether a workload has its desired state, and if not, what it waits for.
+//! Rollout state of a workload: whether it has its desired state, and what it waits for.
 //!
-//! A DaemonSet's own status does not say: of the pods of a node its controller counts the oldest, which may
-//! be a node proxy that goes on for an hour for the connections it has. So its pods are counted here.
+//! The status of a DaemonSet does not tell: its controller counts the oldest pod of a node, which
+//! may be a node proxy that drains its connections for an hour. So its pods are counted here.
 
 use std::collections::BTreeSet;
 
@@ -19,11 +19,12 @@ use crate::{
     object::{ObjectRef, annotation, label},
 };
 
-/// Annotation with which a DaemonSet's controller counts its templates, and label of their pods.
+/// Annotation in which a DaemonSet's controller counts its templates, and label of the pods of
+/// each.
 const TEMPLATE: &str = "deprecated.daemonset.template.generation";
 const OF_TEMPLATE: &str = "pod-template-generation";
 
-/// Workload with pods that are waited for.
+/// Workload whose pods an installation waits for.
 #[derive(Clone, Debug)]
 pub enum Workload {
     /// Pods of a Deployment.
@@ -33,15 +34,16 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Whether objects of a kind have pods that are waited for.
+    /// Returns whether objects of a kind are workloads.
     pub fn is_kind(kind: &str) -> bool {
         matches!(kind, "Deployment" | "DaemonSet")
     }
 
-    /// The workload of that name; none if there is none, or its kind has no pods.
+    /// Returns the workload of that name; `None` if it does not exist or is not a workload.
     ///
     /// # Errors
-    /// When the API server refuses or is away.
+    ///
+    /// When the API server refuses or is unavailable.
     pub async fn read(cluster: &Cluster, name: &ObjectRef) -> Result<Option<Self>, ClusterError> {
         let namespace = name.namespace.as_deref();
         Ok(match name.kind.as_str() {
@@ -57,7 +59,7 @@ impl Workload {
         })
     }
 
-    /// Name, labels and the rest.
+    /// Returns the metadata of the workload.
     pub fn meta(&self) -> &ObjectMeta {
         match self {
             Self::Deployment(object) => object.meta(),
@@ -72,10 +74,11 @@ impl Workload {
         })
     }
 
-    /// The pods that its labels select.
+    /// Lists the pods that the workload's selector selects.
     ///
     /// # Errors
-    /// When the API server refuses or is away.
+    ///
+    /// When the API server refuses or is unavailable.
     pub async fn pods(&self, cluster: &Cluster) -> Result<Vec<Pod>, ClusterError> {
         let labels = self.selector().and_then(|all| all.match_labels.as_ref());
         let pairs = labels.into_iter().flatten();
@@ -84,7 +87,7 @@ impl Workload {
         cluster.all(namespace, Some(&pairs.join(","))).await
     }
 
-    /// How far it is, with these pods if it is a DaemonSet.
+    /// Returns the state of the rollout; `pods` matter for a DaemonSet only.
     pub fn rollout(&self, pods: &[Pod]) -> Rollout {
         match self {
             Self::Deployment(object) => deployment(object),
@@ -93,19 +96,20 @@ impl Workload {
     }
 }
 
-/// How far a Deployment or DaemonSet is.
+/// State of the rollout of a Deployment or DaemonSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rollout {
-    /// All its pods are new and ready.
+    /// All pods are of the newest template and ready.
     Done,
-    /// Not yet; in words.
+    /// The rollout is in progress; with a description for people.
     Waiting(String),
 }
 
-/// How far the object of that name is; `None` if there is none.
+/// Returns the rollout state of the workload of that name; `None` if there is none.
 ///
 /// # Errors
-/// When the API server refuses or is away.
+///
+/// When the API server refuses or is unavailable.
 pub async fn rollout_of(
     cluster: &Cluster,
     name: &ObjectRef,
@@ -120,7 +124,7 @@ pub async fn rollout_of(
     Ok(Some(workload.rollout(&pods)))
 }
 
-/// Pods of a DaemonSet that are ending and have not ended.
+/// Returns pods of a DaemonSet that are terminating.
 pub fn draining<'a>(set: &DaemonSet, pods: &'a [Pod]) -> Vec<&'a Pod> {
     owned(set, pods).filter(|pod| is_ending(pod)).collect()
 }
@@ -133,17 +137,17 @@ fn owned<'a>(set: &DaemonSet, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> 
     })
 }
 
-/// Whether a pod is being deleted.
+/// Returns whether a pod is being deleted.
 pub fn is_ending(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// The node that a pod was given to.
+/// Returns the node that a pod is scheduled to.
 pub fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// Whether a pod reports that it is ready.
+/// Returns whether a pod's condition `Ready` is true.
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod
         .status
@@ -153,7 +157,8 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// On how many nodes a DaemonSet has a pod of its newest template, and on how many that is ready.
+/// Returns the numbers of nodes on which a DaemonSet has a pod of its newest template, and on which
+/// that pod is ready.
 fn newest(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
     let template = annotation(set, TEMPLATE);
     let of_newest = |pod: &&Pod| !is_ending(pod) && label(*pod, OF_TEMPLATE) == template;
@@ -165,7 +170,7 @@ fn newest(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
     (count(nodes), count(ready))
 }
 
-/// How far a Deployment is.
+/// Returns the rollout state of a Deployment.
 pub fn deployment(object: &Deployment) -> Rollout {
     let status = object.status.clone().unwrap_or_default();
     let wanted = object.spec.as_ref().and_then(|spec| spec.replicas);
@@ -185,7 +190,7 @@ pub fn deployment(object: &Deployment) -> Rollout {
     }
 }
 
-/// How far a DaemonSet with these pods is.
+/// Returns the rollout state of a DaemonSet with these pods.
 pub fn daemon_set(object: &DaemonSet, pods: &[Pod]) -> Rollout {
     let status = object.status.as_ref();
     let (updated, ready) = newest(object, pods);
@@ -201,7 +206,8 @@ pub fn daemon_set(object: &DaemonSet, pods: &[Pod]) -> Rollout {
     behind.map_or(Rollout::Done, Rollout::Waiting)
 }
 
-/// State that a workload waits for: its own generation and that which its controller has seen, and numbers of pods.
+/// Describes what a rollout waits for, from the generations of the workload and of its status, and
+/// the numbers of pods.
 fn waiting(
     (own, seen): (Option<i64>, Option<i64>),
     wanted: i64,
@@ -217,7 +223,7 @@ fn waiting(
     (ready < wanted).then(|| format!("{ready} of {wanted} pods are ready"))
 }
 
-/// The statuses of a pod's containers, those that prepare it first.
+/// Returns the statuses of a pod's containers, init containers first.
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.as_ref();
     let first = status.and_then(|status| status.init_container_statuses.as_ref());
@@ -225,7 +231,8 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     first.into_iter().chain(then).flatten()
 }
 
-/// Why a pod is not ready, one reason a line: what the scheduler, the kubelet and its containers say.
+/// Returns the reasons why a pod is not ready, one a line, as the scheduler, the kubelet and the
+/// containers report them.
 pub fn pod_problems(pod: &Pod) -> Vec<String> {
     let mut problems = Vec::new();
     for status in statuses(pod) {
@@ -269,10 +276,11 @@ pub fn pod_problems(pod: &Pod) -> Vec<String> {
     problems
 }
 
-/// Why containers wait that are about to start.
+/// Reasons of waiting containers that are about to start.
 const STARTING: [&str; 3] = ["", "ContainerCreating", "PodInitializing"];
 
-/// Why a kubelet holds containers of a pod back: container, reason, and its message after a colon.
+/// Returns the containers of a pod that the kubelet cannot start: container, reason, and its
+/// message after a colon.
 pub(crate) fn hindrances(pod: &Pod) -> Vec<(String, String, String)> {
     let hindrance = |status: &ContainerStatus| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
@@ -285,7 +293,7 @@ pub(crate) fn hindrances(pod: &Pod) -> Vec<(String, String, String)> {
     statuses(pod).filter_map(hindrance).collect()
 }
 
-/// Whether a kubelet holds a pod back of which no container runs.
+/// Returns whether no container of a pod runs and the kubelet delays a retry.
 pub(crate) fn is_held_back(pod: &Pod) -> bool {
     let runs = |status: &ContainerStatus| {
         let state = status.state.as_ref();
@@ -294,7 +302,7 @@ pub(crate) fn is_held_back(pod: &Pod) -> bool {
     !hindrances(pod).is_empty() && !statuses(pod).any(runs)
 }
 
-/// Why a kubelet waits with a container if it cannot have its image.
+/// Reasons of waiting containers whose image the kubelet cannot pull.
 const NO_IMAGE: [&str; 5] = [
     "ErrImagePull",
     "ImagePullBackOff",
@@ -303,7 +311,7 @@ const NO_IMAGE: [&str; 5] = [
     "RegistryUnavailable",
 ];
 
-/// The images of a pod that its kubelet cannot pull, and the error of each.
+/// Returns the images of a pod that its kubelet cannot pull, with the error of each.
 pub fn missing_images(pod: &Pod) -> Vec<(String, String)> {
     let image = |name: &str| {
         let spec = pod.spec.as_ref()?;
@@ -387,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_waits_for_its_old_pods_to_go() {
+    fn deployment_waits_for_its_old_pods_to_end() {
         let object = |status: Value| -> Deployment {
             typed(json!({"metadata": {"generation": 1}, "spec": {"replicas": 1}, "status": status}))
         };
@@ -402,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_tells_why_it_is_not_ready() {
+    fn pod_problems_are_described() {
         let pod: Pod = typed(json!({"status": {
             "conditions": [{"type": "PodScheduled", "status": "False", "message": "no nodes"}],
         }}));
@@ -426,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_tells_which_image_it_cannot_have() {
+    fn unpullable_images_are_found() {
         let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "not found"}});
         let pod = typed(json!({
             "spec": {"containers": [

@@ -1,22 +1,22 @@
-//! Checks values against the chart's schema: as much of JSON Schema as that schema uses.
+//! Validates values by the chart's schema, with the keywords of JSON Schema that the schema uses.
 
 use regex::Regex;
 use serde_json::Value;
 
 use crate::chart;
 
-/// A value that does not fit.
+/// Value that the schema rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Keys that lead to the value, or to the list it is in.
+    /// Path of keys to the value, or to the list that has it.
     pub path: Vec<String>,
-    /// Path and reason, for people.
+    /// Path and reason, as text for people.
     pub text: String,
-    /// Whether the chart knows no such value; else it knows one of another form.
+    /// Whether the chart does not know the value at all; otherwise it has an invalid form.
     pub is_unknown: bool,
 }
 
-/// Every value that does not fit.
+/// Returns a problem for each invalid value.
 pub fn problems(values: &Value) -> Vec<Problem> {
     let mut problems = Vec::new();
     match serde_json::from_str(chart::SCHEMA) {
@@ -29,7 +29,7 @@ pub fn problems(values: &Value) -> Vec<Problem> {
     problems
 }
 
-/// Position of a value.
+/// Position of a value in the document.
 #[derive(Clone, Debug, Default)]
 struct Place {
     path: Vec<String>,
@@ -160,7 +160,8 @@ fn is(value: &Value, wanted: &str) -> bool {
     }
 }
 
-/// The name that differs only in case and hyphens, or has the other inside.
+/// Returns the name that differs from `key` only in case and hyphens, or that contains it or is
+/// contained in it.
 fn nearest<'a>(key: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace(['-', '_'], "");
     let wanted = plain(key);
@@ -184,13 +185,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_default_fits() {
+    fn defaults_fit_the_schema() {
         let values: Value = serde_saphyr::from_str(chart::VALUES).unwrap();
         assert_eq!(problems(&values), []);
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn invalid_values_are_named() {
         for (values, problem) in [
             (json!({"globl": {}}), "globl"),
             (json!({"global": {"hub": 1}}), "global.hub: 1 is no string"),

@@ -1,14 +1,14 @@
-//! Values: defaults, files and single settings, laid over each other as Helm does.
+//! Merges chart values (defaults, files and single settings) as Helm does.
 
 use ambit_k8s_api::revisions;
 use serde_json::{Map, Value};
 
 use crate::{chart, schema};
 
-/// Values that cannot be used.
+/// Error of invalid values.
 #[derive(Debug, thiserror::Error)]
 pub enum ValuesError {
-    /// A file of values.
+    /// A file of values is not valid YAML.
     #[error("{name} is no YAML of values: {cause}")]
     Syntax {
         /// Name of the file.
@@ -16,7 +16,7 @@ pub enum ValuesError {
         /// Cause of the error.
         cause: String,
     },
-    /// Error in `--set`.
+    /// A `--set` flag is invalid.
     #[error("--set {text}: {problem}; write it as path.to.value=value")]
     Set {
         /// Text of the flag.
@@ -24,28 +24,30 @@ pub enum ValuesError {
         /// Problem of the text.
         problem: &'static str,
     },
-    /// Not what the chart knows.
+    /// The chart's schema rejects these values.
     #[error("values that the chart does not know:\n  {}", .0.join("\n  "))]
     Invalid(Vec<String>),
 }
 
-/// Values that the user set: later layers win over earlier ones.
+/// Values that the user set; later ones override earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides(Map<String, Value>);
 
 impl Overrides {
-    /// Lays a file of values over what there is. `name` is for errors.
+    /// Merges a file of values over the earlier ones; `name` is for errors.
     ///
     /// # Errors
-    /// When it is no YAML map.
+    ///
+    /// When the file is not a YAML map.
     pub fn file(&mut self, name: &str, text: &str) -> Result<(), ValuesError> {
         self.layer(parse(name, text)?);
         Ok(())
     }
 
-    /// Sets single values, as Helm's `--set a.b=c,d=e`. `strings` keeps every value a text.
+    /// Sets single values, as Helm's `--set a.b=c,d=e`. With `strings`, every value is a string.
     ///
     /// # Errors
+    ///
     /// When a part has no `=`, or a path is empty or goes through a value.
     pub fn set(&mut self, text: &str, strings: bool) -> Result<(), ValuesError> {
         let wrong = |problem| ValuesError::Set {
@@ -77,20 +79,21 @@ impl Overrides {
         Ok(())
     }
 
-    /// Lays values over what there is.
+    /// Merges values over the earlier ones.
     pub fn layer(&mut self, values: Map<String, Value>) {
         merge(&mut self.0, values, false);
     }
 
-    /// Lays other settings over these.
+    /// Merges other settings over these.
     pub fn extend(&mut self, later: Self) {
         merge(&mut self.0, later.0, false);
     }
 
-    /// Values over the chart's defaults.
+    /// Returns the values over the chart's defaults.
     ///
     /// # Errors
-    /// When the chart does not know one, or it has another form.
+    ///
+    /// When the chart's schema rejects a value.
     pub fn complete(&self) -> Result<Value, ValuesError> {
         let mut all: Map<String, Value> =
             serde_saphyr::from_str(chart::VALUES).map_err(|error| ValuesError::Syntax {
@@ -108,12 +111,12 @@ impl Overrides {
         }
     }
 
-    /// As a value.
+    /// Returns the values as JSON.
     pub fn into_value(self) -> Value {
         Value::Object(self.0)
     }
 
-    /// Revision of the control plane.
+    /// Returns the revision of the control plane.
     pub fn revision(&self) -> &str {
         let paths: [&[&str]; 2] = [&["global", "revision"], &["revision"]];
         let set = paths.into_iter().filter_map(|path| self.text(path));
@@ -121,20 +124,20 @@ impl Overrides {
         set.next().unwrap_or(revisions::DEFAULT)
     }
 
-    /// A text at a path, if it is set.
+    /// Returns the string at a path, if it is set.
     pub fn text(&self, path: &[&str]) -> Option<&str> {
         let (first, rest) = path.split_first()?;
         text(self.0.get(*first)?, rest)
     }
 }
 
-/// A text at a path of values, if it is set.
+/// Returns the string at a path of `values`, if it is set.
 pub(crate) fn text<'a>(values: &'a Value, path: &[&str]) -> Option<&'a str> {
     let found = path.iter().try_fold(values, |value, key| value.get(key));
     found?.as_str()
 }
 
-/// Parses a file of values; an empty one has none. `name` is for errors.
+/// Parses a file of values; an empty file has none. `name` is for errors.
 pub(crate) fn parse(name: &str, text: &str) -> Result<Map<String, Value>, ValuesError> {
     let wrong = |cause: String| ValuesError::Syntax {
         name: name.to_owned(),
@@ -149,8 +152,8 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Map<String, Value>, Values
     }
 }
 
-/// Lays `over` on `base`: maps are merged, everything else is replaced. With `remove`, null takes a
-/// key away.
+/// Merges `over` into `base`: merges maps, replaces everything else. With `remove`, null removes a
+/// key.
 pub(crate) fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, remove: bool) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -165,7 +168,7 @@ pub(crate) fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, rem
     }
 }
 
-/// A value as `--set` writes it: `true`, `12`, `null`, `{a,b}`, or a text.
+/// Parses a value of `--set`: `true`, `12`, `null`, `{a,b}`, or a string.
 fn read(text: &str) -> Value {
     match text {
         "true" => Value::Bool(true),
@@ -178,7 +181,7 @@ fn read(text: &str) -> Value {
                 return Value::Array(items.map(|item| read(item)).collect());
             }
             let number = text.parse::<i64>().ok();
-            // 007 is a text, as Helm has it.
+            // Helm reads 007 as a string.
             match number.filter(|_| text == "0" || !text.starts_with('0')) {
                 Some(number) => Value::from(number),
                 None => Value::String(unescape(text)),
@@ -187,7 +190,7 @@ fn read(text: &str) -> Value {
     }
 }
 
-/// Splits at each unescaped `at` outside braces.
+/// Splits a text at each unescaped `at` outside braces.
 fn split(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut depth = 0_usize;
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_read_as_helm_reads_them() {
+    fn set_flags_are_parsed_as_by_helm() {
         for (texts, expected) in [
             (&["a.b=c,d=1"][..], json!({"a": {"b": "c"}, "d": 1})),
             (&["a=true", "a=false"], json!({"a": false})),
@@ -261,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_and_null_takes_away() {
+    fn later_layers_override_and_null_removes() {
         let mut overrides = Overrides::default();
         overrides
             .file(
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_nobody_knows_is_an_error_that_names_it() {
+    fn unknown_value_is_an_error_that_names_it() {
         let mut overrides = Overrides::default();
         overrides
             .set("cni.cniBindir=/x,global.platform=mars", false)

@@ -1,4 +1,4 @@
-//! Installing, upgrading and taking away, against an API server in memory.
+//! Tests installation, upgrade and removal with an API server in memory.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{cell::RefCell, time::Duration};
@@ -45,22 +45,23 @@ impl Lab {
         apply::install(&self.cluster, &plan(settings), options, NO_PROGRESS).await
     }
 
-    /// Everything in the cluster that the plan of the defaults makes.
-    async fn there(&self) -> Vec<String> {
-        self.there_of(&["global.networkPolicy.enabled=true"]).await
+    /// Returns all objects in the cluster that are in the plan of the defaults.
+    async fn existing(&self) -> Vec<String> {
+        self.existing_of(&["global.networkPolicy.enabled=true"])
+            .await
     }
 
-    /// Objects of the chart with these values that are there.
-    async fn there_of(&self, settings: &[&str]) -> Vec<String> {
-        let mut there = Vec::new();
+    /// Returns all objects in the cluster that are in the plan of these values.
+    async fn existing_of(&self, settings: &[&str]) -> Vec<String> {
+        let mut existing = Vec::new();
         let everything = plan(settings);
         for object in everything.objects.iter().chain(&everything.crds) {
             let name = ObjectRef::of(object).unwrap();
             if self.cluster.get(&name).await.unwrap().is_some() {
-                there.push(name.to_string());
+                existing.push(name.to_string());
             }
         }
-        there
+        existing
     }
 }
 
@@ -72,7 +73,7 @@ fn plan(settings: &[&str]) -> Plan {
     Plan::new(Release::default(), overrides).unwrap()
 }
 
-/// The chosen value, and the message about it.
+/// Returns the chosen value, and the message about it.
 async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String>) {
     let mut overrides = Overrides::default();
     for setting in settings {
@@ -88,7 +89,7 @@ async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String
 }
 
 #[tokio::test]
-async fn labels_attach_alone_where_there_are_some_at_the_first_installation() {
+async fn labels_attach_alone_in_clusters_with_waypoint_labels() {
     let labelled = |version: &str, kind: &str, namespace: Option<&str>| {
         json!({"apiVersion": version, "kind": kind,
             "metadata": {"name": "x", "namespace": namespace, "labels": {"istio.io/use-waypoint": "none"}}})
@@ -115,7 +116,7 @@ async fn labels_attach_alone_where_there_are_some_at_the_first_installation() {
         let because =
             format!("meshConfig.waypointAttachment: labels, because {name} has the label");
         assert!(printed.concat().starts_with(&because), "{printed:?}");
-        // What is set by hand wins.
+        // A value that the user sets takes precedence.
         let by_hand = &["meshConfig.waypointAttachment=seed"];
         let expected = (Some("seed".to_owned()), vec![]);
         assert_eq!(attachment(&lab, by_hand).await, expected, "{name}");
@@ -123,7 +124,7 @@ async fn labels_attach_alone_where_there_are_some_at_the_first_installation() {
 }
 
 #[tokio::test]
-async fn labels_attach_alone_beside_the_control_plane_of_istio() {
+async fn labels_attach_alone_beside_istios_control_plane() {
     let istiod = |part_of: &str| {
         json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {
             "name": "istiod", "namespace": "istio-system",
@@ -160,7 +161,7 @@ async fn labels_attach_alone_beside_the_control_plane_of_istio() {
 }
 
 #[tokio::test]
-async fn an_installation_keeps_what_attaches_to_waypoints() {
+async fn upgrade_keeps_the_waypoint_attachment() {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
         "metadata": {"name": "x", "labels": {"istio.io/use-waypoint": "way"}}});
     let lab = Lab::new().await;
@@ -184,7 +185,7 @@ async fn an_installation_keeps_what_attaches_to_waypoints() {
 }
 
 #[tokio::test]
-async fn what_is_installed_is_known_upgraded_and_taken_away() {
+async fn installation_is_upgraded_and_removed_by_its_inventory() {
     let lab = Lab::new().await;
     lab.install(
         &["global.networkPolicy.enabled=true", "global.tag=one"],
@@ -192,7 +193,7 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
     )
     .await
     .unwrap();
-    let first = lab.there().await;
+    let first = lab.existing().await;
     assert!(
         first.contains(&"NetworkPolicy istio-system/ztunnel".to_owned()),
         "{first:?}"
@@ -206,18 +207,18 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
     assert!(inventory.made_namespace);
     assert_eq!(inventory.crds.len(), 10);
 
-    // The same again changes nothing.
+    // Applying the same again changes nothing.
     lab.install(
         &["global.networkPolicy.enabled=true", "global.tag=one"],
         NO_WAIT,
     )
     .await
     .unwrap();
-    assert_eq!(lab.there().await, first);
+    assert_eq!(lab.existing().await, first);
 
-    // What is no longer wanted goes.
+    // Objects that are no longer in the chart are removed.
     lab.install(&[], NO_WAIT).await.unwrap();
-    let second = lab.there().await;
+    let second = lab.existing().await;
     let gone: Vec<_> = first.iter().filter(|name| !second.contains(name)).collect();
     assert_eq!(gone.len(), 3, "{gone:?}");
     assert!(gone.iter().all(|name| name.starts_with("NetworkPolicy ")));
@@ -230,7 +231,7 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
     remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
-    assert_eq!(lab.there().await, Vec::<String>::new());
+    assert_eq!(lab.existing().await, Vec::<String>::new());
     assert_eq!(lab.server.list("/api/v1/namespaces"), Vec::<Value>::new());
     assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
     let again =
@@ -239,18 +240,18 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
 }
 
 #[tokio::test]
-async fn revision_is_installed_and_removed_beside_the_default_one() {
+async fn revision_is_installed_and_removed_beside_the_default() {
     let canary = "global.revision=canary,global.components=control-plane";
     let lab = Lab::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
-    let first = lab.there().await;
+    let first = lab.existing().await;
     lab.install(&[canary], NO_WAIT).await.unwrap();
-    let second = lab.there_of(&[canary]).await;
+    let second = lab.existing_of(&[canary]).await;
     assert!(second.contains(&"Service istio-system/istiod-canary".to_owned()));
-    // An upgrade of one takes nothing of the other away.
+    // An upgrade of one revision removes no object of the other.
     lab.install(&["global.tag=two"], NO_WAIT).await.unwrap();
-    assert_eq!(lab.there().await, first);
-    assert_eq!(lab.there_of(&[canary]).await, second);
+    assert_eq!(lab.existing().await, first);
+    assert_eq!(lab.existing_of(&[canary]).await, second);
     let inventory = apply::installed(&lab.cluster, "istio-system", "canary").await;
     assert!(!inventory.unwrap().unwrap().has_node_parts());
     let all = Removal {
@@ -262,8 +263,8 @@ async fn revision_is_installed_and_removed_beside_the_default_one() {
     remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS)
         .await
         .unwrap();
-    assert_eq!(lab.there().await, first, "the mesh goes on");
-    let left = lab.there_of(&[canary]).await;
+    assert_eq!(lab.existing().await, first, "the mesh goes on");
+    let left = lab.existing_of(&[canary]).await;
     let is_definition = |name: &String| name.starts_with("CustomResourceDefinition ");
     assert!(left.iter().all(is_definition), "{left:?}");
     let again = remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS).await;
@@ -271,7 +272,7 @@ async fn revision_is_installed_and_removed_beside_the_default_one() {
 }
 
 #[tokio::test]
-async fn what_is_for_helm_alone_is_not_applied() {
+async fn helm_hooks_are_not_applied() {
     let lab = Lab::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
     let inventory = apply::installed(&lab.cluster, "istio-system", "default").await;
@@ -284,9 +285,9 @@ async fn what_is_for_helm_alone_is_not_applied() {
     }
 }
 
-/// The agents before it would leave the plugin behind.
+/// Unenrolling waits for the new agents, since those before them would leave the plugin installed.
 #[tokio::test]
-async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
+async fn interrupted_unenrolment_waits_for_the_new_agents() {
     let lab = Lab::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
     let pod = |annotations: Value| {
@@ -328,7 +329,7 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
 }
 
 #[tokio::test]
-async fn definitions_of_others_are_neither_changed_nor_taken_away() {
+async fn foreign_crds_are_neither_changed_nor_deleted() {
     let lab = Lab::new().await;
     let theirs = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -353,7 +354,7 @@ async fn definitions_of_others_are_neither_changed_nor_taken_away() {
 }
 
 #[tokio::test]
-async fn what_another_installed_is_not_touched() {
+async fn foreign_objects_are_not_touched() {
     let lab = Lab::new().await;
     let theirs = |labels: Value| {
         json!({"apiVersion": "v1", "kind": "Service", "spec": {"x": 1},
@@ -377,7 +378,7 @@ async fn what_another_installed_is_not_touched() {
 }
 
 #[tokio::test]
-async fn objects_that_became_others_stay_when_the_rest_is_removed() {
+async fn objects_taken_over_by_others_survive_an_uninstallation() {
     let lab = Lab::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
     let theirs = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {
@@ -391,7 +392,7 @@ async fn objects_that_became_others_stay_when_the_rest_is_removed() {
     remove::uninstall(&lab.cluster, of, Removal::default(), &say)
         .await
         .unwrap();
-    let mut left = lab.there().await;
+    let mut left = lab.existing().await;
     left.retain(|name| !name.starts_with("CustomResourceDefinition "));
     assert_eq!(left, ["DaemonSet istio-system/ztunnel"]);
     let said = said.into_inner();
@@ -400,7 +401,7 @@ async fn objects_that_became_others_stay_when_the_rest_is_removed() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_was_there_stays() {
+async fn existing_namespace_survives_an_uninstallation() {
     let lab = Lab::new().await;
     lab.server.put(
         "/api/v1/namespaces",
@@ -420,7 +421,7 @@ async fn a_namespace_that_was_there_stays() {
 }
 
 #[tokio::test]
-async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
+async fn failed_installation_reports_the_reason_and_can_be_removed() {
     let lab = Lab::new().await;
     lab.server.put(
         "/api/v1/pods",
@@ -442,12 +443,12 @@ async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
         error.contains("ErrImageNeverPull: no such image"),
         "{error}"
     );
-    assert!(!lab.there().await.is_empty());
+    assert!(!lab.existing().await.is_empty());
     let none = Removal::default();
     remove::uninstall(&lab.cluster, ("istio-system", "default"), none, NO_PROGRESS)
         .await
         .unwrap();
-    let left = lab.there().await;
+    let left = lab.existing().await;
     assert!(
         left.iter()
             .all(|name| name.starts_with("CustomResourceDefinition ")),
@@ -456,7 +457,7 @@ async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
 }
 
 #[tokio::test]
-async fn an_image_that_cannot_be_pulled_is_named_at_once() {
+async fn unpullable_image_fails_the_installation_early() {
     const PODS: &str = "/api/v1/pods";
     let lab = Lab::new().await;
     let pod = |name: &str, image: &str, reason: &str| {
@@ -475,7 +476,8 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
         .as_array_mut()
         .unwrap()
         .push(json!({"name": "standby", "ready": true, "state": {"running": {}}}));
-    // Left by an attempt before: with the same image, and with one that is not wanted any more.
+    // Pods of an earlier attempt: one with the same image, and one with an image that is no longer
+    // needed.
     for reason in ["ErrImagePull", "CreateContainerError", "CrashLoopBackOff"] {
         lab.server
             .put(PODS, pod(&reason.to_lowercase(), image, reason));
@@ -491,7 +493,7 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
             lab.server
                 .put(PODS, pod("created", image, "CreateContainerError"));
         }
-        // Named while the installation waits, not at its end.
+        // The image is reported during the wait, not at its end.
         if line.contains("CreateContainerError: no such host") {
             lab.server.put(PODS, pod("new", image, "ErrImagePull"));
         }

@@ -1,5 +1,5 @@
-//! Real Helm makes of the chart exactly what we make of it, for every platform and for values of
-//! every form.
+//! Compares the rendered chart with real Helm's result, for every platform and for values of every
+//! form.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::{
@@ -104,7 +104,7 @@ fn same(settings: &[&str], file: Option<&str>) {
 }
 
 #[test]
-fn every_platform_is_rendered_alike() {
+fn every_platform_is_rendered_as_by_helm() {
     same(&[], None);
     for platform in PLATFORMS {
         same(&[&format!("global.platform={platform}")], None);
@@ -112,7 +112,7 @@ fn every_platform_is_rendered_alike() {
 }
 
 #[test]
-fn values_of_every_form_are_rendered_alike() {
+fn values_of_every_form_are_rendered_as_by_helm() {
     same(
         &[
             "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never",
@@ -142,7 +142,7 @@ fn values_of_every_form_are_rendered_alike() {
 }
 
 #[test]
-fn revisions_are_rendered_alike() {
+fn revisions_are_rendered_as_by_helm() {
     for settings in [
         "global.revision=canary,global.components=control-plane,revisionTags={stable,default}",
         "revision=canary,global.networkPolicy.enabled=true",
@@ -154,7 +154,7 @@ fn revisions_are_rendered_alike() {
 }
 
 #[test]
-fn dashboards_and_alerts_are_rendered_alike() {
+fn dashboards_and_alerts_are_rendered_as_by_helm() {
     let rule = "monitoring.alerts.kind=PrometheusRule,monitoring.alerts.labels.release=prometheus";
     same(&["monitoring.dashboards.enabled=true", rule], None);
     same(
@@ -187,7 +187,7 @@ fn dashboards_and_alerts_are_files_of_the_chart() {
 }
 
 #[test]
-fn what_lets_pods_go_is_rendered_alike() {
+fn unenrolment_hook_is_rendered_as_by_helm() {
     same(
         &[
             "global.hub=a/b,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
@@ -198,7 +198,7 @@ fn what_lets_pods_go_is_rendered_alike() {
 }
 
 #[test]
-fn files_of_values_are_rendered_alike() {
+fn files_of_values_are_rendered_as_by_helm() {
     same(
         &["pilot.replicaCount=2"],
         Some(
@@ -237,7 +237,7 @@ pilot:
 }
 
 #[test]
-fn what_one_refuses_the_other_refuses() {
+fn invalid_values_are_rejected_as_by_helm() {
     for setting in [
         "cni.cniBindir=/x",
         "global.platform=mars",
@@ -262,7 +262,7 @@ fn what_one_refuses_the_other_refuses() {
 }
 
 #[test]
-fn helm_has_nothing_to_say_against_the_chart() {
+fn helm_lint_accepts_the_chart() {
     let output = helm()
         .args(["lint", "--strict", "--kube-version", "1.34.0"])
         .arg(root().join("charts/ambit"))

@@ -1,4 +1,5 @@
-//! The authority's key and certificates, and what it signs: workload and serving certificates, CRLs.
+//! Key and certificates of a certificate authority. Signs workload and serving certificates, and
+//! CRLs.
 
 use std::{
     net::IpAddr,
@@ -21,23 +22,23 @@ mod renewal;
 
 /// Backdating of certificates, since peers' clocks may be behind.
 const BACKDATE: Duration = Duration::from_secs(120);
-/// Largest request read, in bytes of PEM.
-const MAX_REQUEST: usize = 16 * 1024;
+/// Maximum size of a certificate request, in bytes of PEM.
+const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
-/// A certificate authority: the signing key, its certificate, and the chain to the root.
+/// Certificate authority: the signing key, its certificate, and the chain to the root.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// The signing certificate and those between it and the root, lowest first; empty when the
-    /// root itself signs.
+    /// Signing certificate and the intermediates between it and the root, lowest first; empty when
+    /// the root itself signs.
     intermediates: Vec<CertificateDer<'static>>,
     roots: Vec<CertificateDer<'static>>,
     not_after: SystemTime,
 }
 
-/// Why the files of a plugged-in authority cannot be used.
+/// Reason why the files of a plugged-in authority cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// A certificate file is wrong.
+    /// A certificate file is invalid.
     #[error("{file} cannot be used")]
     Certificates {
         /// `ca-cert.pem`, `cert-chain.pem` or `root-cert.pem`.
@@ -46,16 +47,16 @@ pub enum AuthorityError {
         #[source]
         source: ChainError,
     },
-    /// The key is wrong.
+    /// The key is invalid.
     #[error("ca-key.pem is not a private key")]
     Key(#[source] rcgen::Error),
-    /// The certificate is wrong.
+    /// The certificate is invalid.
     #[error("ca-cert.pem cannot sign")]
     Certificate(#[source] rcgen::Error),
-    /// The certificate is not a CA's.
+    /// The certificate is not that of a CA.
     #[error("ca-cert.pem is not the certificate of a certificate authority")]
     NotAuthority,
-    /// Authority whose certificates would not be accepted.
+    /// Peers would not accept the certificates of the authority.
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
     Unverified(#[source] IssueError),
     /// The root's name cannot be reproduced exactly in a new certificate.
@@ -66,13 +67,13 @@ pub enum AuthorityError {
     New(#[source] rcgen::Error),
 }
 
-/// Why a certificate was not issued.
+/// Reason why a certificate was not issued.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
     /// The request is too large.
-    #[error("the certificate request has {0} bytes, at most {MAX_REQUEST} are read")]
+    #[error("the certificate request has {0} bytes, at most {MAX_REQUEST_BYTES} are read")]
     TooLarge(usize),
-    /// The request is malformed, or its signature wrong.
+    /// The request is malformed, or its signature is invalid.
     #[error("the certificate request cannot be read")]
     Request(#[source] rcgen::Error),
     /// The key is of an unsupported kind.
@@ -84,22 +85,22 @@ pub enum IssueError {
     /// A name is not valid in a certificate.
     #[error("{name:?} is not allowed in a certificate")]
     Name {
-        /// Name that is refused.
+        /// Name that the certificate cannot have.
         name: String,
         /// Cause of the error.
         #[source]
         source: rcgen::Error,
     },
-    /// Error of the signature.
+    /// The signature failed.
     #[error("signing failed")]
     Sign(#[source] rcgen::Error),
-    /// Issued certificate that does not verify.
+    /// The issued certificate does not verify.
     #[error("the issued certificate does not verify")]
     Unverified(#[source] ChainError),
 }
 
 impl Authority {
-    /// A new self-signed root.
+    /// Generates a self-signed root.
     pub fn new_root(
         organization: &str,
         ttl: Duration,
@@ -173,8 +174,8 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Issues a certificate and verifies it: finds mismatched keys, chains with gaps, path limits and
-    /// expiry at once.
+    /// Issues a certificate and verifies it, which detects mismatched keys, chains with gaps, path
+    /// length limits and expiry.
     fn check(&self, now: SystemTime) -> Result<(), IssueError> {
         let identity = Identity::new("check", "check", "check");
         let (chain, key) = self.issue_workload(&identity, Duration::from_secs(60), now)?;
@@ -183,10 +184,10 @@ impl Authority {
             .map_err(IssueError::Unverified)
     }
 
-    /// Issues a workload's certificate for the key of a request; the request's names are ignored.
+    /// Issues a workload's certificate for the key of a request; ignores the names in the request.
     ///
-    /// The answer has the order of the CSR API: leaf, intermediates, roots as one text. The lifetime is
-    /// cut to that of the authority.
+    /// The result has the order of a CSR API response: leaf, intermediates, roots as one text. The
+    /// lifetime is limited to that of the authority.
     pub fn issue(
         &self,
         request_pem: &str,
@@ -278,7 +279,8 @@ impl Authority {
         Ok((chain, PrivatePkcs8KeyDer::from(key).into()))
     }
 
-    /// An empty subject makes the names a critical extension, as the SPIFFE X.509 profile requires.
+    /// Returns the parameters of a leaf certificate. An empty subject makes the names a critical
+    /// extension, as the SPIFFE X.509 profile requires.
     fn leaf_params(
         &self,
         sans: Vec<SanType>,
@@ -303,7 +305,7 @@ impl Authority {
         Ok(params)
     }
 
-    /// The roots as one PEM text, for clients.
+    /// Returns the roots as one PEM text, for clients.
     pub fn root_pem(&self) -> String {
         self.roots
             .iter()
@@ -316,7 +318,7 @@ impl Authority {
         &self.roots
     }
 
-    /// The certificates between leaves and roots.
+    /// Returns the certificates between leaves and roots.
     pub fn intermediates(&self) -> &[CertificateDer<'static>] {
         &self.intermediates
     }
@@ -369,9 +371,9 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-/// The public key of a request, whose signature proves that the caller has the private one.
+/// Returns the public key of a request, whose signature proves that the caller has the private key.
 fn request_key(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
-    if request_pem.len() > MAX_REQUEST {
+    if request_pem.len() > MAX_REQUEST_BYTES {
         return Err(IssueError::TooLarge(request_pem.len()));
     }
     let request =
@@ -418,11 +420,11 @@ fn ca_params(organization: &str, role: &str, ttl: Duration, now: SystemTime) -> 
     params
 }
 
-/// A random serial number of 128 bits, positive.
+/// Returns a random positive serial number of 128 bits.
 fn serial() -> SerialNumber {
     let mut bytes: [u8; 16] = rand::rng().random();
     if let Some(first) = bytes.first_mut() {
-        // Positive, and never shortened by a leading zero.
+        // Positive, and without a leading zero that would shorten it.
         *first = (*first & 0x7f) | 0x40;
     }
     SerialNumber::from_slice(&bytes)

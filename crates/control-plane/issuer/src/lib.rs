@@ -1,6 +1,6 @@
-//! A certificate authority, with a root of its own or plugged in: issues certificates.
+//! Certificate authority with its own or a plugged-in root, which issues certificates.
 //!
-//! The caller authorizes each request for a certificate before.
+//! Callers of this crate must have authorized each certificate request.
 #![forbid(unsafe_code)]
 
 mod authority;

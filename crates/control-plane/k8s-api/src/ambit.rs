@@ -1,6 +1,8 @@
-//! Kinds of our own, for what the Gateway API and Istio's kinds that waypoints follow have no place for.
+//! Ambit's own kinds, for settings of waypoints that have no place in the Gateway API and Istio's
+//! kinds.
 //!
-//! Unknown fields are errors. Numbers are read wider than they may be, so that an error can name the value.
+//! Unknown fields are errors. Numbers are parsed as wider types than their valid range, so that an
+//! error can name the value.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -14,8 +16,8 @@ use crate::{
 
 /// The API group.
 pub const GROUP: &str = "ambit.io";
-/// The kind by which routes name a subset of a service, in the place of one: there are no objects of it, the name is
-/// that of the Service, a dot, and that of the subset in the service's `DestinationRule`.
+/// Kind by which routes name a subset of a service as a backend. No objects of this kind exist: the
+/// name is that of the Service, a dot, and that of the subset in the service's `DestinationRule`.
 pub const SUBSET: &str = "Subset";
 
 custom_resource! {
@@ -24,7 +26,7 @@ custom_resource! {
 }
 
 custom_resource! {
-    /// How many requests waypoints let pass.
+    /// Rate limits that waypoints enforce.
     RateLimit, RateLimitSpec, "ambit.io", "ratelimits", NamespaceResourceScope, "v1alpha1"
 }
 
@@ -38,7 +40,7 @@ pub struct RateLimitSpec {
     pub local: Vec<LocalRateLimit>,
     /// Limits that a rate-limit service counts.
     pub global: Option<GlobalRateLimit>,
-    /// Requests pass where the limit cannot be decided.
+    /// Whether requests pass if the limit cannot be decided.
     pub fail_open: bool,
     /// Whether responses contain the remaining quota and the time to retry.
     pub tell_clients: bool,
@@ -50,7 +52,7 @@ pub struct RateLimitSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct LocalRateLimit {
-    /// Which requests are counted, as in a rule of an HTTPRoute; all without.
+    /// Matches of counted requests, as in a rule of an HTTPRoute; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
     /// Attributes with a bucket for each combination of values; one bucket for all requests if absent.
     pub by: Vec<RateLimitKey>,
@@ -70,7 +72,7 @@ pub struct LocalRateLimit {
 pub struct RateLimitKey {
     /// `Principal`, `Namespace` or `Address`.
     pub source: Option<String>,
-    /// The name of a header.
+    /// Name of a header.
     pub header: Option<String>,
     /// `Method` or `Path`.
     pub request: Option<String>,
@@ -80,19 +82,19 @@ pub struct RateLimitKey {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct GlobalRateLimit {
-    /// The rate-limit service.
+    /// Reference to the rate-limit service.
     pub service: RateLimitServiceReference,
-    /// Whose limits are meant, in that service's own configuration.
+    /// Domain of the limits in the rate-limit service's configuration.
     pub domain: String,
     /// Timeout of a check, in GEP-2257 format.
     pub timeout: Option<String>,
-    /// Hits that one request counts as.
+    /// Number of hits that one request counts as.
     pub hits: Option<i64>,
     /// Descriptors of a request.
     pub descriptors: Vec<RateLimitDescriptor>,
 }
 
-/// A Service that speaks Envoy's rate-limit protocol.
+/// Reference to a Service that speaks Envoy's rate-limit protocol.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitServiceReference {
@@ -114,7 +116,7 @@ pub struct RateLimitDescriptor {
     pub entries: Vec<RateLimitEntry>,
 }
 
-/// An entry of a descriptor: a key, and one of the other fields.
+/// Entry of a descriptor: a key, and one of the other fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitEntry {
@@ -124,7 +126,7 @@ pub struct RateLimitEntry {
     pub value: Option<String>,
     /// `Principal`, `Namespace` or `Address`.
     pub source: Option<String>,
-    /// The name of a header.
+    /// Name of a header.
     pub header: Option<String>,
     /// `Method` or `Path`.
     pub request: Option<String>,
@@ -134,7 +136,7 @@ pub struct RateLimitEntry {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct HttpFaultSpec {
-    /// Requests that wait.
+    /// Delay before requests are forwarded.
     pub delay: Option<FaultDelay>,
     /// Injected responses after the delay.
     pub abort: Option<FaultAbort>,
@@ -156,9 +158,9 @@ pub struct FaultDelay {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FaultAbort {
-    /// A status of HTTP.
+    /// HTTP status of the response.
     pub http_status: Option<i64>,
-    /// A status of gRPC, by name or number.
+    /// gRPC status of the response, by name or number.
     pub grpc_status: Option<Value>,
     /// Percentage of requests; all of them if absent.
     pub percent: Option<i32>,

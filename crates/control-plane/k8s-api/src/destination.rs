@@ -1,6 +1,7 @@
 //! Spec of a `DestinationRule`; field names as in Istio's definition.
 //!
-//! Unknown fields are errors. Numbers are read wider than they may be, so that an error can name the value.
+//! Unknown fields are errors. Numbers are parsed as wider types than their valid range, so that an
+//! error can name the value.
 
 use std::collections::BTreeMap;
 

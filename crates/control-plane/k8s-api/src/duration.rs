@@ -1,4 +1,4 @@
-//! Durations as Istio's kinds have them, which are Go's: `1h30m`, `1.5s`, `20ms`.
+//! Durations of Istio's kinds, in Go's format: `1h30m`, `1.5s`, `20ms`.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ const UNITS: [(&str, f64); 6] = [
     ("ns", 1.0),
 ];
 
-/// Parses a duration, rounded to nanoseconds; `None` if the text is none, has a sign or an exponent, or no unit.
+/// Parses a duration, rounded to nanoseconds; `None` if the text is not a duration, has a sign or
+/// an exponent, or lacks a unit.
 pub fn istio_duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut nanoseconds = 0.0;
@@ -22,7 +23,7 @@ pub fn istio_duration(text: &str) -> Option<Duration> {
         let letters = after.find(|c: char| !c.is_ascii_alphabetic());
         let (unit, after) = after.split_at_checked(letters.unwrap_or(after.len()))?;
         let (_, size) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        // Nothing but digits and a point: neither signs nor exponents.
+        // Only digits and a point: neither signs nor exponents.
         nanoseconds += number.parse::<f64>().ok()? * size;
         rest = after;
     }

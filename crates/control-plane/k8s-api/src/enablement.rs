@@ -1,8 +1,10 @@
-//! Which pods belong to the mesh, by their labels and annotations and the agents' settings. Pure.
+//! Decides which pods belong to the mesh, by their labels and annotations and the agents' settings.
+//! Pure.
 //!
-//! The node agent acts on [`Enablement::verdict`]; the command line explains it, and the certificate authority signs
-//! for no other pods of a node proxy. What the settings are called: `AMBIENT_ENABLEMENT_SELECTOR` and
-//! `EXCLUDE_NAMESPACES`, as for Istio's agent.
+//! The node agent acts on [`Enablement::verdict`], the command line explains it, and the
+//! certificate authority issues a node proxy certificates for no other pods. The settings are the
+//! environment variables `AMBIENT_ENABLEMENT_SELECTOR` and `EXCLUDE_NAMESPACES`, as of Istio's
+//! agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +25,7 @@ pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
 /// Value of the label `app` of node proxies, Istio's name for them.
 const NODE_PROXY: &str = "ztunnel";
 
-/// Labels or annotations.
+/// Labels or annotations of an object.
 pub type Labels = BTreeMap<String, String>;
 
 static NO_LABELS: Labels = Labels::new();
@@ -51,7 +53,7 @@ pub struct Enablement {
     system_namespace: String,
 }
 
-/// Facts about a pod that decide its membership.
+/// Properties of a pod that decide its membership.
 #[derive(Clone, Copy, Debug)]
 pub struct PodFacts<'a> {
     /// Name of the pod's namespace.
@@ -77,7 +79,7 @@ impl<'a> From<&'a Pod> for PodFacts<'a> {
     }
 }
 
-/// Whether an injector has given a sidecar to the pod with these annotations.
+/// Returns whether an injector has added a sidecar to the pod with these annotations.
 pub fn has_sidecar(annotations: &Labels) -> bool {
     annotations.contains_key(SIDECAR_STATUS)
 }
@@ -127,12 +129,12 @@ impl fmt::Display for Verdict {
 }
 
 impl Verdict {
-    /// Whether the pod belongs to the mesh.
+    /// Returns whether the pod belongs to the mesh.
     pub fn is_included(self) -> bool {
         matches!(self, Self::OwnLabel | Self::NamespaceLabel | Self::Selected)
     }
 
-    /// Whether no label could include the pod.
+    /// Returns whether no label could include the pod.
     pub fn is_never_included(self) -> bool {
         matches!(
             self,
@@ -141,7 +143,7 @@ impl Verdict {
     }
 }
 
-/// Selectors that cannot be understood.
+/// Error of enablement selectors that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// Text that is not YAML or not a list of selectors.
@@ -161,10 +163,12 @@ pub enum SelectorError {
 }
 
 impl EnablementSelector {
-    /// Reads the setting `AMBIENT_ENABLEMENT_SELECTOR`: a list in YAML or JSON; none if it is empty.
+    /// Parses the setting `AMBIENT_ENABLEMENT_SELECTOR`: a list in YAML or JSON; no selectors if it
+    /// is empty.
     ///
     /// # Errors
-    /// When it is something else.
+    ///
+    /// When the text is not such a list.
     pub fn list(text: &str) -> Result<Vec<Self>, SelectorError> {
         match text.trim() {
             "" => Ok(Vec::new()),
@@ -175,10 +179,12 @@ impl EnablementSelector {
 }
 
 impl Enablement {
-    /// `selectors` empty: those of Istio, a pod labelled `istio.io/dataplane-mode=ambient`, or any
-    /// but one labelled `none` in a namespace labelled `ambient`.
+    /// Builds the rules. Without `selectors`, Istio's apply: a pod labelled
+    /// `istio.io/dataplane-mode=ambient`, or any pod except one labelled `none` in a namespace
+    /// labelled `ambient`.
     ///
     /// # Errors
+    ///
     /// When a selector has an unknown operator: it would match no pod, silently.
     pub fn new(
         selectors: Vec<EnablementSelector>,
@@ -214,12 +220,12 @@ impl Enablement {
         }
     }
 
-    /// Whether the pod belongs to the mesh, its namespace having these labels.
+    /// Returns whether the pod belongs to the mesh, in a namespace with these labels.
     pub fn includes<'a>(&self, pod: impl Into<PodFacts<'a>>, namespace: &Labels) -> bool {
         self.verdict(pod, namespace).is_included()
     }
 
-    /// Whether the pod belongs to the mesh, and why.
+    /// Returns whether the pod belongs to the mesh, and why.
     pub fn verdict<'a>(&self, pod: impl Into<PodFacts<'a>>, namespace: &Labels) -> Verdict {
         let pod = pod.into();
         let mode = pod.labels.get(DATAPLANE_MODE).map(String::as_str);
@@ -246,7 +252,7 @@ impl Enablement {
         }
     }
 
-    /// The label keys that decide about a namespace.
+    /// Returns the label keys of namespaces that the selectors use.
     pub fn namespace_keys(&self) -> BTreeSet<String> {
         let selectors = self.selectors.iter().map(|of| &of.namespace_selector);
         let keys = selectors.flat_map(|selector| {
@@ -257,12 +263,13 @@ impl Enablement {
         keys.cloned().collect()
     }
 
-    /// Whether the settings exclude the namespace regardless of its labels.
+    /// Returns whether the settings exclude the namespace regardless of its labels.
     pub fn excludes(&self, namespace: &str) -> bool {
         self.excluded.contains(namespace)
     }
 
-    /// Whether a pod without labels of its own would belong, in a namespace with these labels.
+    /// Returns whether a pod without labels of its own would belong to the mesh, in a namespace
+    /// with these labels.
     pub fn includes_namespace(&self, name: &str, labels: &Labels) -> bool {
         !self.excludes(name) && self.selects(&Labels::new(), labels)
     }
@@ -347,7 +354,7 @@ mod tests {
     const NONE: &str = "istio.io/dataplane-mode=none";
 
     #[test]
-    fn the_pods_label_beats_that_of_its_namespace() {
+    fn pod_label_overrides_that_of_its_namespace() {
         use Verdict::{NamespaceLabel, NotLabelled, OptedOut, OwnLabel};
         for (namespace, pod_labels, expected) in [
             ("", "", NotLabelled),
@@ -372,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn some_pods_never_belong() {
+    fn some_pods_are_never_included() {
         let ambient = labels(AMBIENT);
         let mut host = pod("a", AMBIENT);
         host.spec.get_or_insert_default().host_network = Some(true);
@@ -397,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_judged_by_a_pod_without_labels() {
+    fn namespace_is_included_if_an_unlabelled_pod_would_be() {
         assert!(usual().includes_namespace("a", &labels(AMBIENT)));
         assert!(!usual().includes_namespace("a", &labels("")));
         assert!(!usual().includes_namespace("kube-system", &labels(AMBIENT)));
@@ -405,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn own_selectors_replace_the_usual_ones() {
+    fn custom_selectors_replace_the_default_ones() {
         let json = r#"[{"podSelector":{"matchExpressions":[
             {"key":"tier","operator":"In","values":["web","db"]},
             {"key":"legacy","operator":"DoesNotExist"},{"key":"app","operator":"Exists"}]}}]"#;
@@ -421,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_operator_is_an_error() {
+    fn unknown_operator_is_an_error() {
         let json = r#"[{"podSelector":{"matchExpressions":[{"key":"a","operator":"Gt"}]}}]"#;
         let error = Enablement::new(serde_json::from_str(json).unwrap(), [], "").unwrap_err();
         assert!(error.to_string().contains("Gt"));

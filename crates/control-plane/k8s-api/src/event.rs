@@ -1,4 +1,4 @@
-//! Changes of objects, from every source: the one form from there to their readers.
+//! Changes of objects, in the format that all sources share.
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::{InvalidObject, Object, ObjectKey};
 pub struct Origin {
     /// Path of the file.
     pub file: Arc<Path>,
-    /// First line of the document, or the line of a fault; counted from 1.
+    /// First line of the document, or the line of the error; counted from 1.
     pub line: u64,
 }
 
@@ -31,7 +31,7 @@ pub enum ObjectEvent {
         /// File position of the object, if it is from a file.
         origin: Option<Origin>,
     },
-    /// Object that is there, but cannot be read, and of which no readable form is known to the source.
+    /// Existing object that cannot be parsed, and of which the source has no earlier valid version.
     Refused {
         /// Key of the object.
         key: ObjectKey,

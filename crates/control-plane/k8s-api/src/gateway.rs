@@ -1,7 +1,7 @@
-//! Kinds of the Gateway API, as far as waypoints concern the mesh; field names as its CRDs have them.
+//! Kinds of the Gateway API, as far as the mesh's waypoints need them; field names as in its CRDs.
 //!
-//! Unknown fields of a route must be distinguished from missing ones, so those of rules are kept; see
-//! [`HttpRouteRule::other`].
+//! Unknown fields of a route must be distinguished from missing ones, so those of rules are
+//! preserved; see [`HttpRouteRule::other`].
 
 mod backend_tls;
 mod grpc_route;
@@ -47,7 +47,7 @@ custom_resource! {
 }
 
 custom_resource! {
-    /// Grant of references from other namespaces to objects in its own.
+    /// Permission for references from other namespaces to objects in its own.
     ReferenceGrant, ReferenceGrantSpec, "gateway.networking.k8s.io", "referencegrants", NamespaceResourceScope
 }
 
@@ -132,7 +132,7 @@ impl GatewayStatus {
 }
 
 impl Gateway {
-    /// Reads the status; an empty one where it is missing or of another form.
+    /// Parses the status; returns an empty one if it is missing or invalid.
     pub fn read_status(&self) -> GatewayStatus {
         GatewayStatus::deserialize(&self.status).unwrap_or_default()
     }
@@ -154,7 +154,7 @@ pub struct Infrastructure {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayClassSpec {
-    /// The controller, for instance `istio.io/mesh-controller`.
+    /// Controller of the class, for instance `istio.io/mesh-controller`.
     pub controller_name: String,
     /// Description for users.
     pub description: Option<String>,
@@ -177,7 +177,7 @@ pub struct HttpRouteSpec {
     pub other: BTreeMap<String, Value>,
 }
 
-/// An object that a route is attached to.
+/// Object that a route is attached to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ParentReference {
@@ -189,9 +189,9 @@ pub struct ParentReference {
     pub namespace: Option<String>,
     /// Name of the parent.
     pub name: String,
-    /// One listener of a gateway.
+    /// Name of one listener of a gateway.
     pub section_name: Option<String>,
-    /// One port of a service.
+    /// Number of one port of a service.
     pub port: Option<i32>,
 }
 
@@ -201,7 +201,7 @@ pub struct ParentReference {
 pub struct HttpRouteRule {
     /// Name of the rule.
     pub name: Option<String>,
-    /// Any one suffices; without any, all requests match.
+    /// Matches, of which one must match; without any, all requests match.
     pub matches: Vec<HttpRouteMatch>,
     /// Filters of requests and responses.
     pub filters: Vec<HttpRouteFilter>,
@@ -218,7 +218,7 @@ pub struct HttpRouteRule {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Timeouts of [`HttpRouteRule::timeouts`]. Durations as in GEP-2257; zero is none.
+/// Timeouts of [`HttpRouteRule::timeouts`]. Durations as in GEP-2257; zero disables a timeout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteTimeouts {
@@ -270,7 +270,7 @@ pub struct HttpRouteRetry {
     pub codes: Vec<i32>,
     /// Maximum number of retries.
     pub attempts: Option<i32>,
-    /// Least wait before a retry, as in GEP-2257.
+    /// Minimum backoff before a retry, as in GEP-2257.
     pub backoff: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -324,7 +324,7 @@ pub struct LocalObjectReference {
 pub struct HttpHeaderFilter {
     /// Headers to set, replacing existing values.
     pub set: Vec<HttpHeader>,
-    /// A line more.
+    /// Headers to add, keeping existing values.
     pub add: Vec<HttpHeader>,
     /// Headers to remove.
     pub remove: Vec<String>,
@@ -362,7 +362,7 @@ pub struct HttpRequestRedirect {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Another host or path that a request is sent with.
+/// Changes of host and path before a request is forwarded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpUrlRewrite {
@@ -375,11 +375,11 @@ pub struct HttpUrlRewrite {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Another service that gets requests as well.
+/// Further service that receives a copy of each request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRequestMirror {
-    /// Service that gets the copies.
+    /// Service that receives the mirrored requests.
     pub backend_ref: BackendReference,
     /// Mirrored percentage, 0 to 100.
     pub percent: Option<i32>,
@@ -390,7 +390,7 @@ pub struct HttpRequestMirror {
     pub other: BTreeMap<String, Value>,
 }
 
-/// An object that requests go to.
+/// Reference to an object that requests are forwarded to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendReference {
@@ -429,7 +429,7 @@ pub struct HttpCorsFilter {
     pub allow_credentials: Option<bool>,
     /// Methods that are allowed.
     pub allow_methods: Vec<String>,
-    /// Headers of requests.
+    /// Request headers that are allowed.
     pub allow_headers: Vec<String>,
     /// Exposed response headers.
     pub expose_headers: Vec<String>,
@@ -484,7 +484,7 @@ pub struct HttpPathMatch {
     pub value: Option<String>,
 }
 
-/// A match of a header or a parameter.
+/// Match on a header or a query parameter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpNamedMatch {

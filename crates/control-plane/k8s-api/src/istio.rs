@@ -1,7 +1,7 @@
-//! Istio's kinds, as far as L4 concerns the mesh; field names as Istio's CRDs have them.
+//! Istio's kinds, as far as the mesh's L4 needs them; field names as in Istio's CRDs.
 //!
-//! Unknown fields are errors. A list that is empty and one that is left out are the same, as in the
-//! protobuf messages that these objects are to Istio.
+//! Unknown fields are errors. An empty list is equal to an absent one, as in the protobuf messages
+//! that Istio converts these objects to.
 
 use std::collections::BTreeMap;
 
@@ -87,15 +87,15 @@ custom_resource! {
     RequestAuthentication, RequestAuthenticationSpec, "security.istio.io", "requestauthentications", NamespaceResourceScope
 }
 custom_resource! {
-    /// A service outside Kubernetes.
+    /// Service outside Kubernetes.
     ServiceEntry, ServiceEntrySpec, "networking.istio.io", "serviceentries", NamespaceResourceScope
 }
 custom_resource! {
-    /// A workload outside Kubernetes.
+    /// Workload outside Kubernetes.
     WorkloadEntry, WorkloadEntrySpec, "networking.istio.io", "workloadentries", NamespaceResourceScope
 }
 
-/// Which workloads a policy concerns, by labels that must all be equal.
+/// Selector of workloads that a policy applies to, by labels that must all be equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadSelector {
@@ -104,7 +104,7 @@ pub struct WorkloadSelector {
     pub match_labels: BTreeMap<String, String>,
 }
 
-/// An object that a policy is attached to.
+/// Object that a policy is attached to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PolicyTargetReference {
@@ -137,13 +137,13 @@ pub enum PolicyAction {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct AuthorizationPolicySpec {
-    /// Which workloads; all of the namespace without.
+    /// Selector of workloads; all of the namespace if absent.
     pub selector: Option<WorkloadSelector>,
-    /// Attached to a waypoint's object.
+    /// Single object that the policy is attached to.
     pub target_ref: Option<PolicyTargetReference>,
-    /// Attached to several.
+    /// Objects that the policy is attached to.
     pub target_refs: Vec<PolicyTargetReference>,
-    /// Any one suffices; none never matches.
+    /// Rules, of which one must match; without any, the policy never matches.
     pub rules: Vec<Rule>,
     /// Action where a rule matches.
     pub action: PolicyAction,
@@ -152,13 +152,13 @@ pub struct AuthorizationPolicySpec {
 }
 
 impl AuthorizationPolicySpec {
-    /// Whether the policy is for the waypoints of other objects.
+    /// Returns whether the policy is attached to objects, and so enforced by their waypoints.
     pub fn is_attached(&self) -> bool {
         self.target_ref.is_some() || !self.target_refs.is_empty()
     }
 }
 
-/// The labels of a selector; `None` if it selects everything, which an empty one does too.
+/// Returns the labels of a selector; `None` if it selects everything, as an empty one does.
 pub fn selected_labels(selector: Option<&WorkloadSelector>) -> Option<&BTreeMap<String, String>> {
     selector
         .map(|selector| &selector.match_labels)
@@ -245,10 +245,10 @@ pub struct Condition {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum MtlsMode {
-    /// Mode of the wider scope.
+    /// The mode of the wider scope applies.
     #[default]
     Unset,
-    /// No mTLS; equal to permissive in a mesh of node proxies.
+    /// No mTLS required; equal to permissive in a mesh of node proxies.
     Disable,
     /// Plaintext and mTLS.
     Permissive,
@@ -268,7 +268,7 @@ pub struct MutualTls {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PeerAuthenticationSpec {
-    /// Which workloads; all of the namespace without.
+    /// Selector of workloads; all of the namespace if absent.
     pub selector: Option<WorkloadSelector>,
     /// Mode of all ports.
     pub mtls: Option<MutualTls>,
@@ -280,11 +280,11 @@ pub struct PeerAuthenticationSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RequestAuthenticationSpec {
-    /// Which workloads; all of the namespace without. For sidecars.
+    /// Selector of workloads; all of the namespace if absent. Has an effect on sidecars only.
     pub selector: Option<WorkloadSelector>,
-    /// Attached to a waypoint's object.
+    /// Single object that the policy is attached to.
     pub target_ref: Option<PolicyTargetReference>,
-    /// Attached to several.
+    /// Objects that the policy is attached to.
     pub target_refs: Vec<PolicyTargetReference>,
     /// Issuers whose tokens are accepted.
     pub jwt_rules: Vec<JwtRule>,
@@ -311,7 +311,7 @@ pub struct JwtRule {
     pub timeout: Option<String>,
 }
 
-/// A header with a token.
+/// Header that may contain a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct JwtHeader {
@@ -321,7 +321,7 @@ pub struct JwtHeader {
     pub prefix: String,
 }
 
-/// A header that applications get a claim in.
+/// Header in which applications receive a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ClaimToHeader {
@@ -354,7 +354,7 @@ pub struct ServicePort {
     pub protocol: String,
     /// Name of the port.
     pub name: String,
-    /// Port of the endpoints; `number` without.
+    /// Port of the endpoints; `number` if absent.
     pub target_port: Option<u32>,
 }
 
@@ -383,8 +383,8 @@ pub struct ServiceEntrySpec {
 }
 
 impl ServiceEntrySpec {
-    /// The labels of pods and workload entries that are its endpoints; `None` if it selects none, which
-    /// an empty selector does not either.
+    /// Returns the labels of pods and WorkloadEntries that are endpoints; `None` if the selector is
+    /// absent or empty, which selects none.
     pub fn selected_labels(&self) -> Option<&BTreeMap<String, String>> {
         let labels = self.workload_selector.as_ref().map(|one| &one.labels);
         labels.filter(|labels| !labels.is_empty())

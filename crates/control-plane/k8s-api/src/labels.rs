@@ -1,18 +1,19 @@
 //! Labels, annotations and well-known values, one constant each.
 
-/// Label of a namespace or pod: [`DATAPLANE_MODE_AMBIENT`] joins the mesh, `none` stays out.
+/// Label of a namespace or pod: [`DATAPLANE_MODE_AMBIENT`] enrols it in the mesh, `none` keeps it
+/// out.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
-/// Value of [`DATAPLANE_MODE`] that joins.
+/// Value of [`DATAPLANE_MODE`] that enrols.
 pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
-/// Value of [`DATAPLANE_MODE`] that stays out.
+/// Value of [`DATAPLANE_MODE`] that opts out.
 pub const DATAPLANE_MODE_NONE: &str = "none";
 /// Annotation of a pod, written by the node agent once the pod is captured.
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Value of [`REDIRECTION`] for a captured pod.
 pub const REDIRECTION_ENABLED: &str = "enabled";
-/// Value of [`REDIRECTION`] for a pod whose capture is pending or in doubt.
+/// Value of [`REDIRECTION`] for a pod whose capture is in progress, or uncertain.
 pub const REDIRECTION_PENDING: &str = "pending";
-/// Label: the process ends HBONE by itself; a comma list that contains `http`.
+/// Label of a workload that terminates HBONE itself: a comma-separated list that contains `http`.
 pub const TUNNEL: &str = "networking.istio.io/tunnel";
 /// Label of the control plane's namespace: the name of the cluster's network.
 pub const NETWORK: &str = "topology.istio.io/network";
@@ -48,22 +49,23 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
-/// Annotation of an AuthorizationPolicy that is attached to a waypoint or to what it serves: the name of the policy of pods
-/// in its namespace of which it is a copy.
+/// Annotation of an AuthorizationPolicy that is attached to a waypoint or to an object that the
+/// waypoint serves: name of the policy of pods, in the same namespace, that it is a copy of.
 pub const MIGRATED_FROM: &str = "ambit.io/migrated-from";
-/// Label of a ServiceEntry: `false` if it is to be given no addresses.
+/// Label of a ServiceEntry: `false` disables the allocation of addresses.
 pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
 /// Label: the waypoint to use, or `none`.
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 /// Label: the namespace of [`USE_WAYPOINT`].
 pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
-/// Label: a second waypoint beside [`USE_WAYPOINT`], for a share of the connections to services.
+/// Label: a second waypoint beside [`USE_WAYPOINT`], for a fraction of the connections to services.
 pub const USE_WAYPOINT_CANARY: &str = "istio.io/use-waypoint-canary";
 /// Label: the namespace of [`USE_WAYPOINT_CANARY`].
 pub const USE_WAYPOINT_CANARY_NAMESPACE: &str = "istio.io/use-waypoint-canary-namespace";
-/// Annotation: the share of [`USE_WAYPOINT_CANARY`], 0 (if left out) to 100.
+/// Annotation: percentage of connections for [`USE_WAYPOINT_CANARY`]; 0 if absent.
 pub const USE_WAYPOINT_CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";
-/// Label of a Service or Namespace: whether ingress gateways send through the service's waypoint, `true` or `false`.
+/// Label of a Service or Namespace: whether ingress gateways route through the service's waypoint,
+/// `true` or `false`.
 pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 /// Label of a Gateway or its namespace: revision of the control plane that manages it.
 pub const REVISION: &str = "istio.io/rev";
@@ -71,14 +73,15 @@ pub const REVISION: &str = "istio.io/rev";
 pub const TAG: &str = "istio.io/tag";
 /// Label of the mesh's own objects.
 pub const PART_OF: &str = "app.kubernetes.io/part-of";
-/// Label of a Gateway or GatewayClass: what the waypoint serves, `service`, `workload`, `all` or `none`.
+/// Label of a Gateway or GatewayClass: destinations that the waypoint serves, `service`,
+/// `workload`, `all` or `none`.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
-/// Annotation of a Gateway: single service account whose pods it serves.
+/// Annotation of a Gateway: the single service account whose pods it serves.
 pub const FOR_SERVICE_ACCOUNT: &str = "istio.io/for-service-account";
 /// Annotation of a Gateway: whether applications receive the caller in `x-forwarded-client-cert`.
 pub const XFCC_CLIENT_IDENTITY: &str = "ambient.istio.io/xfcc-include-client-identity";
-/// Annotation of a Gateway or GatewayClass: how node proxies hand tunnels over to the pods of a waypoint that they
-/// stand before: `PROXY` or `NONE`, with a port behind a slash.
+/// Annotation of a Gateway or GatewayClass: how node proxies in front of a waypoint's pods pass
+/// tunnels on to them: `PROXY` or `NONE`, with a port after a slash.
 pub const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 /// Annotation of a Gateway: settings of its waypoint, as YAML.
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
@@ -90,8 +93,8 @@ pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 /// Label of a Secret with registry credentials for the plugins of its namespace, which are sent to waypoints.
 pub const IMAGE_PULL: &str = "ambit.io/image-pull";
-/// Secrets with that label.
+/// Label selector of Secrets with [`IMAGE_PULL`].
 pub const IMAGE_PULL_SELECTOR: &str = "ambit.io/image-pull=true";
-/// Annotation of a manifest that only adds to an object given elsewhere: as long as nothing but such
-/// manifests speak of an object, it does not exist. Not part of the merged object.
+/// Annotation of a manifest that only changes an object of another manifest: an object that only
+/// such manifests name does not exist. Not part of the merged object.
 pub const OVERLAY: &str = "ambit.io/overlay";

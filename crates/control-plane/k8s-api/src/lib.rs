@@ -1,8 +1,8 @@
 //! Kubernetes and Istio API types, labels and annotations as Ambit reads them.
 //!
-//! Core kinds are k8s-openapi's; Istio kinds are ours ([`istio`]), strict about unknown fields because
-//! a misspelt field of a policy must not silently widen it. The list of kinds is [`for_each_kind`]. Knows
-//! no files, clients or tasks.
+//! Core kinds are k8s-openapi's; Istio kinds are ours ([`istio`]) and reject unknown fields,
+//! because a misspelt field of a policy must not silently widen it. The list of kinds is
+//! [`for_each_kind`]. This crate uses no files, clients or tasks.
 #![forbid(unsafe_code)]
 
 pub mod ambit;

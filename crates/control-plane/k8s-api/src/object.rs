@@ -1,4 +1,4 @@
-//! An object of any kind the mesh reads, and its name.
+//! Object of any kind that the mesh reads, and its key.
 
 use std::{fmt, sync::Arc};
 
@@ -58,18 +58,19 @@ macro_rules! for_each_kind {
     };
 }
 
-/// Source of a kind's definition.
+/// Source of a kind's API definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
     /// Built into Kubernetes, always available.
     BuiltIn,
     /// CustomResourceDefinition, which may be missing, added or removed at run time.
     Custom,
-    /// The same, of a kind of whose objects nothing but their existence is read.
+    /// CustomResourceDefinition of a kind without an effect: only the existence of its objects is
+    /// read.
     Unread,
 }
 
-/// The type of one kind of object.
+/// Rust type of one kind of object.
 pub trait ObjectType:
     Status
     + k8s_openapi::Resource
@@ -94,10 +95,10 @@ macro_rules! kinds {
         pub enum Kind { $(#[doc = $doc] $kind,)* }
 
         impl Kind {
-            /// Every kind, in the order in which a fresh reader wants them.
+            /// Every kind, in the order of the initial sync.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
-            /// Returns the name for `kind:`.
+            /// Returns the name as in the field `kind`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => stringify!($kind),)* }
             }
@@ -107,7 +108,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
             }
 
-            /// Returns the API version that is decoded in full.
+            /// Returns the API version whose fields are all decoded.
             pub fn version(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::VERSION,)* }
             }
@@ -122,7 +123,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => Definition::$definition,)* }
             }
 
-            /// Whether its objects live in a namespace.
+            /// Returns whether objects of the kind have a namespace.
             pub fn is_namespaced(self) -> bool {
                 match self { $(Self::$kind => $namespaced,)* }
             }
@@ -148,7 +149,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind(object) => &**object,)* }
             }
 
-            /// Reads an object of `kind` from its JSON form; the error names the field.
+            /// Parses an object of `kind` from JSON; the error names the field.
             pub fn from_value(kind: Kind, value: &Value) -> Result<Self, InvalidObject> {
                 check_nulls(kind, value)?;
                 match kind { $(Kind::$kind => read(value).map(|object| Self::$kind(Arc::new(object))),)* }
@@ -170,8 +171,8 @@ macro_rules! kinds {
 for_each_kind!(kinds);
 
 impl Kind {
-    /// The kind that `apiVersion` and `kind` name; `None` if the mesh does not read it. A manifest
-    /// that only adds to an object may leave `apiVersion` out.
+    /// Returns the kind that `apiVersion` and `kind` name; `None` if the mesh does not read it. A
+    /// manifest that only changes an object may leave `apiVersion` out.
     pub fn find(api_version: Option<&str>, kind: &str) -> Option<Self> {
         let group =
             api_version.map(|version| version.split_once('/').map_or("", |(group, _)| group));
@@ -180,12 +181,12 @@ impl Kind {
         })
     }
 
-    /// Whether the kind is Istio's, which has its own conventions.
+    /// Returns whether the kind is Istio's, which has its own conventions.
     pub fn is_istio(self) -> bool {
         self.group().ends_with(".istio.io")
     }
 
-    /// Whether a field that is `null` in it is an error.
+    /// Returns whether `null` in a field of the kind is an error.
     fn has_no_nulls(self) -> bool {
         (self.is_istio() && self.definition() != Definition::Unread)
             || self.group() == crate::ambit::GROUP
@@ -198,7 +199,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The name of an object; versions of the API do not matter. Printed as `Kind namespace/name`.
+/// Name of an object, independent of the API version. Displayed as `Kind namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Kind of the object.
@@ -209,7 +210,7 @@ pub struct ObjectKey {
     pub name: ArcStr,
 }
 
-/// Why a document has no [`ObjectKey`].
+/// Reason why a document has no [`ObjectKey`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadKeyError {
     /// Value that is not an object.
@@ -218,13 +219,13 @@ pub enum ReadKeyError {
     /// Object without a kind.
     #[error("has no kind")]
     NoKind,
-    /// A kind the mesh does not read; not a fault.
+    /// A kind that the mesh does not read; not an error of the document.
     #[error("is a {0}, which the mesh does not read")]
     OtherKind(String),
     /// Object without a name.
     #[error("{0} has no metadata.name")]
     NoName(Kind),
-    /// A name that Kubernetes would not accept either.
+    /// A name that Kubernetes would reject, too.
     #[error(
         "{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed"
     )]
@@ -253,7 +254,7 @@ impl ObjectKey {
         }
     }
 
-    /// Reads the key of an object in JSON form.
+    /// Parses the key of an object in JSON.
     pub fn read(value: &Value) -> Result<Self, ReadKeyError> {
         let object = value.as_object().ok_or(ReadKeyError::NotAnObject)?;
         let text = |field: &str| object.get(field).and_then(Value::as_str);
@@ -309,7 +310,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// A field that cannot be read.
+/// Error of a field that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct InvalidObject {
@@ -336,8 +337,8 @@ impl Object {
     }
 }
 
-/// The path of the first `null` below `value`. In a policy, an empty `from:` would otherwise count as missing, which
-/// allows every caller.
+/// Returns the path of the first `null` below `value`. In a policy, an empty `from:` would
+/// otherwise count as absent, which allows every caller.
 fn null_path(value: &Value, path: &mut String) -> bool {
     let length = path.len();
     let found = |child: &Value, step: String, path: &mut String| {
@@ -361,7 +362,7 @@ fn null_path(value: &Value, path: &mut String) -> bool {
     }
 }
 
-/// Refuses `null` in the specification of kinds where leaving out and giving nothing differ.
+/// Rejects `null` in the specification of kinds for which an absent field and an empty one differ.
 fn check_nulls(kind: Kind, value: &Value) -> Result<(), InvalidObject> {
     let mut path = "spec".to_owned();
     match value.get("spec") {
@@ -386,7 +387,7 @@ pub fn created(metadata: &ObjectMeta) -> String {
     time.map(|time| time.0.to_string()).unwrap_or_default()
 }
 
-/// Whether a text is a name as Kubernetes allows it (RFC 1123), at most `max` bytes long.
+/// Returns whether a text is a valid name in Kubernetes (RFC 1123), at most `max` bytes long.
 pub fn is_dns_name(text: &str, max: usize) -> bool {
     let allowed = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.'
@@ -406,7 +407,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_of_the_api_is_no_part_of_the_key() {
+    fn key_ignores_the_api_version() {
         for version in ["security.istio.io/v1", "security.istio.io/v1beta1"] {
             let value = json!({"apiVersion": version, "kind": "AuthorizationPolicy",
                 "metadata": {"name": "p", "namespace": "shop"}});
@@ -416,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_the_same_name_in_another_group_is_not_ours() {
+    fn same_kind_of_another_group_is_not_read() {
         let value = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "a"}});
         assert_eq!(
             ObjectKey::read(&value),
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_default_and_cluster_kinds_have_none() {
+    fn namespace_defaults_and_cluster_kinds_have_none() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}});
         assert_eq!(ObjectKey::read(&pod).unwrap().to_string(), "Pod default/a");
         let node = json!({"kind": "Node", "metadata": {"name": "n1", "namespace": "x"}});
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_could_forge_other_names_are_refused() {
+    fn invalid_names_are_rejected() {
         for name in ["a/b", "", "A", "-a", "a b", "spiffe://x", &"a".repeat(254)] {
             let value = json!({"kind": "Pod", "metadata": {"name": name}});
             assert!(ObjectKey::read(&value).is_err(), "{name:?}");
@@ -443,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_field() {
+    fn error_names_the_field() {
         let value = json!({"kind": "AuthorizationPolicy", "metadata": {"name": "p"},
             "spec": {"rules": [{"form": []}]}});
         let error = Object::from_value(Kind::AuthorizationPolicy, &value).unwrap_err();

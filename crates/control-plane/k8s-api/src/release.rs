@@ -1,17 +1,18 @@
-//! Releases of the Gateway API: of which one a cluster's definitions are, and which are known.
+//! Releases of the Gateway API: which one the CRDs of a cluster are of, and which are known.
 
 use std::collections::BTreeMap;
 
-/// Annotation of the definitions: their release.
+/// Annotation of the CRDs: their release.
 pub const BUNDLE_VERSION: &str = "gateway.networking.k8s.io/bundle-version";
 
-/// The first release whose Gateways and routes are `v1`, and the last one that was read when this was written.
-const KNOWN: [(u64, u64); 2] = [(1, 0), (1, 6)];
+/// First and last known release: the first one has Gateways and routes as `v1`, the last one is the
+/// newest at the time of writing.
+const KNOWN_RELEASES: [(u64, u64); 2] = [(1, 0), (1, 6)];
 
 /// Reason why the release of the definitions is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownRelease {
-    /// Definitions that do not name their release.
+    /// CRDs that do not name their release.
     #[error(
         "the definitions of the Gateway API do not say of which release they are (annotation {BUNDLE_VERSION}): install a release's own, v1.0 to v1.6"
     )]
@@ -23,24 +24,25 @@ pub enum UnknownRelease {
     Other(String),
 }
 
-/// The release that the annotations of a definition name, if it is a known one.
+/// Checks the release in the annotations of a CRD.
 ///
 /// # Errors
-/// When it is none.
+///
+/// When the release is missing or unknown.
 pub fn known_release(
     annotations: Option<&BTreeMap<String, String>>,
 ) -> Result<&str, UnknownRelease> {
     let release = annotations
         .and_then(|annotations| annotations.get(BUNDLE_VERSION))
         .ok_or(UnknownRelease::Unsaid)?;
-    let [first, last] = KNOWN;
+    let [first, last] = KNOWN_RELEASES;
     let is_known = number(release).is_some_and(|number| (first..=last).contains(&number));
     is_known
         .then_some(release.as_str())
         .ok_or_else(|| UnknownRelease::Other(release.clone()))
 }
 
-/// Major and minor number.
+/// Parses the major and minor number.
 fn number(release: &str) -> Option<(u64, u64)> {
     let mut parts = release.strip_prefix('v')?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -51,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_before_v1_and_after_the_last_one_are_not_known() {
+    fn releases_out_of_the_known_range_are_unknown() {
         let of = |release: &str| {
             let annotations = BTreeMap::from([(BUNDLE_VERSION.to_owned(), release.to_owned())]);
             known_release(Some(&annotations)).map(str::to_owned)

@@ -1,17 +1,19 @@
-//! Control planes of several revisions in one mesh, and the tags that name them. Pure.
+//! Revisions of control planes in one mesh, and the tags that name them. Pure.
 //!
-//! The label `istio.io/rev` of a Gateway, else that of its namespace, names a revision or a tag. The Services of control
-//! planes are the directory: each has the label `istio.io/rev`, and one that stands for a tag `istio.io/tag`, too. All
-//! control planes read the same Services, so a Gateway is of one revision.
+//! The label `istio.io/rev` of a Gateway, or else of its namespace, names a revision or a tag. The
+//! Services of control planes are the directory: each has the label `istio.io/rev`, and one for a
+//! tag also has `istio.io/tag`. All control planes read the same Services, so that exactly one
+//! revision manages a Gateway.
 
 use std::collections::BTreeMap;
 
 use crate::labels;
 
-/// The revision of Gateways that name none.
+/// Revision of Gateways that name none.
 pub const DEFAULT: &str = "default";
 
-/// End of the names of a revision's own objects, such as `-canary`; the default revision has none.
+/// Returns the suffix of names of a revision's own objects, such as `-canary`; empty for the
+/// default revision.
 pub fn suffix(revision: &str) -> String {
     match revision {
         DEFAULT => String::new(),
@@ -27,7 +29,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Reads the labels of a Service; none if it is not that of a control plane of Ambit.
+    /// Parses the labels of a Service; `None` if it does not belong to a control plane of Ambit.
     pub fn of(labels: Option<&BTreeMap<String, String>>) -> Option<Self> {
         let label = |name: &str| labels?.get(name).filter(|value| !value.is_empty());
         let is_ours = label("app").is_some_and(|app| app == "istiod")
@@ -43,12 +45,12 @@ impl ControlPlane {
 #[derive(Clone, Debug)]
 pub struct Revisions {
     own: Box<str>,
-    /// By the name of the Service: the first of several decides about a tag.
+    /// Control planes by the name of their Service: the first one with a tag owns it.
     services: BTreeMap<Box<str>, ControlPlane>,
 }
 
 impl Revisions {
-    /// Revisions of a mesh whose only known control plane is that of the revision `own`.
+    /// Creates the directory of a mesh whose only known control plane is of the revision `own`.
     pub fn new(own: &str) -> Self {
         Self {
             own: own.into(),
@@ -56,7 +58,7 @@ impl Revisions {
         }
     }
 
-    /// Takes in a Service of the root namespace. Returns whether anything changed.
+    /// Updates a Service of the root namespace. Returns whether anything changed.
     pub fn set(&mut self, service: &str, control_plane: Option<ControlPlane>) -> bool {
         let before = match control_plane.clone() {
             Some(of) => self.services.insert(service.into(), of),
@@ -65,7 +67,7 @@ impl Revisions {
         before != control_plane
     }
 
-    /// The revision of an object, by the labels of the object and of its namespace.
+    /// Returns the revision of an object, by the labels of the object and of its namespace.
     pub fn of<'a>(&'a self, object: Option<&'a str>, namespace: Option<&'a str>) -> &'a str {
         let mut named = [object, namespace].into_iter().flatten();
         let name = named.find(|name| !name.is_empty()).unwrap_or(DEFAULT);
@@ -74,12 +76,13 @@ impl Revisions {
         tag.map_or(name, |tag| tag.revision.as_str())
     }
 
-    /// Whether the control plane of an object is this one.
+    /// Returns whether this control plane manages an object.
     pub fn is_own(&self, object: Option<&str>, namespace: Option<&str>) -> bool {
         self.of(object, namespace) == &*self.own
     }
 
-    /// Whether the control plane of an object is this one or another one of the mesh, and not another implementation's.
+    /// Returns whether a control plane of the mesh, this one or another, manages an object, and not
+    /// another implementation.
     pub fn is_of_mesh(&self, object: Option<&str>, namespace: Option<&str>) -> bool {
         let revision = self.of(object, namespace);
         let mut services = self.services.values();
@@ -102,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_goes_before_its_namespace_and_the_default_is_last() {
+    fn own_label_precedes_the_namespace_and_the_default() {
         let revisions = Revisions::new("canary");
         for (object, namespace, revision) in [
             (None, None, DEFAULT),
@@ -128,7 +131,7 @@ mod tests {
             (None, "stable", None),
             (Some(("stable", "canary")), "stable", Some("canary")),
             (Some(("stable", "default")), "stable", Some(DEFAULT)),
-            // The default revision is whoever has its tag.
+            // The revision with the tag `default` is the default one.
             (Some(("default", "canary")), "", Some("canary")),
             (None, "", Some(DEFAULT)),
         ] {
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn control_planes_of_the_mesh_are_known_by_their_services() {
+    fn control_planes_are_found_by_their_services() {
         let mut revisions = Revisions::new(DEFAULT);
         assert!(!revisions.is_of_mesh(Some("canary"), None));
         assert!(revisions.set("istiod-canary", service("canary", None)));
@@ -156,7 +159,7 @@ mod tests {
         assert!(revisions.set("istiod-canary", None));
         assert!(!revisions.is_of_mesh(None, Some("canary")));
         assert!(revisions.is_of_mesh(None, None));
-        // Istio's own control plane is none of the mesh's.
+        // Istio's own control plane is not of the mesh.
         let foreign = BTreeMap::from([
             ("app".to_owned(), "istiod".to_owned()),
             (labels::REVISION.to_owned(), "canary".to_owned()),

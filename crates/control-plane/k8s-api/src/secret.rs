@@ -1,4 +1,4 @@
-//! Secrets with credentials of registries. What is in one is never shown.
+//! Secrets with credentials of registries. Their contents are never logged.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 /// Type of Secrets with registry credentials.
 pub const DOCKER_CONFIG: &str = "kubernetes.io/dockerconfigjson";
-/// The key of the credentials.
+/// Key of the credentials.
 pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
 
 /// Secret, reduced to what the mesh reads.
@@ -24,7 +24,7 @@ pub struct Secret {
     /// Plain-text data of manifests (`stringData`).
     #[serde(default, rename = "stringData")]
     pub string_data: BTreeMap<String, String>,
-    /// Type of the contents.
+    /// Type of the Secret.
     #[serde(default, rename = "type")]
     pub secret_type: String,
 }

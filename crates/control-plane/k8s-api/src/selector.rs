@@ -1,4 +1,4 @@
-//! Kubernetes' label selectors.
+//! Label selectors of Kubernetes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::labels::NAMESPACE_NAME;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-/// Whether labels match; nothing matches an operator that is not known.
+/// Returns whether labels match; an unknown operator matches nothing.
 pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
     selector.match_labels.iter().flatten().all(equal)
@@ -32,7 +32,8 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
             })
 }
 
-/// Whether selectors of namespaces select one: any of them, or all namespaces if there are none.
+/// Returns whether one of the selectors selects a namespace; without selectors, all namespaces are
+/// selected.
 pub fn select_namespace(
     selectors: &[LabelSelector],
     name: &str,
@@ -42,12 +43,12 @@ pub fn select_namespace(
         return true;
     }
     let mut labels = labels.clone();
-    // Kubernetes sets it; manifests need not have it.
+    // Kubernetes sets the label; manifests need not have it.
     labels.insert(NAMESPACE_NAME.to_owned(), name.to_owned());
     selectors.iter().any(|selector| matches(selector, &labels))
 }
 
-/// Why a selector cannot be used.
+/// Reason why a selector cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSelector {
     /// Field that selectors do not have: its meaning is unknown.
@@ -56,7 +57,7 @@ pub enum InvalidSelector {
     /// Value of another form.
     #[error("is not a label selector: {0}")]
     Form(#[from] serde_json::Error),
-    /// Requirement that no labels can be compared with.
+    /// Requirement that cannot be evaluated.
     #[error(
         "requires {operator:?} of the label {key:?}: In and NotIn need values, Exists and DoesNotExist have none"
     )]
@@ -68,10 +69,11 @@ pub enum InvalidSelector {
     },
 }
 
-/// Reads a selector strictly: one that is misspelt would select others than it means to.
+/// Parses a selector strictly: a misspelt one would select other objects than intended.
 ///
 /// # Errors
-/// When any part of it has no meaning.
+///
+/// When any part of it is unknown.
 pub fn read(value: &Value) -> Result<LabelSelector, InvalidSelector> {
     let known = ["matchLabels", "matchExpressions"];
     let mut fields = value.as_object().into_iter().flatten();
@@ -105,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_are_read_strictly() {
+    fn selectors_are_parsed_strictly() {
         let requires = |of: Value| json!({"matchExpressions": [of]});
         for value in [
             json!({}),

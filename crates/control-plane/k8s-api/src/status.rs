@@ -1,4 +1,4 @@
-//! Conditions of objects: as they are published, and as controllers want them.
+//! Conditions of objects: published ones, and those that controllers desire.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,16 +10,16 @@ use crate::{
     ConfigMap, Deployment, EndpointSlice, Namespace, Node, Pod, Secret, Service, ServiceAccount,
 };
 
-/// The part of an object that controllers write.
+/// Status of an object, which controllers write.
 pub trait Status {
-    /// Version of the API that the object was written in, as `group/version`.
+    /// Returns the API version that the object was written in, as `group/version`.
     fn api_version(&self) -> &str;
 
     /// Returns the conditions as JSON.
     fn conditions(&self) -> Vec<Value>;
 }
 
-/// Condition that a controller wrote, as far as it is shown. Nothing of it is required.
+/// Condition that a controller wrote, with the fields that are displayed. All are optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
@@ -28,7 +28,7 @@ pub struct Condition {
     pub type_: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// Reason in one word.
+    /// Machine-readable reason, in CamelCase.
     pub reason: String,
     /// Reason for people.
     pub message: String,
@@ -36,14 +36,14 @@ pub struct Condition {
     pub observed_generation: Option<i64>,
 }
 
-/// Condition that a controller wants an object to have.
+/// Condition that a controller desires an object to have.
 #[derive(Clone, Copy, Debug)]
 pub struct DesiredCondition<'a> {
     /// Type of the condition.
     pub type_: &'a str,
-    /// Whether its status is `True`, else `False`.
+    /// Whether the status is `True`; otherwise it is `False`.
     pub is_true: bool,
-    /// Reason in one word.
+    /// Machine-readable reason, in CamelCase.
     pub reason: &'a str,
     /// Reason for people.
     pub message: &'a str,
@@ -56,7 +56,8 @@ impl DesiredCondition<'_> {
         if self.is_true { "True" } else { "False" }
     }
 
-    /// Whether a published condition of the type is as desired, whenever it became so. Its generation may be a text.
+    /// Returns whether a published condition of the type equals this one, regardless of its
+    /// transition time. Its generation may be a string.
     pub fn is_published(&self, published: &Value) -> bool {
         let text = |field: &str| text(published, field).unwrap_or_default();
         let generation = published.get("observedGeneration").and_then(|value| {
@@ -69,7 +70,8 @@ impl DesiredCondition<'_> {
             && generation == self.generation
     }
 
-    /// Returns the JSON form. The time of its transition is that of the published condition while the status is the same.
+    /// Returns the JSON form. Keeps the transition time of the published condition while the status
+    /// is the same.
     pub fn to_json(&self, published: Option<&Value>) -> Value {
         let status = self.status();
         let since = published
@@ -93,7 +95,7 @@ fn text<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
     condition.get(field)?.as_str()
 }
 
-/// The time in whole seconds, as the API keeps it.
+/// Returns the current time in whole seconds, the precision of the API.
 fn now() -> String {
     let since_epoch = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -105,7 +107,7 @@ fn now() -> String {
         .to_string()
 }
 
-/// The conditions in a status in JSON form.
+/// Returns the conditions of a status in JSON.
 pub fn conditions(status: &Value) -> Vec<Value> {
     let conditions = status.get("conditions").and_then(Value::as_array);
     conditions.cloned().unwrap_or_default()

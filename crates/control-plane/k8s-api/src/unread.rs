@@ -1,5 +1,6 @@
-//! Kinds of other meshes without an effect in this one: only the existence of their objects is read, to report it, and
-//! of some not even that. [`instead_of`] names for each what to write in its place.
+//! Kinds of other meshes without an effect in this one: only the existence of their objects is
+//! read, in order to report it, and of some kinds not even that. [`instead_of`] names the
+//! replacement for each.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -7,8 +8,8 @@ use serde_json::Value;
 
 use crate::status::Status;
 
-/// Kinds without an effect, by API group and name, and what to write in place of their objects.
-const INSTEAD: &[(&str, &str, &str)] = &[
+/// Kinds without an effect, by API group and name, with their replacement.
+const REPLACEMENTS: &[(&str, &str, &str)] = &[
     (
         "networking.istio.io",
         "EnvoyFilter",
@@ -61,15 +62,15 @@ const INSTEAD: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Replacement for objects of a kind without an effect, where one is known.
+/// Returns the replacement for objects of a kind without an effect, if one is known.
 pub fn instead_of(group: &str, kind: &str) -> Option<&'static str> {
-    let mut all = INSTEAD.iter();
+    let mut all = REPLACEMENTS.iter();
     all.find(|(of_group, of_kind, _)| (*of_group, *of_kind) == (group, kind))
         .map(|(_, _, instead)| *instead)
 }
 
-/// Whether an API group is one of which the mesh reads kinds, or whose objects are written for a mesh: their authors
-/// expect an effect.
+/// Returns whether an API group has kinds that the mesh reads, or objects that are written for a
+/// mesh: their authors expect an effect.
 pub fn is_mesh_group(group: &str) -> bool {
     let gateway_api = ["gateway.networking.k8s.io", "gateway.networking.x-k8s.io"];
     group.ends_with(".istio.io") || gateway_api.contains(&group) || group == crate::ambit::GROUP
@@ -136,13 +137,17 @@ mod tests {
     use crate::{Definition, Kind};
 
     #[test]
-    fn kinds_without_an_effect_have_something_in_their_place() {
+    fn kinds_without_an_effect_have_a_replacement() {
         for kind in Kind::ALL {
             let is_unread = kind.definition() == Definition::Unread;
             let instead = instead_of(kind.group(), kind.as_str());
             assert_eq!(instead.is_some(), is_unread, "{kind}");
         }
-        assert!(INSTEAD.iter().all(|(group, _, _)| is_mesh_group(group)));
+        assert!(
+            REPLACEMENTS
+                .iter()
+                .all(|(group, _, _)| is_mesh_group(group))
+        );
         assert!(!is_mesh_group("apps") && !is_mesh_group(""));
     }
 }

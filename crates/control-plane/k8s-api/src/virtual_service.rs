@@ -1,7 +1,8 @@
 //! Spec of a `VirtualService`; field names as in Istio's definition.
 //!
-//! Every type keeps the fields that it does not know: a field may decide where requests go, so it must be named and must
-//! not be lost. Fields without a counterpart in Ambit's routes are among them.
+//! Every type preserves the fields that it does not know, including those without a counterpart in
+//! Ambit's routes: a field may decide where requests are routed, so it must be reported and must
+//! not be lost.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ custom_resource! {
     VirtualService, VirtualServiceSpec, "networking.istio.io", "virtualservices", NamespaceResourceScope
 }
 
-/// Fields that a type does not know, by name.
+/// Unknown fields of a type, by name.
 pub type Unknown = BTreeMap<String, Value>;
 
 macro_rules! parts {

@@ -1,6 +1,7 @@
 //! Spec of a `WasmPlugin`; field names as in Istio's definition.
 //!
-//! Unknown fields are errors. Numbers are read wider than they may be, so that an error can name the value.
+//! Unknown fields are errors. Numbers are parsed as wider types than their valid range, so that an
+//! error can name the value.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -89,7 +90,7 @@ pub struct WasmPluginSpec {
 }
 
 impl WasmPluginSpec {
-    /// Whether the object has target references.
+    /// Returns whether the object has target references.
     pub fn is_attached(&self) -> bool {
         self.target_ref.is_some() || !self.target_refs.is_empty()
     }
@@ -121,7 +122,7 @@ pub enum PluginPhase {
     Stats,
 }
 
-/// Treatment of requests whose plugin cannot be called.
+/// Failure policy: handling of requests whose plugin cannot be called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum FailStrategy {
@@ -138,11 +139,11 @@ pub enum FailStrategy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PluginType {
-    /// HTTP requests, without a type.
+    /// HTTP requests, by default.
     #[default]
     #[serde(rename = "UNSPECIFIED_PLUGIN_TYPE")]
     Unspecified,
-    /// HTTP requests, by type.
+    /// HTTP requests, by an explicit type.
     Http,
     /// Connections of TCP.
     Network,

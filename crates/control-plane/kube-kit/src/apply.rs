@@ -1,7 +1,8 @@
 //! Server-side apply of small parts of many objects, for instance of their status.
 //!
-//! [`Queue`] is pure: it keeps the newest wish for each part, allows one write of a part at a time, and
-//! retries a few times. The sender of a wish decides whether a write is needed: it sees the objects.
+//! [`Queue`] is pure: it keeps the newest desired value of each part, allows one write of a part at
+//! a time, and retries a few times. The sender decides whether a write is needed, since it knows
+//! the objects.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,13 +20,13 @@ use serde_json::Value;
 use tokio::{sync::mpsc, time::Instant};
 
 /// Maximum attempts of one write.
-const ATTEMPTS: u32 = 5;
-/// Pause after the first failure; doubled after each further one.
-const PAUSE: Duration = Duration::from_millis(500);
+const MAX_ATTEMPTS: u32 = 5;
+/// Backoff after the first failure; doubled after each further one.
+const RETRY_BACKOFF: Duration = Duration::from_millis(500);
 /// Number of concurrent writes.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT_WRITES: usize = 4;
 
-/// A part of an object that is written under a manager of its own.
+/// Part of an object that has a field manager of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Part {
     /// `group/version` of the object's API, or `v1`.
@@ -38,16 +39,16 @@ pub struct Part {
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// The field manager, in the server's record of fields.
+    /// Field manager of the part.
     pub manager: &'static str,
 }
 
-/// Desired write of an object.
+/// Desired write of a part of an object.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Wish {
-    /// Status to have: our fields that it no longer has are removed.
+pub enum DesiredWrite {
+    /// Desired status: our fields that it no longer has are removed.
     Status(Part, Value),
-    /// Cancels pending writes, since the object is gone or has another writer.
+    /// Cancels pending writes, since the object was deleted or has another writer.
     Forget(Part),
 }
 
@@ -63,15 +64,15 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Queue {
     entries: BTreeMap<Part, Entry>,
-    /// Objects with a pending write, in order of the first one.
+    /// Parts with a pending write, in the order of their first request.
     order: VecDeque<Part>,
 }
 
 impl Queue {
-    fn take(&mut self, wish: Wish) {
+    fn take(&mut self, wish: DesiredWrite) {
         match wish {
-            Wish::Forget(part) => drop(self.entries.remove(&part)),
-            Wish::Status(part, value) => {
+            DesiredWrite::Forget(part) => drop(self.entries.remove(&part)),
+            DesiredWrite::Status(part, value) => {
                 let entry = self.entries.entry(part.clone()).or_default();
                 if entry.desired.is_none() {
                     self.order.push_back(part);
@@ -102,14 +103,14 @@ impl Queue {
         None
     }
 
-    /// Handles the end of a write. Returns false if it is given up.
+    /// Handles the end of a write. Returns false if no attempt is left.
     fn end(&mut self, part: &Part, value: Value, succeeded: bool, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(part) else {
             return true;
         };
         entry.writing = false;
         if entry.desired.is_some() {
-            // A newer wish is queued already, with its own attempts.
+            // A newer write of the part is queued already, with its own attempts.
             return true;
         }
         if succeeded {
@@ -117,35 +118,35 @@ impl Queue {
             return true;
         }
         entry.failures += 1;
-        if entry.failures >= ATTEMPTS {
+        if entry.failures >= MAX_ATTEMPTS {
             self.entries.remove(part);
             return false;
         }
-        entry.not_before = Some(now + PAUSE * 2_u32.pow(entry.failures - 1));
+        entry.not_before = Some(now + RETRY_BACKOFF * 2_u32.pow(entry.failures - 1));
         entry.desired = Some(value);
         self.order.push_back(part.clone());
         true
     }
 
-    /// Returns when to call again without other events.
-    fn next_look(&self) -> Option<Instant> {
+    /// Returns when to call [`Queue::begin`] again without other events.
+    fn next_due(&self) -> Option<Instant> {
         let waiting = self.order.iter().filter_map(|part| self.entries.get(part));
         waiting.filter_map(|entry| entry.not_before).min()
     }
 }
 
 /// Performs writes as they arrive, until all senders are dropped.
-pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<Wish>) {
+pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrite>) {
     let mut queue = Queue::default();
     let mut writes = FuturesUnordered::new();
     loop {
-        while writes.len() < AT_ONCE
+        while writes.len() < MAX_CONCURRENT_WRITES
             && let Some((part, value)) = queue.begin(Instant::now())
         {
             let client = client.clone();
             writes.push(async move { (write(client, &part, &value).await, part, value) });
         }
-        let look = queue.next_look();
+        let look = queue.next_due();
         tokio::select! {
             wish = wishes.recv() => match wish {
                 Some(wish) => queue.take(wish),
@@ -155,7 +156,7 @@ pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<Wish>) {
                 let Part { kind, namespace, name, .. } = &part;
                 let succeeded = match &result {
                     Ok(()) => true,
-                    // It is gone, which its watch will report.
+                    // The object was deleted, which its watch will report.
                     Err(kube::Error::Api(status)) if status.code == 404 => true,
                     Err(error) => {
                         tracing::debug!(kind, namespace, name, %error, "a status is not written");
@@ -213,8 +214,8 @@ mod tests {
         }
     }
 
-    fn status(name: &str, number: u32) -> Wish {
-        Wish::Status(part(name), json!(number))
+    fn status(name: &str, number: u32) -> DesiredWrite {
+        DesiredWrite::Status(part(name), json!(number))
     }
 
     fn begin(queue: &mut Queue, now: Instant) -> Option<(String, Value)> {
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_wish_is_written_once() {
+    fn only_the_newest_value_is_written_once() {
         let now = Instant::now();
         let mut queue = Queue::default();
         for number in 1..4 {
@@ -241,21 +242,21 @@ mod tests {
         assert_eq!(begin(&mut queue, now), Some(("a".into(), json!(4))));
         assert!(queue.end(&part("a"), json!(4), true, now));
         queue.take(status("a", 5));
-        queue.take(Wish::Forget(part("a")));
+        queue.take(DesiredWrite::Forget(part("a")));
         assert_eq!(begin(&mut queue, now), None, "forgotten");
         assert!(queue.end(&part("b"), json!(1), true, now));
         assert!(queue.entries.is_empty());
     }
 
     #[test]
-    fn a_failing_write_is_tried_a_few_times_ever_later() {
+    fn failing_write_is_retried_with_growing_backoff() {
         let mut now = Instant::now();
         let mut queue = Queue::default();
         queue.take(status("a", 1));
         let mut attempts = 0;
         loop {
             let Some((_, value)) = begin(&mut queue, now) else {
-                let next = queue.next_look().unwrap();
+                let next = queue.next_due().unwrap();
                 assert!(next > now);
                 now = next;
                 continue;
@@ -265,8 +266,8 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(attempts, ATTEMPTS);
-        assert_eq!((begin(&mut queue, now), queue.next_look()), (None, None));
+        assert_eq!(attempts, MAX_ATTEMPTS);
+        assert_eq!((begin(&mut queue, now), queue.next_due()), (None, None));
         queue.take(status("a", 1));
         assert!(
             begin(&mut queue, now).is_some(),

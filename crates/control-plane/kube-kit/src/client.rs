@@ -1,4 +1,4 @@
-//! The connection to the API server.
+//! Creates clients of the API server.
 
 use std::{path::Path, time::Duration};
 
@@ -7,7 +7,7 @@ use kube::{Client, Config, config::KubeConfigOptions};
 /// Error of creating a client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Neither a kubeconfig nor the pod's own credentials can be used.
+    /// Neither a kubeconfig nor the pod's own credentials are usable.
     #[error(
         "no access to the Kubernetes API: {0}; set KUBECONFIG, or run in a pod with a service account"
     )]
@@ -17,20 +17,20 @@ pub enum ClientError {
     Setup(#[from] kube::Error),
 }
 
-/// A client from a kubeconfig file if one is named, else from `KUBECONFIG` or `~/.kube/config`, else
-/// from the pod's service account. `agent` is sent as the user agent, so that audit logs distinguish
-/// Ambit's components.
+/// Creates a client from `kubeconfig` if it is given, else from `KUBECONFIG` or `~/.kube/config`,
+/// else from the pod's service account. `agent` is sent as the user agent, so that audit logs
+/// distinguish Ambit's components.
 pub async fn client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, ClientError> {
     let config = config(kubeconfig).await?;
     from_config(config, agent)
 }
 
-/// A client from a configuration: the user agent, time limits, TLS by aws-lc.
+/// Creates a client from a configuration, with user agent, timeouts, and TLS by aws-lc.
 pub fn from_config(mut config: Config, agent: &str) -> Result<Client, ClientError> {
-    // Another part of the process may have installed a provider already: it is the same one.
+    // Another part of the process may have installed the provider already: it is the same one.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     config.connect_timeout = Some(Duration::from_secs(10));
-    // Watches are renewed by the server after some minutes; a shorter limit would cut them.
+    // The server renews watches after some minutes; a shorter timeout would interrupt them.
     config.read_timeout = Some(Duration::from_secs(300));
     config.headers.push((
         http::header::USER_AGENT,

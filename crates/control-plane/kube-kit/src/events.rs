@@ -1,7 +1,7 @@
 //! Kubernetes Events on objects, as `kubectl describe` shows them.
 //!
 //! A repeated event only increments a count (kube's recorder), and the rate is limited: a thousand
-//! broken objects must not cause a thousand writes at once.
+//! invalid objects must not cause a thousand writes at once.
 
 use std::time::Duration;
 
@@ -12,29 +12,30 @@ use kube::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-/// Size of a burst, after a pause.
+/// Maximum number of events in a burst.
 const BURST: u32 = 25;
-/// Interval between further events.
-const EVERY: Duration = Duration::from_secs(2);
+/// Interval between further events after a burst.
+const REFILL_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum length of a text that the API accepts, in characters.
-const LONGEST: usize = 1000;
+const MAX_TEXT_CHARS: usize = 1000;
 
-/// A remark about an object, to be written as an Event.
+/// Event about an object, to be written to the API.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Remark {
-    /// The object, with its uid: without it `kubectl describe` does not show it.
+pub struct EventRecord {
+    /// Reference to the object, with its uid: without it `kubectl describe` does not show the
+    /// event.
     pub object: ObjectReference,
     /// Whether the event is a warning.
     pub is_warning: bool,
     /// Reason of the event, one word in CamelCase.
     pub reason: &'static str,
-    /// Action that the writer did or tried, one word in CamelCase.
+    /// Action that the controller took or tried, one word in CamelCase.
     pub action: &'static str,
     /// Text for operators.
     pub text: String,
 }
 
-/// The rate limit of events. Pure.
+/// Rate limit of events. Pure.
 #[derive(Debug, Default)]
 struct Budget {
     /// Time at which the full burst is available again.
@@ -44,20 +45,20 @@ struct Budget {
 impl Budget {
     fn spend(&mut self, now: Instant) -> bool {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
-        let affordable = full_at - now <= EVERY * (BURST - 1);
+        let affordable = full_at - now <= REFILL_INTERVAL * (BURST - 1);
         if affordable {
-            self.full_at = Some(full_at + EVERY);
+            self.full_at = Some(full_at + REFILL_INTERVAL);
         }
         affordable
     }
 }
 
-/// Writes remarks as events of `controller`, reported by `instance`; ends when all senders are dropped.
+/// Writes events of `controller`, reported by `instance`; ends when all senders are dropped.
 pub async fn run(
     client: Client,
     controller: &str,
     instance: &str,
-    mut remarks: mpsc::UnboundedReceiver<Remark>,
+    mut remarks: mpsc::UnboundedReceiver<EventRecord>,
 ) {
     let reporter = Reporter {
         controller: controller.to_owned(),
@@ -66,7 +67,7 @@ pub async fn run(
     let recorder = Recorder::new(client, reporter);
     let mut budget = Budget::default();
     while let Some(remark) = remarks.recv().await {
-        let Remark {
+        let EventRecord {
             object,
             is_warning,
             reason,
@@ -84,7 +85,7 @@ pub async fn run(
                 EventType::Normal
             },
             reason: reason.to_owned(),
-            note: Some(text.chars().take(LONGEST).collect()),
+            note: Some(text.chars().take(MAX_TEXT_CHARS).collect()),
             action: action.to_owned(),
             secondary: None,
         };
@@ -99,16 +100,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_events_at_once_are_cut_and_later_ones_are_not() {
+    fn bursts_of_events_are_limited() {
         let now = Instant::now();
         let mut budget = Budget::default();
         let sent = (0..1000).filter(|_| budget.spend(now)).count();
         assert_eq!(sent, 25);
-        assert!(!budget.spend(now + EVERY - Duration::from_millis(1)));
-        assert!(budget.spend(now + EVERY));
-        assert!(!budget.spend(now + EVERY));
+        assert!(!budget.spend(now + REFILL_INTERVAL - Duration::from_millis(1)));
+        assert!(budget.spend(now + REFILL_INTERVAL));
+        assert!(!budget.spend(now + REFILL_INTERVAL));
         let sent = (0..1000)
-            .filter(|_| budget.spend(now + 100 * EVERY))
+            .filter(|_| budget.spend(now + 100 * REFILL_INTERVAL))
             .count();
         assert_eq!(sent, 25);
     }

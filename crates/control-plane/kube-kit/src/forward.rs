@@ -1,5 +1,5 @@
-//! A connection to a port inside a pod, through the API server and the kubelet: what listens on the
-//! pod's loopback address only can be reached so.
+//! Connects to a port inside a pod through the API server and the kubelet, which also reaches
+//! listeners on the pod's loopback address.
 
 use std::future::Future;
 
@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Why a port of a pod cannot be reached.
+/// Reason why a port of a pod cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// The API server or the kubelet does not forward.
+    /// The API server or the kubelet refuses to forward.
     #[error("cannot forward to port {port} of pod {pod}")]
     Refused {
         /// Name of the pod.
@@ -21,7 +21,7 @@ pub enum ForwardError {
         #[source]
         source: kube::Error,
     },
-    /// Missing listener, or closed connection.
+    /// The port has no listener, or the connection was closed.
     #[error("port {port} of pod {pod}: {message}")]
     Broken {
         /// Name of the pod.
@@ -33,11 +33,13 @@ pub enum ForwardError {
     },
 }
 
-/// Opens a connection. The future returns, once the connection has ended, the reason of the other
-/// side, if it sent one.
+/// Opens a connection. The returned future completes when the connection has ended, with the reason
+/// of the other side, if it sent one.
 ///
 /// # Errors
-/// When the API server or the kubelet does not forward. Whether anything listens shows only later.
+///
+/// When the API server or the kubelet refuses to forward. A missing listener is reported only
+/// later, by the future.
 pub async fn dial(
     client: &Client,
     namespace: &str,

@@ -1,8 +1,8 @@
 //! Leader election among replicas with a Lease.
 //!
 //! [`Election`] is pure. Clocks of different machines are never compared: a lease is free when its
-//! contents have not changed for its duration by the watcher's own clock. A leader that cannot renew
-//! steps down before another replica can take over.
+//! contents have not changed for its duration by the observer's own clock. A leader that cannot
+//! renew steps down before another replica can take over.
 
 use std::time::Duration;
 
@@ -16,27 +16,27 @@ use tokio::{sync::watch, time::Instant};
 
 /// Duration of a lease without renewal.
 const DURATION: Duration = Duration::from_secs(15);
-/// A leader that could not renew for so long steps down.
-const STEP_DOWN: Duration = Duration::from_secs(10);
+/// Time without a successful renewal after which a leader steps down.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Interval of renewing or reading the lease.
-const EVERY: Duration = Duration::from_secs(2);
+const RENEW_INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of one request.
-const WITHIN: Duration = Duration::from_secs(3);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Next step with the lease.
+/// Next action of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     /// Another candidate holds the lease.
     Wait,
-    /// Write this holder into it; a number counts changes of holder.
+    /// Write this candidate into the lease; `transitions` counts changes of the holder.
     Hold { transitions: i32, anew: bool },
 }
 
-/// The state of one candidate.
+/// State of one candidate.
 #[derive(Debug)]
 struct Election {
     identity: String,
-    /// The lease as last seen, and since when it has been unchanged.
+    /// Lease as last read, and the time since which it is unchanged.
     seen: Option<(LeaseSpec, Instant)>,
     /// Time of the last successful renewal.
     renewed: Option<Instant>,
@@ -52,11 +52,11 @@ impl Election {
     }
 
     fn is_leader(&self, now: Instant) -> bool {
-        self.renewed.is_some_and(|at| now < at + STEP_DOWN)
+        self.renewed.is_some_and(|at| now < at + RENEW_DEADLINE)
     }
 
     /// Evaluates the lease that was read; `None` if it does not exist.
-    fn look(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Step {
+    fn observe(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Step {
         let Some(lease) = lease else {
             self.renewed = None;
             return Step::Hold {
@@ -86,7 +86,7 @@ impl Election {
         Step::Wait
     }
 
-    /// Our name was written to the lease.
+    /// Records that this candidate was written into the lease.
     fn held(&mut self, lease: &LeaseSpec, started: Instant) {
         self.seen = Some((lease.clone(), started));
         self.renewed = Some(started);
@@ -98,19 +98,20 @@ fn duration(lease: &LeaseSpec) -> Duration {
     u64::try_from(seconds).map_or(DURATION, Duration::from_secs)
 }
 
-/// Participates in the election of `name` under `identity` until `stop` completes, then releases the lease. `leads`
-/// reports whether this candidate leads.
-pub async fn take_part(
+/// Participates in the election of `name` under `identity` until `stop` completes, then releases
+/// the lease. `is_leader` receives whether this candidate is the leader.
+pub async fn participate(
     api: Api<Lease>,
     name: &str,
     identity: &str,
-    leads: watch::Sender<bool>,
+    is_leader: watch::Sender<bool>,
     stop: impl Future<Output = ()>,
 ) {
     let mut election = Election::new(identity);
     let run = async {
         loop {
-            let attempt = tokio::time::timeout(WITHIN, attempt(&api, name, &mut election)).await;
+            let attempt =
+                tokio::time::timeout(REQUEST_TIMEOUT, attempt(&api, name, &mut election)).await;
             match attempt {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
@@ -121,16 +122,16 @@ pub async fn take_part(
                     "the Kubernetes API does not answer the election"
                 ),
             }
-            publish(&leads, election.is_leader(Instant::now()), name);
-            tokio::time::sleep(EVERY).await;
+            publish(&is_leader, election.is_leader(Instant::now()), name);
+            tokio::time::sleep(RENEW_INTERVAL).await;
         }
     };
     tokio::select! {
         () = run => {}
         () = stop => {}
     }
-    if leads.send_replace(false) {
-        let freed = tokio::time::timeout(WITHIN, give_back(&api, name, identity)).await;
+    if is_leader.send_replace(false) {
+        let freed = tokio::time::timeout(REQUEST_TIMEOUT, release(&api, name, identity)).await;
         if !matches!(freed, Ok(Ok(()))) {
             tracing::info!(
                 lease = name,
@@ -140,8 +141,8 @@ pub async fn take_part(
     }
 }
 
-fn publish(leads: &watch::Sender<bool>, now: bool, name: &str) {
-    let changed = leads.send_if_modified(|leads| std::mem::replace(leads, now) != now);
+fn publish(is_leader: &watch::Sender<bool>, now: bool, name: &str) {
+    let changed = is_leader.send_if_modified(|is_leader| std::mem::replace(is_leader, now) != now);
     if changed {
         tracing::info!(lease = name, leads = now, "leadership changed");
     }
@@ -153,7 +154,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
     let spec = found
         .as_ref()
         .map(|lease| lease.spec.clone().unwrap_or_default());
-    let Step::Hold { transitions, anew } = election.look(spec.as_ref(), started) else {
+    let Step::Hold { transitions, anew } = election.observe(spec.as_ref(), started) else {
         return Ok(());
     };
     let now = MicroTime(Timestamp::now());
@@ -167,7 +168,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
         ..LeaseSpec::default()
     };
     let written = match found {
-        // The version makes sure that no other write came in between.
+        // The resource version prevents overwriting a concurrent change.
         Some(mut lease) => {
             lease.spec = Some(spec.clone());
             api.replace(name, &PostParams::default(), &lease).await
@@ -188,14 +189,14 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
             election.held(&spec, started);
             Ok(())
         }
-        // Another candidate was faster; the next look shows which.
+        // Another candidate was faster; the next read shows which.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(error),
     }
 }
 
 /// Releases the lease, so that another candidate need not wait for its expiry.
-async fn give_back(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
+async fn release(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
     let mut lease = api.get(name).await?;
     if let Some(spec) = &mut lease.spec
         && spec.holder_identity.as_deref() == Some(identity)
@@ -231,18 +232,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_holds_it_so_we_do() {
+    fn free_lease_is_acquired() {
         let now = Instant::now();
         let mut election = Election::new("a");
-        assert_eq!(election.look(None, now), take(0));
+        assert_eq!(election.observe(None, now), take(0));
         assert!(!election.is_leader(now), "not before it is written");
         election.held(&lease("a", 1), now);
         assert!(election.is_leader(now + 9 * SECOND));
         assert!(
-            !election.is_leader(now + STEP_DOWN),
+            !election.is_leader(now + RENEW_DEADLINE),
             "steps down before the lease runs out for others"
         );
-        assert_eq!(election.look(Some(&lease("", 1)), now), take(4));
+        assert_eq!(election.observe(Some(&lease("", 1)), now), take(4));
     }
 
     #[test]
@@ -251,30 +252,33 @@ mod tests {
         let mut election = Election::new("a");
         for round in 0..20_u32 {
             let now = start + round * 10 * SECOND;
-            // Its clock runs backwards: only changes count.
+            // The holder's clock runs backwards: only changes count.
             let theirs = lease("b", 1_000 - i64::from(round));
-            assert_eq!(election.look(Some(&theirs), now), Step::Wait);
+            assert_eq!(election.observe(Some(&theirs), now), Step::Wait);
         }
         let last = lease("b", 1_000 - 19);
         let since = start + 190 * SECOND;
-        assert_eq!(election.look(Some(&last), since + 14 * SECOND), Step::Wait);
-        assert_eq!(election.look(Some(&last), since + 15 * SECOND), take(4));
+        assert_eq!(
+            election.observe(Some(&last), since + 14 * SECOND),
+            Step::Wait
+        );
+        assert_eq!(election.observe(Some(&last), since + 15 * SECOND), take(4));
     }
 
     #[test]
     fn replica_without_the_lease_stops_leading() {
         let now = Instant::now();
         let mut election = Election::new("a");
-        election.look(None, now);
+        election.observe(None, now);
         election.held(&lease("a", 1), now);
         let renew = Step::Hold {
             transitions: 3,
             anew: false,
         };
-        assert_eq!(election.look(Some(&lease("a", 1)), now + SECOND), renew);
+        assert_eq!(election.observe(Some(&lease("a", 1)), now + SECOND), renew);
         assert!(election.is_leader(now + SECOND));
         assert_eq!(
-            election.look(Some(&lease("b", 2)), now + 2 * SECOND),
+            election.observe(Some(&lease("b", 2)), now + 2 * SECOND),
             Step::Wait
         );
         assert!(!election.is_leader(now + 2 * SECOND));

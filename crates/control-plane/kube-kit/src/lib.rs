@@ -1,4 +1,4 @@
-//! What all components of Ambit that use the Kubernetes API share. No domain logic.
+//! Client code of the Kubernetes API that Ambit's components share. No domain logic.
 #![forbid(unsafe_code)]
 
 pub mod apply;

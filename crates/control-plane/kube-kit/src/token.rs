@@ -1,4 +1,5 @@
-//! The bearer token of a configuration, wherever it comes from: a text, a file, a program, a login.
+//! Bearer token of a client configuration, from any source: inline, a file, an exec plugin, a
+//! login.
 
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
@@ -11,20 +12,21 @@ use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 /// Error of reading a token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// The configuration's user has no token, but a certificate, a password, or nothing.
+    /// The configuration's user has no token, but a certificate, a password, or no credentials.
     #[error("the kubeconfig's user has no bearer token")]
     None,
-    /// Impersonated user, who has no token.
+    /// The user is impersonated, and has no token.
     #[error("the kubeconfig impersonates {0}, who has no token")]
     Impersonated(String),
-    /// Failure of the program, file or login that provides the token.
+    /// The program, file or login that provides the token failed.
     #[error("the kubeconfig's token cannot be obtained")]
     Failed(#[source] BoxError),
 }
 
-/// The token that requests to the API server carry at the moment.
+/// Returns the token that requests to the API server carry at the moment.
 ///
 /// # Errors
+///
 /// If requests carry none, or it cannot be obtained.
 pub async fn bearer_token(config: &Config) -> Result<String, TokenError> {
     if let Some(user) = &config.auth_info.impersonate {
@@ -38,8 +40,8 @@ pub async fn bearer_token(config: &Config) -> Result<String, TokenError> {
     token.map(ToOwned::to_owned).ok_or(TokenError::None)
 }
 
-/// The headers of a request after the client's own layer, which gets no further than here. Without the box the compiler
-/// does not see that it can be sent between threads.
+/// Service that returns the headers of a request as the client's auth layer sent it. Without the
+/// box the compiler cannot prove that the future is `Send`.
 fn echo(layer: &AuthLayer) -> BoxFuture<'static, Result<Response<()>, BoxError>> {
     let echo = service_fn(|request: Request<Body>| async move {
         let mut response = Response::new(());

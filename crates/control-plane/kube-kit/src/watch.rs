@@ -1,8 +1,9 @@
-//! Watches all objects of a kind through outages of the API server.
+//! Watches all objects of a kind, through outages of the API server.
 //!
-//! Wraps `kube`'s watcher: each object is reduced at once to what its reader needs; objects deleted
-//! while no watch was open are reported as gone after the next listing; and an outage of the API server,
-//! however long, changes nothing about what is known. The bookkeeping ([`Known`]) is pure.
+//! Wraps `kube`'s watcher: each object is reduced at once to the value that its reader needs;
+//! objects deleted while no watch was open are reported as gone after the next listing; and an
+//! outage of the API server, however long, does not change the known objects. The bookkeeping
+//! ([`Known`]) is pure.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,16 +20,16 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// First and longest pause after a failure.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// First and longest backoff after a failure.
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Page size of lists from the API server.
-const PAGE: u32 = 100;
-/// A watch is renewed this often, in seconds: a silently broken connection is found this late at worst.
-const RENEW: u32 = 120;
+const PAGE_SIZE: u32 = 100;
+/// Maximum duration of a watch in seconds: a silently broken connection is detected no later.
+const WATCH_TIMEOUT_SECONDS: u32 = 120;
 /// Timeout of one page of a list.
-const LIST_WITHIN: Duration = Duration::from_secs(60);
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An object's name and uid: the uid distinguishes it from others that had the name.
+/// Name and uid of an object; the uid distinguishes it from others of the same name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
     /// Namespace of the object; empty for cluster-scoped objects.
@@ -40,7 +41,7 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    /// Identity of an object from the API server.
+    /// Returns the id of an object from the API server.
     pub fn of<K: Resource>(object: &K) -> Self {
         let text = |value: &Option<String>| value.as_deref().unwrap_or_default().into();
         let meta = object.meta();
@@ -59,19 +60,22 @@ pub enum WatchEvent<V> {
     Listing,
     /// An object is new, has changed, or is part of a listing.
     Object(ObjectId, V),
-    /// An object is gone, or is no longer of interest. Reported exactly once for every object reported,
-    /// also when it went during an outage of the API server or another took its name.
+    /// An object was deleted, or is no longer of interest. Reported exactly once for every object
+    /// reported, also if it was deleted during an outage of the API server or replaced by another
+    /// of the same name.
     Gone(ObjectId),
-    /// The listing is complete; objects that were not in it have been reported as gone.
+    /// The listing is complete; objects that it did not contain have been reported as gone.
     Listed,
-    /// The API server cannot be reached, and why. What is known stays; a listing follows when it is
-    /// back. Reported once an outage.
+    /// The API server cannot be reached, with the reason. Known objects remain; a listing follows
+    /// when it is reachable again. Reported once an outage.
     Away(String),
 }
 
 /// Returns the watch configuration: bounded pages and bounded connection age.
 pub fn config() -> watcher::Config {
-    watcher::Config::default().page_size(PAGE).timeout(RENEW)
+    watcher::Config::default()
+        .page_size(PAGE_SIZE)
+        .timeout(WATCH_TIMEOUT_SECONDS)
 }
 
 type Stream<K> = BoxStream<'static, watcher::Result<Event<K>>>;
@@ -80,7 +84,7 @@ type Project<K, V> = Box<dyn Fn(&K) -> Option<V> + Send + Sync>;
 
 /// Watch of the objects of a kind that match a selector, converted to the reader's type.
 pub struct Watch<K, V> {
-    /// The kind, for the log.
+    /// Name of the kind, for the log.
     what: &'static str,
     open: Open<K>,
     project: Project<K, V>,
@@ -108,8 +112,8 @@ where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
     /// Watches through `api` the objects that `config` selects; start from [`config()`]. `project`
-    /// reduces an object to a value, or to nothing if it is of no interest. For labels and annotations
-    /// alone, an `Api<PartialObjectMeta<K>>` transfers no more than those.
+    /// reduces an object to a value, or to `None` if it is of no interest. For labels and
+    /// annotations alone, an `Api<PartialObjectMeta<K>>` transfers only metadata.
     pub fn new(
         what: &'static str,
         api: Api<K>,
@@ -126,7 +130,7 @@ where
             pending: VecDeque::new(),
             listing: false,
             away: false,
-            backoff: Backoff::new(PAUSE.0, PAUSE.1, 0.2),
+            backoff: Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, 0.2),
             pause_until: None,
         }
     }
@@ -142,7 +146,7 @@ where
                 self.pause_until = None;
             }
             let limit = if self.listing {
-                LIST_WITHIN
+                LIST_TIMEOUT
             } else {
                 Duration::MAX
             };
@@ -150,7 +154,7 @@ where
                 Ok(Some(Ok(event))) => self.take(event),
                 Ok(Some(Err(error))) => self.failed(&error),
                 Ok(None) => self.restart("the watch ended".to_owned()),
-                Err(_) => self.restart(format!("no answer within {LIST_WITHIN:?}")),
+                Err(_) => self.restart(format!("no answer within {LIST_TIMEOUT:?}")),
             }
         }
     }
@@ -199,8 +203,8 @@ where
 
     fn failed(&mut self, error: &watcher::Error) {
         match error {
-            // The API server answers that our version is too old. kube lists again by itself only if that
-            // arrives as an event of the watch.
+            // The API server responds that our resource version is too old. kube lists again by
+            // itself only if that arrives as an event of the watch.
             watcher::Error::WatchStartFailed(kube::Error::Api(status))
             | watcher::Error::WatchFailed(kube::Error::Api(status))
                 if status.code == 410 =>
@@ -208,17 +212,17 @@ where
                 self.list_again();
             }
             watcher::Error::WatchError(status) if status.code == 410 => self.pause(),
-            // The API server refuses: kube would repeat the same request again and again.
+            // The API server rejects the request: kube would repeat it forever.
             watcher::Error::WatchFailed(kube::Error::Api(_)) => {
                 self.restart(ErrorChain(error).to_string());
             }
-            // A broken connection: the watch resumes from its last version.
+            // The connection broke: the watch resumes from its last version.
             watcher::Error::WatchFailed(_) | watcher::Error::WatchError(_) => {
                 tracing::debug!(what = self.what, %error, "a watch of the Kubernetes API broke");
                 self.pause();
             }
-            // The store may have been restored from a backup, with versions older than ours: a watch from
-            // our version would report nothing for long.
+            // The store may have been restored from a backup, with versions older than ours: a
+            // watch from our version would report nothing for long.
             _ => self.restart(ErrorChain(error).to_string()),
         }
     }
@@ -248,18 +252,18 @@ where
     }
 }
 
-/// Which objects the reader knows. Pure.
+/// Objects that the reader knows. Pure.
 #[derive(Debug, Default)]
 struct Known {
     objects: HashMap<(Box<str>, Box<str>), Entry>,
-    /// Number of the listing.
+    /// Number of the current listing.
     round: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
-    /// The listing that last contained it, or during or after which it was reported.
+    /// Last listing that contained the object, or during or after which it was reported.
     round: u32,
 }
 
@@ -282,7 +286,7 @@ impl Known {
         })
     }
 
-    /// Whether the reader knew this very object.
+    /// Removes an object. Returns whether the reader knew exactly this one.
     fn remove(&mut self, id: &ObjectId) -> bool {
         let key = (id.namespace.clone(), id.name.clone());
         let is_it = self.objects.get(&key).is_some_and(|of| of.uid == id.uid);

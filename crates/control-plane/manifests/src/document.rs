@@ -1,4 +1,4 @@
-//! The documents of one file: split, parsed, each checked independently.
+//! Documents of one file: splits the file, and parses and checks each document independently.
 
 use std::{
     collections::HashMap,
@@ -13,13 +13,13 @@ use serde_json::Value;
 
 use crate::lines::{line_of, lines_of_items};
 
-/// One readable object of a file.
+/// Valid object of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Document {
     pub(crate) key: ObjectKey,
-    /// The object as JSON text: a fifth of the memory of a tree of values.
+    /// Object as JSON text, which takes a fifth of the memory of a `Value`.
     pub(crate) json: Arc<str>,
-    /// Hash of the document as written; 0 for an item of a list.
+    /// Hash of the document's text; 0 for an item of a list.
     pub(crate) written: u64,
     /// First line of the document in its file.
     pub(crate) line: u64,
@@ -28,25 +28,25 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// The object in JSON form.
+    /// Returns the object as JSON.
     pub(crate) fn value(&self) -> Value {
-        // Our own text: it was written by the same library.
+        // The same library has written the text.
         serde_json::from_str(&self.json).unwrap_or_default()
     }
 }
 
-/// Document that cannot be read.
+/// Document that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
     /// Key of the object, if readable.
     pub(crate) key: Option<ObjectKey>,
     pub(crate) line: u64,
     pub(crate) message: String,
-    /// The object, where it is one and its fields are wrong.
+    /// The object, if the document is one but has invalid fields.
     pub(crate) refused: Option<Refused>,
 }
 
-/// An object that cannot be read, and why.
+/// Invalid object with its error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) error: InvalidObject,
@@ -58,7 +58,7 @@ pub(crate) struct Refused {
 pub(crate) struct Parsed {
     pub(crate) documents: Vec<Document>,
     pub(crate) bad: Vec<BadDocument>,
-    /// Objects of the mesh's API groups that nothing reads: their first lines, and what they are.
+    /// Objects of the mesh's API groups whose kind is not read: first line and kind of each.
     pub(crate) unread: Vec<(u64, String)>,
 }
 
@@ -69,11 +69,11 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Documents of a file as last read, by [`Document::written`].
+/// Documents of a file as last parsed, by [`Document::written`].
 pub(crate) type Known = HashMap<u64, Document>;
 
-/// Parses a whole file. `patch` marks a later layer, where `null` removes a field. Documents with the text of one of
-/// `known` are not parsed again.
+/// Parses a whole file. `patch` marks a later layer, in which `null` removes a field. Documents
+/// whose text is that of one of `known` are not parsed again.
 pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> Parsed {
     let mut parsed = Parsed::default();
     match format {
@@ -96,14 +96,15 @@ pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> P
     parsed
 }
 
-/// Values of a file, those of lists one by one, and errors, each with the line of its document.
+/// Values of a file, with the items of lists as separate ones, and errors, each with the line of
+/// its document.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     pub(crate) values: Vec<(u64, Value)>,
     pub(crate) bad: Vec<(u64, String)>,
 }
 
-/// Parses a whole file without a look at the kinds of its objects.
+/// Parses a whole file, regardless of the kinds of its objects.
 pub(crate) fn values(text: &str, format: Format) -> Values {
     let mut all = Values::default();
     if text.trim_start().starts_with('{')
@@ -208,7 +209,7 @@ fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &
     }
 }
 
-/// Lines of a document before its content: the marker, comments, empty ones.
+/// Returns the number of lines before a document's content: the marker, comments, empty lines.
 fn lines_before(text: &str) -> u64 {
     let empty = |line: &&str| {
         let line = line.strip_prefix("---").unwrap_or(line).trim();
@@ -232,8 +233,9 @@ fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {
     }
 }
 
-/// Options of the parser. `yes` and `on` are strings, not booleans: a label may have such a value. Limits grow with the
-/// text, since a list may have thousands of objects; aliases do not make more of it.
+/// Returns options of the parser. `yes` and `on` are strings, not booleans: a label may have such a
+/// value. Limits grow with the text, since a list may have thousands of objects; aliases cannot
+/// multiply it.
 fn options(text: &str) -> serde_saphyr::Options {
     serde_saphyr::options! {
         strict_booleans: true,
@@ -272,7 +274,7 @@ fn judge(
             return;
         }
     };
-    let overlay = take_overlay_mark(&mut value);
+    let overlay = take_overlay_annotation(&mut value);
     let checked = if patch || overlay {
         let mut without_nulls = Value::Null;
         json_patch::merge(&mut without_nulls, &value);
@@ -299,22 +301,23 @@ fn judge(
                 key: Some(key),
                 line,
                 message: error.to_string(),
-                // An overlay is no object by itself.
+                // An overlay alone is not an object.
                 refused: (!patch && !overlay).then_some(Refused { error, value }),
             });
         }
     }
 }
 
-/// Whether an object is of an API group that the mesh reads other kinds of: its author expects it to have an effect.
+/// Returns whether an object is of an API group from which the mesh reads other kinds: its author
+/// expects it to have an effect.
 fn is_of_the_mesh(value: &Value) -> bool {
     let version = value.get("apiVersion").and_then(Value::as_str);
     let group = version.and_then(|version| version.split_once('/'));
     group.is_some_and(|(group, _)| is_mesh_group(group))
 }
 
-/// Whether the document is marked as only adding to an object; removes the mark.
-fn take_overlay_mark(value: &mut Value) -> bool {
+/// Removes the annotation of an overlay, and returns whether the document had it.
+fn take_overlay_annotation(value: &mut Value) -> bool {
     let annotations = value
         .pointer_mut("/metadata/annotations")
         .and_then(Value::as_object_mut);
@@ -331,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_the_mesh_that_nothing_reads_are_named() {
+    fn unread_kinds_of_the_mesh_are_reported() {
         let parsed = yaml(
             "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a}\n---\n\
              apiVersion: security.istio.io/v1\nkind: AuthorisationPolicy\nmetadata: {name: b}\n---\n\
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_split_and_keep_their_lines() {
+    fn documents_are_split_with_their_lines() {
         let parsed = yaml(
             "# a comment\n---\nkind: Pod\nmetadata: {name: a}\n---\n# nothing\n--- # b\nkind: Pod\nmetadata: {name: b}\n",
         );
@@ -360,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_document_leaves_the_others_whole_and_names_its_line() {
+    fn invalid_document_is_reported_by_line_and_others_are_read() {
         let parsed = yaml(
             "kind: Pod\nmetadata: {name: a}\n---\nkind: Pod\nmetadata: {name\n---\nkind: Pod\nmetadata: {name: c}\n",
         );
@@ -375,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_field_is_named_with_its_line() {
+    fn invalid_field_is_reported_with_its_line() {
         let parsed = yaml(
             "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata:\n  name: p\nspec:\n  rules:\n  - form: []\n",
         );
@@ -401,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_read() {
+    fn json_is_parsed() {
         let parsed = parse(
             "{\"kind\":\"Pod\",\n\"metadata\":{\"name\":\"a\"}}",
             Format::Json,
@@ -427,13 +430,13 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_are_left_alone() {
+    fn other_kinds_are_ignored() {
         let parsed = yaml("apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: a}\n");
         assert!(parsed.documents.is_empty() && parsed.bad.is_empty());
     }
 
     #[test]
-    fn hostile_text_is_a_problem_and_no_more() {
+    fn hostile_text_is_only_a_problem() {
         let deep = "[".repeat(100_000);
         let bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: [*f,*f,*f,*f,*f,*f,*f,*f,*f,*f]\n";
         for text in [
@@ -457,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_did_not_change_is_taken_over_with_its_new_line() {
+    fn unchanged_document_is_reused_with_its_new_line() {
         let one = "kind: Pod\nmetadata: {name: a}\n";
         let first = yaml(one).documents.remove(0);
         let known = Known::from([(first.written, first.clone())]);
@@ -478,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_lists_and_streams_are_read_without_their_kinds() {
+    fn values_of_lists_and_streams_are_parsed_for_any_kind() {
         let text = "# c\napiVersion: v1\nkind: List\nitems: [{kind: Sidecar}, {kind: Other}]\n---\nkind: [\n---\nkind: A\n---\n";
         let read = values(text, Format::Yaml);
         let kinds: Vec<_> = read

@@ -1,5 +1,5 @@
 //! Follows directories live: a thread scans when inotify reports a change, and periodically in any
-//! case (links' targets, network file systems and replaced directories cause no events).
+//! case (targets of links, network file systems and replaced directories cause no events).
 
 use std::{
     collections::HashSet,
@@ -26,22 +26,22 @@ use crate::{
     tree::Tree,
 };
 
-/// Time for which further events are awaited after one.
+/// Time to wait for further events after an event.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// Interval of scans without events.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval of scans without events, while inotify works.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of scans without inotify.
-const LOOK_EVERY_UNWATCHED: Duration = Duration::from_millis(200);
-/// Changes that wait for a slow reader; when it is full, scans stop.
-const QUEUE: usize = 16;
+const UNWATCHED_SCAN_INTERVAL: Duration = Duration::from_millis(200);
+/// Capacity of the queue of changes; when it is full, scans stop.
+const QUEUE_CAPACITY: usize = 16;
 
-/// Directories that cannot be followed.
+/// Error of opening directories.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Empty list of directories.
+    /// The list of directories is empty.
     #[error("no directory of manifests is given")]
     NoDirectory,
-    /// Unreadable directory of the list.
+    /// A directory of the list cannot be read.
     #[error("cannot read the manifests directory {path}: give an existing directory")]
     Directory {
         /// Path of the directory.
@@ -55,7 +55,7 @@ pub enum OpenError {
     Thread(#[source] io::Error),
 }
 
-/// Reads directories once, later ones laid over earlier ones.
+/// Reads directories once; later ones are merged over earlier ones.
 pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
     let layers: Vec<_> = directories
         .iter()
@@ -63,7 +63,7 @@ pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
         .collect();
     check(&layers)?;
     let mut tree = Tree::default();
-    Scanner::new(layers).look(&mut tree, true, &Written::new());
+    Scanner::new(layers).scan(&mut tree, true, &Written::new());
     Ok(tree.snapshot())
 }
 
@@ -76,16 +76,16 @@ pub struct ManifestDirs {
 
 #[derive(Debug)]
 enum Wake {
-    Look,
+    Scan,
     Stop,
 }
 
 impl ManifestDirs {
-    /// Starts to follow `directories`, later ones laid over earlier ones. They must exist.
+    /// Starts to follow `directories`; later ones are merged over earlier ones. They must exist.
     pub fn open(directories: Vec<PathBuf>) -> Result<Self, OpenError> {
         check(&directories)?;
         let (wake, woken) = mpsc::sync_channel(1);
-        let (sender, changes) = changes::channel(QUEUE);
+        let (sender, changes) = changes::channel(QUEUE_CAPACITY);
         let waker = wake.clone();
         thread::Builder::new()
             .name("manifests".into())
@@ -94,8 +94,8 @@ impl ManifestDirs {
         Ok(Self { changes, wake })
     }
 
-    /// Waits for the next change. The first one holds every object and is immediate, even if there is
-    /// none. Cancelling loses nothing. `None` only if the thread has ended.
+    /// Waits for the next change. The first one has every object and is immediate, even if there
+    /// are none. Cancelling loses nothing. Returns `None` only if the thread has ended.
     pub async fn changed(&mut self) -> Option<Change> {
         self.changes.recv().await
     }
@@ -104,7 +104,7 @@ impl ManifestDirs {
 impl Drop for ManifestDirs {
     fn drop(&mut self) {
         self.changes.close();
-        // A full queue means that the thread is awake already; it finds the channel closed.
+        // If the queue is full, the thread is awake already; it finds the channel closed.
         let _ = self.wake.try_send(Wake::Stop);
     }
 }
@@ -128,17 +128,17 @@ fn follow(
     woken: &mpsc::Receiver<Wake>,
     sender: &changes::Sender<Change>,
 ) {
-    let whole = Whole::default();
+    let whole = CompleteFiles::default();
     let mut watch = Watch::new(waker, whole.clone());
     let mut scanner = Scanner::new(directories);
     let mut tree = Tree::default();
     let mut first = true;
     while !sender.is_closed() {
         let written = whole.take();
-        let mut look = scanner.look(&mut tree, first, &written);
-        if watch.add(&look.directories) {
-            // What was written between the scan and the watch.
-            look = scanner.look(&mut tree, first, &written);
+        let mut scan = scanner.scan(&mut tree, first, &written);
+        if watch.add(&scan.directories) {
+            // Changes between the scan and the creation of the watch.
+            scan = scanner.scan(&mut tree, first, &written);
         }
         let change = tree.take_change();
         if let Some(change) = change.or_else(|| first.then(Change::default)) {
@@ -151,24 +151,24 @@ fn follow(
         }
         first = false;
         let every = if watch.works() {
-            LOOK_EVERY
+            SCAN_INTERVAL
         } else {
-            LOOK_EVERY_UNWATCHED
+            UNWATCHED_SCAN_INTERVAL
         };
-        match woken.recv_timeout(look.again.unwrap_or(every).min(every)) {
+        match woken.recv_timeout(scan.again.unwrap_or(every).min(every)) {
             Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-            Ok(Wake::Look) => thread::sleep(DEBOUNCE),
+            Ok(Wake::Scan) => thread::sleep(DEBOUNCE),
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
 }
 
-/// Files that their writer has closed or renamed into place, with the time of their last change then: nothing of
-/// them is missing unless they have changed since.
+/// Completely written files: those that their writer has closed or renamed into place, with their
+/// modification time at that moment. A file that has changed since does not count.
 #[derive(Clone, Debug, Default)]
-struct Whole(Arc<Mutex<Written>>);
+struct CompleteFiles(Arc<Mutex<Written>>);
 
-impl Whole {
+impl CompleteFiles {
     fn add(&self, path: &Path) {
         let meta = std::fs::metadata(path);
         if let Ok(modified) = meta.and_then(|meta| meta.modified()) {
@@ -181,14 +181,14 @@ impl Whole {
     }
 }
 
-/// The inotify watches.
+/// Watches of inotify.
 struct Watch {
     watcher: Option<RecommendedWatcher>,
     watched: HashSet<PathBuf>,
 }
 
 impl Watch {
-    fn new(waker: mpsc::SyncSender<Wake>, whole: Whole) -> Self {
+    fn new(waker: mpsc::SyncSender<Wake>, whole: CompleteFiles) -> Self {
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let Ok(event) = event else {
                 return;
@@ -197,7 +197,7 @@ impl Watch {
             let is_whole = match event.kind {
                 kind if kind == closed => true,
                 EventKind::Modify(ModifyKind::Name(_)) => true,
-                // Our own reading.
+                // An event of our own reading.
                 EventKind::Access(_) => return,
                 _ => false,
             };
@@ -206,8 +206,8 @@ impl Watch {
                     whole.add(path);
                 }
             }
-            // A full queue means that a scan is due anyway.
-            let _ = waker.try_send(Wake::Look);
+            // If the queue is full, a scan is due anyway.
+            let _ = waker.try_send(Wake::Scan);
         });
         let watcher = watcher
             .inspect_err(
@@ -224,14 +224,14 @@ impl Watch {
         self.watcher.is_some()
     }
 
-    /// Watches exactly `directories`; true if any was new.
+    /// Watches exactly `directories`; returns whether any is new.
     fn add(&mut self, directories: &[PathBuf]) -> bool {
         let Some(watcher) = &mut self.watcher else {
             return false;
         };
         let desired: HashSet<_> = directories.iter().cloned().collect();
         for path in self.watched.difference(&desired) {
-            // It is gone, and its watch with it.
+            // The directory was deleted, and its watch with it.
             watcher.unwatch(path).ok();
         }
         let mut any = false;

@@ -1,9 +1,9 @@
 //! A directory of Kubernetes manifests as a source of objects, followed live.
 //!
-//! [`read`] reads once; [`ManifestDirs`] reads and follows. Several directories are layers: an object
-//! of a later one is laid over the same object of an earlier one as an RFC 7386 merge patch. What
-//! cannot be read is reported as a [`Problem`] that names file, line, object and field; the last good
-//! state of that object, and everything else, stays.
+//! [`read`] reads once; [`ManifestDirs`] reads and follows. Several directories are layers: an
+//! object of a later one is merged over the same object of an earlier one as an RFC 7386 merge
+//! patch. Unreadable parts are reported as a [`Problem`] that names file, line, object and field;
+//! the last valid version of that object, and everything else, stays.
 #![forbid(unsafe_code)]
 
 mod document;
@@ -23,16 +23,16 @@ pub use follow::{ManifestDirs, OpenError, read};
 use report::unread_message;
 pub use report::{Change, Problem, Snapshot};
 
-/// Objects of any kind in one file, as plain values.
+/// Objects of any kind in one file, as JSON values.
 #[derive(Clone, Debug, Default)]
 pub struct Values {
-    /// The objects, those of lists one by one, each with its document.
+    /// Objects, with the items of lists as separate ones, each with the position of its document.
     pub objects: Vec<(Value, Origin)>,
-    /// Documents that could not be read.
+    /// Documents that could not be parsed.
     pub problems: Vec<Problem>,
 }
 
-/// Reads the text of one file as plain values.
+/// Parses the text of one file to JSON values.
 pub fn values(file: &Path, text: &str) -> Values {
     let path: Arc<Path> = file.into();
     let at = |line| Origin {
@@ -61,7 +61,7 @@ fn format_of(file: &Path) -> document::Format {
     }
 }
 
-/// Reads the text of one file. Of an object that is in it twice the last counts.
+/// Parses the text of one file. Of an object that occurs twice, the last one applies.
 pub fn parse(file: &Path, text: &str) -> Snapshot {
     let format = format_of(file);
     let file: Arc<Path> = file.into();

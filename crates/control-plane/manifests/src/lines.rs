@@ -1,17 +1,17 @@
-//! The line on which a field of a YAML document is written.
+//! Finds the line of a field in a YAML document.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-/// The line, counted from 1, of the field at `path` (as `serde_path_to_error` prints it, for instance
-/// `spec.rules[0].from`), or of the deepest part of it that exists.
+/// Returns the line, counted from 1, of the field at `path` (in the format of
+/// `serde_path_to_error`, for instance `spec.rules[0].from`), or of its nearest existing ancestor.
 pub(crate) fn line_of(yaml: &str, path: &str) -> Option<u64> {
     let mut at: Spanned<Tree> = serde_saphyr::from_str(yaml).ok()?;
     let mut line = at.referenced.line();
     for step in steps(path) {
-        // A member is where its name is: its value may begin on the next line.
+        // A member is on the line of its key: its value may begin on the next line.
         let next = match at.value {
             Tree::Map(members) => members
                 .into_iter()
@@ -31,7 +31,8 @@ pub(crate) fn line_of(yaml: &str, path: &str) -> Option<u64> {
     Some(line)
 }
 
-/// The lines of a list's items, in one pass: to look for each would be to read the document as often.
+/// Returns the lines of a list's items in one pass; a search for each item would parse the document
+/// as often.
 pub(crate) fn lines_of_items(yaml: &str, list: &str) -> Vec<u64> {
     let Ok(Tree::Map(members)) = serde_saphyr::from_str(yaml) else {
         return Vec::new();
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_is_found_and_else_its_nearest_parent() {
+    fn line_is_of_the_field_or_its_nearest_ancestor() {
         let yaml = "kind: A\nspec:\n  rules:\n  - from: x\n  - to:\n    - port: 1\n";
         assert_eq!(line_of(yaml, "spec.rules[1].to[0].port"), Some(6));
         assert_eq!(line_of(yaml, "spec.rules[1].when"), Some(5));
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_items_are_those_of_each() {
+    fn lines_of_items_are_found_in_one_pass() {
         let yaml = "kind: List\nitems:\n- a: 1\n-\n  a: 2\n";
         let each = [0, 1].map(|index| line_of(yaml, &format!("items[{index}]")).unwrap());
         assert_eq!(lines_of_items(yaml, "items"), each);

@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use ambit_k8s_api::{Object, ObjectEvent, ObjectKey, Origin, unread::instead_of};
 
-/// A part of a file that could not be read. Reported until it is corrected.
+/// Error of a part of a file. Reported until it is corrected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// File and line.
+    /// File and line of the problem.
     pub origin: Origin,
     /// The object, if known.
     pub object: Option<ObjectKey>,
-    /// Text of the problem, with the field's path if there is one.
+    /// Message, with the field's path if there is one.
     pub message: String,
 }
 
@@ -27,24 +27,26 @@ impl fmt::Display for Problem {
 /// One step from a consistent state to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Change {
-    /// The changes since the last one, at most one event an object.
+    /// Changes since the last step, at most one event an object.
     pub events: Vec<ObjectEvent>,
     /// Current problems of all files.
     pub problems: Arc<[Problem]>,
 }
 
-/// Content of the directories at one moment.
+/// Contents of the directories at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// The objects, all layers merged, and where each one's first layer is written.
+    /// Objects with all layers merged, and the position of each in its first layer.
     pub objects: BTreeMap<ObjectKey, (Object, Origin)>,
-    /// Files and documents that could not be read; of directories also those of kinds without effect.
+    /// Files and documents that could not be read; for directories also documents of kinds without
+    /// effect.
     pub problems: Vec<Problem>,
     /// Documents of a single file whose kinds have no effect.
     pub unread: Vec<Problem>,
 }
 
-/// Problem of an object of the mesh's API groups whose kind is not read; `kind` has its API version before it.
+/// Returns the message about an object of the mesh's API groups whose kind is not read; `kind`
+/// includes its API version.
 pub(crate) fn unread_message(kind: &str) -> String {
     let (version, name) = kind.split_once(' ').unwrap_or(("", kind));
     let group = version.split_once('/').map_or("", |(group, _)| group);

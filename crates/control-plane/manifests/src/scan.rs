@@ -1,10 +1,9 @@
 //! Finds the files of the layers and reads those that changed, once they have settled.
 //!
-//! A file is read when its signature (device, inode, size, times) differs from the one last read and
-//! it has not been written to for [`SETTLE`], or its writer is known to be done with it, so that no half-written
-//! file is read. A file that became
-//! empty waits longer, because editors truncate before they write; one that vanished waits too, because
-//! editors rename.
+//! A file is read when its signature (device, inode, size, times) differs from the one last read
+//! and it has not been written to for [`SETTLE`], or its writer is known to have finished, so that
+//! no half-written file is read. A file that became empty has a longer delay, because editors
+//! truncate before they write; so has a vanished one, because editors rename.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -27,9 +26,9 @@ const SETTLE: Duration = Duration::from_millis(30);
 const SETTLE_EMPTY: Duration = Duration::from_secs(1);
 /// Time for which a file must be missing.
 const VANISHED: Duration = Duration::from_millis(60);
-/// Larger files are refused.
-const MAX_FILE: u64 = 256 << 20;
-/// Deeper directories are refused.
+/// Maximum size of a file in bytes; larger files are an error.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+/// Maximum depth of directories; deeper ones are an error.
 const MAX_DEPTH: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +52,10 @@ impl From<&Metadata> for Signature {
     }
 }
 
-/// Files whose writers were done with them, and when each was last modified then.
+/// Completely written files, with their modification time when their writer had finished.
 pub(crate) type Written = HashMap<PathBuf, SystemTime>;
 
-/// The state of the files.
+/// State of the files as last scanned.
 #[derive(Debug)]
 pub(crate) struct Scanner {
     layers: Vec<PathBuf>,
@@ -64,16 +63,16 @@ pub(crate) struct Scanner {
     vanished: HashMap<FileId, Instant>,
 }
 
-/// The result of one scan.
+/// Result of one scan.
 #[derive(Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct ScanResult {
     /// Every directory, for watching.
     pub(crate) directories: Vec<PathBuf>,
-    /// A file has not settled yet: scan again after this long.
+    /// Delay after which to scan again, if a file has not settled yet.
     pub(crate) again: Option<Duration>,
 }
 
-impl Look {
+impl ScanResult {
     fn again_in(&mut self, after: Duration) {
         let after = after.max(Duration::from_millis(5));
         self.again = Some(self.again.map_or(after, |again| again.min(after)));
@@ -83,7 +82,7 @@ impl Look {
 #[derive(Default)]
 struct Found {
     files: BTreeMap<FileId, Metadata>,
-    /// Directories that could not be listed: the files below them stay as they were.
+    /// Directories that could not be listed: the files below them keep their state.
     protected: Vec<FileId>,
 }
 
@@ -96,9 +95,10 @@ impl Scanner {
         }
     }
 
-    /// Scans every file, and reads changes into `tree`. The first scan does not wait for files to settle.
-    pub(crate) fn look(&mut self, tree: &mut Tree, first: bool, written: &Written) -> Look {
-        let mut look = Look::default();
+    /// Scans every file, and applies changes to `tree`. The first scan does not wait for files to
+    /// settle.
+    pub(crate) fn scan(&mut self, tree: &mut Tree, first: bool, written: &Written) -> ScanResult {
+        let mut scan = ScanResult::default();
         let mut found = Found::default();
         for (layer, root) in self.layers.clone().into_iter().enumerate() {
             let id = FileId {
@@ -106,7 +106,7 @@ impl Scanner {
                 path: root.as_path().into(),
             };
             let mut seen = HashSet::new();
-            match list(&id, 0, &mut seen, &mut found, &mut look, tree) {
+            match list(&id, 0, &mut seen, &mut found, &mut scan, tree) {
                 Ok(()) => tree.readable(&id),
                 Err(error) => {
                     found.protected.push(id.clone());
@@ -129,20 +129,20 @@ impl Scanner {
             let is_emptied = meta.len() == 0 && tree.holds_objects(id);
             if !first
                 && (is_emptied || !is_whole)
-                && let Some(wait) = unquiet(meta, is_emptied)
+                && let Some(wait) = time_to_settle(meta, is_emptied)
             {
-                look.again_in(wait);
+                scan.again_in(wait);
                 continue;
             }
             if !self.read_file(id, signature, tree) {
-                look.again_in(SETTLE);
+                scan.again_in(SETTLE);
             }
         }
-        self.forget_vanished(&found, tree, &mut look);
-        look
+        self.forget_vanished(&found, tree, &mut scan);
+        scan
     }
 
-    /// Reads one file; false if it changed meanwhile.
+    /// Reads one file; returns false if it changed meanwhile.
     fn read_file(&mut self, id: &FileId, signature: Signature, tree: &mut Tree) -> bool {
         match read_text(&id.path) {
             Ok((text, after)) if after == signature => {
@@ -170,7 +170,7 @@ impl Scanner {
         }
     }
 
-    fn forget_vanished(&mut self, found: &Found, tree: &mut Tree, look: &mut Look) {
+    fn forget_vanished(&mut self, found: &Found, tree: &mut Tree, scan: &mut ScanResult) {
         let missing: Vec<FileId> = tree
             .files()
             .chain(self.read.keys())
@@ -189,7 +189,7 @@ impl Scanner {
                 self.read.remove(&id);
                 tree.file_gone(&id);
             } else {
-                look.again_in(VANISHED.saturating_sub(since.elapsed()));
+                scan.again_in(VANISHED.saturating_sub(since.elapsed()));
             }
         }
     }
@@ -197,7 +197,7 @@ impl Scanner {
 
 /// Returns the time until the file counts as settled; `None` if it is. A modification time in the future counts as
 /// settled, since it carries no information.
-fn unquiet(meta: &Metadata, is_emptied: bool) -> Option<Duration> {
+fn time_to_settle(meta: &Metadata, is_emptied: bool) -> Option<Duration> {
     let age = SystemTime::now()
         .duration_since(meta.modified().ok()?)
         .ok()?;
@@ -210,7 +210,7 @@ fn list(
     depth: usize,
     seen: &mut HashSet<(u64, u64)>,
     found: &mut Found,
-    look: &mut Look,
+    scan: &mut ScanResult,
     tree: &mut Tree,
 ) -> io::Result<()> {
     let meta = fs::metadata(&at.path)?;
@@ -220,7 +220,7 @@ fn list(
     if depth > MAX_DEPTH {
         return Err(io::Error::other("directories are nested too deeply"));
     }
-    look.directories.push(at.path.to_path_buf());
+    scan.directories.push(at.path.to_path_buf());
     for entry in fs::read_dir(&at.path)? {
         let path: Arc<Path> = entry?.path().into();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -235,9 +235,9 @@ fn list(
             layer: at.layer,
             path: Arc::clone(&path),
         };
-        // Links are followed; a dangling one counts as a file that is gone.
+        // Links are followed; a dangling one counts as a missing file.
         match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => match list(&id, depth + 1, seen, found, look, tree) {
+            Ok(meta) if meta.is_dir() => match list(&id, depth + 1, seen, found, scan, tree) {
                 Ok(()) => tree.readable(&id),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => tree.readable(&id),
                 Err(error) => {
@@ -266,13 +266,18 @@ fn list(
     Ok(())
 }
 
-/// The text of a file and its signature after reading.
+/// Returns the text of a file and its signature after reading.
 fn read_text(path: &Path) -> io::Result<(String, Signature)> {
     let mut file = File::open(path)?;
     let mut text = String::new();
-    let read = file.by_ref().take(MAX_FILE + 1).read_to_string(&mut text)?;
-    if u64::try_from(read).unwrap_or(u64::MAX) > MAX_FILE {
-        return Err(io::Error::other(format!("larger than {MAX_FILE} bytes")));
+    let read = file
+        .by_ref()
+        .take(MAX_FILE_BYTES + 1)
+        .read_to_string(&mut text)?;
+    if u64::try_from(read).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
+        return Err(io::Error::other(format!(
+            "larger than {MAX_FILE_BYTES} bytes"
+        )));
     }
     let signature = Signature::from(&file.metadata()?);
     Ok((text, signature))

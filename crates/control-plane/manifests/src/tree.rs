@@ -1,4 +1,4 @@
-//! The contents of all files, merged into objects. Pure: files come in as parsed text, changes go out.
+//! Contents of all files, merged into objects. Pure: takes parsed files, and returns changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -15,7 +15,7 @@ use crate::{
     document::{Document, Known, Parsed, Refused},
 };
 
-/// A file of one of the layers. Sorted in the order in which files are laid over each other.
+/// File of one of the layers. Ordered by layers, lower ones first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct FileId {
     pub(crate) layer: usize,
@@ -25,18 +25,18 @@ pub(crate) struct FileId {
 #[derive(Debug, Default)]
 struct FileState {
     documents: HashMap<ObjectKey, Document>,
-    /// Unreadable objects without an earlier readable form in the file.
+    /// Invalid objects without an earlier valid version in the file.
     refused: HashMap<ObjectKey, Refused>,
     problems: Vec<Problem>,
 }
 
-/// The state of all layers.
+/// State of all layers.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<FileId, FileState>,
-    /// The files with documents of an object.
+    /// Files that have documents of an object.
     holders: HashMap<ObjectKey, BTreeSet<FileId>>,
-    /// Hash of the merged JSON of every object that was reported.
+    /// Hash of the merged JSON of every reported object.
     reported: HashMap<ObjectKey, u64>,
     object_problems: BTreeMap<ObjectKey, Problem>,
     /// Problems with reading files and directories.
@@ -46,7 +46,8 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// A file was read. Objects whose documents are broken now keep their earlier contents.
+    /// Handles a file that was read. Objects whose documents are invalid now keep their earlier
+    /// version.
     pub(crate) fn file_read(&mut self, id: &FileId, parsed: Parsed) {
         let origin = |line| Origin {
             file: Arc::clone(&id.path),
@@ -101,7 +102,8 @@ impl Tree {
             });
         }
         if keep_all {
-            // The broken document's object is unknown: nothing that the file held before is removed.
+            // The object of the invalid document is unknown, so that no earlier object of the file
+            // is removed.
             for (key, document) in std::mem::take(&mut old.documents) {
                 new.documents.entry(key).or_insert(document);
             }
@@ -124,7 +126,7 @@ impl Tree {
         self.files.remove(id);
     }
 
-    /// A file or directory cannot be read; its earlier contents stay.
+    /// Records that a file or directory cannot be read; its earlier contents stay.
     pub(crate) fn unreadable(&mut self, id: &FileId, message: String) {
         let origin = Origin {
             file: Arc::clone(&id.path),
@@ -141,7 +143,7 @@ impl Tree {
         }
     }
 
-    /// A file or directory can be read again.
+    /// Records that a file or directory can be read again.
     pub(crate) fn readable(&mut self, id: &FileId) {
         self.problems_changed |= self.path_problems.remove(id).is_some();
     }
@@ -150,14 +152,14 @@ impl Tree {
         self.files.keys()
     }
 
-    /// Whether the file holds any object now.
+    /// Returns whether the file has any object now.
     pub(crate) fn holds_objects(&self, id: &FileId) -> bool {
         self.files
             .get(id)
             .is_some_and(|file| !file.documents.is_empty())
     }
 
-    /// Changes since the last call; `None` without any.
+    /// Returns the changes since the last call; `None` without any.
     pub(crate) fn take_change(&mut self) -> Option<Change> {
         let touched: BTreeSet<_> = std::mem::take(&mut self.touched).into_iter().collect();
         let events: Vec<_> = touched
@@ -189,7 +191,7 @@ impl Tree {
         }
     }
 
-    /// The documents of a file as last read.
+    /// Returns the documents of a file as last read.
     pub(crate) fn known(&self, id: &FileId) -> Known {
         let documents = self
             .files
@@ -236,7 +238,7 @@ impl Tree {
             }
             self.touched.insert(key);
         }
-        // Objects that a broken document held were moved out of `old` and may have no entry above.
+        // Objects of an invalid document were moved out of `old` and may have no entry above.
         self.touched.extend(
             new.documents
                 .keys()
@@ -248,7 +250,7 @@ impl Tree {
         self.files.insert(id.clone(), new);
     }
 
-    /// Merges the layers of one object again.
+    /// Merges the layers of one object again, and returns its change.
     fn merge(&mut self, key: ObjectKey) -> Option<ObjectEvent> {
         let old_problem = self.object_problems.remove(&key);
         let (value, origin, mut problem) = self.lay(&key);
@@ -289,13 +291,13 @@ impl Tree {
         event
     }
 
-    /// The refusal of an object that no file has a readable form of.
+    /// Returns the error of an object that is valid in no file.
     fn refused(&self, key: &ObjectKey) -> Option<Refused> {
         let mut files = self.files.values();
         files.find_map(|file| file.refused.get(key)).cloned()
     }
 
-    /// Whether the object differs from what was last reported; records it as reported.
+    /// Returns whether the object differs from the last reported version; records it as reported.
     fn is_news(&mut self, key: &ObjectKey, value: &Value) -> bool {
         let mut hasher = DefaultHasher::new();
         value.to_string().hash(&mut hasher);
@@ -303,7 +305,7 @@ impl Tree {
         self.reported.insert(key.clone(), hash) != Some(hash)
     }
 
-    /// Lays the documents of an object over each other: the first of each layer, then its overlays.
+    /// Merges the documents of an object: the first of each layer, then its overlays.
     fn lay(&self, key: &ObjectKey) -> (Option<Value>, Option<Origin>, Option<Problem>) {
         let holders = self.holders.get(key).into_iter().flatten();
         let documents: Vec<_> = holders

@@ -1,8 +1,9 @@
-//! Addresses for the hosts of ServiceEntries that have none of their own, as Istio gives them: one of
-//! 240.240.0.0/16 and one of 2001:2::/48 a host, written to `status.addresses`. Pure.
+//! Allocates addresses for the hosts of ServiceEntries without addresses, as Istio does: for each
+//! host one of 240.240.0.0/16 and one of 2001:2::/48, written to `status.addresses`. Pure.
 //!
-//! Every replica publishes the status' addresses, so an address is one for all of them and stays over restarts. Only
-//! the leader gives addresses, once it knows all that are given. Of two that have the same one the older keeps it.
+//! Every replica publishes the addresses of the status, so that they are equal in all replicas and
+//! survive restarts. Only the leader allocates, once it knows all allocated ones. Of two
+//! ServiceEntries with the same address, the older keeps it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,25 +13,25 @@ use std::{
 use ambit_k8s_api::{ObjectKey, ServiceEntry, created, istio::Resolution, labels};
 use serde_json::{Value, json};
 
-/// Numbers that are given: both families' addresses end in them.
-const FIRST: u16 = 1;
-const LAST: u16 = u16::MAX - 1;
+/// First and last number that is allocated: addresses of both families end in it.
+const FIRST_NUMBER: u16 = 1;
+const LAST_NUMBER: u16 = u16::MAX - 1;
 
 /// Addresses that a ServiceEntry needs and has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Addresses {
-    /// When it was made; sorts by age.
+    /// Creation time; sorts by age.
     created: String,
-    /// The hosts that are to have addresses.
+    /// Hosts that need addresses.
     wanted: Vec<String>,
-    /// Addresses that it was written with.
+    /// Addresses of the spec.
     own: Vec<IpAddr>,
-    /// Addresses in its status.
-    given: Vec<(String, String)>,
+    /// Hosts and addresses of the status.
+    allocated: Vec<(String, String)>,
 }
 
 impl Addresses {
-    /// Addresses of an entry.
+    /// Returns the addresses of an entry.
     pub(crate) fn of(entry: &ServiceEntry) -> Self {
         let spec = &entry.spec;
         let own: Vec<_> = spec
@@ -42,7 +43,8 @@ impl Addresses {
         let opted_out = label
             .and_then(|labels| labels.get(labels::AUTO_ALLOCATE_IP))
             .is_some_and(|value| value.eq_ignore_ascii_case("false"));
-        // Without load balancing a connection goes to its original destination: an address of ours has no endpoint.
+        // Without load balancing a connection goes to its original destination: an allocated
+        // address has no endpoint.
         let wants = spec.addresses.is_empty() && spec.resolution != Resolution::None && !opted_out;
         let is_eligible =
             |host: &&String| !host.starts_with('*') || spec.resolution == Resolution::DynamicDns;
@@ -53,7 +55,7 @@ impl Addresses {
                 wanted.push(host);
             }
         }
-        let given = entry.status.get("addresses").and_then(Value::as_array);
+        let allocated = entry.status.get("addresses").and_then(Value::as_array);
         let text = |one: &Value, field: &str| -> String {
             let text = one.get(field).and_then(Value::as_str);
             text.unwrap_or_default().to_owned()
@@ -62,7 +64,7 @@ impl Addresses {
             created: created(&entry.metadata),
             wanted,
             own,
-            given: given
+            allocated: allocated
                 .into_iter()
                 .flatten()
                 .map(|one| (text(one, "host"), text(one, "value")))
@@ -70,16 +72,16 @@ impl Addresses {
         }
     }
 
-    /// The numbers that it holds, by itself or by what it was given.
+    /// Returns the numbers of its addresses, in the spec and in the status.
     fn numbers(&self) -> BTreeSet<u16> {
-        let given = self.given.iter();
-        let given = given.filter_map(|(_, value)| value.parse().ok());
-        let all = self.own.iter().copied().chain(given);
+        let allocated = self.allocated.iter();
+        let allocated = allocated.filter_map(|(_, value)| value.parse().ok());
+        let all = self.own.iter().copied().chain(allocated);
         all.filter_map(number).collect()
     }
 }
 
-/// The number that an address of ours ends in.
+/// Returns the number that an allocated address ends in.
 fn number(ip: IpAddr) -> Option<u16> {
     match ip {
         IpAddr::V4(ip) => match ip.octets() {
@@ -101,13 +103,13 @@ fn addresses(number: u16) -> [IpAddr; 2] {
     ]
 }
 
-/// Owners of numbers.
+/// Allocated numbers and their holders.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// Of several holders the first one has it.
+    /// Holders of each number by age; the oldest one keeps it.
     holders: BTreeMap<u16, BTreeSet<(String, ObjectKey)>>,
     of: BTreeMap<ObjectKey, (String, BTreeSet<u16>)>,
-    /// The number to try next: one that is free again is not given again soon.
+    /// Number to try next: a released one is not reused soon.
     next: u16,
 }
 
@@ -116,14 +118,14 @@ impl Default for Pool {
         Self {
             holders: BTreeMap::new(),
             of: BTreeMap::new(),
-            next: FIRST,
+            next: FIRST_NUMBER,
         }
     }
 }
 
 impl Pool {
-    /// A ServiceEntry is as it is now. Returns others that must give up a number to it.
-    pub(crate) fn see(&mut self, key: &ObjectKey, entry: &Addresses) -> BTreeSet<ObjectKey> {
+    /// Updates a ServiceEntry. Returns other entries that must give up a number to it.
+    pub(crate) fn update(&mut self, key: &ObjectKey, entry: &Addresses) -> BTreeSet<ObjectKey> {
         self.forget(key);
         let numbers = entry.numbers();
         let mut younger = BTreeSet::new();
@@ -139,7 +141,7 @@ impl Pool {
         younger
     }
 
-    /// Forgets an entry that is gone.
+    /// Removes an entry that was deleted.
     pub(crate) fn forget(&mut self, key: &ObjectKey) {
         let Some((created, numbers)) = self.of.remove(key) else {
             return;
@@ -154,18 +156,23 @@ impl Pool {
         }
     }
 
-    /// Addresses that its status should have; `None` if it has them.
-    pub(crate) fn give(&mut self, key: &ObjectKey, entry: &Addresses) -> Option<Value> {
-        let mut given: Vec<(String, String)> = Vec::new();
+    /// Allocates missing addresses. Returns the status that the entry should have; `None` if it has
+    /// it.
+    pub(crate) fn allocate(&mut self, key: &ObjectKey, entry: &Addresses) -> Option<Value> {
+        let mut allocated: Vec<(String, String)> = Vec::new();
         for host in &entry.wanted {
-            let before: Vec<_> = entry.given.iter().filter(|(of, _)| of == host).collect();
+            let before: Vec<_> = entry
+                .allocated
+                .iter()
+                .filter(|(of, _)| of == host)
+                .collect();
             let is_its = |(_, value): &&(String, String)| {
                 let number = value.parse().ok().and_then(number);
                 let first = number.and_then(|number| self.holders.get(&number)?.first());
                 first.is_some_and(|(_, first)| first == key)
             };
             if !before.is_empty() && before.iter().all(is_its) {
-                given.extend(before.into_iter().cloned());
+                allocated.extend(before.into_iter().cloned());
                 continue;
             }
             let Some(number) = self.take(key, &entry.created) else {
@@ -173,21 +180,25 @@ impl Pool {
                 continue;
             };
             let new = addresses(number).into_iter();
-            given.extend(new.map(|ip| (host.clone(), ip.to_string())));
+            allocated.extend(new.map(|ip| (host.clone(), ip.to_string())));
         }
-        // An undesired address in the status may be another controller's, or still in use.
-        if given.is_empty() || given == entry.given {
+        // An address in the status that is not ours may be another controller's, or still in use.
+        if allocated.is_empty() || allocated == entry.allocated {
             return None;
         }
         let one = |(host, value): &(String, String)| json!({"host": host, "value": value});
-        Some(json!({"addresses": given.iter().map(one).collect::<Vec<_>>()}))
+        Some(json!({"addresses": allocated.iter().map(one).collect::<Vec<_>>()}))
     }
 
     fn take(&mut self, key: &ObjectKey, created: &str) -> Option<u16> {
         let from = self.next;
-        let mut all = (from..=LAST).chain(FIRST..from);
+        let mut all = (from..=LAST_NUMBER).chain(FIRST_NUMBER..from);
         let number = all.find(|number| !self.holders.contains_key(number))?;
-        self.next = if number == LAST { FIRST } else { number + 1 };
+        self.next = if number == LAST_NUMBER {
+            FIRST_NUMBER
+        } else {
+            number + 1
+        };
         let holder = (created.to_owned(), key.clone());
         self.holders.entry(number).or_default().insert(holder);
         let of = self.of.entry(key.clone());
@@ -207,12 +218,12 @@ mod tests {
         ObjectKey::new(Kind::ServiceEntry, "shop", name)
     }
 
-    fn entry(created: &str, given: &[(&str, &str)]) -> Addresses {
+    fn entry(created: &str, allocated: &[(&str, &str)]) -> Addresses {
         let pair = |(host, value): &(&str, &str)| ((*host).to_owned(), (*value).to_owned());
         Addresses {
             created: created.to_owned(),
             wanted: vec!["a.com".to_owned()],
-            given: given.iter().map(pair).collect(),
+            allocated: allocated.iter().map(pair).collect(),
             ..Addresses::default()
         }
     }
@@ -225,52 +236,52 @@ mod tests {
     }
 
     #[test]
-    fn each_host_gets_one_of_both_families_and_keeps_them() {
+    fn each_host_gets_and_keeps_one_address_of_each_family() {
         let mut pool = Pool::default();
-        pool.see(&key("a"), &entry("1", &[]));
-        let first = values(pool.give(&key("a"), &entry("1", &[])));
+        pool.update(&key("a"), &entry("1", &[]));
+        let first = values(pool.allocate(&key("a"), &entry("1", &[])));
         assert_eq!(first, ["240.240.0.1", "2001:2::1"]);
         let known = [("a.com", first[0].as_str()), ("a.com", first[1].as_str())];
-        // After a restart, in any order.
+        // After a restart, entries are reported in any order.
         let mut pool = Pool::default();
-        pool.see(&key("b"), &entry("2", &[]));
-        pool.see(&key("a"), &entry("1", &known));
-        assert_eq!(pool.give(&key("a"), &entry("1", &known)), None);
-        let second = values(pool.give(&key("b"), &entry("2", &[])));
+        pool.update(&key("b"), &entry("2", &[]));
+        pool.update(&key("a"), &entry("1", &known));
+        assert_eq!(pool.allocate(&key("a"), &entry("1", &known)), None);
+        let second = values(pool.allocate(&key("b"), &entry("2", &[])));
         assert_eq!(second, ["240.240.0.2", "2001:2::2"]);
-        // What is free again is not given again at once.
+        // A released address is not reused at once.
         pool.forget(&key("b"));
-        let third = values(pool.give(&key("c"), &entry("3", &[])));
+        let third = values(pool.allocate(&key("c"), &entry("3", &[])));
         assert_eq!(third[0], "240.240.0.3");
     }
 
     #[test]
-    fn the_older_of_two_keeps_an_address_whichever_comes_first() {
+    fn older_entry_keeps_a_duplicate_address() {
         let same = [("a.com", "240.240.0.1"), ("a.com", "2001:2::1")];
         let mut pool = Pool::default();
-        assert!(pool.see(&key("young"), &entry("2", &same)).is_empty());
-        let younger = pool.see(&key("old"), &entry("1", &same));
+        assert!(pool.update(&key("young"), &entry("2", &same)).is_empty());
+        let younger = pool.update(&key("old"), &entry("1", &same));
         assert_eq!(younger, [key("young")].into());
-        assert_eq!(pool.give(&key("old"), &entry("1", &same)), None);
-        let other = values(pool.give(&key("young"), &entry("2", &same)));
+        assert_eq!(pool.allocate(&key("old"), &entry("1", &same)), None);
+        let other = values(pool.allocate(&key("young"), &entry("2", &same)));
         assert_eq!(other[0], "240.240.0.2");
     }
 
     #[test]
-    fn addresses_that_somebody_wrote_are_not_given() {
+    fn addresses_of_specs_are_not_allocated() {
         let mut pool = Pool::default();
         let own = Addresses {
             own: vec!["240.240.0.1".parse().unwrap()],
             ..Addresses::default()
         };
-        pool.see(&key("own"), &own);
-        assert_eq!(pool.give(&key("own"), &own), None);
-        let given = values(pool.give(&key("a"), &entry("1", &[])));
-        assert_eq!(given[0], "240.240.0.2");
+        pool.update(&key("own"), &own);
+        assert_eq!(pool.allocate(&key("own"), &own), None);
+        let allocated = values(pool.allocate(&key("a"), &entry("1", &[])));
+        assert_eq!(allocated[0], "240.240.0.2");
     }
 
     #[test]
-    fn only_hosts_that_can_use_one_want_one() {
+    fn only_eligible_hosts_get_an_address() {
         let wanted = |spec: Value| {
             let entry = json!({"spec": spec, "metadata": {"labels": {}}});
             let entry: ServiceEntry = serde_json::from_value(entry).unwrap();

@@ -1,26 +1,26 @@
-//! What operators see on their objects: status conditions and events. Written by the leader of the mesh
-//! only, which may be of another revision than the control plane that runs a waypoint.
+//! Writes status conditions and events of objects. Only the leader of the mesh writes, which may be of
+//! another revision than the control plane that runs a waypoint.
 //!
-//! `ambit_derive` computes the desired conditions of an object; [`StatusTable`] compares them with the published ones. Nothing
-//! is written on pods or namespaces.
+//! `ambit_derive` computes the desired conditions of an object; [`StatusTable`] compares them with the
+//! published ones. Pods and namespaces get no conditions.
 //!
 //! | object | condition | reasons |
 //! |---|---|---|
-//! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of it is in force). False: `UnsupportedValue` (nothing is), `Invalid` (nothing is), `Outdated` (something else is: what it said before, or the refusal of everything) |
-//! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (a part of it, or at some of its targets). False: `AncestorNotBound` (its targets have no waypoint), `TargetNotFound`, `Invalid` |
+//! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of the policy is in force). False: `UnsupportedValue` and `Invalid` (no part is in force), `Outdated` (the last valid version, or a denial of everything, is in force) |
+//! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (only a part of the policy, or only some of its targets). False: `AncestorNotBound` (the targets have no waypoint), `TargetNotFound`, `Invalid` |
 //! | PeerAuthentication | `ZtunnelAccepted` | as above |
-//! | ServiceEntry, WorkloadEntry that are not used as they are | `ambit.io/Used` | False: `PartlyUsed`, `NotUsed` |
+//! | ServiceEntry, WorkloadEntry that are ignored, or used only in part | `ambit.io/Used` | False: `PartlyUsed`, `NotUsed` |
 //! | HTTPFault | `ambit.io/Used` | True: `Used`, `PartiallyInvalid`. False: `NotReferenced`, `Invalid` |
-//! | RateLimit | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (at some of its targets, or without its rate-limit service). False: `NoTargets`, `AncestorNotBound`, `TargetNotFound`, `Invalid` |
-//! | Service, ServiceEntry, WorkloadEntry that have a waypoint or name one, or whose namespace does | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `Waiting` (the waypoint has never been ready), `NoReadyWaypoint`, `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CanaryInvalidWeight`, `CanarySameAsPrimary` |
-//! | Gateway of a waypoint with settings, pods or other objects that have not the effect one might expect | `ambit.io/Effective` | False: `PartlyUsed`, `NotUsed` |
-//! | Gateway of a waypoint | `ambit.io/Introduced` | True: `Introduced` (it has been ready). False: `Waiting` (what names it goes without it until it is ready), `Strict` (is refused until it is ready) |
-//! | Gateway of a waypoint that others are to give way to | `ambit.io/Replaces` | True: `Waiting` (what the message names keeps another waypoint until this one is ready; read back by control planes that start) |
+//! | RateLimit | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (only some of its targets, or no rate-limit service). False: `NoTargets`, `AncestorNotBound`, `TargetNotFound`, `Invalid` |
+//! | Service, ServiceEntry, WorkloadEntry that have or name a waypoint, or whose namespace names one | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `Waiting` (the waypoint has never been ready), `NoReadyWaypoint`, `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CanaryInvalidWeight`, `CanarySameAsPrimary` |
+//! | Gateway of a waypoint with settings, pods or other objects without the effect that their authors may expect | `ambit.io/Effective` | False: `PartlyUsed`, `NotUsed` |
+//! | Gateway of a waypoint | `ambit.io/Introduced` | True: `Introduced` (the waypoint has been ready). False: `Waiting` (until it is ready, traffic of objects that name it does not pass it), `Strict` (until it is ready, their traffic is rejected) |
+//! | Gateway of a waypoint that replaces others | `ambit.io/Replaces` | True: `Waiting` (the objects in the message keep another waypoint until this one is ready; control planes read the condition at their start) |
 //! | listeners of a waypoint's Gateway | `Accepted`, `Conflicted`, `Programmed`, `ResolvedRefs` | as the Gateway API has them |
-//! | HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `IncompatibleFilters`, `UnsupportedValue`, `Conflicted` (another route is followed there), `UnsupportedProtocol` (by what the ports speak) |
+//! | HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `IncompatibleFilters`, `UnsupportedValue`, `Conflicted` (another route applies there), `UnsupportedProtocol` (the ports have another protocol) |
 //! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `FilterNotFound`, `InvalidKind`, `RefNotPermitted` |
 //! | | `ResolvedWaypoints` | True: `ResolvedWaypoints`. False: `NoWaypoint` |
-//! | BackendTLSPolicy, for each waypoint that reaches a target, and each target that none reaches | `Accepted` | True: `Accepted`. False: `TargetNotFound`, `NoValidCACertificate`, `Invalid`, `Conflicted` |
+//! | BackendTLSPolicy, for each waypoint that connects to a target, and each target without such a waypoint | `Accepted` | True: `Accepted`. False: `TargetNotFound`, `NoValidCACertificate`, `Invalid`, `Conflicted` |
 //! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `InvalidCACertificateRef`, `InvalidKind` |
 
 #![forbid(unsafe_code)]
@@ -36,15 +36,15 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 
 pub use addresses::Addresses;
-pub use report::{Facts, Report, Seen, concerns};
-pub use table::{Out, StatusTable};
+pub use report::{Facts, ObservedObject, Report, concerns};
+pub use table::{StatusTable, Writes};
 
-/// The name under which events are written.
+/// Name of the controller in events.
 const CONTROLLER: &str = "ambit-control";
 
 /// Starts to write reported conditions while this replica is the leader of the mesh; ends with the drain.
 ///
-/// `replica` is the name of this replica in events; `is_mesh_leader` whether it writes what all revisions share.
+/// `replica` is the name of this replica in events; `is_mesh_leader` whether this replica leads the whole mesh.
 pub fn start(
     client: Client,
     replica: String,
@@ -52,15 +52,15 @@ pub fn start(
     drain: &DrainWatcher,
 ) -> mpsc::UnboundedSender<Report> {
     let (reports, taken) = mpsc::unbounded_channel();
-    let (wishes, wished) = mpsc::unbounded_channel();
-    let (remarks, remarked) = mpsc::unbounded_channel();
-    ambit_rt::spawn("status", apply::run(client.clone(), wished));
+    let (desired_writes, queued_writes) = mpsc::unbounded_channel();
+    let (events, queued_events) = mpsc::unbounded_channel();
+    ambit_rt::spawn("status", apply::run(client.clone(), queued_writes));
     ambit_rt::spawn("events", async move {
-        events::run(client, CONTROLLER, &replica, remarked).await;
+        events::run(client, CONTROLLER, &replica, queued_events).await;
     });
     ambit_rt::spawn(
         "status book",
-        keep(taken, is_mesh_leader, wishes, remarks, drain.clone()),
+        keep(taken, is_mesh_leader, desired_writes, events, drain.clone()),
     );
     reports
 }
@@ -68,8 +68,8 @@ pub fn start(
 async fn keep(
     mut reports: mpsc::UnboundedReceiver<Report>,
     mut is_leader: watch::Receiver<bool>,
-    wishes: mpsc::UnboundedSender<apply::Wish>,
-    remarks: mpsc::UnboundedSender<events::Remark>,
+    desired_writes: mpsc::UnboundedSender<apply::DesiredWrite>,
+    events: mpsc::UnboundedSender<events::EventRecord>,
     mut drain: DrainWatcher,
 ) {
     let mut table = StatusTable::default();
@@ -85,12 +85,12 @@ async fn keep(
             }
             _ = drain.started() => return,
         };
-        // Fails only at the end.
-        for wish in out.wishes {
-            wishes.send(wish).ok();
+        // Sending fails only when the process ends.
+        for write in out.desired_writes {
+            desired_writes.send(write).ok();
         }
-        for remark in out.remarks {
-            remarks.send(remark).ok();
+        for event in out.events {
+            events.send(event).ok();
         }
     }
 }

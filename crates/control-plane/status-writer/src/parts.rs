@@ -1,12 +1,14 @@
-//! Conditions of parts of an object, in a list of its status: listeners of a Gateway, parents of a route. Pure.
+//! Conditions of parts of an object, in a list of its status: listeners of a Gateway, parents of a
+//! route. Pure.
 //!
-//! A list that other controllers write to, too, is one value for the API server: it is written with their entries.
+//! A list to which other controllers write, too, is one value for the API server: it is written
+//! with their entries.
 
 use ambit_derive::condition::{Part, PartsType, Verdict};
 use ambit_k8s_api::status::DesiredCondition;
 use serde_json::{Map, Value};
 
-/// The list as it should be: others' parts as they are, then ours.
+/// Returns the desired list: the parts of other controllers unchanged, then ours.
 pub(crate) fn wanted(
     of: &PartsType,
     ours: &[Part],
@@ -18,7 +20,7 @@ pub(crate) fn wanted(
     others.cloned().chain(ours).collect()
 }
 
-/// Whether a list equals another, except for times.
+/// Returns whether a list equals another, except for times.
 pub(crate) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
     let timeless = |list: &[Value]| -> Vec<Value> {
         let mut list = list.to_vec();
@@ -35,7 +37,7 @@ pub(crate) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
     timeless(there) == timeless(wanted)
 }
 
-/// Of a list that is shared: whether a part is of our controller.
+/// Returns whether a part of a shared list is written by our controller.
 fn is_ours(part: &Value) -> bool {
     part.get("controllerName").and_then(Value::as_str) == Some(ambit_derive::CONTROLLER)
 }
@@ -61,7 +63,7 @@ fn write(part: &Part, there: &[Value], generation: Option<i64>) -> Value {
     written.into()
 }
 
-/// Condition of a type with a verdict.
+/// Returns the desired condition of a type for a verdict.
 pub(crate) fn desired<'a>(
     type_: &'a str,
     verdict: &'a Verdict,

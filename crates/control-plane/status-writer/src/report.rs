@@ -1,4 +1,4 @@
-//! Reports on objects, for the writers of conditions.
+//! Reports about objects, for the writer of conditions.
 
 use ambit_derive::{Problem, condition::Standing};
 use ambit_k8s_api::{Kind, Object, ObjectKey, status::conditions};
@@ -6,64 +6,64 @@ use serde_json::Value;
 
 use crate::addresses;
 
-/// Report on an object, for the writers of conditions.
+/// Report about an object, for the writer of conditions.
 #[derive(Clone, Debug)]
 pub enum Report {
-    /// An object was taken in, or could not be.
-    Seen(Box<Seen>),
-    /// Change of an object's problems, because of other objects.
+    /// The object was added or changed, or cannot be parsed.
+    Observed(Box<ObservedObject>),
+    /// The object's problems changed because of other objects.
     Problems(ObjectKey, Vec<Problem>),
-    /// Change of an object's state that depends on others.
+    /// The object's derived conditions changed because of other objects.
     Standing(ObjectKey, Standing),
-    /// Object that is gone.
+    /// The object was deleted.
     Gone(ObjectKey),
     /// Every object that existed at the start was reported.
     Complete,
 }
 
-/// An object and what became of it.
+/// Object with the results of its derivation.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ObservedObject {
     /// Key of the object.
     pub key: ObjectKey,
-    /// All its fields in the API.
+    /// Fields of the object in the API.
     pub facts: Facts,
     /// Problems of the object.
     pub problems: Vec<Problem>,
-    /// Whether the problems are others than before.
+    /// Whether the problems have changed.
     pub is_news: bool,
-    /// Of a policy: whether any of it is in force.
+    /// Whether any part of a policy is in force.
     pub in_force: bool,
-    /// State of the object that depends on others; `None` if it is not known yet.
+    /// Derived conditions, which depend on other objects; `None` if they are not known yet.
     pub standing: Option<Standing>,
 }
 
-/// Facts about an object itself that the writer needs.
+/// Fields of an object that the writer needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// API version, `group/version`.
     pub api_version: String,
     /// UID of the object.
     pub uid: String,
-    /// Counts changes of what is wished.
+    /// Generation of the spec.
     pub generation: Option<i64>,
-    /// Whether it is attached to other objects, of which waypoints take care.
+    /// Whether the object is attached to other objects, and so handled by their waypoints.
     pub is_attached: bool,
-    /// Its conditions as they stand.
+    /// Conditions that are published.
     pub conditions: Vec<Value>,
-    /// Conditions of its parts.
+    /// Published conditions of the object's parts.
     pub parts: Vec<Value>,
-    /// The addresses of its hosts: of ServiceEntries.
+    /// Addresses of a ServiceEntry's hosts.
     pub addresses: addresses::Addresses,
 }
 
-/// Whether objects of a kind are of interest here.
+/// Returns whether objects of a kind have conditions that this crate writes.
 pub fn concerns(kind: Kind) -> bool {
     !ambit_derive::conditions(kind).is_empty() || ambit_derive::parts(kind).is_some()
 }
 
 impl Facts {
-    /// Facts about an object.
+    /// Returns the fields of an object.
     pub fn of(object: &Object) -> Self {
         let metadata = object.metadata();
         Self {
@@ -91,7 +91,7 @@ impl Facts {
         }
     }
 
-    /// Facts about an object that cannot be read.
+    /// Returns the fields of an object that cannot be parsed.
     pub fn of_unreadable(kind: Kind, value: &Value) -> Self {
         let text = |pointer: &str| {
             let value = value.pointer(pointer).and_then(Value::as_str);
@@ -113,7 +113,7 @@ impl Facts {
     }
 }
 
-/// The parts in a status that have conditions of their own.
+/// Returns the parts in a status that have conditions of their own.
 fn parts(kind: Kind, status: &Value) -> Vec<Value> {
     let list = ambit_derive::parts(kind).map(|of| of.list);
     let parts = list.and_then(|list| status.get(list)?.as_array());

@@ -1,8 +1,8 @@
-//! Published and desired status of objects. Pure: reports go in, writes come out.
+//! Published and desired status of objects. Pure: takes reports, and returns writes.
 //!
-//! Every replica keeps the table; only a leader's writes leave it. One that becomes leader writes what differs. A
-//! requested write is not repeated until the object shows it, so that the delay of a watch makes no second write;
-//! another writer's change makes one.
+//! Every replica keeps the table; only the leader returns writes. A new leader writes all
+//! differences. A requested write is not repeated until the object shows it, so that the delay of a
+//! watch does not cause a second one; a change by another writer does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +12,8 @@ use ambit_derive::{
 };
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_kube_kit::{
-    apply::{Part, Wish},
-    events::Remark,
+    apply::{DesiredWrite, Part},
+    events::EventRecord,
 };
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
@@ -21,21 +21,21 @@ use serde_json::{Value, json};
 use crate::{
     addresses::Pool,
     parts::{self, desired},
-    report::{Report, Seen, concerns},
+    report::{ObservedObject, Report, concerns},
 };
 
-/// Under which manager addresses are written.
-const ADDRESSES: &str = "ambit-addresses";
+/// Field manager of allocated addresses.
+const ADDRESSES_MANAGER: &str = "ambit-addresses";
 
-/// Writes that follow from a report.
+/// Writes and events that follow from a report.
 #[derive(Debug, Default)]
-pub struct Out {
-    /// Desired states of objects.
-    pub wishes: Vec<Wish>,
-    pub(crate) remarks: Vec<Remark>,
+pub struct Writes {
+    /// Desired writes of objects.
+    pub desired_writes: Vec<DesiredWrite>,
+    pub(crate) events: Vec<EventRecord>,
 }
 
-/// Conditions that are there and should be, as described for the module.
+/// Published and desired conditions of all objects.
 #[derive(Debug, Default)]
 pub struct StatusTable {
     is_leader: bool,
@@ -48,24 +48,24 @@ pub struct StatusTable {
 
 #[derive(Debug)]
 struct Entry {
-    seen: Seen,
-    /// Conditions that were written and are not seen yet, by their types.
+    observed: ObservedObject,
+    /// Conditions whose write is not observed yet, by type.
     requested: BTreeMap<&'static str, Option<Verdict>>,
     /// Addresses whose write is not observed yet.
-    asked_addresses: Option<Value>,
+    requested_addresses: Option<Value>,
     /// Parts whose write is not observed yet.
     requested_parts: Option<Vec<Value>>,
 }
 
 impl StatusTable {
-    /// Takes one report.
-    pub fn take(&mut self, report: Report) -> Out {
-        let mut out = Out::default();
+    /// Handles one report.
+    pub fn take(&mut self, report: Report) -> Writes {
+        let mut out = Writes::default();
         match report {
-            Report::Seen(seen) => self.see(*seen, &mut out),
+            Report::Observed(observed) => self.update(*observed, &mut out),
             Report::Problems(key, problems) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
-                    entry.seen.problems = problems;
+                    entry.observed.problems = problems;
                     if self.is_leader {
                         compare(entry, &mut out);
                     }
@@ -73,7 +73,7 @@ impl StatusTable {
             }
             Report::Standing(key, standing) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
-                    entry.seen.standing = Some(standing);
+                    entry.observed.standing = Some(standing);
                     if self.is_leader {
                         compare(entry, &mut out);
                     }
@@ -82,12 +82,12 @@ impl StatusTable {
             Report::Complete => {
                 self.complete = true;
                 let all: Vec<_> = self.entries.keys().cloned().collect();
-                self.give_addresses(all, &mut out);
+                self.allocate_addresses(all, &mut out);
             }
             Report::Gone(key) => {
                 self.pool.forget(&key);
                 if let Some(entry) = self.entries.remove(&key) {
-                    out.wishes.extend(forget(&entry.seen));
+                    out.desired_writes.extend(forget(&entry.observed));
                 }
             }
         }
@@ -95,26 +95,26 @@ impl StatusTable {
     }
 
     /// Sets whether this replica is the leader.
-    pub fn set_leader(&mut self, is_leader: bool) -> Out {
-        let mut out = Out::default();
+    pub fn set_leader(&mut self, is_leader: bool) -> Writes {
+        let mut out = Writes::default();
         self.is_leader = is_leader;
         for entry in self.entries.values_mut() {
             entry.requested.clear();
             entry.requested_parts = None;
-            entry.asked_addresses = None;
+            entry.requested_addresses = None;
             if is_leader {
                 compare(entry, &mut out);
             } else {
-                out.wishes.extend(forget(&entry.seen));
+                out.desired_writes.extend(forget(&entry.observed));
             }
         }
         let all: Vec<_> = self.entries.keys().cloned().collect();
-        self.give_addresses(all, &mut out);
+        self.allocate_addresses(all, &mut out);
         out
     }
 
-    /// Gives addresses to those of some objects that should have other ones than they have.
-    fn give_addresses(&mut self, to: impl IntoIterator<Item = ObjectKey>, out: &mut Out) {
+    /// Allocates addresses for those of the objects that lack some.
+    fn allocate_addresses(&mut self, to: impl IntoIterator<Item = ObjectKey>, out: &mut Writes) {
         for key in to {
             let Some(entry) = self
                 .entries
@@ -123,100 +123,101 @@ impl StatusTable {
             else {
                 continue;
             };
-            if key.kind != Kind::ServiceEntry || entry.asked_addresses.is_some() {
+            if key.kind != Kind::ServiceEntry || entry.requested_addresses.is_some() {
                 continue;
             }
-            let Some(status) = self.pool.give(&key, &entry.seen.facts.addresses) else {
+            let Some(status) = self.pool.allocate(&key, &entry.observed.facts.addresses) else {
                 continue;
             };
-            let part = part(&entry.seen, ADDRESSES);
-            out.wishes.push(Wish::Status(part, status.clone()));
-            entry.asked_addresses = Some(status);
+            let part = part(&entry.observed, ADDRESSES_MANAGER);
+            out.desired_writes
+                .push(DesiredWrite::Status(part, status.clone()));
+            entry.requested_addresses = Some(status);
         }
     }
 
-    fn see(&mut self, seen: Seen, out: &mut Out) {
-        let key = seen.key.clone();
+    fn update(&mut self, observed: ObservedObject, out: &mut Writes) {
+        let key = observed.key.clone();
         if !concerns(key.kind) {
-            self.remark_news(&seen, out);
+            self.remark_news(&observed, out);
             return;
         }
         let mut requested = BTreeMap::new();
-        let (mut asked_addresses, mut requested_parts) = (None, None);
+        let (mut requested_addresses, mut requested_parts) = (None, None);
         if let Some(old) = self.entries.remove(&key) {
-            // Until it shows them, the addresses that it was given stay its own.
-            if old.seen.facts.uid == seen.facts.uid
-                && old.seen.facts.generation == seen.facts.generation
-                && old.seen.facts.addresses == seen.facts.addresses
+            // Until the status shows them, the requested addresses count as the entry's.
+            if old.observed.facts.uid == observed.facts.uid
+                && old.observed.facts.generation == observed.facts.generation
+                && old.observed.facts.addresses == observed.facts.addresses
             {
-                asked_addresses = old.asked_addresses;
+                requested_addresses = old.requested_addresses;
             }
-            // A change of what is wished is a new chance for a write that was given up.
-            if old.seen.facts.generation == seen.facts.generation
-                && old.seen.facts.uid == seen.facts.uid
+            // A change of the spec allows another attempt of a write that was given up.
+            if old.observed.facts.generation == observed.facts.generation
+                && old.observed.facts.uid == observed.facts.uid
             {
                 requested = old.requested;
                 requested_parts = old.requested_parts;
             }
         }
         if self.is_leader && !reports_problems(key.kind) {
-            self.remark_news(&seen, out);
+            self.remark_news(&observed, out);
         }
         let mut affected = BTreeSet::new();
-        if key.kind == Kind::ServiceEntry && asked_addresses.is_none() {
-            affected = self.pool.see(&key, &seen.facts.addresses);
+        if key.kind == Kind::ServiceEntry && requested_addresses.is_none() {
+            affected = self.pool.update(&key, &observed.facts.addresses);
             affected.insert(key.clone());
         }
         let mut entry = Entry {
-            seen,
+            observed,
             requested,
-            asked_addresses,
+            requested_addresses,
             requested_parts,
         };
         if self.is_leader {
             compare(&mut entry, out);
         }
         self.entries.insert(key, entry);
-        self.give_addresses(affected, out);
+        self.allocate_addresses(affected, out);
     }
 
-    fn remark_news(&self, seen: &Seen, out: &mut Out) {
-        if self.is_leader && seen.is_news && !seen.problems.is_empty() {
-            let text = condition::text(&seen.problems);
-            out.remarks.push(remark(seen, "Unusable", text));
+    fn remark_news(&self, observed: &ObservedObject, out: &mut Writes) {
+        if self.is_leader && observed.is_news && !observed.problems.is_empty() {
+            let text = condition::text(&observed.problems);
+            out.events.push(remark(observed, "Unusable", text));
         }
     }
 }
 
-/// Whether a condition of this kind reports its problems, so that they need no event of their own.
+/// Returns whether a condition of this kind reports problems, so that they need no event.
 fn reports_problems(kind: Kind) -> bool {
     conditions(kind).iter().any(|one| one.reports_problems)
 }
 
-/// Wishes that withdraw everything that is to be written of an object.
-fn forget(seen: &Seen) -> impl Iterator<Item = Wish> {
-    let managers = conditions(seen.key.kind).iter().map(|one| one.manager);
-    let managers = managers.chain(parts(seen.key.kind).map(|of| of.manager));
-    managers.map(|manager| Wish::Forget(part(seen, manager)))
+/// Returns cancellations of all pending writes of an object.
+fn forget(observed: &ObservedObject) -> impl Iterator<Item = DesiredWrite> {
+    let managers = conditions(observed.key.kind).iter().map(|one| one.manager);
+    let managers = managers.chain(parts(observed.key.kind).map(|of| of.manager));
+    managers.map(|manager| DesiredWrite::Forget(part(observed, manager)))
 }
 
-/// Asks for what differs.
-fn compare(entry: &mut Entry, out: &mut Out) {
+/// Requests writes of conditions that differ.
+fn compare(entry: &mut Entry, out: &mut Writes) {
     compare_parts(entry, out);
-    let seen = &entry.seen;
+    let observed = &entry.observed;
     let subject = Subject {
-        problems: &seen.problems,
-        in_force: seen.in_force,
-        is_attached: seen.facts.is_attached,
-        standing: seen.standing.as_ref(),
+        problems: &observed.problems,
+        in_force: observed.in_force,
+        is_attached: observed.facts.is_attached,
+        standing: observed.standing.as_ref(),
     };
-    let known = |of: &&ConditionType| !of.needs_standing || seen.standing.is_some();
-    for of in conditions(seen.key.kind).iter().filter(known) {
+    let known = |of: &&ConditionType| !of.needs_standing || observed.standing.is_some();
+    for of in conditions(observed.key.kind).iter().filter(known) {
         let wanted = (of.verdict)(&subject);
-        let there = seen.facts.conditions.iter();
+        let there = observed.facts.conditions.iter();
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
         let there = there.clone().find(is_it);
-        if is_current(of, there, wanted.as_ref(), seen.facts.generation) {
+        if is_current(of, there, wanted.as_ref(), observed.facts.generation) {
             entry.requested.remove(of.name);
             continue;
         }
@@ -225,26 +226,26 @@ fn compare(entry: &mut Entry, out: &mut Out) {
         }
         let status = wanted.as_ref().map_or_else(
             || json!({}),
-            |verdict| json!({"conditions": [condition(of, verdict, there, seen)]}),
+            |verdict| json!({"conditions": [condition(of, verdict, there, observed)]}),
         );
-        out.wishes
-            .push(Wish::Status(part(seen, of.manager), status));
+        out.desired_writes
+            .push(DesiredWrite::Status(part(observed, of.manager), status));
         if let Some(verdict) = wanted.as_ref().filter(|verdict| verdict.is_trouble) {
-            out.remarks
-                .push(remark(seen, verdict.reason, verdict.message.clone()));
+            out.events
+                .push(remark(observed, verdict.reason, verdict.message.clone()));
         }
         entry.requested.insert(of.name, wanted);
     }
 }
 
-/// Asks for parts that differ.
-fn compare_parts(entry: &mut Entry, out: &mut Out) {
-    let seen = &entry.seen;
-    let (Some(of), Some(standing)) = (parts(seen.key.kind), &seen.standing) else {
+/// Requests writes of parts that differ.
+fn compare_parts(entry: &mut Entry, out: &mut Writes) {
+    let observed = &entry.observed;
+    let (Some(of), Some(standing)) = (parts(observed.key.kind), &observed.standing) else {
         return;
     };
-    let there = &seen.facts.parts;
-    let wanted = parts::wanted(&of, &standing.parts, there, seen.facts.generation);
+    let there = &observed.facts.parts;
+    let wanted = parts::wanted(&of, &standing.parts, there, observed.facts.generation);
     if parts::is_current(there, &wanted) {
         entry.requested_parts = None;
         return;
@@ -254,12 +255,12 @@ fn compare_parts(entry: &mut Entry, out: &mut Out) {
         return;
     }
     let status = json!({of.list: wanted});
-    out.wishes
-        .push(Wish::Status(part(seen, of.manager), status));
+    out.desired_writes
+        .push(DesiredWrite::Status(part(observed, of.manager), status));
     entry.requested_parts = Some(wanted);
 }
 
-/// Whether a condition has its desired value already.
+/// Returns whether a published condition has its desired value already.
 fn is_current(
     of: &ConditionType,
     there: Option<&Value>,
@@ -272,37 +273,42 @@ fn is_current(
     }
 }
 
-fn condition(of: &ConditionType, verdict: &Verdict, there: Option<&Value>, seen: &Seen) -> Value {
-    let mut condition = desired(of.name, verdict, seen.facts.generation).to_json(there);
-    // Istio's own conditions have it as text, Kubernetes' as a number.
+fn condition(
+    of: &ConditionType,
+    verdict: &Verdict,
+    there: Option<&Value>,
+    observed: &ObservedObject,
+) -> Value {
+    let mut condition = desired(of.name, verdict, observed.facts.generation).to_json(there);
+    // Istio's own conditions have the generation as text, Kubernetes' as a number.
     if let Some(generation) = condition.get_mut("observedGeneration")
-        && seen.key.kind.is_istio()
+        && observed.key.kind.is_istio()
     {
         *generation = generation.to_string().into();
     }
     condition
 }
 
-fn part(seen: &Seen, manager: &'static str) -> Part {
+fn part(observed: &ObservedObject, manager: &'static str) -> Part {
     Part {
-        api_version: seen.facts.api_version.clone(),
-        kind: seen.key.kind.as_str(),
-        plural: seen.key.kind.plural(),
-        namespace: seen.key.namespace.to_string(),
-        name: seen.key.name.to_string(),
+        api_version: observed.facts.api_version.clone(),
+        kind: observed.key.kind.as_str(),
+        plural: observed.key.kind.plural(),
+        namespace: observed.key.namespace.to_string(),
+        name: observed.key.name.to_string(),
         manager,
     }
 }
 
-fn remark(seen: &Seen, reason: &'static str, text: String) -> Remark {
+fn remark(observed: &ObservedObject, reason: &'static str, text: String) -> EventRecord {
     let text_of = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-    Remark {
+    EventRecord {
         object: ObjectReference {
-            api_version: text_of(&seen.facts.api_version),
-            kind: text_of(seen.key.kind.as_str()),
-            namespace: text_of(&seen.key.namespace),
-            name: text_of(&seen.key.name),
-            uid: text_of(&seen.facts.uid),
+            api_version: text_of(&observed.facts.api_version),
+            kind: text_of(observed.key.kind.as_str()),
+            namespace: text_of(&observed.key.namespace),
+            name: text_of(&observed.key.name),
+            uid: text_of(&observed.facts.uid),
             ..ObjectReference::default()
         },
         is_warning: true,

@@ -1,5 +1,6 @@
-//! A VirtualService as an HTTPRoute, and its faults as HTTPFaults. One that cannot be converted whole is left, with each
-//! reason: half of its rules would route requests differently.
+//! Converts a VirtualService to an HTTPRoute, and its faults to HTTPFaults. One that cannot be
+//! converted completely is rejected with all reasons: half of its rules would route requests
+//! differently.
 
 use ambit_k8s_api::{
     VirtualService,
@@ -18,26 +19,27 @@ use super::{
     values::plain,
 };
 
-/// Most characters of an object's name.
+/// Maximum number of characters of an object's name.
 const MAX_NAME: usize = 253;
 
-/// Objects that stand for a VirtualService.
+/// Objects that replace a VirtualService.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversion {
-    /// The HTTPRoute, and HTTPFaults that it names.
+    /// The HTTPRoute, and the HTTPFaults that it names.
     pub objects: Vec<Value>,
-    /// Differences that their owner should know.
+    /// Differences that the owner should know.
     pub notes: Vec<Remark>,
 }
 
 /// Converts a VirtualService.
 ///
 /// # Errors
+///
 /// With every reason why it cannot be converted.
 pub fn http_routes(from: &VirtualService, cluster_domain: &str) -> Result<Conversion, Vec<Remark>> {
     let namespace = from.metadata.namespace.as_deref().unwrap_or("default");
     let name = from.metadata.name.as_deref().unwrap_or_default();
-    let mut work = Work {
+    let mut work = Converter {
         namespace,
         name,
         cluster_domain,
@@ -91,8 +93,8 @@ pub fn http_routes(from: &VirtualService, cluster_domain: &str) -> Result<Conver
     })
 }
 
-/// A conversion under way.
-struct Work<'a> {
+/// State of a conversion.
+struct Converter<'a> {
     namespace: &'a str,
     name: &'a str,
     cluster_domain: &'a str,
@@ -101,7 +103,7 @@ struct Work<'a> {
     faults: Vec<Value>,
 }
 
-impl Work<'_> {
+impl Converter<'_> {
     fn reason(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.reasons.push(Remark::new(field, message));
     }
@@ -110,7 +112,7 @@ impl Work<'_> {
         self.notes.push(Remark::new(field, message));
     }
 
-    /// Name and namespace of the service that a host stands for.
+    /// Returns name and namespace of the service that a host names.
     fn service(&mut self, field: &str, host: &str) -> Option<(String, String)> {
         let full = full_name(host, self.namespace, self.cluster_domain);
         let service = full.and_then(|name| hosts::service(&name, self.cluster_domain));
@@ -157,7 +159,7 @@ impl Work<'_> {
         let at = rule.at.clone();
         let matches: Vec<_> = rule.matches.iter().map(|one| self.one_match(one)).collect();
         let mut filters = rule.filters;
-        self.place_rewrite(&at, &matches, &mut filters);
+        self.apply_rewrite(&at, &matches, &mut filters);
         if let Some(fault) = &rule.fault {
             filters.push(self.fault(&at, number, fault));
         }
@@ -227,8 +229,8 @@ impl Work<'_> {
         from.request.clone()
     }
 
-    /// Replaces what the matches have of the path: all are prefixes, or none is.
-    fn place_rewrite(
+    /// Replaces the matched part of the path: all matches are prefixes, or none is.
+    fn apply_rewrite(
         &mut self,
         at: &str,
         matches: &[HttpRouteMatch],
@@ -352,7 +354,7 @@ impl Work<'_> {
     }
 }
 
-/// Whether a match is of a prefix of the path.
+/// Returns whether a match is on a prefix of the path.
 fn is_prefix(of: &HttpRouteMatch) -> bool {
     let path = of.path.as_ref();
     path.is_some_and(|path| path.type_.as_deref() == Some("PathPrefix"))

@@ -1,4 +1,5 @@
-//! Changes of requests and responses by a VirtualService's rule, as filters of an HTTPRoute's rule.
+//! Converts changes of requests and responses in a VirtualService's rule to filters of an
+//! HTTPRoute's rule.
 
 use std::collections::BTreeMap;
 
@@ -182,7 +183,7 @@ impl Rule {
         HttpFaultSpec { delay, abort }
     }
 
-    /// A whole percentage, or a fraction; neither is all requests, in both APIs.
+    /// Returns a whole percentage, or a fraction; without either, both APIs mean all requests.
     fn percentage(
         &mut self,
         field: &str,
@@ -197,7 +198,7 @@ impl Rule {
             self.unsupported(field, format!("{value} is no share of 100"));
             return (None, None);
         }
-        // A millionth is the smallest share that Envoy draws.
+        // A millionth is the smallest fraction that Envoy samples.
         let millionths = (value * 10_000.0).round();
         if millionths % 10_000.0 == 0.0 {
             return (Some(whole_number(millionths / 10_000.0)), None);
@@ -209,7 +210,7 @@ impl Rule {
         (None, Some(fraction))
     }
 
-    /// Reads the destinations of copies.
+    /// Reads the destinations of mirrored requests.
     pub(super) fn read_mirrors(&mut self, from: &HttpRule) {
         let one = from.mirror.iter().map(|to| {
             let share = from.mirror_percentage.as_ref();
@@ -301,7 +302,7 @@ impl Rule {
         }
     }
 
-    /// Host name and port of an authority.
+    /// Returns host name and port of an authority.
     fn hostname(&mut self, field: &str, from: Option<&str>) -> Option<(String, Option<i32>)> {
         let text = from.filter(|text| !text.is_empty())?;
         let lower = text.to_ascii_lowercase();

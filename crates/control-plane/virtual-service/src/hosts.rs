@@ -1,6 +1,7 @@
 //! Names of services as VirtualServices write them.
 
-/// Full name of a host: one without dots is a Service of the VirtualService's namespace; `None` if it is no name.
+/// Returns the full name of a host: one without dots is a Service of the VirtualService's
+/// namespace; `None` if it is not a valid name.
 pub fn full_name(host: &str, namespace: &str, cluster_domain: &str) -> Option<String> {
     let lower = host.to_ascii_lowercase();
     let is_wildcard = lower.starts_with("*.");
@@ -19,7 +20,7 @@ pub fn full_name(host: &str, namespace: &str, cluster_domain: &str) -> Option<St
     }
 }
 
-/// Name and namespace of the Service of Kubernetes that a full name stands for.
+/// Returns name and namespace of the Kubernetes Service that a full name stands for.
 pub(crate) fn service(full_name: &str, cluster_domain: &str) -> Option<(String, String)> {
     let rest = full_name.strip_suffix(cluster_domain)?;
     let (name, namespace) = rest.strip_suffix(".svc.")?.split_once('.')?;
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_distinguished_from_other_full_names() {
+    fn services_are_distinguished_from_other_hosts() {
         let is = |name| service(name, "cluster.local");
         let pair = |name: &str, namespace: &str| Some((name.to_owned(), namespace.to_owned()));
         assert_eq!(is("a.b.svc.cluster.local"), pair("a", "b"));

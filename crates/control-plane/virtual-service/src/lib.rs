@@ -1,9 +1,10 @@
-//! VirtualServices (Istio's routes) in the form of HTTPRoutes, which the mesh follows: for the control plane as rules
-//! ([`Rule`]), for `ambit convert` as whole objects ([`http_routes`]).
+//! VirtualServices (Istio's routes) converted to HTTPRoutes, which the mesh implements: for the
+//! control plane as rules ([`Rule`]), for `ambit convert` as whole objects ([`http_routes`]).
 //!
-//! A field without a counterpart is named and never left out silently: it may decide which requests a rule matches.
-//! Waypoints support more of VirtualServices than HTTPRoutes can express (the order of rules, prefixes that end within a
-//! segment, namespaces of clients); these differences are in [`http_routes`] alone.
+//! A field without a counterpart is reported and never left out silently: it may decide which
+//! requests a rule matches. Waypoints support more of VirtualServices than HTTPRoutes can express
+//! (the order of rules, prefixes that end within a segment, namespaces of clients); only
+//! [`http_routes`] has these limits.
 #![forbid(unsafe_code)]
 
 mod convert;
@@ -19,10 +20,11 @@ pub use convert::{Conversion, http_routes};
 pub use hosts::full_name;
 pub use rule::{Rule, RuleDestination, RuleMatch, RuleMirror, Target};
 
-/// Name by which VirtualServices mean clients within the mesh, in the place of a gateway.
+/// Reserved gateway name by which VirtualServices refer to clients within the mesh.
 const MESH: &str = "mesh";
 
-/// Whether `gateways`, of a VirtualService or of a match, contain the clients within the mesh: they do if empty.
+/// Returns whether `gateways`, of a VirtualService or of a match, include the clients within the
+/// mesh, as an empty list does.
 pub fn is_for_mesh(gateways: &[impl AsRef<str>]) -> bool {
     gateways.is_empty() || gateways.iter().any(|one| one.as_ref() == MESH)
 }

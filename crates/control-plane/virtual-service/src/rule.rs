@@ -1,4 +1,5 @@
-//! One rule of a VirtualService in the parts of an HTTPRoute's rule, and what of it has no counterpart.
+//! One rule of a VirtualService, converted to the fields of an HTTPRoute's rule, with its fields
+//! that have no counterpart.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +17,11 @@ use super::{
     values::{escaped, gateway_duration, milliseconds},
 };
 
-/// Statuses of the retry condition `5xx`: all that are registered.
+/// Statuses of the retry condition `5xx`: all registered ones.
 const SERVER_ERRORS: [i32; 11] = [500, 501, 502, 503, 504, 505, 506, 507, 508, 510, 511];
 /// Statuses of the retry condition `gateway-error`.
 const GATEWAY_ERRORS: [i32; 3] = [502, 503, 504];
-/// Retry conditions of connections, which are retried without being named.
+/// Retry conditions of connection failures, which are always retried.
 const CONNECTION_ERRORS: [&str; 6] = [
     "connect-failure",
     "refused-stream",
@@ -30,7 +31,7 @@ const CONNECTION_ERRORS: [&str; 6] = [
     "cancelled",
 ];
 
-/// Rule of a VirtualService, as described for the module.
+/// Rule of a VirtualService, in the types of an HTTPRoute's rule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rule {
     /// Path of the rule in the spec, such as `http[0]`.
@@ -39,22 +40,23 @@ pub struct Rule {
     pub name: Option<String>,
     /// Matches, of which one suffices; every request matches if empty.
     pub matches: Vec<RuleMatch>,
-    /// Filters of requests and responses, but mirrors and faults. A rewrite of the path replaces what the match has of it
-    /// (`ReplacePrefixMatch`): the prefix, or the whole of another match.
+    /// Filters of requests and responses, except mirrors and faults. A rewrite of the path replaces
+    /// the matched part of it (`ReplacePrefixMatch`): the prefix, or the whole path of another
+    /// match.
     pub filters: Vec<HttpRouteFilter>,
     /// Faults to inject.
     pub fault: Option<HttpFaultSpec>,
-    /// Services that get copies of requests.
+    /// Services that receive mirrored requests.
     pub mirrors: Vec<RuleMirror>,
-    /// Services that requests go to.
+    /// Services that receive the requests.
     pub destinations: Vec<RuleDestination>,
     /// Timeouts of requests.
     pub timeouts: HttpRouteTimeouts,
-    /// Retry policy; zero attempts are none.
+    /// Retry policy; zero attempts disable retries.
     pub retry: Option<HttpRouteRetry>,
     /// Fields without a counterpart, or with an invalid value: without them the rule would match or route differently.
     pub unsupported: Vec<Remark>,
-    /// Fields without an effect, which change nothing else.
+    /// Fields without an effect, whose absence changes nothing else.
     pub notes: Vec<Remark>,
 }
 
@@ -67,11 +69,11 @@ pub struct RuleMatch {
     pub request: HttpRouteMatch,
     /// Headers that a request must not have.
     pub without_headers: Vec<HttpNamedMatch>,
-    /// Port of the service that is called.
+    /// Port of the called service.
     pub port: Option<u16>,
     /// Namespace of the client.
     pub source_namespace: Option<String>,
-    /// Whether it is for clients within the mesh, not only for gateways.
+    /// Whether the match applies to clients within the mesh, not only to gateways.
     pub is_for_mesh: bool,
 }
 
@@ -80,18 +82,18 @@ pub struct RuleMatch {
 pub struct Target {
     /// Path of the destination in the spec.
     pub at: String,
-    /// Host as it is written.
+    /// Host as written in the object.
     pub host: String,
     /// Subset of the endpoints.
     pub subset: Option<String>,
-    /// Port; the only one of the service, or the one that is called, if absent.
+    /// Port; if absent, the service's only one, or the called one.
     pub port: Option<u16>,
 }
 
 /// Destination of a rule's requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleDestination {
-    /// Service that requests go to.
+    /// Service that receives the requests.
     pub to: Target,
     /// Weight among the destinations.
     pub weight: u32,
@@ -99,19 +101,19 @@ pub struct RuleDestination {
     pub filters: Vec<HttpRouteFilter>,
 }
 
-/// Destination of copies of a rule's requests. Without a share, all are copied.
+/// Destination of mirrored requests. Without a percentage or fraction, all requests are mirrored.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleMirror {
-    /// Service that gets the copies.
+    /// Service that receives the mirrored requests.
     pub to: Target,
     /// Mirrored percentage, 0 to 100.
     pub percent: Option<i32>,
-    /// Mirrored fraction, where it is no whole percentage.
+    /// Mirrored fraction, if it is not a whole percentage.
     pub fraction: Option<Fraction>,
 }
 
 impl Rule {
-    /// Reads a rule by its position among the rules for HTTP.
+    /// Reads a rule by its position among the HTTP rules.
     pub fn read(number: usize, from: &HttpRule) -> Self {
         let at = format!("http[{number}]");
         let mut rule = Self {
@@ -155,7 +157,7 @@ impl Rule {
         self.unsupported.push(Remark::new(field, message));
     }
 
-    /// Names fields that have no counterpart, or that are not known.
+    /// Reports fields that have no counterpart, or are unknown.
     pub(super) fn unknown(&mut self, at: &str, unknown: &Unknown) {
         for key in unknown.keys() {
             self.unsupported(format!("{at}.{key}"), "is not supported");
@@ -280,7 +282,7 @@ impl Rule {
             let to = self.target(format!("{at}.destination"), &to.destination);
             self.destinations.push(RuleDestination {
                 to,
-                // Istio takes no notice of the weight of a single destination.
+                // Istio ignores the weight of a single destination.
                 weight: if is_only { 1 } else { weight },
                 filters,
             });
@@ -356,7 +358,7 @@ impl Rule {
         }
     }
 
-    /// A duration in the form of the Gateway API.
+    /// Converts a duration to the format of the Gateway API.
     pub(super) fn duration(&mut self, field: String, text: Option<&str>) -> Option<String> {
         let text = text.filter(|text| !text.is_empty())?;
         let read = milliseconds(text).and_then(gateway_duration);
@@ -368,7 +370,7 @@ impl Rule {
     }
 }
 
-/// Match of a value; without one, of its presence.
+/// Converts the match of a value; without a value, of its presence.
 fn named_match(name: &str, value: &StringMatch) -> HttpNamedMatch {
     let (kind, value) = match value {
         StringMatch {

@@ -1,4 +1,4 @@
-//! VirtualServices like those of Istio's documents.
+//! Tests with VirtualServices like those in Istio's documentation.
 
 use ambit_k8s_api::{Kind, Object, VirtualService};
 use serde_json::Value;
@@ -34,7 +34,7 @@ fn left(spec: &str) -> Vec<String> {
 }
 
 #[test]
-fn shares_of_subsets_are_backends_with_weights() {
+fn weighted_subsets_become_weighted_backends() {
     insta::assert_snapshot!(yaml(
         "
 hosts: [reviews]
@@ -85,7 +85,7 @@ http:
 }
 
 #[test]
-fn what_has_no_counterpart_leaves_the_object_with_each_reason() {
+fn unsupported_fields_reject_the_object_with_each_reason() {
     let reasons = left(
         "
 hosts: ['*.example.com', reviews.shop, reviews]
@@ -115,9 +115,9 @@ http:
 }
 
 #[test]
-fn rules_whose_order_would_change_are_left() {
+fn rules_whose_order_would_change_are_rejected() {
     for (rules, field) in [
-        // The catch-all is first.
+        // The catch-all rule is first.
         (
             "- {route: [TO]}\n- {match: [{uri: {exact: /a}}], route: [TO]}",
             Some("http[1]"),

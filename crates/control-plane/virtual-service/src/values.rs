@@ -1,4 +1,4 @@
-//! Values as Istio and the Gateway API write them.
+//! Values in the formats of Istio and of the Gateway API.
 
 use ambit_k8s_api::istio_duration;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Longest duration, in milliseconds.
 const MAX_MILLISECONDS: u64 = 1_000_000_000_000;
 
-/// Milliseconds of a duration as Istio writes it; `None` if they are not whole.
+/// Parses a duration of Istio to milliseconds; `None` if they are not whole.
 pub(super) fn milliseconds(text: &str) -> Option<u64> {
     let duration = istio_duration(text)?;
     let all = u64::try_from(duration.as_millis()).ok()?;
@@ -15,7 +15,8 @@ pub(super) fn milliseconds(text: &str) -> Option<u64> {
     (is_whole && all < MAX_MILLISECONDS).then_some(all)
 }
 
-/// Milliseconds as the Gateway API writes a duration (GEP-2257); `None` if it has no form for as many.
+/// Formats milliseconds as a duration of the Gateway API (GEP-2257); `None` if they exceed its
+/// range.
 pub(super) fn gateway_duration(milliseconds: u64) -> Option<String> {
     let mut rest = milliseconds;
     let mut text = String::new();
@@ -40,7 +41,7 @@ pub(super) fn whole_number(value: f64) -> i32 {
     value as i32
 }
 
-/// A text as a regular expression that matches it.
+/// Returns a regular expression that matches exactly the text.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -52,7 +53,7 @@ pub(super) fn escaped(text: &str) -> String {
     escaped
 }
 
-/// JSON of a value, without empty fields.
+/// Returns the JSON of a value, without empty fields.
 pub(super) fn plain(value: &impl Serialize) -> Value {
     without_empty(serde_json::to_value(value).unwrap_or_default())
 }
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_of_istio_are_written_as_the_gateway_api_has_them() {
+    fn durations_are_converted_to_the_gateway_apis_format() {
         for (text, expected) in [
             ("0s", Some("0s")),
             ("1.5s", Some("1s500ms")),

@@ -1,14 +1,15 @@
-//! Deploys waypoints on a cluster: applies the objects of each Gateway of the class `istio-waypoint`, and reports their
-//! progress in its status. By the leader of their revision only; the class is written by the leader of the mesh. They are
-//! owned by their Gateway and deleted with it.
+//! Deploys waypoints on a cluster: applies the objects of each Gateway of the class
+//! `istio-waypoint`, and reports their progress in its status. Only the leader of the revision
+//! deploys; the leader of the mesh writes the class. The objects are owned by their Gateway and
+//! deleted with it.
 //!
-//! Objects that another controller manages are left alone: a class of another controller, a Gateway of another
-//! revision or of a namespace that is not discovered, an object that was not made for a waypoint, or that another manager
-//! applies, for instance Istio's control plane.
+//! Objects that another controller manages are not changed: a class of another controller, a
+//! Gateway of another revision or in an undiscovered namespace, an object that does not belong to a
+//! waypoint, or that another manager applies, for instance Istio's control plane.
 
 #![forbid(unsafe_code)]
 
-mod book;
+mod gateway_table;
 mod release;
 mod status;
 mod write;
@@ -35,14 +36,14 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use book::{Book, Class, ClassWork, Name, Plan, Standing};
+use gateway_table::{Class, ClassAction, ExistingObject, GatewayTable, Name, Plan};
 use release::Release;
-use status::Verdict;
+use status::GatewayState;
 
-/// First and longest pause after a write that failed.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// The definition without which there are no Gateways.
-const DEFINITION: &str = "gateways.gateway.networking.k8s.io";
+/// First and longest backoff after a write that failed.
+const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// CRD of Gateways.
+const GATEWAY_CRD: &str = "gateways.gateway.networking.k8s.io";
 
 /// Input of the deployment of waypoints.
 #[derive(Clone)]
@@ -55,9 +56,9 @@ pub struct Deployer {
     pub revision: String,
     /// Namespace of the control planes.
     pub system_namespace: String,
-    /// Whether this replica writes what all revisions share.
+    /// Whether this replica leads the whole mesh, and so writes objects that all revisions share.
     pub is_mesh_leader: watch::Receiver<bool>,
-    /// Selectors of the namespaces that belong to the mesh, as soon as they are known.
+    /// Label selectors of the namespaces that belong to the mesh; `None` until they are known.
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
 }
 
@@ -72,7 +73,7 @@ impl fmt::Debug for Deployer {
 impl Deployer {
     /// Deploys whenever the cluster has Gateways; never returns.
     pub async fn run(self) {
-        let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
+        let config = objects::config().fields(&format!("metadata.name={GATEWAY_CRD}"));
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
         let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
             let release = Release::of(definition.metadata.annotations.as_ref());
@@ -92,17 +93,17 @@ impl Deployer {
         }
     }
 
-    /// Deploys by definitions of a release; never returns.
+    /// Deploys with the CRDs of a release; never returns.
     async fn deploy(mut self, release: Release) {
         let namespace = self.system_namespace.as_str();
-        let mut book = Book::new(self.settings, &self.revision, release, namespace);
+        let mut table = GatewayTable::new(self.settings, &self.revision, release, namespace);
         let mut watches = Watches::new(&self.client, namespace);
         let mut listed = BTreeSet::new();
-        let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+        let mut backoff = Backoff::new(WRITE_BACKOFF.0, WRITE_BACKOFF.1, 0.2);
         let mut retry_at: Option<Instant> = None;
         loop {
             tokio::select! {
-                what = watches.next(&mut book) => listed.extend(what),
+                what = watches.next(&mut table) => listed.extend(what),
                 Ok(()) = self.is_mesh_leader.changed() => {}
                 Ok(()) = self.discovery.changed() => {}
                 () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
@@ -112,15 +113,18 @@ impl Deployer {
             let Some(selectors) = self.discovery.borrow_and_update().clone() else {
                 continue;
             };
-            book.discover(selectors);
-            if listed.len() < KINDS || retry_at.is_some() {
+            table.discover(selectors);
+            if listed.len() < LISTED_KINDS || retry_at.is_some() {
                 continue;
             }
             let is_mesh_leader = *self.is_mesh_leader.borrow_and_update();
-            match work(&self.client, &mut book, is_mesh_leader).await {
+            match work(&self.client, &mut table, is_mesh_leader).await {
                 Ok(()) => backoff.reset(),
-                // The watch delivers the conflicting change: plan again when it should have arrived.
-                Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
+                // The watch delivers the conflicting change: plan again when it should have
+                // arrived.
+                Err(error) if is_status(&error, 409) => {
+                    retry_at = Some(Instant::now() + WRITE_BACKOFF.0)
+                }
                 Err(error) => {
                     let error = ErrorChain(&error);
                     tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
@@ -131,7 +135,7 @@ impl Deployer {
     }
 }
 
-/// The definition as soon as it is not as it was, or gone.
+/// Returns the CRD as soon as it differs, or `None` when it is deleted.
 async fn changed(
     definition: &mut Watch<CustomResourceDefinition, Release>,
     before: Option<&Release>,
@@ -145,25 +149,27 @@ async fn changed(
     }
 }
 
-/// Whether Gateways are of a known version; else the control plane logs it when it reads them.
+/// Returns whether the CRD serves a known version; otherwise the control plane logs that when it
+/// reads Gateways.
 fn serves_v1(definition: &CustomResourceDefinition) -> bool {
     let mut versions = definition.spec.versions.iter();
     versions.any(|version| version.name == "v1" && version.served)
 }
 
-/// Objects that are followed.
+/// Watches of all objects that matter.
 struct Watches {
     class: Watch<DynamicObject, Class>,
     gateways: Watch<DynamicObject, Box<Gateway>>,
     namespaces: Watch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
-    accounts: Watch<PartialObjectMeta<ServiceAccount>, Standing>,
-    services: Watch<Service, Standing>,
+    accounts: Watch<PartialObjectMeta<ServiceAccount>, ExistingObject>,
+    services: Watch<Service, ExistingObject>,
     /// Services of control planes.
     control_planes: Watch<PartialObjectMeta<Service>, ControlPlane>,
-    deployments: Watch<Deployment, Standing>,
-    autoscalers: Watch<PartialObjectMeta<HorizontalPodAutoscaler>, Standing>,
-    budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, Standing>,
-    /// Any may be referred to; of those that say nothing of waypoints only the name is kept.
+    deployments: Watch<Deployment, ExistingObject>,
+    autoscalers: Watch<PartialObjectMeta<HorizontalPodAutoscaler>, ExistingObject>,
+    budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, ExistingObject>,
+    /// Any ConfigMap may be referred to; of those without settings of waypoints only the name is
+    /// kept.
     config_maps: Watch<ConfigMap, Parameters>,
 }
 
@@ -187,7 +193,7 @@ impl Watches {
                 "ServiceAccount",
                 Api::all(client.clone()),
                 managed(),
-                standing,
+                existing,
             ),
             services: Watch::new("Service", Api::all(client.clone()), managed(), service),
             control_planes: Watch::new(
@@ -206,13 +212,13 @@ impl Watches {
                 "HorizontalPodAutoscaler",
                 Api::all(client.clone()),
                 managed(),
-                standing,
+                existing,
             ),
             budgets: Watch::new(
                 "PodDisruptionBudget",
                 Api::all(client.clone()),
                 managed(),
-                standing,
+                existing,
             ),
             config_maps: Watch::new("ConfigMap", Api::all(client.clone()), config(), |map| {
                 Some(Parameters::of(map))
@@ -220,63 +226,63 @@ impl Watches {
         }
     }
 
-    /// Takes the next event into the book. Returns what is listed now, if anything.
-    async fn next(&mut self, book: &mut Book) -> Option<&'static str> {
+    /// Applies the next event to the table. Returns the kind whose listing completed, if any.
+    async fn next(&mut self, table: &mut GatewayTable) -> Option<&'static str> {
         tokio::select! {
             event = self.class.next() => match event {
-                WatchEvent::Object(_, class) => book.class(Some(class)),
-                WatchEvent::Gone(_) => book.class(None),
+                WatchEvent::Object(_, class) => table.class(Some(class)),
+                WatchEvent::Gone(_) => table.class(None),
                 WatchEvent::Listed => return Some("class"),
                 WatchEvent::Listing | WatchEvent::Away(_) => {}
             },
             event = self.gateways.next() => match event {
-                WatchEvent::Object(id, gateway) => book.gateway(name(id), Some(*gateway)),
-                WatchEvent::Gone(id) => book.gateway(name(id), None),
+                WatchEvent::Object(id, gateway) => table.gateway(name(id), Some(*gateway)),
+                WatchEvent::Gone(id) => table.gateway(name(id), None),
                 WatchEvent::Listed => return Some("gateways"),
                 WatchEvent::Listing | WatchEvent::Away(_) => {}
             },
             event = self.namespaces.next() => match event {
-                WatchEvent::Object(id, labels) => book.namespace(id.name, Some(labels)),
-                WatchEvent::Gone(id) => book.namespace(id.name, None),
+                WatchEvent::Object(id, labels) => table.namespace(id.name, Some(labels)),
+                WatchEvent::Gone(id) => table.namespace(id.name, None),
                 WatchEvent::Listed => return Some("namespaces"),
                 WatchEvent::Listing | WatchEvent::Away(_) => {}
             },
-            event = self.accounts.next() => return take(book, Part::ServiceAccount, event, "accounts"),
-            event = self.services.next() => return take(book, Part::Service, event, "services"),
+            event = self.accounts.next() => return take(table, Part::ServiceAccount, event, "accounts"),
+            event = self.services.next() => return take(table, Part::Service, event, "services"),
             event = self.control_planes.next() => match event {
-                WatchEvent::Object(id, of) => book.control_plane(&id.name, Some(of)),
-                WatchEvent::Gone(id) => book.control_plane(&id.name, None),
+                WatchEvent::Object(id, of) => table.control_plane(&id.name, Some(of)),
+                WatchEvent::Gone(id) => table.control_plane(&id.name, None),
                 WatchEvent::Listed => return Some("control planes"),
                 WatchEvent::Listing | WatchEvent::Away(_) => {}
             },
-            event = self.deployments.next() => return take(book, Part::Deployment, event, "deployments"),
+            event = self.deployments.next() => return take(table, Part::Deployment, event, "deployments"),
             event = self.autoscalers.next() => {
-                return take(book, Part::Autoscaler, event, "autoscalers");
+                return take(table, Part::Autoscaler, event, "autoscalers");
             }
             event = self.config_maps.next() => match event {
-                WatchEvent::Object(id, parameters) => book.config_map(&name(id), Some(parameters)),
-                WatchEvent::Gone(id) => book.config_map(&name(id), None),
+                WatchEvent::Object(id, parameters) => table.config_map(&name(id), Some(parameters)),
+                WatchEvent::Gone(id) => table.config_map(&name(id), None),
                 WatchEvent::Listed => return Some("config maps"),
                 WatchEvent::Listing | WatchEvent::Away(_) => {}
             },
-            event = self.budgets.next() => return take(book, Part::DisruptionBudget, event, "budgets"),
+            event = self.budgets.next() => return take(table, Part::DisruptionBudget, event, "budgets"),
         }
         None
     }
 }
 
-/// How many kinds are listed before anything is written: until then, what seems missing may be there.
-const KINDS: usize = 10;
+/// Number of kinds that are listed before any write: until then, missing objects may exist.
+const LISTED_KINDS: usize = 10;
 
 fn take(
-    book: &mut Book,
+    table: &mut GatewayTable,
     part: Part,
-    event: WatchEvent<Standing>,
+    event: WatchEvent<ExistingObject>,
     what: &'static str,
 ) -> Option<&'static str> {
     match event {
-        WatchEvent::Object(id, standing) => book.object(part, name(id), Some(standing)),
-        WatchEvent::Gone(id) => book.object(part, name(id), None),
+        WatchEvent::Object(id, existing) => table.object(part, name(id), Some(existing)),
+        WatchEvent::Gone(id) => table.object(part, name(id), None),
         WatchEvent::Listed => return Some(what),
         WatchEvent::Listing | WatchEvent::Away(_) => {}
     }
@@ -298,7 +304,7 @@ fn read_class(class: &DynamicObject) -> Class {
     let status = class.data.get("status").unwrap_or(&Value::Null);
     let conditions = ambit_k8s_api::status::conditions(status);
     let generation = class.metadata.generation;
-    // What was observed of an older generation is written anew.
+    // Conditions of an older generation are written again.
     let current =
         |one: &&Value| one.get("observedGeneration").and_then(Value::as_i64) == generation;
     let conditions: Vec<_> = conditions.iter().filter(current).cloned().collect();
@@ -314,7 +320,7 @@ fn read_class(class: &DynamicObject) -> Class {
     }
 }
 
-/// A Gateway; what is wrong with one that cannot be read is reported by who publishes it.
+/// Parses a Gateway; the publisher of records reports the errors of an invalid one.
 fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
     let mut value = object.data.clone();
     let fields = value.as_object_mut()?;
@@ -327,11 +333,11 @@ fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "a watch's projection")]
-fn standing<K: Resource>(object: &K) -> Option<Standing> {
-    Some(Standing::of(object.meta()))
+fn existing<K: Resource>(object: &K) -> Option<ExistingObject> {
+    Some(ExistingObject::of(object.meta()))
 }
 
-fn service(service: &Service) -> Option<Standing> {
+fn service(service: &Service) -> Option<ExistingObject> {
     let ips = service
         .spec
         .as_ref()
@@ -343,43 +349,47 @@ fn service(service: &Service) -> Option<Standing> {
         .as_ref()
         .and_then(|status| status.load_balancer.as_ref());
     let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
-    let outside = ingress.into_iter().flatten();
-    Some(Standing {
+    let load_balancers = ingress.into_iter().flatten();
+    Some(ExistingObject {
         ips,
-        outside: outside.filter_map(|one| one.ip.clone()).collect(),
-        ..standing(service)?
+        load_balancers: load_balancers.filter_map(|one| one.ip.clone()).collect(),
+        ..existing(service)?
     })
 }
 
-fn deployment(deployment: &Deployment) -> Option<Standing> {
+fn deployment(deployment: &Deployment) -> Option<ExistingObject> {
     let status = deployment.status.as_ref();
     let ready = status.and_then(|status| status.ready_replicas);
-    Some(Standing {
-        replicas_ours: book::replicas_ours(&deployment.metadata),
+    Some(ExistingObject {
+        replicas_ours: gateway_table::replicas_ours(&deployment.metadata),
         replicas: deployment.spec.as_ref().and_then(|spec| spec.replicas),
         is_ready: ready.unwrap_or_default() > 0,
-        ..standing(deployment)?
+        ..existing(deployment)?
     })
 }
 
-/// Writes what is due. What fails is due again; others are not kept from theirs.
-async fn work(client: &Client, book: &mut Book, is_mesh_leader: bool) -> Result<(), kube::Error> {
-    let class = match book.class_work().filter(|_| is_mesh_leader) {
-        Some(ClassWork::Make) => write::make_class(client).await,
-        Some(ClassWork::Say(release, generation)) => {
+/// Writes all that is due. A failed write becomes due again; the others proceed.
+async fn work(
+    client: &Client,
+    table: &mut GatewayTable,
+    is_mesh_leader: bool,
+) -> Result<(), kube::Error> {
+    let class = match table.class_action().filter(|_| is_mesh_leader) {
+        Some(ClassAction::Create) => write::create_class(client).await,
+        Some(ClassAction::Accept(release, generation)) => {
             write::accept_class(client, release, generation).await
         }
         None => Ok(()),
     };
     let mut failed = class.err();
-    for name in book.take_due() {
-        let Some(plan) = book.plan(&name) else {
+    for name in table.take_due() {
+        let Some(plan) = table.plan(&name) else {
             continue;
         };
-        if let Err(error) = carry_out(client, book, &name, plan).await {
-            // It went meanwhile, as the watch will say.
+        if let Err(error) = carry_out(client, table, &name, plan).await {
+            // The object was deleted meanwhile, as the watch will report.
             if !is_status(&error, 404) {
-                book.again(name);
+                table.requeue(name);
                 if failed.as_ref().is_none_or(|error| is_status(error, 409)) {
                     failed = Some(error);
                 }
@@ -395,19 +405,19 @@ fn is_status(error: &kube::Error, code: u16) -> bool {
 
 async fn carry_out(
     client: &Client,
-    book: &Book,
+    table: &GatewayTable,
     name: &Name,
     plan: Plan,
 ) -> Result<(), kube::Error> {
-    let verdict: Verdict = match plan {
+    let state: GatewayState = match plan {
         Plan::Release(removals) => return write::release(client, name, &removals).await,
-        Plan::Refuse(verdict) => verdict,
+        Plan::Refuse(state) => state,
         Plan::Apply(writes, removals) => {
             let mut taken = write::apply(client, name, &writes).await?;
             if taken.is_none() {
                 write::remove(client, name, &removals).await?;
                 if removals.iter().any(|of| of.part == Part::Autoscaler) {
-                    // As long as it was in place it may have undone the number of pods.
+                    // While the old object existed, it may have undone the number of pods.
                     let mut again = writes;
                     again.retain(|write| write.part == Part::Deployment && !write.is_new);
                     for write in &mut again {
@@ -416,10 +426,10 @@ async fn carry_out(
                     taken = write::apply(client, name, &again).await?;
                 }
             }
-            taken.unwrap_or_else(|| Verdict::Made(book.progress(name)))
+            taken.unwrap_or_else(|| GatewayState::Deployed(table.progress(name)))
         }
     };
-    match book.status(name, &verdict) {
+    match table.status(name, &state) {
         Some(status) => write::status(client, name, &status).await,
         None => Ok(()),
     }

@@ -1,11 +1,11 @@
-//! Condition of the class of waypoints about the cluster's release of the Gateway API. Pure.
+//! Condition of the GatewayClass of waypoints about the cluster's release of the Gateway API. Pure.
 
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{known_release, status::DesiredCondition};
 use serde_json::Value;
 
-/// The condition `SupportedVersion`.
+/// Release of the Gateway API, as the condition `SupportedVersion` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Release {
     is_known: bool,
@@ -13,7 +13,7 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    /// Of a definition with these annotations.
+    /// Reads the release of a CRD with these annotations.
     pub(crate) fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         match known_release(annotations) {
             Ok(release) => Self {
@@ -27,7 +27,7 @@ impl Release {
         }
     }
 
-    /// Release in the conditions of a class.
+    /// Reads the release in the conditions of a class.
     pub(crate) fn read(conditions: &[Value]) -> Option<Self> {
         let text = |one: &Value, field: &str| -> String {
             let text = one.get(field).and_then(Value::as_str);
@@ -41,7 +41,7 @@ impl Release {
         })
     }
 
-    /// The condition of the class.
+    /// Returns the condition of the class.
     pub(crate) fn condition(&self, generation: Option<i64>) -> DesiredCondition<'_> {
         DesiredCondition {
             type_: "SupportedVersion",
@@ -55,7 +55,7 @@ impl Release {
         }
     }
 
-    /// For the log, if it is not known.
+    /// Logs a warning if the release is unknown.
     pub(crate) fn warn(&self) {
         if !self.is_known {
             tracing::warn!("{}", self.message);
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn release_condition_round_trips() {
         for release in ["v1.6.3", "v9.0.0"] {
             let annotations = [(ambit_k8s_api::BUNDLE_VERSION.to_owned(), release.to_owned())];
             let release = Release::of(Some(&annotations.into()));

@@ -7,26 +7,26 @@ use ambit_k8s_api::{
 use ambit_waypoint_objects::Unusable;
 use serde_json::{Value, json};
 
-/// State of a Gateway.
+/// State of a Gateway's waypoint.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Verdict {
+pub(crate) enum GatewayState {
     /// Its objects are written.
-    Made(Progress),
-    /// None can be made as it is written now; what was made before, if anything, stays.
+    Deployed(Progress),
+    /// The Gateway's settings are unusable; earlier objects, if any, stay.
     Unusable(Unusable, Option<Progress>),
-    /// An object of its name is there that was not made for a waypoint.
-    Taken(String),
-    /// Another controller takes care of it: its field manager.
-    Other(String),
+    /// An object of the Gateway's name exists that does not belong to a waypoint.
+    NameConflict(String),
+    /// Another controller manages the Gateway: its field manager.
+    ManagedByOther(String),
 }
 
-/// How far a waypoint is.
+/// Progress of a waypoint's deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) hostname: String,
     pub(crate) ips: Vec<String>,
-    /// At load balancers.
-    pub(crate) outside: Vec<String>,
+    /// Addresses at load balancers.
+    pub(crate) load_balancers: Vec<String>,
     pub(crate) is_ready: bool,
 }
 
@@ -63,9 +63,9 @@ fn condition(
     }
 }
 
-/// The status to write, with all our fields; nothing if it is unchanged.
-pub(crate) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
-    let (conditions, addresses) = (wanted(verdict), addresses(gateway, verdict));
+/// Returns the status to write, with all our fields; `None` if it is unchanged.
+pub(crate) fn differing(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
+    let (conditions, addresses) = (wanted(state), addresses(gateway, state));
     let there = self::conditions(&gateway.status);
     let generation = gateway.metadata.generation.unwrap_or_default();
     let found = |name: &str| {
@@ -79,9 +79,9 @@ pub(crate) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     if let Some(addresses) = &addresses {
         status = json!({"addresses": addresses});
     }
-    let stands =
+    let existing_object =
         addresses.is_none_or(|addresses| gateway.status.get("addresses") == Some(&addresses));
-    if is_published && stands {
+    if is_published && existing_object {
         return None;
     }
     let written: Vec<_> = conditions
@@ -94,18 +94,18 @@ pub(crate) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     Some(status)
 }
 
-fn wanted(verdict: &Verdict) -> Vec<Condition> {
+fn wanted(state: &GatewayState) -> Vec<Condition> {
     let accepted = || condition("Accepted", true, "Accepted", "a waypoint is made for it");
-    match verdict {
-        Verdict::Made(progress) => vec![accepted(), programmed(progress)],
-        Verdict::Unusable(why, stands) => {
+    match state {
+        GatewayState::Deployed(progress) => vec![accepted(), programmed(progress)],
+        GatewayState::Unusable(why, existing_object) => {
             let none = || condition("Programmed", false, "Invalid", "no waypoint is made for it");
             vec![
                 condition("Accepted", false, why.reason(), why.to_string()),
-                stands.as_ref().map_or_else(none, programmed),
+                existing_object.as_ref().map_or_else(none, programmed),
             ]
         }
-        Verdict::Taken(what) => vec![
+        GatewayState::NameConflict(what) => vec![
             accepted(),
             condition(
                 "Programmed",
@@ -116,8 +116,8 @@ fn wanted(verdict: &Verdict) -> Vec<Condition> {
                 ),
             ),
         ],
-        // Its other conditions are the other controller's.
-        Verdict::Other(manager) => vec![condition(
+        // The other conditions are the other controller's.
+        GatewayState::ManagedByOther(manager) => vec![condition(
             "ambit.io/Deployed",
             false,
             "ManagedByOther",
@@ -140,15 +140,17 @@ fn programmed(progress: &Progress) -> Condition {
     condition("Programmed", false, reason, message)
 }
 
-/// Its addresses, as soon as a pod was ready behind them. From then on they stay, since bindings hang on them.
-fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
-    let (Verdict::Made(progress) | Verdict::Unusable(_, Some(progress))) = verdict else {
+/// Returns the addresses of the waypoint, once a pod behind them has been ready. From then on they
+/// stay, since bindings depend on them.
+fn addresses(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
+    let (GatewayState::Deployed(progress) | GatewayState::Unusable(_, Some(progress))) = state
+    else {
         return None;
     };
     let Progress {
         hostname,
         ips,
-        outside,
+        load_balancers,
         is_ready,
     } = progress;
     let had = gateway.status.get("addresses").and_then(Value::as_array);
@@ -156,10 +158,10 @@ fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     if ips.is_empty() || !(*is_ready || had) {
         return None;
     }
-    // Clients of the mesh take the first address, or the name.
+    // Clients of the mesh use the first address, or the name.
     let address = |ip: &String| json!({"type": "IPAddress", "value": ip});
     let mut addresses: Vec<_> = ips.iter().map(address).collect();
     addresses.push(json!({"type": "Hostname", "value": hostname}));
-    addresses.extend(outside.iter().map(address));
+    addresses.extend(load_balancers.iter().map(address));
     Some(addresses.into())
 }

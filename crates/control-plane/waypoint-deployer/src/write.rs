@@ -1,4 +1,4 @@
-//! The requests to the API server.
+//! Requests to the API server.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
-    book::{MANAGER, Name, Removal, Write},
+    gateway_table::{MANAGER, Name, Removal, Write},
     release::Release,
-    status::Verdict,
+    status::GatewayState,
 };
 
-/// Description of the class; 64 bytes at most.
+/// Description of the class; at most 64 bytes.
 const DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
 
-/// A kind of the Gateway API.
+/// Returns the API resource of a kind of the Gateway API.
 fn resource(kind: &str, plural: &str) -> ApiResource {
     let group = ambit_k8s_api::gateway::GROUP;
     ApiResource {
@@ -53,16 +53,18 @@ fn resource_of(part: Part) -> ApiResource {
     }
 }
 
-/// Applies objects. Stops at the first one of that name that was not made for a waypoint, and returns it.
+/// Applies objects. Stops at the first existing object of that name that does not belong to a
+/// waypoint, and returns it.
 ///
 /// # Errors
+///
 /// Errors of the API server; 409 for an object that has changed since its write was decided.
 pub(crate) async fn apply(
     client: &Client,
     name: &Name,
     writes: &[Write],
-) -> Result<Option<Verdict>, kube::Error> {
-    // Our own write before makes a new version of what the next one was decided by, too.
+) -> Result<Option<GatewayState>, kube::Error> {
+    // An earlier write of ours changes the version that the next one depends on, too.
     let mut ours = BTreeMap::new();
     for write in writes {
         let resource = resource_of(write.part);
@@ -72,7 +74,7 @@ pub(crate) async fn apply(
             && !is_managed(&there.metadata)
         {
             let what = format!("{} {}/{}", resource.kind, name.namespace, name.name);
-            return Ok(Some(Verdict::Taken(what)));
+            return Ok(Some(GatewayState::NameConflict(what)));
         }
         let params = PatchParams::apply(write.manager).force();
         let mut object = write.object.clone();
@@ -92,18 +94,18 @@ pub(crate) async fn apply(
     Ok(None)
 }
 
-/// Removes our status of a Gateway, so that nothing is bound to it, and deletes its objects.
+/// Removes our part of a Gateway's status, so that nothing is bound to it, and deletes its objects.
 pub(crate) async fn release(
     client: &Client,
     name: &Name,
     removals: &[Removal],
 ) -> Result<(), kube::Error> {
-    // What one applies no more is gone.
+    // Server-side apply removes the fields that are no longer applied.
     status(client, name, &json!({})).await?;
     remove(client, name, removals).await
 }
 
-/// Deletes what was made for a Gateway.
+/// Deletes objects of a Gateway.
 pub(crate) async fn remove(
     client: &Client,
     name: &Name,
@@ -123,7 +125,7 @@ pub(crate) async fn remove(
             )
             .await
         {
-            // It is gone, or another has its name.
+            // The object was deleted, or another one has its name.
             Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
             done => drop(done?),
         }
@@ -152,8 +154,8 @@ pub(crate) async fn status(
     done.map(drop)
 }
 
-/// Makes the class of waypoints. One that another has made meanwhile stays as it is.
-pub(crate) async fn make_class(client: &Client) -> Result<(), kube::Error> {
+/// Creates the class of waypoints. An existing one of another creator stays unchanged.
+pub(crate) async fn create_class(client: &Client) -> Result<(), kube::Error> {
     let resource = classes();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let class = DynamicObject::new(CLASS, &resource).data(json!({
@@ -168,7 +170,8 @@ pub(crate) async fn make_class(client: &Client) -> Result<(), kube::Error> {
     }
 }
 
-/// Says that the class, as of a generation, has a controller, and whether that knows the release of the definitions.
+/// Writes the conditions of the class for a generation: it is accepted, and whether the release of
+/// the Gateway API is known.
 pub(crate) async fn accept_class(
     client: &Client,
     release: &Release,

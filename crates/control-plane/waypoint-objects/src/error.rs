@@ -1,9 +1,9 @@
-//! Errors in parameters of waypoints.
+//! Errors in the ConfigMaps with waypoints' parameters.
 
-/// Why the ConfigMaps of a Gateway are of no use.
+/// Reason why the ConfigMaps of a Gateway cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidParameters {
-    /// Reference to something else than a ConfigMap.
+    /// Reference to an object that is not a ConfigMap.
     #[error(
         "spec.infrastructure.parametersRef: {0} is no ConfigMap: give group \"\", kind ConfigMap and a name"
     )]
@@ -14,7 +14,7 @@ pub enum InvalidParameters {
     /// Overlay that cannot be merged into the object.
     #[error("ConfigMap {map}, key {key}: {place}: {why}")]
     Overlay {
-        /// Namespace and name.
+        /// Namespace and name of the ConfigMap.
         map: String,
         /// Key in the ConfigMap.
         key: &'static str,

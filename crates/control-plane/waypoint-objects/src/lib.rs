@@ -1,5 +1,6 @@
-//! The Kubernetes objects that make a Gateway's waypoint run, as a pure function of the Gateway, the settings of
-//! the installation and the ConfigMaps with overlays. The control plane applies them to a cluster, and the lab runs them.
+//! Kubernetes objects of a Gateway's waypoint, as a pure function of the Gateway, the settings of
+//! the installation and the ConfigMaps with overlays. The control plane applies them to a cluster,
+//! and the lab runs them.
 #![forbid(unsafe_code)]
 
 mod error;

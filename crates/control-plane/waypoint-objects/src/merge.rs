@@ -1,22 +1,23 @@
-//! Strategic merge, as `kubectl patch` does it: maps are merged, `null` removes, lists of objects that have a key are
-//! merged by it, other lists are replaced; `$patch: replace` and `$patch: delete` say otherwise.
+//! Strategic merge, as `kubectl patch` does it: maps are merged, `null` removes a member, lists of
+//! objects that have a merge key are merged by it, other lists are replaced, unless `$patch:
+//! replace` or `$patch: delete` requires otherwise.
 //!
-//! `k8s_openapi::DeepMerge` knows the same keys, but can remove nothing, replaces `nodeSelector` as a whole and takes
-//! ports of two protocols for one; in everything else the tests hold the two against each other.
+//! `k8s_openapi::DeepMerge` has the same keys, but cannot remove members, replaces `nodeSelector`
+//! as a whole and treats ports of two protocols as one; in everything else the tests compare both.
 
 use serde_json::{Map, Value};
 
 use crate::field_path::{FieldError, FieldPath};
 
-/// The directive of a map or of an element of a list.
+/// Key of the directive in a map or in an element of a list.
 pub(crate) const DIRECTIVE: &str = "$patch";
 
-/// Whether a patch removes the whole object.
+/// Returns whether a patch removes the whole object.
 pub(crate) fn deletes(patch: &Value) -> bool {
     patch.get(DIRECTIVE).and_then(Value::as_str) == Some("delete")
 }
 
-/// Lays a patch over an object.
+/// Merges a patch into an object.
 pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), FieldError> {
     let Some(members) = patch.as_object() else {
         return Err(FieldPath::default().wrong("is not a map"));
@@ -121,7 +122,7 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &FieldPath) -> Result<()
     Ok(())
 }
 
-/// An element that only removes an existing one.
+/// Returns whether an element only removes an existing one.
 fn is_replacement(element: &Value) -> bool {
     element.as_object().is_some_and(|members| {
         members.len() == 1 && members.get(DIRECTIVE).and_then(Value::as_str) == Some("replace")
@@ -146,7 +147,7 @@ fn keys(of: &FieldPath) -> Option<Keys> {
     })
 }
 
-/// The key of one element.
+/// Returns the merge key of an element.
 fn key_of(element: &Value, keys: Keys, place: &FieldPath) -> Result<Vec<Value>, FieldError> {
     let part = |name: &&str| match element.get(name) {
         Some(value) if !value.is_null() => Ok(value.clone()),
@@ -170,9 +171,10 @@ mod tests {
         into
     }
 
-    /// The library knows the keys of every list; we know them of some, and remove besides.
+    /// Compares with the library, which has the keys of every list; this module has some, and can
+    /// also remove.
     #[test]
-    fn patches_without_directives_merge_as_the_library_does() {
+    fn patches_without_directives_merge_like_the_library() {
         let pod = |spec: Value| json!({"spec": {"selector": {}, "template": {"spec": spec}}});
         let base = pod(json!({
             "containers": [{"name": "a", "image": "i",
@@ -224,7 +226,7 @@ mod tests {
         let mut object: T = serde_json::from_value(base).unwrap();
         object.merge_from(serde_json::from_value(patch).unwrap());
         let mut value = serde_json::to_value(object).unwrap();
-        // The library writes what kind it is.
+        // The library always serializes the kind.
         let members = value.as_object_mut().unwrap();
         for name in ["apiVersion", "kind", "metadata"] {
             members.remove(name);
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_two_protocols_are_two() {
+    fn ports_of_two_protocols_are_distinct() {
         let base = json!({"ports": [{"port": 53, "name": "t"}, {"port": 53, "protocol": "UDP"}]});
         let patch = json!({"ports": [{"port": 53, "protocol": "UDP", "name": "u"}, {"port": 53, "protocol": "TCP", "$patch": "delete"}]});
         let left = json!({"ports": [{"port": 53, "protocol": "UDP", "name": "u"}]});
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_directives_remove_and_replace() {
+    fn null_and_directives_remove_or_replace() {
         let base = || {
             json!({"spec": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
                 "nodeSelector": {"a": "b"},
@@ -284,7 +286,7 @@ mod tests {
                 "/spec/nodeSelector",
                 Some(json!({"c": "d"})),
             ),
-            // Nulls of what is new say nothing.
+            // Nulls in a new member have no effect.
             (
                 json!({"dnsConfig": {"options": null, "searches": ["s"]}}),
                 "/spec/dnsConfig",
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_named_with_its_place() {
+    fn invalid_patches_are_reported_with_their_path() {
         for (patch, place) in [
             (json!([]), "."),
             (

@@ -1,4 +1,4 @@
-//! All objects of one waypoint, with what they have in common: names, labels, owner.
+//! All objects of one waypoint, with their common names, labels and owner.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,21 @@ use crate::{
     pod::{self, GATEWAY_NAME, HBONE_PORT, READINESS_PORT},
 };
 
-/// Annotation of a Gateway: how many pods its waypoint has.
-const REPLICAS: &str = "ambit.io/waypoint-replicas";
+/// Annotation of a Gateway: number of pods of its waypoint.
+const REPLICAS_ANNOTATION: &str = "ambit.io/waypoint-replicas";
 /// Annotation of a Gateway: the type of its Service.
-const SERVICE_TYPE: &str = "networking.istio.io/service-type";
+const SERVICE_TYPE_ANNOTATION: &str = "networking.istio.io/service-type";
 /// Annotations of a Gateway that rename the generated objects and the service account.
-const OTHER_NAMES: [&str; 2] = [
+const NAME_OVERRIDES: [&str; 2] = [
     "gateway.istio.io/name-override",
     "gateway.istio.io/service-account",
 ];
-/// The longest name of a Service.
-const LONGEST_NAME: usize = 63;
+/// Maximum length of a Service's name.
+const MAX_NAME_LENGTH: usize = 63;
 /// Annotation of the Gateway that refers to its own manifest.
-const OF_THE_MANIFEST: &str = "kubectl.kubernetes.io/";
+const MANIFEST_ANNOTATION_PREFIX: &str = "kubectl.kubernetes.io/";
 
-/// Objects of a waypoint, each in the form of a manifest. All are in the Gateway's namespace, have its name and are
+/// Objects of a waypoint as manifests. All are in the Gateway's namespace, have its name and are
 /// owned by it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaypointObjects {
@@ -39,8 +39,8 @@ pub struct WaypointObjects {
     pub autoscaler: Option<Value>,
     /// PodDisruptionBudget, unless an overlay disables it.
     pub disruption_budget: Option<Value>,
-    /// Whether the Gateway or an overlay sets the number of pods, so that scaling by others is undone.
-    pub says_replicas: bool,
+    /// Whether the Gateway or an overlay sets `replicas`, so that scaling by others is undone.
+    pub sets_replicas: bool,
 }
 
 impl WaypointObjects {
@@ -62,7 +62,7 @@ impl WaypointObjects {
 /// Reason why no waypoint can be deployed for a Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// A Service cannot have its name.
+    /// The Gateway's name is invalid for a Service.
     #[error(
         "the name {0:?} cannot be a Service's: use at most 63 lower-case letters, digits and '-', and a letter first"
     )]
@@ -73,12 +73,13 @@ pub enum Unusable {
     /// Invalid number of replicas.
     #[error("annotation ambit.io/waypoint-replicas: {0:?} is not a number of pods")]
     Replicas(String),
-    /// Invalid type of Service, or one that waypoints cannot have.
+    /// The type of the Service is invalid, or not supported for waypoints.
     #[error(
-        "annotation {SERVICE_TYPE}: {0:?} is no type of a waypoint's Service; there are ClusterIP, NodePort and LoadBalancer"
+        "annotation {SERVICE_TYPE_ANNOTATION}: {0:?} is no type of a waypoint's Service; there are ClusterIP, NodePort and LoadBalancer"
     )]
     ServiceType(String),
-    /// Name that differs from the Gateway's, by which clients identify the waypoint's service account.
+    /// The requested name differs from the Gateway's, by which clients identify the waypoint's
+    /// service account.
     #[error(
         "annotation {0} is not supported: a waypoint is trusted by its account, which has the Gateway's name; rename the Gateway"
     )]
@@ -97,17 +98,18 @@ impl Unusable {
     }
 }
 
-/// The objects of a Gateway's waypoint, with the overlays that concern it.
+/// Builds the objects of a Gateway's waypoint, with the overlays of the Gateway and of its class.
 ///
 /// # Errors
-/// When the Gateway requests an unsupported feature, has a name that its Service cannot have, or when an overlay cannot
-/// be laid over its object.
+///
+/// When the Gateway requests an unsupported feature, has a name that its Service cannot have, or
+/// when an overlay cannot be merged into its object.
 pub fn objects(
     gateway: &Gateway,
     settings: &Settings,
     maps: &ConfigMaps,
 ) -> Result<WaypointObjects, Unusable> {
-    let made = Made::new(gateway, settings)?;
+    let made = ObjectBuilder::new(gateway, settings)?;
     let mut objects = WaypointObjects {
         service_account: made.object(Part::ServiceAccount, json!({})),
         service: made.service(),
@@ -117,14 +119,14 @@ pub fn objects(
             Part::DisruptionBudget,
             json!({"spec": {"maxUnavailable": 1, "selector": made.selector()}}),
         )),
-        says_replicas: annotation(gateway, REPLICAS).is_some(),
+        sets_replicas: annotation(gateway, REPLICAS_ANNOTATION).is_some(),
     };
     made.overlay(&mut objects, maps)?;
     Ok(objects)
 }
 
-/// Gateway with the metadata that all of its objects share.
-struct Made<'a> {
+/// Builder of a waypoint's objects, with the metadata that all of them share.
+struct ObjectBuilder<'a> {
     gateway: &'a Gateway,
     settings: &'a Settings,
     name: &'a str,
@@ -132,11 +134,11 @@ struct Made<'a> {
     service_type: &'a str,
 }
 
-impl<'a> Made<'a> {
+impl<'a> ObjectBuilder<'a> {
     fn new(gateway: &'a Gateway, settings: &'a Settings) -> Result<Self, Unusable> {
         let name = gateway.metadata.name.as_deref().unwrap_or_default();
         let letter = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
-        if !is_dns_name(name, LONGEST_NAME) || !letter || name.contains('.') {
+        if !is_dns_name(name, MAX_NAME_LENGTH) || !letter || name.contains('.') {
             return Err(Unusable::Name(name.to_owned()));
         }
         if let Some(other) = other_name(gateway, name) {
@@ -164,7 +166,7 @@ impl<'a> Made<'a> {
         for overlay in maps.of(self.gateway)? {
             let patch = overlay.read()?;
             let lay = |over: &mut Value, base: &Value| {
-                let laid = overlay.lay(&patch, Some(std::mem::take(over)), base)?;
+                let laid = overlay.apply(&patch, Some(std::mem::take(over)), base)?;
                 *over = laid.unwrap_or_default();
                 Ok::<_, InvalidParameters>(())
             };
@@ -174,15 +176,16 @@ impl<'a> Made<'a> {
                 Part::Deployment => {
                     lay(&mut objects.deployment, &plain.deployment)?;
                     let replicas = patch.pointer("/spec/replicas");
-                    objects.says_replicas |= replicas.is_some_and(|number| !number.is_null());
+                    objects.sets_replicas |= replicas.is_some_and(|number| !number.is_null());
                 }
                 Part::Autoscaler => {
-                    objects.autoscaler = overlay.lay(&patch, objects.autoscaler.take(), &scaler)?;
+                    objects.autoscaler =
+                        overlay.apply(&patch, objects.autoscaler.take(), &scaler)?;
                 }
                 Part::DisruptionBudget => {
                     let base = plain.disruption_budget.as_ref().unwrap_or(&Value::Null);
                     let over = objects.disruption_budget.take();
-                    objects.disruption_budget = overlay.lay(&patch, over, base)?;
+                    objects.disruption_budget = overlay.apply(&patch, over, base)?;
                 }
             }
         }
@@ -223,7 +226,7 @@ impl<'a> Made<'a> {
         for (place, own) in [("/labels", &own.0), ("/annotations", &own.1)] {
             let with = metadata.pointer(place).cloned().unwrap_or_default();
             merge(&mut metadata, place, &json!(own));
-            // What makes it a waypoint's pod stays.
+            // The labels that make a pod part of the waypoint stay.
             merge(&mut metadata, place, &with);
         }
         merge(&mut metadata, "/labels", &self.labels());
@@ -232,7 +235,7 @@ impl<'a> Made<'a> {
             json!({"spec": {
                 "replicas": self.replicas,
                 "selector": self.selector(),
-                // A new pod is ready before an old one goes.
+                // A new pod must be ready before an old one is terminated.
                 "strategy": {
                     "type": "RollingUpdate",
                     "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
@@ -276,7 +279,7 @@ impl<'a> Made<'a> {
         object
     }
 
-    /// The labels of everything.
+    /// Returns the labels of every object.
     fn labels(&self) -> Value {
         json!({MANAGED: MANAGED_BY, GATEWAY_NAME: self.name, GATEWAY_CLASS_NAME: CLASS})
     }
@@ -287,15 +290,16 @@ impl<'a> Made<'a> {
         (own.labels, own.annotations)
     }
 
-    /// Labels and annotations of the objects themselves; if the Gateway sets none, it gives its own. Not to its pods: a
-    /// changed annotation would replace them all.
+    /// Returns labels and annotations of the objects, but not of the pods: if the Gateway's
+    /// `infrastructure` sets none, its own are copied. A changed annotation of the pods would
+    /// replace all of them.
     fn copied(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         if self.gateway.spec.infrastructure.is_some() {
             return self.infrastructure();
         }
         let metadata = &self.gateway.metadata;
         let mut annotations = metadata.annotations.clone().unwrap_or_default();
-        annotations.retain(|name, _| !name.starts_with(OF_THE_MANIFEST));
+        annotations.retain(|name, _| !name.starts_with(MANIFEST_ANNOTATION_PREFIX));
         (metadata.labels.clone().unwrap_or_default(), annotations)
     }
 }
@@ -306,29 +310,29 @@ fn annotation<'a>(gateway: &'a Gateway, name: &str) -> Option<&'a str> {
 }
 
 fn replicas(gateway: &Gateway, settings: &Settings) -> Result<i32, Unusable> {
-    let Some(text) = annotation(gateway, REPLICAS) else {
+    let Some(text) = annotation(gateway, REPLICAS_ANNOTATION) else {
         return Ok(settings.replicas);
     };
     let number = text.parse().ok().filter(|number| *number >= 0);
     number.ok_or_else(|| Unusable::Replicas(text.to_owned()))
 }
 
-/// Clients of the mesh come to the cluster's own address in any case.
+/// Returns the type of the Service. Mesh clients use the cluster IP in any case.
 fn service_type(gateway: &Gateway) -> Result<&str, Unusable> {
-    match annotation(gateway, SERVICE_TYPE) {
+    match annotation(gateway, SERVICE_TYPE_ANNOTATION) {
         None => Ok("ClusterIP"),
         Some(known @ ("ClusterIP" | "NodePort" | "LoadBalancer")) => Ok(known),
         Some(other) => Err(Unusable::ServiceType(other.to_owned())),
     }
 }
 
-/// The annotation that requests another name, if any.
+/// Returns the annotation that requests another name, if there is one.
 fn other_name(gateway: &Gateway, name: &str) -> Option<&'static str> {
-    let mut all = OTHER_NAMES.into_iter();
+    let mut all = NAME_OVERRIDES.into_iter();
     all.find(|one| annotation(gateway, one).is_some_and(|other| other != name))
 }
 
-/// Lays the members of one map over those of another, at a place inside an object.
+/// Merges the members of a map into the map at a path of an object.
 fn merge(object: &mut Value, place: &str, members: &Value) {
     let into = object.pointer_mut(place).and_then(Value::as_object_mut);
     if let (Some(into), Some(members)) = (into, members.as_object()) {

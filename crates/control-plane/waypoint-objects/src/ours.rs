@@ -1,23 +1,23 @@
-//! Which Gateways are ours to run, and which objects were made by us.
+//! Decides which Gateways this control plane manages, and which objects it has created.
 
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Gateway, labels::REVISION, revisions::Revisions};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Label: the class of the Gateway that an object is for.
+/// Label of an object: class of the Gateway that it belongs to.
 pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
-/// The class of waypoints.
+/// Name of the GatewayClass of waypoints.
 pub const CLASS: &str = "istio-waypoint";
-/// The controller of that class.
+/// Controller of that class.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
 /// Label of every generated object: its manager.
 pub const MANAGED: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED`] on a waypoint's objects.
 pub const MANAGED_BY: &str = "istio.io-mesh-controller";
 
-/// Whether a control plane takes care of a Gateway, of whatever class. Namespaces choose a revision, too: `namespace` are
-/// the labels of the Gateway's own.
+/// Returns whether a control plane manages a Gateway, of any class. Namespaces select a revision,
+/// too: `namespace` are the labels of the Gateway's namespace.
 pub fn is_of_revision(
     gateway: &Gateway,
     namespace: &BTreeMap<String, String>,
@@ -29,8 +29,9 @@ pub fn is_of_revision(
     revisions.is_own(own.map(String::as_str), of_namespace.map(String::as_str))
 }
 
-/// Whether a Gateway's waypoint is to be made: its class is that of waypoints, and it does not request an address by host
-/// name, by which it would bring its own Service and its pods.
+/// Returns whether a Gateway's waypoint is deployed automatically: its class is that of waypoints,
+/// and it does not request an address by host name, which means that its Service and pods are
+/// deployed manually.
 pub fn is_deployed(gateway: &Gateway) -> bool {
     let by_hostname = gateway
         .spec
@@ -40,7 +41,8 @@ pub fn is_deployed(gateway: &Gateway) -> bool {
     gateway.spec.gateway_class_name == CLASS && !by_hostname
 }
 
-/// Whether an object was made for a waypoint, by us or by another implementation of the same controller.
+/// Returns whether an object was created for a waypoint, by Ambit or by another implementation of
+/// the same controller.
 pub fn is_managed(metadata: &ObjectMeta) -> bool {
     let labels = metadata.labels.as_ref();
     labels
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn revision_decides_and_a_gateway_goes_before_its_namespace() {
+    fn own_revision_label_precedes_that_of_the_namespace() {
         let none = BTreeMap::new();
         let canary = BTreeMap::from([(REVISION.to_owned(), "canary".to_owned())]);
         for (own, namespace, revision, ours) in [
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_by_host_name_means_that_the_waypoint_is_brought_along() {
+    fn gateway_with_a_host_name_address_is_not_deployed() {
         let mut gateway = gateway(CLASS, None);
         gateway.spec.addresses = vec![GatewayAddress {
             type_: Some("IPAddress".into()),

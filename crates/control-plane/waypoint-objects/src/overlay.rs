@@ -1,4 +1,4 @@
-//! One overlay: read, checked, laid over an object, and the result checked.
+//! One overlay: parses and validates it, merges it into an object, and validates the result.
 
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -16,7 +16,7 @@ use crate::{
     permitted,
 };
 
-/// A text of a ConfigMap.
+/// Overlay in a ConfigMap, as text.
 pub(crate) struct Overlay<'a> {
     /// Namespace and name of the ConfigMap.
     pub(crate) map: String,
@@ -25,13 +25,14 @@ pub(crate) struct Overlay<'a> {
 }
 
 impl Overlay<'_> {
-    /// Parsed contents of the overlay.
+    /// Returns the parsed overlay.
     pub(crate) fn read(&self) -> Result<Value, InvalidParameters> {
         read(self.text).map_err(|wrong| self.invalid(wrong))
     }
 
-    /// The object with this overlay applied; `None`: the overlay removes it. `base`: the default object.
-    pub(crate) fn lay(
+    /// Merges the overlay into the object; returns `None` if the overlay removes it. `base` is the
+    /// default object.
+    pub(crate) fn apply(
         &self,
         overlay: &Value,
         over: Option<Value>,
@@ -64,14 +65,14 @@ impl Overlay<'_> {
         let mut object = over.unwrap_or_else(|| base.clone());
         merge(&mut object, overlay)?;
         if self.part == Part::DisruptionBudget {
-            give_way(&mut object, overlay);
+            remove_excluded_field(&mut object, overlay);
         }
         check(self.part, &object)?;
         Ok(Some(object))
     }
 }
 
-/// `yes` and `on` are strings, not booleans: a label may have such a value.
+/// Parses YAML in which `yes` and `on` are strings, not booleans: a label may have such a value.
 fn read(text: &str) -> Result<Value, FieldError> {
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
     let value = serde_saphyr::from_str_with_options(text, options).map_err(|error| FieldError {
@@ -86,8 +87,9 @@ fn read(text: &str) -> Result<Value, FieldError> {
     }
 }
 
-/// Kubernetes takes one of the two fields of a budget: an overlay's field replaces the other.
-fn give_way(budget: &mut Value, overlay: &Value) {
+/// Removes a budget's field that excludes the overlay's one: Kubernetes accepts only one of the
+/// two.
+fn remove_excluded_field(budget: &mut Value, overlay: &Value) {
     let field_of = |field: &str| {
         let value = overlay.get("spec").and_then(|spec| spec.get(field));
         value.is_some_and(|value| !value.is_null())
@@ -103,7 +105,7 @@ fn give_way(budget: &mut Value, overlay: &Value) {
     }
 }
 
-/// Whether an object is one that Kubernetes reads, without unknown fields.
+/// Checks that Kubernetes can parse the object, without unknown fields.
 fn check(part: Part, object: &Value) -> Result<(), FieldError> {
     match part {
         Part::ServiceAccount => typed::<ServiceAccount>(object),
@@ -146,28 +148,29 @@ fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), FieldErr
     })?;
     let written = serde_json::to_value(read)
         .map_err(|error| FieldPath::default().wrong(error.to_string()))?;
-    match lost(object, &written, &FieldPath::default()) {
+    match first_lost_member(object, &written, &FieldPath::default()) {
         Some(place) => Err(place.wrong("is no field of this kind")),
         None => Ok(()),
     }
 }
 
-/// The first member that reading and writing an object loses.
-fn lost(before: &Value, after: &Value, place: &FieldPath) -> Option<FieldPath> {
+/// Returns the first member that parsing and serializing an object loses.
+fn first_lost_member(before: &Value, after: &Value, place: &FieldPath) -> Option<FieldPath> {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(name, value)| {
             let place = place.member(name);
             match after.get(name) {
-                Some(after) => lost(value, after, &place),
+                Some(after) => first_lost_member(value, after, &place),
                 None if value.is_null() => None,
                 None => Some(place),
             }
         }),
         (Value::Array(before), Value::Array(after)) => {
             let pairs = before.iter().zip(after).enumerate();
-            let mut lost = pairs
-                .filter_map(|(index, (before, after))| lost(before, after, &place.element(index)));
-            lost.next()
+            let mut first_lost_member = pairs.filter_map(|(index, (before, after))| {
+                first_lost_member(before, after, &place.element(index))
+            });
+            first_lost_member.next()
         }
         _ => None,
     }

@@ -1,4 +1,4 @@
-//! The ConfigMaps with overlays: those that Gateways refer to, and those for all waypoints.
+//! ConfigMaps with overlays: those that Gateways refer to, and those for all waypoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{CLASS, Part, error::InvalidParameters, overlay::Overlay};
 
-/// Label of a ConfigMap of the system namespace: the class for whose Gateways it holds overlays.
+/// Label of a ConfigMap in the system namespace: GatewayClass that its overlays are for.
 const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
 
 /// Namespace and name.
@@ -23,7 +23,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Parameters in a ConfigMap.
+    /// Returns the parameters in a ConfigMap.
     pub fn of(map: &ConfigMap) -> Self {
         let text = |part: Part| Some((part, map.data.as_ref()?.get(part.key())?.as_str().into()));
         let labels = map.metadata.labels.as_ref();
@@ -45,7 +45,7 @@ pub struct ConfigMaps {
 }
 
 impl ConfigMaps {
-    /// Parameters without any entry.
+    /// Creates an empty set of ConfigMaps.
     pub fn new(system_namespace: &str) -> Self {
         Self {
             system: system_namespace.into(),
@@ -54,7 +54,7 @@ impl ConfigMaps {
         }
     }
 
-    /// A ConfigMap is this, or is gone. Returns whether that may concern every waypoint.
+    /// Updates or removes a ConfigMap. Returns whether that may affect every waypoint.
     pub fn set(&mut self, namespace: &str, name: &str, to: Option<Parameters>) -> bool {
         let key: Name = (namespace.into(), name.into());
         let was_default = self.defaults.remove(&key);
@@ -71,7 +71,8 @@ impl ConfigMaps {
             && (was_default != is_default || before.as_ref() != self.all.get(&key))
     }
 
-    /// The overlays of a Gateway's objects: first those for all, in the order of their names, then its own.
+    /// Returns the overlays of a Gateway's objects: first those for all, in the order of their
+    /// names, then its own.
     pub(crate) fn of(&self, gateway: &Gateway) -> Result<Vec<Overlay<'_>>, InvalidParameters> {
         let mut names: Vec<_> = self.defaults.iter().cloned().collect();
         names.extend(reference(gateway)?);
@@ -92,13 +93,13 @@ impl ConfigMaps {
     }
 }
 
-/// Whether a Gateway refers to a ConfigMap.
+/// Returns whether a Gateway refers to a ConfigMap.
 pub fn refers_to(gateway: &Gateway, namespace: &str, name: &str) -> bool {
     let to = reference(gateway).ok().flatten();
     to.is_some_and(|(of, it)| *of == *namespace && *it == *name)
 }
 
-/// Returns the ConfigMap of the Gateway's namespace that it refers to.
+/// Returns the ConfigMap that a Gateway refers to, in its namespace.
 fn reference(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
     let infrastructure = gateway.spec.infrastructure.as_ref();
     let Some(to) = infrastructure.and_then(|own| own.parameters_ref.as_ref()) else {

@@ -1,4 +1,4 @@
-//! The objects of a waypoint, by what they are.
+//! Kinds of a waypoint's objects.
 
 /// One of the objects of a waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,6 +1,7 @@
-//! Permitted changes of overlays. A user who may write a ConfigMap and a Gateway need not be allowed to run programs in
-//! the namespace, and a waypoint is trusted beyond its namespace: so an overlay sets placement, number and resources of
-//! its pods, and never their programs, identity, or source of keys. What is not listed here is refused.
+//! Permitted changes by overlays. A user who may write a ConfigMap and a Gateway need not be
+//! allowed to run programs in the namespace, and a waypoint is trusted beyond its namespace: so an
+//! overlay may set placement, number and resources of its pods, and never their programs, identity,
+//! or source of keys. Any field that is not listed here is rejected.
 
 use serde_json::{Map, Value};
 
@@ -14,7 +15,7 @@ use crate::{
 };
 use ambit_k8s_api::labels::DATAPLANE_MODE;
 
-/// Labels by which an object is known as a waypoint's.
+/// Labels that mark an object as a waypoint's.
 const LABELS: [&str; 5] = [
     MANAGED,
     GATEWAY_NAME,
@@ -22,7 +23,8 @@ const LABELS: [&str; 5] = [
     DATAPLANE_MODE,
     "sidecar.istio.io/inject",
 ];
-/// Environment variables that overlays may set: ones without effect on identities, keys and trust.
+/// Environment variables that overlays may set, since they have no effect on identities, keys and
+/// trust.
 const VARIABLES: [&str; 11] = [
     "RUST_LOG",
     "LOG_FORMAT",
@@ -37,7 +39,7 @@ const VARIABLES: [&str; 11] = [
     "AMBIT_CANCEL_ON_HALF_CLOSE",
 ];
 /// Prefixes of permitted environment variables.
-const VARIABLES_OF: [&str; 6] = [
+const VARIABLE_PREFIXES: [&str; 6] = [
     "AMBIT_ACCESS_LOG",
     "AMBIT_MAX_SETUPS_",
     "HTTP2_",
@@ -45,10 +47,11 @@ const VARIABLES_OF: [&str; 6] = [
     "OTEL_",
     "POOL_",
 ];
-/// Below these, files may be mounted: nothing there is a program, a library, or read unasked.
-const MOUNTS: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
+/// Directories below which files may be mounted: they have no program, no library, and no file that
+/// is read without configuration.
+const MOUNT_DIRECTORIES: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 
-/// Rule about permitted values of one field.
+/// Rule about the permitted values of a field.
 enum Rule {
     /// Any value, including removal.
     Any,
@@ -56,7 +59,7 @@ enum Rule {
     Fields(&'static [(&'static str, Self)]),
     /// Unchanged value only, for overlays with complete objects.
     Same,
-    /// Any labels but ours.
+    /// Any labels except those that mark the waypoint.
     Labels,
     /// One of these values.
     OneOf(&'static [&'static str]),
@@ -69,7 +72,7 @@ struct List {
     is_allowed: fn(&Value) -> Result<(), &'static str>,
     element: Rule,
     /// Whether elements may be removed or replaced.
-    may_go: bool,
+    may_be_removed: bool,
 }
 
 const METADATA: Rule = Rule::Fields(&[
@@ -106,7 +109,7 @@ const SERVICE: &[(&str, Rule)] = &[(
                 key: "port",
                 is_allowed: port,
                 element: Rule::Any,
-                may_go: true,
+                may_be_removed: true,
             }),
         ),
     ]),
@@ -164,7 +167,7 @@ const POD: &[(&str, Rule)] = &[
             key: "name",
             is_allowed: container,
             element: Rule::Fields(PROXY),
-            may_go: false,
+            may_be_removed: false,
         }),
     ),
     (
@@ -180,7 +183,7 @@ const POD: &[(&str, Rule)] = &[
                 ("persistentVolumeClaim", Rule::Any),
                 ("secret", Rule::Any),
             ]),
-            may_go: true,
+            may_be_removed: true,
         }),
     ),
 ];
@@ -206,7 +209,7 @@ const PROXY: &[(&str, Rule)] = &[
             key: "name",
             is_allowed: variable,
             element: Rule::Fields(&[("name", Rule::Any), ("value", Rule::Any)]),
-            may_go: true,
+            may_be_removed: true,
         }),
     ),
     (
@@ -215,12 +218,13 @@ const PROXY: &[(&str, Rule)] = &[
             key: "mountPath",
             is_allowed: mount,
             element: Rule::Any,
-            may_go: true,
+            may_be_removed: true,
         }),
     ),
 ];
 
-/// Never `exec`, which would run a program, and no other host, which kubelet would call.
+/// Permitted probes: never `exec`, which would run a program, and no other host, which the kubelet
+/// would call.
 const PROBE: Rule = Rule::Fields(&[
     ("failureThreshold", Rule::Any),
     (
@@ -260,7 +264,7 @@ const DISRUPTION_BUDGET: &[(&str, Rule)] = &[(
     ]),
 )];
 
-/// Checks an overlay of one of a waypoint's objects, as it is without it.
+/// Checks an overlay of one of a waypoint's objects; `base` is the object without it.
 pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), FieldError> {
     let own = match part {
         Part::ServiceAccount => SERVICE_ACCOUNT,
@@ -323,7 +327,8 @@ fn judge(
     }
 }
 
-/// Map at a place that can be neither removed nor replaced, since it holds things that must stay.
+/// Returns the map at a path where the map itself can be neither removed nor replaced, since some
+/// members must stay.
 fn map<'a>(value: &'a Value, place: &FieldPath) -> Result<&'a Map<String, Value>, FieldError> {
     let members = value
         .as_object()
@@ -357,7 +362,7 @@ fn elements(list: &List, value: &Value, place: &FieldPath) -> Result<(), FieldEr
         })?;
         (list.is_allowed)(key).map_err(|why| place.member(list.key).wrong(why))?;
         let mut element = element.clone();
-        if list.may_go
+        if list.may_be_removed
             && let Some(members) = element.as_object_mut()
         {
             members.remove(DIRECTIVE);
@@ -389,7 +394,7 @@ fn volume(name: &Value) -> Result<(), &'static str> {
 fn variable(name: &Value) -> Result<(), &'static str> {
     let name = name.as_str().unwrap_or_default();
     let is_known = VARIABLES.contains(&name)
-        || VARIABLES_OF
+        || VARIABLE_PREFIXES
             .iter()
             .any(|beginning| name.starts_with(beginning));
     allowed(
@@ -400,7 +405,7 @@ fn variable(name: &Value) -> Result<(), &'static str> {
 
 fn mount(path: &Value) -> Result<(), &'static str> {
     let path = path.as_str().unwrap_or_default();
-    let is_below = MOUNTS.iter().any(|dir| path.starts_with(dir));
+    let is_below = MOUNT_DIRECTORIES.iter().any(|dir| path.starts_with(dir));
     let climbs = path.split('/').any(|part| part == "..");
     allowed(
         is_below && !climbs,

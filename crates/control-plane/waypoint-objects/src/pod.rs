@@ -1,4 +1,4 @@
-//! A waypoint's pod.
+//! Pod template of a waypoint.
 
 use serde_json::{Map, Value, json};
 
@@ -7,21 +7,21 @@ use ambit_k8s_api::labels::{
     CANONICAL_NAME, CANONICAL_REVISION, DATAPLANE_MODE, DATAPLANE_MODE_NONE, POD_TEMPLATE_HASH,
 };
 
-/// Label of a waypoint's pods: the name of their Gateway.
+/// Label of a waypoint's pods: name of their Gateway.
 pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 /// Port on which waypoints accept tunnels.
 pub const HBONE_PORT: u16 = 15008;
-/// Port of its readiness probe.
+/// Port of the readiness probe.
 pub(crate) const READINESS_PORT: u16 = 15021;
 const METRICS_PORT: u16 = 15020;
 /// Lifetime of a token, in seconds; Kubernetes renews it long before.
-const TOKEN_LIFETIME: u32 = 43_200;
-/// Variable with the pod's termination grace period.
-const GRACE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
-/// The name of the one container.
+const TOKEN_LIFETIME_SECONDS: u32 = 43_200;
+/// Environment variable with the pod's termination grace period.
+const GRACE_PERIOD_VARIABLE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
+/// Name of the only container.
 pub(crate) const CONTAINER: &str = "istio-proxy";
-/// The volumes that it has: the token and the roots by which it gets its certificates, room, revocation lists, and the
-/// socket of a SPIFFE agent.
+/// Names of the volumes: the token and the root certificates for requests to the CA, scratch space,
+/// revocation lists, trust domains, and the socket of a SPIFFE agent.
 pub(crate) const VOLUMES: [&str; 6] = [
     "istio-token",
     "istiod-ca-cert",
@@ -31,23 +31,23 @@ pub(crate) const VOLUMES: [&str; 6] = [
     "spiffe-workload-api",
 ];
 /// Directory of the Workload API's socket.
-const WORKLOAD_API: &str = "/var/run/spiffe";
-/// An account without rights.
-const USER: u32 = 1337;
+const WORKLOAD_API_DIRECTORY: &str = "/var/run/spiffe";
+/// Unprivileged user id.
+const USER_ID: u32 = 1337;
 
-/// The labels of a waypoint's pods, but for those of every object of the waypoint.
+/// Returns the labels of a waypoint's pods, except those of every object of the waypoint.
 pub(crate) fn labels(gateway: &str) -> Value {
     json!({
         GATEWAY_NAME: gateway,
         CANONICAL_NAME: gateway,
         CANONICAL_REVISION: "latest",
-        // It has its own identity and certificates; its connections are not captured.
+        // The waypoint has its own identity and certificates; its connections are not captured.
         DATAPLANE_MODE: DATAPLANE_MODE_NONE,
         "sidecar.istio.io/inject": "false",
     })
 }
 
-/// The annotations of a waypoint's pods.
+/// Returns the annotations of a waypoint's pods.
 pub(crate) fn annotations() -> Value {
     json!({
         "prometheus.io/scrape": "true",
@@ -56,7 +56,7 @@ pub(crate) fn annotations() -> Value {
     })
 }
 
-/// Specification of the pod.
+/// Returns the specification of the pod.
 pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Value {
     let secrets: Vec<_> = settings
         .image_pull_secrets
@@ -65,11 +65,11 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
         .collect();
     let mut spec = json!({
         "serviceAccountName": gateway,
-        // It never talks to the API server; the token for the control plane is a volume.
+        // The waypoint never calls the API server; the token for the control plane is a volume.
         "automountServiceAccountToken": false,
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": {
-            "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+            "runAsNonRoot": true, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
             "seccompProfile": settings.seccomp_profile,
         },
         "imagePullSecrets": secrets,
@@ -98,7 +98,7 @@ fn container(gateway: &str, settings: &Settings) -> Value {
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
             {"name": "status-port", "containerPort": READINESS_PORT, "protocol": "TCP"},
         ],
-        // Whether it runs, not whether it is ready: a restart brings no control plane back that it waits for.
+        // Liveness, not readiness: a restart would not end the wait for a control plane.
         "startupProbe": {
             "tcpSocket": {"port": READINESS_PORT},
             "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 60,
@@ -134,7 +134,7 @@ fn mounts(settings: &Settings) -> Vec<Value> {
     }
     if settings.spiffe.is_some() {
         mounts.push(
-            json!({"name": "spiffe-workload-api", "mountPath": WORKLOAD_API, "readOnly": true}),
+            json!({"name": "spiffe-workload-api", "mountPath": WORKLOAD_API_DIRECTORY, "readOnly": true}),
         );
     }
     mounts
@@ -179,7 +179,8 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         other => other,
     };
     let workload_api = settings.spiffe.as_ref();
-    let workload_api = workload_api.map(|api| format!("unix://{WORKLOAD_API}/{}", api.socket));
+    let workload_api =
+        workload_api.map(|api| format!("unix://{WORKLOAD_API_DIRECTORY}/{}", api.socket));
     let fixed = [
         ("GATEWAY_NAME", gateway),
         ("XDS_ADDRESS", &settings.control_address),
@@ -201,7 +202,7 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         ("CLUSTER_ID", &settings.cluster_id),
         ("CLUSTER_DOMAIN", &settings.cluster_domain),
         ("NETWORK", &settings.network),
-        (GRACE, &grace),
+        (GRACE_PERIOD_VARIABLE, &grace),
         ("AMBIT_METRICS_PRINCIPALS", principals.unwrap_or_default()),
         ("RUST_LOG", &settings.log_level),
         ("LOG_FORMAT", format),
@@ -215,7 +216,7 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         .env
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
-    // Server-side apply knows variables by name: each only once.
+    // Server-side apply identifies variables by name, so that names must be unique.
     env.retain(|one| {
         let name = one.get("name").and_then(Value::as_str);
         name.is_none_or(|name| !settings.env.contains_key(name))
@@ -233,23 +234,23 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
 fn volumes(settings: &Settings) -> Vec<Value> {
     let [token_name, roots, domains, room, revoked, workload_api] = VOLUMES;
     let token = json!({
-        "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME,
+        "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME_SECONDS,
     });
     let mut volumes = vec![
         json!({"name": token_name, "projected": {"sources": [{"serviceAccountToken": token}]}}),
         json!({"name": roots, "configMap": {"name": "istio-ca-root-cert"}}),
-        // The control plane makes it only where other trust domains are accepted.
+        // The control plane creates the ConfigMap only if other trust domains are accepted.
         json!({"name": domains, "configMap": {"name": "ambit-trust-domains", "optional": true}}),
         json!({"name": room, "emptyDir": {}}),
     ];
     if settings.peer_ca_crl {
-        // The control plane makes it only where there is a list.
+        // The control plane creates the ConfigMap only if there is a revocation list.
         volumes.push(
             json!({"name": revoked, "configMap": {"name": "istio-ca-crl", "optional": true}}),
         );
     }
     if let Some(api) = &settings.spiffe {
-        // The agent makes its socket anew when it starts.
+        // The agent recreates its socket when it starts.
         volumes.push(match api.csi_driver.as_str() {
             "" => json!({
                 "name": workload_api,
@@ -276,10 +277,10 @@ fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
     constraints
 }
 
-/// Away from the zones of the waypoint's other pods, unless the settings say how pods are spread. Nodes without zones are
-/// all the same to it.
+/// Returns the affinity: pods avoid the zones of the waypoint's other pods, unless the settings say
+/// how pods are spread. Nodes without zones are equal to it.
 ///
-/// It has no `matchLabelKeys`, which API servers before Kubernetes 1.29 refuse.
+/// Without `matchLabelKeys`, which API servers before Kubernetes 1.29 reject.
 fn affinity(selector: &Value, settings: &Settings) -> Map<String, Value> {
     let mut affinity = settings.affinity.clone();
     if settings.topology_spread_constraints.is_empty() {
@@ -325,14 +326,18 @@ pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settin
     }
     let env = spec.pointer_mut("/containers/0/env");
     let env = env.and_then(Value::as_array_mut).into_iter().flatten();
-    for variable in env.filter(|variable| variable.get("name").is_some_and(|name| name == GRACE)) {
+    for variable in env.filter(|variable| {
+        variable
+            .get("name")
+            .is_some_and(|name| name == GRACE_PERIOD_VARIABLE)
+    }) {
         if let Some(value) = variable.get_mut("value") {
             *value = grace.to_string().into();
         }
     }
 }
 
-/// Removes empty values, so that applying the object claims no field for nothing.
+/// Removes empty values, so that server-side apply claims no field for nothing.
 fn drop_empty(object: &mut Value) {
     let Some(members) = object.as_object_mut() else {
         return;

@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The settings of all waypoints of an installation; the chart writes them in this form.
+/// Settings of all waypoints of an installation, in the format that the chart writes.
 ///
-/// Parts of Kubernetes' own types are passed on as they are given.
+/// Values of Kubernetes' own types are passed on unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Settings {
-    /// The container's image.
+    /// Image of the container.
     pub image: String,
     /// Image pull policy; empty leaves it to Kubernetes.
     pub image_pull_policy: String,
     /// Secrets with credentials for the registry.
     pub image_pull_secrets: Vec<String>,
-    /// The program; empty means the image's own.
+    /// Command of the container; empty uses the image's own.
     pub command: Vec<String>,
     /// Number of pods of a waypoint.
     pub replicas: i32,
@@ -27,43 +27,44 @@ pub struct Settings {
     pub node_selector: BTreeMap<String, String>,
     /// Tolerations of the pods.
     pub tolerations: Vec<Value>,
-    /// Affinity of the pods; without pod affinity, pods avoid each other's zones, if spreading is the default.
+    /// Affinity of the pods; without pod affinity, pods prefer different zones, if spreading is the
+    /// default.
     pub affinity: Map<String, Value>,
     /// Topology spread constraints without selectors; empty spreads pods over nodes and zones.
     pub topology_spread_constraints: Vec<Value>,
-    /// The seccomp profile.
+    /// Seccomp profile of the container.
     pub seccomp_profile: Value,
-    /// Drain time of a terminating waypoint; it ends sooner when no work is left.
+    /// Maximum drain time of a terminating waypoint; it exits earlier when no connections are left.
     pub termination_grace_period_seconds: u32,
     /// URL of the xDS server.
     pub control_address: String,
     /// URL of the CA; empty uses the control plane.
     pub ca_address: String,
-    /// Socket of SPIFFE's Workload API, from which certificates come in place of the CA.
+    /// Socket of SPIFFE's Workload API, which issues certificates instead of the CA.
     pub spiffe: Option<WorkloadApi>,
-    /// SPIFFE id that reads flow events for users.
+    /// SPIFFE id of the client that reads flow events on behalf of users.
     pub flow_reader: Option<String>,
-    /// Whether peers are refused whose certificates the ConfigMap `istio-ca-crl` revokes.
+    /// Whether peers are rejected whose certificates the ConfigMap `istio-ca-crl` revokes.
     pub peer_ca_crl: bool,
-    /// Trust domain of every identity.
+    /// Trust domain of the mesh's identities.
     pub trust_domain: String,
     /// Name of the cluster.
     pub cluster_id: String,
-    /// Domain of services.
+    /// DNS domain of the cluster's services.
     pub cluster_domain: String,
     /// Name of the network; empty for a single network.
     pub network: String,
-    /// Whether metrics name the identities of both ends.
+    /// Whether metrics have the identities of both sides as labels.
     pub metrics_principals: bool,
     /// Collector to which waypoints push their metrics and logs.
     pub open_telemetry: OpenTelemetry,
     /// Log level of waypoints.
     pub log_level: String,
-    /// Log as JSON.
+    /// Whether logs are formatted as JSON.
     pub log_as_json: bool,
-    /// Permitted protocols of HTTP/1.1's `Upgrade`.
+    /// Permitted protocols of the HTTP/1.1 header `Upgrade`.
     pub upgrades: Vec<String>,
-    /// Further environment variables, after and so over ours.
+    /// Further environment variables, which override the generated ones.
     pub env: BTreeMap<String, String>,
     /// Paths of files in the container.
     pub files: Files,
@@ -81,7 +82,7 @@ pub struct OpenTelemetry {
     pub metrics: bool,
     /// Whether logs are exported.
     pub logs: bool,
-    /// Headers of each export.
+    /// Secret with the headers of each export.
     pub headers_secret: SecretKey,
 }
 
@@ -109,11 +110,11 @@ pub struct WorkloadApi {
     pub socket: String,
 }
 
-/// Key of a Secret in the namespace of each waypoint, which need not exist.
+/// Key of a Secret in the namespace of each waypoint; the Secret is optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct SecretKey {
-    /// Name of the Secret; empty without one.
+    /// Name of the Secret; empty for none.
     pub name: String,
     /// Key within the Secret.
     pub key: String,
@@ -123,13 +124,13 @@ pub struct SecretKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Files {
-    /// The service account's token.
+    /// Path of the service account token.
     pub token: String,
-    /// The mesh's root certificate.
+    /// Path of the mesh's root certificate.
     pub root_cert: String,
-    /// The revocation lists.
+    /// Path of the revocation lists.
     pub crl: String,
-    /// The accepted trust domains.
+    /// Path of the accepted trust domains.
     pub trust_domains: String,
 }
 

@@ -1,4 +1,5 @@
-//! The objects in full, for reviewers of a change to them, and what no Gateway can change.
+//! Snapshots of the complete objects, for reviewers of a change to them, and tests of the parts
+//! that a Gateway cannot change.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -37,14 +38,14 @@ fn ordinary() -> WaypointObjects {
 }
 
 #[test]
-fn an_ordinary_waypoint() {
+fn default_waypoint_objects() {
     let made = ordinary();
     let all: Vec<_> = made.all().into_iter().map(|(_, object)| object).collect();
     insta::assert_yaml_snapshot!("ordinary", all);
 }
 
 #[test]
-fn every_setting_has_its_place() {
+fn waypoint_objects_with_all_settings() {
     let settings = json!({
         "image": "registry/waypoint:1", "imagePullPolicy": "Always", "imagePullSecrets": ["registry"],
         "replicas": 3, "resources": {"requests": {"cpu": "100m"}},
@@ -64,9 +65,9 @@ fn every_setting_has_its_place() {
     insta::assert_yaml_snapshot!("every_setting", made.deployment["spec"]);
 }
 
-/// The `topologySpreadConstraints` of kube-scheduler count no node that lacks one of their keys.
+/// kube-scheduler's `topologySpreadConstraints` exclude nodes that lack one of the keys.
 #[test]
-fn nodes_spread_pods_by_what_every_node_has_and_zones_by_affinity() {
+fn pods_spread_over_nodes_by_constraint_and_zones_by_affinity() {
     let pod = |settings: Value| {
         let settings: Settings = serde_json::from_value(settings).unwrap();
         let made = objects(&gateway(json!({}), json!({})), &settings).unwrap();
@@ -80,7 +81,7 @@ fn nodes_spread_pods_by_what_every_node_has_and_zones_by_affinity() {
     let term = usual.pointer(zones).unwrap();
     assert_eq!(term["topologyKey"], "topology.kubernetes.io/zone");
     assert_eq!(term["labelSelector"], constraints[0]["labelSelector"]);
-    // Node affinity keeps it, pod affinity or spread constraints replace it.
+    // Node affinity keeps the default; pod affinity or spread constraints replace it.
     let nodes = pod(json!({"affinity": {"nodeAffinity": {"a": 1}}}));
     assert_eq!(nodes["affinity"]["nodeAffinity"], json!({"a": 1}));
     assert_eq!(nodes.pointer(zones), Some(term));
@@ -90,9 +91,10 @@ fn nodes_spread_pods_by_what_every_node_has_and_zones_by_affinity() {
     assert_eq!(spread.get("affinity"), None);
 }
 
-/// No probe that restarts a waypoint depends on its readiness: it may wait for a control plane for however long.
+/// Checks that no probe which restarts a waypoint depends on its readiness: a waypoint may wait for
+/// a control plane for any time.
 #[test]
-fn no_probe_restarts_a_waypoint_that_is_not_ready() {
+fn liveness_does_not_depend_on_readiness() {
     let made = ordinary();
     let container = &made.deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(
@@ -109,7 +111,7 @@ fn no_probe_restarts_a_waypoint_that_is_not_ready() {
 
 /// Checks that Kubernetes accepts the objects: no unknown field, no wrong type.
 #[test]
-fn objects_are_what_kubernetes_reads() {
+fn objects_parse_strictly_as_kubernetes_types() {
     let made = ordinary();
     for (kind, value) in [
         (Kind::ServiceAccount, &made.service_account),
@@ -119,7 +121,7 @@ fn objects_are_what_kubernetes_reads() {
         let object = Object::from_value(kind, value).unwrap();
         assert_eq!(object.key().to_string(), format!("{kind} shop/waypoint"));
     }
-    // Nothing is lost in reading: no field is misspelt.
+    // Parsing loses nothing: no field is misspelt.
     let typed: Deployment = serde_json::from_value(made.deployment.clone()).unwrap();
     assert_eq!(serde_json::to_value(typed).unwrap(), made.deployment);
 }
@@ -176,7 +178,7 @@ fn gateway_labels_are_copied_but_not_to_its_pods() {
 }
 
 #[test]
-fn a_gateway_may_say_how_many_pods_it_wants_and_none_is_a_number() {
+fn gateway_sets_the_number_of_replicas() {
     let annotated = |text: &str| {
         let annotations = json!({"annotations": {"ambit.io/waypoint-replicas": text}});
         let made = objects(&gateway(annotations, json!({})), &Settings::default());
@@ -191,7 +193,7 @@ fn a_gateway_may_say_how_many_pods_it_wants_and_none_is_a_number() {
 }
 
 #[test]
-fn a_gateway_may_choose_its_services_type_and_say_its_own_name() {
+fn gateway_sets_the_service_type_and_repeats_its_name() {
     let of = |annotations: Value| {
         let gateway = gateway(json!({"annotations": annotations}), json!({}));
         objects(&gateway, &Settings::default()).unwrap().service["spec"]["type"].clone()
@@ -208,7 +210,7 @@ fn a_gateway_may_choose_its_services_type_and_say_its_own_name() {
 }
 
 #[test]
-fn impossible_objects_are_reported() {
+fn unusable_gateways_are_reported() {
     for name in ["a.b", "1a", &"a".repeat(64)] {
         let made = objects(
             &gateway(json!({"name": name}), json!({})),
@@ -239,7 +241,7 @@ fn impossible_objects_are_reported() {
 }
 
 #[test]
-fn a_ca_of_its_own_and_revocation_lists_reach_the_container() {
+fn ca_address_and_crl_reach_the_container() {
     let settings = |change: Value| serde_json::from_value::<Settings>(change).unwrap();
     let pod = |settings: &Settings| {
         let made = objects(&gateway(json!({}), json!({})), settings).unwrap();
@@ -290,7 +292,7 @@ fn a_ca_of_its_own_and_revocation_lists_reach_the_container() {
 }
 
 #[test]
-fn waypoints_mount_the_workload_api_and_know_its_socket() {
+fn waypoints_mount_the_workload_api_socket() {
     for (driver, volume) in [
         (
             "csi.spiffe.io",

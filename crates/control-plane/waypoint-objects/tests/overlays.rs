@@ -1,4 +1,4 @@
-//! ConfigMaps laid over the objects of a waypoint.
+//! Tests of ConfigMaps that are merged into the objects of a waypoint.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -57,7 +57,7 @@ fn wrong(key: &str, text: &str) -> String {
 }
 
 #[test]
-fn each_key_is_laid_over_the_object_of_its_kind() {
+fn each_overlay_is_merged_into_the_object_of_its_kind() {
     let deployment = "
 metadata: {annotations: {a: b}}
 spec:
@@ -85,7 +85,7 @@ spec:
         ("other", "{"),
     ]);
     let made = made.unwrap();
-    assert!(made.says_replicas);
+    assert!(made.sets_replicas);
     assert_eq!(made.autoscaler, None);
     assert_eq!(made.deployment["metadata"]["annotations"]["a"], "b");
     assert_eq!(made.deployment["spec"]["replicas"], 5);
@@ -105,7 +105,7 @@ spec:
         value
     };
     assert_eq!(value("RUST_LOG"), "debug");
-    // The program goes by what the pod is given.
+    // The program's setting follows the pod's field.
     assert_eq!(value("TERMINATION_GRACE_PERIOD_SECONDS"), "5");
     let constraints = pod["topologySpreadConstraints"].as_array().unwrap();
     assert_eq!(constraints.len(), 2);
@@ -163,7 +163,7 @@ fn requested_autoscaler_sets_the_number_of_pods() {
 }
 
 #[test]
-fn a_budget_is_there_unless_an_overlay_wants_none() {
+fn budget_exists_unless_an_overlay_deletes_it() {
     assert!(with(&[]).unwrap().disruption_budget.is_some());
     let none = with(&[("podDisruptionBudget", "$patch: delete")]).unwrap();
     assert_eq!(none.disruption_budget, None);
@@ -177,7 +177,7 @@ fn a_budget_is_there_unless_an_overlay_wants_none() {
 }
 
 #[test]
-fn what_is_for_all_waypoints_goes_before_a_gateways_own() {
+fn class_defaults_are_merged_before_the_gateways_overlays() {
     let mut maps = maps(&[("deployment", "spec: {replicas: 4}")]);
     let label = defaults(&[
         ("deployment", "spec: {replicas: 7, minReadySeconds: 3}"),
@@ -213,7 +213,7 @@ fn what_is_for_all_waypoints_goes_before_a_gateways_own() {
 }
 
 #[test]
-fn errors_name_key_and_place() {
+fn errors_name_key_and_path() {
     let line = wrong("deployment", "spec:\n  replicas: [\n");
     assert!(
         line.starts_with("line ") && line.contains("is not YAML"),

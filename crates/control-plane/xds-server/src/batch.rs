@@ -1,7 +1,7 @@
-//! What clients are sent, made and encoded once for all that are sent the same.
+//! Encoded responses that several clients share.
 //!
-//! Most clients follow everything and stand where the others stand: the state they begin with and each
-//! step from there are the same bytes for all of them.
+//! Most clients subscribe to everything and have the same revision: their initial state and each
+//! following step are the same bytes for all of them.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::{entry::Entry, scope::View, wire_form};
 
 /// Number of recent steps that are cached for slower clients.
-const STEPS: usize = 16;
+const MAX_CACHED_STEPS: usize = 16;
 
 /// Records and names that a push carries.
 #[derive(Debug)]
@@ -44,14 +44,14 @@ impl Batch {
         }
     }
 
-    /// Adds aliases, for clients that subscribe to single records.
+    /// Includes aliases, for clients that subscribe to single records.
     #[must_use]
     pub fn with_aliases(mut self) -> Self {
         self.with_aliases = true;
         self
     }
 
-    /// Whether there is nothing to send.
+    /// Returns whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.resources.is_empty() && self.removed.is_empty()
     }
@@ -90,21 +90,21 @@ impl Push {
     }
 }
 
-/// Which part of a step.
+/// Part of a step that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum StepPart {
     /// Complete batch of changes.
     Whole,
     /// Existing records only.
-    There,
+    Existing,
     /// Names of removed records only.
-    Gone,
+    Removed,
 }
 
 #[derive(Debug)]
 struct Step {
     view: View,
-    part: Part,
+    part: StepPart,
     from: u64,
     to: u64,
     batch: Arc<Batch>,
@@ -128,7 +128,7 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Returns the snapshot of a view that is kept and recent enough, or a new one.
+    /// Returns a cached and recent enough snapshot of a view, or a new one.
     pub(crate) fn snapshot(
         &self,
         view: &View,
@@ -157,11 +157,12 @@ impl Batches {
         snapshot
     }
 
-    /// Returns the kept batch of the changes between two revisions, or a new one; `None` if there is none.
+    /// Returns the cached batch of the changes between two revisions, or a new one; `None` if
+    /// nothing changed.
     pub(crate) fn step(
         &self,
         view: &View,
-        part: Part,
+        part: StepPart,
         (from, to): (u64, u64),
         new: impl FnOnce() -> Option<Batch>,
     ) -> Option<Arc<Batch>> {
@@ -174,7 +175,7 @@ impl Batches {
             return Some(Arc::clone(&step.batch));
         }
         let batch = Arc::new(new()?);
-        if steps.len() >= STEPS {
+        if steps.len() >= MAX_CACHED_STEPS {
             steps.pop_front();
         }
         steps.push_back(Step {

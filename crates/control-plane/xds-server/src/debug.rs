@@ -1,7 +1,8 @@
-//! State-of-the-world xDS for Istio's tools alone: `istioctl proxy-status` and `istioctl version` ask each replica who is
-//! connected to it, by types that are no resources of the mesh.
+//! State-of-the-world xDS for Istio's tools alone: `istioctl proxy-status` and `istioctl version`
+//! query the connected clients of each replica, by resource types that the mesh does not use.
 //!
-//! Only accounts of the mesh's own namespace may ask, as in Istio. A stream ends after a minute; nothing is pushed on it.
+//! Only service accounts of the mesh's own namespace may query, as in Istio. A stream ends after a
+//! minute; nothing is pushed on it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,10 +19,10 @@ use tonic::{Request, Status, Streaming};
 
 use crate::sessions::{SessionStatus, Sessions};
 
-/// Path of the call.
+/// Path of the gRPC method.
 pub(crate) const METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-/// Largest request, in bytes.
+/// Maximum size of a request in bytes.
 pub(crate) const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Maximum concurrent streams.
 const MAX_STREAMS: usize = 16;
@@ -39,7 +40,7 @@ const NONCE: &str = "1";
 const CLIENT_CONFIG: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
 const NODE: &str = "type.googleapis.com/envoy.config.core.v3.Node";
 
-/// State that this replica reports.
+/// Service that reports the connected clients of this replica.
 #[derive(Clone, Debug)]
 pub struct DebugService {
     sessions: Sessions,
@@ -78,7 +79,7 @@ impl DebugService {
         ambit_rt::spawn("xDS debug stream", async move {
             let serve = self.serve(request.into_inner(), &sender);
             if let Ok(Err(status)) = tokio::time::timeout(MAX_AGE, serve).await {
-                // Fails only when the client is gone.
+                // Sending fails only if the client has disconnected.
                 sender.send(Err(status)).await.ok();
             }
             drop(permit);
@@ -99,7 +100,7 @@ impl DebugService {
             let Some(request) = request else {
                 return Ok(());
             };
-            // An acknowledgement. istioctl's first request has a nonce of its own, too.
+            // An acknowledgement. istioctl's first request has a nonce, too.
             if request.response_nonce == NONCE {
                 continue;
             }
@@ -133,7 +134,7 @@ impl DebugService {
             }
         };
         let version = env!("CARGO_PKG_VERSION");
-        // The names are those of Istio's `BuildInfo`.
+        // Field names of Istio's `BuildInfo`.
         let identifier = json!({
             "Component": "istiod",
             "ID": self.replica,

@@ -1,4 +1,4 @@
-//! A record as it is sent: encoded once, with its version and what it can be found by.
+//! Encoded record with its version and the keys by which it is found.
 
 use ambit_derive::ServiceRecord;
 use ambit_model::{
@@ -14,7 +14,7 @@ use xxhash_rust::xxh64::xxh64;
 pub enum Collection {
     /// Workloads and services.
     Addresses,
-    /// Policies of layer 4.
+    /// Layer 4 policies.
     Policies,
     /// Records of waypoints of one type.
     Waypoint(WaypointRecordType),
@@ -32,7 +32,7 @@ pub enum EntryKind {
     },
     /// Record of a service.
     Service,
-    /// Policy of layer 4.
+    /// Layer 4 policy.
     Policy,
     /// Record of a waypoint.
     Waypoint,
@@ -67,7 +67,7 @@ impl Entry {
 
     pub(crate) fn workload(from: &Workload) -> Self {
         let sent: workload::Address = workload::Workload::from(from).into();
-        // The addresses of a host-network pod are its node's: it is not found by them.
+        // The addresses of a host-network pod belong to its node, and are no aliases of the pod.
         let by_ip = from.network_mode == NetworkMode::Standard;
         let ips = from.workload_ips.iter().filter(|_| by_ip);
         let kind = EntryKind::Workload {
@@ -113,7 +113,7 @@ impl Entry {
         )
     }
 
-    /// Record of a waypoint, under the name of the resource.
+    /// Encodes a record of a waypoint, under the name of the resource.
     pub(crate) fn waypoint(name: ArcStr, record: &WaypointRecord) -> Self {
         let value = records::encode(record).into();
         Self::new(name, value, Vec::new(), EntryKind::Waypoint)

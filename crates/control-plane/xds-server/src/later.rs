@@ -1,5 +1,6 @@
-//! Types of records of later versions. A client of a later version subscribes to them and would wait for them for ever:
-//! it is answered that there are none, which is so, since objects that only the later version knows have no records here.
+//! Resource types of later versions. A client of a later version subscribes to them and would
+//! otherwise wait forever: it gets an empty response, which is correct, since objects that only the
+//! later version knows have no records here.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +8,8 @@ use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 
 use crate::resource::ResourceType;
 
-/// Beginning of the URLs of Ambit's own types.
-const OWN: &str = "type.googleapis.com/ambit.";
+/// Prefix of the URLs of Ambit's own types.
+const OWN_TYPE_PREFIX: &str = "type.googleapis.com/ambit.";
 /// Maximum length of an accepted type URL, in bytes.
 const MAX_URL: usize = 128;
 /// Maximum number of types of one client.
@@ -19,13 +20,14 @@ const MAX_TYPES: usize = 32;
 pub(crate) struct LaterTypes(BTreeSet<String>);
 
 impl LaterTypes {
-    /// The response to a subscription to such a type, which is the only one: acknowledgements get none.
+    /// Returns the response to the first subscription to such a type; acknowledgements get none.
     pub(crate) fn answer(
         &mut self,
         request: &DeltaDiscoveryRequest,
     ) -> Option<DeltaDiscoveryResponse> {
         let url = &request.type_url;
-        let is_later = url.starts_with(OWN) && ResourceType::from_type_url(url).is_none();
+        let is_later =
+            url.starts_with(OWN_TYPE_PREFIX) && ResourceType::from_type_url(url).is_none();
         if !is_later || url.len() > MAX_URL || self.0.len() >= MAX_TYPES {
             return None;
         }
@@ -49,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn own_types_of_later_versions_are_answered_once() {
+    fn later_types_are_answered_once() {
         let mut later = LaterTypes::default();
         let url = "type.googleapis.com/ambit.v1.WaypointOfTomorrow";
         let answer = later.answer(&request(url)).unwrap();
@@ -59,12 +61,12 @@ mod tests {
     }
 
     #[test]
-    fn known_and_foreign_types_and_floods_are_left_alone() {
+    fn known_foreign_and_excess_types_are_ignored() {
         let mut later = LaterTypes::default();
         for known in ResourceType::all() {
             assert_eq!(later.answer(&request(known.type_url())), None);
         }
-        let long = format!("{OWN}{}", "x".repeat(MAX_URL));
+        let long = format!("{OWN_TYPE_PREFIX}{}", "x".repeat(MAX_URL));
         for url in [
             "type.googleapis.com/envoy.config.cluster.v3.Cluster",
             "",
@@ -73,7 +75,7 @@ mod tests {
             assert_eq!(later.answer(&request(url)), None);
         }
         let answered = (0..100).filter(|number| {
-            let request = request(&format!("{OWN}v1.T{number}"));
+            let request = request(&format!("{OWN_TYPE_PREFIX}v1.T{number}"));
             later.answer(&request).is_some()
         });
         assert_eq!(answered.count(), MAX_TYPES);

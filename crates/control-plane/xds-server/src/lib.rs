@@ -1,10 +1,11 @@
-//! The server's side of delta xDS.
+//! Server of delta xDS.
 //!
-//! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record once;
-//! [`scope`] decides which client sees which; [`session`] is the pure state machine of one client; [`batch`] is what
-//! many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] decides which callers may open
-//! one; [`later`] answers clients of later versions; [`skew`] finds waypoints of earlier versions, and [`debug`] answers
-//! Istio's tools, by [`sessions`].
+//! [`resource`] lists the types that are served; [`entry`] is an encoded record; [`store`] has
+//! every record once; [`scope`] decides which client sees which; [`session`] is the pure state
+//! machine of one client; [`batch`] has responses that clients share; [`service`] runs sessions
+//! over gRPC; [`node`] decides which callers may open one; [`later`] answers clients of later
+//! versions; [`skew`] finds waypoints of earlier versions, and [`debug`] answers Istio's tools, by
+//! [`sessions`].
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,6 @@ pub use debug::DebugService;
 pub use metrics::XdsMetrics;
 pub use resource::ResourceType;
 pub use service::{Discovery, DiscoveryServer};
-pub use session::{Refused, Session};
+pub use session::{Session, SessionError};
 pub use sessions::{SessionStatus, Sessions};
 pub use store::Store;

@@ -1,4 +1,4 @@
-//! Metrics of xDS streams and responses, with the names of Istio's where they mean the same.
+//! Metrics of xDS streams and responses, with Istio's names where the meaning is the same.
 
 use ambit_rt::metrics::{PlainCounter, start_series};
 use prometheus_client::{

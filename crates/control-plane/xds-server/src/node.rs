@@ -1,4 +1,5 @@
-//! Who opens a stream: the node id and its metadata, compared with the caller's token.
+//! Client of a stream: parses the node id and its metadata, and compares them with the caller's
+//! token.
 
 use std::net::IpAddr;
 
@@ -7,10 +8,10 @@ use ambit_model::ArcStr;
 use ambit_wire::discovery::Node;
 use prost_types::value::Kind;
 
-/// The kinds of proxies that may connect.
-const TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
-/// Longest node id, in bytes.
-const MAX_ID: usize = 1024;
+/// Kinds of proxies that may connect.
+const PROXY_TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
+/// Maximum length of a node id, in bytes.
+const MAX_ID_BYTES: usize = 1024;
 
 /// Node metadata of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +25,8 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// Name that Istio's tools show and look pods up by: `pod.namespace`, the third part of the id.
+    /// Returns the name that Istio's tools display and search pods by: `pod.namespace`, the third
+    /// part of the id.
     pub fn pod(&self) -> &str {
         self.id.split('~').nth(2).unwrap_or(&self.id)
     }
@@ -58,18 +60,18 @@ pub enum NodeError {
 }
 
 impl NodeInfo {
-    /// Reads a node and compares it with the caller.
+    /// Parses a node and compares it with the caller.
     pub fn read(node: Option<&Node>, caller: &Caller) -> Result<Self, NodeError> {
         let node = node.ok_or(NodeError::Missing)?;
         let shorten = |text: &str| text.chars().take(128).collect::<String>();
-        if node.id.len() > MAX_ID {
+        if node.id.len() > MAX_ID_BYTES {
             return Err(NodeError::BadId("it is too long"));
         }
         let parts: Vec<_> = node.id.split('~').collect();
         let [kind, ip, _pod, _domain] = parts.as_slice() else {
             return Err(NodeError::BadId("it does not have four parts"));
         };
-        if !TYPES.contains(kind) {
+        if !PROXY_TYPES.contains(kind) {
             return Err(NodeError::BadId("its type is not known"));
         }
         if ip.parse::<IpAddr>().is_err() {

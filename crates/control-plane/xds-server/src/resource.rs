@@ -1,5 +1,5 @@
-//! Types of resources that are served over xDS: their names in the protocol, in status and in metrics, and of the
-//! records of each the collection, the encoding, and who may see them.
+//! Types of resources that are served over xDS: their names in the protocol, in status and in
+//! metrics, and for each the collection, encoding and audience of its records.
 
 use ambit_model::WaypointRecordType;
 use ambit_wire::{
@@ -9,10 +9,10 @@ use ambit_wire::{
 
 use crate::entry::{Collection, Entry, EntryKind};
 
-/// Type of resource. Ordered as pushes go out.
+/// Type of resource. Ordered as pushes are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceType {
-    /// Policies of layer 4.
+    /// Layer 4 policies.
     Authorization,
     /// Workloads and services.
     Address,
@@ -27,7 +27,7 @@ pub enum ResourceType {
 pub(crate) enum Audience {
     /// Node proxies alone.
     NodeProxies,
-    /// Node proxies, and waypoints that subscribe by name.
+    /// Node proxies for all records, and waypoints for those that they subscribe to by name.
     Everybody,
     /// Waypoints, each for the records of its Gateway.
     Waypoints,
@@ -41,12 +41,12 @@ impl ResourceType {
         of_nodes.into_iter().chain(of_waypoints.map(Self::Waypoint))
     }
 
-    /// Type with a URL.
+    /// Returns the type with a URL.
     pub fn from_type_url(url: &str) -> Option<Self> {
         Self::all().find(|one| one.type_url() == url)
     }
 
-    /// URL of the type.
+    /// Returns the URL of the type.
     pub fn type_url(self) -> &'static str {
         match self {
             Self::Authorization => AUTHORIZATION_TYPE_URL,
@@ -56,7 +56,7 @@ impl ResourceType {
         }
     }
 
-    /// Short name, for status and metrics.
+    /// Returns the short name, for status and metrics.
     pub fn short_name(self) -> &'static str {
         match self {
             Self::Authorization => "WADS",
@@ -75,17 +75,17 @@ impl ResourceType {
         }
     }
 
-    /// Whether all records of the collection are of the type.
+    /// Returns whether all records of the collection are of the type.
     pub fn is_whole_collection(self) -> bool {
         self != Self::Workload
     }
 
-    /// Whether a record of the collection is of the type.
+    /// Returns whether a record of the collection is of the type.
     pub fn has(self, entry: &Entry) -> bool {
         self.is_whole_collection() || is_workload(entry)
     }
 
-    /// Encoding of a record in the form of the type.
+    /// Returns the encoding of a record for this type.
     pub(crate) fn value(self, entry: &Entry) -> &[u8] {
         match self {
             Self::Workload => behind_address(entry),
@@ -93,7 +93,7 @@ impl ResourceType {
         }
     }
 
-    /// Clients that may see records of the type.
+    /// Returns the clients that may see records of the type.
     pub(crate) fn audience(self) -> Audience {
         match self {
             Self::Authorization | Self::Workload => Audience::NodeProxies,
@@ -102,13 +102,13 @@ impl ResourceType {
         }
     }
 
-    /// Whether clients always receive all records of the type.
+    /// Returns whether clients always receive all records of the type.
     pub(crate) fn is_always_wildcard(self) -> bool {
         matches!(self, Self::Authorization | Self::Waypoint(_))
     }
 
-    /// Whether records of other types name those of this one: a client gets these first, and loses one only when
-    /// nothing that it has names it any more.
+    /// Returns whether records of other types reference those of this one: a client gets these
+    /// first, and loses one only when none of its records references it any more.
     pub(crate) fn is_referenced(self) -> bool {
         self == Self::Authorization
     }
@@ -118,7 +118,7 @@ fn is_workload(entry: &Entry) -> bool {
     matches!(entry.kind, EntryKind::Workload { .. })
 }
 
-/// Workload of an `Address`, which is the workload behind one key and a length: its tail.
+/// Returns the workload in an encoded `Address`: the bytes after one key and a length.
 fn behind_address(entry: &Entry) -> &[u8] {
     if !is_workload(entry) {
         return &entry.value;
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_type_is_found_by_its_url_and_what_others_name_comes_first() {
+    fn types_are_found_by_url_and_pushed_in_order() {
         for of in ResourceType::all() {
             assert_eq!(ResourceType::from_type_url(of.type_url()), Some(of));
         }

@@ -1,7 +1,7 @@
-//! Which client sees which collection, and which records of it.
+//! Decides which records of each collection a client may see.
 //!
-//! Node proxies see the mesh. A waypoint sees all records of its Gateway, and of the mesh those that it subscribes to
-//! by name.
+//! Node proxies see the whole mesh. A waypoint sees all records of its Gateway, and those records
+//! of the mesh that it subscribes to by name.
 
 use ambit_model::{ArcStr, GatewayName};
 
@@ -13,14 +13,15 @@ use crate::{
 /// Client, with the attributes that determine its view.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Kubernetes node of the client, whose workloads it receives without a subscription; may be empty.
+    /// Kubernetes node of the client, whose workloads it gets without a subscription; may be empty.
     pub node: ArcStr,
     /// Gateway of the client, if it is a waypoint.
     pub waypoint: Option<GatewayName>,
 }
 
 impl Client {
-    /// View of a type of resource; `None`: nothing, as if the type were not served.
+    /// Returns the client's view of a type of resource; `None` if it may see nothing, as if the
+    /// type were not served.
     pub fn view(&self, of: ResourceType) -> Option<View> {
         let scope = match (&self.waypoint, of.audience()) {
             (None, Audience::NodeProxies | Audience::Everybody) => Scope::All,
@@ -39,11 +40,11 @@ enum Scope {
     All,
     /// Records that are subscribed to by name.
     Named,
-    /// Records of a Gateway: its name, and those below it.
+    /// Records of a Gateway: the record of its name, and those below it.
     Gateway(ArcStr),
 }
 
-/// View that a client has of a type of resource. Clients with equal views share what is sent.
+/// A client's view of a type of resource. Clients with equal views share responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     of: ResourceType,
@@ -51,7 +52,7 @@ pub struct View {
 }
 
 impl View {
-    /// Type of the resources.
+    /// Returns the type of the resources.
     pub fn resource_type(&self) -> ResourceType {
         self.of
     }
@@ -61,12 +62,12 @@ impl View {
         self.of.collection()
     }
 
-    /// Whether the client may have everything that it sees without naming it.
+    /// Returns whether the client may have a wildcard subscription to everything in the view.
     pub(crate) fn may_be_wildcard(&self) -> bool {
         self.scope != Scope::Named
     }
 
-    /// Whether a name is one that the client sees, or would see if it were there.
+    /// Returns whether the client may see a record of this name, whether or not it exists.
     pub(crate) fn covers(&self, name: &str) -> bool {
         match &self.scope {
             Scope::All | Scope::Named => true,
@@ -77,7 +78,7 @@ impl View {
         }
     }
 
-    /// Whether the client sees a record.
+    /// Returns whether the client may see a record.
     pub(crate) fn has(&self, entry: &Entry) -> bool {
         self.covers(&entry.name) && self.of.has(entry)
     }

@@ -1,4 +1,5 @@
-//! Sessions over gRPC: one task a stream, woken by requests, by changes of the store, by the drain.
+//! Runs sessions over gRPC: one task a stream, woken by requests, by changes of the store, and by
+//! the drain.
 
 use std::{
     collections::VecDeque,
@@ -44,21 +45,21 @@ use crate::{
     store::Store,
 };
 
-/// Pushes ready for a client that does not read.
-const QUEUE: usize = 4;
-/// Maximum size of a request: the versions of a whole mesh at a reconnect.
-const MAX_REQUEST: usize = 64 << 20;
-/// Time for which a client waits for the initial objects before it is rejected.
-const NOT_READY: Duration = Duration::from_secs(5);
+/// Capacity of the queue of pushes to a client that reads slowly.
+const QUEUE_CAPACITY: usize = 4;
+/// Maximum size of a request in bytes: a reconnecting client sends the versions of a whole mesh.
+const MAX_REQUEST_BYTES: usize = 64 << 20;
+/// Time that a client waits for the initial objects before it is rejected.
+const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Status message at shutdown. Its prefix makes node proxies treat it as an ordinary end, and reconnect without
 /// backoff.
-const STOPPING: &str = "transport is closing: the control plane stops";
-/// Sent to clients whose connection has lasted long enough.
-const OLD: &str = "transport is closing: connect anew, so that replicas share the load";
+const STOPPING_MESSAGE: &str = "transport is closing: the control plane stops";
+/// Status message for clients whose connection has reached its maximum age.
+const MAX_AGE_MESSAGE: &str = "transport is closing: connect anew, so that replicas share the load";
 /// Maximum concurrent streams.
 const MAX_STREAMS: usize = 4096;
 
-/// State that every stream needs.
+/// State that all streams share.
 #[derive(Clone, Debug)]
 pub struct Discovery {
     store: Arc<RwLock<Store>>,
@@ -73,7 +74,8 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// `changes` carries the store's revision whenever it grew; false until the first objects are in.
+    /// Creates the service. `changes` has the store's revision after each change, and no value
+    /// before the initial objects are known.
     pub fn new(
         store: Arc<RwLock<Store>>,
         changes: watch::Receiver<u64>,
@@ -115,7 +117,7 @@ impl Discovery {
         }
         let mut changes = self.changes.clone();
         let ready = changes.wait_for(|revision| *revision > 0);
-        if !matches!(tokio::time::timeout(NOT_READY, ready).await, Ok(Ok(_))) {
+        if !matches!(tokio::time::timeout(READY_TIMEOUT, ready).await, Ok(Ok(_))) {
             return Err(Status::unavailable(
                 "the objects of the mesh are not read yet",
             ));
@@ -147,7 +149,7 @@ impl Discovery {
             sessions.insert(id, status);
             self.metrics.set_streams(sessions.len());
         }
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
         let registered = Registered {
             id,
             sessions: self.sessions(),
@@ -167,12 +169,12 @@ impl Discovery {
                 ended = self.serve(&registered, requests, &sender) => {
                     if let Err(status) = ended {
                         tracing::info!(code = ?status.code(), why = status.message(), "xDS stream ended");
-                        // Fails only when the client is gone.
+                        // Sending fails only if the client has disconnected.
                         sender.send(Err(status)).await.ok();
                     }
                 }
                 () = old => {
-                    sender.send(Err(Status::unavailable(OLD))).await.ok();
+                    sender.send(Err(Status::unavailable(MAX_AGE_MESSAGE))).await.ok();
                 }
                 () = sender.closed() => {}
             }
@@ -243,10 +245,10 @@ impl Discovery {
                     None => return Ok(()),
                 },
                 changed = changes.changed() => if changed.is_err() {
-                    return Err(Status::unavailable(STOPPING));
+                    return Err(Status::unavailable(STOPPING_MESSAGE));
                 },
                 _ = drain.started() => {
-                    return Err(Status::unavailable(STOPPING));
+                    return Err(Status::unavailable(STOPPING_MESSAGE));
                 }
             }
         }
@@ -263,10 +265,10 @@ impl Discovery {
             session
                 .on_request(request, &store)
                 .map_err(|refused| match refused {
-                    crate::session::Refused::TooManyNames => {
+                    crate::session::SessionError::TooManyNames => {
                         Status::resource_exhausted(refused.to_string())
                     }
-                    crate::session::Refused::TooFarBehind => {
+                    crate::session::SessionError::TooFarBehind => {
                         Status::unavailable(refused.to_string())
                     }
                 })?;
@@ -315,13 +317,13 @@ impl Registered {
         Ok(node)
     }
 
-    /// The waypoint that the client is an instance of.
+    /// Returns the waypoint that the client is an instance of.
     fn waypoint(&self, access: &Access) -> Option<GatewayName> {
         let sessions = self.sessions.lock();
         access.waypoint(&sessions.get(&self.id)?.caller)
     }
 
-    /// Whether the client is still a pod that may act as its account.
+    /// Returns whether the client is still a pod that may act as its account.
     fn is_alive(&self, access: &Access, pods: &Pods) -> bool {
         let sessions = self.sessions.lock();
         let session = sessions.get(&self.id);
@@ -345,7 +347,7 @@ impl Drop for Registered {
 
 // === gRPC ===
 
-/// The gRPC service. The generated one would copy every record for every client.
+/// gRPC service by hand: the generated one would copy every record for every client.
 #[derive(Clone, Debug)]
 pub struct DiscoveryServer {
     discovery: Discovery,
@@ -383,8 +385,9 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
                 let discovery = self.discovery.clone();
                 Box::pin(async move {
                     let decoder = tonic_prost::ProstDecoder::default();
-                    let request = Request::from_http(request)
-                        .map(|body| Streaming::new_request(decoder, body, None, Some(MAX_REQUEST)));
+                    let request = Request::from_http(request).map(|body| {
+                        Streaming::new_request(decoder, body, None, Some(MAX_REQUEST_BYTES))
+                    });
                     let pushes = discovery.open(request).await;
                     Ok(pushes.map_or_else(Status::into_http, respond))
                 })
@@ -410,7 +413,7 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
     }
 }
 
-/// A response whose body is a stream of messages.
+/// Returns a response whose body is a stream of messages.
 fn respond<M: StreamMessage>(messages: mpsc::Receiver<Result<M, Status>>) -> http::Response<Body> {
     let mut response = http::Response::new(Body::new(Messages {
         messages,
@@ -423,12 +426,12 @@ fn respond<M: StreamMessage>(messages: mpsc::Receiver<Result<M, Status>>) -> htt
     response
 }
 
-/// A message as it is sent, with its length before it.
+/// Message that can be encoded with its gRPC length prefix.
 trait StreamMessage: Send + 'static {
     fn pieces(self) -> Vec<Bytes>;
 }
 
-/// A response of delta xDS.
+/// Response of delta xDS.
 #[derive(Debug)]
 pub(crate) enum Response {
     /// Records of a type.
@@ -452,16 +455,16 @@ impl StreamMessage for DiscoveryResponse {
     }
 }
 
-/// A short message in its frame.
+/// Encodes a short message with its length prefix.
 fn framed(message: &impl Message) -> Vec<Bytes> {
     let framed = grpc_frame::framed(&message.encode_to_vec());
     framed.into_iter().map(Bytes::from).collect()
 }
 
-/// Messages as a response's body. What clients share is passed on without being copied.
+/// Body of a response. Bytes that clients share are passed on without a copy.
 struct Messages<M> {
     messages: mpsc::Receiver<Result<M, Status>>,
-    /// Rest of the present message.
+    /// Remaining pieces of the current message.
     pieces: VecDeque<Bytes>,
     has_ended: bool,
 }
@@ -493,7 +496,7 @@ impl<M: StreamMessage> hyper::body::Body for Messages<M> {
             self.has_ended = true;
             let mut trailers = http::HeaderMap::new();
             if let Err(error) = status.add_header(&mut trailers) {
-                // Our own texts are all fit for a header.
+                // Our own messages are valid header values.
                 tracing::warn!(%error, "a status cannot be sent");
             }
             return Poll::Ready(Some(Ok(Frame::trailers(trailers))));

@@ -1,11 +1,13 @@
-//! One client's subscriptions: what it knows, and what it must be sent.
+//! Subscriptions of one client: the records that it has, and those that it must be sent.
 //!
-//! Pure: requests and store changes in, pushes out. A client is never sent the next push of a type
-//! before it has answered the last one, so a slow client costs nothing but a cursor; what changes
-//! meanwhile reaches it in one push. Requests for single records are answered at once.
+//! Pure: takes requests and store changes, returns pushes. A client is sent the next push of a type
+//! only after it has acknowledged or rejected the last one, so that a slow client costs only a
+//! cursor; changes in the meantime reach it in one push. Requests for single records are answered
+//! at once.
 //!
-//! A record that others may name, a policy, is removed at a client only after it has answered all pushes of
-//! those others up to then: a workload that still names the policy would refuse its connections.
+//! A policy, which workloads may reference, is removed at a client only after the client has
+//! answered all earlier pushes of workloads: a workload that still references a removed policy
+//! would refuse its connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -16,27 +18,27 @@ use ambit_model::ArcStr;
 use ambit_wire::discovery::DeltaDiscoveryRequest;
 
 use crate::{
-    batch::{Batch, Part, Push},
+    batch::{Batch, Push, StepPart},
     entry::{Entry, EntryKind},
     resource::ResourceType,
     scope::{Client, View},
     store::Store,
 };
 
-/// Names one subscription may hold.
+/// Maximum number of names in one subscription.
 const MAX_NAMES: usize = 200_000;
-/// Longest name, in bytes.
-const MAX_NAME: usize = 1024;
+/// Maximum length of a name, in bytes.
+const MAX_NAME_BYTES: usize = 1024;
 /// Maximum length of a stored error text, in characters.
-const MAX_ERROR: usize = 2048;
+const MAX_ERROR_CHARS: usize = 2048;
 
-/// Why a stream is closed by us.
+/// Reason why the server closes a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// Client that subscribes to too much.
-    #[error("a subscription may hold {MAX_NAMES} names of at most {MAX_NAME} bytes")]
+pub enum SessionError {
+    /// The client subscribes to too many names.
+    #[error("a subscription may hold {MAX_NAMES} names of at most {MAX_NAME_BYTES} bytes")]
     TooManyNames,
-    /// Client whose missed removals are no longer known.
+    /// Removals that the client has missed are no longer stored.
     #[error(
         "too many changes since the last acknowledgement: reconnect with the versions you have"
     )]
@@ -83,7 +85,7 @@ struct Subscription {
     /// Revision that the last push reaches.
     sent_up_to: u64,
     /// Revision up to which the client has acknowledged all pushes.
-    answered_up_to: u64,
+    acknowledged_up_to: u64,
     sent: String,
     acknowledged: String,
     outstanding: bool,
@@ -120,7 +122,7 @@ impl Session {
         &mut self,
         request: &DeltaDiscoveryRequest,
         store: &Store,
-    ) -> Result<(Outcome, Vec<Push>), Refused> {
+    ) -> Result<(Outcome, Vec<Push>), SessionError> {
         let mut outcome = Outcome::default();
         let kind = ResourceType::from_type_url(&request.type_url);
         let Some(view) = kind.and_then(|kind| self.client.view(kind)) else {
@@ -153,14 +155,15 @@ impl Session {
             .get(&kind)
             .map_or(0, |subscription| subscription.explicit.len());
         if names > MAX_NAMES {
-            return Err(Refused::TooManyNames);
+            return Err(SessionError::TooManyNames);
         }
         pushes.extend(self.on_change(store)?);
         Ok((outcome, pushes))
     }
 
-    /// Pushes of changes since the last call, for every type whose last push was answered.
-    pub fn on_change(&mut self, store: &Store) -> Result<Vec<Push>, Refused> {
+    /// Returns pushes of the changes since the last call, for every type whose last push was
+    /// answered.
+    pub fn on_change(&mut self, store: &Store) -> Result<Vec<Push>, SessionError> {
         let mut pushes = Vec::new();
         let kinds: Vec<_> = self.subscriptions.keys().copied().collect();
         for kind in kinds {
@@ -169,23 +172,24 @@ impl Session {
             };
             if subscription.outstanding {
                 if kind.is_referenced() && subscription.is_behind(store)? {
-                    // New records of other types may name new ones of this: wait with everything.
+                    // New records of other types may reference new ones of this type: wait with
+                    // everything.
                     return Ok(pushes);
                 }
                 continue;
             }
             let batch = if kind.is_referenced() {
-                let gone = subscription.step(Part::Gone, store)?;
+                let gone = subscription.step(StepPart::Removed, store)?;
                 if !gone.is_empty() {
                     self.withheld.push((store.revision(), gone));
                 }
-                subscription.step(Part::There, store)?
+                subscription.step(StepPart::Existing, store)?
             } else {
                 subscription.changes(store, &self.client)?
             };
             subscription.cursor = store.revision();
             if batch.is_empty() {
-                subscription.answered_up_to = subscription.cursor;
+                subscription.acknowledged_up_to = subscription.cursor;
             } else {
                 pushes.push(self.push(batch, store));
             }
@@ -198,7 +202,8 @@ impl Session {
         Ok(pushes)
     }
 
-    /// Sets names of records that are gone aside if others may name them, for [`Self::removable`].
+    /// Moves names of deleted records that others may reference to `withheld`, for
+    /// [`Self::removable`].
     fn without_referenced(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
         let view = &batch.view;
         if !view.resource_type().is_referenced() || batch.removed.is_empty() {
@@ -221,14 +226,14 @@ impl Session {
         let others = self.subscriptions.iter();
         let others = others.filter(|(other, _)| !other.is_referenced());
         let answered = others
-            .map(|(_, subscription)| subscription.answered_up_to)
+            .map(|(_, subscription)| subscription.acknowledged_up_to)
             .min()
             .unwrap_or(u64::MAX);
         let due = |(revision, batch): &mut (u64, Arc<Batch>)| {
             batch.view.resource_type() == kind && *revision <= answered
         };
         let due: Vec<_> = self.withheld.extract_if(.., due).collect();
-        // One that is back meanwhile has been sent, or will be.
+        // A record that exists again has been sent, or will be.
         let is_back = |name: &ArcStr| store.entry(kind.collection(), name).is_some();
         match due.as_slice() {
             [] => None,
@@ -243,7 +248,7 @@ impl Session {
         }
     }
 
-    /// State of each subscription.
+    /// Returns the status of each subscription.
     pub fn status(&self) -> Vec<SubscriptionStatus> {
         let status = |(kind, subscription): (&ResourceType, &Subscription)| SubscriptionStatus {
             resource_type: *kind,
@@ -286,7 +291,7 @@ impl Subscription {
             known: HashMap::new(),
             cursor: 0,
             sent_up_to: 0,
-            answered_up_to: 0,
+            acknowledged_up_to: 0,
             sent: String::new(),
             acknowledged: String::new(),
             outstanding: false,
@@ -296,11 +301,11 @@ impl Subscription {
 
     fn answered(&mut self, request: &DeltaDiscoveryRequest, outcome: &mut Outcome) {
         self.outstanding = false;
-        self.answered_up_to = self.sent_up_to;
+        self.acknowledged_up_to = self.sent_up_to;
         match &request.error_detail {
             Some(error) => {
                 outcome.rejected = true;
-                self.error = Some(error.message.chars().take(MAX_ERROR).collect());
+                self.error = Some(error.message.chars().take(MAX_ERROR_CHARS).collect());
             }
             None => {
                 self.error = None;
@@ -309,7 +314,8 @@ impl Subscription {
         }
     }
 
-    /// The first request of a type. Versions that the client already has are not sent again.
+    /// Handles the first request of a type. Versions that the client already has are not sent
+    /// again.
     fn begin(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -346,7 +352,7 @@ impl Subscription {
         answer.finish(&mut self.known, Vec::new())
     }
 
-    /// Applies changes of the subscription; `None` without changes.
+    /// Applies changes of the subscription; returns `None` without changes.
     fn resubscribe(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -375,7 +381,7 @@ impl Subscription {
         let names = request.resource_names_subscribe.iter();
         for name in names.filter(|name| *name != "*") {
             self.explicit.insert(name.into());
-            // Asked for again: sent again, the client may have lost it.
+            // A repeated subscription is sent again: the client may have lost the record.
             for found in answer.find(name) {
                 self.known.remove(&found);
             }
@@ -383,26 +389,26 @@ impl Subscription {
         Some(answer.finish(&mut self.known, Vec::new()))
     }
 
-    fn is_behind(&self, store: &Store) -> Result<bool, Refused> {
+    fn is_behind(&self, store: &Store) -> Result<bool, SessionError> {
         let mut changed = store
             .changed_since(self.view.collection(), self.cursor)
-            .ok_or(Refused::TooFarBehind)?;
+            .ok_or(SessionError::TooFarBehind)?;
         Ok(changed.next().is_some())
     }
 
-    /// Next batch for a client of everything.
-    fn step(&self, part: Part, store: &Store) -> Result<Arc<Batch>, Refused> {
+    /// Returns the next batch for a wildcard client.
+    fn step(&self, part: StepPart, store: &Store) -> Result<Arc<Batch>, SessionError> {
         let batch = store.step(&self.view, part, self.cursor);
-        batch.ok_or(Refused::TooFarBehind)
+        batch.ok_or(SessionError::TooFarBehind)
     }
 
-    fn changes(&mut self, store: &Store, client: &Client) -> Result<Arc<Batch>, Refused> {
+    fn changes(&mut self, store: &Store, client: &Client) -> Result<Arc<Batch>, SessionError> {
         if self.wildcard {
-            return self.step(Part::Whole, store);
+            return self.step(StepPart::Whole, store);
         }
         let changed = store
             .changed_since(self.view.collection(), self.cursor)
-            .ok_or(Refused::TooFarBehind)?;
+            .ok_or(SessionError::TooFarBehind)?;
         let mut removed = Vec::new();
         let mut answer = Gather::new(&self.view, store);
         for name in changed {
@@ -438,8 +444,9 @@ impl Subscription {
         Arc::new(Batch::new(self.view.clone(), resources, removed))
     }
 
-    /// Whether a single-record client must receive a record: it subscribed to it by some name, it has it, it is on its
-    /// own node, or an endpoint of a service it has.
+    /// Returns whether a single-record client must receive a record: it subscribed to one of its
+    /// names, it has the record, the record is on the client's node, or is an endpoint of a service
+    /// that it has.
     fn concerns(&self, entry: &Entry, client: &Client) -> bool {
         let known = |name: &ArcStr| self.known.contains_key(name);
         let is_subscribed = |name: &ArcStr| self.explicit.contains(name);
@@ -456,20 +463,20 @@ impl Subscription {
     }
 }
 
-fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), Refused> {
+fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), SessionError> {
     let lists = [
         &request.resource_names_subscribe,
         &request.resource_names_unsubscribe,
     ];
     let claimed = &request.initial_resource_versions;
-    let too_long = |name: &String| name.len() > MAX_NAME;
+    let too_long = |name: &String| name.len() > MAX_NAME_BYTES;
     let too_many = lists.iter().any(|list| list.len() > MAX_NAMES) || claimed.len() > 5 * MAX_NAMES;
     let long = lists.into_iter().flatten().any(too_long)
         || claimed
             .iter()
             .any(|(name, version)| too_long(name) || too_long(version));
     if too_many || long {
-        Err(Refused::TooManyNames)
+        Err(SessionError::TooManyNames)
     } else {
         Ok(())
     }
@@ -493,7 +500,8 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// A record by name or alias, a service with its endpoints. Returns what was found directly.
+    /// Adds a record by name or alias, and a service with its endpoints. Returns the names that
+    /// were found directly.
     fn find(&mut self, key: &str) -> Vec<ArcStr> {
         let by_name = self
             .store

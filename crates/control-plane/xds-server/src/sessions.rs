@@ -1,4 +1,4 @@
-//! The streams that are open, as debug pages and Istio's tools show them.
+//! Open streams, for debug pages and Istio's tools.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{node::NodeInfo, session::SubscriptionStatus};
 
-/// The open streams.
+/// Open streams by their number.
 pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 
 /// State of one stream.
@@ -15,7 +15,7 @@ pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 pub struct SessionStatus {
     /// Node metadata, once the client has identified itself.
     pub node: Option<NodeInfo>,
-    /// Caller that the token authenticates.
+    /// Caller that the token has authenticated.
     pub caller: Caller,
     /// Address of the peer.
     pub peer: String,

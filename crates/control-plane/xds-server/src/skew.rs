@@ -1,7 +1,8 @@
-//! Waypoints of an earlier version, which do not follow every type of record that their Gateways have. Pure.
+//! Detects waypoints of an earlier version that do not subscribe to every type of record that their
+//! Gateways have. Pure.
 //!
-//! A waypoint subscribes to all types that it knows as soon as it has connected. Objects of a type that it does not know
-//! have no effect there, which the conditions of these objects do not show.
+//! A waypoint subscribes to all types that it knows as soon as it has connected. Objects of a type
+//! that it does not know have no effect there, which the conditions of these objects do not report.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +16,15 @@ use ambit_model::{GatewayName, WaypointRecordType};
 use crate::{resource::ResourceType, scope::Client, sessions::SessionStatus, store::Store};
 
 /// Time after which a connected waypoint has subscribed to all types that it knows.
-const SUBSCRIBED_AFTER: Duration = Duration::from_secs(10);
+const SUBSCRIPTION_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Problems of the Gateways whose connected waypoints do not follow some of their records.
+/// Returns problems of the Gateways whose connected waypoints do not subscribe to some of their
+/// records.
 pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> Vec<Problem> {
     let mut behind = BTreeMap::<_, Vec<String>>::new();
     for session in sessions {
         let since = now.duration_since(session.since).unwrap_or_default();
-        if since < SUBSCRIBED_AFTER || !is_waypoint(session) {
+        if since < SUBSCRIPTION_GRACE_PERIOD || !is_waypoint(session) {
             continue;
         }
         let caller = &session.caller;
@@ -55,7 +57,7 @@ pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> V
     behind.into_iter().map(problem).collect()
 }
 
-/// Whether a client is a waypoint: only they may subscribe to their records.
+/// Returns whether a client is a waypoint: only waypoints may subscribe to their records.
 fn is_waypoint(session: &SessionStatus) -> bool {
     let mut types = WaypointRecordType::ALL.iter();
     types.any(|of| follows(session, *of))
@@ -66,7 +68,7 @@ fn follows(session: &SessionStatus, of: WaypointRecordType) -> bool {
     all.any(|one| one.resource_type == ResourceType::Waypoint(of))
 }
 
-/// Number of a Gateway's records of a type.
+/// Returns the number of a Gateway's records of a type.
 fn count(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize {
     let client = Client {
         node: "".into(),
@@ -76,7 +78,7 @@ fn count(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize 
     view.map_or(0, |view| store.all_visible(&view).count())
 }
 
-/// Name and version of a waypoint's pod.
+/// Returns name and version of a waypoint's pod.
 fn pod(session: &SessionStatus) -> String {
     let pod = session.caller.pod.as_ref();
     let name = pod.map_or(session.peer.as_str(), |pod| pod.name.as_str());
@@ -100,7 +102,7 @@ mod tests {
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
 
-    /// Records of a Gateway: itself, and a limit of requests.
+    /// Returns a store with a Gateway's own record and a rate limit.
     fn store(gateway: &str) -> Store {
         let gateway = GatewayName::new("shop", gateway);
         let key = PolicyKey {
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn waypoint_that_follows_no_records_of_a_type_is_reported() {
+    fn waypoint_without_a_subscription_is_reported() {
         let earlier: Vec<_> = WaypointRecordType::ALL
             .iter()
             .copied()
@@ -187,14 +189,14 @@ mod tests {
         let pods = "wp-1 (version 0.0.1), wp-2 (version 0.0.1) do not follow";
         assert!(problem.contains(pods), "{problem}");
         assert!(problem.contains("of which the Gateway has 1"), "{problem}");
-        // Its subscriptions may be incomplete.
+        // The subscriptions of a new stream may be incomplete.
         assert_eq!(found(&sessions, "wp", 5), [""; 0]);
-        // Nothing is lost where there are no such objects.
+        // Without such objects nothing is missing.
         assert_eq!(found(&sessions, "other", 60), [""; 0]);
     }
 
     #[test]
-    fn clients_that_are_no_waypoints_are_not_reported() {
+    fn clients_other_than_waypoints_are_not_reported() {
         assert_eq!(found(&[session("zt", "wp", &[])], "wp", 60), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Every record once; which changed when, and what each can be found by.
+//! Store with every published record, the revisions of changes, and indexes of records by key.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -9,16 +9,16 @@ use ambit_derive::Delta;
 use ambit_model::ArcStr;
 
 use crate::{
-    batch::{Batch, Batches, Part, Snapshot},
+    batch::{Batch, Batches, Snapshot, StepPart},
     entry::{Collection, Entry, EntryKind},
     scope::View,
 };
 
-/// Removed names that are remembered; a client that was away longer has to reconnect.
+/// Maximum number of removed names that are stored; a client that missed more has to reconnect.
 const MAX_REMOVED: usize = 100_000;
-/// A whole state is given to new clients although it is this many changes old: they get those with the next
-/// push.
-const OUTDATED: usize = 1000;
+/// Maximum age, in revisions, of a cached snapshot for new clients: they get later changes with the
+/// next push.
+const MAX_SNAPSHOT_AGE: usize = 1000;
 
 /// Published records. Revisions count changes of single names.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub struct Store {
     batches: Batches,
 }
 
-/// The records of one collection.
+/// Records of one collection.
 #[derive(Debug, Default)]
 struct Records {
     entries: HashMap<ArcStr, Arc<Entry>>,
@@ -36,7 +36,7 @@ struct Records {
     log: BTreeMap<u64, ArcStr>,
     changed_at: HashMap<ArcStr, u64>,
     removed: VecDeque<(u64, ArcStr)>,
-    /// Revision up to which removals may be forgotten.
+    /// Revision up to which removals may have been dropped.
     floor: u64,
     index: Names,
 }
@@ -79,12 +79,12 @@ impl Store {
         records.put(&mut self.revision, name, new);
     }
 
-    /// The number of the latest change.
+    /// Returns the number of the latest change.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Record of a name.
+    /// Returns the record of a name.
     pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<Entry>> {
         self.collections.get(&collection)?.entries.get(name)
     }
@@ -111,7 +111,7 @@ impl Store {
     pub fn snapshot(&self, view: &View) -> Snapshot {
         let is_recent = |revision| {
             self.changed_since(view.collection(), revision)
-                .is_some_and(|changed| changed.take(OUTDATED).count() < OUTDATED)
+                .is_some_and(|changed| changed.take(MAX_SNAPSHOT_AGE).count() < MAX_SNAPSHOT_AGE)
         };
         self.batches.snapshot(view, is_recent, || {
             let mut resources: Vec<_> = self.all_visible(view).cloned().collect();
@@ -123,8 +123,8 @@ impl Store {
         })
     }
 
-    /// Changes since a revision; `None` if that is too long ago to know.
-    pub fn step(&self, view: &View, part: Part, from: u64) -> Option<Arc<Batch>> {
+    /// Returns the changes since a revision; `None` if it is older than the log of removals.
+    pub fn step(&self, view: &View, part: StepPart, from: u64) -> Option<Arc<Batch>> {
         self.batches.step(view, part, (from, self.revision), || {
             let (mut there, mut gone) = (Vec::new(), Vec::new());
             let collection = view.collection();
@@ -136,21 +136,22 @@ impl Store {
                 }
             }
             match part {
-                Part::Whole => {}
-                Part::There => gone.clear(),
-                Part::Gone => there.clear(),
+                StepPart::Whole => {}
+                StepPart::Existing => gone.clear(),
+                StepPart::Removed => there.clear(),
             }
             Some(Batch::new(view.clone(), there, gone))
         })
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     pub fn count(&self, collection: Collection) -> usize {
         let records = self.collections.get(&collection);
         records.map_or(0, |records| records.entries.len())
     }
 
-    /// Names that changed after a revision, oldest first; `None` if that is too long ago to say.
+    /// Returns the names that changed after a revision, oldest first; `None` if it is older than
+    /// the log of removals.
     pub fn changed_since(
         &self,
         collection: Collection,
@@ -168,12 +169,12 @@ impl Store {
         self.find(collection, |index| index.by_alias.get(alias))
     }
 
-    /// Names of the workloads of a service.
+    /// Returns the names of a service's workloads.
     pub fn endpoints(&self, collection: Collection, name: &str) -> impl Iterator<Item = &ArcStr> {
         self.find(collection, |index| index.by_service.get(name))
     }
 
-    /// Names of the workloads on a node.
+    /// Returns the names of the workloads on a node.
     pub fn on_node(&self, collection: Collection, node: &str) -> impl Iterator<Item = &ArcStr> {
         self.find(collection, |index| index.by_node.get(node))
     }

@@ -1,8 +1,8 @@
-//! A delta response as bytes, straight from shared records.
+//! Encodes a delta response directly from shared records.
 //!
 //! Written by hand because the generated messages own their bytes: every client would copy every
-//! record before it is encoded. Fields may come in any order, so what all clients share is encoded once
-//! and put behind what is each one's own.
+//! record before it is encoded. Fields may have any order, so that the fields which clients share
+//! are encoded once and follow those of a single client.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ const RESOURCE_ALIASES: u32 = 4;
 const ANY_TYPE_URL: u32 = 1;
 const ANY_VALUE: u32 = 2;
 
-/// Pieces of this size are cheap to pass on and still few.
-const PIECE: usize = 128 * 1024;
-/// A push up to this size is copied into one piece: cheaper than two writes.
-const SMALL: usize = 4 * 1024;
-/// gRPC's head of a message: not compressed, and its length.
-const HEAD: usize = 5;
+/// Size of pieces in bytes: few pieces, and each cheap to pass on.
+const PIECE_BYTES: usize = 128 * 1024;
+/// Maximum size of a push in bytes that is copied into one piece, which is cheaper than two writes.
+const MAX_COPIED_BYTES: usize = 4 * 1024;
+/// Length of gRPC's message header: compression flag and length.
+const GRPC_HEADER_BYTES: usize = 5;
 
 /// Returns a response as a gRPC message in pieces. Only the first is the client's own; [`encode`] built `shared`.
 pub(crate) fn message(
@@ -44,10 +44,14 @@ pub(crate) fn message(
     let own = field_len(RESPONSE_SYSTEM_VERSION, system_version.len())
         + field_len(RESPONSE_TYPE_URL, type_url.len())
         + field_len(RESPONSE_NONCE, nonce.len());
-    let copied = if length <= SMALL { length } else { 0 };
-    let mut first = BytesMut::with_capacity(HEAD + own + copied);
+    let copied = if length <= MAX_COPIED_BYTES {
+        length
+    } else {
+        0
+    };
+    let mut first = BytesMut::with_capacity(GRPC_HEADER_BYTES + own + copied);
     first.put_u8(0);
-    // A message may not be longer than its length can say; clients take far less.
+    // A message cannot exceed the range of its length field; the limits of clients are far lower.
     first.put_u32(u32::try_from(own + length).unwrap_or(u32::MAX));
     text(
         RESPONSE_SYSTEM_VERSION,
@@ -56,7 +60,7 @@ pub(crate) fn message(
     );
     text(RESPONSE_TYPE_URL, type_url.as_bytes(), &mut first);
     text(RESPONSE_NONCE, nonce.as_bytes(), &mut first);
-    let rest = if length <= SMALL {
+    let rest = if length <= MAX_COPIED_BYTES {
         shared.iter().for_each(|piece| first.put_slice(piece));
         &[]
     } else {
@@ -65,14 +69,14 @@ pub(crate) fn message(
     std::iter::once(first.freeze()).chain(rest.iter().cloned())
 }
 
-/// Bytes that records, and names of records that are gone, add to a response, in pieces.
+/// Encodes the records and the names of removed ones that a response contains, in pieces.
 pub(crate) fn encode(
     resource_type: ResourceType,
     resources: &[Arc<Entry>],
     removed: &[ArcStr],
     with_aliases: bool,
 ) -> Vec<Bytes> {
-    let form = Form {
+    let form = RecordEncoder {
         resource_type,
         with_aliases,
     };
@@ -82,10 +86,10 @@ pub(crate) fn encode(
     let names = names.map(|name| field_len(RESPONSE_REMOVED, name.len()));
     let mut left = lengths.chain(names).sum::<usize>();
     let mut pieces = Vec::new();
-    let mut piece = BytesMut::with_capacity(left.min(PIECE));
+    let mut piece = BytesMut::with_capacity(left.min(PIECE_BYTES));
     let mut room_for = |needed: usize, piece: &mut BytesMut| {
         if piece.len() + needed > piece.capacity() && !piece.is_empty() {
-            let next = BytesMut::with_capacity(left.min(PIECE.max(needed)));
+            let next = BytesMut::with_capacity(left.min(PIECE_BYTES.max(needed)));
             pieces.push(std::mem::replace(piece, next).freeze());
         }
         left -= needed;
@@ -115,15 +119,15 @@ pub(crate) fn encode(
     pieces
 }
 
-/// Encoding of records.
+/// Options of encoding records.
 #[derive(Clone, Copy)]
-struct Form {
+struct RecordEncoder {
     resource_type: ResourceType,
     /// Whether to include aliases, which only clients with single subscriptions use.
     with_aliases: bool,
 }
 
-impl Form {
+impl RecordEncoder {
     fn aliases(self, entry: &Entry) -> &[ArcStr] {
         if self.with_aliases {
             &entry.aliases

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn without_identity_nothing_of_one_matches() {
+    fn identity_patterns_never_match_without_identity() {
         let ip = IpAddr::from([10, 0, 0, 1]);
         let attributes = Attributes::new(None, ip, (ip, 80).into());
         for pattern in [StringMatch::Presence, StringMatch::Exact("".into())] {

@@ -18,7 +18,7 @@ type RuleId = u32;
 /// Rules of several policies of one kind.
 #[derive(Debug, Default)]
 pub(crate) struct RuleIndex {
-    rules: Vec<Option<FiledRule>>,
+    rules: Vec<Option<IndexedRule>>,
     free: Vec<RuleId>,
     by_principal: HashMap<ArcStr, Vec<RuleId>>,
     by_namespace: HashMap<ArcStr, Vec<RuleId>>,
@@ -31,26 +31,26 @@ pub(crate) struct RuleIndex {
 }
 
 #[derive(Debug)]
-struct FiledRule {
+struct IndexedRule {
     policy: Arc<Authorization>,
     index: usize,
 }
 
-impl FiledRule {
+impl IndexedRule {
     fn rule(&self) -> Option<&Rule> {
         self.policy.rules.get(self.index)
     }
 }
 
-/// The values by which a rule is indexed.
-enum Filing {
+/// Values by which a rule is indexed.
+enum IndexKeys {
     Principals(Vec<ArcStr>),
     Accounts(Vec<ArcStr>),
     Namespaces(Vec<ArcStr>),
     Ports(Vec<u16>),
     Always,
-    /// Policy that cannot match any connection.
-    Nowhere,
+    /// The rule cannot match any connection.
+    NeverMatches,
 }
 
 impl RuleIndex {
@@ -61,11 +61,11 @@ impl RuleIndex {
     pub(crate) fn insert(&mut self, policy: &Arc<Authorization>) {
         let mut ids = Vec::with_capacity(policy.rules.len());
         for (index, rule) in policy.rules.iter().enumerate() {
-            let filing = filing(rule);
-            if matches!(filing, Filing::Nowhere) {
+            let index_keys = index_keys(rule);
+            if matches!(index_keys, IndexKeys::NeverMatches) {
                 continue;
             }
-            let filed = Some(FiledRule {
+            let filed = Some(IndexedRule {
                 policy: policy.clone(),
                 index,
             });
@@ -81,7 +81,7 @@ impl RuleIndex {
                     RuleId::try_from(self.rules.len() - 1).unwrap_or(RuleId::MAX)
                 }
             };
-            self.for_each_list(filing, |list| list.push(id));
+            self.for_each_list(index_keys, |list| list.push(id));
             ids.push(id);
         }
         self.of_policy.insert(policy.key(), ids);
@@ -94,7 +94,7 @@ impl RuleIndex {
                 continue;
             };
             if let Some(rule) = filed.rule() {
-                self.for_each_list(filing(rule), |list| list.retain(|known| *known != id));
+                self.for_each_list(index_keys(rule), |list| list.retain(|known| *known != id));
             }
             self.free.push(id);
         }
@@ -103,14 +103,14 @@ impl RuleIndex {
         }
     }
 
-    fn for_each_list(&mut self, filing: Filing, mut f: impl FnMut(&mut Vec<RuleId>)) {
-        match filing {
-            Filing::Principals(keys) => each(&mut self.by_principal, keys, f),
-            Filing::Accounts(keys) => each(&mut self.by_account, keys, f),
-            Filing::Namespaces(keys) => each(&mut self.by_namespace, keys, f),
-            Filing::Ports(keys) => each(&mut self.by_port, keys, f),
-            Filing::Always => f(&mut self.always),
-            Filing::Nowhere => {}
+    fn for_each_list(&mut self, index_keys: IndexKeys, mut f: impl FnMut(&mut Vec<RuleId>)) {
+        match index_keys {
+            IndexKeys::Principals(keys) => each(&mut self.by_principal, keys, f),
+            IndexKeys::Accounts(keys) => each(&mut self.by_account, keys, f),
+            IndexKeys::Namespaces(keys) => each(&mut self.by_namespace, keys, f),
+            IndexKeys::Ports(keys) => each(&mut self.by_port, keys, f),
+            IndexKeys::Always => f(&mut self.always),
+            IndexKeys::NeverMatches => {}
         }
     }
 
@@ -170,22 +170,22 @@ fn each<K: std::hash::Hash + Eq>(
 }
 
 /// The most selective index key that one clause of the rule allows.
-fn filing(rule: &Rule) -> Filing {
+fn index_keys(rule: &Rule) -> IndexKeys {
     let never = |clause: &Clause| !clause.is_empty() && clause.iter().all(Match::is_empty);
     if rule.iter().any(never) {
-        return Filing::Nowhere;
+        return IndexKeys::NeverMatches;
     }
-    let demanded = |kind: Kind| rule.iter().find_map(|clause| kind.demanded_by(clause));
+    let demanded = |kind: Kind| rule.iter().find_map(|clause| kind.required_values(clause));
     if let Some(keys) = demanded(Kind::Principal) {
-        Filing::Principals(keys)
+        IndexKeys::Principals(keys)
     } else if let Some(keys) = demanded(Kind::Account) {
-        Filing::Accounts(keys)
+        IndexKeys::Accounts(keys)
     } else if let Some(keys) = demanded(Kind::Namespace) {
-        Filing::Namespaces(keys)
-    } else if let Some(ports) = rule.iter().find_map(demanded_ports) {
-        Filing::Ports(ports)
+        IndexKeys::Namespaces(keys)
+    } else if let Some(ports) = rule.iter().find_map(required_ports) {
+        IndexKeys::Ports(ports)
     } else {
-        Filing::Always
+        IndexKeys::Always
     }
 }
 
@@ -197,8 +197,9 @@ enum Kind {
 }
 
 impl Kind {
-    /// The values one of which a connection must have for the clause to match, if they are exact.
-    fn demanded_by(self, clause: &Clause) -> Option<Vec<ArcStr>> {
+    /// Returns the exact values of which a connection must have one for the clause to match; `None`
+    /// if the clause also accepts other values.
+    fn required_values(self, clause: &Clause) -> Option<Vec<ArcStr>> {
         let mut keys = Vec::new();
         for m in clause.iter().filter(|m| !m.is_empty()) {
             let values: Option<Vec<ArcStr>> = match self {
@@ -219,7 +220,7 @@ impl Kind {
     }
 }
 
-fn demanded_ports(clause: &Clause) -> Option<Vec<u16>> {
+fn required_ports(clause: &Clause) -> Option<Vec<u16>> {
     let mut ports = Vec::new();
     for m in clause.iter().filter(|m| !m.is_empty()) {
         if m.destination_ports.is_empty() {

@@ -22,7 +22,7 @@ const CONVERTED_PEER_AUTHENTICATION: &str = "converted_peer_authentication_";
 pub struct Decision {
     /// Whether the connection is allowed.
     pub allowed: bool,
-    /// The policy that decided; `None` when the absence of one did.
+    /// Policy that decided; `None` if no policy applies, or no ALLOW policy matches.
     pub decided_by: Option<PolicyKey>,
     /// Reason for the decision.
     pub why: Why,
@@ -175,7 +175,8 @@ impl PolicySet {
         }
     }
 
-    /// The policies of these names, and the first name that is unknown, if that matters.
+    /// Returns the policies with these names, and the first unknown name if unknown policies are
+    /// refused.
     fn named<'a>(
         &self,
         names: impl IntoIterator<Item = &'a ArcStr>,
@@ -218,7 +219,7 @@ pub(crate) fn is_peer_authentication(record: &str) -> bool {
     name == STATIC_STRICT || name.starts_with(CONVERTED_PEER_AUTHENTICATION)
 }
 
-/// The decision when no policy denies.
+/// Decides a connection that no policy denies.
 fn decide(
     matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
     has_allow: impl FnOnce() -> bool,

@@ -62,8 +62,8 @@ impl PolicySet {
         self.explained(destination, connection, decision, is_peer_authentication)
     }
 
-    /// The dry-run policies that would refuse a connection, if they and the others were in force. Costs nothing where
-    /// there are none.
+    /// Returns the dry-run policies that would refuse a connection if all policies were enforced.
+    /// Free of cost without dry-run policies.
     pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
         if !self.has_dry_runs() {
             return Vec::new();

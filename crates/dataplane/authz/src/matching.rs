@@ -1,4 +1,4 @@
-//! Whether one policy matches one connection: the contract's meaning, without optimization.
+//! Matches one policy against one connection, as the contract defines it, without an index.
 //!
 //! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field
 //! OR; a `not_` field matches when none of its values does.

@@ -1,4 +1,4 @@
-//! The contract's meaning case by case, then against a naive reference.
+//! Tests of each rule of evaluation, and of decisions against a naive reference.
 
 mod peer_authentication;
 
@@ -100,7 +100,7 @@ fn an_allow_policy_allows_its_matches_and_nothing_else() {
 }
 
 #[test]
-fn a_deny_policy_comes_first() {
+fn deny_policies_are_evaluated_first() {
     let set = set(vec![
         policy("allow", Action::Allow, when(principal("a"))),
         policy("deny", Action::Deny, when(principal("a"))),
@@ -289,7 +289,7 @@ fn addresses_match_by_prefix_and_family() {
 }
 
 #[test]
-fn scopes_reach_whom_they_should() {
+fn policies_apply_in_their_scope_only() {
     let with = |scope, namespace: &str, names: &[&str]| {
         let deny = Authorization {
             scope,
@@ -323,7 +323,7 @@ fn unknown_named_policy_denies_unless_configured_otherwise() {
 }
 
 #[test]
-fn a_denial_that_is_known_counts_before_what_is_missing() {
+fn known_deny_policy_decides_before_missing_policy() {
     let destination = Workload {
         authorization_policies: vec!["ns/coming".into()],
         ..destination()
@@ -334,7 +334,7 @@ fn a_denial_that_is_known_counts_before_what_is_missing() {
     ];
     let why = |who| set(policies.clone()).evaluate(&destination, &from(who)).why;
     assert_eq!(why("a"), Why::Denied);
-    // The missing one may be the ALLOW that allows it.
+    // The missing policy may be an ALLOW policy that matches.
     for who in ["b", "c"] {
         assert_eq!(why(who), Why::MissingPolicy("ns/coming".into()));
     }
@@ -393,14 +393,14 @@ fn dry_run_denials_are_those_of_enforced_policies() {
     let all = vec![deny, allow, enforced];
     assert_eq!(would(all.clone(), "a"), ["d", "a"]);
     assert_eq!(would(all.clone(), "b"), [""; 0]);
-    // What another policy allows is allowed then, too.
+    // An enforced ALLOW policy matches, so enforcing the dry run refuses nothing.
     assert_eq!(would(all.clone(), "c"), [""; 0]);
     assert_eq!(would(all, "x"), ["a"]);
     assert_eq!(
         would(vec![policy("e", Action::Deny, vec![vec![]])], "a"),
         [""; 0]
     );
-    // One that is no dry run any more counts as the others do.
+    // A policy that is no longer a dry run is enforced, and not reported.
     let mut set = set(vec![dry("d", Action::Deny, vec![vec![]])]);
     assert_eq!(set.would_refuse(&destination(), &from("a")).len(), 1);
     set.insert(policy("d", Action::Deny, vec![vec![]]));
@@ -435,7 +435,7 @@ fn dry_run_policies_report_and_decide_nothing() {
 }
 
 #[test]
-fn change_names_the_workloads_concerned() {
+fn policy_change_reports_affected_workloads() {
     let mut set = set(vec![]);
     let global = Authorization {
         scope: Scope::Global,
@@ -497,7 +497,7 @@ fn an_explanation_shows_every_policy_that_applies() {
 }
 
 #[test]
-fn very_many_policies_are_decided_by_looking_at_few_rules() {
+fn index_evaluates_few_of_many_rules() {
     let rules = |number: usize| {
         (0..10)
             .flat_map(|rule| when(principal(&format!("p{number}-{rule}"))))
@@ -605,7 +605,7 @@ prop_compose! {
     }
 }
 
-/// The contract's sentences, one after the other, without any index.
+/// Decides as the contract describes it, step by step and without an index.
 fn naive(policies: &[Authorization], destination: &Workload, connection: &Connection) -> bool {
     let named = &destination.authorization_policies;
     let is = |name: &ArcStr, policy: &Authorization| *name == policy.key().to_string();
@@ -771,7 +771,7 @@ proptest! {
         for connection in connections {
             let decision = set.evaluate(&destination, &connection);
             prop_assert_eq!(decision.allowed, naive(&known, &destination, &connection));
-            // The policy named as the decider has indeed matched.
+            // The policy that decided matches the connection.
             if let Some(key) = &decision.decided_by {
                 let policy = set.by_name(&key.to_string()).unwrap();
                 prop_assert!(matches_policy(policy, &connection));

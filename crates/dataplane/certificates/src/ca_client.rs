@@ -39,7 +39,8 @@ pub trait CaClient: Send + Sync + 'static {
     }
 }
 
-/// Identities whose certificates are to be fetched before they are due. Clones share them.
+/// Queue of identities whose certificates are to be fetched before they are due. Clones share the
+/// queue.
 #[derive(Clone, Debug, Default)]
 pub struct Renewals(Arc<Pending>);
 
@@ -68,7 +69,7 @@ impl Renewals {
     }
 }
 
-/// Warm start: keeps certificates beyond the lifetime of the process that fetched them.
+/// Cache of certificates that outlives the process which fetched them, for a warm start.
 pub trait CertificateCache: Send + Sync + 'static {
     /// Stores the CA's response with its private key.
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
@@ -127,7 +128,7 @@ impl FetchError {
     }
 }
 
-/// A status as code, message and cause (for instance why the connection failed).
+/// Displays a status as code, message and cause (for instance why the connection failed).
 struct Answer<'a>(&'a tonic::Status);
 
 impl fmt::Display for Answer<'_> {
@@ -145,8 +146,8 @@ impl fmt::Display for Answer<'_> {
 pub struct CsrClientOptions {
     /// Requested lifetime (`SECRET_TTL`).
     pub ttl: Duration,
-    /// Identity of the caller's own account, for which requests name none. A node proxy has no use for one; requests for
-    /// all others name the identity.
+    /// Identity of the caller's own account: requests for it name no identity, all others do. Unset
+    /// for node proxies, which request certificates for their pods only.
     pub own: Option<Identity>,
     /// Timeout for the response of the CA.
     pub timeout: Duration,

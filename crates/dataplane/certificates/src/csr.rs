@@ -25,7 +25,7 @@ pub struct CertificateRequest {
 }
 
 impl CertificateRequest {
-    /// A request with a new P-256 key, an empty subject and the identity as the only name.
+    /// Creates a request with a new P-256 key, an empty subject and the identity as its only name.
     pub fn new(identity: &Identity) -> Result<Self, CsrError> {
         Self::try_new(identity).map_err(|source| CsrError {
             identity: Box::new(identity.clone()),

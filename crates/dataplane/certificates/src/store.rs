@@ -21,7 +21,7 @@ use tokio::{
 use crate::{CaClient, CertificateCounts, CertificateDump, FetchError};
 pub use options::CertificatesOptions;
 pub use state::Priority;
-use state::{Effect, Event, Life, State};
+use state::{Effect, Event, Lifetime, State};
 
 /// Why a connection gets no certificate.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -140,8 +140,8 @@ impl Certificates {
         }
     }
 
-    /// Waits through failures and retries until a requested certificate is available, or is no longer
-    /// wanted. For preparation; connections use [`Self::get`].
+    /// Waits through failures and retries until a requested certificate is available or forgotten.
+    /// For preparation; connections use [`Self::get`].
     pub async fn obtained(&self, identity: &Identity) {
         let follow = |entry: &Entry| entry.slot.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
@@ -292,7 +292,7 @@ async fn run(
                 None => return,
             },
             Some((identity, attempt, result)) = fetched.recv() => {
-                match result.and_then(|cert| Ok((Life::of(&cert, SystemTime::now())?, cert))) {
+                match result.and_then(|cert| Ok((Lifetime::of(&cert, SystemTime::now())?, cert))) {
                     Ok((life, cert)) => Event::Fetched(identity, attempt, life, Arc::new(cert)),
                     Err(error) => {
                         let (is_refusal, jitter) = (error.is_refusal(), rand::rng().random());

@@ -16,7 +16,7 @@ pub enum SvidError {
     /// The leaf has no URI name, or several.
     #[error("its leaf has {0} URI names, and an X.509-SVID has one")]
     Names(usize),
-    /// The certificate has another identity than its message says.
+    /// The certificate's identity differs from the SPIFFE ID in the agent's message.
     #[error("its leaf is of {0}")]
     OtherIdentity(Box<Identity>),
     /// Chain, bundle or key are unusable.

@@ -74,7 +74,7 @@ pub enum ChannelError {
     },
 }
 
-/// A channel that connects when first used, and again whenever the connection is lost.
+/// Creates a channel that connects when first used, and again whenever the connection is lost.
 ///
 /// Call within a runtime. Keeps the connection alive with TCP keepalive and HTTP/2 pings.
 pub fn channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_mean_https() {
+    fn addresses_default_to_https_and_port_443() {
         let authority = |address| target(address).unwrap().authority();
         assert_eq!(
             authority("https://istiod.istio-system.svc:15012"),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn plaintext_and_nonsense_are_refused() {
+    fn plaintext_and_invalid_addresses_are_refused() {
         for address in ["http://istiod:15010", "", "https://", "ftp://x", "a b"] {
             assert!(target(address).is_err(), "{address:?}");
         }

@@ -15,7 +15,8 @@ pub enum TokenSource {
 }
 
 impl TokenSource {
-    /// `AUTH_TOKEN`: a path if such a file exists (or it looks like one), else the token itself.
+    /// Parses `AUTH_TOKEN`: a path if such a file exists (or it looks like one), else the token
+    /// itself.
     pub fn from_setting(text: &str) -> Self {
         if text.contains('/') || PathBuf::from(text).exists() {
             Self::File(text.into())
@@ -68,7 +69,7 @@ pub struct CallHeaders {
 }
 
 impl CallHeaders {
-    /// `authorization` from a token, `clusterid`, and further fixed headers.
+    /// Creates the metadata: `authorization` from a token, `clusterid`, and further fixed headers.
     pub fn new<'a>(
         token: Option<TokenSource>,
         cluster_id: Option<&'a str>,

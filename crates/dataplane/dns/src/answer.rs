@@ -1,4 +1,4 @@
-//! The message that answers a question from the mesh.
+//! Encodes answers with addresses of the mesh.
 
 use std::net::IpAddr;
 
@@ -14,9 +14,9 @@ use crate::{
 /// Seconds an answer may be cached.
 const TTL: u32 = 30;
 /// Bytes of a datagram that every client accepts.
-const MIN_DATAGRAM: u16 = 512;
+const MIN_DATAGRAM_BYTES: u16 = 512;
 /// Bytes of a message that fit into a datagram with any headers.
-const MAX_DATAGRAM: u16 = 65_000;
+const MAX_DATAGRAM_BYTES: u16 = 65_000;
 
 const TYPE_A: u16 = 1;
 const TYPE_CNAME: u16 = 5;
@@ -39,7 +39,7 @@ pub fn encode(
     let mut head = response(&question.metadata, ResponseCode::NoError);
     head.metadata.authoritative = true;
     head.add_query(question.query.clone());
-    // A name that was read can be written.
+    // A name that was parsed can be encoded.
     let mut message = Message {
         bytes: head.to_vec().unwrap_or_default(),
         answers: 0,
@@ -47,9 +47,11 @@ pub fn encode(
     };
     let payload = question
         .edns()
-        .map(|edns| edns.max_payload().max(MIN_DATAGRAM));
+        .map(|edns| edns.max_payload().max(MIN_DATAGRAM_BYTES));
     let limit = match transport {
-        Transport::Udp => payload.unwrap_or(MIN_DATAGRAM).min(MAX_DATAGRAM),
+        Transport::Udp => payload
+            .unwrap_or(MIN_DATAGRAM_BYTES)
+            .min(MAX_DATAGRAM_BYTES),
         Transport::Tcp => u16::MAX,
     };
     let limit = usize::from(limit) - payload.map_or(0, |_| OPT);
@@ -89,7 +91,7 @@ impl Message {
     fn alias(&mut self, name: &str) {
         let mut target = Vec::with_capacity(name.len() + 2);
         for label in name.split('.') {
-            // It is a label of a name that was read: at most 63 bytes.
+            // The label is part of a name that was parsed: at most 63 bytes.
             target.push(u8::try_from(label.len()).unwrap_or_default());
             target.extend(label.as_bytes());
         }

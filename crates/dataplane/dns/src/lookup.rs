@@ -94,8 +94,9 @@ struct Hit<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// The name along the search list. Services and pods of the cluster go before hosts that were declared for the
-    /// short name itself, as they do for resolvers, so that an entry cannot take their short names.
+    /// Resolves a name along the search list. Services and pods of the cluster take precedence over
+    /// hosts that were declared for the short name itself, as in a resolver, so that no
+    /// ServiceEntry can take over their short names.
     fn with_expansions(&self, name: &str) -> Option<Hit<'a>> {
         let expansions = self.expansions(name);
         let names = || expansions.iter().map(String::as_str);
@@ -124,7 +125,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The service of a name, or the pod of a headless one.
+    /// Resolves a full name: a service, or a pod of a headless service.
     fn exact(&self, name: &str) -> Option<Hit<'a>> {
         let service = self.service(name).map(|service| Hit {
             service,

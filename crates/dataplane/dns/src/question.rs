@@ -91,7 +91,7 @@ impl Question {
         }
     }
 
-    /// The name as it was written.
+    /// Returns the requested name as the client wrote it.
     pub fn name(&self) -> &hickory_proto::rr::Name {
         self.query.name()
     }
@@ -105,7 +105,7 @@ impl Question {
     pub fn refusal(&self, code: ResponseCode) -> Vec<u8> {
         let mut message = response(&self.metadata, code);
         message.add_query(self.query.clone());
-        // A name that was read can be written.
+        // A name that was parsed can be encoded.
         message.to_vec().unwrap_or_default()
     }
 }

@@ -60,9 +60,9 @@ pub trait Host: Send + Sync + 'static {
     fn look_up(&self, name: &str, family: Family) -> Known;
     /// Waits until the mesh is known, at most as long as clients can wait; returns whether it is.
     fn mesh_known(&self) -> impl Future<Output = bool> + Send;
-    /// Whether this process is to receive questions, and not another process with the same sockets.
+    /// Whether this process, and not another one with the same sockets, serves queries.
     fn has_turn(&self) -> bool;
-    /// Waits until this process is to receive questions.
+    /// Waits until this process serves queries.
     fn turn(&self) -> impl Future<Output = ()> + Send;
     /// Reports a question with its outcome.
     fn report(&self, report: &Report<'_>);
@@ -78,21 +78,21 @@ pub struct Server<H> {
     relayed: Semaphore,
 }
 
-/// The next step of a question.
+/// Next step of a query.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Answer to send to the client.
     Answer(Vec<u8>),
-    /// Response that must wait for the mesh state.
-    Later(Later),
+    /// The response needs the upstream server or the mesh state.
+    Pending(Pending),
 }
 
-/// Why a question must wait.
+/// Reason why a query cannot be answered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Later {
+pub(crate) enum Pending {
     /// The mesh does not have the name.
     Relay,
-    /// Mesh state that is not known yet.
+    /// The mesh state is not known yet.
     Wait,
 }
 
@@ -111,12 +111,12 @@ impl<H: Host> Server<H> {
     /// The first step of a question.
     pub(crate) fn begin(&self, question: &Question, transport: Transport) -> Step {
         let (Some(family), Some(host)) = (question.family(), question.host()) else {
-            return Step::Later(Later::Relay);
+            return Step::Pending(Pending::Relay);
         };
         match self.host.look_up(&host, family) {
             Known::Found(found) => Step::Answer(self.answer(question, &found, transport)),
-            Known::Unknown => Step::Later(Later::Relay),
-            Known::NotYet => Step::Later(Later::Wait),
+            Known::Unknown => Step::Pending(Pending::Relay),
+            Known::NotYet => Step::Pending(Pending::Wait),
         }
     }
 
@@ -130,20 +130,21 @@ impl<H: Host> Server<H> {
         self.failed(question, transport, &RelayError::TooMany)
     }
 
-    /// The further steps, up to the answer. `resolver` is the server that the client addressed.
+    /// Completes a query that could not be answered at once. `resolver` is the server that the
+    /// client addressed.
     pub(crate) async fn finish(
         &self,
         question: &Question,
         transport: Transport,
-        later: Later,
+        later: Pending,
         resolver: Option<SocketAddr>,
     ) -> Vec<u8> {
-        if later == Later::Wait {
+        if later == Pending::Wait {
             let known = self.host.mesh_known().await;
             match self.begin(question, transport) {
                 Step::Answer(answer) => return answer,
-                Step::Later(Later::Relay) if known => {}
-                Step::Later(_) => {
+                Step::Pending(Pending::Relay) if known => {}
+                Step::Pending(_) => {
                     self.report(question, transport, Outcome::NotYet);
                     return question.refusal(ResponseCode::ServFail);
                 }

@@ -67,7 +67,7 @@ async fn answer<H: Host>(
     };
     Some(match server.begin(&question, Transport::Tcp) {
         Step::Answer(answer) => answer,
-        Step::Later(later) => match server.room() {
+        Step::Pending(later) => match server.room() {
             None => server.refuse(&question, Transport::Tcp),
             Some(_room) => {
                 server

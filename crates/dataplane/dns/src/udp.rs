@@ -10,18 +10,18 @@ use tokio::{net::UdpSocket, sync::Semaphore, time::timeout};
 
 use crate::{
     question::{Question, Unanswerable},
-    server::{Host, Later, Server, Step},
+    server::{Host, Pending, Server, Step},
     transport::Transport,
 };
 use ports::Ports;
 
-/// No question is longer; a truncated one is unreadable.
-const MAX_QUESTION: usize = 4096;
+/// Maximum length of a query in bytes; a longer datagram is truncated, and thus unreadable.
+const MAX_QUERY_BYTES: usize = 4096;
 /// Pause after an error that no client caused.
-const PAUSE: Duration = Duration::from_millis(20);
+const ERROR_PAUSE: Duration = Duration::from_millis(20);
 
-/// Permit for handling removed pods one at a time.
-static FORGETTING: Semaphore = Semaphore::const_new(1);
+/// Permit for removing the address translation of removed pods, one pod at a time.
+static CONNTRACK_CLEANUP: Semaphore = Semaphore::const_new(1);
 
 /// Serves datagrams until the drain begins, and then until no more arrive. The kernel keeps redirecting ports of the
 /// pod that were redirected before, even after the rules are removed. The translation of ports without a socket is
@@ -54,7 +54,7 @@ pub async fn serve_datagrams<H: Host>(
             // Another process shares the socket and continues to serve it.
             Some(DrainMode::Graceful { .. }) if !server.host.has_turn() => return,
             Some(DrainMode::Graceful { .. }) => {
-                // Not part of this task, which exists for every pod all the time.
+                // Boxed, since every pod has this task all the time but needs this part only once.
                 let run_out = Box::pin(run_out(&socket, &server, &mut ports));
                 let cut = Box::pin(drain.cut());
                 return tokio::select! {
@@ -69,7 +69,7 @@ pub async fn serve_datagrams<H: Host>(
 async fn follow_up(ready: io::Result<()>) {
     if let Err(error) = ready {
         tracing::warn!(%error, "cannot wait for DNS questions");
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(ERROR_PAUSE).await;
     }
 }
 
@@ -84,7 +84,7 @@ async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, port
     take_meanwhile(socket, server, ports, all).await;
 }
 
-/// Handles datagrams until `work` is done.
+/// Handles datagrams until `work` completes.
 async fn take_meanwhile<H: Host>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
@@ -115,9 +115,9 @@ fn forget<H>(
         let (Ok(at), Some(netns)) = (at, netns) else {
             return;
         };
-        // Whole namespaces leave at once: their pods do this one after the other, and not on the threads
-        // that carry connections.
-        let Ok(_turn) = FORGETTING.acquire().await else {
+        // Whole namespaces may be removed at once: pods are handled one at a time, and not on the
+        // threads that relay connections.
+        let Ok(_turn) = CONNTRACK_CLEANUP.acquire().await else {
             return;
         };
         let forget = move || conntrack::forget_redirected(&netns, at, &ports, sockets);
@@ -145,7 +145,7 @@ async fn take_all<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, por
 }
 
 fn receive(socket: &UdpSocket) -> io::Result<(Vec<u8>, SocketAddr)> {
-    let mut buffer = [0; MAX_QUESTION];
+    let mut buffer = [0; MAX_QUERY_BYTES];
     let (len, client) = socket.try_recv_from(&mut buffer)?;
     Ok((buffer.get(..len).unwrap_or_default().to_vec(), client))
 }
@@ -163,7 +163,7 @@ fn take<H: Host>(
     };
     match server.begin(&question, Transport::Udp) {
         Step::Answer(answer) => send(socket, &answer, client),
-        Step::Later(later) => {
+        Step::Pending(later) => {
             let (socket, server) = (socket.clone(), server.clone());
             ambit_rt::spawn("dns question", async move {
                 finish(&socket, &server, &question, later, client).await;
@@ -176,7 +176,7 @@ async fn finish<H: Host>(
     socket: &UdpSocket,
     server: &Server<H>,
     question: &Question,
-    later: Later,
+    later: Pending,
     client: SocketAddr,
 ) {
     let answer = match server.room() {
@@ -209,7 +209,7 @@ fn original_server<H>(
 }
 
 fn send(socket: &UdpSocket, answer: &[u8], client: SocketAddr) {
-    // A full queue or a client that has gone: the client may ask again.
+    // The send queue is full or the client is gone: the client may retry.
     if let Err(error) = socket.try_send_to(answer, client) {
         tracing::debug!(%error, "a DNS answer was not sent");
     }

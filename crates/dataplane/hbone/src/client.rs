@@ -29,13 +29,13 @@ use crate::{
     windows::Windows,
 };
 
-/// Maximum time for which tunnels continue to a workload that was removed but still responds.
+/// Maximum time for which tunnels to a removed workload continue while it responds.
 const GONE_DRAIN: Duration = Duration::from_secs(60);
 
-/// The time of a connection to a workload that is gone is over.
+/// Error of a connection to a removed workload that exceeded [`GONE_DRAIN`].
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the peer was removed from the mesh {} s ago", GONE_DRAIN.as_secs())]
-struct GoneDrained;
+struct DrainTimeout;
 
 /// Why a connection could not be set up. Shared by all its waiters.
 #[derive(Debug, thiserror::Error)]
@@ -153,7 +153,7 @@ impl TunnelError {
         }
     }
 
-    /// Whether the condition may end within seconds: the peer is unreachable, or does not serve yet.
+    /// Whether the failure may be transient: the peer is unreachable, or does not serve yet.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Dial(error) => match &**error {
@@ -169,9 +169,9 @@ impl TunnelError {
         }
     }
 
-    /// Whether the peer has seen nothing of the request, or an opening without application data, so that another
-    /// connection may be tried. On a `fresh` connection only if the peer closed it without an error, since it would
-    /// repeat a refusal.
+    /// Whether the peer has processed nothing of the request, or no application data, so that
+    /// another connection may be tried. On a `fresh` connection only if the peer closed it without
+    /// an error, since it would repeat a refusal.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_cut_off(error),
@@ -199,8 +199,8 @@ fn refused(parts: &response::Parts) -> TunnelError {
     }
 }
 
-/// Whether the connection went away under a stream, or the peer refused the stream unprocessed. Another reset may come from
-/// behind a tunnel that the peer had accepted.
+/// Whether the connection went away under a stream, or the peer refused the stream unprocessed. A
+/// reset with another code may come from the connection behind an accepted tunnel.
 fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_go_away() || error.is_io() || error.reason() == Some(h2::Reason::REFUSED_STREAM)
 }
@@ -338,7 +338,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 pinger.follow(now);
                 *ends = (now == Liveness::Gone).then(|| Instant::now() + GONE_DRAIN);
             }
-            // The peer has to acknowledge one change before the next: that is seen here again then.
+            // The peer must acknowledge one change before the next: the following iteration
+            // compares again.
             let streams = shared.streams.load(Ordering::Relaxed);
             if let Some(window) = windows.grown(streams) {
                 connection.set_target_window_size(window);
@@ -357,9 +358,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if let Poll::Ready(timeout) = dead {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, timeout)));
             }
-            // The pinger's timer sees to it that this is looked at every second.
+            // The pinger's timer wakes this loop at least once a second.
             if ends.is_some_and(|ends| ends <= Instant::now()) {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, GoneDrained)));
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, DrainTimeout)));
             }
             std::pin::Pin::new(connection)
                 .poll(cx)

@@ -29,8 +29,8 @@ thread_local! {
 /// A connection read in large pieces.
 pub struct Coarse<IO> {
     io: IO,
-    /// Read but not returned yet; has capacity only then.
-    held: BytesMut,
+    /// Bytes that were read but not returned yet; has capacity only while it holds bytes.
+    buffered: BytesMut,
     /// Completes when the connection must be closed because its peer is no longer accepted.
     withdrawn: Option<Pin<Box<dyn Future<Output = Withdrawal> + Send>>>,
 }
@@ -48,7 +48,7 @@ impl<IO> Coarse<IO> {
     pub fn new(io: IO) -> Self {
         Self {
             io,
-            held: BytesMut::new(),
+            buffered: BytesMut::new(),
             withdrawn: None,
         }
     }
@@ -85,7 +85,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
     ) -> Poll<io::Result<()>> {
         let Self {
             io,
-            held,
+            buffered,
             withdrawn,
         } = self.get_mut();
         if let Some(waiting) = withdrawn
@@ -94,13 +94,13 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
             *withdrawn = None;
             return Poll::Ready(Err(withdrawal::error(why)));
         }
-        if held.is_empty() {
+        if buffered.is_empty() {
             if out.remaining() >= SCRATCH {
                 return Pin::new(io).poll_read(cx, out);
             }
             let mut buffer = take();
             match poll_read_buf(Pin::new(io), cx, &mut buffer) {
-                Poll::Ready(Ok(n)) if n > 0 => *held = buffer,
+                Poll::Ready(Ok(n)) if n > 0 => *buffered = buffer,
                 other => {
                     give_back(buffer);
                     ready!(other)?;
@@ -108,11 +108,11 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
                 }
             }
         }
-        let n = held.len().min(out.remaining());
-        out.put_slice(held.get(..n).unwrap_or_default());
-        held.advance(n);
-        if held.is_empty() {
-            give_back(std::mem::take(held));
+        let n = buffered.len().min(out.remaining());
+        out.put_slice(buffered.get(..n).unwrap_or_default());
+        buffered.advance(n);
+        if buffered.is_empty() {
+            give_back(std::mem::take(buffered));
         }
         Poll::Ready(Ok(()))
     }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn pieces_come_out_as_they_went_in_and_the_end_is_the_end() {
+    async fn reads_return_all_bytes_in_order_and_the_end() {
         let (mut near, far) = tokio::io::duplex(200_000);
         let sent: Vec<u8> = (0..150_000)
             .map(|i| b'a' + u8::try_from(i % 23).unwrap())
@@ -171,11 +171,11 @@ mod tests {
                 break;
             }
             got.extend_from_slice(&piece[..n]);
-            assert!(coarse.held.is_empty() || coarse.held.capacity() <= SCRATCH);
+            assert!(coarse.buffered.is_empty() || coarse.buffered.capacity() <= SCRATCH);
         }
         assert!(got == sent);
         assert_eq!(
-            coarse.held.capacity(),
+            coarse.buffered.capacity(),
             0,
             "an idle connection holds no buffer"
         );

@@ -1,5 +1,5 @@
-//! What an HBONE connection and its tunnels share: how many there are, when the last one was opened, and whether those
-//! that have data to send can. Nothing here does IO.
+//! State that an HBONE connection shares with its tunnels: their number, the time of the last one,
+//! and whether tunnels with data to send make progress. Nothing here does IO.
 
 use std::{
     fmt,
@@ -56,7 +56,8 @@ pub(crate) struct Shared {
     pub(crate) retired: AtomicBool,
     /// Tunnels with data that the peer's windows do not allow to be sent.
     pub(crate) blocked: AtomicUsize,
-    /// Milliseconds from `born` to the last time that one of them could send, or the first one was blocked.
+    /// Milliseconds from `born` to the last time that a blocked tunnel could send, or that the
+    /// first one was blocked.
     pub(crate) last_progress_ms: AtomicUsize,
     liveness: AtomicU8,
     /// The driver, which acts upon a change of `liveness`.
@@ -131,7 +132,8 @@ impl Lease {
         }
     }
 
-    /// The tunnel has data to send that the peer's windows do not allow, or allow again.
+    /// Records that the tunnel has data to send that the peer's windows do not allow, or allow
+    /// again.
     pub(crate) fn set_blocked(&mut self, is_blocked: bool) {
         if self.is_blocked == is_blocked {
             return;
@@ -154,7 +156,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.is_blocked {
-            // No progress of the connection.
+            // The end of a blocked tunnel is no progress of the connection.
             self.shared.blocked.fetch_sub(1, Ordering::Relaxed);
         }
         self.shared.streams.fetch_sub(1, Ordering::Relaxed);

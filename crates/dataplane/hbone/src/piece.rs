@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_unsent_when_the_last_piece_is_dropped() {
+    fn unsent_is_empty_when_the_last_piece_is_dropped() {
         let unsent = Unsent::default();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(unsent.poll_none(&mut cx).is_ready());

@@ -38,7 +38,7 @@ struct State {
 }
 
 impl State {
-    /// The timer has fired: the next action, and the time until it fires again.
+    /// Handles the timer: returns the next action, and the time until the timer fires again.
     fn on_timer(&mut self) -> (Effect, Duration) {
         if self.awaiting {
             return (Effect::GiveUp, self.interval);
@@ -53,7 +53,8 @@ impl State {
         self.interval
     }
 
-    /// The time until the timer fires when the peer is to be checked as often as this.
+    /// Returns the time until the timer fires, after the interval and timeout of the checks
+    /// changed.
     fn on_change(&mut self, interval: Duration, timeout: Duration) -> Duration {
         self.interval = interval;
         self.timeout = timeout;
@@ -90,7 +91,7 @@ impl Pinger {
         }
     }
 
-    /// Checks the peer at the interval of its health, beginning now.
+    /// Adapts the interval and timeout to the peer's liveness, beginning now.
     pub(crate) fn follow(&mut self, liveness: Liveness) {
         let (interval, timeout) = match liveness {
             Liveness::Expected => self.usual,
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unanswered_ping_ends_it_and_an_answered_one_does_not() {
+    fn only_an_unanswered_ping_closes_the_connection() {
         let (interval, timeout) = (Duration::from_secs(10), Duration::from_secs(20));
         let mut state = State {
             awaiting: false,

@@ -40,8 +40,8 @@ pub struct PoolKey {
     pub source: Identity,
     /// Accepted server identities.
     pub expected: Vec<Identity>,
-    /// The uid of the workload at the other end. An address that becomes another workload's is another key: the
-    /// connections to the one before lead nowhere.
+    /// UID of the workload at the other end. An address that is reassigned to another workload is
+    /// another key: connections to the previous workload are of no use.
     pub workload: ArcStr,
     /// Address of the peer.
     pub destination: SocketAddr,
@@ -92,7 +92,8 @@ impl WeakPool {
     }
 }
 
-/// Limits of a connection that is set up, where they are not the pool's, and what is held for them as long as it lasts.
+/// Limits of a new connection, where they differ from the pool's, and a permit that is held until
+/// the connection closes.
 #[derive(Debug)]
 pub struct Reserved {
     /// Limits of the connection.
@@ -105,7 +106,7 @@ pub struct Reserved {
 type Reserve<'a> = &'a (dyn Fn() -> Result<Option<Reserved>, DialError> + Sync);
 
 /// Result of a lookup in the pool.
-enum Looked {
+enum Lookup {
     Leased(Leased),
     Wait(oneshot::Receiver<Outcome>),
     Dial,
@@ -185,7 +186,7 @@ impl Pool {
         .map_err(|(error, _fresh)| error)
     }
 
-    /// One attempt. An error also reports whether it was on a connection made for it.
+    /// Makes one attempt. An error also reports whether the attempt used a connection made for it.
     async fn open<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -237,7 +238,7 @@ impl Pool {
         });
     }
 
-    /// A lease of a connection, and whether the connection was made for it.
+    /// Returns a lease of a connection, and whether the connection was made for it.
     async fn lease<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -249,15 +250,16 @@ impl Pool {
     {
         loop {
             match self.look(key) {
-                Looked::Leased(leased) => return Ok((leased, false)),
-                Looked::Draining => return Err(TunnelError::Draining),
-                // Otherwise there is a new connection, or the task that was setting it up was dropped.
-                Looked::Wait(outcome) => {
+                Lookup::Leased(leased) => return Ok((leased, false)),
+                Lookup::Draining => return Err(TunnelError::Draining),
+                // Otherwise a new connection is available, or the task that was dialing was
+                // dropped.
+                Lookup::Wait(outcome) => {
                     if let Ok(Err(error)) = outcome.await {
                         return Err(TunnelError::Dial(error));
                     }
                 }
-                Looked::Dial => {
+                Lookup::Dial => {
                     let guard = Dialing {
                         pool: self,
                         key,
@@ -270,16 +272,16 @@ impl Pool {
         }
     }
 
-    fn look(&self, key: &Arc<PoolKey>) -> Looked {
+    fn look(&self, key: &Arc<PoolKey>) -> Lookup {
         let mut state = self.state.lock();
         if state.draining {
-            return Looked::Draining;
+            return Lookup::Draining;
         }
         if !state.entries.contains_key(key) {
             state.entries.insert(key.clone(), Entry::default());
         }
         let Some(entry) = state.entries.get_mut(key) else {
-            return Looked::Draining;
+            return Lookup::Draining;
         };
         entry.connections.retain_mut(ClientConnection::is_open);
         let may_avoid = entry.connections.len() < MAX_STALLED_CONNECTIONS;
@@ -290,16 +292,16 @@ impl Pool {
             .filter(|connection| !(may_avoid && connection.is_stalled()))
             .min_by_key(|connection| (connection.is_stalled(), connection.streams()));
         if let Some(connection) = best {
-            return Looked::Leased(connection.lease());
+            return Lookup::Leased(connection.lease());
         }
-        // Only as many callers wait as the connections being set up can carry.
+        // Only as many callers wait as the connections being dialed can carry.
         if entry.waiters.len() + entry.dialing < entry.dialing * self.settings.max_streams {
             let (wake, outcome) = oneshot::channel();
             entry.waiters.push(wake);
-            return Looked::Wait(outcome);
+            return Lookup::Wait(outcome);
         }
         entry.dialing += 1;
-        Looked::Dial
+        Lookup::Dial
     }
 
     async fn dial<IO, F>(
@@ -336,8 +338,8 @@ fn sweep(state: &Mutex<State>, key: &PoolKey) {
     }
 }
 
-/// A connection is being set up. Dropped without an outcome (the caller was cancelled), it wakes the
-/// waiters, one of whom takes over.
+/// A connection that is being dialed. Dropped without an outcome (the caller was cancelled), it
+/// wakes the waiters, one of which takes over.
 struct Dialing<'a> {
     pool: &'a Pool,
     key: &'a Arc<PoolKey>,

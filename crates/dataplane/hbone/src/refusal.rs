@@ -7,10 +7,12 @@ pub const REFUSED_BY: HeaderName = HeaderName::from_static("x-ambit-refused-by")
 
 /// Maximum policies that a refusal names.
 const MAX_POLICIES: usize = 4;
-/// Longest value that is believed: so many names of the longest namespaces and policies.
+/// Maximum length of an accepted value: [`MAX_POLICIES`] of the longest namespaces and policy
+/// names.
 const MAX_VALUE_BYTES: usize = MAX_POLICIES * (63 + 1 + 253 + 2);
 
-/// The header that names `policies`, the first few of them; none if there are none.
+/// Returns the header that names the first [`MAX_POLICIES`] of `policies`; `None` if there are
+/// none.
 pub fn naming<'a>(policies: impl IntoIterator<Item = &'a str>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let named: Vec<_> = policies.into_iter().take(MAX_POLICIES).collect();
@@ -23,8 +25,8 @@ pub fn naming<'a>(policies: impl IntoIterator<Item = &'a str>) -> HeaderMap {
     headers
 }
 
-/// The policies that a response names. They end in logs and responses: a value with other characters than names have
-/// is none.
+/// Returns the policies that a response names. They appear in logs and responses, so a value with
+/// characters that names cannot have is ignored.
 pub(crate) fn named(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(REFUSED_BY)?.to_str().ok()?;
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
@@ -46,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_no_names_are_not_believed() {
+    fn invalid_policy_names_are_ignored() {
         let long = "a".repeat(MAX_VALUE_BYTES + 1);
         for value in ["", "a b", "a,b", "<script>", "a/b\tc", "a/b, ", &long] {
             let mut headers = HeaderMap::new();

@@ -5,9 +5,9 @@
 //! when the previous ones have been written, and receive-window credit is returned to the peer only as
 //! the application reads its bytes, so a slow reader needs no more memory than that window.
 //!
-//! A side that breaks (a reset, a dead connection) is never passed on as an end of data. What it had sent
-//! before is delivered as TCP would, within [`ends::LAST_BYTES`]; then the tunnel is reset, and the caller
-//! resets its sockets, as it does for every relay that does not end with `Ok`.
+//! A side that breaks (a reset, a dead connection) is never passed on as an end of data. The bytes
+//! it sent before are delivered, as in TCP, within [`ends::LAST_BYTES`]; then the tunnel is reset,
+//! and the caller resets its sockets, as it does for every relay that does not end with `Ok`.
 
 use std::{future::poll_fn, io, task::Poll};
 
@@ -164,7 +164,8 @@ where
     .await
 }
 
-/// Errors that only report that a peer went away, which every TCP peer may do at any time.
+/// Whether the error only reports that a peer disconnected, which every TCP peer may do at any
+/// time.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),

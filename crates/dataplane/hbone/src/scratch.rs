@@ -15,12 +15,13 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// The buffer, and the largest single read. Large for bulk data: the kernel's work for each read (a window
-/// update to the sender, through the whole stack, and the sender's next bytes with the answer) costs more
-/// than the bytes. Memory is used only as far as reads fill it.
+/// Size of the buffer and maximum of a single read, in bytes. Large for bulk data: the kernel's
+/// work for each read (a window update to the sender, through the whole stack, and the sender's
+/// next bytes with the response) costs more than the bytes. Memory is used only as far as reads
+/// fill it.
 pub(crate) const SCRATCH: usize = 512 << 10;
 /// Size up to which pieces are copied.
-const COPY_OUT: usize = 8 << 10;
+const MAX_COPIED_BYTES: usize = 8 << 10;
 
 thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
@@ -34,7 +35,7 @@ pub(crate) fn poll_read<R: AsyncRead + Unpin>(
 ) -> Poll<io::Result<Bytes>> {
     BUFFER.with_borrow_mut(|buffer| {
         let n = ready!(fill(buffer, reader, cx, limit))?;
-        Poll::Ready(Ok(if n <= COPY_OUT {
+        Poll::Ready(Ok(if n <= MAX_COPIED_BYTES {
             let out = Bytes::copy_from_slice(buffer);
             buffer.clear();
             out

@@ -27,7 +27,7 @@ use crate::{
     windows::Windows,
 };
 
-/// Why a connection ended other than by both sides being done.
+/// Error that ended a connection before both sides had finished.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The peer did not send its preface and settings in time.
@@ -114,8 +114,8 @@ impl Incoming {
         let _gone = self.respond.send_response(response, true);
     }
 
-    /// Runs `work` unless the peer cancels the request, or goes away: work for a request must not outlive
-    /// it.
+    /// Runs `work` unless the peer cancels the request or disconnects: work for a request must not
+    /// outlive it.
     ///
     /// # Errors
     /// How the request ended.
@@ -195,7 +195,8 @@ where
             return Poll::Ready(Err(silent.into()));
         }
         loop {
-            // The peer has to acknowledge one change before the next: that is seen here again then.
+            // The peer must acknowledge one change before the next: the following iteration
+            // compares again.
             if let Some(window) = windows.next(streams.load(Ordering::Relaxed))
                 && connection.set_initial_window_size(window).is_ok()
             {
@@ -210,13 +211,13 @@ where
                         respond,
                         open: OpenStream::new(&streams),
                     });
-                    // Of those that the handler has not refused.
+                    // Counts only streams that the handler has not refused.
                     if let Some(window) = windows.grown(streams.load(Ordering::Relaxed)) {
                         connection.set_target_window_size(window);
                     }
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    // A peer that closes the transport without GOAWAY has only gone.
+                    // A peer that closes the transport without GOAWAY has merely disconnected.
                     let gone = error.get_io().is_some_and(crate::relay::is_gone);
                     return Poll::Ready(if gone {
                         Ok(())

@@ -20,7 +20,7 @@ pub use crate::coarse::Coarse;
 pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<Coarse<IO>>;
 
 /// Plaintext encrypted before it is written: several records a system call.
-const ENCRYPT_AT_ONCE: usize = 256 << 10;
+const WRITE_BUFFER_BYTES: usize = 256 << 10;
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// Whether the peer went away rather than refused.
+    /// Whether the peer disconnected rather than refused the handshake.
     pub(crate) fn is_cut_off(&self) -> bool {
         matches!(self, Self::Tls(error) if crate::relay::is_gone(error))
     }
@@ -111,10 +111,16 @@ pub fn end_when_withdrawn<IO>(
 fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {
     match &mut stream {
         tokio_rustls::TlsStream::Client(stream) => {
-            stream.get_mut().1.set_buffer_limit(Some(ENCRYPT_AT_ONCE));
+            stream
+                .get_mut()
+                .1
+                .set_buffer_limit(Some(WRITE_BUFFER_BYTES));
         }
         tokio_rustls::TlsStream::Server(stream) => {
-            stream.get_mut().1.set_buffer_limit(Some(ENCRYPT_AT_ONCE));
+            stream
+                .get_mut()
+                .1
+                .set_buffer_limit(Some(WRITE_BUFFER_BYTES));
         }
     }
     if stream.get_ref().1.alpn_protocol() == Some(b"h2") {

@@ -29,7 +29,7 @@ pub struct Tunnel {
     slot: Slot,
 }
 
-/// A tunnel's place among the streams of its connection, released when dropped.
+/// Stream slot of a tunnel on its connection, released when dropped.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Client(Lease),
@@ -68,8 +68,8 @@ impl Tunnel {
         }
     }
 
-    /// Ready when the peer's windows allow some of `len` bytes to be sent; returns how many. `None` when the stream
-    /// takes no more.
+    /// Ready when the peer's windows allow some of `len` bytes to be sent; returns how many. `None`
+    /// when the stream accepts no more data.
     pub(crate) fn poll_capacity(
         &mut self,
         cx: &mut Context<'_>,

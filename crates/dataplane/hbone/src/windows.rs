@@ -29,7 +29,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Windows of a connection on which the peer may have `max_streams` streams.
+    /// Computes the windows of a connection on which the peer may have `max_streams` streams.
     pub(crate) fn new(settings: &Settings, max_streams: usize) -> Self {
         let shared = settings.connection_window.max(settings.stream_window);
         Self {
@@ -79,8 +79,8 @@ impl Windows {
         (with_twice_as_many > self.announced).then_some(with_twice_as_many)
     }
 
-    /// The window that the connection gets now that so many streams are open, if they are more than ever before. It
-    /// never shrinks: the peer need not use it at once.
+    /// Returns the connection window for this number of open streams, if it is a new maximum. The
+    /// window never shrinks: the peer need not use it at once.
     pub(crate) fn grown(&mut self, streams: usize) -> Option<u32> {
         let is_peak = streams > self.peak;
         is_peak.then(|| {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn few_streams_have_large_windows_and_many_small_ones() {
+    fn windows_shrink_with_the_number_of_streams() {
         let windows = windows(200);
         for (streams, expected) in [
             (0, 4 << 20),
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!((sent, windows.announced), (2, 4 << 20));
     }
 
-    /// Streams that open, take all that their window allows, stall, and end in every order.
+    /// Checks streams that open, fill their window, stall and end in any order.
     #[test]
     fn stalled_streams_never_fill_the_connection() {
         for seed in 0..200_u64 {
@@ -218,7 +218,8 @@ mod tests {
                 random ^= random >> 7;
                 random ^= random << 17;
                 let at = usize::try_from(random >> 8).unwrap();
-                // One in three ends, where the seed is odd more of them.
+                // Opens a stream in a third of the steps, two thirds if the seed is odd; otherwise
+                // ends one.
                 if random % 3 < seed % 2 + 1 && held.len() < 100 {
                     held.push(0);
                 } else if !held.is_empty() {

@@ -4,7 +4,7 @@ use std::io::{Error, ErrorKind};
 
 use ambit_tls::Withdrawal;
 
-/// No operating system gives this kind for a socket that was already open.
+/// Kind of the error: no operating system returns it for a socket that was already open.
 const WITHDRAWN: ErrorKind = ErrorKind::PermissionDenied;
 
 pub(crate) fn error(why: Withdrawal) -> Error {

@@ -1,5 +1,5 @@
-//! The algorithms of signatures (RFC 7518, section 3.1; RFC 8037). Those with a shared secret, and none at all, are
-//! not among them: a key set is public.
+//! Signature algorithms (RFC 7518, section 3.1; RFC 8037). Algorithms with a shared secret and
+//! `none` are unsupported: a key set is public.
 
 use aws_lc_rs::{
     rsa::PublicKeyComponents,
@@ -21,7 +21,7 @@ pub(crate) enum Algorithm {
     EdDsa,
 }
 
-/// Fewest and most bits of an RSA key's modulus.
+/// Range of bits of an RSA key's modulus.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
 impl Algorithm {
@@ -53,7 +53,7 @@ impl Algorithm {
         })
     }
 
-    /// The key for RSA; `None` for other algorithms, and for a key that cannot be one.
+    /// Builds an RSA key; `None` for other algorithms and invalid keys.
     pub(crate) fn rsa_key(self, n: &[u8], e: &[u8]) -> Option<ParsedPublicKey> {
         let parameters: &'static RsaParameters = match self {
             Self::Rs256 => &lc::RSA_PKCS1_2048_8192_SHA256,
@@ -77,7 +77,7 @@ impl Algorithm {
         components.to_parsed_public_key(parameters).ok()
     }
 
-    /// The key of an elliptic curve, for the one algorithm that the curve is for.
+    /// Builds a key of an elliptic curve, for the one algorithm of the curve.
     pub(crate) fn curve_key(curve: &str, x: &[u8], y: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let (algorithm, parameters, size): (_, &'static dyn VerificationAlgorithm, _) = match curve
         {
@@ -94,7 +94,8 @@ impl Algorithm {
         Some((algorithm, key))
     }
 
-    /// Reads a public key in DER (SubjectPublicKeyInfo, RFC 5280), for each algorithm that it is for.
+    /// Reads a public key in DER (SubjectPublicKeyInfo, RFC 5280), once for each algorithm that it
+    /// supports.
     pub(crate) fn der_keys(der: &[u8]) -> Vec<(Self, ParsedPublicKey)> {
         let all: [(Self, &'static dyn VerificationAlgorithm); 10] = [
             (Self::Rs256, &lc::RSA_PKCS1_2048_8192_SHA256),
@@ -112,7 +113,7 @@ impl Algorithm {
         all.into_iter().filter_map(key).collect()
     }
 
-    /// The key of an Edwards curve.
+    /// Builds a key of an Edwards curve.
     pub(crate) fn edwards_key(curve: &str, x: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let is_known = curve == "Ed25519" && x.len() == 32;
         let key = is_known.then(|| ParsedPublicKey::new(&lc::ED25519, x).ok());

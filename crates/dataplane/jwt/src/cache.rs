@@ -1,4 +1,4 @@
-//! Tokens that were found valid, so that a client's further requests do not cost a signature each.
+//! Cache of valid tokens, so that further requests of a client need no signature check.
 //!
 //! Tokens are keyed by a secret hash, so that clients cannot cause collisions, and no token is stored. Invalid tokens
 //! are not cached: a client cannot evict others with them.
@@ -10,7 +10,7 @@ use aws_lc_rs::hmac;
 use crate::token::Verified;
 
 /// Maximum tokens in each of the two generations.
-const GENERATION: usize = 1024;
+const MAX_GENERATION_TOKENS: usize = 1024;
 
 /// Digest that identifies a token.
 pub(crate) type Digest = [u8; 32];
@@ -34,7 +34,7 @@ impl Digests {
     }
 }
 
-/// Valid tokens of one rule, which ends with the rule's keys.
+/// Valid tokens of one rule; dropped when the rule's keys change.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     young: HashMap<Digest, Arc<Verified>>,
@@ -52,7 +52,7 @@ impl Cache {
     }
 
     pub(crate) fn put(&mut self, digest: Digest, verified: Arc<Verified>) {
-        if self.young.len() >= GENERATION {
+        if self.young.len() >= MAX_GENERATION_TOKENS {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(digest, verified);
@@ -75,7 +75,7 @@ mod tests {
     use crate::{claims::Claims, json::Json, token::Times};
 
     #[test]
-    fn it_is_bounded_and_keeps_what_is_used() {
+    fn cache_is_bounded_and_keeps_used_tokens() {
         let digests = Digests::default();
         let verified = Arc::new(Verified {
             claims: Claims::new(Json::Null, &[]),
@@ -85,10 +85,10 @@ mod tests {
         let mut cache = Cache::default();
         let used = digests.of("used");
         cache.put(used, verified.clone());
-        for index in 0..10 * GENERATION {
+        for index in 0..10 * MAX_GENERATION_TOKENS {
             assert!(cache.get(&used).is_some());
             cache.put(digests.of(&index.to_string()), verified.clone());
-            assert!(cache.len() <= 2 * GENERATION);
+            assert!(cache.len() <= 2 * MAX_GENERATION_TOKENS);
         }
         assert!(cache.get(&digests.of("0")).is_none());
         cache.remove(&used);

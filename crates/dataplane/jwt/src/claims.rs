@@ -1,4 +1,4 @@
-//! What a token claims, once it has proved to be valid.
+//! Claims of a valid token.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,8 @@ pub struct Claims {
 pub enum Values {
     /// Only strings match.
     Texts,
-    /// Numbers, true and false count as they are written; texts also word by word, whatever separates them.
+    /// Numbers and booleans compare as they are written; strings also word by word, split at any
+    /// separator.
     Any,
 }
 
@@ -32,10 +33,10 @@ impl Claims {
         Self { all, words }
     }
 
-    /// Claims without a token, for tests and fuzzing.
+    /// Parses claims without a token, for tests and fuzzing.
     ///
     /// # Errors
-    /// When the text is no JSON, or not as strict as that of a token has to be.
+    /// When the text is not JSON, or less strict than a token's JSON has to be.
     pub fn read(text: &[u8], words: &[ArcStr]) -> Result<Self, serde_json::Error> {
         Json::read(text).map(|all| Self::new(all, words))
     }
@@ -84,7 +85,8 @@ impl Claims {
         texts(claim, values, &matches)
     }
 
-    /// A claim as the text of a header: one of this name, or one within others whose names are joined by dots.
+    /// Returns a claim as the value of a header: the claim of this name, or a nested claim whose
+    /// path is joined by dots.
     pub(crate) fn header_text(&self, name: &str) -> Option<Cow<'_, str>> {
         let nested = || {
             let mut parts = name.split('.');

@@ -1,12 +1,12 @@
-//! JSON as strict as signed texts have to be: a duplicate name is an error, since two readers may take different ones,
-//! and so is deep nesting.
+//! Strict JSON for signed texts: a duplicate name is an error, since two parsers may take different
+//! ones, and so is deep nesting.
 
 use std::{collections::BTreeMap, fmt};
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Maximum nesting depth of lists and objects.
-const DEEPEST: usize = 16;
+const MAX_DEPTH: usize = 16;
 
 /// Value of JSON.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +29,7 @@ impl Json {
     /// Parses a text that is exactly one JSON value.
     pub(crate) fn read(text: &[u8]) -> Result<Self, serde_json::Error> {
         let mut reader = serde_json::Deserializer::from_slice(text);
-        let read = Strict(DEEPEST).deserialize(&mut reader)?;
+        let read = Strict(MAX_DEPTH).deserialize(&mut reader)?;
         reader.end()?;
         Ok(read)
     }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_two_readers_may_take_for_different_things_is_refused() {
+    fn ambiguous_json_is_refused() {
         for text in [
             r#"{"sub":"a","sub":"b"}"#,
             r#"{"a":{"b":1,"b":2}}"#,

@@ -42,13 +42,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Why a text is no key set.
+/// Why a text is not a key set.
 #[derive(Debug, thiserror::Error)]
 pub enum KeySetError {
     /// Key set that is longer than [`MAX_KEY_SET`].
     #[error("the key set has {0} bytes; at most {MAX_KEY_SET}")]
     TooLong(usize),
-    /// Text that is no JSON, or has a name twice.
+    /// Text that is not JSON, or has a duplicate name.
     #[error("the key set is no JSON")]
     Json(#[source] serde_json::Error),
     /// The text contains no list of keys.
@@ -63,7 +63,7 @@ impl KeySet {
     /// Reads a set.
     ///
     /// # Errors
-    /// When the text is none. One without a key that can be used is a set that validates nothing.
+    /// When the text is not a key set. A set without a usable key is valid, and validates no token.
     pub fn read(text: &[u8]) -> Result<Self, KeySetError> {
         if text.len() > MAX_KEY_SET {
             return Err(KeySetError::TooLong(text.len()));
@@ -105,13 +105,13 @@ impl KeySet {
         self.keys.is_empty()
     }
 
-    /// The keys that are left out, and why.
+    /// Returns the skipped keys with their reasons.
     pub fn unusable(&self) -> &[String] {
         &self.unusable
     }
 
-    /// The keys that a token may have been signed with. One that names a key may have been signed with that one, or
-    /// with one that has no name.
+    /// Returns the keys that a token may be signed with. For a token with a key id: the keys with
+    /// this id and those without one.
     pub(crate) fn candidates(
         &self,
         algorithm: Algorithm,

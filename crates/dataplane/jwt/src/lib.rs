@@ -2,17 +2,20 @@
 //! claims, and the claims that are passed to applications. The control plane reads its callers' tokens by the same
 //! code ([`UnverifiedToken`]).
 //!
-//! Pure: no IO, and no clock of its own. Key sets come as texts; who fetches them is the control plane.
+//! Pure: no IO, and no clock of its own. Key sets are passed in as text; the control plane fetches
+//! them.
 //!
-//! **Of which rule a token is**: of each one in whose places it is and whose issuer it names. It must be valid under all
-//! of those, and a token in a place of a rule that is of no rule is not valid. A request without a token passes: whether
-//! it may is for policies to say, which see the claims ([`Claims`]).
+//! **Rules of a token**: a token belongs to each rule that names its location and its issuer, and
+//! must be valid under all of them. A token in a rule's location that belongs to no rule is
+//! invalid. A request without a token passes here: authorization policies decide by the claims
+//! ([`Claims`]).
 //!
 //! **What is refused** besides: two different tokens for one place or for one issuer; whatever [`token`] and [`json`]
 //! refuse. Two tokens of two issuers are both verified; policies have to admit the request with the claims of each.
 //!
-//! Signatures are aws-lc's. What is around them is here, and not a library's, since it decides which of two readings of
-//! a text is believed: libraries at hand take the last of two claims of one name, and know no P-521.
+//! aws-lc verifies signatures. Parsing is here rather than in a library, since parsers differ in
+//! ambiguous texts: the available libraries accept the last of two claims with one name, and do not
+//! support P-521.
 #![forbid(unsafe_code)]
 
 mod algorithm;

@@ -1,4 +1,4 @@
-//! One issuer whose tokens are taken: where they are, with which keys they are valid, what becomes of them.
+//! One accepted issuer: where its tokens are, which keys verify them, and how they are forwarded.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -86,13 +86,13 @@ impl Rule {
         self.from.forward_token
     }
 
-    /// The headers that only this rule may set.
+    /// Returns the headers that only this rule may set.
     pub(crate) fn output_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let claims = self.claim_headers.iter().map(|(name, _)| name);
         self.payload_header.iter().chain(claims)
     }
 
-    /// A token that was found valid before, if it still is.
+    /// Returns a token from the cache if it is still valid.
     pub(crate) fn known(&self, token: &Digest, now: SystemTime) -> Option<Arc<Verified>> {
         let mut cache = self.cache.lock();
         let known = cache.get(token)?;
@@ -124,7 +124,8 @@ impl Rule {
         Ok(verified)
     }
 
-    /// Whether the rule still accepts a token that it or an equal rule has verified, apart from its expiry.
+    /// Whether the rule still accepts a token that it or an equal rule has verified, regardless of
+    /// its expiry.
     pub(crate) fn takes(&self, claims: &Claims, key: &Fingerprint) -> bool {
         let is_of_issuer = claims.issuer() == Some(self.issuer());
         let audiences = &self.from.audiences;

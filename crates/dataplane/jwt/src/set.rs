@@ -20,7 +20,7 @@ use crate::{
     token_source::TokenSource,
 };
 
-/// Header that a client sends before it calls from another origin (the Fetch standard).
+/// Header by which a browser marks a CORS preflight (the Fetch standard).
 const REQUEST_METHOD: HeaderName = header::ACCESS_CONTROL_REQUEST_METHOD;
 
 /// JWT rules of all RequestAuthentications at a waypoint. Clones share the rules.
@@ -58,12 +58,12 @@ pub struct Authenticated {
     pub query: Option<Option<String>>,
 }
 
-/// Rejected request, with its reason.
+/// Rejected request with its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
     /// Reason of the denial.
     pub why: Denial,
-    /// The query without tokens, for logs: none that was sent is written anywhere.
+    /// Query without tokens, for logs, which never contain a token.
     pub query: Option<Option<String>>,
 }
 
@@ -118,7 +118,7 @@ impl Authentications {
         self.all.values().map(|compiled| &compiled.from)
     }
 
-    /// Objects that are attached to the waypoint or to these services, each once.
+    /// Returns the objects that are attached to the waypoint or to these services, each once.
     pub fn applied(
         &self,
         services: &[NamespacedHostname],
@@ -126,7 +126,7 @@ impl Authentications {
         self.compiled(services).map(|one| &one.from)
     }
 
-    /// Puts an object in force in place of what had its name. False if it is the same.
+    /// Inserts an object, or replaces the one of its name. Returns false if it did not change.
     pub fn insert(&mut self, from: Authentication) -> bool {
         let before = self.all.get(&from.key).cloned();
         if before.as_ref().is_some_and(|before| before.from == from) {
@@ -168,8 +168,8 @@ impl Authentications {
         self.all.is_empty()
     }
 
-    /// Whether requests for these services, or for pods of none, must be understood as HTTP: tokens are read only there, and
-    /// headers that applications believe are removed only there.
+    /// Whether requests for these services, or for pods of no service, must be parsed as HTTP: only
+    /// then can tokens be read, and headers that applications trust be removed.
     pub fn need_http(&self, services: &[NamespacedHostname]) -> bool {
         self.http_object(services).is_some()
     }
@@ -179,8 +179,8 @@ impl Authentications {
         self.compiled(services).next().map(|one| &one.from.key)
     }
 
-    /// Whether tokens are read from a header of this name, or claims are passed to applications in it, of requests for
-    /// these services, or for a pod of none; however the name is spelt.
+    /// Whether a header of this name, in any spelling, carries tokens or claims of requests for
+    /// these services, or for a pod of no service.
     pub fn own_header(&self, services: &[NamespacedHostname], name: &HeaderName) -> bool {
         let is_same = |own: &HeaderName| spelt(own) == spelt(name);
         let mut rules = self.compiled(services).flat_map(|one| &one.rules);
@@ -195,7 +195,8 @@ impl Authentications {
         })
     }
 
-    /// Whether all that is attached to `services` is also attached to `applied`, by which a request was authenticated.
+    /// Whether everything that is attached to `services` is also attached to `applied`, the
+    /// services by which a request was authenticated.
     pub fn are_applied(
         &self,
         services: &[NamespacedHostname],
@@ -209,7 +210,8 @@ impl Authentications {
         })
     }
 
-    /// Authenticates a request by all that is attached to these services, or for a pod of none of them.
+    /// Authenticates a request by the objects that are attached to these services, or for a pod of
+    /// no service.
     ///
     /// # Errors
     /// When a token in it is not valid.
@@ -227,7 +229,7 @@ impl Authentications {
         let rules: Vec<&Rule> = self.compiled(services).flat_map(|one| &one.rules).collect();
         let preflight = is_preflight(method, headers);
         let mut judged = self.understood(services).and_then(|()| match preflight {
-            // Browsers send no tokens with it, and no token is believed.
+            // Browsers send no tokens with a preflight, and none is accepted.
             true => Ok(Vec::new()),
             false => self
                 .verify_all(&rules, headers, query, now)
@@ -250,7 +252,8 @@ impl Authentications {
                 judged = Err(error.into());
             }
         }
-        // What is not forwarded: the places of rules whose token is there; and of all that is not believed.
+        // Removed from the forwarded request: tokens in the sources of matching rules, and every
+        // token that is not accepted.
         let tokens = judged.as_ref().map(Vec::as_slice).unwrap_or_default();
         let forwarded = |rule: &Rule| {
             let mut by = tokens.iter().flat_map(|(_, by)| by);
@@ -287,7 +290,8 @@ impl Authentications {
         }
     }
 
-    /// Whether what a request has proved would still be believed: the rules may have changed since, or the keys.
+    /// Whether the claims of a request would still be verified: the rules or the keys may have
+    /// changed since.
     pub fn still_believed<'a>(
         &self,
         services: &[NamespacedHostname],
@@ -313,7 +317,7 @@ impl Authentications {
         Ok(())
     }
 
-    /// Objects that are attached to the waypoint or to these services, each once.
+    /// Returns the objects that are attached to the waypoint or to these services, each once.
     fn compiled(&self, services: &[NamespacedHostname]) -> impl Iterator<Item = &Compiled> {
         let of_services = services.iter().enumerate().flat_map(|(nth, service)| {
             let earlier = services.get(..nth).unwrap_or_default();
@@ -327,7 +331,7 @@ impl Authentications {
         self.gateway.iter().chain(of_services).map(|one| &**one)
     }
 
-    /// The valid tokens of a request, each with the rules that it is of.
+    /// Returns the valid tokens of a request, each with its rules.
     fn verify_all<'a>(
         &self,
         rules: &[&'a Rule],
@@ -365,7 +369,7 @@ impl Authentications {
         Ok(valid)
     }
 
-    /// Verifies a token that is in the places of these rules, for those of its issuer.
+    /// Verifies a token from the sources of these rules by the rules of its issuer.
     fn verify<'a>(
         &self,
         token: &str,
@@ -400,7 +404,7 @@ impl Authenticated {
         self.tokens.iter().map(|token| &token.claims)
     }
 
-    /// Whether nothing was proved.
+    /// Whether no token was verified.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
@@ -408,7 +412,7 @@ impl Authenticated {
 
 fn insert(list: &mut Vec<Arc<Compiled>>, one: &Arc<Compiled>) {
     let at = list.partition_point(|other| other.from.key < one.from.key);
-    // It may name a service twice.
+    // An object may name a service twice.
     if list
         .get(at)
         .is_none_or(|other| other.from.key != one.from.key)
@@ -451,7 +455,7 @@ fn spelt(name: &HeaderName) -> String {
     name.as_str().replace('_', "-")
 }
 
-/// The query without the parameters of these places; `None` if it has none of them.
+/// Returns the query without the parameters of these sources; `None` if it has none of them.
 fn without_tokens(query: &str, sources: &[&TokenSource]) -> Option<Option<String>> {
     let mut left = Some(query.to_owned());
     for source in sources {

@@ -1,4 +1,4 @@
-//! Vectors of others (RFC 7515, RFC 8037, PyJWT), and what is refused.
+//! Test vectors of RFC 7515, RFC 8037 and PyJWT, and tokens that are refused.
 
 use std::time::{Duration, SystemTime};
 
@@ -93,7 +93,7 @@ fn encode(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn foreign_tokens_are_valid_with_their_keys_only() {
+fn tokens_of_other_libraries_are_valid_with_their_keys_only() {
     let made = pyjwt();
     let keys = made["key_set"]["keys"].as_array().unwrap();
     let all = set(keys);
@@ -105,13 +105,13 @@ fn foreign_tokens_are_valid_with_their_keys_only() {
         let read = UnverifiedToken::read(token).unwrap();
         assert_eq!(read.issuer(), Some(ISSUER), "{name}");
         assert!(read.verify(&all, now()).is_ok(), "{name}");
-        // One character of the signature.
+        // Changes one character of the signature.
         let dot = token.rfind('.').unwrap() + 1;
         let other = if &token[dot..=dot] == "A" { "B" } else { "A" };
         let changed = format!("{}{other}{}", &token[..dot], &token[dot + 1..]);
         let result = UnverifiedToken::read(&changed).and_then(|read| read.verify(&all, now()));
         assert!(result.is_err(), "{name}");
-        // The same keys without their names: those of other kinds are not tried.
+        // Without key ids, keys of other types are not tried.
         let nameless: Vec<_> = keys.iter().cloned().map(without_name).collect();
         assert!(read.verify(&set(&nameless), now()).is_ok(), "{name}");
         let header = base64url(token.split('.').next().unwrap().as_bytes()).unwrap();
@@ -132,7 +132,7 @@ fn without_name(mut key: Value) -> Value {
 }
 
 #[test]
-fn the_examples_of_the_standards_are_valid() {
+fn examples_of_the_rfcs_are_valid() {
     let rfc = rfc();
     for name in ["rs256", "es256"] {
         let (key, token) = (&rfc[name]["key"], rfc[name]["token"].as_str().unwrap());
@@ -146,7 +146,7 @@ fn the_examples_of_the_standards_are_valid() {
             "{name}"
         );
     }
-    // Its payload is no JSON: a signature, but no token.
+    // The payload is not JSON: the signature is valid, the token is not.
     let (key, token) = (
         &rfc["eddsa"]["key"],
         rfc["eddsa"]["token"].as_str().unwrap(),
@@ -163,10 +163,10 @@ fn the_examples_of_the_standards_are_valid() {
 }
 
 #[test]
-fn times_are_judged_with_a_minute_for_clocks_that_differ() {
+fn times_are_checked_with_a_minute_of_clock_skew() {
     let issuer = Issuer::new("a");
     let keys = set(&[issuer.key()]);
-    let judged = |claims: Value, now: u64| {
+    let check_times = |claims: Value, now: u64| {
         let token = issuer.token(&claims);
         UnverifiedToken::read(&token).and_then(|read| read.verify(&keys, at(now)).map(drop))
     };
@@ -177,22 +177,32 @@ fn times_are_judged_with_a_minute_for_clocks_that_differ() {
         (json!({ "iat": 1000 }), 940, u64::from(u32::MAX)),
         (json!({}), 0, u64::from(u32::MAX)),
     ] {
-        assert_eq!(judged(claims.clone(), from), Ok(()), "{claims} {from}");
-        assert_eq!(judged(claims.clone(), until), Ok(()), "{claims} {until}");
+        assert_eq!(check_times(claims.clone(), from), Ok(()), "{claims} {from}");
+        assert_eq!(
+            check_times(claims.clone(), until),
+            Ok(()),
+            "{claims} {until}"
+        );
     }
     assert_eq!(
-        judged(json!({ "exp": 1000 }), 1060),
+        check_times(json!({ "exp": 1000 }), 1060),
         Err(TokenError::Expired)
     );
-    assert_eq!(judged(json!({ "nbf": 1000 }), 939), Err(TokenError::NotYet));
-    assert_eq!(judged(json!({ "iat": 1000 }), 939), Err(TokenError::NotYet));
+    assert_eq!(
+        check_times(json!({ "nbf": 1000 }), 939),
+        Err(TokenError::NotYet)
+    );
+    assert_eq!(
+        check_times(json!({ "iat": 1000 }), 939),
+        Err(TokenError::NotYet)
+    );
     for wrong in ["exp", "nbf", "iat"] {
         assert_eq!(
-            judged(json!({ wrong: "1000" }), 1000),
+            check_times(json!({ wrong: "1000" }), 1000),
             Err(TokenError::Payload)
         );
         assert_eq!(
-            judged(json!({ wrong: null }), 1000),
+            check_times(json!({ wrong: null }), 1000),
             Err(TokenError::Payload)
         );
     }

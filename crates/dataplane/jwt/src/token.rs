@@ -1,7 +1,7 @@
-//! One token (RFC 7515, compact form; RFC 7519): its form, its signature, its times.
+//! Parses and verifies one token (RFC 7515, compact form; RFC 7519): form, signature and times.
 //!
-//! What is not there or not understood is refused: no algorithm but those of [`Algorithm`], no extension that a token
-//! calls critical, no name twice, nothing encrypted, nothing that is not base64url in its one form.
+//! Refuses everything else: algorithms that are not in [`Algorithm`], extensions that a token marks
+//! as critical, duplicate names, encrypted tokens, and base64url that is not canonical.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -52,7 +52,7 @@ pub enum TokenError {
     Conflict,
 }
 
-/// A token of which nothing is believed yet.
+/// Parsed token that is not verified.
 #[derive(Debug)]
 pub struct UnverifiedToken<'a> {
     algorithm: Algorithm,
@@ -119,7 +119,7 @@ impl<'a> UnverifiedToken<'a> {
     /// Reads a token.
     ///
     /// # Errors
-    /// When its form, its header or its claims are not as strict as they have to be.
+    /// When its form, its header or its claims violate the rules of this module.
     pub fn read(token: &'a str) -> Result<Self, TokenError> {
         if token.len() > MAX_TOKEN {
             return Err(TokenError::TooLong);
@@ -159,7 +159,7 @@ impl<'a> UnverifiedToken<'a> {
         self.claims.get("iss")?.as_text()
     }
 
-    /// Whether one of these audiences is among its own; any will do if there are none.
+    /// Whether the token's audiences include one of these; true if there are none of these.
     pub fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
         any.any(|audience| match own {
@@ -210,7 +210,7 @@ impl<'a> UnverifiedToken<'a> {
         self.signing_key(keys).map(drop)
     }
 
-    /// Verifies the token's times and signature. Returns the key that it is signed with.
+    /// Verifies the token's times and signature. Returns the signing key.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
         self.check_times(now, CLOCK_SKEW)?;
         self.signing_key(keys)

@@ -1,5 +1,5 @@
-//! Where tokens are in requests: in headers, in parameters of the query, in cookies. What is read from a place can be
-//! taken out of it.
+//! Locations of tokens in requests: headers, query parameters, cookies. Tokens can be read from a
+//! location, and removed from it.
 
 use std::borrow::Cow;
 
@@ -104,7 +104,7 @@ impl TokenSource {
     }
 }
 
-/// The one text, if there is one; the same one several times is one.
+/// Returns the only text; repetitions of the same text count as one.
 fn only<'a>(
     all: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
 ) -> Result<Option<Cow<'a, str>>, TokenError> {
@@ -120,7 +120,8 @@ fn only<'a>(
     Ok(found)
 }
 
-/// Text after a prefix, compared without case: servers that read the header later may ignore case, too.
+/// Returns the text after a prefix, compared without case: servers that read the header later may
+/// ignore case, too.
 fn after<'a>(prefix: &str, line: &'a HeaderValue) -> Option<Result<Cow<'a, str>, TokenError>> {
     let line = line.as_bytes();
     let begins = line.get(..prefix.len())?;
@@ -146,7 +147,7 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     all.map(|one| one.split_once('=').unwrap_or((one, "")))
 }
 
-/// A name or value of a query with its escapes decoded.
+/// Returns a name or value of a query with its escapes decoded.
 fn decoded(text: &str) -> Cow<'_, [u8]> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text.as_bytes());
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_follows_its_prefix_however_that_is_written() {
+    fn token_follows_its_prefix_in_any_case() {
         let source = TokenSource::Header(header::AUTHORIZATION, "Bearer ".into());
         for (lines, token) in [
             (&[("authorization", "Bearer a.b.c")][..], Ok(Some("a.b.c"))),

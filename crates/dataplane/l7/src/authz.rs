@@ -11,10 +11,11 @@
 //! service has ALLOW policies, one of them, or one of the whole waypoint, must match the forwarded request, as for a
 //! direct request to it.
 //!
-//! **A request to a pod** is authorized as a request to each service port that forwards to it ([`Scope::Pod`]): by the
-//! policies of all these services, each of which has to allow it, at the address where clients call the service. A rule
-//! of the whole waypoint matches at that address or at the pod's own. Where services are reached has no influence on
-//! what is attached to them.
+//! **A request to a pod** is authorized as a request to each service port that forwards to it
+//! ([`Scope::Pod`]): by the policies of all these services, each of which has to allow it, at the
+//! address where clients call the service. A rule of the whole waypoint matches at that address or
+//! at the pod's own. The addresses of a service have no influence on the policies that are attached
+//! to it.
 //!
 //! **Where servers may read a text differently**, a comparison that denies succeeds if any reading matches, one that
 //! allows, or excepts from a denial, if all of them do: `crate::readings` has the table.
@@ -44,7 +45,7 @@ pub use explain::{HttpExplanation, PolicyOutcome};
 pub use facts::{Connection, Request};
 pub use required_check::RequiredCheck;
 
-use compiled::Compiled;
+use compiled::CompiledPolicy;
 use facts::Facts;
 
 /// A port of a service, at the address where clients call it.
@@ -52,7 +53,7 @@ use facts::Facts;
 pub struct ServicePort {
     /// Name of the service.
     pub service: NamespacedHostname,
-    /// Address of the peer, with the port.
+    /// Address at which clients call the port.
     pub address: SocketAddr,
 }
 
@@ -70,23 +71,23 @@ pub enum Scope<'a> {
 /// Authorization policies of a waypoint. Clones share the policies.
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
-    all: HashMap<PolicyKey, Arc<Compiled>>,
+    all: HashMap<PolicyKey, Arc<CompiledPolicy>>,
     gateway: Bucket,
     services: HashMap<NamespacedHostname, Bucket>,
 }
 
-/// The policies of one scope, by what they do, each list in the order of names.
+/// Policies of one scope by action, each list ordered by name.
 #[derive(Clone, Debug, Default)]
 struct Bucket {
-    deny: Vec<Arc<Compiled>>,
-    allow: Vec<Arc<Compiled>>,
-    audit: Vec<Arc<Compiled>>,
-    custom: Vec<Arc<Compiled>>,
-    dry_run: Vec<Arc<Compiled>>,
+    deny: Vec<Arc<CompiledPolicy>>,
+    allow: Vec<Arc<CompiledPolicy>>,
+    audit: Vec<Arc<CompiledPolicy>>,
+    custom: Vec<Arc<CompiledPolicy>>,
+    dry_run: Vec<Arc<CompiledPolicy>>,
 }
 
 impl Bucket {
-    fn list(&mut self, policy: &Compiled) -> &mut Vec<Arc<Compiled>> {
+    fn list(&mut self, policy: &CompiledPolicy) -> &mut Vec<Arc<CompiledPolicy>> {
         match policy.action() {
             HttpAction::Audit => &mut self.audit,
             _ if policy.dry_run() => &mut self.dry_run,
@@ -96,16 +97,16 @@ impl Bucket {
         }
     }
 
-    fn insert(&mut self, policy: &Arc<Compiled>) {
+    fn insert(&mut self, policy: &Arc<CompiledPolicy>) {
         let list = self.list(policy);
         let at = list.partition_point(|other| other.key() < policy.key());
-        // It may name a service twice.
+        // A policy may name a service twice.
         if list.get(at).is_none_or(|other| other.key() != policy.key()) {
             list.insert(at, policy.clone());
         }
     }
 
-    fn remove(&mut self, policy: &Compiled) {
+    fn remove(&mut self, policy: &CompiledPolicy) {
         let key = policy.key();
         self.list(policy).retain(|other| other.key() != key);
     }
@@ -114,7 +115,7 @@ impl Bucket {
         self.all().next().is_none()
     }
 
-    fn all(&self) -> impl Iterator<Item = &Arc<Compiled>> {
+    fn all(&self) -> impl Iterator<Item = &Arc<CompiledPolicy>> {
         let Self {
             deny,
             allow,
@@ -127,14 +128,14 @@ impl Bucket {
 }
 
 impl Policies {
-    /// Puts a policy in force in place of what had its name. False if it is the same.
+    /// Inserts a policy, or replaces the one of its name. Returns false if it did not change.
     pub fn insert(&mut self, policy: HttpPolicy) -> bool {
         if self.all.get(&policy.key).map(|known| known.policy()) == Some(&policy) {
             return false;
         }
         let key = policy.key.clone();
         self.remove(&key);
-        let policy = Arc::new(Compiled::new(policy));
+        let policy = Arc::new(CompiledPolicy::new(policy));
         self.for_each_bucket(&policy, |bucket| bucket.insert(&policy));
         self.all.insert(key, policy);
         true
@@ -165,7 +166,7 @@ impl Policies {
         self.http_policy(scope).is_some()
     }
 
-    /// The first policy for which [`Self::need_http`] holds.
+    /// Returns the first policy for which [`Self::need_http`] holds.
     pub fn http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
         self.buckets(scope).find_map(|bucket| {
             let mut judging = bucket.deny.iter().chain(&bucket.allow);
@@ -176,7 +177,7 @@ impl Policies {
         })
     }
 
-    /// Whether a policy looks at a header of this name, however it is spelt.
+    /// Whether a policy reads a header of this name, in any spelling.
     pub fn read_header(&self, scope: Scope<'_>, name: &HeaderName) -> bool {
         let mut all = self.buckets(scope).flat_map(Bucket::all);
         all.any(|policy| policy.reads_header(name))
@@ -211,7 +212,7 @@ impl Policies {
         let allowed = own.allowed.clone();
         let mut decision = HttpDecision {
             why: own.denial().unwrap_or(Why::NoAllowPolicies),
-            // What is allowed is a question of the services.
+            // Only the services' ALLOW policies decide what is allowed.
             dry_run: self.dry_run(waypoint, &facts, true),
             audits: own.audits,
         };
@@ -225,7 +226,7 @@ impl Policies {
         decision
     }
 
-    /// The policies of a scope that match.
+    /// Returns the policies of a scope that match.
     fn findings(&self, scope: Scope<'_>, facts: &Facts<'_>) -> Findings<'_> {
         let mut findings = Findings::default();
         for bucket in self.buckets(scope) {
@@ -265,7 +266,7 @@ impl Policies {
         }
     }
 
-    /// The dry-run policies that would deny, if they and the others were in force.
+    /// Returns the dry-run policies that would deny if all policies were enforced.
     fn dry_run(&self, scope: Scope<'_>, facts: &Facts<'_>, is_admitted: bool) -> Vec<DryRun> {
         let policies = || self.buckets(scope).flat_map(|bucket| &bucket.dry_run);
         let (mut deny, mut none_allows) = (Vec::new(), Vec::new());
@@ -274,7 +275,7 @@ impl Policies {
             match (policy.action(), policy.matching_rule(facts)) {
                 (HttpAction::Allow, Some(_)) => is_admitted = true,
                 (HttpAction::Allow, None) => none_allows.push(DryRun::new(policy.key(), None)),
-                // A dry run calls no provider, and its decision is not known.
+                // A dry run calls no provider, so its decision is unknown.
                 (HttpAction::Custom, _) => {}
                 (_, Some(rule)) => deny.push(DryRun::new(policy.key(), Some(rule))),
                 (_, None) => {}
@@ -299,7 +300,7 @@ impl Policies {
         gateway.into_iter().chain(of_services)
     }
 
-    fn for_each_bucket(&mut self, policy: &Compiled, mut change: impl FnMut(&mut Bucket)) {
+    fn for_each_bucket(&mut self, policy: &CompiledPolicy, mut change: impl FnMut(&mut Bucket)) {
         if policy.policy().for_gateway {
             return change(&mut self.gateway);
         }
@@ -312,7 +313,7 @@ impl Policies {
 /// The policies of a scope that match a request or a connection.
 #[derive(Default)]
 struct Findings<'a> {
-    denied: Option<(&'a Compiled, RuleId)>,
+    denied: Option<(&'a CompiledPolicy, RuleId)>,
     allowed: Option<RuleId>,
     /// Whether an ALLOW policy exists.
     has_allow: bool,
@@ -333,13 +334,16 @@ impl Findings<'_> {
 }
 
 fn first_match<'a>(
-    policies: &'a [Arc<Compiled>],
+    policies: &'a [Arc<CompiledPolicy>],
     facts: &Facts<'_>,
-) -> Option<(&'a Compiled, RuleId)> {
+) -> Option<(&'a CompiledPolicy, RuleId)> {
     policies.iter().find_map(|policy| matched(policy, facts))
 }
 
-fn matched<'a>(policy: &'a Compiled, facts: &Facts<'_>) -> Option<(&'a Compiled, RuleId)> {
+fn matched<'a>(
+    policy: &'a CompiledPolicy,
+    facts: &Facts<'_>,
+) -> Option<(&'a CompiledPolicy, RuleId)> {
     let rule = policy.matching_rule(facts)?;
     Some((policy, RuleId::new(policy.key(), rule)))
 }

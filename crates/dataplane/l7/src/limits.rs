@@ -1,5 +1,5 @@
-//! Requests that are limited: matches in the form of routes, of which every reading counts, so that no spelling of a
-//! request gets past a limit that the plain one meets.
+//! Matches of rate-limited requests, in the form of route matches. Every reading of a request
+//! counts, so that no spelling of it escapes a limit that the plain one meets.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::{
     route::{RouteRequest, parameters, regex},
 };
 
-/// Any of some matches; without any, all requests.
+/// Alternative matches of a limit; without any, all requests match.
 #[derive(Debug)]
 pub struct LimitMatches(Vec<LimitMatch>);
 
@@ -35,7 +35,7 @@ enum Value {
 }
 
 impl LimitMatches {
-    /// Compiles matches. One that cannot be understood includes all that it might.
+    /// Compiles matches. An invalid one includes every request that it might be meant for.
     pub fn new(of: &[HttpRouteMatch]) -> Self {
         Self(of.iter().map(LimitMatch::new).collect())
     }
@@ -131,13 +131,13 @@ impl Value {
     }
 }
 
-/// Returns the text by which requests for a path are counted: the same for all spellings that some server takes for
-/// one path.
+/// Returns the text by which requests for a path are counted: equal for all spellings that some
+/// server treats as the same path.
 pub fn counted_path(path: &str) -> Cow<'_, str> {
     path::shared_by_spellings(path)
 }
 
-/// Returns the text by which requests with a method are counted: the same whatever its case.
+/// Returns the text by which requests with a method are counted, regardless of case.
 pub fn counted_method(method: &str) -> String {
     method.to_ascii_uppercase()
 }

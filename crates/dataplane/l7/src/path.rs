@@ -1,7 +1,8 @@
 //! The normalized path of a request, the one form that policies evaluate, routes match and applications get.
 //!
-//! Proxies and applications read odd paths differently, and one may serve a path that another has not authorized. So
-//! what has one meaning is brought into one form, and what is known to be read differently is refused:
+//! Proxies and applications read odd paths differently, and one may serve a path that another has
+//! not authorized. So equivalent paths are rewritten to one form, and paths that servers interpret
+//! differently are refused:
 //!
 //! | in the path | with `Base` |
 //! |---|---|
@@ -16,12 +17,12 @@
 //! | `#` | refused, in the query too: a fragment is never sent |
 //! | anything that does not begin with `/` | refused; [`for_request`] accepts `OPTIONS *` |
 //!
-//! `MergeSlashes` and `DecodeAndMergeSlashes` do more of the same (see [`PathNormalization`]). With `None`
-//! nothing is changed or interpreted; control characters, `#` and broken escapes are refused all the same.
-//! The query is passed on as it came. An escaped percent sign stays one: `%2561` is the text `%61`, and an
-//! application that decodes twice is on its own, but for policies that deny.
+//! `MergeSlashes` and `DecodeAndMergeSlashes` normalize further (see [`PathNormalization`]). With
+//! `None` nothing is changed or interpreted; control characters, `#` and broken escapes are refused
+//! all the same. The query is forwarded unchanged. An escaped percent sign stays escaped: `%2561`
+//! is the text `%61`; an application that decodes twice is protected by DENY policies only.
 //!
-//! That paths differ after normalization does not mean that applications tell them apart: see [`readings()`].
+//! Applications may still treat different normalized paths as the same: see [`readings()`].
 
 use std::borrow::Cow;
 
@@ -54,12 +55,12 @@ impl NormalizedTarget<'_> {
         &self.text
     }
 
-    /// The path alone: the part that is authorized and routed.
+    /// Returns the path without the query: the part that is authorized and routed.
     pub fn path(&self) -> &str {
         self.text.get(..self.path_end).unwrap_or_default()
     }
 
-    /// The query without its question mark.
+    /// Returns the query without its question mark.
     pub fn query(&self) -> Option<&str> {
         self.text
             .get(self.path_end..)
@@ -155,7 +156,7 @@ pub fn normalize(
 }
 
 fn resolved(path: &str, decode_slashes: bool, merge: bool) -> Result<Cow<'_, str>, PathError> {
-    let path = escapes::in_one_form(path, decode_slashes);
+    let path = escapes::canonical_characters(path, decode_slashes);
     segments::check(&path)?;
     Ok(match path {
         Cow::Borrowed(path) => segments::resolve(path, merge)?,

@@ -1,10 +1,10 @@
 //! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
 //! All comparisons that deny, limit or allow a request by these are made here.
 //!
-//! What denies or limits a request counts every reading ([`Reading::Any`]); what allows it has to hold for each of
-//! them ([`Reading::All`]), and what excepts it from a denial also for whatever a header names in place of the
-//! request's own ([`Reading::Exception`]). No spelling then gets past a denial that the plain request meets, nor is
-//! allowed where the plain request is not.
+//! What denies or limits a request counts every reading ([`Reading::Any`]); what allows it has to
+//! hold for each of them ([`Reading::All`]), and what excepts it from a denial also for whatever a
+//! header names in place of the request's own ([`Reading::Exception`]). So no spelling escapes a
+//! denial that applies to the plain request, nor is allowed where the plain request is not.
 //!
 //! | compared | `Any` | `All` | `Exception` |
 //! |---|---|---|---|
@@ -45,7 +45,7 @@ static PATH_OVERRIDES: [HeaderName; 2] = [
     HeaderName::from_static("x-rewrite-url"),
 ];
 
-/// Headers in which proxies, and thus clients, state the original host.
+/// Headers in which proxies, and so also clients, state the original host.
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static FORWARDED: HeaderName = http::header::FORWARDED;
 
@@ -60,8 +60,8 @@ pub(crate) struct Readings<'a> {
 }
 
 impl<'a> Readings<'a> {
-    /// Reads a request: its method, its authority, its normalized path without the query, and its headers. `port` is
-    /// the one that was dialled, if that is known.
+    /// Reads a request: its method, its authority, its normalized path without the query, and its
+    /// headers. `port` is the dialed port, if known.
     pub(crate) fn new(
         method: &'a str,
         (host, port): (&'a str, Option<u16>),
@@ -77,7 +77,7 @@ impl<'a> Readings<'a> {
         }
     }
 
-    /// Reads the request as if it had been sent to this port.
+    /// Sets the port to which the request was sent.
     pub(crate) fn dial(&mut self, port: u16) {
         self.host.dial(port);
     }
@@ -113,7 +113,8 @@ impl<'a> Readings<'a> {
         }
     }
 
-    /// The hosts that headers name in place of the request's own; empty for one that is no text.
+    /// Returns the hosts that headers name in place of the request's own; empty for a value that is
+    /// not text.
     pub(crate) fn overriding_hosts(&self) -> impl Iterator<Item = &'a str> {
         let headers = self.headers;
         let text = |bytes| str::from_utf8(bytes).unwrap_or_default().trim();
@@ -138,13 +139,13 @@ impl<'a> Readings<'a> {
             Reading::Any => own || self.overriding_paths().iter().any(named),
             Reading::Exception => {
                 own && self.overriding_paths().iter().all(named)
-                    // What is no path is no exception either.
+                    // A value that is not a path does not match an exception.
                     && self.all_named_by(&PATH_OVERRIDES, |target| path::of_target(target).is_some())
             }
         }
     }
 
-    /// Whether a header matches; one that is missing never does.
+    /// Whether a header matches; a missing header never does.
     pub(crate) fn header(
         &self,
         name: &HeaderName,
@@ -164,7 +165,7 @@ impl<'a> Readings<'a> {
         })
     }
 
-    /// Whether all lines of these headers are as matches; one that is no text is not.
+    /// Whether all lines of these headers match; a line that is not text does not.
     fn all_named_by(&self, names: &'static [HeaderName], matches: impl Fn(&str) -> bool) -> bool {
         let mut all = names.iter().flat_map(|name| lines(self.headers, name));
         all.all(|line| str::from_utf8(line).is_ok_and(|text| matches(text.trim())))

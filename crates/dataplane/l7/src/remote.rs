@@ -14,14 +14,14 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 /// one before them is the client's (Envoy's `xff_num_trusted_hops`). Addresses further to the left are claims of the
 /// client.
 ///
-/// Without trusted proxies, and where the header has too few addresses or something else in that place, it is
-/// the peer's own address: any pod can write that header.
+/// Without trusted proxies, and if the header has too few or invalid addresses, it is the peer's
+/// own address: any pod can send that header.
 pub fn remote_address(peer: IpAddr, headers: &HeaderMap, trusted: u32) -> IpAddr {
     if trusted == 0 {
         return peer;
     }
     let lines = headers.get_all(FORWARDED_FOR).iter().rev();
-    // A line that is no text is one entry that is no address.
+    // A line that is not text counts as one entry that is not an address.
     let texts = lines
         .map(HeaderValue::to_str)
         .map(Result::unwrap_or_default);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_the_peers() {
+    fn without_trusted_entry_the_peer_is_the_client() {
         for (lines, trusted) in [
             (&[&b"1.1.1.1, 2.2.2.2"[..]][..], 0),
             (&[b"1.1.1.1, 2.2.2.2"], 2),

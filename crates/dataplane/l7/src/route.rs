@@ -31,8 +31,9 @@ pub use filters::{
 pub use request::RouteRequest;
 pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, is_retriable, wait};
 
-/// Why requests that a match with a bad expression or header might be meant for are not served.
-const BROKEN: ArcStr =
+/// Reason why requests are not served that a match with an invalid expression or header might be
+/// meant for.
+const INVALID_MATCH: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
 
 /// The routes of one port of a service.
@@ -62,14 +63,15 @@ pub struct Rule {
     pub session: Option<HttpSession>,
     /// Reason why matching requests cannot be served.
     pub unsupported: Option<ArcStr>,
-    /// Whether clients have written it for themselves, and not the service's side.
+    /// Whether the route is a consumer route: written by clients for themselves, and not by the
+    /// owner of the service.
     pub is_of_clients: bool,
 }
 
 /// Backend of a rule with its filters.
 #[derive(Debug)]
 pub struct Backend {
-    /// The service, and its share.
+    /// Service, with its weight.
     pub to: HttpBackend,
     filters: Filters,
 }
@@ -79,7 +81,7 @@ pub struct Backend {
 pub struct RuleMatch<'a> {
     /// Rule of the match.
     pub rule: &'a Arc<Rule>,
-    /// Place of the match in its rule; 0 also of a rule without matches, which has one for all requests.
+    /// Index of the match in its rule; 0 for a rule without matches, which matches all requests.
     pub index: usize,
 }
 
@@ -88,15 +90,16 @@ pub struct RuleMatch<'a> {
 pub enum Choice<'a> {
     /// The service has no routes, so requests go to the service itself.
     Itself,
-    /// The rule that matches, and how many bytes of the path its match took as prefix.
+    /// Matching rule, and how many bytes of the path its match consumed as prefix.
     Rule(&'a Arc<Rule>, usize),
     /// The service has routes, but none matches; the response is 404.
     NoMatch,
 }
 
 impl RouteTable {
-    /// The table of a port for clients of a namespace, or for all clients, of routes that are in the order of age and
-    /// name. Routes of several kinds exclude each other: the oldest decides which kind is followed.
+    /// Creates the table of a port for clients of a namespace, or for all clients, from routes that
+    /// are ordered by age and name. Routes of several kinds exclude each other: the oldest decides
+    /// which kind is used.
     pub fn new(routes: &[HttpRoute], port: u16, clients: Option<&str>) -> Self {
         let mut table = Self::default();
         let mut matches = Vec::new();
@@ -138,7 +141,7 @@ impl RouteTable {
             if entry.broken {
                 entry.rule = self.rules.len();
                 self.rules.push(Arc::new(Rule {
-                    unsupported: Some(BROKEN),
+                    unsupported: Some(INVALID_MATCH),
                     ..Rule::new(route, index, rule)
                 }));
             }
@@ -171,8 +174,8 @@ impl RouteTable {
         })
     }
 
-    /// The rules in the order in which their matches are preferred, up to the one that [`Self::choose`] gives a request
-    /// to, each with why the request does not have the match.
+    /// Returns the rules in the order of preference of their matches, up to the rule that
+    /// [`Self::choose`] selects, each with the reason why the request does not match.
     pub fn considered<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
@@ -229,7 +232,7 @@ impl Rule {
         }
     }
 
-    /// A backend for one request, by weight, with its place; `None` if there is none.
+    /// Picks a backend for one request by weight, with its index; `None` if there is none.
     pub fn backend(&self, rng: &mut dyn RngCore) -> Option<(usize, &Backend)> {
         let weights = self.backends.iter().map(|backend| backend.to.weight);
         let drawn = weights::draw(weights, rng)?;

@@ -31,22 +31,23 @@ pub struct StreamRule {
     backends: Vec<StreamBackend>,
     /// Reason why matching connections cannot be served.
     pub unsupported: Option<ArcStr>,
-    /// Whether clients have written it for themselves, and not the service's side.
+    /// Whether the route is a consumer route: written by clients for themselves, and not by the
+    /// owner of the service.
     pub is_of_clients: bool,
 }
 
-/// Beginning of a connection.
+/// Protocol of a connection, as far as its first bytes reveal it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening<'a> {
-    /// The first message of TLS, and the server name in it in lower case.
+    /// ClientHello with its server name, in lower case.
     Tls(Option<&'a str>),
     /// Another protocol, or a protocol that was not detected.
     Other,
 }
 
 impl StreamTable {
-    /// The table of a port for a client of a namespace, of routes that are in the order of age and name. Of each kind,
-    /// routes of that namespace take the place of those for all clients.
+    /// Creates the table of a port for clients of a namespace, from routes that are ordered by age
+    /// and name. Of each kind, routes of that namespace replace those for all clients.
     pub fn new(tls: &[StreamRoute], tcp: &[StreamRoute], port: u16, client: Option<&str>) -> Self {
         let mut table = Self::default();
         for route in of_client(tls, port, client) {
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_name_is_for_is_left_to_the_oldest_tcp_route() {
+    fn unmatched_names_go_to_the_oldest_tcp_route() {
         let tls = [route("tls", &["a.example"])];
         let tcp = [route("first", &[]), route("second", &[])];
         let table = StreamTable::new(&tls, &tcp, 443, None);

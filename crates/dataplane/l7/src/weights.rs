@@ -1,8 +1,8 @@
-//! One of several by weight.
+//! Weighted random choice.
 
 use rand::{Rng, RngCore};
 
-/// The place of one that is drawn; `None` if all weights together are zero.
+/// Draws an index by weight; `None` if all weights are zero.
 pub(crate) fn draw(
     weights: impl Iterator<Item = u32> + Clone,
     rng: &mut dyn RngCore,

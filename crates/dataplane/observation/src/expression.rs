@@ -1,7 +1,8 @@
 //! Conditions and labels in CEL, with Envoy's attributes of requests.
 //!
-//! Evaluation is bounded: an expression is short and shallow, has no comprehensions, as in Envoy, and of regular
-//! expressions only small ones that are written out. What an expression names is checked before it is used.
+//! Evaluation is bounded: expressions are short and shallow, without comprehensions, as in Envoy;
+//! regular expressions are small literals. Referenced attributes and functions are checked when the
+//! expression is compiled.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,11 +22,11 @@ use crate::{Observation, Wants};
 mod tests;
 
 /// Maximum length of an expression, in bytes.
-const LONGEST: usize = 1024;
+const MAX_EXPRESSION_BYTES: usize = 1024;
 /// Maximum nesting depth of an expression.
-const DEEPEST: u16 = 24;
+const MAX_DEPTH: u16 = 24;
 /// Maximum memory of a compiled regular expression.
-const MAX_REGEX: usize = 64 << 10;
+const MAX_REGEX_BYTES: usize = 64 << 10;
 
 /// Names of Envoy's attributes that expressions may use.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
@@ -92,13 +93,13 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// Text that is too long.
-    #[error("is longer than {LONGEST} bytes")]
+    #[error("is longer than {MAX_EXPRESSION_BYTES} bytes")]
     TooLong,
     /// Text that is no expression.
     #[error("is no CEL expression: {0}")]
     Syntax(String),
     /// Expression that is nested too deeply.
-    #[error("is nested more than {DEEPEST} levels deep")]
+    #[error("is nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
     /// Expression that loops.
     #[error("comprehensions (all, exists, map, filter) are not supported, as in Envoy")]
@@ -109,7 +110,7 @@ pub enum ExpressionError {
     /// Expression that calls an unknown function.
     #[error("the function {0} is not supported")]
     Function(String),
-    /// A regular expression.
+    /// Regular expression that is not a small literal.
     #[error("the pattern of matches: {0}")]
     Pattern(String),
     /// Construction of messages is unsupported.
@@ -117,7 +118,7 @@ pub enum ExpressionError {
     Message,
 }
 
-/// Expression of CEL, as described for the module.
+/// Compiled CEL expression, as described for the module.
 #[derive(Debug)]
 pub struct Expression {
     root: IdedExpr,
@@ -126,15 +127,15 @@ pub struct Expression {
 }
 
 impl Expression {
-    /// Reads and checks one.
+    /// Compiles and checks an expression.
     ///
     /// # Errors
     /// When it cannot be used.
     pub fn new(text: &str) -> Result<Self, ExpressionError> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_EXPRESSION_BYTES {
             return Err(ExpressionError::TooLong);
         }
-        let parser = ENVIRONMENT.parser().max_recursion_depth(DEEPEST);
+        let parser = ENVIRONMENT.parser().max_recursion_depth(MAX_DEPTH);
         let root = parser.parse(text).map_err(|errors| {
             let first = errors.errors.first();
             ExpressionError::Syntax(first.map_or_else(String::new, |one| one.msg.clone()))
@@ -202,7 +203,7 @@ fn check(
     depth: u16,
     named: &mut BTreeSet<(&'static str, &'static str)>,
 ) -> Result<(), ExpressionError> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(ExpressionError::TooDeep);
     }
     let depth = depth + 1;
@@ -210,7 +211,7 @@ fn check(
         Expr::Unspecified | Expr::Literal(_) => Ok(()),
         Expr::Comprehension(_) => Err(ExpressionError::Comprehension),
         Expr::Struct(_) => Err(ExpressionError::Message),
-        // Only with a field behind it does it name something.
+        // Identifies an attribute only together with its field.
         Expr::Ident(name) => Err(ExpressionError::Attribute(name.clone())),
         Expr::Select(select) => {
             let Expr::Ident(object) = &select.operand.expr else {
@@ -247,7 +248,7 @@ fn check(
 
 fn check_call(call: &CallExpr) -> Result<(), ExpressionError> {
     let name = call.func_name.as_str();
-    // Operators have names that cannot be written as a call's.
+    // Names of operators cannot occur as names of function calls.
     let is_operator = name.contains(['_', '@', '!', '-']);
     if !is_operator && !FUNCTIONS.contains(&name) {
         return Err(ExpressionError::Function(name.to_owned()));
@@ -261,7 +262,7 @@ fn check_call(call: &CallExpr) -> Result<(), ExpressionError> {
         return Err(ExpressionError::Pattern(message));
     };
     let compiled = regex::RegexBuilder::new(pattern.inner())
-        .size_limit(MAX_REGEX)
+        .size_limit(MAX_REGEX_BYTES)
         .build();
     let too_much = |error: regex::Error| ExpressionError::Pattern(error.to_string());
     compiled.map(drop).map_err(too_much)

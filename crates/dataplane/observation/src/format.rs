@@ -1,7 +1,7 @@
 //! Lines of access logs in Envoy's formats: text with command operators, and JSON whose values are such texts.
 //!
-//! Values of requests are cut to 1 KiB; all but printable ASCII is escaped, so that a client cannot end a field or a
-//! line. In JSON a value that is one operator has the operator's type.
+//! Values of requests are truncated to 1 KiB; all but printable ASCII is escaped, so that a client
+//! cannot end a field or a line. In JSON a value that is one operator has the operator's type.
 
 mod operator;
 
@@ -39,23 +39,23 @@ pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:MET
 "route_name":"%ROUTE_NAME%"}"#;
 
 /// Maximum length of a format, in bytes.
-const LONGEST: usize = 16 << 10;
+const MAX_FORMAT_BYTES: usize = 16 << 10;
 /// Maximum nesting depth of objects.
-const DEEPEST: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// Error of an invalid format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Text that is too long.
-    #[error("is longer than {LONGEST} bytes")]
+    #[error("is longer than {MAX_FORMAT_BYTES} bytes")]
     TooLong,
     /// JSON that is too deep.
-    #[error("has objects that are more than {DEEPEST} levels deep")]
+    #[error("has objects that are more than {MAX_DEPTH} levels deep")]
     TooDeep,
     /// Unterminated operator at this offset.
     #[error("a % at byte {0} begins an operator that does not end; a % itself is written %%")]
     Unended(usize),
-    /// An operator that is not known, or not as it has to be.
+    /// Unknown operator, or one with invalid arguments.
     #[error("%{0}% {1}")]
     Operator(String, &'static str),
     /// JSON that is no object.
@@ -142,7 +142,7 @@ impl Format {
         }
     }
 
-    /// Members of an object that it makes of a request, as names and values; none if it is text.
+    /// Returns the names and values of a JSON format for a request; none for a text format.
     pub fn members(&self, of: &Observation<'_>) -> Vec<(String, String)> {
         let Form::Json(members) = &self.0 else {
             return Vec::new();
@@ -189,7 +189,7 @@ fn plain(parts: &[Part], of: &Observation<'_>) -> String {
 }
 
 fn parts(text: &str) -> Result<Vec<Part>, FormatError> {
-    if text.len() > LONGEST {
+    if text.len() > MAX_FORMAT_BYTES {
         return Err(FormatError::TooLong);
     }
     let mut parts = Vec::new();
@@ -220,12 +220,13 @@ fn parts(text: &str) -> Result<Vec<Part>, FormatError> {
     Ok(parts)
 }
 
-/// Whether the operator before, on which the next one follows at once, was in quotation marks.
+/// Whether the preceding, directly adjacent operator is within quotation marks.
 fn is_quoted_so_far(parts: &[Part]) -> bool {
     matches!(parts.last(), Some(Part::Operator(_, true)))
 }
 
-/// An operator and what is behind it. A `%` in its brackets, as of a time's format, does not end it.
+/// Splits the text after an operator. A `%` within its parentheses, such as in a time format, does
+/// not end the operator.
 fn ended(text: &str) -> Option<(&str, &str)> {
     let end = text.find('%')?;
     match text.find('(') {
@@ -239,7 +240,7 @@ fn ended(text: &str) -> Option<(&str, &str)> {
 }
 
 fn member(value: &Value, depth: usize) -> Result<Member, FormatError> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(FormatError::TooDeep);
     }
     Ok(match value {

@@ -1,8 +1,8 @@
-//! Telemetry of a finished request: conditions and labels in CEL ([`Expression`]), lines in Envoy's formats
-//! ([`Format`]), trace contexts as they come and go ([`trace`]), and spans ([`span`]).
+//! Telemetry of a finished request: conditions and labels in CEL ([`Expression`]), lines in Envoy's
+//! formats ([`Format`]), trace contexts of requests ([`trace`]), and spans ([`span`]).
 //!
-//! Pure: who sees requests fills in an [`Observation`]. What is configured is checked by the same code in the control
-//! plane, which refuses what cannot be used, and at the waypoint, which uses it.
+//! Pure: the waypoint fills in an [`Observation`]. The control plane validates configuration with
+//! the same code, and refuses what the waypoint could not use.
 #![forbid(unsafe_code)]
 
 mod expression;

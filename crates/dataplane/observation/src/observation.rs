@@ -1,4 +1,4 @@
-//! One finished request, as it is reported.
+//! Attributes of one finished request for reports.
 
 use std::{
     collections::BTreeSet,
@@ -51,7 +51,7 @@ pub struct Observation<'a> {
     pub response_headers: &'a HeaderMap,
 }
 
-/// Headers that are copied until the request ends.
+/// Headers that reports need, copied when the request begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     /// Whether all request headers are needed.
@@ -81,7 +81,7 @@ impl Ord for HeaderOrder {
 }
 
 impl Wants {
-    /// Adds headers that others want.
+    /// Adds the headers of another set.
     pub fn add(&mut self, other: &Self) {
         self.all_request |= other.all_request;
         self.all_response |= other.all_response;

@@ -1,6 +1,7 @@
-//! The span of a request at a waypoint: one, of the kind of servers, as Envoy makes one.
+//! The span of a request at a waypoint: one of kind `SERVER`, as in Envoy.
 //!
-//! It is named and described as OpenTelemetry's conventions for HTTP say, with the tags of Istio's proxies besides.
+//! Names and attributes follow OpenTelemetry's conventions for HTTP, with the tags of Istio's
+//! proxies in addition.
 
 use std::{
     borrow::Cow,
@@ -94,7 +95,7 @@ impl Tag {
     }
 }
 
-/// The two ends of a request, as Istio's tags tell of them: names and values.
+/// Istio's tags of the source and the destination of a request: names and values.
 pub type Parties = Vec<(&'static str, String)>;
 
 /// Trace context of a span.
@@ -132,7 +133,7 @@ pub fn of(
     }
     let method = method(observation).unwrap_or("HTTP");
     let name = match observation.path.filter(|_| observation.is_grpc) {
-        // The method of gRPC is one of few.
+        // The gRPC method is one of few.
         Some(path) => cut(path.trim_start_matches('/'), most),
         None => method.to_owned(),
     };
@@ -155,7 +156,7 @@ pub fn of(
     }
 }
 
-/// Error status of servers' spans: errors of the server, or unknown ones.
+/// Whether a server span is an error: a server error, or an unknown status.
 fn is_error(of: &Observation<'_>) -> bool {
     // Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss.
     let of_grpc = [2, 4, 12, 13, 14, 15];
@@ -166,7 +167,7 @@ fn is_error(of: &Observation<'_>) -> bool {
     of.response_code == 0 || of.response_code >= 500 || is_grpc_error
 }
 
-/// The method, if it is one of those that are known: others are `_OTHER`.
+/// Returns the method if it is well-known; `_OTHER` for any other.
 fn method(of: &Observation<'_>) -> Option<&'static str> {
     const KNOWN: [&str; 9] = [
         "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",

@@ -1,6 +1,6 @@
 //! Trace contexts in headers: W3C's `traceparent` and `tracestate`, and B3 in one header or several.
 //!
-//! What is not well-formed is as if it were not there. In doubt W3C's counts.
+//! Malformed headers are ignored. If contexts differ, W3C's wins.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ mod tests;
 
 /// The header of W3C's context.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Header in which systems of tracing have their own state.
+/// Header in which tracing systems keep state of their own.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
-/// Names a request, in Envoy's meshes.
+/// Header with the id of a request in Envoy's meshes.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const B3: HeaderName = HeaderName::from_static("b3");
 const B3_TRACE: HeaderName = HeaderName::from_static("x-b3-traceid");
@@ -22,11 +22,11 @@ const B3_PARENT: HeaderName = HeaderName::from_static("x-b3-parentspanid");
 const B3_SAMPLED: HeaderName = HeaderName::from_static("x-b3-sampled");
 const B3_FLAGS: HeaderName = HeaderName::from_static("x-b3-flags");
 
-/// The number of a trace, not zero.
+/// Trace id, not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceId(u128);
 
-/// The number of a span, not zero.
+/// Span id, not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanId(u64);
 
@@ -85,7 +85,7 @@ struct Forms {
 }
 
 impl Incoming {
-    /// Trace context in headers.
+    /// Reads the trace context of a request.
     pub fn of(headers: &HeaderMap) -> Self {
         let w3c = single(headers, &TRACEPARENT).and_then(traceparent);
         let b3 = single(headers, &B3).and_then(b3);
@@ -101,7 +101,7 @@ impl Incoming {
         Self { forms, ..found }
     }
 
-    /// Writes the context of what is sent on: this span is the parent there.
+    /// Writes the context to the headers of the forwarded request, with this span as the parent.
     pub fn pass_on(&self, headers: &mut HeaderMap, trace: TraceId, span: SpanId, sampled: bool) {
         let flag = u8::from(sampled);
         put(
@@ -110,7 +110,7 @@ impl Incoming {
             &format!("00-{trace}-{span}-{flag:02x}"),
         );
         if !self.forms.w3c {
-            // It is of a context that could not be read, or of none.
+            // The state belongs to a context that is missing or malformed.
             headers.remove(&TRACESTATE);
         }
         if self.forms.b3 {
@@ -247,8 +247,9 @@ fn b3_multiple(headers: &HeaderMap) -> Option<Incoming> {
 /// Sampling rate of all requests, in ten thousandths.
 pub const ALWAYS: u32 = 10_000;
 
-/// Whether a request is sampled, without a decision of its sender: the given number of ten thousand are. By the name of
-/// a request that has Envoy's form, all proxies that it passes decide alike; else by `draw`.
+/// Decides whether a request without a sampling decision is sampled: `share` of ten thousand are.
+/// Request ids in Envoy's format make all proxies of a request decide alike; otherwise `draw`
+/// decides.
 pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
     if share == 0 || share >= ALWAYS {
         return share != 0;

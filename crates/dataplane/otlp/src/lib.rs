@@ -1,7 +1,8 @@
-//! Spans and lines of access logs as OpenTelemetry's collectors take them (OTLP), and what collectors answer.
+//! Encodes spans and access-log lines as OTLP messages, and decodes the collectors' responses.
 //!
-//! The messages are OpenTelemetry's own crate's. Who calls, when and how much at once is not decided here: a waypoint's
-//! calls go by its own ways, with queues and bounds of its own, which the SDK's exporters would not.
+//! The message types are those of OpenTelemetry's own crate. Connections, batching and limits are
+//! the caller's: a waypoint exports over its own upstreams with its own queues and bounds, which
+//! the SDK's exporters do not support.
 #![forbid(unsafe_code)]
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -30,7 +31,7 @@ pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceSe
 pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 /// Instrumentation scope of all telemetry.
 const SCOPE: &str = "ambit-waypoint";
-/// The bit of a span's flags by which the others are known to be set, and the one of what has been recorded.
+/// Span flags: the sampled bit, and the bit that marks the other flags as valid.
 const SAMPLED: u32 = 1;
 
 /// Attributes that all telemetry of one waypoint has in common.
@@ -51,7 +52,7 @@ pub struct Line {
     pub body: String,
     /// Further names and values.
     pub attributes: Vec<(String, String)>,
-    /// The trace and the span that the request is part of.
+    /// Trace id and span id of the request, if it is traced.
     pub span: Option<([u8; 16], [u8; 8])>,
 }
 

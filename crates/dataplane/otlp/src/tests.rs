@@ -1,4 +1,4 @@
-//! Messages as a collector reads them.
+//! Tests of messages as a collector decodes them.
 
 use std::time::Duration;
 

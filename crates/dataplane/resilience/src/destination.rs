@@ -21,7 +21,7 @@ use crate::{
     limits::Limits,
     locality::Topology,
     outliers::{Ejection, Outcome, Outliers, count},
-    pool::{Pool, Question},
+    pool::{Pool, PoolQuery},
 };
 
 /// Port of a service under a policy, as described for the crate.
@@ -57,12 +57,12 @@ struct Current<E> {
 
 /// Parameters of picking an endpoint for a request.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wish<'a> {
+pub struct PickRequest<'a> {
     /// Hash for consistent hashing, if the policy uses it.
     pub hash: Option<u64>,
     /// UIDs of endpoints that the request has tried.
     pub failed: &'a [ArcStr],
-    /// The uid of the endpoint that it is to go to, as long as that is there and not ejected.
+    /// UID of the preferred endpoint, which is picked while it exists and is not ejected.
     pub preferred: Option<&'a ArcStr>,
 }
 
@@ -86,7 +86,8 @@ pub enum NoEndpoint {
     Ejected,
 }
 
-/// An endpoint for one request, which counts as under way there until this is dropped.
+/// Endpoint that was picked for one request; the request counts as active there until this is
+/// dropped.
 #[derive(Debug)]
 pub struct Chosen<E> {
     pool: Arc<Pool<E>>,
@@ -103,7 +104,7 @@ impl State {
     }
 
     fn set_due(&self, at: Option<Instant>) {
-        // Rounded up: at that time it is over.
+        // Rounded up, so that the ejection has ended at that time.
         let due = at.map_or(u64::MAX, |at| self.milliseconds(at) + 1);
         self.due.store(due, Release);
     }
@@ -114,7 +115,7 @@ impl State {
             return;
         }
         let mut outliers = self.outliers.lock();
-        self.set_due(outliers.take_back(now));
+        self.set_due(outliers.end_due_ejections(now));
         self.health.fetch_add(1, Release);
     }
 }
@@ -144,7 +145,7 @@ impl<E: Clone> Destination<E> {
         }
     }
 
-    /// The same endpoints, with all that is known of them, under another policy.
+    /// Returns a destination with the same endpoints and their state under another policy.
     #[must_use]
     pub fn under(&self, policy: DestinationPolicy) -> Self {
         let current = self.current.read();
@@ -216,13 +217,13 @@ impl<E: Clone> Destination<E> {
     /// When there is none for it.
     pub fn choose(
         &self,
-        wish: Wish<'_>,
+        wish: PickRequest<'_>,
         now: Instant,
         rng: &mut dyn RngCore,
     ) -> Result<Chosen<E>, NoEndpoint> {
         self.state.wake(now);
         let pool = self.current.read().pool.clone();
-        let question = Question {
+        let question = PoolQuery {
             policy: &self.policy,
             hash: wish.hash,
             failed: wish.failed,
@@ -272,7 +273,7 @@ impl<E> Destination<E> {
         &self.state.limits
     }
 
-    /// State of each endpoint that requests may go to.
+    /// Returns the state of each endpoint that may be picked.
     pub fn endpoints(&self, now: Instant) -> Vec<EndpointState> {
         let pool = self.current.read().pool.clone();
         let outliers = self.state.outliers.lock();
@@ -313,7 +314,7 @@ impl<E> Chosen<E> {
         }
         let state = &self.state;
         let mut outliers = state.outliers.lock();
-        let next = outliers.take_back(now);
+        let next = outliers.end_due_ejections(now);
         let total = state.total.load(Relaxed) as usize;
         let duration = outliers.eject(&self.host, policy, total, now);
         let ends = duration.map(|duration| now + duration);

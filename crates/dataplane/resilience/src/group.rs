@@ -1,4 +1,4 @@
-//! Endpoints of one place among which the policy chooses.
+//! Endpoints of one locality and priority, among which the policy chooses.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -8,14 +8,14 @@ use rand::{Rng as _, RngCore};
 use crate::hashing::Table;
 
 /// Number of random draws before all endpoints are scanned.
-const DRAWS: u32 = 16;
+const MAX_DRAWS: u32 = 16;
 
 /// Group of endpoints, as described for the module.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Share of the requests of its priority.
+    /// Share of the requests of the group's priority.
     pub(crate) share: u32,
-    /// Their indexes in the pool, with their weights.
+    /// Indexes of the endpoints in the pool, with their weights.
     members: Vec<(u32, u32)>,
     heaviest: u32,
     next: AtomicU32,
@@ -60,7 +60,7 @@ impl Group {
         self.members.iter().map(|(index, _)| *index)
     }
 
-    /// An endpoint; `None` if none is usable.
+    /// Picks an endpoint; `None` if none is usable.
     pub(crate) fn choose(
         &self,
         balancing: &Balancing,
@@ -100,7 +100,7 @@ impl Group {
         if self.members.is_empty() {
             return None;
         }
-        for _ in 0..DRAWS {
+        for _ in 0..MAX_DRAWS {
             let drawn = rng.random_range(0..self.members.len());
             let (index, weight) = *self.members.get(drawn)?;
             if self.accepts(index, weight, view, rng) {
@@ -115,7 +115,7 @@ impl Group {
         if count == 0 {
             return None;
         }
-        for _ in 0..DRAWS.max(count.min(4 * DRAWS)) {
+        for _ in 0..MAX_DRAWS.max(count.min(4 * MAX_DRAWS)) {
             let turn = self.next.fetch_add(1, Relaxed) % count;
             let (index, weight) = *self.members.get(usize::try_from(turn).ok()?)?;
             if self.accepts(index, weight, view, rng) {
@@ -142,7 +142,8 @@ impl Group {
         chosen
     }
 
-    /// The first from the hash on that is usable and not over its bound; the first usable if all are over it.
+    /// Picks the first usable endpoint from the hash on that is within its bound; if all exceed it,
+    /// the first usable one.
     fn hashed(&self, table: &Table, hash: u64, view: &impl View) -> Option<u32> {
         let mut first = None;
         for place in table.from(hash) {

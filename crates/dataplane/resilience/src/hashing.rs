@@ -1,4 +1,5 @@
-//! From a hash to an endpoint, so that few requests change theirs when endpoints come and go, on every replica alike.
+//! Consistent hashing: maps a hash to an endpoint so that few hashes change their endpoint when
+//! endpoints join or leave, equally on every replica.
 
 use std::cmp::Ordering;
 
@@ -8,7 +9,7 @@ use xxhash_rust::xxh64::xxh64;
 /// Maximum points of a ring, regardless of the configured size.
 const MAX_POINTS: u64 = 1 << 18;
 
-/// The hash of what requests have in common. Not a secret one: all replicas have to agree on it.
+/// Hashes the common attribute of requests. Not keyed: all replicas must agree.
 pub fn hash(bytes: &[u8]) -> u64 {
     xxh64(bytes, 0)
 }
@@ -16,9 +17,9 @@ pub fn hash(bytes: &[u8]) -> u64 {
 /// Consistent-hash table of one group, by index of the endpoints.
 #[derive(Debug)]
 pub(crate) enum Table {
-    /// Points and whose they are, in the order of the points.
+    /// Points with the index of their endpoint, in the order of the points.
     Ring(Vec<(u64, u32)>),
-    /// Whose each place is.
+    /// Index of the endpoint of each slot.
     Maglev(Vec<u32>),
 }
 
@@ -31,7 +32,7 @@ impl Table {
         }
     }
 
-    /// The endpoints in the order in which they are tried for a hash; each may come several times.
+    /// Returns the endpoints in the order in which they are tried for a hash; endpoints may repeat.
     pub(crate) fn from(&self, hash: u64) -> impl Iterator<Item = u32> {
         let (ring, table) = match self {
             Self::Ring(points) => (points.as_slice(), [].as_slice()),
@@ -47,8 +48,9 @@ impl Table {
     }
 }
 
-/// Each endpoint has points in proportion to its weight: as many as are configured in all, so that their number does
-/// not change when others come and go, and fewer only where that would be too many together.
+/// Builds a ring in which each endpoint has points in proportion to its weight: the configured
+/// number, so that points do not change when other endpoints join or leave; fewer only above
+/// [`MAX_POINTS`].
 fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     let total: u64 = members.iter().map(|(_, weight)| u64::from(*weight)).sum();
     let lightest = members.iter().map(|(_, weight)| u64::from(*weight)).min();
@@ -70,7 +72,7 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     struct Entry {
         next: u64,
         skip: u64,
-        /// Weight relative to the heaviest endpoint, and the part that is already placed.
+        /// Weight relative to the heaviest endpoint, and the part that is placed already.
         weight: f64,
         target: f64,
     }
@@ -99,7 +101,7 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
                 continue;
             }
             entry.target += 1.0;
-            // The size is a prime: every place is met once.
+            // The size is a prime, so each slot is visited once.
             for _ in 0..places {
                 let place = usize::try_from(entry.next).unwrap_or_default();
                 entry.next = (entry.next + entry.skip) % size;
@@ -111,7 +113,7 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
             }
         }
         turn += 1.0;
-        // The heaviest takes a place in every turn, but for a size that is no prime.
+        // The heaviest endpoint takes a slot in every round, unless the size is not a prime.
         if free == 0 || free == before {
             break;
         }

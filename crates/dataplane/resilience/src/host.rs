@@ -1,4 +1,4 @@
-//! One endpoint, and what is known of it.
+//! State of one endpoint.
 
 use std::{
     sync::{
@@ -27,7 +27,7 @@ pub struct Candidate<E> {
     pub endpoint: E,
 }
 
-/// State of an endpoint for as long as it is one, whatever else changes.
+/// State of an endpoint that survives policy changes and updates of other endpoints.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) uid: ArcStr,
@@ -69,7 +69,7 @@ impl Host {
         if age >= whole {
             return 1.0;
         }
-        // As Envoy has it: the first second counts as one.
+        // As in Envoy, the first second counts in full.
         let passed = (age.max(1.0) / whole).min(1.0);
         let aggression = f64::from(warmup.aggression.max(1)) / 1000.0;
         let least = f64::from(warmup.minimum_percent.min(100)) / 100.0;
@@ -77,7 +77,8 @@ impl Host {
     }
 }
 
-/// Sets a count to zero. Most are, and a read disturbs no other thread.
+/// Sets a count to zero. Reads it first, since most are zero and a read does not disturb other
+/// threads.
 pub(crate) fn clear(count: &AtomicU32) {
     if count.load(Relaxed) != 0 {
         count.store(0, Relaxed);

@@ -1,10 +1,10 @@
-//! What `DestinationRule`s ask for: which of a service's endpoints gets a request, which are left alone for a while
-//! because they fail, and how much all of them get at the same time.
+//! Traffic policies of `DestinationRule`s: load balancing among a service's endpoints, ejection of
+//! failing endpoints (outlier detection), and circuit breakers.
 //!
-//! [`Destination`] is the whole of it for one port of a service, shared by all threads. Endpoints, outcomes, times and
-//! chance come from outside; there are no tasks, no clock and no IO here. What waits, waits elsewhere
-//! ([`Limits`] only counts). A choice takes one lock for reading, to clone a pointer; locks are taken for writing
-//! only when endpoints change, or one is ejected.
+//! [`Destination`] combines them for one port of a service, shared by all threads. Endpoints,
+//! outcomes, times and random numbers are passed in; there are no tasks, no clock and no IO here.
+//! Callers do the waiting ([`Limits`] only counts). Picking an endpoint takes one lock for reading,
+//! to clone a pointer; locks are taken for writing only when endpoints change, or one is ejected.
 #![forbid(unsafe_code)]
 
 mod destination;
@@ -17,7 +17,7 @@ mod outliers;
 mod pool;
 mod rates;
 
-pub use destination::{Chosen, Destination, EndpointState, NoEndpoint, Wish};
+pub use destination::{Chosen, Destination, EndpointState, NoEndpoint, PickRequest};
 pub use hashing::hash;
 pub use host::Candidate;
 pub use limits::{Limits, Overflow, Slot};

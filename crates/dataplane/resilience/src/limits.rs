@@ -1,4 +1,4 @@
-//! How much a destination gets at the same time. Counts, and never waits.
+//! Circuit breakers: counts connections and requests of a destination, and never waits.
 
 use std::sync::{
     Arc,
@@ -40,7 +40,7 @@ impl Overflow {
     }
 }
 
-/// Requests and connections under way at a destination. Outlives changes of its policy.
+/// Active requests and connections of a destination. Survives changes of its policy.
 #[derive(Debug, Default)]
 pub struct Limits {
     pending: Arc<AtomicU32>,
@@ -62,7 +62,7 @@ impl Limits {
     /// Counts a new request.
     ///
     /// # Errors
-    /// When there are too many.
+    /// When the limit of requests is reached.
     pub fn request(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
         let most = if of.requests == 0 {
             None
@@ -72,10 +72,10 @@ impl Limits {
         take(&self.requests, most).ok_or(Overflow::Requests)
     }
 
-    /// A request waits for a connection.
+    /// Counts a request that waits for a connection.
     ///
     /// # Errors
-    /// When too many do.
+    /// When the limit of pending requests is reached.
     pub fn pending(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
         take(&self.pending, of.pending).ok_or(Overflow::Pending)
     }
@@ -83,7 +83,7 @@ impl Limits {
     /// Counts a retry.
     ///
     /// # Errors
-    /// When too many are.
+    /// When the limit of retries is reached.
     pub fn retry(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
         let most = match of.retry_budget {
             Some(budget) => {
@@ -101,7 +101,7 @@ impl Limits {
 /// Counts one more, unless the limit is reached.
 fn take(count: &Arc<AtomicU32>, most: Option<u32>) -> Option<Slot> {
     let before = count.fetch_add(1, Relaxed);
-    // Gives it back when it is dropped.
+    // The slot is released when it is dropped, also if the limit is exceeded.
     let slot = Slot(count.clone());
     most.is_none_or(|most| before < most).then_some(slot)
 }

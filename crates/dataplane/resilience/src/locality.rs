@@ -1,4 +1,4 @@
-//! Where endpoints are, and in which order places come.
+//! Localities of endpoints, and their priorities.
 
 use ambit_model::{
     ArcStr, Locality, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,
@@ -44,14 +44,15 @@ impl Topology {
     }
 }
 
-/// Endpoints of one kind of place: those of a lower tier come first; those of one tier have shares by their part.
+/// Endpoints of one priority and share: lower tiers come first; parts of one tier share its
+/// requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PriorityGroup {
     pub(crate) priority: u32,
     pub(crate) split: usize,
 }
 
-/// The shares of the parts; one part has all if there are none.
+/// Returns the share of each part; without configured shares, one part has all requests.
 pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Topology) -> Option<&'a LocalityShares> {
     let LocalityPolicy::Distribute(all) = policy else {
         return None;

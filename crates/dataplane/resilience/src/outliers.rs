@@ -1,4 +1,4 @@
-//! Endpoints that fail are left alone for a while.
+//! Outlier detection: ejects failing endpoints for a while.
 
 use std::{
     collections::HashMap,
@@ -10,10 +10,10 @@ use ambit_model::{ArcStr, OutlierPolicy};
 
 use crate::host::{Host, clear};
 
-/// Longest ejection, as Envoy's own; a longer first one stays as it is.
-const LONGEST: Duration = Duration::from_secs(300);
+/// Maximum duration of an ejection, as Envoy's default; a longer configured base duration is kept.
+const MAX_EJECTION: Duration = Duration::from_secs(300);
 
-/// Outcome of a request or connection, as far as it is the endpoint's doing.
+/// Outcome of a request or connection, as far as the endpoint caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Response with an HTTP status.
@@ -81,7 +81,7 @@ pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Op
         clear(&host.server_errors);
         return None;
     }
-    // Both are counted, whichever is enough.
+    // Counts both, whichever fault ejects first.
     let by_gateway = is_gateway && more(&host.gateway_errors, policy.gateway_errors);
     let by_server = more(&host.server_errors, policy.server_errors);
     match (by_gateway, by_server) {
@@ -91,7 +91,7 @@ pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Op
     }
 }
 
-/// The ejections of a destination's endpoints.
+/// Ejections of a destination's endpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Outliers(HashMap<ArcStr, Record>);
 
@@ -126,7 +126,7 @@ impl Outliers {
         self.0.get(uid)?.until
     }
 
-    /// Ejects an endpoint, one of `total`, unless too many are or it is.
+    /// Ejects an endpoint, one of `total`, unless it is ejected already or too many are.
     pub(crate) fn eject(
         &mut self,
         host: &Arc<Host>,
@@ -147,7 +147,7 @@ impl Outliers {
         let forgotten = quiet / policy.interval.as_millis().max(1);
         let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
         record.times = record.times.saturating_sub(forgotten).saturating_add(1);
-        let longest = LONGEST.max(policy.base_ejection);
+        let longest = MAX_EJECTION.max(policy.base_ejection);
         let duration = policy.base_ejection.saturating_mul(record.times);
         let duration = duration.min(longest);
         record.until = Some(now + duration);
@@ -155,8 +155,8 @@ impl Outliers {
         Some(duration)
     }
 
-    /// Returns endpoints whose ejection has ended, and the end of the next ejection.
-    pub(crate) fn take_back(&mut self, now: Instant) -> Option<Instant> {
+    /// Ends the ejections that are due; returns the end of the next one.
+    pub(crate) fn end_due_ejections(&mut self, now: Instant) -> Option<Instant> {
         for record in self.0.values_mut() {
             if record.until.is_some_and(|until| until <= now) {
                 record.until = None;
@@ -170,7 +170,7 @@ impl Outliers {
         self.0.values().filter_map(|record| record.until).min()
     }
 
-    /// Removes all endpoints but these.
+    /// Removes all endpoints but current ones.
     pub(crate) fn keep(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
         self.0.retain(|uid, _| is_current(uid));
     }

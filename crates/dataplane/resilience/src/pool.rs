@@ -1,4 +1,4 @@
-//! The endpoints of a destination at one time, in the order of their places.
+//! Snapshot of a destination's endpoints, grouped by priority and locality.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ pub(crate) struct Pool<E> {
     pub(crate) hosts: Vec<(Arc<Host>, Candidate<E>)>,
     tiers: Vec<Tier>,
     total_weight: u64,
-    /// The state of ejections for which `healthy` was counted.
+    /// Value of `health` for which `healthy` was counted.
     counted: AtomicU64,
     healthy: AtomicU32,
 }
@@ -43,15 +43,15 @@ struct Tier {
     healthy: AtomicU32,
 }
 
-/// Question to a pool.
+/// Parameters of picking an endpoint from a pool.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct PoolQuery<'a> {
     pub(crate) policy: &'a DestinationPolicy,
     pub(crate) hash: Option<u64>,
     /// UIDs of endpoints to exclude.
     pub(crate) failed: &'a [ambit_model::ArcStr],
     pub(crate) now: Instant,
-    /// Counts ejections and their ends.
+    /// Number of ejections and their ends so far.
     pub(crate) health: u64,
     /// Active requests of all endpoints.
     pub(crate) active: u32,
@@ -59,8 +59,8 @@ pub(crate) struct Question<'a> {
 
 struct Now<'a, E> {
     pool: &'a Pool<E>,
-    question: Question<'a>,
-    /// Whether ejections do not count.
+    question: PoolQuery<'a>,
+    /// Whether ejections are ignored (panic mode).
     is_panic: bool,
 }
 
@@ -135,7 +135,7 @@ impl<E> Pool<E> {
         self.counted.store(health, Release);
     }
 
-    pub(crate) fn choose(&self, question: Question<'_>, rng: &mut dyn RngCore) -> Option<usize> {
+    pub(crate) fn choose(&self, question: PoolQuery<'_>, rng: &mut dyn RngCore) -> Option<usize> {
         self.recount(question.health);
         let size: u32 = self.tiers.iter().map(|tier| tier.size).sum();
         let healthy = self.healthy.load(Relaxed);
@@ -168,7 +168,7 @@ impl<E> Pool<E> {
             let healthy = u64::from(tier.healthy.load(Relaxed));
             (healthy * u64::from(OVERPROVISIONING) / u64::from(tier.size.max(1))).min(100)
         };
-        // Usually all go to the first.
+        // Usually the first tier gets all requests.
         let Some(of_first) = self.tiers.first().map(suffices) else {
             return 0;
         };
@@ -196,14 +196,14 @@ impl<E> Pool<E> {
 
 impl<E> Now<'_, E> {
     fn choose_in(&self, tier: &Tier, rng: &mut dyn RngCore) -> Option<u32> {
-        let Question { policy, hash, .. } = self.question;
+        let PoolQuery { policy, hash, .. } = self.question;
         let choose =
             |group: &Group, rng: &mut dyn RngCore| group.choose(&policy.balancing, hash, self, rng);
         let groups = tier.groups.as_slice();
         if let [only] = groups {
             return choose(only, rng);
         }
-        // A part counts as far as any of it is left in.
+        // A part keeps its share as long as any of its endpoints is left.
         let is_alive = |group: &&Group| group.members().any(|index| self.is_usable(index));
         let alive: Vec<&Group> = groups.iter().filter(is_alive).collect();
         let all: u64 = alive.iter().map(|group| u64::from(group.share)).sum();
@@ -251,7 +251,7 @@ impl<E> View for Now<'_, E> {
         if policy.balance_factor == 0 {
             return true;
         }
-        // Of all that are under way, with this one.
+        // Share of all active requests, with this one.
         let all = u64::from(self.question.active) + 1;
         let share = all * u64::from(weight) * u64::from(policy.balance_factor.max(100));
         let bound = share.div_ceil(self.pool.total_weight.max(1) * 100);

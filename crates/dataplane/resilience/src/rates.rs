@@ -1,8 +1,7 @@
-//! Rate limits: how many requests may pass in a while, of those that have something in common.
+//! Rate limits: token buckets for requests that share a key.
 //!
-//! A bucket that fills steadily is kept as one time: when it will be full again. A bucket that is full is one that
-//! nothing is known of, so that what was not used for a while costs nothing. A key of requests is a number here, which
-//! clients cannot choose.
+//! A bucket is stored as the time at which it will be full again. Full buckets are not stored, so
+//! that keys without recent requests cost nothing. Keys are numbers that clients cannot choose.
 
 use std::{
     collections::HashMap,
@@ -47,7 +46,7 @@ pub struct Buckets {
     sweep: u64,
 }
 
-/// Verdict of a limit on a request.
+/// Decision of a limit on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimitDecision {
     /// Delay after which a rejected request may pass; `None` if it passes now.
@@ -59,12 +58,12 @@ pub struct RateLimitDecision {
 }
 
 impl Buckets {
-    /// Number of keys that are counted apart at present.
+    /// Number of keys with a bucket of their own.
     pub fn keys(&self) -> usize {
         self.full_at.len()
     }
 
-    /// Full ones, `most` of which are kept apart: all further ones are one.
+    /// Creates the buckets, at most `most` separate ones: all further keys share one bucket.
     pub fn new(rate: Rate, most: usize, now: Instant) -> Self {
         Self {
             rate,
@@ -84,7 +83,7 @@ impl Buckets {
         let is_known = self.full_at.contains_key(&key);
         if !is_known && self.full_at.len() >= self.most && now >= self.sweep {
             self.full_at.retain(|_, full_at| *full_at > now);
-            // Not for each of many: there are none that are full before one has filled.
+            // Swept rarely: no bucket can be full before it had the time to fill.
             self.sweep = now.saturating_add(step.max(1_000_000_000));
         }
         let has_place = is_known || self.full_at.len() < self.most;
@@ -147,10 +146,10 @@ mod tests {
         assert_eq!(refused.retry_after, Some(TENTH));
         assert_eq!(refused.remaining, 0);
         assert_eq!(refused.reset, TENTH * 3);
-        // What is refused takes nothing.
+        // A rejected request takes no token.
         assert!(buckets.take(1, start + TENTH).retry_after.is_none());
         assert!(buckets.take(1, start + TENTH).retry_after.is_some());
-        // Nobody saves more than a burst.
+        // Tokens accumulate up to the burst only.
         let later = start + Duration::from_secs(3600);
         let passed = (0..10).filter(|_| buckets.take(1, later).retry_after.is_none());
         assert_eq!(passed.count(), 3);
@@ -184,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_more_pass_than_the_burst_and_the_rate_together(
+        fn burst_and_rate_bound_the_passing_requests(
             requests in 1..50_u32,
             burst in 1..20_u32,
             waits in prop::collection::vec(0..200_u64, 1..200),

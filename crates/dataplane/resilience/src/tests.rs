@@ -1,4 +1,4 @@
-//! Tests of the whole crate, against what is expected of any implementation.
+//! Fixtures of the tests, which expect the behaviour of any implementation.
 
 mod balancing;
 mod outliers;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ambit_model::{Balancing, DestinationPolicy, HashPolicy, HashSource, HashTable, Locality};
 use rand::{SeedableRng as _, rngs::SmallRng};
 
-use crate::{Candidate, Chosen, Destination, NoEndpoint, Topology, Wish};
+use crate::{Candidate, Chosen, Destination, NoEndpoint, PickRequest, Topology};
 
 /// A destination whose endpoints are numbers.
 struct Scene {
@@ -82,12 +82,12 @@ impl Scene {
         self.now += time;
     }
 
-    fn choose(&mut self, wish: Wish<'_>) -> Result<Chosen<u32>, NoEndpoint> {
+    fn choose(&mut self, wish: PickRequest<'_>) -> Result<Chosen<u32>, NoEndpoint> {
         self.destination.choose(wish, self.now, &mut self.rng)
     }
 
     fn any(&mut self) -> Chosen<u32> {
-        self.choose(Wish::default()).unwrap()
+        self.choose(PickRequest::default()).unwrap()
     }
 
     /// Counts how often each endpoint is chosen.
@@ -101,9 +101,9 @@ impl Scene {
     }
 
     fn hashed(&mut self, hash: u64) -> u32 {
-        let wish = Wish {
+        let wish = PickRequest {
             hash: Some(hash),
-            ..Wish::default()
+            ..PickRequest::default()
         };
         *self.choose(wish).unwrap().endpoint().unwrap()
     }

@@ -51,12 +51,12 @@ pub struct AccessLog {
     pub dst_identity: Option<Identity>,
     /// Cluster of the destination.
     pub dst_cluster: Option<ArcStr>,
-    /// The direction, by which the reporter is known.
+    /// Direction, which implies the reporter.
     pub direction: Direction,
 }
 
 impl AccessLog {
-    /// Creates a record with the addresses only.
+    /// Creates a record with only the addresses.
     pub fn new(direction: Direction, src: SocketAddr, dst: SocketAddr) -> Self {
         Self {
             src,
@@ -99,10 +99,10 @@ impl AccessLog {
         }
     }
 
-    /// The connection is over: at info, or at error with the failure.
+    /// Logs the end of a connection: at info, or at error with the failure.
     ///
-    /// Bytes are counted from our workload's side: what the reporter's side sent to its peer, and received.
-    /// Outbound, sent is client to server; inbound, sent is server to client.
+    /// Bytes are counted from our workload's side: what the reporter's side sent to its peer, and
+    /// received. Outbound, sent is client to server; inbound, sent is server to client.
     pub fn complete(&self, sent: u64, received: u64, duration: Duration, error: Option<&str>) {
         match error {
             None if tracing::enabled!(target: "access", Level::INFO) => {
@@ -159,7 +159,7 @@ impl AccessLog {
     }
 }
 
-/// Logs a connection that was denied before anything was known of it (warn).
+/// Logs a connection that was denied before its workloads were known (warn).
 pub fn log_denied(src: SocketAddr, dst: SocketAddr, direction: Direction, error: &str) {
     tracing::event!(
         target: "access",

@@ -183,7 +183,7 @@ impl Metrics {
         &self.flows
     }
 
-    /// Names no identities from now on: their labels are "unknown".
+    /// Hides identities from now on: their labels are "unknown".
     pub fn hide_principals(&self) {
         self.principals.hide();
         self.traffic.hide_principals();
@@ -315,7 +315,7 @@ impl Metrics {
         SocketGuard(gauge)
     }
 
-    /// A host name was resolved for a connection.
+    /// Counts a host name that was resolved for a connection.
     pub fn on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
         let labels = OnDemandDnsLabels {
             source: if self.principals.are_hidden() {
@@ -328,24 +328,24 @@ impl Metrics {
         self.on_demand_dns.get_or_create(&labels).inc();
     }
 
-    /// A connection was refused or closed because its peer's certificate is revoked.
+    /// Counts a connection that was refused or closed because its peer's certificate is revoked.
     pub fn crl_rejection(&self, reporter: Reporter) {
         self.crl_rejections.get_or_create(&reporter).inc();
     }
 
-    /// A connection could not be tracked for revocation.
+    /// Counts a connection that could not be tracked for revocation.
     pub fn crl_untracked(&self, reporter: Reporter) {
         self.crl_untracked.get_or_create(&reporter).inc();
     }
 
-    /// A connection to a pod was refused by a limit on concurrent set-ups.
+    /// Counts a connection to a pod that was refused by a limit on concurrent set-ups.
     pub fn setup_refused(&self, limit: &'static str) {
         self.setups_refused
             .get_or_create(&LimitLabels { limit })
             .inc();
     }
 
-    /// A pod's plaintext pre-capture connection was closed, or could not be.
+    /// Counts a pod's plaintext pre-capture connection that was closed, or could not be.
     pub fn earlier_connection(&self, cause: EarlierCause, closed: bool) {
         let result = if closed {
             EarlierResult::Closed
@@ -363,7 +363,7 @@ impl Metrics {
             .inc();
     }
 
-    /// An xDS message of a type arrived.
+    /// Counts a received xDS message of a type.
     pub fn xds_message(&self, type_url: &str, bytes: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),
@@ -372,7 +372,7 @@ impl Metrics {
         self.xds_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
-    /// A dry-run policy would have denied a connection to a pod.
+    /// Counts a connection to a pod that a dry-run policy would have denied.
     pub fn dry_run_denied(&self, policy: &PolicyKey) {
         let labels = PolicyLabels {
             policy: policy.to_string(),
@@ -380,13 +380,13 @@ impl Metrics {
         self.dry_run_denied.get_or_create(&labels).inc();
     }
 
-    /// A policy is no more: so is its count.
+    /// Removes the series of a deleted policy.
     pub fn policy_removed(&self, policy: &PolicyKey) {
         let policy = policy.to_string();
         self.dry_run_denied.remove(&PolicyLabels { policy });
     }
 
-    /// A connection to a pod was redirected to the pod's waypoint.
+    /// Counts a connection to a pod that was redirected to the pod's waypoint.
     pub fn forwarded_to_waypoint(&self) {
         self.forwarded_to_waypoint.inc();
     }
@@ -404,7 +404,7 @@ impl Metrics {
         self.dns_requests.get_or_create(labels).inc();
     }
 
-    /// A DNS request was forwarded, and answered after `seconds` or not at all.
+    /// Counts a forwarded DNS request, answered after `seconds`, or not at all.
     pub fn dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
         self.dns_upstream_requests.get_or_create(labels).inc();
         // Zero is written too: Prometheus sees no increase in a series that begins with 1.

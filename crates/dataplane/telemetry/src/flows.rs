@@ -18,12 +18,12 @@ use prometheus_client::{
 };
 use tokio::sync::Notify;
 
-use queue::{Added, Queue};
+use queue::{Queue, QueueOutcome};
 
 /// Maximum concurrent readers of one kind.
 const MAX_READERS: usize = 8;
 /// Maximum events of one write.
-const BATCH: usize = 256;
+const MAX_BATCH_EVENTS: usize = 256;
 
 /// Proxy that reports the events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ struct Reader {
 }
 
 impl Flows {
-    /// Names the proxy in its events; the first name stays.
+    /// Sets the proxy's name in its events; only the first call has an effect.
     pub fn set_origin(&self, origin: Origin) {
         self.origin.get_or_init(|| origin);
     }
@@ -93,7 +93,7 @@ impl Flows {
         );
     }
 
-    /// Whether there is a reader. Cheap: a data path without readers touches nothing else of this.
+    /// Whether there is a reader. Cheap: without readers the data path does nothing else.
     pub fn has_readers(&self) -> bool {
         self.reader_count.load(Relaxed) > 0
     }
@@ -113,7 +113,7 @@ impl Flows {
                 return true;
             }
             let added = reader.queue.lock().add(flow.clone(), now);
-            let is_stalled = added == Added::Stalled;
+            let is_stalled = added == QueueOutcome::Stalled;
             if is_stalled {
                 self.dropped.inc();
                 reader.is_stalled.store(true, Relaxed);
@@ -152,7 +152,7 @@ impl Flows {
     }
 }
 
-/// The events of one reader. Ends with its drop.
+/// Event stream of one reader; dropping it unregisters the reader.
 #[derive(Debug)]
 pub struct FlowReader {
     flows: Arc<Flows>,
@@ -160,10 +160,14 @@ pub struct FlowReader {
 }
 
 impl FlowReader {
-    /// Waits for the next events; `None` if the reader was too slow to be kept.
+    /// Waits for the next events; `None` if the reader was too slow and is disconnected.
     pub async fn next(&mut self) -> Option<Vec<StreamItem>> {
         loop {
-            let items = self.reader.queue.lock().take(BATCH, Instant::now());
+            let items = self
+                .reader
+                .queue
+                .lock()
+                .take(MAX_BATCH_EVENTS, Instant::now());
             if !items.is_empty() {
                 return Some(self.confine(items));
             }
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_get_what_their_filters_want() {
+    async fn readers_get_events_that_match_their_filters() {
         let flows = Arc::new(Flows::default());
         let mut all = flows.read(ReaderKind::Admin, Filter::default()).unwrap();
         let refused = Filter {

@@ -74,7 +74,7 @@ pub struct Party {
 }
 
 impl Party {
-    /// A workload, with the identity to show.
+    /// Creates the labels of a workload with the identity to report.
     pub fn new(workload: &Workload, principal: Option<Identity>) -> Self {
         Self {
             workload: workload.workload_name.clone(),
@@ -88,7 +88,7 @@ impl Party {
         }
     }
 
-    /// A workload as a destination.
+    /// Creates the labels of a workload as a destination.
     pub fn destination(workload: &Workload) -> Self {
         Self::new(workload, Some(workload.identity()))
     }
@@ -101,14 +101,15 @@ impl Party {
     }
 }
 
-/// Whether metrics name the identities of both ends of a connection. They do unless [`Self::hide`] was called.
+/// Whether metrics name the identities of both ends of a connection, as they do until
+/// [`Self::hide`] is called.
 #[derive(Debug, Default)]
 pub(crate) struct Principals {
     hidden: AtomicBool,
 }
 
 impl Principals {
-    /// Every principal is "unknown" from now on.
+    /// Reports every principal as "unknown" from now on.
     pub(crate) fn hide(&self) {
         self.hidden.store(true, Relaxed);
     }
@@ -192,7 +193,7 @@ impl Put for Vec<(String, String)> {
     }
 }
 
-/// The labels of a source, which two families share.
+/// Encodes the labels of a source, which two families share.
 fn encode_source(labels: &mut impl Put, source: Option<&Party>) -> fmt::Result {
     let part = |of: fn(&Party) -> &ArcStr| source.map_or(UNKNOWN, |party| of(party).as_str());
     labels.put("source_workload", part(|p| &p.workload))?;
@@ -266,7 +267,7 @@ impl Flagged<'_> {
         labels.put("connection_security_policy", traffic.security.as_str())?;
         let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
         let is_nobody = source.is_none() && destination.is_none();
-        // Envoy, and so Istio's waypoint, has no localities.
+        // Envoy, and so Istio's waypoint, reports no localities.
         if is_nobody || traffic.reporter == Reporter::Waypoint {
             return Ok(());
         }

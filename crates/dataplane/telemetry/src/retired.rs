@@ -1,7 +1,8 @@
-//! What series that are dropped leave to others.
+//! Merges the counts of dropped series into remaining ones.
 //!
-//! Where labels are left out, series are written as one sum. If one of them is dropped, the sum must not fall: who
-//! reads it takes a counter that falls for one that was started anew, and all of it for an increase.
+//! Where labels are left out, several series are written as one sum. If one of them is dropped, the
+//! sum must not fall: readers take a falling counter for a restart, and its whole value for an
+//! increase.
 
 use std::{
     collections::HashMap,
@@ -17,8 +18,8 @@ use parking_lot::Mutex;
 /// Labels of a series in one family.
 pub(crate) type Written = Vec<(String, String)>;
 
-/// One family of a kind of series.
-pub(crate) struct Inherited<Labels, Series> {
+/// Encoding and merging of one metric family, for series that may be written as one.
+pub(crate) struct MergedFamily<Labels, Series> {
     /// Formats the labels of a sample; `None` if the family has no such sample.
     pub(crate) written: fn(&Labels) -> Option<Written>,
     /// Adds the counts of another series.
@@ -50,7 +51,7 @@ impl<Labels, Series> Retired<Labels, Series> {
         let room = self.most.saturating_sub(series.len());
         let mut dropped = dropped.into_iter();
         series.extend(dropped.by_ref().take(room));
-        // They may be on their way out of a table, which has to let all of them go.
+        // The iterator may drain a table, which must lose all of these entries.
         dropped.for_each(drop);
     }
 
@@ -58,13 +59,13 @@ impl<Labels, Series> Retired<Labels, Series> {
     pub(crate) fn leave<'a>(
         &self,
         stay: impl Iterator<Item = (&'a Labels, &'a Series)> + Clone,
-        families: &[Inherited<Labels, Series>],
+        families: &[MergedFamily<Labels, Series>],
     ) where
         Labels: 'a,
         Series: 'a,
     {
         let retired = mem::take(&mut *self.series.lock());
-        for Inherited { written, add } in families {
+        for MergedFamily { written, add } in families {
             let mut left: HashMap<Written, Vec<&Series>> = HashMap::new();
             for (labels, series) in &retired {
                 if let Some(written) = written(labels) {
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_there_is_no_room_for_is_dropped_all_the_same() {
+    fn excess_series_are_dropped() {
         let mut table: HashMap<Arc<u8>, Arc<u8>> = (0..3).map(|n| (n.into(), n.into())).collect();
         let retired = Retired::new(1);
         retired.extend(table.extract_if(|_, _| true));

@@ -1,4 +1,5 @@
-//! Counters of connections and bytes, one series for each set of [`TrafficLabels`], and of what is changed of them.
+//! Counters of connections and bytes, one series for each set of [`TrafficLabels`] and label
+//! overrides.
 //!
 //! A connection looks its series up once and then only adds to atomics; the series write all five families
 //! at a scrape. Series that no connection uses are dropped after a while, so the table contains current
@@ -28,11 +29,11 @@ use crate::{
     TrafficLabels,
     http::Changed,
     labels::{Flagged, Principals},
-    retired::{Inherited, Retired, Written, add},
+    retired::{MergedFamily, Retired, Written, add},
 };
 
 /// An unused series is dropped after this time: several scrapes see its last values first.
-const UNUSED: Duration = Duration::from_secs(3600);
+const UNUSED_SERIES_TTL: Duration = Duration::from_secs(3600);
 /// Maximum of series; beyond it unused ones are dropped at once, longest unused first.
 const MAX_SERIES: usize = 50_000;
 
@@ -153,7 +154,7 @@ impl ConnectionMetrics {
         self.series.sent.fetch_add(bytes, Relaxed);
     }
 
-    /// The connection ended for this reason.
+    /// Counts the end of the connection with its reason.
     pub fn close(mut self, reason: Reason) {
         self.reason = reason;
     }
@@ -183,7 +184,8 @@ pub struct Traffic {
 
 type ChangedLabels = (TrafficLabels, Changed);
 
-/// Read by each connection that opens; written for a new pair, and to drop unused ones.
+/// Table of series. Read for each connection that opens; written for a new pair, and to drop unused
+/// series.
 type Table<Labels> = RwLock<HashMap<Arc<Labels>, Arc<TrafficSeries>>>;
 
 impl Default for Traffic {
@@ -198,12 +200,12 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Names no identities from now on: connections that differ in nothing else are counted as one series.
+    /// Hides identities from now on: connections that differ only in them share one series.
     pub fn hide_principals(&self) {
         self.principals.hide();
     }
 
-    fn shown<'a>(&self, labels: &'a TrafficLabels) -> Cow<'a, TrafficLabels> {
+    fn reported<'a>(&self, labels: &'a TrafficLabels) -> Cow<'a, TrafficLabels> {
         if self.principals.are_hidden() {
             Cow::Owned(labels.without_principals())
         } else {
@@ -214,7 +216,7 @@ impl Traffic {
     /// Returns the series of a pair, cheaply enough for each connection. An unused series loses its counts once it is
     /// dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
-        find(&self.series, &*self.shown(labels), drop)
+        find(&self.series, &*self.reported(labels), drop)
     }
 
     /// Returns the series of a pair with its label overrides.
@@ -227,13 +229,13 @@ impl Traffic {
             None => self.series(labels),
             Some(changed) => {
                 let retire = |dropped| self.retired.extend(dropped);
-                let labels = self.shown(labels).into_owned();
+                let labels = self.reported(labels).into_owned();
                 find(&self.changed, &(labels, changed), retire)
             }
         }
     }
 
-    /// Counts a connection of a pair as opened.
+    /// Counts a connection between a pair as opened.
     pub fn open(&self, labels: &TrafficLabels) -> ConnectionMetrics {
         self.series(labels).open()
     }
@@ -250,7 +252,8 @@ impl Traffic {
 
     fn drop_unused(&self, now: Instant) {
         let goes = |series: &TrafficSeries| {
-            series.is_unused() && now.saturating_duration_since(series.last_use()) >= UNUSED
+            series.is_unused()
+                && now.saturating_duration_since(series.last_use()) >= UNUSED_SERIES_TTL
         };
         self.series.write().retain(|_, series| !goes(series));
         let mut changed = self.changed.write();
@@ -265,12 +268,12 @@ impl Traffic {
         let stay = stay.map(|(labels, series)| (&**labels, &**series));
         self.retired.leave(stay, &FAMILIES);
         let changed = changed.into_iter().map(|(labels, series)| Row {
-            labels: Labelled::Changed(labels),
+            labels: SeriesLabels::Changed(labels),
             series,
         });
         let plain = rows_of(&self.series).into_iter();
         let plain = plain.map(|(labels, series)| Row {
-            labels: Labelled::Plain(labels),
+            labels: SeriesLabels::Plain(labels),
             series,
         });
         plain.chain(changed).collect()
@@ -284,24 +287,24 @@ fn rows_of<K>(table: &Table<K>) -> Vec<(Arc<K>, Arc<TrafficSeries>)> {
         .collect()
 }
 
-/// Counters of each family. Reasons go with their counts.
-const FAMILIES: [Inherited<ChangedLabels, TrafficSeries>; 4] = [
-    Inherited {
+/// Counters of each family, with the reasons that they distinguish.
+const FAMILIES: [MergedFamily<ChangedLabels, TrafficSeries>; 4] = [
+    MergedFamily {
         written: |labels| of_family(labels, TelemetryFamily::OpenedConnections),
         add: |to, from| add(&to.opened, &from.opened),
     },
-    Inherited {
+    MergedFamily {
         written: |labels| of_family(labels, TelemetryFamily::ClosedConnections),
         add: |to, from| {
             to.closed.add_all(&from.closed);
             to.failed.add_all(&from.failed);
         },
     },
-    Inherited {
+    MergedFamily {
         written: |labels| of_family(labels, TelemetryFamily::ReceivedBytes),
         add: |to, from| add(&to.received, &from.received),
     },
-    Inherited {
+    MergedFamily {
         written: |labels| of_family(labels, TelemetryFamily::SentBytes),
         add: |to, from| add(&to.sent, &from.sent),
     },
@@ -311,7 +314,7 @@ fn of_family((labels, changed): &ChangedLabels, of: TelemetryFamily) -> Option<W
     changed.apply(of, flagged(labels, Reason::None)?)
 }
 
-/// A series of a table, made if it is not there; others may be dropped for it.
+/// Returns a series of a table, creating it if necessary; other series may be dropped for it.
 fn find<K: Clone + Eq + Hash>(
     table: &Table<K>,
     labels: &K,
@@ -321,7 +324,7 @@ fn find<K: Clone + Eq + Hash>(
         return series.clone();
     }
     let mut table = table.write();
-    // Another connection may have been first.
+    // Another connection may have created the series meanwhile.
     if let Some(series) = table.get(labels) {
         return series.clone();
     }
@@ -364,9 +367,9 @@ impl Collector for TrafficCollector {
         if table.is_empty() {
             return Ok(());
         }
-        // Series may have become one by labels that are left out.
+        // Omitted labels may make several series equal.
         let mut is_changed = table.iter().map(|row| &row.labels);
-        let is_changed = is_changed.any(|labels| matches!(labels, Labelled::Changed(_)));
+        let is_changed = is_changed.any(|labels| matches!(labels, SeriesLabels::Changed(_)));
         let mut family = |name: &str,
                           help: &str,
                           of: TelemetryFamily,
@@ -433,7 +436,7 @@ impl Collector for TrafficCollector {
         family(
             "istio_tcp_connections_failed",
             "The total number of TCP connections that failed (unstable)",
-            // Of what is closed.
+            // Of closed connections.
             Family::ClosedConnections,
             &|series| series.failed.nonzero().collect(),
         )
@@ -451,17 +454,17 @@ fn flagged(labels: &TrafficLabels, reason: Reason) -> Option<Written> {
 
 /// Series with its labels at a scrape.
 struct Row {
-    labels: Labelled,
+    labels: SeriesLabels,
     series: Arc<TrafficSeries>,
 }
 
 /// The labels of a series.
-enum Labelled {
+enum SeriesLabels {
     Plain(Arc<TrafficLabels>),
     Changed(Arc<(TrafficLabels, Changed)>),
 }
 
-impl Labelled {
+impl SeriesLabels {
     fn traffic(&self) -> &TrafficLabels {
         match self {
             Self::Plain(traffic) => traffic,

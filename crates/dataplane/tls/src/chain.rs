@@ -1,4 +1,4 @@
-//! Parses certificates: PEM texts of the CSR API's answer, and a leaf's fields.
+//! Parses certificates: PEM in responses of the CSR API, and the fields of a leaf.
 
 use std::{
     ops::Range,
@@ -70,7 +70,7 @@ impl Leaf {
     }
 }
 
-/// The validity period of a certificate; times before 1970 count as 1970.
+/// Returns the validity period of a certificate; times before 1970 count as 1970.
 pub fn validity(certificate: &X509Certificate<'_>) -> Range<SystemTime> {
     let validity = certificate.validity();
     system_time(validity.not_before)..system_time(validity.not_after)
@@ -80,7 +80,7 @@ fn system_time(time: ASN1Time) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
 }
 
-/// Splits an answer of the CSR API into the chain to present (leaf first) and the roots.
+/// Splits a response of the CSR API into the chain to present (leaf first) and the roots.
 pub(crate) fn split_response(
     response: &[String],
 ) -> Result<(Vec<CertificateDer<'static>>, Vec<CertificateDer<'static>>), ChainError> {

@@ -3,7 +3,7 @@
 use ambit_model::Identity;
 use rustls_pki_types::pem;
 
-/// Maximum of certificates in one answer; more would be an attack on memory.
+/// Maximum certificates in one response; more would exhaust memory.
 pub(crate) const MAX_CERTIFICATES: usize = 256;
 
 /// Why a certificate chain cannot be used.
@@ -36,7 +36,7 @@ pub enum ChainError {
     /// The leaf's entry holds several certificates.
     #[error("entry 0 of the certificate chain holds {0} certificates, expected the leaf alone")]
     SeveralLeaves(usize),
-    /// More certificates than any mesh has.
+    /// The response has more certificates than [`MAX_CERTIFICATES`].
     #[error("the certificate chain holds more than {MAX_CERTIFICATES} certificates")]
     TooLong,
     /// The leaf is not X.509.

@@ -1,5 +1,5 @@
-//! Parser of the ClientHello of a passed-through TLS connection, for its server name. Reads a client's bytes: no more
-//! of them than a ClientHello may have, each once.
+//! Parser of the ClientHello of a passed-through TLS connection, for its server name. Reads at most
+//! [`MAX_CLIENT_HELLO`] bytes, each once.
 
 use std::{fmt, io};
 
@@ -9,12 +9,12 @@ use rustls::server::Acceptor;
 pub const MAX_CLIENT_HELLO: usize = 16 << 10;
 
 /// The first byte of a handshake's record.
-const HANDSHAKE: u8 = 0x16;
+const HANDSHAKE_RECORD: u8 = 0x16;
 
 /// First message of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FirstMessage {
-    /// A client hello, with the server name in it in lower case; an address is none.
+    /// ClientHello with its server name in lower case; IP addresses are not server names.
     ClientHello(Option<String>),
     /// First bytes that are not a TLS handshake.
     Other,
@@ -26,7 +26,7 @@ pub enum HelloError {
     /// The client hello is too long.
     #[error("the client hello is longer than {MAX_CLIENT_HELLO} bytes")]
     TooLong,
-    /// Broken, or of a client that is older than TLS 1.2.
+    /// The ClientHello is malformed, or older than TLS 1.2.
     #[error("the client hello cannot be read")]
     Malformed(#[source] rustls::Error),
     /// Malformed TLS records.
@@ -57,7 +57,11 @@ impl HelloReader {
     /// # Errors
     /// Bytes that are not a ClientHello.
     pub fn take(&mut self, bytes: &[u8]) -> Result<Option<FirstMessage>, HelloError> {
-        if self.taken == 0 && bytes.first().is_some_and(|first| *first != HANDSHAKE) {
+        if self.taken == 0
+            && bytes
+                .first()
+                .is_some_and(|first| *first != HANDSHAKE_RECORD)
+        {
             return Ok(Some(FirstMessage::Other));
         }
         let mut rest = bytes;
@@ -84,7 +88,7 @@ impl HelloReader {
 mod tests {
     use super::*;
 
-    /// A client hello of TLS 1.2 with a server name, and an extension of a length.
+    /// Builds a ClientHello of TLS 1.2 with a server name, and an extension of a length.
     fn hello(name: Option<&[u8]>, padding: usize) -> Vec<u8> {
         fn vector(length: usize, of: &[u8]) -> Vec<u8> {
             let size = of.len().to_be_bytes();
@@ -119,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_read_however_the_bytes_come() {
+    fn server_name_is_read_from_fragmented_bytes() {
         for (name, expected) in [
             (Some(&b"Till.Shop.example"[..]), Some("till.shop.example")),
             (Some(b"10.0.0.1"), None),
@@ -132,14 +136,14 @@ mod tests {
                 assert_eq!(message.as_ref(), Some(&expected), "{step}");
             }
             assert!(read(&bytes[..bytes.len() - 1], 64).unwrap().is_none());
-            // What comes after it does not matter.
+            // Later bytes are ignored.
             let more = [&bytes[..], b"and more"].concat();
             assert_eq!(read(&more, bytes.len()).unwrap(), Some(expected));
         }
     }
 
     #[test]
-    fn what_is_no_handshake_is_something_else() {
+    fn other_protocols_are_not_a_client_hello() {
         for bytes in [&b"GET / HTTP/1.1"[..], b"\x17\x03\x03", b"\x00"] {
             assert_eq!(read(bytes, 1).unwrap(), Some(FirstMessage::Other));
         }
@@ -156,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_that_does_not_end_is_refused() {
+    fn client_hello_beyond_the_limit_is_refused() {
         let bytes = hello(Some(b"a.example"), 40_000);
         let read = read(&bytes, 64);
         assert!(matches!(read, Err(HelloError::TooLong)), "{read:?}");

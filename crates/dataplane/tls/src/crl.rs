@@ -71,7 +71,7 @@ impl Crls {
         Self::default()
     }
 
-    /// Puts the lists of a PEM file in force. On an error those in force stay.
+    /// Replaces the lists by those of a PEM file. On an error the previous lists stay.
     pub fn load(&self, path: &Path) -> Result<usize, CrlError> {
         let text = fs::read(path).map_err(|source| CrlError::Read {
             path: path.to_owned(),

@@ -1,10 +1,10 @@
-//! Files that are followed: read at the start and after each change.
+//! Follows files: reads them at the start and after each change.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration, time::SystemTime};
 
 /// Interval at which a file is checked. Comparing device, inode, size and time also detects changes of Kubernetes
 /// volumes, which swap a symbolic link.
-const POLL: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Calls `load` now and after each change of a file, its appearance and disappearance included. Never ends.
 pub(crate) async fn follow(path: &Path, mut load: impl FnMut()) {
@@ -15,7 +15,7 @@ pub(crate) async fn follow(path: &Path, mut load: impl FnMut()) {
             last = seen;
             load();
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

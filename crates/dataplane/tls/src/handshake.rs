@@ -88,12 +88,13 @@ where
     Ok((stream, identity))
 }
 
-/// The identity in a peer's verified chain (leaf first): the first SPIFFE id of the Kubernetes form.
+/// Returns the identity in a peer's verified chain (leaf first): the first SPIFFE ID in Kubernetes
+/// form.
 pub fn peer_identity(chain: &[CertificateDer<'_>]) -> Option<Identity> {
     chain.first().and_then(identity_of)
 }
 
-/// The reason of an error that has a TLS error anywhere in its chain of causes.
+/// Returns the reason of an error with a TLS error anywhere in its chain of causes.
 pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
     let mut next = Some(error);
     while let Some(error) = next {

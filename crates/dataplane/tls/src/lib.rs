@@ -1,5 +1,6 @@
 //! Mesh identity in TLS: a workload's certificate, the SPIFFE checks on both sides of a handshake,
-//! revocation lists, accepted trust domains; the server name that the clients of others ask for; and TLS with servers outside of the mesh.
+//! revocation lists, accepted trust domains; the server name (SNI) of passed-through connections;
+//! and TLS with servers outside of the mesh.
 //!
 //! Knows nothing of HBONE, gRPC, Kubernetes or where certificates come from. Private keys stay in memory.
 #![forbid(unsafe_code)]
@@ -24,7 +25,7 @@ pub use crl::{CrlError, Crls};
 pub use handshake::{
     ClientStream, HandshakeError, ServerStream, accept, connect, peer_identity, reason_of,
 };
-pub use outward::{Authorities, Outward, OutwardConnectError, OutwardError, Shown};
+pub use outward::{Authorities, ClientKeyPair, Outward, OutwardConnectError, OutwardError};
 pub use settings::{ALPN_H2, TlsSettings};
 pub use trust_domains::{TrustDomains, TrustDomainsError};
 pub use verify::{Peer, PeerIdentityError};

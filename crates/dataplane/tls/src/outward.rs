@@ -41,7 +41,7 @@ pub enum OutwardError {
     Tls(#[from] rustls::Error),
 }
 
-/// Whose signature is believed.
+/// Certificate authorities that are trusted.
 #[derive(Clone, Debug)]
 pub struct Authorities(Arc<RootCertStore>);
 
@@ -72,9 +72,9 @@ impl Authorities {
     }
 }
 
-/// Client certificate: certificates as PEM, the own one first, and the key.
+/// Client certificate: PEM certificates, leaf first, and the private key.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
+pub struct ClientKeyPair<'a> {
     /// Certificates as PEM.
     pub certificates: &'a str,
     /// The private key.
@@ -88,7 +88,7 @@ enum Name {
     Uri(String),
 }
 
-/// TLS with one kind of servers. Sessions are resumed among them only.
+/// TLS client configuration for one kind of servers. Sessions are resumed only among them.
 #[derive(Clone, Debug)]
 pub struct Outward(Arc<ClientConfig>);
 
@@ -97,12 +97,12 @@ impl Outward {
     /// that is sent.
     ///
     /// # Errors
-    /// When no TLS can be made of it.
+    /// When the configuration is invalid.
     pub fn new(
         settings: &TlsSettings,
         authorities: Authorities,
         names: &[impl AsRef<str>],
-        shown: Option<Shown<'_>>,
+        shown: Option<ClientKeyPair<'_>>,
     ) -> Result<Self, OutwardError> {
         Self::build(settings, Some(authorities), names, shown)
     }
@@ -111,10 +111,10 @@ impl Outward {
     /// presents.
     ///
     /// # Errors
-    /// When no TLS can be made of it.
+    /// When the configuration is invalid.
     pub fn unverified(
         settings: &TlsSettings,
-        shown: Option<Shown<'_>>,
+        shown: Option<ClientKeyPair<'_>>,
     ) -> Result<Self, OutwardError> {
         Self::build(settings, None, &[""; 0], shown)
     }
@@ -123,10 +123,10 @@ impl Outward {
         settings: &TlsSettings,
         authorities: Option<Authorities>,
         names: &[impl AsRef<str>],
-        shown: Option<Shown<'_>>,
+        shown: Option<ClientKeyPair<'_>>,
     ) -> Result<Self, OutwardError> {
         let provider = Arc::new(CryptoProvider {
-            // Those of others need not be as few as the mesh's own.
+            // External servers need not support the mesh's own few cipher suites.
             cipher_suites: aws_lc_rs::default_provider().cipher_suites,
             ..CryptoProvider::clone(&settings.provider)
         });
@@ -143,7 +143,7 @@ impl Outward {
             .with_custom_certificate_verifier(Arc::new(verifier));
         let config = match shown {
             None => builder.with_no_client_auth(),
-            Some(Shown { certificates, key }) => {
+            Some(ClientKeyPair { certificates, key }) => {
                 let chain = pem::certificates(0, certificates)?;
                 let key = PrivateKeyDer::from_pem_slice(key).map_err(OutwardError::Key)?;
                 builder.with_client_auth_cert(chain, key)?
@@ -155,7 +155,7 @@ impl Outward {
     /// Originates TLS with a server name (SNI), and with the one ALPN protocol, if any. The caller sets the deadline.
     ///
     /// # Errors
-    /// When the server is not who it should be, or does not speak what it should.
+    /// When the server's certificate or its protocol is not the expected one.
     pub async fn connect<S>(
         &self,
         stream: S,
@@ -178,7 +178,7 @@ impl Outward {
         let connector = TlsConnector::from(config);
         let stream = connector.connect(server, stream).await.map_err(failed)?;
         let agreed = stream.get_ref().1.alpn_protocol();
-        // HTTP/1 is what servers without ALPN speak.
+        // Servers without ALPN use HTTP/1.
         if protocol == Some(b"h2") && agreed != protocol {
             return Err(OutwardConnectError::NotHttp2(name.to_owned()));
         }
@@ -223,7 +223,7 @@ struct OtherNames(String);
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// `None` verifies no certificate.
+    /// Trusted authorities; `None` disables verification.
     authorities: Option<Authorities>,
     names: Vec<Name>,
 }

@@ -1,4 +1,4 @@
-//! Certificates as PEM text.
+//! Parses and encodes PEM certificates.
 
 use std::fmt::Write as _;
 

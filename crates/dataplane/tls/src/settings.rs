@@ -54,7 +54,7 @@ impl TlsSettings {
         let kx_groups = if post_quantum_only {
             vec![kx::X25519MLKEM768]
         } else {
-            // The first is the one a client sends a share for.
+            // A client sends a key share for the first group.
             vec![kx::X25519, kx::SECP256R1, kx::SECP384R1, kx::X25519MLKEM768]
         };
         let provider = CryptoProvider {
@@ -94,7 +94,7 @@ impl TlsSettings {
         self
     }
 
-    /// Also accepts peers of other trust domains than the own one.
+    /// Also accepts peers of trust domains besides the own one.
     pub fn with_trust_domains(mut self, trust_domains: TrustDomains) -> Self {
         self.trust_domains = trust_domains;
         self

@@ -30,7 +30,7 @@ pub enum TrustDomainsError {
         #[source]
         source: io::Error,
     },
-    /// The file has another form.
+    /// The file is malformed.
     #[error("{} does not have the form of trust domains", path.display())]
     Form {
         /// Path of the file.
@@ -74,8 +74,8 @@ impl TrustDomains {
         Self::default()
     }
 
-    /// Puts the trust domains of a file in force; without the file, the own one alone is accepted. On an error those in
-    /// force stay. Returns how many there are.
+    /// Replaces the accepted trust domains by those of a file; without the file, only the own one
+    /// is accepted. On an error the previous ones stay. Returns their number.
     pub fn load(&self, path: &Path) -> Result<usize, TrustDomainsError> {
         let contents = match fs::read(path) {
             Ok(text) => {
@@ -95,7 +95,8 @@ impl TrustDomains {
         self.replace(&contents)
     }
 
-    /// Puts other trust domains in force. On an error those in force stay. Returns how many there are.
+    /// Replaces the accepted trust domains. On an error the previous ones stay. Returns their
+    /// number.
     pub fn replace(&self, contents: &Contents) -> Result<usize, TrustDomainsError> {
         let mut anchors = BTreeMap::new();
         for (domain, text) in &contents.roots {
@@ -121,8 +122,8 @@ impl TrustDomains {
         }
     }
 
-    /// Replaces the trust domains with which the workloads of this set federate. Their roots go before configured ones.
-    /// On an error those in force stay.
+    /// Replaces the trust domains with which the workloads of this set federate. Their roots take
+    /// precedence over configured ones. On an error the previous ones stay.
     pub fn federate(
         &self,
         bundles: BTreeMap<String, Vec<CertificateDer<'static>>>,
@@ -212,7 +213,7 @@ impl Domains {
     }
 }
 
-/// Trust domains in force.
+/// Trust domains that are currently accepted.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     configured: Arc<Domains>,
@@ -225,17 +226,18 @@ impl Accepted {
         self.is_own(own, domain) || self.anchors(domain).is_some()
     }
 
-    /// Whether a trust domain is `own`, or an alias of it.
+    /// Whether a trust domain is `own` or an alias of it.
     fn is_own(&self, own: &str, domain: &str) -> bool {
         domain == own || self.configured.aliases.contains(domain)
     }
 
-    /// Whether two trust domains are the same one, under two of its names.
+    /// Whether two names belong to the same trust domain.
     pub(crate) fn is_same(&self, own: &str, one: &str, other: &str) -> bool {
         one == other || self.is_own(own, one) && self.is_own(own, other)
     }
 
-    /// The trust domain whose roots verify certificates of `domain`: that of `own` for aliases without roots.
+    /// Returns the trust domain whose roots verify certificates of `domain`: `own` for aliases
+    /// without roots.
     pub(crate) fn rooted<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
         match self.anchors(domain) {
             None if self.is_own(own, domain) => own,

@@ -76,7 +76,7 @@ pub enum Peer<'a> {
     Server(&'a [Identity]),
 }
 
-/// The check of peers of both sides.
+/// Verifier of peers in both roles.
 #[derive(Debug)]
 pub(crate) struct PeerVerifier {
     pub(crate) settings: TlsSettings,
@@ -137,7 +137,7 @@ impl PeerVerifier {
         usage: KeyUsage,
     ) -> Result<(), rustls::Error> {
         let own = self.trust_domain.as_str();
-        // A peer without a SPIFFE id is refused whatever verifies its chain.
+        // A peer without a SPIFFE ID is refused in any case.
         let rooted = accepted.rooted(own, domain.unwrap_or(own));
         let further = accepted.anchors(rooted);
         if let Some(further) = further
@@ -166,8 +166,8 @@ impl PeerVerifier {
         let crls = self.settings.crls.as_ref().map(crate::Crls::current);
         let borrowed: Vec<&webpki::CertRevocationList<'_>> =
             crls.iter().flat_map(|crls| crls.iter()).collect();
-        // No list at all leaves revocation unchecked; a list that does not cover an issuer, too
-        // (the status is unknown). An outdated list still counts.
+        // Without any list, revocation is not checked, nor for issuers that no list covers (the
+        // status is unknown). An outdated list still counts.
         let revocation = webpki::RevocationOptionsBuilder::new(&borrowed)
             .ok()
             .map(|options| {
@@ -198,7 +198,7 @@ impl PeerVerifier {
     ) -> Result<(), rustls::Error> {
         let own = self.trust_domain.as_str();
         let is_accepted = domain.is_some_and(|domain| accepted.accepts(own, domain));
-        // Waypoints' own calls have rights by their name alone, which another authority could sign.
+        // Calls of waypoints are authorized by name alone, which another authority could sign.
         let may_be = |id: &Identity| id.trust_domain == own || !id.is_of_waypoint_calls();
         if is_accepted && identity_in(leaf).is_some_and(|id| may_be(&id)) {
             return Ok(());
@@ -209,8 +209,8 @@ impl PeerVerifier {
         }))
     }
 
-    /// Verifies that a server has one of the expected identities, under any name of their trust domain. An empty list
-    /// accepts no server: it must never come to accept all.
+    /// Verifies that a server has one of the expected identities, under any name of their trust
+    /// domain. An empty list accepts no server; it must never mean all.
     fn verify_server(
         &self,
         accepted: &Accepted,
@@ -340,7 +340,7 @@ impl ClientCertVerifier for ClientVerifier {
     }
 }
 
-/// The identity of a leaf: its first SPIFFE id of the Kubernetes form.
+/// Returns the identity of a leaf: its first SPIFFE ID in Kubernetes form.
 pub(crate) fn identity_of(leaf: &CertificateDer<'_>) -> Option<Identity> {
     identity_in(&EndEntityCert::try_from(leaf).ok()?)
 }
@@ -349,7 +349,7 @@ fn identity_in(leaf: &EndEntityCert<'_>) -> Option<Identity> {
     leaf.valid_uri_names().find_map(|name| name.parse().ok())
 }
 
-/// The trust domain of all SPIFFE ids of a leaf; `None` if it has none.
+/// Returns the trust domain of all SPIFFE IDs of a leaf; `None` if it has no SPIFFE ID.
 fn trust_domain_of<'a>(leaf: &'a EndEntityCert<'_>) -> Result<Option<&'a str>, rustls::Error> {
     let ids = leaf.valid_uri_names();
     let mut domains = ids.filter_map(|name| name.strip_prefix("spiffe://")?.split('/').next());
@@ -384,7 +384,7 @@ fn identity_error(error: PeerIdentityError) -> rustls::Error {
     CertificateError::Other(OtherError(Arc::new(error))).into()
 }
 
-/// The alerts and texts of `rustls` for common failures; the others with their own text.
+/// Maps common failures to the alerts and texts of `rustls`; others keep their own text.
 fn pki_error(error: webpki::Error) -> rustls::Error {
     use webpki::Error;
     match error {

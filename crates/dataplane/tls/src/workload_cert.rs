@@ -1,5 +1,5 @@
-//! A workload's certificate with its key and the mesh's roots, and the TLS configurations made
-//! of it.
+//! A workload's certificate with its key and the mesh's roots, and the TLS configurations built
+//! from it.
 
 use std::{
     collections::HashMap,
@@ -29,8 +29,8 @@ use crate::{
     verify::{ClientVerifier, Peer, PeerVerifier, ServerVerifier},
 };
 
-/// Maximum client configurations cached for a certificate, one for each set of dialed identities. Beyond it, all are
-/// dropped and created again, which takes microseconds each.
+/// Maximum client configurations cached for a certificate, one for each set of expected identities.
+/// Beyond it, all are dropped and built again, which takes microseconds each.
 const MAX_CLIENT_CONFIGS: usize = 4096;
 
 /// Why the peer of an established connection is no longer accepted.
@@ -207,10 +207,11 @@ impl WorkloadCert {
             .clone()
     }
 
-    /// Why a peer that was accepted at a given time is no longer accepted, if so. Open connections are not closed because
-    /// a certificate has expired since.
+    /// Returns why a peer that was accepted at a given time is no longer accepted, if so. Open
+    /// connections are not closed because a certificate has expired since.
     ///
-    /// Evaluated again for established connections whenever revocation lists or trust domains change.
+    /// Evaluated again for established connections whenever revocation lists or trust domains
+    /// change.
     pub fn withdrawal(
         &self,
         peer: Peer<'_>,
@@ -233,8 +234,8 @@ impl WorkloadCert {
         }
     }
 
-    /// Completes once a peer accepted now is no longer accepted. `None` where neither revocation lists nor trust domains
-    /// besides the own one concern it, so that connections need not wait for it.
+    /// Completes once a peer accepted now is no longer accepted. `None` if neither revocation lists
+    /// nor other trust domains concern the peer.
     pub fn withdrawn(
         self: &Arc<Self>,
         peer: Peer<'_>,
@@ -301,7 +302,7 @@ impl WorkloadCert {
     }
 }
 
-/// Waits for a change; for ever where there is nothing to change, or where it is no longer followed.
+/// Waits for a change; forever if there is nothing to follow, or it is no longer followed.
 async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()

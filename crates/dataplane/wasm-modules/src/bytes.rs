@@ -5,8 +5,8 @@ use std::io;
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncReadExt as _;
 
-/// Largest module, and largest layer of an image.
-pub(crate) const MAX_MODULE: usize = 64 << 20;
+/// Maximum size of a module, and of a layer of an image, in bytes.
+pub(crate) const MAX_MODULE_BYTES: usize = 64 << 20;
 
 /// Error of reading a module from a file.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum FileError {
         error: io::Error,
     },
     /// File that exceeds the maximum size of modules.
-    #[error("the module has more than {MAX_MODULE} bytes")]
+    #[error("the module has more than {MAX_MODULE_BYTES} bytes")]
     TooLarge,
 }
 
@@ -33,23 +33,23 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
 /// Reads a module from a file.
 ///
 /// # Errors
-/// If it is no regular file, cannot be read, or is too large.
+/// If it is not a regular file, cannot be read, or is too large.
 pub(crate) async fn read_file(path: &str) -> Result<Vec<u8>, FileError> {
     let error = |error| FileError::Read {
         path: path.to_owned(),
         error,
     };
-    // Neither a device nor a pipe: opening one could wait for ever.
+    // Devices and pipes are refused: opening one could block forever.
     let metadata = tokio::fs::metadata(path).await.map_err(error)?;
     if !metadata.is_file() {
         return Err(error(io::Error::other("it is no file")));
     }
     let file = tokio::fs::File::open(path).await.map_err(error)?;
-    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
+    let most = u64::try_from(MAX_MODULE_BYTES).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
     let mut bounded = file.take(most + 1);
     bounded.read_to_end(&mut bytes).await.map_err(error)?;
-    if bytes.len() > MAX_MODULE {
+    if bytes.len() > MAX_MODULE_BYTES {
         return Err(FileError::TooLarge);
     }
     Ok(bytes)
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_no_file_is_not_read() {
+    async fn only_regular_files_are_read() {
         for path in ["/dev/zero", "/", "/nowhere/at/all"] {
             assert!(
                 matches!(read_file(path).await, Err(FileError::Read { .. })),

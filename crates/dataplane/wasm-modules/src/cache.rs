@@ -1,5 +1,5 @@
-//! Modules on disk, so that a new worker or pod does not fetch them again. A file that is not what was put there is not
-//! used; that nothing can be kept is no failure.
+//! Disk cache of modules, so that a new worker or pod does not fetch them again. Modified files are
+//! ignored; failures to store a module are not errors.
 
 use std::{
     io,
@@ -80,7 +80,8 @@ impl Cache {
         self.prune(prefix, name).await
     }
 
-    /// Older files of the same plugin go, and the oldest of others if there are too many.
+    /// Removes older files of the same plugin, and the oldest of other plugins beyond the size
+    /// limit.
     async fn prune(&self, prefix: &str, keep: &str) -> io::Result<()> {
         let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         let mut files = tokio::fs::read_dir(&self.directory).await?;

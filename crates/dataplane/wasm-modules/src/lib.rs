@@ -1,5 +1,5 @@
-//! Modules of Wasm plugins, from files, HTTP servers, and images in registries: their size is bounded, they are compared
-//! with the digest that the plugin's configuration gives, and cached on disk.
+//! Modules of Wasm plugins, from files, HTTP servers, and images in registries: their size is
+//! bounded, they are verified against the digest in the plugin's configuration, and cached on disk.
 //!
 //! Which addresses a plugin's module may come from is the caller's decision ([`Admission`]). Modules are bytes here:
 //! `ambit-wasm` compiles and runs them.
@@ -17,7 +17,7 @@ use ambit_model::WaypointExtension;
 pub use bytes::FileError;
 pub use oci::OciError;
 
-use bytes::{MAX_MODULE, digest, read_file};
+use bytes::{MAX_MODULE_BYTES, digest, read_file};
 use cache::Cache;
 
 /// Fetcher of plugins' modules.
@@ -93,11 +93,11 @@ impl Fetcher {
         let (url, expected) = (config.url.as_str(), config.sha256.as_str());
         if let Some(path) = url.strip_prefix("file://") {
             let bytes = read_file(path).await?;
-            return Ok(compared(bytes, expected, None)?.into());
+            return Ok(verified(bytes, expected, None)?.into());
         }
-        // What a digest names does not change.
+        // A digest pins the content.
         let is_cacheable = !config.always_pull || !expected.is_empty();
-        // What was had with credentials is for those who have some, too.
+        // A module that was fetched with credentials is cached for callers with credentials only.
         let whose = match config.pull_secret.is_empty() {
             true => "",
             false => config.namespace.as_str(),
@@ -122,15 +122,15 @@ impl Fetcher {
                 is_insecure,
             };
             let pulled = oci::pull(server, &image, &config.pull_secret).await?;
-            compared(pulled.module, expected, Some(&pulled.digest))?
+            verified(pulled.module, expected, Some(&pulled.digest))?
         } else if url.starts_with("http://") || url.starts_with("https://") {
             let get = Get {
                 url,
                 headers: &[],
-                limit: MAX_MODULE,
+                limit: MAX_MODULE_BYTES,
             };
             let response = self.client.get(get, admission).await?.successful()?;
-            compared(response.body, expected, None)?
+            verified(response.body, expected, None)?
         } else {
             return Err(FetchError::Scheme(url.to_owned()));
         };
@@ -139,8 +139,8 @@ impl Fetcher {
     }
 }
 
-/// The bytes, if they, or the image that they are of, have the digest.
-fn compared(bytes: Vec<u8>, expected: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
+/// Returns the bytes if they, or the image that contains them, have the digest.
+fn verified(bytes: Vec<u8>, expected: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
     if expected.is_empty() || image == Some(expected) {
         return Ok(bytes);
     }
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_the_modules_or_the_images() {
+    fn digest_of_the_module_or_its_image_is_accepted() {
         let module = b"module".to_vec();
         let right = digest(&module);
         for (expected, image, fits) in [
@@ -169,8 +169,8 @@ mod tests {
             ("ab", Some("cd"), false),
             ("ab", None, false),
         ] {
-            let compared = compared(module.clone(), expected, image);
-            assert_eq!(compared.is_ok(), fits, "{expected:?} {image:?}");
+            let verified = verified(module.clone(), expected, image);
+            assert_eq!(verified.is_ok(), fits, "{expected:?} {image:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Images in registries, by the distribution API: a module is a layer by itself, or `plugin.wasm` in the last layer of an
-//! image as container runtimes have them.
+//! Pulls images from registries by the distribution API: the module is a layer by itself, or
+//! `plugin.wasm` in the last layer of an ordinary container image.
 
 mod challenge;
 mod credentials;
@@ -16,13 +16,13 @@ use http::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::bytes::{MAX_MODULE, digest};
+use crate::bytes::{MAX_MODULE_BYTES, digest};
 use challenge::Challenge;
 use credentials::credentials;
 pub use error::OciError;
 
-/// Largest manifest, list of manifests, and token.
-const MAX_MANIFEST: usize = 4 << 20;
+/// Maximum size of a manifest, an index and a token, in bytes.
+const MAX_MANIFEST_BYTES: usize = 4 << 20;
 /// Media types of layers that contain modules.
 const MODULES: [&str; 4] = [
     "application/vnd.wasm.content.layer.v1+wasm",
@@ -32,7 +32,7 @@ const MODULES: [&str; 4] = [
 ];
 const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// Names an image.
+/// Name of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Image {
     pub(super) registry: String,
@@ -122,7 +122,7 @@ struct Descriptor {
     digest: String,
 }
 
-/// How the servers of an image are called.
+/// Servers of an image, and how to call them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Server<'a, A> {
     pub(super) client: &'a Client,
@@ -172,12 +172,12 @@ struct Registry<'a, A> {
 }
 
 impl<A: Admission> Registry<'_, A> {
-    /// A manifest with its digest, which is compared if it is what names it.
+    /// Fetches a manifest with its digest, which is verified if `reference` is a digest.
     async fn manifest(&mut self, reference: &str) -> Result<(Manifest, String), OciError> {
         let url = self
             .image
             .url(self.server.is_insecure, "manifests", reference);
-        let body = self.get(&url, MAX_MANIFEST).await?.body;
+        let body = self.get(&url, MAX_MANIFEST_BYTES).await?.body;
         let digest = digest(&body);
         if let Some(expected) = reference.strip_prefix("sha256:")
             && expected != digest
@@ -196,7 +196,7 @@ impl<A: Admission> Registry<'_, A> {
             return Err(OciError::NoModule);
         };
         let url = self.image.url(self.server.is_insecure, "blobs", of);
-        let body = self.get(&url, MAX_MODULE).await?.body;
+        let body = self.get(&url, MAX_MODULE_BYTES).await?.body;
         if digest(&body) != expected {
             return Err(OciError::OtherLayer(of.to_owned()));
         }
@@ -265,7 +265,7 @@ impl<A: Admission> Registry<'_, A> {
         );
         let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
         let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
-        let answer = self.call(&url, &headers, MAX_MANIFEST).await?;
+        let answer = self.call(&url, &headers, MAX_MANIFEST_BYTES).await?;
         if answer.status == StatusCode::UNAUTHORIZED && self.basic.is_none() {
             return Err(OciError::NoCredentials);
         }
@@ -280,8 +280,9 @@ impl<A: Admission> Registry<'_, A> {
         Ok(value)
     }
 
-    /// Whether a password may go to the registry's realm. The registry chooses it, since it could receive the password
-    /// itself; but in plaintext only the registry itself, and only if it is called in plaintext.
+    /// Whether a password may be sent to the registry's realm. The registry chooses the realm,
+    /// since it could receive the password itself; but in plaintext it may only be the registry
+    /// itself, and only if the registry is called in plaintext.
     fn allow(&self, realm: &str) -> Result<(), OciError> {
         let uri: Option<http::Uri> = realm.parse().ok();
         let authority = uri.as_ref().and_then(http::Uri::authority);
@@ -310,16 +311,16 @@ fn encoded(text: &str) -> String {
     out
 }
 
-/// `plugin.wasm`, at the top of a layer.
+/// Extracts `plugin.wasm` from the top of a layer.
 fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
-    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
+    let most = u64::try_from(MAX_MODULE_BYTES).unwrap_or(u64::MAX);
     let is_packed = layer.starts_with(&[0x1f, 0x8b]);
     let reader: Box<dyn std::io::Read> = if is_packed {
         Box::new(GzDecoder::new(layer))
     } else {
         Box::new(layer)
     };
-    // With what is around the module.
+    // Includes the headers around the module.
     let mut archive = tar::Archive::new(reader.take(2 * most));
     for entry in archive.entries().map_err(|_| OciError::Layer)? {
         let entry = entry.map_err(|_| OciError::Layer)?;
@@ -334,9 +335,9 @@ fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
         bounded
             .read_to_end(&mut module)
             .map_err(|_| OciError::Layer)?;
-        // An archive that is cut off reads as one that ends.
+        // The reader does not report a truncated archive as an error.
         let is_whole = u64::try_from(module.len()).is_ok_and(|length| length == size);
-        if module.len() > MAX_MODULE || !is_whole {
+        if module.len() > MAX_MODULE_BYTES || !is_whole {
             return Err(OciError::Layer);
         }
         return Ok(module);

@@ -13,8 +13,8 @@ use ambit_model::{
 };
 use ambit_proxy::state::SharedState;
 use ambit_resilience::{
-    Candidate, Chosen, Destination, EndpointState, Fault, NoEndpoint, Outcome, Overflow, Slot,
-    Topology, Wish, hash,
+    Candidate, Chosen, Destination, EndpointState, Fault, NoEndpoint, Outcome, Overflow,
+    PickRequest, Slot, Topology, hash,
 };
 use ambit_route::{BackendEndpoint, BackendRequest, Route, RouteError};
 use ambit_telemetry::http::HttpMetrics;
@@ -314,7 +314,7 @@ impl Port {
         self: &Arc<Self>,
         rule_context: RuleContext<'_>,
         request: BackendRequest<'_>,
-        wish: Wish<'_>,
+        wish: PickRequest<'_>,
     ) -> Result<Option<(Route, EndpointLease)>, NoUpstream> {
         let own = request.waypoint;
         let mut rng = rand::rng();

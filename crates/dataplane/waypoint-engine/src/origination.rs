@@ -13,7 +13,9 @@ use std::{
 };
 
 use ambit_model::{ArcStr, DestinationTls, TlsRoots};
-use ambit_tls::{Authorities, ClientStream, Outward, OutwardConnectError, OutwardError, Shown};
+use ambit_tls::{
+    Authorities, ClientKeyPair, ClientStream, Outward, OutwardConnectError, OutwardError,
+};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -114,7 +116,7 @@ impl Origination {
         let files = files
             .map(|files| Ok::<_, OriginationError>((text(&files.certificate)?, text(&files.key)?)));
         let files = files.transpose()?;
-        let shown = files.as_ref().map(|(certificates, key)| Shown {
+        let shown = files.as_ref().map(|(certificates, key)| ClientKeyPair {
             certificates,
             key: key.as_bytes(),
         });

@@ -12,7 +12,7 @@ use ambit_hbone::{Incoming, TunnelIo};
 use ambit_l7::authz::{Connection, HttpDecision, Scope};
 use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, NamespacedHostname, Reason};
 use ambit_proxy::{Local, report::chain};
-use ambit_resilience::{Outcome, Wish, hash};
+use ambit_resilience::{Outcome, PickRequest, hash};
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
@@ -422,7 +422,7 @@ async fn connect(
                 }
                 _ => None,
             };
-            let wish = Wish {
+            let wish = PickRequest {
                 hash,
                 failed,
                 preferred: None,

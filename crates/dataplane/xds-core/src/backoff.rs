@@ -1,11 +1,12 @@
-//! When to reconnect.
+//! Reconnection delays.
 
 use std::time::Duration;
 
-const INITIAL: Duration = Duration::from_millis(10);
-/// Longest delay after a server that refuses: it is there, and perhaps has too much to do.
+const INITIAL_DELAY: Duration = Duration::from_millis(10);
+/// Maximum delay after a server that refuses: it is reachable, and may be overloaded.
 const REFUSED_CAP: Duration = Duration::from_secs(15);
-/// Longest delay after a server that could not be connected to: what a return of the control plane costs.
+/// Maximum delay after a failed connection attempt, and so the time until a returned control plane
+/// is used.
 const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 
 /// How a stream, or an attempt to open one, ended.
@@ -44,20 +45,20 @@ pub(crate) struct Backoff {
 impl Default for Backoff {
     fn default() -> Self {
         Self {
-            refused: INITIAL,
-            unreachable: INITIAL,
+            refused: INITIAL_DELAY,
+            unreachable: INITIAL_DELAY,
         }
     }
 }
 
 impl Backoff {
-    /// The delay after an ending. A stream that ends before its first response counts as refused,
-    /// however it ends: reconnecting at once would spin.
+    /// Returns the delay after an ending. A stream that ends before its first response counts as
+    /// refused, however it ends: reconnecting at once would spin.
     pub(crate) fn after(&mut self, ending: Ending, was_useful: bool) -> Duration {
         match ending {
             Ending::Transient if was_useful => {
                 *self = Self::default();
-                INITIAL
+                INITIAL_DELAY
             }
             Ending::Closed if was_useful => {
                 *self = Self::default();
@@ -65,7 +66,7 @@ impl Backoff {
             }
             Ending::ConnectFailed => double(&mut self.unreachable, UNREACHABLE_CAP),
             _ => {
-                self.unreachable = INITIAL;
+                self.unreachable = INITIAL_DELAY;
                 double(&mut self.refused, REFUSED_CAP)
             }
         }
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_comes_back_is_connected_to_within_a_second() {
+    fn returned_server_is_connected_within_a_second() {
         let mut backoff = Backoff::default();
         let mut fail = || backoff.after(Ending::ConnectFailed, false).as_millis();
         assert_eq!([fail(), fail(), fail()], [10, 20, 40]);
@@ -106,12 +107,12 @@ mod tests {
             let delay = backoff.after(Ending::ConnectFailed, false);
             assert!(delay <= Duration::from_secs(1), "{delay:?}");
         }
-        // What it refuses while it starts has delays of its own.
-        assert_eq!(backoff.after(Ending::Refused, false), INITIAL);
+        // Refusals while the server starts have delays of their own.
+        assert_eq!(backoff.after(Ending::Refused, false), INITIAL_DELAY);
     }
 
     #[test]
-    fn a_server_that_closes_at_once_is_not_hammered() {
+    fn server_that_closes_at_once_gets_growing_delays() {
         let mut backoff = Backoff::default();
         let mut close = || backoff.after(Ending::Closed, false).as_millis();
         assert_eq!([close(), close(), close()], [10, 20, 40]);

@@ -16,14 +16,14 @@ use hashbrown::HashMap;
 use crate::{Ending, backoff::Backoff, known::Known};
 
 /// Time for which a negative answer is cached.
-const ABSENT_FOR: Duration = Duration::from_secs(30);
+const ABSENT_TTL: Duration = Duration::from_secs(30);
 /// Maximum cached negative answers.
-const ABSENT_LIMIT: usize = 4096;
+const MAX_ABSENT: usize = 4096;
 /// The version of a resource that was replaced by a substitute: the server sends it again, even if it is
 /// the last good one.
-const REPLACED: &str = "not-understood";
-/// Longest text of a NACK: longer ones are cut, servers only log it.
-const NACK_LIMIT: usize = 4096;
+const REPLACED_VERSION: &str = "not-understood";
+/// Maximum length of a NACK's text in bytes: longer ones are truncated, servers only log them.
+const MAX_NACK_BYTES: usize = 4096;
 
 /// Index of a configured resource type.
 pub type Kind = usize;
@@ -42,9 +42,9 @@ pub struct TypeConfig {
 pub struct Request {
     /// The resource type.
     pub type_url: ArcStr,
-    /// Names to follow.
+    /// Names to subscribe to.
     pub subscribe: Vec<ArcStr>,
-    /// Names to follow no more.
+    /// Names to unsubscribe from.
     pub unsubscribe: Vec<ArcStr>,
     /// The known resources, on the first request of a stream.
     pub initial_versions: Vec<(ArcStr, String)>,
@@ -68,7 +68,7 @@ pub enum Effect {
         /// Resource name as requested.
         name: ArcStr,
     },
-    /// Every type that is followed as a whole has been received once. Emitted once.
+    /// Every type that is subscribed to as a whole has been received once. Emitted once.
     Ready,
     /// Connect after the delay.
     Connect {
@@ -130,7 +130,7 @@ impl Client {
         }
     }
 
-    /// The stream is open: returns the first requests.
+    /// Handles an opened stream: returns the first requests.
     pub fn on_connected(&mut self) -> Vec<Effect> {
         self.connected = true;
         self.received = false;
@@ -141,7 +141,7 @@ impl Client {
             .collect()
     }
 
-    /// The stream ended, or could not be opened.
+    /// Handles the end of a stream, or a failed attempt to open one.
     pub fn on_disconnected(&mut self, ending: Ending) -> Vec<Effect> {
         self.connected = false;
         vec![Effect::Connect {
@@ -149,8 +149,9 @@ impl Client {
         }]
     }
 
-    /// A caller needs a resource that is not known. Without effect for a type followed as a whole, or
-    /// when a negative answer is cached: then the caller need not wait.
+    /// Demands a resource that is not known, for a caller. Has no effect for a type that is
+    /// subscribed to as a whole, or while a negative response is cached: then the caller need not
+    /// wait.
     pub fn on_demand(&mut self, kind: Kind, name: &str, now: Instant) -> Vec<Effect> {
         let Some(state) = self.types.get_mut(kind) else {
             return Vec::new();
@@ -161,7 +162,7 @@ impl Client {
         }
         match state.demands.names.get(&name) {
             Some(Demand::Pending) => return Vec::new(),
-            Some(Demand::AbsentSince(since)) if now.duration_since(*since) < ABSENT_FOR => {
+            Some(Demand::AbsentSince(since)) if now.duration_since(*since) < ABSENT_TTL => {
                 return vec![Effect::Answered { kind, name }];
             }
             _ => {}
@@ -177,8 +178,8 @@ impl Client {
         })]
     }
 
-    /// Withdraws a demand whose last waiter is gone, so that it is not sent again. An earlier subscription stays until
-    /// its answer or the end of the stream.
+    /// Withdraws a demand whose last waiter is gone, so that it is not sent again. An earlier
+    /// subscription stays until its response or the end of the stream.
     pub fn withdraw(&mut self, kind: Kind, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
             && state.demands.names.get(name) == Some(&Demand::Pending)
@@ -211,7 +212,7 @@ impl Client {
         self.types.get(kind).map_or(0, |state| state.known.len())
     }
 
-    /// Whether every type that is followed as a whole has been received once.
+    /// Whether every type that is subscribed to as a whole has been received once.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
@@ -222,7 +223,7 @@ impl TypeState {
         let everything = || vec![arcstr::literal!("*")];
         let type_url = self.config.type_url.clone();
         let (subscribe, unsubscribe) = match self.config.on_demand {
-            // Subscribed to everything and at once to nothing.
+            // Subscribes to everything, and immediately to nothing.
             true => (everything(), everything()),
             false => (Vec::new(), Vec::new()),
         };
@@ -263,7 +264,7 @@ impl Push<'_> {
         self.kind
     }
 
-    /// Whether any of it was refused so far without a substitute.
+    /// Whether a resource of the push was refused without a substitute so far.
     pub fn is_refused(&self) -> bool {
         self.rejected > 0
     }
@@ -297,18 +298,18 @@ impl Push<'_> {
         }
     }
 
-    /// A resource was refused and replaced by a substitute until a good one arrives: the push is refused,
-    /// and yet nothing is missing.
+    /// Records a resource that was refused and replaced by a substitute until a valid one arrives:
+    /// the push is refused, yet the type counts as received.
     pub fn replaced(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
         self.replaced += 1;
         self.note(name, reason);
         if let Some(state) = self.state() {
-            state.known.insert(name.clone(), REPLACED);
+            state.known.insert(name.clone(), REPLACED_VERSION);
         }
     }
 
     fn note(&mut self, name: &str, reason: &dyn std::fmt::Display) {
-        if self.error.len() < NACK_LIMIT {
+        if self.error.len() < MAX_NACK_BYTES {
             let separator = if self.error.is_empty() { "" } else { "; " };
             self.error.push_str(&format!("{separator}{name}: {reason}"));
         }
@@ -342,8 +343,8 @@ impl Push<'_> {
             mut error,
             ..
         } = self;
-        if error.len() >= NACK_LIMIT {
-            let end = (0..=NACK_LIMIT)
+        if error.len() >= MAX_NACK_BYTES {
+            let end = (0..=MAX_NACK_BYTES)
                 .rev()
                 .find(|at| error.is_char_boundary(*at))
                 .unwrap_or(0);
@@ -357,7 +358,7 @@ impl Push<'_> {
             ..Request::default()
         }));
         if !unsubscribe.is_empty() {
-            // Not together with the acknowledgement: servers take no changes from one.
+            // A separate request: servers ignore subscription changes in an acknowledgement.
             effects.push(Effect::Send(Request {
                 type_url,
                 unsubscribe,
@@ -392,7 +393,7 @@ impl Demands {
     /// Drops the oldest negative answers beyond the limit, and returns their names.
     fn evict(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
-        while self.absent.len() > ABSENT_LIMIT {
+        while self.absent.len() > MAX_ABSENT {
             let Some((since, name)) = self.absent.pop_front() else {
                 break;
             };

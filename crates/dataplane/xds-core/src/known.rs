@@ -3,8 +3,8 @@
 use arcstr::ArcStr;
 use hashbrown::HashMap;
 
-/// Names and versions. A large mesh has very many: the usual version, a hash in hexadecimal, is kept as a
-/// number.
+/// Names and versions of the known resources. A large mesh has very many: a version that is a
+/// hexadecimal hash, as usual, is stored as a number.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     versions: HashMap<ArcStr, Version>,
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_come_back_as_they_were() {
+    fn versions_are_returned_unchanged() {
         let mut known = Known::default();
         for version in [
             "",

@@ -1,4 +1,4 @@
-//! The client against a naive server: single steps first, then random histories.
+//! The client against a naive server: single steps, then random histories.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -97,7 +97,7 @@ fn readiness_comes_once_with_the_first_clean_push_of_every_type() {
 }
 
 #[test]
-fn an_on_demand_type_does_not_hold_readiness_up() {
+fn on_demand_types_do_not_delay_readiness() {
     let mut client = client(true);
     client.on_connected();
     assert!(push(&mut client, "policy", &[]).contains(&Effect::Ready));
@@ -135,7 +135,7 @@ fn a_nack_of_very_many_resources_stays_small() {
 }
 
 #[test]
-fn a_reconnect_tells_what_is_known() {
+fn reconnect_reports_known_resources() {
     let mut client = client(false);
     client.on_connected();
     push(&mut client, "address", &["a", "b"]);
@@ -159,7 +159,7 @@ fn a_demand_is_answered_by_name_by_alias_and_by_absence() {
         let requests = sent(&client.on_demand(WHOLE, key, now));
         assert_eq!(requests[0].subscribe, [key]);
         assert_eq!(requests[0].nonce, None);
-        // A second demand while waiting sends nothing.
+        // A second demand sends nothing while the first is pending.
         assert!(client.on_demand(WHOLE, key, now).is_empty());
     }
     let mut push = client.begin_push("address", "n".into());
@@ -179,7 +179,7 @@ fn a_demand_is_answered_by_name_by_alias_and_by_absence() {
 }
 
 #[test]
-fn a_negative_answer_is_believed_for_a_while() {
+fn negative_responses_are_cached_for_a_while() {
     let mut client = client(true);
     client.on_connected();
     let now = Instant::now();
@@ -229,7 +229,7 @@ fn demands_made_while_disconnected_are_sent_on_the_next_stream() {
 }
 
 #[test]
-fn a_demand_of_a_type_followed_as_a_whole_needs_no_waiting() {
+fn demands_of_wildcard_types_need_no_waiting() {
     let effects = client(false).on_demand(POLICIES, "ns/p", Instant::now());
     assert!(matches!(&effects[..], [Effect::Answered { .. }]));
 }

@@ -24,11 +24,11 @@ use crate::{
     stream::{self, Responses},
 };
 
-/// Maximum of queued requests on a stream.
-const REQUESTS_WAITING: usize = 64;
-/// Maximum of names with waiters: connections to unknown addresses must not use unbounded memory while
-/// the control plane is away.
-const WAITED_FOR: usize = 4096;
+/// Maximum number of queued requests on a stream.
+const MAX_QUEUED_REQUESTS: usize = 64;
+/// Maximum number of names with waiters: connections to unknown addresses must not use unbounded
+/// memory while the control plane is unavailable.
+const MAX_WAITED_NAMES: usize = 4096;
 
 /// Interval between reports of an unreachable control plane.
 const REPORT_UNREACHABLE: Duration = Duration::from_secs(15);
@@ -66,7 +66,7 @@ impl ClientOptions {
 pub struct AddressDemand {
     /// `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
-    /// Completed when the handler has the answer, positive or negative.
+    /// Completed when the handler has applied the response, positive or negative.
     pub done: oneshot::Sender<()>,
 }
 
@@ -119,7 +119,7 @@ fn is_transient(status: &Status) -> bool {
 }
 
 impl<H: Handler> Client<H> {
-    /// A client that sends updates to `handler`. `demands` is for on-demand mode.
+    /// Creates a client that sends updates to `handler`. `demands` is for on-demand mode.
     pub fn new(
         options: ClientOptions,
         handler: H,
@@ -140,7 +140,7 @@ impl<H: Handler> Client<H> {
     pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = Cached>) {
         let intake = self.options.intake();
         let effects = intake::restore(&mut self.machine, &self.handler, intake, type_url, cached);
-        // There is no server to answer.
+        // No server is connected that could receive the effect.
         if effects.contains(&Effect::Ready) {
             self.handler.ready();
         }
@@ -159,7 +159,7 @@ impl<H: Handler> Client<H> {
             let address = self.options.address.as_str();
             let reason = ErrorChain(&error).to_string();
             match ending {
-                // Tried every second, and not worth a line each time.
+                // Connecting is tried every second, which is not worth a log line each time.
                 Ending::ConnectFailed if Instant::now() < next_report => {
                     tracing::debug!(address, reason, "control plane connection failed");
                 }
@@ -197,7 +197,7 @@ impl<H: Handler> Client<H> {
 
     /// Opens a stream, and serves it until it ends.
     async fn one_stream(&mut self) -> Result<std::convert::Infallible, StreamError> {
-        let (requests, outgoing) = mpsc::channel(REQUESTS_WAITING);
+        let (requests, outgoing) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let mut metadata = MetadataMap::new();
         self.options.headers.apply(&mut metadata).await?;
         let effects = self.machine.on_connected();
@@ -260,9 +260,9 @@ impl<H: Handler> Client<H> {
         AddressDemand { name, done }: AddressDemand,
         requests: Option<&mpsc::Sender<DeltaDiscoveryRequest>>,
     ) {
-        if self.waiters.len() >= WAITED_FOR {
+        if self.waiters.len() >= MAX_WAITED_NAMES {
             self.withdraw_unwaited();
-            if self.waiters.len() >= WAITED_FOR {
+            if self.waiters.len() >= MAX_WAITED_NAMES {
                 // Dropping `done` reports to the caller that there is no answer.
                 return;
             }
@@ -327,7 +327,8 @@ async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDem
     std::future::pending().await
 }
 
-/// An answer of the server, unlike a failed connection, has no local cause.
+/// Converts the error of opening a stream. An error status of the server, unlike a failed
+/// connection, has no local cause.
 fn opening_failed(status: Status) -> StreamError {
     match status.source().is_some() {
         true => StreamError::Connect(status),

@@ -10,7 +10,7 @@ use std::{cmp::min, collections::VecDeque};
 use bytes::{Buf, Bytes};
 
 /// Flag and length before each message.
-const PREFIX: usize = 5;
+const PREFIX_BYTES: usize = 5;
 
 /// Why a stream is unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +55,7 @@ impl Frames {
     pub(crate) fn next(&mut self) -> Result<Option<Rope>, FramingError> {
         let length = match self.awaited {
             Some(length) => length,
-            None if self.received.remaining() < PREFIX => return Ok(None),
+            None if self.received.remaining() < PREFIX_BYTES => return Ok(None),
             None => {
                 if self.received.get_u8() != 0 {
                     return Err(FramingError::Compressed);
@@ -90,7 +90,7 @@ impl Rope {
         }
     }
 
-    /// The first `length` bytes, or as many as there are. No byte is copied.
+    /// Splits off the first `length` bytes, or all if there are fewer. Copies nothing.
     fn split_to(&mut self, length: usize) -> Self {
         let mut head = Self::default();
         while head.length < length {
@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_come_out_whole_however_they_are_cut(
+        fn messages_are_reassembled_from_any_chunks(
             messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
             cuts in prop::collection::vec(1_usize..200, 1..40),
         ) {
@@ -187,7 +187,7 @@ mod tests {
                 rest = after;
                 while let Some(mut message) = frames.next().unwrap() {
                     let length = message.remaining();
-                    // Read in two steps, so that slices and copies are both tried.
+                    // Read in two steps, to test slices and copies.
                     let mut text = message.copy_to_bytes(length / 3).to_vec();
                     text.extend(message.copy_to_bytes(length - length / 3));
                     prop_assert_eq!(message.remaining(), 0);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn unreadable_frames_are_refused() {
         let mut frames = Frames::new(10);
         frames.push(Bytes::from_static(&[1, 0, 0, 0, 1, 7]));
         assert_eq!(frames.next().unwrap_err(), FramingError::Compressed);

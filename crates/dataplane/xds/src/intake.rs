@@ -1,8 +1,8 @@
 //! Processes a push: resources are decoded one at a time and given to the handler in small batches.
 //!
-//! A resource that is not understood is refused, and its last good version stays. For a policy, that
-//! version may allow what the new one was to deny: a deny-all substitute replaces it at once, see
-//! [`NotUnderstoodPolicies`].
+//! A resource that is not understood is refused, and its last good version stays. For a policy,
+//! that version may allow connections that the new one denies: a deny-all substitute replaces it at
+//! once, see [`NotUnderstoodPolicies`].
 
 use std::time::Instant;
 
@@ -21,9 +21,9 @@ use bytes::Bytes;
 use crate::role::{Resource, Role};
 
 /// Records in a batch. A handler that applies them under a lock holds it for some tens of microseconds.
-const BATCH: usize = 64;
+const MAX_BATCH_RECORDS: usize = 64;
 /// Records after which other tasks of the thread may run.
-const YIELD_AFTER: usize = 1024;
+const RECORDS_BETWEEN_YIELDS: usize = 1024;
 
 /// Decoder of resources and the tables that they update.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +132,7 @@ pub(crate) async fn take_in<H: Handler>(
     let kind = batch.kind();
     for (index, bytes) in resources.into_iter().enumerate() {
         batch.resource(kind, index, bytes);
-        if index % YIELD_AFTER == YIELD_AFTER - 1 {
+        if index % RECORDS_BETWEEN_YIELDS == RECORDS_BETWEEN_YIELDS - 1 {
             tokio::task::yield_now().await;
         }
     }
@@ -145,7 +145,7 @@ pub(crate) async fn take_in<H: Handler>(
     if let Some(type_url) = cached_type {
         handler.push_cached(type_url, !batch.push.is_refused());
     }
-    tell_known(kind, handler);
+    report_known(kind, handler);
     batch.push.finish()
 }
 
@@ -168,11 +168,11 @@ pub(crate) fn restore<H: Handler>(
         }
     }
     batch.flush();
-    tell_known(kind, handler);
+    report_known(kind, handler);
     batch.push.finish()
 }
 
-fn tell_known<H: Handler>(kind: Option<Resource>, handler: &H) {
+fn report_known<H: Handler>(kind: Option<Resource>, handler: &H) {
     match kind {
         Some(Resource::Address) => handler.addresses_known(),
         Some(Resource::Policy) => handler.policies_known(),
@@ -186,18 +186,18 @@ struct Batch<'a, H> {
     handler: &'a H,
     intake: Intake,
     updates: Vec<Update>,
-    taken: Vec<Taken>,
+    taken: Vec<AcceptedResource>,
     /// The type, if its resources are to be cached.
     cached_type: Option<&'a str>,
 }
 
-/// A resource whose update is in the current batch.
-struct Taken {
+/// Accepted resource whose update is in the current batch.
+struct AcceptedResource {
     name: ArcStr,
     resource: LeanResource,
     /// Bytes as received.
     bytes: Bytes,
-    /// Error for which the policy was replaced by a fail-closed substitute.
+    /// Error because of which a fail-closed substitute replaced the policy.
     replaced: Option<DecodeError>,
 }
 
@@ -207,7 +207,7 @@ impl<'a, H: Handler> Batch<'a, H> {
             push,
             handler,
             intake,
-            updates: Vec::with_capacity(BATCH),
+            updates: Vec::with_capacity(MAX_BATCH_RECORDS),
             taken: Vec::new(),
             cached_type,
         }
@@ -232,18 +232,18 @@ impl<'a, H: Handler> Batch<'a, H> {
             Err(error) => return self.rejected(&name, &error),
         };
         self.updates.push(update);
-        self.taken.push(Taken {
+        self.taken.push(AcceptedResource {
             name,
             resource,
             bytes,
             replaced,
         });
-        if self.updates.len() >= BATCH {
+        if self.updates.len() >= MAX_BATCH_RECORDS {
             self.flush();
         }
     }
 
-    /// Contents of a resource; with the error, if it is not understood and a substitute takes its place.
+    /// Decodes a resource; if it is not understood, returns its substitute with the error.
     fn read(
         &self,
         kind: Resource,
@@ -272,7 +272,7 @@ impl<'a, H: Handler> Batch<'a, H> {
         }
     }
 
-    /// A record, or its substitute with the error if it is not understood.
+    /// Decodes a record, or returns its substitute with the error if it is not understood.
     fn or_substitute<T>(
         &self,
         name: &ArcStr,
@@ -299,8 +299,8 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 
     fn removed(&mut self, kind: Option<Resource>, name: ArcStr, now: Instant) {
-        // In the order of the push.
-        self.flush_taken();
+        // Keeps the order of the push.
+        self.flush_accepted();
         self.push.removed(&name, now);
         if let Some(type_url) = self.cached_type {
             self.handler
@@ -312,7 +312,7 @@ impl<'a, H: Handler> Batch<'a, H> {
             Some(Resource::Waypoint(of)) => Update::Waypoint(WaypointUpdate::Gone(of, name)),
             None => return,
         });
-        if self.updates.len() >= BATCH {
+        if self.updates.len() >= MAX_BATCH_RECORDS {
             self.flush();
         }
     }
@@ -322,12 +322,12 @@ impl<'a, H: Handler> Batch<'a, H> {
             self.handler.apply(&mut self.updates);
             self.updates.clear();
         }
-        self.flush_taken();
+        self.flush_accepted();
     }
 
-    fn flush_taken(&mut self) {
+    fn flush_accepted(&mut self) {
         for taken in self.taken.drain(..) {
-            let Taken {
+            let AcceptedResource {
                 name,
                 resource,
                 bytes,
@@ -354,7 +354,7 @@ fn address(name: &ArcStr, resource: &LeanResource) -> Result<(Update, u64), Deco
     let update = match AddressRecord::decode(&value)? {
         AddressRecord::Workload(mut workload) => {
             if workload.uid == *name {
-                // One text for the table and for the known names.
+                // Shares the text between the table and the known names.
                 workload.uid = name.clone();
             }
             Update::Workload(workload)

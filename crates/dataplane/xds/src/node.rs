@@ -1,4 +1,4 @@
-//! The client's identification.
+//! Identification of the client to the control plane.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -53,7 +53,7 @@ impl NodeInfo {
             .map_or_else(|| "1.1.1.1".to_owned(), |ip| ip.to_string())
     }
 
-    /// The wire form, with the `ISTIO_META_*` and `ISTIO_METAJSON_*` variables.
+    /// Converts to the wire form, with the `ISTIO_META_*` and `ISTIO_METAJSON_*` variables.
     pub fn to_wire(&self, env: &Env) -> Result<Node, NodeMetadataError> {
         let Self {
             name,
@@ -104,7 +104,7 @@ fn json(value: serde_json::Value) -> Value {
     let kind = match value {
         serde_json::Value::Null => Kind::NullValue(0),
         serde_json::Value::Bool(value) => Kind::BoolValue(value),
-        // Protobuf's Struct has no other numbers.
+        // Protobuf's Struct stores all numbers as floating point.
         serde_json::Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
         serde_json::Value::String(value) => Kind::StringValue(value),
         serde_json::Value::Array(values) => Kind::ListValue(ListValue {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_address_it_names_a_placeholder() {
+    fn node_id_without_address_has_a_placeholder() {
         let node = NodeInfo::default()
             .to_wire(&Env::from_pairs([("A", "b")]))
             .unwrap();

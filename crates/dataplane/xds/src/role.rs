@@ -1,4 +1,4 @@
-//! What a client is, and so which types of resources it follows.
+//! Roles of clients, which determine the resource types that they subscribe to.
 
 use ambit_model::WaypointRecordType;
 use ambit_wire::{
@@ -32,7 +32,7 @@ pub enum Resource {
 pub(crate) const ADDRESSES: Kind = 0;
 
 impl Role {
-    /// The first part of the client's name.
+    /// Returns the first part of the client's node id.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::NodeProxy => "ztunnel",
@@ -50,12 +50,12 @@ impl Role {
         own.chain(of_waypoints.iter().copied().map(Resource::Waypoint))
     }
 
-    /// The URLs of the types that a client follows.
+    /// Returns the URLs of the types that the role subscribes to.
     pub fn type_urls(self) -> impl Iterator<Item = &'static str> {
         self.resources().map(Resource::type_url)
     }
 
-    /// The types that a client follows, in the order of their [`Kind`].
+    /// Returns the subscribed types, in the order of their [`Kind`].
     pub(crate) fn types(self, on_demand: bool) -> Vec<TypeConfig> {
         let config = |resource: Resource| TypeConfig {
             type_url: resource.type_url().into(),
@@ -64,7 +64,7 @@ impl Role {
         self.resources().map(config).collect()
     }
 
-    /// The type of a [`Kind`].
+    /// Returns the resource type of a [`Kind`].
     pub(crate) fn resource(self, kind: Kind) -> Option<Resource> {
         self.resources().nth(kind)
     }

@@ -20,7 +20,7 @@ use tonic::{
 use crate::framing::{Frames, FramingError};
 
 /// Maximum size of an accepted message.
-const MAX_MESSAGE: usize = 200 << 20;
+const MAX_MESSAGE_BYTES: usize = 200 << 20;
 
 /// Open stream of responses.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub(crate) struct Responses {
     frames: Frames,
 }
 
-/// Opens a stream. Servers may answer only with their first message, so requests must be sendable before
-/// this completes.
+/// Opens a stream. Servers may respond only with their first message, so requests must be sendable
+/// before this completes.
 pub(crate) async fn open(
     mut channel: Channel,
     metadata: MetadataMap,
@@ -63,14 +63,14 @@ pub(crate) async fn open(
         _ => Ok(Responses {
             http_status: response.status(),
             body: response.into_body(),
-            frames: Frames::new(MAX_MESSAGE),
+            frames: Frames::new(MAX_MESSAGE_BYTES),
         }),
     }
 }
 
 impl Responses {
-    /// The next response; none when the server ended the stream without an error. Cancelling loses
-    /// nothing.
+    /// Returns the next response; `None` when the server ended the stream without an error.
+    /// Cancelling loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<LeanDeltaResponse>, Status> {
         loop {
             if let Some(message) = self.frames.next().map_err(unreadable)? {
@@ -90,8 +90,8 @@ impl Responses {
         }
     }
 
-    /// gRPC's status is in the trailers; without them the HTTP status gives the error (gRPC's "HTTP to gRPC
-    /// Status Code Mapping").
+    /// Converts the end of the stream: gRPC's status is in the trailers; without them the HTTP
+    /// status gives the error (gRPC's "HTTP to gRPC Status Code Mapping").
     fn ended(&self, trailers: Option<&HeaderMap>) -> Result<Option<LeanDeltaResponse>, Status> {
         match trailers.and_then(Status::from_header_map) {
             Some(status) if status.code() != Code::Ok => return Err(status),
@@ -100,7 +100,7 @@ impl Responses {
             None => {}
         }
         let code = match self.http_status.as_u16() {
-            // A server, or a load balancer in front of it, that went away.
+            // The server, or a load balancer in front of it, closed the connection.
             200 => Code::Unknown,
             400 => Code::Internal,
             401 => Code::Unauthenticated,

@@ -387,7 +387,7 @@ async fn a_push_larger_than_a_batch_arrives_whole() {
 }
 
 #[tokio::test]
-async fn a_reconnect_tells_the_versions_that_are_held() {
+async fn reconnect_reports_the_known_versions() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
     let mut session = control_plane.session().await;
@@ -469,7 +469,7 @@ async fn cached_records_are_restored_and_only_changes_requested() {
 }
 
 #[tokio::test]
-async fn demands_wake_everybody_who_waits_once_the_answer_is_applied() {
+async fn demands_wake_all_waiters_once_the_response_is_applied() {
     let mut control_plane = ControlPlane::start().await;
     let recorder = Recorder::default();
     let (demands, receiver) = mpsc::channel(8);
@@ -488,7 +488,7 @@ async fn demands_wake_everybody_who_waits_once_the_answer_is_applied() {
         demands.try_send(AddressDemand { name, done }).unwrap();
         answered
     };
-    // By an alias, by two demands for the same name, and with a negative answer.
+    // By an alias, by two demands for the same name, and with a negative response.
     let by_alias = [demand("/10.0.0.1"), demand("/10.0.0.1")];
     let absent = demand("ns/none");
     for name in ["/10.0.0.1", "ns/none"] {
@@ -546,7 +546,7 @@ async fn an_unreachable_control_plane_is_a_failed_connection() {
 }
 
 #[tokio::test]
-async fn a_stream_of_nonsense_leaves_what_is_held() {
+async fn invalid_stream_keeps_the_known_resources() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
     let mut session = control_plane.session().await;

@@ -10,7 +10,7 @@ const FILE: &str = "AMBIT_BENCH_FIGURES";
 /// Environment variable with the number of rounds of each measurement.
 const ROUNDS: &str = "AMBIT_BENCH_ROUNDS";
 
-/// Measured figure.
+/// Figure that a benchmark has measured.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) what: String,

@@ -1,4 +1,4 @@
-//! A cgroup for each node, in each cgroup hierarchy of the machine.
+//! Cgroups of nodes, in each cgroup hierarchy of the machine.
 
 use std::{
     fs, io,
@@ -12,14 +12,14 @@ const ROOT: &str = "/sys/fs/cgroup";
 
 /// Creates a node's cgroup.
 pub(crate) fn make(name: &str) -> Result<()> {
-    // The runtime makes its own in a version 2 hierarchy beside those of version 1.
+    // The runtime creates its own cgroup in a version 2 hierarchy beside those of version 1.
     for hierarchy in hierarchies()?
         .into_iter()
         .filter(|hierarchy| !hierarchy.ends_with("unified"))
     {
         let cgroup = hierarchy.join(name);
         fs::create_dir_all(&cgroup).with_context(|| format!("cannot make {}", cgroup.display()))?;
-        // In version 1 a cpuset starts empty, and nothing can run in it.
+        // In version 1 a cpuset starts empty, and no process can run in it.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if hierarchy.ends_with("cpuset") {
                 fs::write(cgroup.join(file), fs::read(hierarchy.join(file))?)?;
@@ -70,7 +70,8 @@ fn remove_tree(cgroup: &Path) -> io::Result<()> {
     fs::remove_dir(cgroup)
 }
 
-/// Version 1 has a directory for each controller, version 2 is one.
+/// Returns the cgroup hierarchies: version 1 has a directory for each controller, version 2 has
+/// one.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let root = Path::new(ROOT);
     if root.join("cgroup.controllers").exists() {

@@ -1,4 +1,4 @@
-//! A running cluster: where its parts are, how to reach it, and which options it has.
+//! Handle of a running cluster: its paths, clients and options.
 
 use std::{fs, path::PathBuf};
 
@@ -12,7 +12,7 @@ use crate::{
     process::Processes,
 };
 
-/// A running cluster, started by any process.
+/// Running cluster, which any process may have started.
 #[derive(Debug)]
 pub struct Cluster {
     places: Places,
@@ -43,7 +43,7 @@ impl Cluster {
         }
     }
 
-    /// The manifest of the Gateway API's definitions.
+    /// Returns the manifest of the Gateway API's CRDs.
     pub fn gateway_api(&self) -> Result<String> {
         self.definitions(&GATEWAY_API)
     }
@@ -52,12 +52,12 @@ impl Cluster {
         Ok(fs::read_to_string(self.bin().join(of.manifest))?)
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.pki().join("admin.conf")
     }
 
-    /// `kubectl` of the cluster's own version, as administrator.
+    /// Returns a `kubectl` command of the cluster's own version, as administrator.
     pub fn kubectl(&self) -> std::process::Command {
         let mut command = std::process::Command::new(self.bin().join("kube"));
         command
@@ -69,12 +69,12 @@ impl Cluster {
         command
     }
 
-    /// A client, as administrator.
+    /// Returns a client, as administrator.
     pub async fn client(&self) -> Result<Client> {
         Ok(ambit_kube_kit::client(Some(&self.kubeconfig()), "ambit-cluster").await?)
     }
 
-    /// The cluster's options.
+    /// Returns the cluster's options.
     pub fn options(&self) -> &Options {
         &self.options
     }

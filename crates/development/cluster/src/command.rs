@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// A program with its arguments.
+/// Program with its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Tool(Vec<OsString>);
 
@@ -28,7 +28,7 @@ impl Tool {
         self
     }
 
-    /// The program and its arguments.
+    /// Returns the program and its arguments.
     pub(crate) fn words(&self) -> &[OsString] {
         &self.0
     }
@@ -40,7 +40,7 @@ impl Tool {
         command
     }
 
-    /// Runs it to its end; on failure the error contains its output.
+    /// Runs the program to its end; on failure the error contains its output.
     pub(crate) fn run(&self) -> Result<()> {
         self.output().map(drop)
     }

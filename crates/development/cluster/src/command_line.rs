@@ -1,4 +1,4 @@
-//! The command line of `ambit-cluster`.
+//! Command line of `ambit-cluster`.
 #![expect(
     clippy::print_stdout,
     reason = "a command line's answers go to standard output"
@@ -80,7 +80,7 @@ enum Command {
 /// # Errors
 /// When it fails; the message contains the remedy.
 pub fn run(args: Args) -> Result<()> {
-    // Nodes see the same files, but have other working directories.
+    // The nodes' processes see the same files, but have other working directories.
     let places = Places::in_target(&std::path::absolute(&args.target)?, args.slot);
     let find = || {
         Cluster::find(places.clone(), args.slot)?
@@ -94,7 +94,7 @@ pub fn run(args: Args) -> Result<()> {
                 return Ok(());
             }
             let _held = Cluster::hold(&places)?;
-            // The holder of what may be left was killed.
+            // The process that held the cluster may have been killed, and left parts of it.
             Cluster::down(places.clone(), args.slot)?;
             let cluster = Cluster::up(places.clone(), args.slot, options, &args.sources)
                 .inspect_err(|_| drop(Cluster::down(places.clone(), args.slot)))?;

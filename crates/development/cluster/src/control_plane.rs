@@ -1,4 +1,4 @@
-//! The command lines of etcd, the API server, the controllers and the scheduler.
+//! Command lines of etcd, the API server, the controllers and the scheduler.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ pub(crate) const API_SERVER: &str = "apiserver";
 pub(crate) const CONTROLLERS: &str = "controllers";
 pub(crate) const SCHEDULER: &str = "scheduler";
 
-/// The paths of the programs, the keys and the data.
+/// Paths of the programs, the keys and the data.
 pub(crate) struct ControlPlane<'a> {
     pub(crate) bin: &'a Path,
     pub(crate) pki: &'a Path,
@@ -20,7 +20,7 @@ pub(crate) struct ControlPlane<'a> {
 }
 
 impl ControlPlane<'_> {
-    /// The command of a component.
+    /// Returns the command of a component.
     pub(crate) fn command(&self, part: &str) -> Tool {
         match part {
             ETCD => self.etcd(),
@@ -43,7 +43,7 @@ impl ControlPlane<'_> {
                 format!("--listen-peer-urls={peer}"),
                 format!("--initial-advertise-peer-urls={peer}"),
                 format!("--initial-cluster=cp={peer}"),
-                // Nothing here needs to survive a crash of the machine.
+                // No data needs to survive a crash of the machine.
                 "--unsafe-no-fsync".to_owned(),
             ])
     }
@@ -64,7 +64,8 @@ impl ControlPlane<'_> {
                 "--requestheader-extra-headers-prefix=X-Remote-Extra-",
                 "--requestheader-group-headers=X-Remote-Group",
                 "--requestheader-username-headers=X-Remote-User",
-                // Webhooks are called at their pods' addresses: no kube-proxy runs here.
+                // Webhooks are called at their pods' addresses: the control plane's namespace has
+                // no kube-proxy.
                 "--enable-aggregator-routing=true",
                 "--profiling=false",
             ])
@@ -96,10 +97,12 @@ impl ControlPlane<'_> {
             .args([
                 "--bind-address=127.0.0.1",
                 "--use-service-account-credentials=true",
-                // Nodes have their ranges from us, since the routes between them stand already.
+                // The options set the pod ranges of nodes, since the routes between nodes exist
+                // already.
                 "--allocate-node-cidrs=false",
                 "--leader-elect=false",
-                // Nobody is to wait 15 seconds for an autoscaler to look.
+                // Autoscalers check every second, so that tests need not wait for the default 15
+                // seconds.
                 "--horizontal-pod-autoscaler-sync-period=2s",
                 "--controllers=*,bootstrapsigner,tokencleaner",
                 "--profiling=false",

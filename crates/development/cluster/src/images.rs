@@ -1,4 +1,4 @@
-//! The images that the cluster itself needs.
+//! Images that the cluster itself needs.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use crate::node_config::PAUSE_IMAGE;
 
-/// Writes them; returns the archives.
+/// Writes the images; returns the archives.
 pub(crate) fn write(bin: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
     let mut archives = Vec::new();

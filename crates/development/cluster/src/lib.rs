@@ -27,7 +27,7 @@ mod programs;
 mod releases;
 
 pub use cluster::Cluster;
-pub use lifecycle::Held;
+pub use lifecycle::SlotLock;
 pub use network_policies::NetworkPolicies;
 pub use nodes::{Boot, Node};
 pub use options::{IpFamily, Layout, Options, Places, PrimaryCni, Slot};

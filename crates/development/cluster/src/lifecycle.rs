@@ -1,4 +1,5 @@
-//! The life of a cluster: starting and stopping it as a whole, its API server and its store, and its status.
+//! Lifecycle of a cluster: starts and stops the cluster as a whole, its API server and its store,
+//! and reports its status.
 
 use std::{
     fs::{self, File},
@@ -33,16 +34,16 @@ const DNS: &str = include_str!("coredns.yaml");
 const NODE_INIT: &str = include_str!("node-init.sh");
 
 /// Timeout for any component to start on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A slot that this process holds.
+/// Lock of a slot that this process holds.
 #[derive(Debug)]
-pub struct Held {
+pub struct SlotLock {
     _lock: File,
 }
 
 impl Cluster {
-    /// Starts one. `sources` is the repository's `build` directory.
+    /// Starts a cluster. `sources` is the repository's `build` directory.
     pub fn up(places: Places, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
         let _lock = lock(&places.state)?;
         if let Some(running) = Self::find(places.clone(), slot)?
@@ -70,15 +71,17 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The program of the Gateway API's conformance tests, built if it has to be. No cluster needs to be up.
+    /// Returns the program of the Gateway API's conformance tests, built if it is outdated. No
+    /// cluster needs to run.
     pub fn conformance_tests(places: &Places, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
-        // Not the lock of what a cluster consists of: one may be built, and come up, meanwhile.
+        // Not under the lock of the cluster's programs: a cluster may be built and started
+        // meanwhile.
         let _building = lock(&bin.join(programs::CONFORMANCE))?;
         programs::ensure_conformance(sources, &bin)
     }
 
-    /// Program of Kiali's server, built if it has to be. No cluster needs to be up.
+    /// Returns the program of Kiali's server, built if it is outdated. No cluster needs to run.
     pub fn kiali(places: &Places, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
         let _building = lock(&bin.join(programs::KIALI))?;
@@ -134,7 +137,7 @@ impl Cluster {
 
     async fn api_ready(&self) -> Result<()> {
         let client = self.client().await?;
-        objects::until("the API server ready", TIMEOUT, async || {
+        objects::until("the API server ready", START_TIMEOUT, async || {
             let request = http_get("/readyz")?;
             Ok(client.request_text(request).await.map(drop)?)
         })
@@ -154,7 +157,7 @@ impl Cluster {
             let ranges = self.network().pods(node.number);
             let spec = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
             let patch = Patch::Merge(&spec);
-            objects::until("the node registers", TIMEOUT, async || {
+            objects::until("the node registers", START_TIMEOUT, async || {
                 let parameters = PatchParams::default();
                 Ok(nodes.patch(&node.name(), &parameters, &patch).await?)
             })
@@ -167,9 +170,9 @@ impl Cluster {
         for node in self.nodes() {
             self.node_ready(&client, node).await?;
         }
-        // Pods are forbidden until it exists.
+        // The API server rejects pods until the service account exists.
         let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
-        objects::until("the default service account", TIMEOUT, async || {
+        objects::until("the default service account", START_TIMEOUT, async || {
             Ok(accounts.get("default").await.map(drop)?)
         })
         .await?;
@@ -177,7 +180,7 @@ impl Cluster {
             return Ok(());
         }
         let deployments: Api<Deployment> = Api::namespaced(client, "kube-system");
-        objects::until("the cluster's DNS available", TIMEOUT, async || {
+        objects::until("the cluster's DNS available", START_TIMEOUT, async || {
             let status = deployments.get("coredns").await?.status;
             let available = status.as_ref().and_then(|status| status.available_replicas);
             objects::unless(available == Some(1), format_args!("{status:?}"))
@@ -188,7 +191,7 @@ impl Cluster {
     async fn node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(client.clone());
         let what = format!("node {} ready", node.name());
-        objects::until(&what, TIMEOUT, async || {
+        objects::until(&what, START_TIMEOUT, async || {
             let object = nodes.get(&node.name()).await?;
             let conditions = object.status.and_then(|status| status.conditions);
             let ready = conditions
@@ -200,15 +203,15 @@ impl Cluster {
         .await
     }
 
-    /// Waits until no other process holds the slot, and holds it until the value is dropped: a process must
-    /// not find another one's cluster, still up or partly removed.
-    pub fn hold(places: &Places) -> Result<Held> {
-        Ok(Held {
+    /// Waits until no other process holds the slot, and holds it until the value is dropped: a
+    /// process must not find another one's cluster, still running or partly removed.
+    pub fn hold(places: &Places) -> Result<SlotLock> {
+        Ok(SlotLock {
             _lock: lock(&places.state.with_extension("held"))?,
         })
     }
 
-    /// Shuts down and removes everything that is left of a slot's cluster.
+    /// Stops and removes all parts that are left of a slot's cluster.
     pub fn down(places: Places, slot: Slot) -> Result<()> {
         let _lock = lock(&places.state)?;
         let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options().clone());
@@ -321,7 +324,7 @@ impl Cluster {
         self.processes().start(part, &control_plane.command(part))
     }
 
-    /// Each component, and its pid if it runs.
+    /// Returns each component, and its pid if it runs.
     pub fn status(&self) -> Vec<(String, Option<u32>)> {
         let nodes = self.nodes().map(|node| node.name());
         control_plane::PARTS

@@ -1,4 +1,4 @@
-//! `ambit-cluster`: what `cargo xtask cluster` calls.
+//! Entry point of `ambit-cluster`, which `cargo xtask cluster` calls.
 
 use clap::Parser;
 

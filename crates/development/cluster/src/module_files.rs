@@ -1,4 +1,4 @@
-//! Files of Go modules: definitions of custom resources as manifests, and directories as archives.
+//! Files of Go modules: CRDs as manifests, and directories as archives.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::command::Tool;
 
-/// Definitions of the standard channel of the Gateway API.
+/// CRDs of the standard channel of the Gateway API.
 pub(crate) const GATEWAY_API: Definitions = Definitions {
     source: "gateway-api",
     manifest: "gateway-api",
@@ -19,7 +19,7 @@ pub(crate) const GATEWAY_API: Definitions = Definitions {
     directories: &["config/crd/standard"],
 };
 
-/// Definitions of Calico.
+/// CRDs of Calico.
 pub(crate) const CALICO: Definitions = Definitions {
     source: "calico",
     manifest: "calico-definitions",
@@ -27,7 +27,7 @@ pub(crate) const CALICO: Definitions = Definitions {
     directories: &["libcalico-go/config/crd"],
 };
 
-/// Definitions of Cilium.
+/// CRDs of Cilium.
 pub(crate) const CILIUM: Definitions = Definitions {
     source: "cilium",
     manifest: "cilium-definitions",
@@ -46,26 +46,27 @@ pub(crate) const CILIUM_BPF: Files = Files {
     directory: "bpf",
 };
 
-/// Directories of definitions in a Go module, and the manifest made of them.
+/// Directories of CRDs in a Go module, and the manifest that is built from them.
 #[derive(Debug)]
 pub(crate) struct Definitions {
-    /// The directory of our Go module in `build`, which requires `module`.
+    /// Directory of our Go module in `build`, which requires `module`.
     pub(crate) source: &'static str,
-    /// The name of the manifest beside the programs.
+    /// Name of the manifest beside the programs.
     pub(crate) manifest: &'static str,
     module: &'static str,
     directories: &'static [&'static str],
 }
 
 impl Definitions {
-    /// Writes them as one manifest; `source` is our Go module.
+    /// Writes the CRDs as one manifest; `source` is our Go module.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
         let module = module_directory(self.module, source)?;
         let mut all = String::new();
         for directory in self.directories {
             for file in files(&module.join(directory))? {
                 let text = fs::read_to_string(file)?;
-                // Beside those of the Gateway API is a policy that forbids older ones, which tests do install.
+                // The Gateway API also has a policy that rejects older CRDs, which tests do
+                // install.
                 if text
                     .lines()
                     .any(|line| line == "kind: CustomResourceDefinition")
@@ -79,7 +80,7 @@ impl Definitions {
     }
 }
 
-/// Directory of a Go module, and the archive made of it.
+/// Directory of a Go module, and the archive that is built from it.
 #[derive(Debug)]
 pub(crate) struct Files {
     /// Directory of our Go module in `build`, which requires `module`.
@@ -91,7 +92,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Writes them as one archive; `source` is our Go module.
+    /// Writes the files as one archive; `source` is our Go module.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
         Tool::new("tar")
             .arg("-C")
@@ -121,7 +122,7 @@ fn module_directory(module: &str, source: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(directory))
 }
 
-/// The files of a directory, sorted.
+/// Returns the files of a directory, sorted.
 pub(crate) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = fs::read_dir(directory)
         .with_context(|| format!("no files in {}", directory.display()))?

@@ -1,5 +1,5 @@
-//! Addresses, and the namespaces and links of a cluster: the control plane's namespace has a switch;
-//! every node and this machine have one link to it.
+//! Addresses, network namespaces and links of a cluster: the control plane's namespace has a
+//! switch; every node and this machine have one link to it.
 
 use std::{
     fmt::Write,
@@ -14,10 +14,10 @@ use crate::{
     options::{IpFamily, Options, PrimaryCni, Slot},
 };
 
-/// The namespace of the control plane, next to the nodes' `n1`, `n2`, ...
-const CONTROL_PLANE: &str = "cp";
+/// Namespace of the control plane, next to the nodes' `n1`, `n2`, ...
+const CONTROL_PLANE_NAMESPACE: &str = "cp";
 
-/// Names and addresses, all derived from the slot.
+/// Names and addresses of a cluster, all derived from the slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Network {
     slot: u8,
@@ -34,7 +34,7 @@ impl Network {
         }
     }
 
-    /// The prefix of all names.
+    /// Returns the prefix of all names.
     pub(crate) fn prefix(self) -> String {
         match self.slot {
             0 => "kube".to_owned(),
@@ -42,20 +42,23 @@ impl Network {
         }
     }
 
-    /// A namespace's name.
+    /// Returns a namespace's name.
     pub(crate) fn namespace(self, who: &str) -> String {
         format!("{}-{who}", self.prefix())
     }
 
-    /// A namespace's path.
+    /// Returns a namespace's path.
     pub(crate) fn path(self, who: &str) -> PathBuf {
         PathBuf::from("/run/netns").join(self.namespace(who))
     }
 
-    /// A program in the control plane's namespace.
+    /// Returns a command in the control plane's namespace.
     pub(crate) fn in_control_plane(self, program: impl AsRef<std::ffi::OsStr>) -> Tool {
         Tool::new("nsenter")
-            .arg(format!("--net={}", self.path(CONTROL_PLANE).display()))
+            .arg(format!(
+                "--net={}",
+                self.path(CONTROL_PLANE_NAMESPACE).display()
+            ))
             .arg(program)
     }
 
@@ -75,25 +78,26 @@ impl Network {
         format!("fd00:{}:250::{host}", self.slot)
     }
 
-    /// The addresses of a node, for the kubelet.
+    /// Returns the addresses of a node, for the kubelet.
     pub(crate) fn node_addresses(self, number: u8) -> String {
         let v4 = self.node(number).to_string();
         self.both(v4, self.node_v6(10 + number)).join(",")
     }
 
-    /// The ranges of a node's pods.
+    /// Returns the ranges of a node's pods.
     pub(crate) fn pods(self, number: u8) -> Vec<String> {
         let v4 = format!("10.{}.{number}.0/24", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244:{number}::/64", self.slot))
     }
 
-    /// A node's addresses in the ranges of its pods: the first ones, which plugins take for a gateway's.
+    /// Returns a node's addresses in the ranges of its pods: the first ones, which CNI plugins use
+    /// as the gateway.
     fn gateways(self, number: u8) -> Vec<String> {
         let v4 = format!("10.{}.{number}.1/24", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244:{number}::1/64", self.slot))
     }
 
-    /// The ranges of all pods.
+    /// Returns the ranges of all pods.
     pub(crate) fn all_pods(self) -> Vec<String> {
         let v4 = format!("10.{}.0.0/16", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244::/48", self.slot))
@@ -104,22 +108,22 @@ impl Network {
         self.both(v4, format!("fd00:{}:96::/112", self.slot))
     }
 
-    /// The ranges of Services.
+    /// Returns the ranges of Services.
     pub(crate) fn services(self) -> String {
         self.services_each().join(",")
     }
 
-    /// The API server's own Service.
+    /// Returns the address of the API server's Service.
     pub(crate) fn api_service(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 96 + self.slot, 0, 1)
     }
 
-    /// The DNS Service.
+    /// Returns the address of the DNS Service.
     pub(crate) fn dns_service(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 96 + self.slot, 0, 10)
     }
 
-    /// Whether pods and Services have addresses of both families.
+    /// Returns whether pods and Services have addresses of both families.
     pub(crate) fn is_dual(self) -> bool {
         self.dual
     }
@@ -134,7 +138,7 @@ impl Network {
 
     /// Creates all namespaces and links.
     pub(crate) fn make(self, nodes: u8) -> Result<()> {
-        let switch = self.namespace(CONTROL_PLANE);
+        let switch = self.namespace(CONTROL_PLANE_NAMESPACE);
         let api = self.api_server();
         let link = self.link();
         let mut root = format!("netns add {switch}\n");
@@ -167,7 +171,7 @@ impl Network {
         command::ip_batch(None, &root)?;
         command::ip_batch(Some(&switch), &inside)?;
         self.sysctls(
-            CONTROL_PLANE,
+            CONTROL_PLANE_NAMESPACE,
             &[("net/bridge/bridge-nf-call-iptables", "0")],
         )?;
         for number in 1..=nodes {
@@ -197,7 +201,8 @@ impl Network {
         self.sysctls(&format!("n{number}"), &[])
     }
 
-    /// A sibling of the pods' interfaces: a node cannot reach them through their common parent.
+    /// Adds a macvlan interface beside the pods' ones: a node cannot reach them through their
+    /// common parent.
     fn macvlan(self, batch: &mut String, number: u8) -> Result<()> {
         writeln!(batch, "link add mac0 link eth0 type macvlan mode bridge")?;
         for gateway in self.gateways(number) {
@@ -206,17 +211,17 @@ impl Network {
         Ok(writeln!(batch, "link set mac0 up")?)
     }
 
-    /// The addresses of an interface on the network of the nodes.
+    /// Returns the commands that set the addresses of an interface on the nodes' network.
     fn address(self, link: &str, v4: Ipv4Addr, host: u8) -> String {
         let mut batch = format!("addr add {v4}/24 dev {link}\n");
         if self.dual {
-            // No other host can have it already.
+            // No duplicate address detection: no other host can have the address.
             batch += &format!("addr add {}/64 dev {link} nodad\n", self.node_v6(host));
         }
         batch
     }
 
-    /// The routes to a node's pods.
+    /// Adds the routes to a node's pods.
     fn routes(self, batch: &mut String, number: u8) -> Result<()> {
         for range in self.pods(number) {
             writeln!(batch, "route add {range} via {}", self.via(&range, number))?;
@@ -252,9 +257,10 @@ impl Network {
             .with_context(|| format!("cannot set up forwarding in {}", self.namespace(who)))
     }
 
-    /// Removes all that exists of it.
+    /// Removes all namespaces and links that exist.
     pub(crate) fn remove(self) -> Result<()> {
-        // The kernel removes namespaces later; the link of this machine must be gone at once.
+        // The kernel deletes namespaces asynchronously; the link of this machine must be gone at
+        // once.
         let link = self.link();
         if Path::new("/sys/class/net").join(&link).exists() {
             command::ip_batch(None, &format!("link del {link}\n"))?;
@@ -265,7 +271,7 @@ impl Network {
         Ok(())
     }
 
-    /// The existing namespaces.
+    /// Returns the existing namespaces.
     pub(crate) fn namespaces(self) -> Result<Vec<String>> {
         let prefix = format!("{}-", self.prefix());
         let Ok(entries) = std::fs::read_dir("/run/netns") else {

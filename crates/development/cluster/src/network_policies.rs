@@ -18,19 +18,20 @@ use anyhow::{Context, Result, ensure};
 use crate::{cluster::Cluster, command::Tool, nodes::Node};
 
 /// The engine's default queue of packets.
-const QUEUE: &str = "100";
+const NFQUEUE_NUMBER: &str = "100";
 
-/// Rules before source NAT, where packets have the addresses of pods, including those between pods on one node and
-/// those forwarded by IPVS. Neighbour discovery is ICMPv6; packets of root on the node are kubelet's probes.
+/// Rules before source NAT, where packets have the addresses of pods, including those between pods
+/// on one node and those forwarded by IPVS. Neighbour discovery is ICMPv6; packets of root on the
+/// node are kubelet's probes.
 const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -m owner --uid-owner 0 -j ACCEPT
 -A POSTROUTING -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 -A POSTROUTING -j NFQUEUE --queue-num";
 
 /// Timeout for an engine to know all policies, pods and namespaces.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An engine on every node of a cluster, until the value is dropped.
+/// NetworkPolicy engine on every node of a cluster, until the value is dropped.
 #[derive(Debug)]
 pub struct NetworkPolicies<'a> {
     cluster: &'a Cluster,
@@ -44,7 +45,8 @@ impl Cluster {
 }
 
 impl<'a> NetworkPolicies<'a> {
-    /// Returns when the existing policies are in force. Changes apply as soon as the engines receive them.
+    /// Starts the engines, and returns when the existing policies are in force. Changes apply as
+    /// soon as the engines receive them.
     pub(crate) fn enforce(cluster: &'a Cluster) -> Result<Self> {
         let policies = Self { cluster };
         for node in cluster.nodes() {
@@ -52,16 +54,17 @@ impl<'a> NetworkPolicies<'a> {
         }
         for node in cluster.nodes() {
             policies.listens(node)?;
-            set_rules(node, &format!("{RULES} {QUEUE}\n"))?;
+            set_rules(node, &format!("{RULES} {NFQUEUE_NUMBER}\n"))?;
         }
         Ok(policies)
     }
 
     fn start(&self, node: Node<'_>) -> Result<()> {
-        // That of a killed process.
+        // A killed process may have left its engine.
         self.stop(node)?;
         let pid = node.pid().context("a node is down")?;
-        // With the node's files: the engine also lists pods of the runtime, if it finds its socket (NRI).
+        // With the node's files: the engine also lists pods of the runtime, if it finds its socket
+        // (NRI).
         let engine = Tool::new("nsenter")
             .args(["--net", "--mount"])
             .arg(format!("--target={pid}"))
@@ -73,7 +76,7 @@ impl<'a> NetworkPolicies<'a> {
 
     fn listens(&self, node: Node<'_>) -> Result<()> {
         let processes = self.cluster.processes();
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + READY_TIMEOUT;
         while !is_listening(node)? {
             ensure!(
                 processes.pid(&name(node)).is_some() && Instant::now() < deadline,
@@ -87,7 +90,7 @@ impl<'a> NetworkPolicies<'a> {
     }
 
     fn stop(&self, node: Node<'_>) -> Result<()> {
-        // First: without an engine, the rules drop all packets.
+        // The rules are removed first: without an engine, they drop all packets.
         set_rules(node, "")?;
         let processes = self.cluster.processes();
         processes.stop(&name(node), Duration::from_secs(10))
@@ -104,21 +107,21 @@ impl Drop for NetworkPolicies<'_> {
     }
 }
 
-/// The engine's process.
+/// Returns the name of the engine's process.
 fn name(node: Node<'_>) -> String {
     format!("network-policies-{}", node.name())
 }
 
-/// The engine binds its queue when it knows all objects.
+/// Returns whether the engine has bound its queue, which it does when it knows all objects.
 fn is_listening(node: Node<'_>) -> Result<bool> {
     let pid = node.pid().context("a node is down")?;
     let queues = format!("/proc/{pid}/net/netfilter/nfnetlink_queue");
     let text = fs::read_to_string(&queues).with_context(|| format!("no {queues}"))?;
     let mut numbers = text.lines().map(|line| line.split_whitespace().next());
-    Ok(numbers.any(|number| number == Some(QUEUE)))
+    Ok(numbers.any(|number| number == Some(NFQUEUE_NUMBER)))
 }
 
-/// Replaces the rules of a chain that nothing else uses here; the kubelet has others in its table.
+/// Replaces the rules of a chain that has no others; the kubelet has other chains in the table.
 fn set_rules(node: Node<'_>, rules: &str) -> Result<()> {
     for restore in ["iptables-nft-restore", "ip6tables-nft-restore"] {
         Tool::new("nsenter")

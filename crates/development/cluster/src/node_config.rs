@@ -1,4 +1,4 @@
-//! The files of a node: containerd's, the kubelet's and kube-proxy's configuration, and the primary CNI's.
+//! Configuration files of a node: those of containerd, the kubelet, kube-proxy and the primary CNI.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use crate::{
     primary_cni::{AgentOptions, CNI_FILE},
 };
 
-/// The image that holds a pod's namespaces.
+/// Image of the container that holds a pod's namespaces.
 pub(crate) const PAUSE_IMAGE: &str = "kube.local/pause:1";
 
-/// Writes everything that does not change between boots.
+/// Writes all files that do not change between boots.
 pub(crate) fn write(
     directory: &Path,
     bin: &Path,
@@ -62,7 +62,7 @@ pub(crate) fn write(
     reset_cni(directory, network, options, number, &kubeconfig, false)
 }
 
-/// The primary CNI rewrites its configuration, as some do at each boot of their node.
+/// Rewrites the primary CNI's configuration, as some CNIs do at each boot of their node.
 pub(crate) fn reset_cni(
     directory: &Path,
     network: Network,
@@ -87,7 +87,7 @@ pub(crate) fn reset_cni(
     Ok(())
 }
 
-/// Where the files of the node's own directory `path` lie while the node is down.
+/// Returns the path of a file in the node's own directory `path` while the node is down.
 fn own(directory: &Path, path: &str) -> PathBuf {
     directory.join("own").join(path.trim_start_matches('/'))
 }
@@ -140,7 +140,7 @@ fn kubelet(directory: &Path, pki: &Path, network: Network, number: u8) -> Value 
         "clusterDNS": [network.dns_service().to_string()],
         "volumePluginDir": directory.join("volume-plugins"),
         "staticPodPath": "/etc/kubernetes/manifests",
-        // Images are loaded once, by us: neither the disk's fill nor age may remove them.
+        // Images are loaded once, by this program: neither a full disk nor age may remove them.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             "memory.available": "100Mi", "nodefs.available": "0%",
@@ -157,7 +157,8 @@ fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> V
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": "nftables",
-        // A pod would answer its neighbour directly, although that one called the Service.
+        // Without this setting, a pod would respond directly to a neighbour on the node that had
+        // called the Service.
         "nftables": {"masqueradeAll": plugin == PrimaryCni::Macvlan},
         "clusterCIDR": network.all_pods().join(","),
         "hostnameOverride": format!("n{number}"),
@@ -172,7 +173,7 @@ fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> V
     })
 }
 
-/// The cgroup of a node, in each hierarchy.
+/// Returns the cgroup of a node, in each hierarchy.
 pub(crate) fn cgroup(network: Network, number: u8) -> String {
     network.namespace(&format!("n{number}"))
 }

@@ -1,4 +1,4 @@
-//! The nodes of a running cluster: killed and booted like machines, loaded with images.
+//! Nodes of a running cluster: killed and booted like machines, loaded with images.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use crate::{cgroups, cluster::Cluster, command::Tool, node_config, process};
 /// containerd's socket, as on any node.
 const SOCKET: &str = "run/containerd/containerd.sock";
 
-/// The state of a node's disk at its boot.
+/// State of a node's disk at its boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boot {
     /// Disk without changes.
@@ -35,7 +35,7 @@ pub struct Node<'a> {
 }
 
 impl Cluster {
-    /// The nodes, in order.
+    /// Returns the nodes, in order.
     pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
         (1..=self.options().nodes).map(|number| Node {
             cluster: self,
@@ -43,7 +43,7 @@ impl Cluster {
         })
     }
 
-    /// A node, from 1.
+    /// Returns a node, counted from 1.
     pub fn node(&self, number: u8) -> Node<'_> {
         Node {
             cluster: self,
@@ -58,7 +58,7 @@ impl Cluster {
 }
 
 impl Node<'_> {
-    /// `n1`, `n2`, ...
+    /// Returns the node's name: `n1`, `n2`, ...
     pub fn name(&self) -> String {
         format!("n{}", self.number)
     }
@@ -111,8 +111,8 @@ impl Node<'_> {
         Ok(command)
     }
 
-    /// The processes of its pods whose command line is `command` and possibly more words, as pids of
-    /// this machine; all of them if `command` is empty.
+    /// Returns the pids on this machine of processes of the node's pods whose command line begins
+    /// with `command`; all of them if it is empty.
     pub fn processes(&self, command: &str) -> Vec<u32> {
         let group = format!(
             "/{}/",
@@ -130,7 +130,7 @@ impl Node<'_> {
             .collect()
     }
 
-    /// Kills (SIGKILL) the processes with that command line; returns how many there were.
+    /// Kills (SIGKILL) the processes with that command line; returns their number.
     pub fn kill_processes(&self, command: &str) -> Result<usize> {
         let pids = self.processes(command);
         for pid in &pids {
@@ -139,8 +139,8 @@ impl Node<'_> {
         Ok(pids.len())
     }
 
-    /// Kills (SIGKILL) the parents of the processes with that command line; the first process of a container
-    /// takes the whole container with it. Returns how many there were.
+    /// Kills (SIGKILL) the parents of the processes with that command line; the first process of a
+    /// container takes the whole container with it. Returns their number.
     pub fn kill_parents(&self, command: &str) -> Result<usize> {
         let parents: BTreeSet<u32> = self
             .processes(command)
@@ -153,14 +153,16 @@ impl Node<'_> {
         Ok(parents.len())
     }
 
-    /// Kills everything on the node at once, like a power failure: the disk survives, kernel state is lost.
+    /// Kills all processes of the node at once, like a power failure: the disk survives, kernel
+    /// state is lost.
     pub fn kill(&self) -> Result<()> {
         let init = self.pid();
         self.cluster.processes().kill(&self.name())?;
         if let Some(init) = init {
             process::kill(init)?;
         }
-        // A kubelet that finds the cgroups of missing pods looks for each for seconds before it begins.
+        // A kubelet that finds cgroups of missing pods waits some seconds for each before it
+        // starts.
         cgroups::remove(&node_config::cgroup(self.cluster.network(), self.number))?;
         Tool::new("nsenter")
             .arg(format!("--net={}", self.netns().display()))
@@ -237,7 +239,8 @@ impl Node<'_> {
     }
 }
 
-/// Identifies an archive: its own digest if it was written here, or else the digest of the whole file.
+/// Returns the identity of an archive: its own digest if it was written here, otherwise the digest
+/// of the whole file.
 fn fingerprint(archive: &Path) -> Result<String> {
     if let Ok(digest) = fs::read_to_string(archive.with_extension("digest")) {
         return Ok(digest);

@@ -10,7 +10,7 @@ use kube::{
     discovery::{self, ApiCapabilities, ApiResource, Scope},
 };
 
-/// The objects of a text of YAML documents.
+/// Parses a text of YAML documents to objects.
 pub fn parse(yaml: &str) -> Result<Vec<DynamicObject>> {
     let mut objects = Vec::new();
     for document in yaml.split("\n---") {
@@ -68,7 +68,7 @@ async fn api(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObje
     Ok((api, name))
 }
 
-/// The kind may be of a CRD that was applied just before.
+/// Finds the API resource of a kind, which may be of a CRD that was applied just before.
 async fn resource(client: &Client, types: &TypeMeta) -> Result<(ApiResource, ApiCapabilities)> {
     let kind = GroupVersionKind::try_from(types)?;
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -93,7 +93,7 @@ fn describe(object: &DynamicObject) -> String {
     )
 }
 
-/// Retries until a response; the last rejection is the error.
+/// Retries until an attempt succeeds; returns the last error otherwise.
 pub async fn until<T>(
     what: &str,
     timeout: Duration,
@@ -111,7 +111,7 @@ pub async fn until<T>(
     }
 }
 
-/// An error unless `condition`, for [`until`].
+/// Returns an error unless `condition` is true, for [`until`].
 pub fn unless(condition: bool, state: impl std::fmt::Display) -> Result<()> {
     if condition {
         return Ok(());
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_are_separated_and_empty_ones_ignored() {
+    fn documents_are_separated_and_empty_ones_skipped() {
         let yaml = "---\n# nothing\n---\nkind: A\napiVersion: v1\nmetadata: {name: a}\n---\n\
                     apiVersion: v1\nkind: B\nmetadata: {name: b}\nspec: {x: '---'}\n---\n";
         let names: Vec<_> = parse(yaml)

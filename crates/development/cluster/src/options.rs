@@ -1,4 +1,4 @@
-//! What a cluster is to be like.
+//! Options of a cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,14 @@ use crate::releases::Kubernetes;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum IpFamily {
-    /// Addresses of IPv4 alone.
+    /// IPv4 addresses only.
     #[default]
     Ipv4,
     /// Both, IPv4 first.
     Dual,
 }
 
-/// Which plugin wires the pods.
+/// CNI plugin that sets up pods' networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrimaryCni {
@@ -26,7 +26,8 @@ pub enum PrimaryCni {
     Bridge,
     /// A veth pair and a route for each pod.
     Ptp,
-    /// An interface for each pod on the node's own link: pods of a node communicate past its kernel.
+    /// An interface for each pod on the node's own link: pods of a node communicate without passing
+    /// its kernel.
     Macvlan,
     /// Flannel: a bridge on each node, VXLAN between them.
     Flannel,
@@ -39,13 +40,13 @@ pub enum PrimaryCni {
 }
 
 impl PrimaryCni {
-    /// Whether its agents set the routes to the pods of other nodes.
+    /// Returns whether the CNI's agents set the routes to the pods of other nodes.
     pub(crate) fn routes_between_nodes(self) -> bool {
         matches!(self, Self::Flannel | Self::KubeRouter | Self::Cilium)
     }
 }
 
-/// The directories of CNI that a distribution of Kubernetes uses.
+/// CNI directories of a distribution of Kubernetes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
@@ -80,7 +81,7 @@ impl Layout {
     }
 }
 
-/// A cluster before it is up.
+/// Options of a cluster before its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 pub struct Options {
     /// How many nodes: n1, n2, ...
@@ -123,21 +124,21 @@ impl Default for Options {
     }
 }
 
-/// The number of a cluster among those that may run side by side: each has its own names, addresses and
+/// Number of one of the clusters that may run side by side: each has its own names, addresses and
 /// directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot(u8);
 
 impl Slot {
-    /// The developer's cluster.
+    /// Slot of the developer's cluster.
     pub const DEVELOPMENT: Self = Self(0);
-    /// The cluster that tests share.
+    /// Slot of the cluster that tests share.
     pub const TESTS: Self = Self(1);
     /// Slot for tests of a whole cluster.
     pub const OWN: Self = Self(2);
-    /// The cluster that tests of a second process share, beside those of a first.
+    /// Slot of the cluster that tests of a second process share.
     pub const MORE_TESTS: Self = Self(3);
-    /// The cluster of the benchmarks.
+    /// Slot of the benchmarks' cluster.
     pub const BENCHMARKS: Self = Self(4);
 
     pub(crate) fn number(self) -> u8 {
@@ -162,17 +163,17 @@ impl std::str::FromStr for Slot {
     }
 }
 
-/// The directories of a cluster.
+/// Directories of a cluster.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Cache shared by all clusters: programs and images, which persist between runs.
     pub cache: PathBuf,
-    /// One cluster's state, removed with it.
+    /// State of one cluster, removed with it.
     pub state: PathBuf,
 }
 
 impl Places {
-    /// A cluster's directories in cargo's target directory.
+    /// Returns a cluster's directories in cargo's target directory.
     pub fn in_target(target: &Path, slot: Slot) -> Self {
         let cache = target.join("cluster");
         let state = match slot {

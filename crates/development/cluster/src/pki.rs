@@ -1,4 +1,4 @@
-//! Keys, certificates and kubeconfigs of a cluster: made at each start.
+//! Keys, certificates and kubeconfigs of a cluster, generated at each start.
 
 use std::{fs, os::unix::fs::OpenOptionsExt, path::Path};
 
@@ -14,14 +14,14 @@ use crate::network::Network;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// A client's identity to the API server.
+/// Client identity for the API server.
 struct Client<'a> {
     file: &'a str,
     user: &'a str,
     group: Option<&'a str>,
 }
 
-/// Writes everything to `directory`.
+/// Writes all files to `directory`.
 pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()> {
     fs::create_dir_all(directory)?;
     let pki = Pki {
@@ -94,7 +94,7 @@ impl Pki<'_> {
         self.save(file, &pem, &key)
     }
 
-    /// A client's certificate, and the kubeconfig that holds it.
+    /// Writes a client's certificate, and the kubeconfig that contains it.
     fn client(&self, client: &Client<'_>) -> Result<()> {
         let usage = ExtendedKeyUsagePurpose::ClientAuth;
         let (pem, key) = certify(&self.ca, (client.user, client.group), usage, &[])?;
@@ -168,7 +168,7 @@ fn params((user, group): (&str, Option<&str>), names: &[String]) -> Result<Certi
     }
     subject.push(DnType::CommonName, user);
     params.distinguished_name = subject;
-    // Tests change clocks.
+    // Backdated, since tests change clocks.
     params.not_before = date_time_ymd(2020, 1, 1);
     params.not_after = date_time_ymd(2049, 1, 1);
     Ok(params)

@@ -1,4 +1,5 @@
-//! The primary CNIs: the configuration of their plugins, and the agents that some of them run on every node.
+//! Primary CNIs: the configuration of their plugins, and the agents that some of them run on every
+//! node.
 
 use std::path::Path;
 
@@ -10,10 +11,10 @@ use crate::{
     options::{Layout, PrimaryCni},
 };
 
-/// The file that the primary CNI owns in the directory of configurations.
+/// File of the primary CNI in the directory of configurations.
 pub const CNI_FILE: &str = "10-kube.conflist";
 
-/// A program of a primary CNI, built from a Go package.
+/// Program of a primary CNI, built from a Go package.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
@@ -62,7 +63,7 @@ const CILIUM_PROGRAMS: &[Program] = &[
 /// Directory with the `clang` that Cilium's agent calls.
 const CLANG: &str = "/usr/lib/llvm-19/bin";
 
-/// The node of an agent, and what it reaches the API server with.
+/// Node of an agent, and its access to the API server.
 #[derive(Debug)]
 pub(crate) struct AgentOptions<'a> {
     pub(crate) node: &'a str,
@@ -84,7 +85,7 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the program that is its plugin, unless that is one of Debian's.
+    /// Returns the CNI's plugin program, unless that is one of Debian's.
     pub(crate) fn plugin(self) -> Option<&'static str> {
         match self {
             Self::Bridge | Self::Ptp | Self::Macvlan | Self::KubeRouter => None,
@@ -94,7 +95,7 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the definitions of its custom resources, if it has any.
+    /// Returns the CRDs of the CNI, if it has any.
     pub(crate) fn definitions(self) -> Option<&'static Definitions> {
         match self {
             Self::Calico => Some(&CALICO),
@@ -103,12 +104,12 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the files that its agent needs beside programs, if it needs any.
+    /// Returns the files that the CNI's agent needs besides programs, if it needs any.
     pub(crate) fn files(self) -> Option<&'static Files> {
         (self == Self::Cilium).then_some(&CILIUM_BPF)
     }
 
-    /// Returns the plugin's configuration on a node, unless its agent writes all of it.
+    /// Returns the plugin's configuration on a node, unless the agent writes all of it.
     pub(crate) fn configuration(
         self,
         network: Network,
@@ -133,7 +134,7 @@ impl PrimaryCni {
                 "type": "calico", "datastore_type": "kubernetes", "nodename": format!("n{number}"),
                 "policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": kubeconfig}, "ipam": ipam,
             }),
-            // The agent writes the node's ranges into it.
+            // The agent adds the node's ranges.
             Self::KubeRouter => json!({
                 "type": "bridge", "bridge": "kube-bridge", "isDefaultGateway": true,
                 "hairpinMode": true, "ipam": {"type": "host-local"},
@@ -146,7 +147,8 @@ impl PrimaryCni {
         }))
     }
 
-    /// Returns the shell script that becomes its agent on a node, if it has one. It fails until the node is registered.
+    /// Returns the shell script that runs the CNI's agent on a node, if it has one. The script
+    /// fails until the node is registered.
     pub(crate) fn agent(self, options: &AgentOptions<'_>) -> Option<String> {
         let AgentOptions { node, network, .. } = options;
         let (bin, kubeconfig) = (options.bin.display(), options.kubeconfig.display());
@@ -198,8 +200,9 @@ fn host_local(network: Network, number: u8) -> Value {
     json!({"type": "host-local", "ranges": ranges, "routes": routes})
 }
 
-/// The agent of Cilium without its operator: pods get addresses of the node's range, and agents make identities.
-/// kube-proxy does Services, and iptables masquerading.
+/// Returns the script of Cilium's agent without its operator: pods get addresses of the node's
+/// range, and agents allocate identities. kube-proxy serves Services, and iptables does the
+/// masquerading.
 fn cilium(options: &AgentOptions<'_>) -> String {
     let AgentOptions { node, network, .. } = options;
     let (bin, kubeconfig) = (options.bin.display(), options.kubeconfig.display());

@@ -1,5 +1,5 @@
-//! Processes that outlive the program that started them: recorded by pid and start time, so that no other
-//! process is ever mistaken for one of them.
+//! Processes that outlive the program that started them: recorded by pid and start time, so that no
+//! other process is ever mistaken for one of them.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::command::Tool;
 
-/// The processes of a cluster, by name.
+/// Processes of a cluster, by name.
 #[derive(Debug)]
 pub(crate) struct Processes {
     records: PathBuf,
@@ -46,12 +46,12 @@ impl Processes {
         let pid = child.id();
         let started = started(pid).with_context(|| format!("{name} ended at once"))?;
         fs::write(self.record(name), format!("{pid} {started}"))?;
-        // No other process collects its exit status while this one runs.
+        // This process is the parent, which reaps the child while it runs.
         std::thread::spawn(move || child.wait());
         Ok(())
     }
 
-    /// The pid, if it runs.
+    /// Returns the pid, if the process runs.
     pub(crate) fn pid(&self, name: &str) -> Option<u32> {
         let record = fs::read_to_string(self.record(name)).ok()?;
         let (pid, start) = record.split_once(' ')?;
@@ -85,12 +85,12 @@ impl Processes {
         }
     }
 
-    /// The path of its log.
+    /// Returns the path of a process's log.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.logs.join(format!("{name}.log"))
     }
 
-    /// The last lines of its output.
+    /// Returns the last lines of a process's output.
     pub(crate) fn tail(&self, name: &str) -> String {
         let text = fs::read_to_string(self.log(name)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -117,7 +117,7 @@ pub(crate) fn kill(pid: u32) -> Result<()> {
 fn signal(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // One that has just ended needs no signal.
+        // A process that has just ended needs no signal.
         let _gone = rustix::process::kill_process(pid, signal);
     }
 }
@@ -143,7 +143,7 @@ fn started(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// The processes in a network namespace.
+/// Returns the processes in a network namespace.
 pub(crate) fn inside(namespace: &Path) -> Vec<u32> {
     let Ok(expected) = fs::metadata(namespace) else {
         return Vec::new();
@@ -157,7 +157,7 @@ pub(crate) fn inside(namespace: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// The children of a process.
+/// Returns the children of a process.
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
         .unwrap_or_default()
@@ -166,14 +166,14 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The parent of a process, if both exist.
+/// Returns the parent of a process, if both exist.
 pub(crate) fn parent(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     parent.trim().parse().ok()
 }
 
-/// Every process of this machine.
+/// Returns every process of this machine.
 pub(crate) fn pids() -> Vec<u32> {
     fs::read_dir("/proc")
         .into_iter()
@@ -187,14 +187,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_of_one_process_only() {
+    fn record_identifies_one_process() {
         let state = tempfile::tempdir().unwrap();
         let processes = Processes::new(state.path());
         processes
             .start("sleeper", &Tool::new("sleep").arg("1000"))
             .unwrap();
         let pid = processes.pid("sleeper").unwrap();
-        // Another process with a reused pid.
+        // Another process has reused the pid.
         fs::write(processes.record("other"), format!("{pid} 1")).unwrap();
         assert_eq!(processes.pid("other"), None);
         processes.kill("sleeper").unwrap();

@@ -1,5 +1,5 @@
-//! The external programs of a cluster: built from Go modules and one C file of ours; and the definitions of the
-//! Gateway API, out of its Go module. Kept until their sources change.
+//! External programs of a cluster, built from Go modules and a C file, and the CRDs of the Gateway
+//! API from its Go module. They are rebuilt when their sources change.
 
 use std::{
     fs,
@@ -74,7 +74,7 @@ pub(crate) fn ensure(
     Ok(())
 }
 
-/// Builds the conformance tests, if they are missing or outdated; gives the program.
+/// Builds the conformance tests, if they are missing or outdated; returns the program.
 pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
     let tests = Program::new(CONFORMANCE, CONFORMANCE, ".");
@@ -82,7 +82,7 @@ pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> 
     Ok(bin.join(CONFORMANCE))
 }
 
-/// Builds Kiali's server, if it is missing or outdated; gives the program.
+/// Builds Kiali's server, if it is missing or outdated; returns the program.
 pub(crate) fn ensure_kiali(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
     let server = Program::new(KIALI, KIALI, "github.com/kiali/kiali");
@@ -132,14 +132,14 @@ fn build(
     eprintln!("==> build {name}: from nothing this takes minutes, and once only");
     let output = bin.join(name);
     make(&bin.join(format!("{name}.new")))?;
-    // A running cluster may have the old one open.
+    // A running cluster may have the old file open.
     fs::rename(bin.join(format!("{name}.new")), output)?;
     fs::write(stamp, expected)?;
     eprintln!("    {name}: {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// A short hash of a program's sources.
+/// Returns a short hash of a program's sources.
 fn fingerprint(source: &Path, flags: &str) -> Result<String> {
     let mut all = flags.as_bytes().to_vec();
     for file in files(source)? {

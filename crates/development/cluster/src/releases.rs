@@ -1,4 +1,4 @@
-//! The releases of Kubernetes that clusters can run.
+//! Releases of Kubernetes that clusters can run.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,18 +31,19 @@ impl Kubernetes {
         }
     }
 
-    /// Returns the minor version: 34.
+    /// Returns the minor version, for instance `34`.
     pub(crate) fn minor(self) -> &'static str {
         let mut parts = self.version().split('.');
         parts.nth(1).unwrap_or_default()
     }
 
-    /// Returns the module file in `build/kube` with the release's dependencies, unless it is that of the default one.
+    /// Returns the module file in `build/kube` with the release's dependencies; `None` for the
+    /// default release.
     pub(crate) fn module_file(self) -> Option<String> {
         (self != Self::default()).then(|| format!("v1.{}.mod", self.minor()))
     }
 
-    /// Returns the directory of programs in the cache: releases do not replace each other's.
+    /// Returns the directory of programs in the cache; each release has its own.
     pub(crate) fn directory(self) -> String {
         match self.module_file() {
             None => "bin".to_owned(),

@@ -1,4 +1,4 @@
-//! The client: sends requests one after the other, and prints their responses in the suite's format.
+//! Client: sends requests one after the other, and prints their responses in the suite's format.
 
 use std::{str::FromStr, time::Duration};
 
@@ -18,7 +18,7 @@ use hyper_util::{
 use crate::grpc;
 
 /// Timeout of a response.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of the suite's own image, as far as the suite uses them.
 #[derive(Debug, clap::Parser)]
@@ -48,8 +48,8 @@ impl FromStr for Header {
     }
 }
 
-/// Sends the requests; prints every response in lines, with an empty line between two. A redirect is a response, and
-/// not followed.
+/// Sends the requests; prints the lines of every response, separated by an empty line. A redirect
+/// is a response, and is not followed.
 pub(crate) async fn run(args: &Args) -> Result<String> {
     let is_grpc = match args.url.scheme_str() {
         Some("http") => false,
@@ -64,9 +64,9 @@ pub(crate) async fn run(args: &Args) -> Result<String> {
     let mut answers = Vec::new();
     for number in 0..args.count {
         let request = request(args, is_grpc)?;
-        let answer = tokio::time::timeout(TIMEOUT, exchange(&client, request, is_grpc))
+        let answer = tokio::time::timeout(RESPONSE_TIMEOUT, exchange(&client, request, is_grpc))
             .await
-            .with_context(|| format!("{}: no answer within {TIMEOUT:?}", args.url))?
+            .with_context(|| format!("{}: no answer within {RESPONSE_TIMEOUT:?}", args.url))?
             .with_context(|| format!("{}: request {number} failed", args.url))?;
         answers.push(lines(number, &args.url, &answer).join("\n"));
     }
@@ -98,7 +98,7 @@ fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
 }
 
 /// Properties of a response that the suite expects.
-struct Answer {
+struct EchoResponse {
     /// HTTP status, or the gRPC status unless it is 0.
     status: u16,
     headers: HeaderMap,
@@ -109,10 +109,10 @@ async fn exchange(
     client: &Client<HttpConnector, Full<Bytes>>,
     request: Request<Full<Bytes>>,
     is_grpc: bool,
-) -> Result<Answer> {
+) -> Result<EchoResponse> {
     let (head, body) = client.request(request).await?.into_parts();
     let body = body.collect().await?;
-    let mut answer = Answer {
+    let mut answer = EchoResponse {
         status: head.status.as_u16(),
         headers: head.headers,
         body: String::new(),
@@ -121,7 +121,7 @@ async fn exchange(
         answer.body = String::from_utf8_lossy(&body.to_bytes()).into_owned();
         return Ok(answer);
     }
-    // A failure may come without a message, and its status among the headers.
+    // A failed call may have no message, and its status among the headers.
     let trailers = body.trailers().unwrap_or(&answer.headers);
     let Some(status) = trailers.get(grpc::STATUS) else {
         bail!("HTTP {} without a status of gRPC", answer.status);
@@ -137,7 +137,7 @@ async fn exchange(
     Ok(answer)
 }
 
-fn lines(number: usize, url: &Uri, answer: &Answer) -> Vec<String> {
+fn lines(number: usize, url: &Uri, answer: &EchoResponse) -> Vec<String> {
     let mut lines = vec![
         format!("[{number}] Url={url}"),
         format!("[{number}] StatusCode={}", answer.status),
@@ -147,7 +147,7 @@ fn lines(number: usize, url: &Uri, answer: &Answer) -> Vec<String> {
         format!("[{number}] ResponseHeader={name}:{value}")
     });
     lines.extend(headers);
-    // An empty line would be the end of the answer.
+    // An empty line would end the response.
     let body = answer.body.lines().filter(|line| !line.is_empty());
     lines.extend(body.map(|line| format!("[{number} body] {line}")));
     lines

@@ -1,4 +1,4 @@
-//! The one message of gRPC that client and server exchange.
+//! The gRPC message that client and server exchange.
 
 use anyhow::{Context, Result, ensure};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -6,7 +6,7 @@ use prost::Message;
 
 /// Path of the method.
 pub(crate) const PATH: &str = "/proto.EchoTestService/Echo";
-/// The media type.
+/// Media type of gRPC.
 pub(crate) const CONTENT_TYPE: &str = "application/grpc";
 /// Trailer with the status of a call.
 pub(crate) const STATUS: &str = "grpc-status";
@@ -21,7 +21,7 @@ struct Echo {
     message: String,
 }
 
-/// A message with this text, as it is sent.
+/// Encodes a message with this text.
 pub(crate) fn encode(text: String) -> Bytes {
     let message = Echo { message: text }.encode_to_vec();
     let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
@@ -31,7 +31,7 @@ pub(crate) fn encode(text: String) -> Bytes {
     bytes.freeze()
 }
 
-/// Returns the text of a received message.
+/// Decodes the text of a message.
 pub(crate) fn decode(bytes: &[u8]) -> Result<String> {
     let (prefix, message) = bytes.split_at_checked(PREFIX).context("no message came")?;
     ensure!(prefix.first() == Some(&0), "a compressed message came");

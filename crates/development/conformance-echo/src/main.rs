@@ -1,6 +1,7 @@
-//! Programs for the Gateway API's conformance tests in the pods of a mesh: a server that reports the received request,
-//! and a client that the tests run in the pods. Both are called by their names there, `server` and `client`, with the
-//! arguments of the suite's own image; what the client prints, the suite parses (`conformance/utils/echo/parse.go`).
+//! Programs for the Gateway API's conformance tests in the pods of a mesh: a server that reports
+//! the received request, and a client that the tests run in the pods. The tests call them by the
+//! names `server` and `client`, with the arguments of the suite's own image; the suite parses the
+//! client's output (`conformance/utils/echo/parse.go`).
 #![forbid(unsafe_code)]
 
 mod client;

@@ -1,4 +1,4 @@
-//! The server: HTTP/1.1, HTTP/2 and gRPC at every port, in TLS at some; TCP at others.
+//! Server: HTTP/1.1, HTTP/2 and gRPC on each port, with TLS on some; TCP on others.
 
 use std::{
     collections::BTreeSet,
@@ -83,11 +83,12 @@ fn acceptor() -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Serves requests at a listener.
+/// Serves requests on a listener.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
     while let Ok((connection, peer)) = listener.accept().await {
         let port = listener.local_addr().map_or(0, |local| local.port());
-        // An answer in several pieces would wait for the client's acknowledgement of the first.
+        // TCP_NODELAY: a response in several pieces would wait for the client's acknowledgement of
+        // the first.
         if connection.set_nodelay(true).is_err() {
             continue;
         }
@@ -95,7 +96,7 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
         tokio::spawn(async move {
             match tls {
                 None => converse(connection, peer, port).await,
-                // A client that does not speak it gets the end of the connection.
+                // A client that does not speak TLS is disconnected.
                 Some(tls) => {
                     if let Ok(connection) = tls.accept(connection).await {
                         converse(connection, peer, port).await;
@@ -113,7 +114,7 @@ async fn converse(
 ) {
     let answer = service_fn(move |request| answer(request, peer, port));
     let builder = auto::Builder::new(TokioExecutor::new());
-    // Its failures are the client's to report.
+    // The client reports failures.
     drop(
         builder
             .serve_connection(TokioIo::new(connection), answer)
@@ -151,7 +152,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Properties of a request that the suite expects, a line each.
+/// Returns the properties of a request that the suite expects, one a line.
 fn describe(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String {
     let uri = &head.uri;
     let host = head
@@ -179,7 +180,7 @@ fn describe(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String 
     lines.join("\n")
 }
 
-/// The pod's name.
+/// Returns the pod's name.
 fn hostname() -> String {
     rustix::system::uname()
         .nodename()
@@ -190,7 +191,7 @@ fn hostname() -> String {
 async fn serve_tcp(listener: TcpListener) {
     while let Ok((mut connection, _)) = listener.accept().await {
         let greeting = format!("StatusCode=200\nHostname={}\n", hostname());
-        // A client that has gone reads nothing.
+        // A disconnected client reads nothing.
         drop(TcpStream::write_all(&mut connection, greeting.as_bytes()).await);
     }
 }

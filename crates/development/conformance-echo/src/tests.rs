@@ -17,14 +17,15 @@ async fn ask(args: &[&str]) -> String {
     client::run(&args).await.unwrap()
 }
 
-/// Value of a field as the suite takes it: the rest of the first line that has it.
+/// Returns the value of a field as the suite parses it: the rest of the first line that has the
+/// field.
 fn field<'a>(output: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = output.split_once(&format!("{name}="))?;
     rest.lines().next()
 }
 
 #[tokio::test]
-async fn an_answer_tells_the_request_as_the_suite_parses_it() {
+async fn response_describes_the_request_for_the_suite() {
     let address = listening().await;
     let output = ask(&[
         &format!("http://{address}/one?two=three"),
@@ -61,7 +62,7 @@ async fn an_answer_tells_the_request_as_the_suite_parses_it() {
 }
 
 #[tokio::test]
-async fn answers_are_divided_by_an_empty_line() {
+async fn responses_are_separated_by_an_empty_line() {
     let address = listening().await;
     for scheme in ["http", "grpc"] {
         let output = ask(&[&format!("{scheme}://{address}"), "--count=3"]).await;
@@ -75,7 +76,7 @@ async fn answers_are_divided_by_an_empty_line() {
 }
 
 #[tokio::test]
-async fn a_call_of_grpc_keeps_its_headers() {
+async fn grpc_call_keeps_its_headers() {
     let address = listening().await;
     let output = ask(&[&format!("grpc://{address}"), "-H", "x-one:1"]).await;
     assert_eq!(field(&output, "Proto"), Some("HTTP/2.0"), "{output}");

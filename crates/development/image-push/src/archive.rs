@@ -1,4 +1,5 @@
-//! OCI archives, as `cargo xtask images` writes them: one image for one architecture or several, or a chart.
+//! Reads OCI archives, as `cargo xtask images` writes them: one image for one architecture or
+//! several, or a chart.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,10 +15,10 @@ use oci_client::{
     manifest::{OCI_IMAGE_INDEX_MEDIA_TYPE, OciImageIndex, OciImageManifest},
 };
 
-/// The annotation that holds the full name of an image, as containerd reads it.
+/// Annotation with the full name of an image, as containerd reads it.
 const NAME: &str = "io.containerd.image.name";
 
-/// Bytes of an image, by their digest.
+/// Blob of an image, with its digest.
 #[derive(Debug)]
 pub(crate) struct Blob {
     /// Digest of the bytes, as `sha256:…`.
@@ -25,19 +26,19 @@ pub(crate) struct Blob {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// An image that can be pushed.
+/// Image that can be pushed.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) name: Reference,
-    /// Manifest that the name stands for: that of an architecture, or an index.
+    /// Manifest that the image's name refers to: that of an architecture, or an index.
     pub(crate) root: Manifest,
-    /// Manifests that an index names.
+    /// Manifests that the index refers to.
     pub(crate) variants: Vec<Manifest>,
     /// Configurations and layers.
     pub(crate) blobs: Vec<Blob>,
 }
 
-/// A manifest, or an index of manifests.
+/// Manifest, or an index of manifests.
 #[derive(Debug)]
 pub(crate) struct Manifest {
     pub(crate) blob: Blob,
@@ -132,7 +133,7 @@ fn files(path: &Path) -> Result<HashMap<PathBuf, Vec<u8>>> {
     Ok(files)
 }
 
-/// The blob of a digest, which its bytes must have.
+/// Returns the blob of a digest, after checking its bytes.
 fn blob(files: &mut HashMap<PathBuf, Vec<u8>>, digest: &str) -> Result<Blob> {
     let path = Path::new("blobs").join(digest.replace(':', "/"));
     let bytes = files

@@ -1,5 +1,5 @@
-//! Credentials for a registry, from where `docker login` keeps them: `$DOCKER_CONFIG/config.json`, or
-//! `~/.docker/config.json`, and the helpers that it names.
+//! Credentials for a registry, as `docker login` stores them: in `$DOCKER_CONFIG/config.json` or
+//! `~/.docker/config.json`, and in the helpers that it names.
 
 use anyhow::{Context, Result, bail};
 use docker_credential::{CredentialRetrievalError, DockerCredential};
@@ -8,7 +8,7 @@ use oci_client::secrets::RegistryAuth;
 /// Docker's key for its own registry.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
-/// Returns the credentials of a registry; none if it needs none for pushing.
+/// Returns the credentials of a registry; anonymous if none are stored.
 pub(crate) fn of(registry: &str) -> Result<RegistryAuth> {
     let key = match registry {
         "docker.io" | "index.docker.io" => DOCKER_HUB,

@@ -29,7 +29,7 @@ fn run(archives: Vec<PathBuf>) -> Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        // A registry gets nothing of a set whose last archive cannot be read.
+        // All archives are read before the first push, so that an unreadable one pushes nothing.
         let images: Vec<_> = archives
             .iter()
             .map(|path| archive::read(path))

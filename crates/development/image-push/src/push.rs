@@ -1,5 +1,5 @@
-//! Pushing of one image: blobs that the registry does not have, then manifests of architectures, then what the name
-//! stands for.
+//! Pushes one image: first blobs that the registry lacks, then manifests of architectures, then the
+//! manifest that the name refers to.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use oci_client::{
 
 use crate::{archive::Image, credentials};
 
-/// Timeout of a connection to a registry, TLS included.
+/// Timeout of connecting to a registry, including TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Read timeout of a registry.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pushes an image under its name, and returns the name that stands for these bytes alone: that with the digest.
+/// Pushes an image under its name, and returns the reference with its digest.
 #[expect(clippy::print_stderr, reason = "progress of a command")]
 pub(crate) async fn push(image: &Image) -> Result<Reference> {
     let name = &image.name;
@@ -50,7 +50,7 @@ pub(crate) async fn push(image: &Image) -> Result<Reference> {
         let digest = manifest.blob.digest.clone();
         (name.clone_with_digest(digest), manifest)
     });
-    // The name last: whoever finds it finds everything that it stands for.
+    // The name is pushed last, so that all blobs exist when it can be resolved.
     for (name, manifest) in variants.chain([(name.clone(), &image.root)]) {
         let media_type =
             HeaderValue::from_str(&manifest.media_type).context("the manifest's media type")?;
@@ -67,7 +67,7 @@ pub(crate) async fn push(image: &Image) -> Result<Reference> {
     Ok(name.clone_with_digest(image.root.blob.digest.clone()))
 }
 
-/// A client that uses TLS unless the registry is on this machine, as docker does.
+/// Returns a client that uses TLS unless the registry is on this machine, as docker does.
 fn client(registry: &str) -> Client {
     let protocol = match is_local(registry) {
         true => ClientProtocol::Http,
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_registries_of_this_machine_do_without_tls() {
+    fn only_local_registries_are_used_without_tls() {
         for local in [
             "localhost:5000",
             "127.0.0.1:5000",

@@ -63,7 +63,8 @@ impl Architecture {
         }
     }
 
-    /// Returns the prefix of GNU tools for it, which is its directory below `/usr` as well.
+    /// Returns the prefix of GNU tools for the architecture, which is also its directory below
+    /// `/usr`.
     #[must_use]
     pub fn gnu(self) -> String {
         format!("{}-linux-gnu", self.machine())
@@ -75,14 +76,14 @@ impl Architecture {
         format!("{}-unknown-linux-gnu", self.machine())
     }
 
-    /// Whether this machine runs its programs without an emulator.
+    /// Returns whether this machine runs the architecture's programs without an emulator.
     #[must_use]
     pub fn is_native(self) -> bool {
         self.machine() == std::env::consts::ARCH
     }
 
-    /// Returns the words before a program's path with which this machine runs it: none natively, else QEMU with the C
-    /// library of the cross compiler.
+    /// Returns the command prefix that runs a program on this machine: empty if native, otherwise
+    /// QEMU with the C library of the cross compiler.
     #[must_use]
     pub fn runner(self) -> Vec<OsString> {
         if self.is_native() {
@@ -92,7 +93,7 @@ impl Architecture {
         vec![emulator.into(), "-L".into(), self.sysroot().into()]
     }
 
-    /// Returns the directory that stands for `/` where shared libraries of its programs are looked up.
+    /// Returns the root directory for the shared libraries of the architecture's programs.
     pub(crate) fn sysroot(self) -> PathBuf {
         if self.is_native() {
             PathBuf::from("/")
@@ -101,7 +102,7 @@ impl Architecture {
         }
     }
 
-    /// Returns the path of `strip` for its programs.
+    /// Returns the path of `strip` for the architecture's programs.
     pub(crate) fn strip(self) -> String {
         if self.is_native() {
             "strip".to_owned()
@@ -111,10 +112,12 @@ impl Architecture {
     }
 }
 
-/// Whether a 64-bit ELF file is linked dynamically: it has a program header of type `PT_INTERP`.
+/// Returns whether a 64-bit ELF file is linked dynamically: it has a program header of type
+/// `PT_INTERP`.
 ///
 /// # Errors
-/// Fails if the file cannot be read or is no such file.
+///
+/// If the file cannot be read or is not such a file.
 pub fn has_interpreter(path: &Path) -> Result<bool> {
     let elf = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     interpreter(&elf).with_context(|| path.display().to_string())
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn architectures_are_found_by_the_names_of_images() {
+    fn architectures_are_parsed_by_image_names() {
         for architecture in Architecture::ALL {
             assert_eq!(
                 Architecture::parse(architecture.name()).unwrap(),
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_machines_own_programs_run_without_an_emulator() {
+    fn only_native_programs_run_without_an_emulator() {
         let native = Architecture::native().unwrap();
         for architecture in Architecture::ALL {
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Writes container images as OCI archives, reproducibly: the same files give the same bytes.
+//! Writes container images as OCI archives, reproducibly: equal files produce equal bytes.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// The SHA-256 of some bytes, in hexadecimal.
+/// Returns the SHA-256 of bytes, in hexadecimal.
 pub fn hex_digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
@@ -39,17 +39,17 @@ enum Entry {
 pub struct Tree(BTreeMap<PathBuf, (u32, Entry)>);
 
 impl Tree {
-    /// A directory, which may be empty.
+    /// Adds a directory, which may be empty.
     pub fn directory(&mut self, path: &str, mode: u32) {
         self.add(path, mode, Entry::Directory);
     }
 
-    /// A file with this text.
+    /// Adds a file with this text.
     pub fn text(&mut self, path: &str, text: &str) {
         self.add(path, 0o644, Entry::File(text.into()));
     }
 
-    /// A copy of a file of this machine.
+    /// Adds a copy of a file of this machine.
     pub fn copy(&mut self, path: &str, source: &Path, mode: u32) -> Result<()> {
         let bytes =
             fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
@@ -57,7 +57,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub fn link(&mut self, path: &str, target: &str) {
         self.add(path, 0o777, Entry::Link(target.into()));
     }
@@ -74,22 +74,24 @@ impl Tree {
         self.0.insert(path.to_path_buf(), (mode, entry));
     }
 
-    /// The layer that contains exactly these.
+    /// Returns the layer that contains exactly these files.
     pub fn layer(&self) -> Result<Blob> {
         self.tar().map(Blob::new)
     }
 
-    /// Returns the archive of these files, compressed with gzip. It has no times: the same files give the same bytes.
+    /// Returns the archive of these files, compressed with gzip. It has no times: equal files
+    /// produce equal bytes.
     ///
     /// # Errors
-    /// Fails for paths that an archive cannot hold.
+    ///
+    /// For paths that an archive cannot have.
     pub fn compressed(&self) -> Result<Vec<u8>> {
         let mut compressed = GzBuilder::new().write(Vec::new(), Compression::best());
         compressed.write_all(&self.tar()?)?;
         Ok(compressed.finish()?)
     }
 
-    /// The archive that contains exactly these.
+    /// Returns the tar archive that contains exactly these files.
     fn tar(&self) -> Result<Vec<u8>> {
         let mut archive = tar::Builder::new(Vec::new());
         for (path, (mode, entry)) in &self.0 {
@@ -121,7 +123,7 @@ fn header(mode: u32) -> tar::Header {
     header
 }
 
-/// Bytes named by their digest.
+/// Bytes with their digest.
 #[derive(Clone, Debug)]
 pub struct Blob {
     digest: String,
@@ -147,16 +149,16 @@ impl Blob {
     }
 }
 
-/// An image: its variants by architecture, and its entry point.
+/// Image with its variants by architecture, and its entry point.
 #[derive(Debug)]
 pub struct Image<'a> {
     /// Image name with registry and tag.
     pub name: &'a str,
     /// Variants, at least one.
     pub variants: Vec<Variant>,
-    /// The entry point.
+    /// Entry point of the container.
     pub entrypoint: &'a [&'a str],
-    /// `UID:GID`, or nothing for root.
+    /// `UID:GID`; empty for root.
     pub user: &'a str,
 }
 
@@ -245,13 +247,14 @@ pub(crate) struct Manifest<'a> {
 }
 
 impl Manifest<'_> {
-    /// Writes the archive of an artifact that is this manifest alone, unless `path` already has the same one.
+    /// Writes the archive of an artifact with only this manifest, unless `path` already has the
+    /// same one.
     pub(crate) fn write(&self, name: &str, path: &Path) -> Result<()> {
         let (manifest, blobs) = self.blobs();
         write(name, (&manifest, MANIFEST), &blobs, path)
     }
 
-    /// Returns the manifest, and the blobs that it names.
+    /// Returns the manifest, and the blobs that it refers to.
     fn blobs(&self) -> (Blob, Vec<Blob>) {
         let (config, config_type) = &self.config;
         let layers = self.layers.iter();
@@ -269,7 +272,8 @@ impl Manifest<'_> {
     }
 }
 
-/// Writes an archive whose name stands for `root`, a blob with its media type, unless `path` already has the same.
+/// Writes an archive whose name refers to `root`, a blob with its media type, unless `path` already
+/// has the same one.
 fn write(name: &str, (root, media_type): (&Blob, &str), blobs: &[Blob], path: &Path) -> Result<()> {
     let mut described = root.descriptor(media_type);
     let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
@@ -337,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_files_give_the_same_bytes() {
+    fn equal_files_produce_equal_bytes() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = (
             directory.path().join("1.tar"),
@@ -348,7 +352,7 @@ mod tests {
         assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap());
     }
 
-    /// Files of an archive by their paths.
+    /// Returns the files of an archive by their paths.
     fn files(archive: impl std::io::Read) -> BTreeMap<String, Vec<u8>> {
         let mut files = BTreeMap::new();
         for entry in tar::Archive::new(archive).entries().unwrap() {
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn every_blob_is_named_by_its_digest_and_every_parent_is_there() {
+    fn blobs_are_named_by_digest_and_directories_complete() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image.tar");
         image(&path, &[Architecture::Arm64]);
@@ -383,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_several_architectures_is_an_index() {
+    fn image_of_several_architectures_is_an_index() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image.tar");
         image(&path, &Architecture::ALL);

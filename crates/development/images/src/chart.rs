@@ -1,4 +1,5 @@
-//! The chart as an OCI artifact, as `helm push` makes it of a package: <https://helm.sh/docs/topics/registries/>.
+//! Writes the chart as an OCI artifact, as `helm push` does with a package:
+//! <https://helm.sh/docs/topics/registries/>.
 
 use std::{
     fs,
@@ -16,11 +17,12 @@ use crate::{
 const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
 const CONTENT: &str = "application/vnd.cncf.helm.chart.content.v1.tar+gzip";
 
-/// Writes the chart of a directory to `out`, as `HUB/charts/NAME:VERSION`. Its default values name the images of
-/// `naming`, so that an installation needs no values. Returns the archive.
+/// Writes the chart of a directory to `out`, as `HUB/charts/NAME:VERSION`. Its default values have
+/// the images of `naming`, so that an installation needs no values. Returns the archive.
 ///
 /// # Errors
-/// If the directory is no chart with those values.
+///
+/// If the directory is not a chart with such values.
 pub fn write_chart(directory: &Path, naming: &Naming<'_>, out: &Path) -> Result<PathBuf> {
     fs::create_dir_all(out)?;
     let metadata = fs::read_to_string(directory.join("Chart.yaml"));
@@ -43,7 +45,7 @@ pub fn write_chart(directory: &Path, naming: &Naming<'_>, out: &Path) -> Result<
     Ok(path)
 }
 
-/// Adds a directory of the chart, as `prefix`.
+/// Adds a directory of the chart below `prefix`.
 fn add(tree: &mut Tree, directory: &Path, prefix: &str, naming: &Naming<'_>) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -64,7 +66,7 @@ fn add(tree: &mut Tree, directory: &Path, prefix: &str, naming: &Naming<'_>) -> 
     Ok(())
 }
 
-/// The values with registry, path and tag of the images.
+/// Returns the values with registry, path and tag of the images.
 fn with_images(values: &str, naming: &Naming<'_>) -> Result<String> {
     let mut text = values.to_owned();
     for (line, value) in [
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_chart_gives_the_same_bytes() {
+    fn equal_charts_produce_equal_bytes() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
         file("Chart.yaml", "name: mesh\nversion: 1.2.3\n");

@@ -1,4 +1,5 @@
-//! Ambit's container images, and those that tests need: their contents, written as OCI archives without a daemon.
+//! Container images of Ambit, and those that tests need: collects their files and writes OCI
+//! archives without a daemon.
 #![forbid(unsafe_code)]
 
 mod architecture;
@@ -18,26 +19,27 @@ pub use architecture::{Architecture, has_interpreter};
 pub use archive::{Blob, Image, Tree, Variant, hex_digest};
 pub use chart::write_chart;
 
-/// The file of this machine that the images contain beside the programs.
+/// Busybox of this machine, which the images include.
 pub const BUSYBOX: &str = "/bin/busybox";
 
-/// The user of images that need no privilege.
+/// User of images that need no privileges.
 const UNPRIVILEGED: &str = "65532:65532";
 
-/// The binaries of Ambit's images for one architecture.
+/// Binaries of Ambit's images for one architecture.
 #[derive(Debug)]
 pub struct Binaries<'a> {
     /// Architecture that they were built for.
     pub architecture: Architecture,
-    /// The directory of `ambit`, `ambit-lab-tool`, `ambit-agent`, `ambit-node-proxy`, `ambit-control` and `ambit-waypoint`.
+    /// Directory of `ambit`, `ambit-lab-tool`, `ambit-agent`, `ambit-node-proxy`, `ambit-control`
+    /// and `ambit-waypoint`.
     pub directory: &'a Path,
-    /// The CNI plugin, which must be static: it runs on hosts.
+    /// Path of the CNI plugin, which must be static: it runs on hosts.
     pub plugin: &'a Path,
-    /// Busybox for the image of tools, static.
+    /// Path of Busybox for the image of tools, static.
     pub busybox: &'a Path,
 }
 
-/// The names of Ambit's images: `HUB/agent:TAG` and so on.
+/// Names of Ambit's images: `HUB/agent:TAG` and so on.
 #[derive(Debug)]
 pub struct Naming<'a> {
     /// Registry and path.
@@ -47,13 +49,14 @@ pub struct Naming<'a> {
 }
 
 impl Naming<'_> {
-    /// The full name of an image, as container runtimes store it: kubelets expand `ambit/agent` to
-    /// `docker.io/ambit/agent`, and do not find an image that was imported under the short name.
+    /// Returns the full name of an image, as container runtimes store it: kubelets expand
+    /// `ambit/agent` to `docker.io/ambit/agent`, and do not find an image that was imported under
+    /// the short name.
     fn of(&self, image: &str) -> String {
         self.full(&format!("{image}:{}", self.tag))
     }
 
-    /// The full name of a chart: `HUB/charts/NAME:VERSION`.
+    /// Returns the full name of a chart: `HUB/charts/NAME:VERSION`.
     fn of_chart(&self, chart: &str, version: &str) -> String {
         // A tag has no plus sign; Helm reads an underscore as one.
         self.full(&format!("charts/{chart}:{}", version.replace('+', "_")))
@@ -80,13 +83,15 @@ const IMAGES: [(&str, &str, &str); 5] = [
     ("tools", "/usr/bin/ambit", ""),
 ];
 
-/// The second program of the image of tools, beside `ambit`: servers and clients for pods.
+/// Second program of the image of tools, besides `ambit`: servers and clients for pods.
 const LAB_TOOL: &str = "ambit-lab-tool";
 
-/// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`; returns the archives.
+/// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`;
+/// returns the archives.
 ///
 /// # Errors
-/// Fails if a binary or one of its shared libraries cannot be read.
+///
+/// If a binary or one of its shared libraries cannot be read.
 pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
     let mut variants: [Vec<Variant>; IMAGES.len()] = Default::default();
@@ -132,7 +137,8 @@ struct Contents {
     trees: Vec<Tree>,
 }
 
-/// Collects the contents of the images for one architecture; `out` holds stripped programs meanwhile.
+/// Collects the contents of the images for one architecture; `out` is also the directory of
+/// stripped programs.
 fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
     let architecture = binaries.architecture;
     let directory = out.join("stripped");
@@ -181,11 +187,13 @@ fn add_busybox(tree: &mut Tree, architecture: Architecture, busybox: &Path) -> R
     Ok(())
 }
 
-/// Writes an image of files of other projects, each as its path there and here, with the shared libraries that the
-/// programs among them load. The first one is the entry point; `links` are symbolic links, each with its target.
+/// Writes an image with files of other projects, given as pairs of paths in the image and here, and
+/// the shared libraries of the programs among them. The first file is the entry point; `links` are
+/// symbolic links, each with its target.
 ///
 /// # Errors
-/// Fails if a file or one of the shared libraries cannot be read.
+///
+/// If a file or one of the shared libraries cannot be read.
 pub fn write_of_files(
     name: &str,
     files: &[(String, PathBuf)],
@@ -213,7 +221,7 @@ pub fn write_of_files(
     image.write(out)
 }
 
-/// Writes an image of one program that is called by several names, the first of them the entry point.
+/// Writes an image of one program with several names, the first of which is the entry point.
 pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path) -> Result<()> {
     let architecture = Architecture::native()?;
     let stripped = out.with_extension("stripped");
@@ -225,7 +233,7 @@ pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path)
     Ok(fs::remove_file(stripped)?)
 }
 
-/// The base of all of Ambit's images: the C library, users, certificate authorities.
+/// Returns the base layer of all of Ambit's images: the C library, users, certificate authorities.
 fn base(architecture: Architecture, programs: &[PathBuf]) -> Result<Blob> {
     let mut tree = Tree::default();
     for library in libraries(architecture, programs)? {
@@ -294,7 +302,7 @@ pub fn command(architecture: Architecture, program: &Path) -> Command {
     command
 }
 
-/// Runs a command and returns its output; an error unless it succeeds.
+/// Runs a command and returns its output; fails unless the command succeeds.
 fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().display().to_string();
     let run = command.output();
@@ -313,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_kubelets_look_for() {
+    fn image_names_are_expanded_like_kubelets_do() {
         for (hub, full) in [
             ("ambit", "docker.io/ambit/agent:1"),
             ("me/ambit", "docker.io/me/ambit/agent:1"),

@@ -1,4 +1,4 @@
-//! An application in a pod, scripted by the test: it receives every byte and sends the test's responses.
+//! Scripted applications in a pod, which record every byte and send the test's responses.
 
 use std::{
     io::{self, Read, Write},
@@ -9,7 +9,7 @@ use std::{
 
 use crate::{LabNetns, Mesh};
 
-/// The heads of requests that have reached an application.
+/// Heads of requests that have reached an application.
 #[derive(Clone, Debug, Default)]
 pub struct Heads(Arc<Mutex<Vec<String>>>);
 
@@ -25,7 +25,7 @@ impl Heads {
 }
 
 impl Mesh {
-    /// Serves each connection to a port of a pod by a function, until the pod or the test ends.
+    /// Handles each connection to a port of a pod by a function, until the pod or the test ends.
     pub fn serve(
         &self,
         pod: &str,
@@ -38,7 +38,7 @@ impl Mesh {
         thread::spawn(move || {
             for stream in listener.incoming().filter_map(Result::ok) {
                 let serve = serve.clone();
-                // How a connection ends is what the test looks at from its other end.
+                // The test checks the end of a connection on its other side.
                 thread::spawn(move || serve(stream));
             }
         });
@@ -67,9 +67,10 @@ fn answer(caller: IpAddr) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-/// The head of a request, to its empty line; none if the client has ended.
+/// Returns the head of a request, up to its empty line; `None` if the client has closed.
 ///
 /// # Errors
+///
 /// When the connection breaks.
 pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
     let mut head = Vec::new();
@@ -83,14 +84,16 @@ pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&head).into_owned()))
 }
 
-/// Requests that an application has received: heads in lower case, with their bodies. Clones share them.
+/// Requests that an application has received: heads in lower case, with their bodies. Clones share
+/// them.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedRequests(Arc<Mutex<Vec<(String, String)>>>);
 
 impl RecordedRequests {
-    /// Reads the body of a request, as long as its head says in lower case, and records both.
+    /// Reads the body of a request, whose length is in the lower-case head, and records both.
     ///
     /// # Errors
+    ///
     /// When the connection breaks, or the head has no valid length.
     pub fn record(&self, head: &str, stream: &mut impl Read) -> io::Result<()> {
         let length = head

@@ -1,8 +1,10 @@
-//! Clients of another network: their tunnels reach a waypoint inside the tunnels of an east-west gateway.
+//! Clients of another network: their tunnels reach a waypoint inside the tunnels of an east-west
+//! gateway.
 //!
-//! The client opens a tunnel to the gateway and another one in it, to the waypoint, with mutual TLS of its own in each.
-//! The gateway ends the outer tunnel and passes its bytes on: it reads the name in the outer CONNECT alone, and the
-//! waypoint sees the gateway's address and the client's identity.
+//! The client opens a tunnel to the gateway and a nested one to the waypoint, with separate mutual
+//! TLS. The gateway terminates the outer tunnel and passes its bytes on: it reads only the
+//! authority of the outer CONNECT, and the waypoint sees the gateway's address and the client's
+//! identity.
 
 use std::{
     io,
@@ -24,26 +26,27 @@ use tokio::{
 
 use crate::{Peer, TIMEOUT};
 
-/// Header of the inner CONNECT alone: the network that the client is in.
+/// Header that only the inner CONNECT has: network of the client.
 const NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// One client of another network, its gateway, and the waypoint that both lead to.
+/// Client of another network, its gateway, and the waypoint that both connect to.
 #[derive(Clone)]
 struct Path {
     lab: Client,
     client: Arc<WorkloadCert>,
     gateway: Arc<WorkloadCert>,
-    /// Pod that the gateway is.
+    /// Network namespace of the gateway's pod.
     place: LabNetns,
     waypoint: (Identity, SocketAddr),
     authority: Uri,
 }
 
-/// Returns a local address whose connections are tunnels of `client`, through the pod `gateway`, to what `authority` names
-/// at a waypoint.
+/// Returns a local address whose connections are forwarded in tunnels of `client`, through the pod
+/// `gateway`, to the target `authority` at a waypoint.
 ///
 /// # Errors
-/// When there is no local address.
+///
+/// When no local address can be bound.
 pub fn through_gateway(
     (client, gateway): (&Peer<'_>, &Peer<'_>),
     (identity, address): (&str, SocketAddr),
@@ -74,7 +77,7 @@ pub fn through_gateway(
 }
 
 impl Path {
-    /// Passes a connection on, until either side ends it or a tunnel is refused.
+    /// Forwards a connection, until either side closes it or a tunnel is rejected.
     async fn serve(self, mut stream: TcpStream) -> io::Result<()> {
         let (near, far) = tokio::io::duplex(64 << 10);
         let gateway = tokio::spawn(self.clone().pass_on(far));
@@ -112,7 +115,7 @@ impl Path {
         Ok((tunnel.into_io(), driver))
     }
 
-    /// Serves as the gateway: ends outer tunnels, and connects what is in them to the waypoint.
+    /// Serves as the gateway: terminates outer tunnels, and connects their streams to the waypoint.
     async fn pass_on(self, io: tokio::io::DuplexStream) {
         let config = self.gateway.server_config().expect("a TLS configuration");
         let stream = tls::accept(io, config, TIMEOUT).await.expect("TLS");

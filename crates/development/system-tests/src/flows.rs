@@ -1,4 +1,4 @@
-//! `ambit flows` beside a test.
+//! Runs `ambit flows` during a test.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{Mesh, TIMEOUT};
 
-/// A command line that reads flow events. Ends with its drop.
+/// Process that reads flow events, which is killed on drop.
 #[derive(Debug)]
 pub struct Flows {
     child: Child,
@@ -21,7 +21,8 @@ pub struct Flows {
 }
 
 impl Mesh {
-    /// Starts `ambit flows -o json` with further flags; returns when as many proxies as given are read.
+    /// Starts `ambit flows -o json` with further flags; returns when the given number of proxies is
+    /// read.
     pub fn flows(&self, proxies: usize, flags: &[&str]) -> Flows {
         let lab = self.client().status().expect("the lab answers").name;
         let mut child = Command::new(binary("ambit"))
@@ -67,7 +68,7 @@ impl Flows {
     }
 
     /// Resumes a stopped process.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.signal("-CONT");
     }
 
@@ -121,7 +122,7 @@ impl Flows {
 
 impl Drop for Flows {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ended = self.child.kill();
         let _status = self.child.wait();
     }

@@ -1,7 +1,7 @@
 //! A lab for a test: the real binaries over a directory of manifests that the test may change.
 //!
-//! Every method panics with the condition it waited for and the state of the mesh: this crate is for tests
-//! only.
+//! Every method panics with the condition that it waited for and the state of the mesh: this crate
+//! is for tests only.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::panic,
@@ -48,10 +48,10 @@ pub use waypoints::{
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two pods in the mesh on different nodes (`client` on node-1, `server` on node-2) with a Service
-/// `server`, one outside the mesh on each node (`legacy/client`, `legacy/server`).
+/// `server`, and one outside of the mesh on each node (`legacy/client`, `legacy/server`).
 pub const PAIR: &str = include_str!("pair.yaml");
 
-/// A lab that ends with the test.
+/// Lab that ends with the test.
 #[derive(Debug)]
 pub struct Mesh {
     client: Client,
@@ -59,8 +59,8 @@ pub struct Mesh {
     base: tempfile::TempDir,
 }
 
-/// The options a test starts from: two nodes, IPv4, the mesh, whose waypoints bind at once, so that nothing that a test
-/// does goes without them.
+/// Returns the default options of tests: two nodes, IPv4, the mesh, and waypoints that bind at
+/// once, so that no request of a test bypasses them.
 pub fn options() -> Options {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -85,8 +85,8 @@ pub fn options() -> Options {
 }
 
 impl Mesh {
-    /// A lab of two nodes with these manifests; returns when all pods are ready and captured where
-    /// they should be.
+    /// Starts a lab of two nodes with these manifests; returns when all pods are ready, and those
+    /// of the mesh captured.
     pub fn up(manifests: &str) -> Self {
         Self::up_with(manifests, options())
     }
@@ -119,12 +119,12 @@ impl Mesh {
         self.base.path()
     }
 
-    /// The lab's client.
+    /// Returns the lab's client.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Writes (or replaces) a file of manifests; the lab follows.
+    /// Writes (or replaces) a file of manifests, which the lab follows.
     pub fn apply(&self, file: &str, manifests: &str) {
         // Renamed into place, as editors and kubectl-like tools do.
         let scratch = self.manifests.path().join(format!(".{file}.new"));
@@ -172,7 +172,7 @@ impl Mesh {
         });
     }
 
-    /// A pod's status.
+    /// Returns a pod's status.
     pub fn pod(&self, name: &str) -> PodStatus {
         let status = self.client.status().expect("the lab answers");
         find(&status, name)
@@ -180,7 +180,7 @@ impl Mesh {
             .clone()
     }
 
-    /// First address of a node.
+    /// Returns the first address of a node.
     pub fn node_ip(&self, name: &str) -> IpAddr {
         let status = self.client.status().expect("the lab answers");
         let node = status.nodes.iter().find(|node| node.name == name);
@@ -189,7 +189,7 @@ impl Mesh {
             .unwrap_or_else(|| panic!("no address of {name} in {status:#?}"))
     }
 
-    /// First address of a pod.
+    /// Returns the first address of a pod.
     pub fn ip(&self, pod: &str) -> IpAddr {
         *self
             .pod(pod)
@@ -208,7 +208,7 @@ impl Mesh {
         output.stdout
     }
 
-    /// The command line, set to this lab.
+    /// Runs the command line for this lab.
     pub fn ambit(&self, args: &[&str]) -> CommandOutput {
         let output = self.command(args).output();
         let output = output.expect("the command line runs");
@@ -218,7 +218,7 @@ impl Mesh {
         }
     }
 
-    /// The command line as it is to be run, about this lab.
+    /// Returns the command line for this lab, without running it.
     pub fn command(&self, args: &[&str]) -> std::process::Command {
         let lab = self.client.status().expect("the lab answers").name;
         let mut command = std::process::Command::new(binary("ambit"));
@@ -229,7 +229,7 @@ impl Mesh {
         command
     }
 
-    /// A `GET` from inside a pod, by the lab's own client.
+    /// Sends a `GET` from inside a pod, by the lab's own client.
     pub fn get(&self, pod: &str, url: &str) -> Answer {
         let tool = binary(LAB_TOOL);
         let tool = tool.to_str().expect("a path in UTF-8");
@@ -243,8 +243,8 @@ impl Mesh {
         }
     }
 
-    /// [`Self::get`] until it ends as expected: `true` is for an answer, `false` for a denial by a policy,
-    /// which the access log must report. No other failure counts.
+    /// Repeats [`Self::get`] until the result is as expected: `true` for a response, `false` for a
+    /// denial by a policy, which the access log must report. Any other failure does not count.
     #[track_caller]
     pub fn until_get<'a>(&self, pod: &str, url: &str, expected: impl Into<Expected<'a>>) -> Answer {
         let expected = expected.into();
@@ -258,7 +258,7 @@ impl Mesh {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             let answer = self.get(pod, url);
-            // Logs are written after the answer: the next look may find it.
+            // Logs are written after the response: the next attempt may find the line.
             if expected.permits(answer.ending()) && (before.is_none() || denials() > before) {
                 return answer;
             }
@@ -270,12 +270,12 @@ impl Mesh {
         }
     }
 
-    /// A connection from inside a pod. A pause of ten seconds is an error.
+    /// Opens a connection from inside a pod. A silence of ten seconds is an error.
     pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
         self.dial_from(LabNetns::Pod(pod.to_owned()), address)
     }
 
-    /// A connection from anywhere.
+    /// Opens a connection from any network namespace.
     pub fn dial_from(&self, place: LabNetns, address: SocketAddr) -> std::io::Result<Conversation> {
         let stream = self
             .client
@@ -284,8 +284,8 @@ impl Mesh {
         Conversation::over(stream)
     }
 
-    /// The first address of a service, by the beginning of its host name, with a port. Waits until the proxy of the first
-    /// node knows the service.
+    /// Returns the first address of a service, by the beginning of its host name, with a port.
+    /// Waits until the proxy of the first node knows the service.
     pub fn service(&self, host: &str, port: u16) -> SocketAddr {
         let mut address = None;
         until(&format!("the service {host} is known"), || {
@@ -311,12 +311,13 @@ impl Mesh {
             .and_then(|vip| vip.trim_start_matches('/').parse().ok())
     }
 
-    /// Captures the wire between the nodes, looking for texts that must not be readable.
+    /// Captures the packets between the nodes, and searches for texts that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
         self.watch_at(LabNetns::Fabric, markers)
     }
 
-    /// Captures what passes through a namespace: a node's with all its pods, or a pod's with its loopback.
+    /// Captures the packets of a network namespace: of a node with all its pods, or of a pod with
+    /// its loopback.
     pub fn watch_at(&self, place: LabNetns, markers: &[&str]) -> Capture {
         let markers = markers
             .iter()
@@ -341,14 +342,15 @@ impl Mesh {
             .expect("a running process can be killed");
     }
 
-    /// Stops a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it does not answer.
+    /// Stops a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it
+    /// does not respond.
     #[must_use]
-    pub fn hang(&self, name: &'static str, node: Option<&'static str>) -> Hanging<'_> {
+    pub fn hang(&self, name: &'static str, node: Option<&'static str>) -> SuspendedDaemon<'_> {
         self.client
             .hang(name, node, true)
             .expect("a running process can be stopped");
         let mesh = self;
-        Hanging { mesh, name, node }
+        SuspendedDaemon { mesh, name, node }
     }
 
     /// Waits until a pod gets a response from an echo server.
@@ -358,14 +360,14 @@ impl Mesh {
         });
     }
 
-    /// Whether a pod gets a response from an echo server.
+    /// Returns whether a pod gets a response from an echo server.
     fn answers(&self, from: &str, address: SocketAddr) -> bool {
         self.dial(from, address)
             .is_ok_and(|mut echo| echo.say("probe").is_ok())
     }
 
-    /// Waits until new connections of pods carry only TLS: capture is in force at once, but every client's
-    /// proxy must also have received that the server supports HBONE.
+    /// Waits until new connections of pods carry only TLS: capture is active at once, but every
+    /// client's proxy must also have received that the server supports HBONE.
     pub fn until_only_tls(&self, from: &str, address: SocketAddr) {
         until(
             &format!("new connections from {from} to {address} are HBONE"),
@@ -378,13 +380,13 @@ impl Mesh {
         );
     }
 
-    /// The configuration dump of a node's proxy.
+    /// Returns the configuration dump of a node's proxy.
     pub fn proxy_dump(&self, node: &str) -> serde_json::Value {
         let answer = self.ask_proxy(node, 15000, "/config_dump");
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
     }
 
-    /// The metrics of a node's proxy.
+    /// Returns the metrics of a node's proxy.
     pub fn proxy_metrics(&self, node: &str) -> String {
         self.ask_proxy(node, 15020, "/metrics")
     }
@@ -416,7 +418,7 @@ impl Mesh {
         });
     }
 
-    /// The node proxies' access log, all nodes.
+    /// Returns the access logs of all node proxies.
     pub fn access_log(&self) -> String {
         let log = LogSource::Daemon {
             name: "proxy".into(),
@@ -429,7 +431,7 @@ impl Mesh {
             .collect()
     }
 
-    /// The last lines of everything that runs.
+    /// Returns the last log lines of all processes.
     pub fn logs(&self) -> String {
         let mut text = String::new();
         for name in ["control", "agent", "proxy"] {
@@ -460,15 +462,15 @@ pub struct CommandOutput {
     pub stdout: String,
 }
 
-/// A daemon that hangs until this value is dropped.
+/// Suspended daemon, which resumes when this value is dropped.
 #[derive(Debug)]
-pub struct Hanging<'a> {
+pub struct SuspendedDaemon<'a> {
     mesh: &'a Mesh,
     name: &'static str,
     node: Option<&'static str>,
 }
 
-impl Drop for Hanging<'_> {
+impl Drop for SuspendedDaemon<'_> {
     fn drop(&mut self) {
         let Self { mesh, name, node } = self;
         if let Err(error) = mesh.client.hang(name, *node, false) {
@@ -488,22 +490,22 @@ impl Drop for Mesh {
     }
 }
 
-/// The result of a `GET`.
+/// Result of a `GET`.
 #[derive(Debug)]
 pub struct Answer {
-    /// 0, or curl's code for the failure.
+    /// Exit code of curl: 0, or that of the failure.
     pub code: i32,
     /// Output of the program.
     pub body: String,
 }
 
 impl Answer {
-    /// Whether the response status was 200.
+    /// Returns whether the response status was 200.
     pub fn succeeded(&self) -> bool {
         self.code == 0
     }
 
-    /// Fails the test unless it succeeded; returns the body.
+    /// Returns the body; fails the test unless the request succeeded.
     #[track_caller]
     pub fn ok(&self) -> &str {
         assert!(self.succeeded(), "{self:?}");
@@ -515,7 +517,7 @@ impl Answer {
         Ending::of(self.code)
     }
 
-    /// Fails the test unless the connection was refused, cut or ignored: a name without an address, an HTTP
+    /// Fails the test unless the connection was refused, reset or timed out: a DNS failure, an HTTP
     /// error or a client that does not run is not a refusal.
     #[track_caller]
     pub fn refused(&self) {
@@ -523,23 +525,24 @@ impl Answer {
         assert!(refused || self.ending().is_cut(), "{self:?}");
     }
 
-    /// Fails the test unless the connection was established and then cut, as the mesh does with denied
-    /// connections.
+    /// Fails the test unless the connection was established and then reset, as the mesh does with
+    /// denied connections.
     #[track_caller]
     pub fn cut(&self) {
         assert!(self.ending().is_cut(), "{self:?}");
     }
 }
 
-/// A connection to an echo server.
+/// Connection to an echo server.
 #[derive(Debug)]
 pub struct Conversation(TcpStream);
 
 impl Conversation {
-    /// A connection that a test has made by itself. A pause of ten seconds is an error.
+    /// Wraps a connection that a test has opened. A silence of ten seconds is an error.
     ///
     /// # Errors
-    /// When it is none any more.
+    ///
+    /// When the connection is closed already.
     pub fn over(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         Ok(Self(stream))
@@ -557,7 +560,8 @@ impl Conversation {
         }
     }
 
-    /// Sends bytes as they are, and reads until the other side closes, or has sent `enough`.
+    /// Sends bytes, and reads until the other side closes, or `enough` is true for the received
+    /// text.
     pub fn raw(&mut self, bytes: &[u8], enough: impl Fn(&str) -> bool) -> std::io::Result<String> {
         self.0.write_all(bytes)?;
         let mut answer = Vec::new();
@@ -576,7 +580,8 @@ impl Conversation {
         }
     }
 
-    /// Waits until the other side has closed or reset it. One that stays open but silent fails the test.
+    /// Waits until the other side has closed or reset the connection. One that stays open but
+    /// silent fails the test.
     #[track_caller]
     pub fn until_closed(&mut self) {
         let deadline = Instant::now() + TIMEOUT;
@@ -590,7 +595,8 @@ impl Conversation {
     }
 }
 
-/// Whether a connection was closed, reset or destroyed; one that is only silent was not.
+/// Returns whether the error means that the connection was closed, reset or destroyed, and not only
+/// silent.
 pub fn is_closed(error: &std::io::Error) -> bool {
     let kinds = [
         ErrorKind::UnexpectedEof,
@@ -601,7 +607,8 @@ pub fn is_closed(error: &std::io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
-/// Asserts that the wire between nodes carried neither plaintext of captured pods nor readable markers.
+/// Asserts that the packets between nodes contained neither plaintext of captured pods nor readable
+/// markers.
 #[track_caller]
 pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
     let reports = traffic.reports();
@@ -622,7 +629,7 @@ pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
     );
 }
 
-/// The pod `namespace/name`; the name may be its Deployment's.
+/// Finds the pod `namespace/name`; the name may be its Deployment's.
 pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
     let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
     status.pods.iter().find(|pod| {
@@ -637,7 +644,7 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
     ambit_testkit::until_within(TIMEOUT, what, condition);
 }
 
-/// `$LAB_TOOL` in manifests is the path of the program that pods run.
+/// Replaces `$LAB_TOOL` in manifests by the path of the program that pods run.
 fn with_tools(manifests: &str) -> String {
     manifests.replace("$LAB_TOOL", &binary(LAB_TOOL).to_string_lossy())
 }

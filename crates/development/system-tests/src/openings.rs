@@ -21,7 +21,7 @@ pub struct Openings<'a> {
 }
 
 impl<'a> Openings<'a> {
-    /// No connection yet.
+    /// Creates the series, without a connection yet.
     pub fn new(mesh: &'a Mesh) -> Self {
         Self {
             mesh,
@@ -37,7 +37,7 @@ impl<'a> Openings<'a> {
         self.mesh.dial("shop/client", self.server)
     }
 
-    /// Runs until stopped. `refused_only`: an established connection may break.
+    /// Runs until stopped. With `refused_only`, an established connection may break.
     pub fn run(&self, refused_only: bool) {
         while !self.stop.load(Ordering::Relaxed) {
             let result = match self.dial() {
@@ -55,7 +55,7 @@ impl<'a> Openings<'a> {
         }
     }
 
-    /// Opens connections while `work` runs, also if that panics.
+    /// Opens connections while `work` runs; stops also if it panics.
     pub fn during<T>(&self, refused_only: bool, work: impl FnOnce() -> T) -> T {
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
@@ -75,8 +75,8 @@ impl<'a> Openings<'a> {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until that many more have succeeded.
-    pub fn go_on(&self, more: u32) {
+    /// Waits until `more` further connections have succeeded.
+    pub fn wait_for_more(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
         until("connections go on being opened", || {
             self.good.load(Ordering::Relaxed) >= from + more
@@ -84,7 +84,7 @@ impl<'a> Openings<'a> {
         });
     }
 
-    /// Asserts that there were openings, and none failed.
+    /// Asserts that connections were opened, and none failed.
     #[track_caller]
     pub fn assert_none_failed(&self) {
         let failures = self.failures.lock().unwrap();

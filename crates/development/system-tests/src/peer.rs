@@ -1,4 +1,4 @@
-//! A program in a pod that speaks HBONE by itself, as sidecars do, and as attackers would.
+//! Programs in a pod that speak HBONE themselves, as sidecars do, and as attackers could.
 
 use std::{
     io,
@@ -22,30 +22,30 @@ use tokio::{
 
 use crate::{Mesh, TIMEOUT, find};
 
-/// The control plane's name and port in a lab.
+/// Address and port of the control plane in a lab.
 const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
-/// A server that sends nothing for so long has sent all.
-const SILENCE: Duration = Duration::from_secs(10);
+/// Silence after which a server's response counts as complete.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Connection that failed, or ended before the tunnel was established.
-    Cut(String),
-    /// The tunnel was refused with this status.
+    /// The connection failed, or ended before the tunnel was established.
+    Failed(String),
+    /// The tunnel was rejected with this status.
     Refused(u16),
-    /// Established tunnel, with the bytes that it returned.
-    Said(String),
+    /// The tunnel was established, and returned these bytes.
+    Established(String),
 }
 
 impl Outcome {
-    /// Whether the application responded.
+    /// Returns whether the application responded.
     pub fn is_from(&self, text: &str) -> bool {
-        matches!(self, Self::Said(received) if received.contains(text))
+        matches!(self, Self::Established(received) if received.contains(text))
     }
 }
 
-/// A certificate, and the place of its holder.
+/// Certificate, and the pod that uses it.
 pub struct Peer<'a> {
     mesh: &'a Mesh,
     place: LabNetns,
@@ -65,8 +65,8 @@ fn runtime() -> Runtime {
 }
 
 impl<'a> Peer<'a> {
-    /// A pod with a certificate of its own account, requested from the mesh's CA by its token. Waits for the pod, which
-    /// the control plane may have yet to make.
+    /// Creates a peer in a pod with a certificate of the pod's own account, requested from the
+    /// mesh's CA by the pod's token. Waits for the pod, which the control plane may not know yet.
     pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
         mesh.until(&format!("{pod} is there"), |status| {
             find(status, pod).is_some_and(|pod| pod.ready)
@@ -95,12 +95,14 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// A pod whose certificate another authority has signed, for any identity. It trusts the mesh.
+    /// Creates a peer whose certificate another authority has signed, for any identity. It trusts
+    /// the mesh.
     pub fn foreign(mesh: &'a Mesh, pod: &str, identity: &str) -> Self {
         Self::signed_by(mesh, pod, identity, Some(&Pki::new()))
     }
 
-    /// A pod whose certificate an authority has signed, or the mesh's own one, for any identity. It trusts the mesh.
+    /// Creates a peer whose certificate an authority, by default the mesh's, has signed, for any
+    /// identity. It trusts the mesh.
     pub fn signed_by(mesh: &'a Mesh, pod: &str, identity: &str, authority: Option<&Pki>) -> Self {
         let identity: Identity = identity.parse().expect("a SPIFFE id");
         let request = CertificateRequest::new(&identity).expect("a request");
@@ -135,7 +137,7 @@ impl<'a> Peer<'a> {
         &self.cert
     }
 
-    /// A revocation list of its certificate, by the lab's authority.
+    /// Returns a revocation list with its certificate, signed by the lab's authority.
     pub fn revocation(&self) -> String {
         let read = |file: &str| in_lab(self.mesh, "shop/client", &format!("ca/{file}"));
         revoke_by(read, &self.cert)
@@ -146,7 +148,8 @@ impl<'a> Peer<'a> {
         self.call(server, authority, &[], None)
     }
 
-    /// Opens a tunnel at a server of an identity, sends, and reads until the other side ends.
+    /// Opens a tunnel to a server of an identity, sends bytes, and reads until the other side
+    /// closes.
     pub fn ask(
         &self,
         server: (&str, SocketAddr),
@@ -174,7 +177,7 @@ impl<'a> Peer<'a> {
         }
         let work = async {
             let stream = self.mesh.client().dial(self.place.clone(), address);
-            let stream = stream.map_err(|error| Outcome::Cut(error.to_string()))?;
+            let stream = stream.map_err(|error| Outcome::Failed(error.to_string()))?;
             stream.set_nonblocking(true).expect("a socket");
             let stream = tokio::net::TcpStream::from_std(stream).expect("a socket");
             self.tunnel(stream, &expected, authority, all, request)
@@ -195,7 +198,7 @@ impl<'a> Peer<'a> {
         headers: HeaderMap,
         request: Option<&str>,
     ) -> Result<Outcome, Outcome> {
-        let cut = |error: &dyn std::fmt::Display| Outcome::Cut(error.to_string());
+        let cut = |error: &dyn std::fmt::Display| Outcome::Failed(error.to_string());
         let config = self.cert.client_config(std::slice::from_ref(expected));
         let config = config.expect("a TLS configuration");
         let stream = tls::connect(stream, config, TIMEOUT).await;
@@ -211,31 +214,31 @@ impl<'a> Peer<'a> {
         })?;
         let Some(request) = request else {
             driver.abort();
-            return Ok(Outcome::Said(String::new()));
+            return Ok(Outcome::Established(String::new()));
         };
         let mut io = tunnel.into_io();
         io.write_all(request.as_bytes())
             .await
             .map_err(|error| cut(&error))?;
         let mut received = Vec::new();
-        let reading = tokio::time::timeout(SILENCE, io.read_to_end(&mut received));
-        // Whatever came before the end counts, and how it ended does not.
+        let reading = tokio::time::timeout(READ_TIMEOUT, io.read_to_end(&mut received));
+        // The bytes before the end count, whether it is an end of data or a reset.
         let _ended = reading.await;
         driver.abort();
-        Ok(Outcome::Said(
+        Ok(Outcome::Established(
             String::from_utf8_lossy(&received).into_owned(),
         ))
     }
 }
 
-/// A file of the lab's private part, as a pod's process reads it.
+/// Returns a file of the lab's private directory, as a pod's process reads it.
 fn in_lab(mesh: &Mesh, pod: &str, file: &str) -> String {
     let run = mesh.directory().join("*/run").display().to_string();
     mesh.run(pod, &["sh", "-c", &format!("cat {run}/{file}")])
 }
 
 async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
-    // The product's own client connects by itself, and the lab is in namespaces of its own.
+    // The product's client opens connections itself, while the lab is in separate namespaces.
     let near = forward(mesh, CONTROL.into()).expect("a local listener");
     let settings = TlsSettings::default();
     let config = ChannelConfig {
@@ -256,7 +259,7 @@ async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
     fetched.unwrap_or_else(|error| panic!("no certificate for {identity}: {error}"))
 }
 
-/// A local address that forwards to one in the lab.
+/// Returns a local address that forwards to one in the lab.
 fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let near = listener.local_addr()?;

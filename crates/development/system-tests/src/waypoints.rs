@@ -4,7 +4,7 @@ use ambit_lab::Options;
 
 use crate::{Mesh, PAIR, options, until};
 
-/// The Gateway of the waypoint.
+/// Gateway of the waypoint.
 pub const GATEWAY: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -14,7 +14,8 @@ spec:
   listeners: [{name: mesh, port: 15008, protocol: HBONE}]
 ";
 
-/// A pod (`namespace/name`) that does nothing by itself: its applications are the test's ([`Mesh::serve`]).
+/// Returns the manifest of a pod (`namespace/name`) without a program: the test serves its ports
+/// ([`Mesh::serve`]).
 pub fn idle_pod(pod: &str, node: &str, labels: &str) -> String {
     let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
     format!(
@@ -31,8 +32,8 @@ spec:
     )
 }
 
-/// [`PAIR`] with a waypoint, and `more` manifests, once the clients' proxies know of it; and the waypoint's
-/// address.
+/// Starts a mesh of [`PAIR`] with a waypoint, and `more` manifests; returns it and the waypoint's
+/// address once the clients' proxies know the waypoint.
 pub fn with_waypoint(more: &str) -> (Mesh, String) {
     with_waypoint_and(more, options())
 }
@@ -42,7 +43,7 @@ pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
     with_gateway(GATEWAY, more, options)
 }
 
-/// [`with_waypoint_and`] with another Gateway `shop/waypoint` than [`GATEWAY`].
+/// Starts a mesh like [`with_waypoint_and`] with another Gateway `shop/waypoint` than [`GATEWAY`].
 pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, String) {
     let mesh = Mesh::up_with(&format!("{PAIR}\n---{gateway}{more}"), options);
     let address = mesh.ip("shop/waypoint").to_string();
@@ -54,7 +55,7 @@ pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, Strin
     (mesh, address)
 }
 
-/// Waits until requests are delivered by the waypoint.
+/// Waits until the waypoint delivers requests.
 #[track_caller]
 pub fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
     until("requests go through the waypoint", || {
@@ -63,7 +64,7 @@ pub fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
     });
 }
 
-/// Whether an HTTP/1.1 response is complete with its body.
+/// Returns whether an HTTP/1.1 response is complete with its body.
 pub fn is_whole(answer: &str) -> bool {
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
         return false;

@@ -1,4 +1,4 @@
-//! Nodes with wrong clocks: within the backdating of certificates, and beyond it.
+//! Tests of nodes with wrong clocks: within the backdating of certificates, and beyond it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
@@ -7,17 +7,17 @@ use ambit_system_tests::{LogSource, Mesh, PAIR, assert_only_tls, binary, options
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
-/// The time of day of the node proxies, each from a file. The processes are the real ones; their monotonic
-/// clocks are right.
+/// Clocks of the node proxies, each from a file. The processes are the real ones; their monotonic
+/// clocks are correct.
 struct Clocks(tempfile::TempDir);
 
 impl Clocks {
-    /// Each with this offset, in the syntax of `faketime`.
+    /// Creates clocks with these offsets, in the syntax of `faketime`.
     fn new(offsets: [&str; 2]) -> Self {
         let clocks = Self(tempfile::tempdir().unwrap());
         for (node, offset) in NODES.into_iter().zip(offsets) {
             clocks.set(node, offset);
-            // The dynamic linker knows what `$LIB` is here.
+            // The dynamic linker expands `$LIB`.
             let script = format!(
                 "#!/bin/sh\n\
                  export FAKETIME_TIMESTAMP_FILE={} FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\n\
@@ -32,7 +32,7 @@ impl Clocks {
     }
 
     fn set(&self, node: &str, offset: &str) {
-        // Renamed into place: the file exists at every moment.
+        // Renamed into place, so that the file exists at every moment.
         let scratch = self.0.path().join("new");
         fs::write(&scratch, offset).unwrap();
         fs::rename(scratch, self.file(node)).unwrap();
@@ -55,7 +55,7 @@ impl Clocks {
 }
 
 #[test]
-fn nodes_whose_clocks_are_three_minutes_apart_trust_each_other() {
+fn nodes_with_clocks_three_minutes_apart_trust_each_other() {
     let clocks = Clocks::new(["+90s", "-90s"]);
     let mesh = clocks.mesh();
     let wire = mesh.watch(&["plain-marker"]);
@@ -65,7 +65,7 @@ fn nodes_whose_clocks_are_three_minutes_apart_trust_each_other() {
 }
 
 #[test]
-fn a_node_that_boots_days_in_the_past_serves_when_its_clock_is_put_right() {
+fn node_with_a_clock_days_behind_serves_once_corrected() {
     put_right("-2d", "certificate not valid yet");
 }
 

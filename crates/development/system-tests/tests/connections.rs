@@ -1,5 +1,5 @@
-//! Connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts, and endpoints that
-//! accept none.
+//! Connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts,
+//! and endpoints that accept no connections.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -61,7 +61,7 @@ spec:
 const A: (&str, &str) = ("shop/a", "node-1");
 const B: (&str, &str) = ("shop/b", "node-2");
 
-/// The services, behind a waypoint.
+/// Starts the services, behind a waypoint.
 fn mesh(endpoints: &[(&str, &str)]) -> Mesh {
     let pods = endpoints.iter();
     let pods: String = pods
@@ -112,7 +112,7 @@ fn greets(mesh: &Mesh, pod: &'static str) {
 /// Opens a connection, and returns it with the pod that greeted.
 fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     let mut stream = dial(mesh, address);
-    // Not every application speaks first.
+    // Not every application sends first.
     let soon = Some(Duration::from_secs(5));
     stream.set_read_timeout(soon).ok()?;
     let mut name = [0];
@@ -121,13 +121,13 @@ fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     Some((stream, name[0]))
 }
 
-/// Whether a byte is echoed.
+/// Returns whether a byte is echoed.
 fn echoes(stream: &mut TcpStream) -> bool {
     stream.write_all(b"x").is_ok() && stream.read_exact(&mut [0]).is_ok()
 }
 
 #[test]
-fn tcp_connections_are_limited_and_ended_by_rule() {
+fn tcp_connections_are_limited_and_timed_out_by_rule() {
     let mesh = mesh(&[A, B]);
     greets(&mesh, "a");
     greets(&mesh, "b");
@@ -145,7 +145,7 @@ fn tcp_connections_are_limited_and_ended_by_rule() {
         metrics(&mesh)
     );
     until("one is let in again", || greeted(&mesh, many).is_some());
-    // Silence ends a connection, and no byte-by-byte conversation.
+    // The idle timeout closes a silent connection, but not one with a byte now and then.
     apply(&mesh, "{connectionPool: {tcp: {idleTimeout: 1s}}}");
     until("a silent connection ends", || {
         let Some((mut stream, _)) = greeted(&mesh, many) else {
@@ -216,7 +216,8 @@ fn endpoint_without_connections_is_ejected() {
     }
 }
 
-/// An application of HTTP/1.1 that always fails; how many connections and requests have come.
+/// Starts an HTTP/1.1 application that always fails; returns its numbers of connections and
+/// requests.
 fn fails(mesh: &Mesh, pod: &str) -> [Arc<AtomicUsize>; 2] {
     let counts: [Arc<AtomicUsize>; 2] = Default::default();
     let [connections, requests] = counts.clone();
@@ -241,7 +242,7 @@ fn ask(mesh: &Mesh, address: SocketAddr) -> String {
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
-/// Increase of counts by five requests.
+/// Returns the increase of counts by five requests.
 fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> [usize; 2] {
     let now = || [counts[0].load(SeqCst), counts[1].load(SeqCst)];
     let before = now();
@@ -254,7 +255,7 @@ fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> 
 }
 
 #[test]
-fn requests_per_connection_and_retry_budget_hold() {
+fn requests_per_connection_and_retry_budget_are_enforced() {
     let mesh = mesh(&[A]);
     let counts = fails(&mesh, "a");
     let many = mesh.service("many.shop.svc", 80);
@@ -309,7 +310,7 @@ fn requests_per_connection_and_retry_budget_hold() {
 }
 
 #[test]
-fn an_endpoint_that_is_silent_is_given_up_in_the_time_of_the_rule() {
+fn unresponsive_endpoint_is_abandoned_after_the_connect_timeout() {
     let mesh = mesh(&[A, B]);
     let silent = "nft add table inet silent && nft add chain inet silent in '{ type filter hook input priority 0; }' && nft add rule inet silent in tcp dport 8080 drop";
     mesh.run("legacy/server", &["sh", "-c", silent]);
@@ -343,7 +344,7 @@ spec:
         ),
     );
     let many = mesh.service("many.shop.svc", 80);
-    // Without the rule it takes ten seconds, longer than this client waits.
+    // Without the rule the connect timeout is ten seconds, longer than this client waits.
     until("it is given up", || {
         let mut stream = dial(&mesh, many);
         let soon = Some(Duration::from_secs(4));
@@ -360,7 +361,7 @@ spec:
     });
 }
 
-/// An application of HTTP/2: how many connections are open, and requests held there until they are let go.
+/// HTTP/2 application that counts open connections, and holds requests until released.
 #[derive(Clone, Default)]
 struct Streams {
     open: Arc<AtomicUsize>,
@@ -446,19 +447,20 @@ fn http2_connections_are_limited_in_streams_and_end_idle() {
     let app = Streams::serve(&mesh, "a");
     let many = mesh.service("many.shop.svc", 81);
     app.ask(&mesh, many, 1);
-    // One is there for all.
+    // One connection serves all requests.
     until("it is shared", || app.ask(&mesh, many, 6) == 0);
     let before = app.open.load(SeqCst);
     apply(
         &mesh,
         "{connectionPool: {http: {maxConcurrentStreams: 2, idleTimeout: 2s}}}",
     );
-    // Those that are there: of several requests that find none, each begins one.
+    // Existing connections are used: of several requests without a free one, each opens one.
     until("each carries two, and they are used again", || {
         app.most.store(0, SeqCst);
         app.ask(&mesh, many, 6) == 0 && app.most.load(SeqCst) == 2
     });
-    // But for those from before the rule, of which each worker of the waypoint may have one.
+    // Except for connections from before the rule, of which each worker of the waypoint may have
+    // one.
     until("what carries nothing ends", || {
         app.open.load(SeqCst) <= before + 1
     });

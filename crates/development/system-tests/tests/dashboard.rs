@@ -1,5 +1,6 @@
-//! `ambit dashboard` in a real Chromium, which scripts in `web/test` drive: over a lab, and over a mesh of a thousand
-//! workloads that a mock server describes. With `AMBIT_IMAGES=DIRECTORY` they leave pictures there.
+//! Tests of `ambit dashboard` in a real Chromium, driven by scripts in `web/test`: over a lab, and
+//! over a mesh of a thousand workloads that a mock server describes. With `AMBIT_IMAGES=DIRECTORY`
+//! they save screenshots there.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -25,7 +26,7 @@ spec:
   rules: [{from: [{source: {notNamespaces: [shop]}}]}]
 ";
 
-/// Requests to `server` are shared with another pod.
+/// Route that splits requests to `server` with another pod.
 const SPLIT: &str = "
 ---
 apiVersion: v1
@@ -60,7 +61,7 @@ fn web() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../web")
 }
 
-/// A script of `web/test`, as it is to be run.
+/// Returns the command of a script in `web/test`.
 fn script(name: &str, argument: &str) -> Command {
     let mut node = Command::new("node");
     node.arg(format!("test/{name}.mjs"))
@@ -70,7 +71,7 @@ fn script(name: &str, argument: &str) -> Command {
     node
 }
 
-/// Process that ends with the test.
+/// Process that is killed when the test ends.
 struct Process(Child);
 
 impl Drop for Process {
@@ -88,7 +89,7 @@ fn page_shows_a_thousand_workloads_and_hostile_names() {
 }
 
 #[test]
-fn page_shows_a_lab_and_answers_nobody_else() {
+fn page_shows_a_lab_and_rejects_other_origins() {
     let (mesh, _) = with_waypoint(SPLIT);
     let (mut dashboard, url) = dashboard(&mesh);
     let mut driver = script("lab", &url);
@@ -108,7 +109,7 @@ fn page_shows_a_lab_and_answers_nobody_else() {
     assert!(status.success(), "the script failed: {status}");
 }
 
-/// A dashboard over a lab, and its address.
+/// Starts a dashboard over a lab; returns it with its address.
 fn dashboard(mesh: &Mesh) -> (Process, String) {
     let mut dashboard = mesh.command(&["dashboard", "--no-open"]);
     let mut dashboard = Process(dashboard.stdout(Stdio::piped()).spawn().unwrap());

@@ -1,4 +1,5 @@
-//! Failing and crowded backends behind a waypoint, with a `DestinationRule` and real programs.
+//! Tests of failing and overloaded backends behind a waypoint, with a `DestinationRule` and real
+//! programs.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +15,7 @@ use ambit_system_tests::{GATEWAY, Mesh, PAIR, idle_pod, is_whole, read_head, unt
 
 const PORT: u16 = 8090;
 
-/// A pod of the service.
+/// Returns the manifest of a pod of the service.
 fn pod(name: &str, node: &str) -> String {
     idle_pod(&format!("shop/{name}"), node, "app: many")
 }
@@ -136,7 +137,7 @@ impl Scene {
 const EJECTING: &str = "{outlierDetection: {consecutive5xxErrors: 3, interval: 1s, baseEjectionTime: 5s, maxEjectionPercent: 50}, loadBalancer: {simple: ROUND_ROBIN}}";
 
 #[test]
-fn an_endpoint_that_fails_is_ejected_and_comes_back() {
+fn failing_endpoint_is_ejected_and_returns() {
     let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], "");
     let a = Application::serve(&scene.mesh, "a");
     let b = Application::serve(&scene.mesh, "b");
@@ -151,16 +152,16 @@ fn an_endpoint_that_fails_is_ejected_and_comes_back() {
         let mut rows = shown
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>());
-        // Waypoint, service, endpoint, address, health, requests, rest of the ejection.
+        // Columns: waypoint, service, endpoint, address, health, requests, remaining ejection time.
         rows.any(|row| {
             row.get(2) == Some(&"a") && row.get(6).is_some_and(|rest| rest.ends_with('s'))
         })
     });
-    // A rule that cannot be used leaves the last one in force.
+    // An invalid rule leaves the last valid one in force.
     scene.apply("{outlierDetection: {interval: -1s}}");
     a.status.store(200, SeqCst);
     scene.until_all_answer(&["a", "b"]);
-    // Not all are ejected, whatever they answer.
+    // Not all endpoints are ejected, whatever their responses.
     for one in [&a, &b] {
         one.status.store(503, SeqCst);
     }
@@ -178,7 +179,7 @@ fn an_endpoint_that_fails_is_ejected_and_comes_back() {
 }
 
 #[test]
-fn hash_keeps_its_endpoint_while_others_come_and_go() {
+fn consistent_hash_keeps_its_endpoint_while_others_change() {
     let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], "");
     for pod in ["a", "b"] {
         Application::serve(&scene.mesh, pod);
@@ -194,7 +195,7 @@ fn hash_keeps_its_endpoint_while_others_come_and_go() {
     });
     let users: BTreeSet<_> = first.iter().flatten().collect();
     assert_eq!(users.len(), 2, "{first:?}");
-    // One more takes users over, and nobody else gets another.
+    // A new endpoint takes over some users, and no other user moves.
     scene
         .mesh
         .apply("c", pod("c", "node-1").trim_start_matches("\n---"));
@@ -214,7 +215,7 @@ fn hash_keeps_its_endpoint_while_others_come_and_go() {
             "{first:?} {second:?}"
         );
     }
-    // A client's value there selects no endpoint, in whatever form.
+    // A client's value of the header selects no endpoint, in whatever format.
     for value in ["\u{7f}", "a", "10.0.0.1:8090", &"x".repeat(8000)] {
         let one = scene.who(&format!("x-user: {value}\r\n"));
         assert_eq!(one, scene.who(&format!("x-user: {value}\r\n")));
@@ -249,7 +250,7 @@ fn hash_keeps_its_endpoint_while_others_come_and_go() {
 }
 
 #[test]
-fn what_is_over_a_limit_is_refused_at_once() {
+fn requests_over_a_limit_are_rejected_at_once() {
     let scene = Scene::new(&[("a", "node-1")], "");
     let a = Application::serve(&scene.mesh, "a");
     scene.until_all_answer(&["a"]);
@@ -262,7 +263,7 @@ fn what_is_over_a_limit_is_refused_at_once() {
             let held: Vec<_> = (0..2).map(|_| scope.spawn(|| scene.ask(""))).collect();
             until("one is under way", || a.requests() > under_way);
             let third = scope.spawn(|| scene.ask(""));
-            // Without the rule the third waits for the application as the others do.
+            // Without the rule the third request waits for the application like the others.
             until("there is an answer, or all wait", || {
                 third.is_finished() || a.requests() > under_way + 2
             });
@@ -298,7 +299,7 @@ metadata: {name: node-2, labels: {topology.kubernetes.io/region: r, topology.kub
 ";
 
 #[test]
-fn requests_stay_near_until_what_is_near_fails() {
+fn requests_stay_local_until_local_endpoints_fail() {
     let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], PLACES);
     let near = Application::serve(&scene.mesh, "a");
     let far = Application::serve(&scene.mesh, "b");

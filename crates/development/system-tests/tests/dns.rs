@@ -1,4 +1,4 @@
-//! The answers that captured pods get to DNS questions, over UDP and TCP, by both families.
+//! Tests of DNS answers for captured pods, over UDP and TCP, and over IPv4 and IPv6.
 
 #![expect(
     clippy::expect_used,
@@ -47,7 +47,7 @@ spec:
   endpoints: [{address: 192.0.2.1}]
 "#;
 
-/// The output of `ambit-lab-tool resolve` in a pod.
+/// Returns the output of `ambit-lab-tool resolve` in a pod.
 fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     let tool = binary(LAB_TOOL);
     let tool = tool.to_str().expect("a path in UTF-8");
@@ -59,7 +59,7 @@ fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     output.stdout + &output.stderr
 }
 
-/// Queries until the mesh has the answer, since objects arrive with a delay.
+/// Repeats the query until the mesh has the answer, since objects arrive with a delay.
 #[track_caller]
 fn until_answer(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
     let mut answer = String::new();
@@ -81,7 +81,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
         let ask = |name: &str| ask(mesh, "shop/client", &with(name, transport));
         let of_mesh = |answer: &str| answer.contains(&format!(" 30 {kind} "));
 
-        // A Service, by its names. The lab's own DNS lets answers be cached for five seconds.
+        // A Service, by its names. The TTL of the lab's own DNS is five seconds.
         for name in ["server.shop.svc.cluster.local", "server.shop", "server"] {
             let answer = until_answer(
                 mesh,
@@ -91,7 +91,8 @@ fn names(mesh: &Mesh, ipv6: bool) {
             );
             assert!(answer.starts_with("NoError"), "{answer}");
         }
-        // A headless Service is its pods, and a pod of a StatefulSet has its name.
+        // The name of a headless Service resolves to its pods, and a pod of a StatefulSet has its
+        // own name.
         for name in ["db.shop", "db.shop.svc.cluster.local"] {
             until_answer(
                 mesh,
@@ -106,7 +107,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
             &with("db-0.db.shop.svc.cluster.local", transport),
             &format!(" 30 {kind} {server}"),
         );
-        // What the mesh does not know is forwarded to the pod's own server.
+        // Names that the mesh does not know are forwarded to the pod's own server.
         assert!(ask("nowhere.example").starts_with("NXDomain"));
         let mut srv = vec!["_sql._tcp.db.shop.svc.cluster.local", "--type", "SRV"];
         srv.extend(transport.iter().filter(|option| **option == "--tcp"));
@@ -117,7 +118,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
             "5432 db-0.db.shop.svc.cluster.local.",
         );
         assert!(answer.contains(" 5 SRV "), "{answer}");
-        // A known host without addresses of the other family is no error.
+        // A known host without addresses of the other family is not an error.
         let other = ["server.shop", "--type", if ipv6 { "A" } else { "AAAA" }];
         assert_eq!(self::ask(mesh, "shop/client", &other).trim(), "NoError");
 
@@ -140,20 +141,20 @@ fn names(mesh: &Mesh, ipv6: bool) {
 }
 
 #[test]
-fn captured_pods_resolve_names_of_the_mesh_and_all_others() {
+fn captured_pods_resolve_mesh_names_and_all_others() {
     let mesh = Mesh::up(&format!("{PAIR}{NAMES}"));
     names(&mesh, false);
     for arguments in [
         &["api.partner.example"][..],
         &["api.partner.example", "--tcp"],
-        // In the form that the search list of the pod produces.
+        // As the pod's search list expands it.
         &["api.partner.example.shop.svc.cluster.local"],
     ] {
         until_answer(&mesh, "shop/client", arguments, " 30 A 240.240.7.1");
     }
     let opted_out = ask(&mesh, "shop/opted-out", &["api.partner.example"]);
     assert!(opted_out.starts_with("NXDomain"), "{opted_out}");
-    // By the C library, with the pod's own resolv.conf.
+    // Through the C library, with the pod's own resolv.conf.
     let answer = mesh.run(
         "shop/client",
         &["getent", "ahostsv4", "api.partner.example"],
@@ -162,7 +163,7 @@ fn captured_pods_resolve_names_of_the_mesh_and_all_others() {
 }
 
 #[test]
-fn ipv6_pods_ask_over_ipv6() {
+fn ipv6_pods_query_over_ipv6() {
     let mesh = Mesh::up_with(
         &format!("{PAIR}{NAMES}"),
         Options {
@@ -175,7 +176,7 @@ fn ipv6_pods_ask_over_ipv6() {
 
 /// Checks that a pod gets answers to all queries while it is enrolled and unenrolled.
 #[test]
-fn joining_and_leaving_loses_no_question() {
+fn joining_and_leaving_loses_no_dns_query() {
     let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let name = "server.shop.svc.cluster.local";
     let answered = |ttl: &str| {
@@ -196,7 +197,7 @@ fn joining_and_leaving_loses_no_question() {
 }
 
 #[test]
-fn questions_are_counted_and_logged_on_demand() {
+fn dns_queries_are_counted_and_logged_on_demand() {
     let mut options = options();
     options
         .env

@@ -1,4 +1,5 @@
-//! Pods are enrolled and unenrolled: new ones before their first packet, running ones under open connections.
+//! Tests of enrolling and unenrolling pods: new ones before their first packet, running ones under
+//! open connections.
 
 use std::net::SocketAddr;
 
@@ -7,7 +8,7 @@ use ambit_system_tests::{
     find, options, until,
 };
 
-/// Pods whose very first act is to call the server, on both nodes.
+/// Returns pods on both nodes whose program connects to the server at once.
 fn eager(count: usize) -> String {
     (0..count)
         .map(|n| {
@@ -31,7 +32,7 @@ spec:
 }
 
 #[test]
-fn the_first_packet_of_every_new_pod_is_captured() {
+fn first_packet_of_every_new_pod_is_captured() {
     const PODS: usize = 20;
     let mesh = Mesh::up(PAIR);
     let wire = mesh.watch(&["first-packet", "plain-marker"]);
@@ -76,14 +77,14 @@ spec:
     let ends = [mesh.ip("shop/with-init"), mesh.ip("shop/server")];
     let traffic = wire.finish();
     assert_only_tls(&traffic, &ends);
-    // The answer came from this pod.
+    // The response came from this pod.
     let reports = traffic.reports();
     let own = |report: &FlowReport| report.client == ends[0] && report.kind == FlowKind::Hbone;
     assert!(reports.iter().any(own), "{reports:#?}");
 }
 
 #[test]
-fn a_pod_joins_while_its_init_container_runs() {
+fn pod_joins_while_its_init_container_runs() {
     let mesh = Mesh::up(PAIR);
     mesh.apply(
         "init",
@@ -124,7 +125,7 @@ spec:
 }
 
 #[test]
-fn a_running_namespace_joins_and_leaves_without_breaking_a_connection() {
+fn running_namespace_joins_and_leaves_and_breaks_no_connection() {
     let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
     let echo = SocketAddr::new(server, 9000);
@@ -162,7 +163,7 @@ fn a_running_namespace_joins_and_leaves_without_breaking_a_connection() {
         "{reports:#?}"
     );
 
-    // Else the client's proxy might use what it knew before.
+    // Otherwise the client's proxy might use its earlier state.
     mesh.until_known_as("node-1", "shop/server", "TCP");
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/client", true);
@@ -177,7 +178,7 @@ fn a_running_namespace_joins_and_leaves_without_breaking_a_connection() {
 }
 
 #[test]
-fn a_pod_may_stay_out_and_host_network_pods_always_do() {
+fn pods_may_opt_out_and_host_network_pods_are_never_captured() {
     let manifests = format!(
         "{PAIR}---
 apiVersion: v1
@@ -203,7 +204,7 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
     );
 }
 
-/// A pod in the namespace of a node.
+/// Returns a pod of the host network on a node.
 fn on_the_node(node: &str) -> String {
     format!(
         "---
@@ -216,7 +217,7 @@ spec: {{nodeName: {node}, hostNetwork: true, containers: [{{name: main, image: n
 }
 
 #[test]
-fn only_the_rules_for_probes_are_ever_added_to_the_nodes_namespace() {
+fn node_namespace_gets_only_the_probe_rules() {
     let manifests = format!("{PAIR}{}", on_the_node("node-2"));
     let rules = |mesh: &Mesh| {
         let output = mesh
@@ -275,7 +276,7 @@ fn only_the_rules_for_probes_are_ever_added_to_the_nodes_namespace() {
 #[test]
 fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
     for primary_cni in [PrimaryCni::Bridge, PrimaryCni::Ptp, PrimaryCni::Macvlan] {
-        // macvlan pods of different nodes share no wire in the lab: one node suffices for all.
+        // macvlan pods of different nodes share no link in the lab: one node suffices.
         let manifests = PAIR.replace("node-2", "node-1") + &on_the_node("node-1");
         let mesh = Mesh::up_with(
             &manifests,
@@ -287,7 +288,8 @@ fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
         );
         let url = format!("http://{}:8080/", mesh.ip("shop/server"));
         let source = mesh.ip("shop/client").to_string();
-        // On macvlan a TCP probe ends at the node proxy, so that "ready" does not say that the server listens.
+        // On macvlan a TCP probe ends at the node proxy, so that readiness does not imply that the
+        // server listens.
         let answer = mesh.until_get("shop/client", &url, true);
         assert!(answer.body.contains(&source), "{primary_cni:?}: {answer:?}");
         let identity = "spiffe://cluster.local/ns/shop/sa/client";
@@ -300,7 +302,7 @@ fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
     }
 }
 
-/// The effect of a NetworkPolicy engine: it drops by pod address in the node's forward path.
+/// Simulates a NetworkPolicy engine, which drops by pod address in the node's forward path.
 fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     let nft = |command: &str| mesh.run("legacy/on-the-node", &["nft", command]);
     nft("add table inet netpol");
@@ -309,7 +311,7 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
         "add rule inet netpol forward ip saddr {} drop",
         mesh.ip("shop/client")
     ));
-    // Openings are dropped; so are the packets of the pooled tunnel.
+    // New connections are dropped; so are the packets of the pooled tunnel.
     let dropped = mesh.get("shop/client", url);
     assert_eq!(dropped.ending(), Ending::TimedOut, "{dropped:?}");
     nft("delete table inet netpol");
@@ -317,7 +319,7 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
 }
 
 #[test]
-fn a_pod_that_goes_takes_its_capture_along() {
+fn deleted_pod_leaves_no_capture_behind() {
     let mesh = Mesh::up(&format!("{PAIR}{}", on_the_node("node-1")));
     mesh.apply(
         "visitor",
@@ -339,7 +341,7 @@ spec:
         &["stat", "-Lc", "%d:%i", "/proc/self/ns/net"],
     );
     let address = mesh.ip("shop/visitor").to_string();
-    // The traces of a pod: descriptors of its namespace in any process of the lab, its exemption for
+    // Traces of a pod: descriptors of its namespace in any process of the lab, its exemption for
     // probes, its proxy.
     let on_node = |command: &str| {
         let output = mesh

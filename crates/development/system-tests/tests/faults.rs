@@ -1,11 +1,12 @@
-//! Components are killed under traffic: nothing bypasses the mesh, and everything recovers by itself.
+//! Tests in which components are killed under traffic: no packet bypasses the mesh, and everything
+//! recovers by itself.
 
 use std::{io::Write, net::SocketAddr, sync::Arc};
 
 use ambit_lab::{LabNetns, LogSource};
 use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, idle_pod, options, until};
 
-/// The killed components, and on which node.
+/// Killed components with their node.
 const VICTIMS: [(&str, Option<&str>); 5] = [
     ("proxy", Some("node-1")),
     ("proxy", Some("node-2")),
@@ -19,7 +20,7 @@ fn works(mesh: &Mesh) -> bool {
 }
 
 #[test]
-fn no_plaintext_escapes_whichever_part_is_killed() {
+fn no_plaintext_escapes_when_any_component_is_killed() {
     let mesh = Mesh::up(PAIR);
     let captured = [mesh.ip("shop/client"), mesh.ip("shop/server")];
     let before = mesh.client().status().unwrap().pods;
@@ -33,7 +34,7 @@ fn no_plaintext_escapes_whichever_part_is_killed() {
             || works(&mesh),
         );
     }
-    // Both of a node at once.
+    // Agent and proxy of a node at once.
     mesh.kill("agent", Some("node-2"));
     mesh.kill("proxy", Some("node-2"));
     until("calls work after agent and proxy were killed", || {
@@ -78,7 +79,7 @@ fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
     until("the new agent has failed to announce twice", || {
         failures() > 1
     });
-    // The control plane has sent what it had to send before this pod.
+    // The control plane had sent all changes before this pod.
     mesh.apply("late", &idle_pod("shop/late", "node-1", ""));
     mesh.until_captured("shop/late", true);
     mesh.until_known_as("node-1", "shop/late", "HBONE");
@@ -99,8 +100,8 @@ fn connections_do_not_need_agent_or_control_plane() {
     let mut open = mesh.dial("shop/client", echo).unwrap();
     open.say("hello").unwrap();
     let captured = [mesh.ip("shop/client"), server];
-    // A killed one restarts at once, so that most of what follows would find it running. One that hangs
-    // keeps its sockets but does not answer, for as long as this test needs.
+    // A killed one restarts at once, so that most of the test would find it running. One that hangs
+    // keeps its sockets but does not respond, for as long as this test needs.
     let _away = [
         mesh.hang("agent", Some("node-1")),
         mesh.hang("agent", Some("node-2")),
@@ -116,7 +117,7 @@ fn connections_do_not_need_agent_or_control_plane() {
 }
 
 #[test]
-fn new_mesh_pods_wait_for_an_agent_that_is_away_and_are_captured_after() {
+fn new_mesh_pods_wait_for_an_unavailable_agent() {
     let mesh = Mesh::up(PAIR);
     let wire = mesh.watch(&["late-marker"]);
     mesh.kill("agent", Some("node-1"));
@@ -143,7 +144,7 @@ spec:
 }
 
 #[test]
-fn the_whole_mesh_runs_for_an_ordinary_user() {
+fn whole_mesh_runs_for_an_unprivileged_user() {
     let mesh = Mesh::up_with(
         PAIR,
         Options {
@@ -160,7 +161,7 @@ fn the_whole_mesh_runs_for_an_ordinary_user() {
 }
 
 #[test]
-fn a_lab_may_follow_another_of_its_name_at_once() {
+fn lab_of_the_same_name_may_start_at_once() {
     let base = tempfile::tempdir().unwrap();
     let manifests = tempfile::tempdir().unwrap();
     let options = Options {
@@ -168,7 +169,7 @@ fn a_lab_may_follow_another_of_its_name_at_once() {
         mesh: false,
         ..options()
     };
-    // Somebody who asks again and again must not take one that starts for a dead one.
+    // Repeated queries must not mistake a starting lab for a dead one.
     let (running, name, place) = (
         Arc::new(()),
         options.name.clone(),

@@ -1,4 +1,4 @@
-//! Images that are pushed to a registry of the distribution project, with TLS and passwords.
+//! Tests of pushing images to a registry of the distribution project, with TLS and passwords.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, net::SocketAddr, path::Path};
@@ -12,12 +12,12 @@ use rcgen::{CertificateParams, KeyPair};
 
 const USER: &str = "pusher";
 const PASSWORD: &str = "a-password-nobody-else-knows";
-/// The bcrypt hash of [`PASSWORD`].
+/// Hash of [`PASSWORD`] by bcrypt.
 const HASH: &str = "$2a$04$OZwqjWbgZkt1//p10WVRHe8b/rP/vSkb1nL8hIQ7QaIxaD8wq02RG";
 /// Host of the registry: the service of its pod.
 const HOST: &str = "registry.legacy.svc.cluster.local:5000";
 
-/// Files of the registry and of the pushing client.
+/// Directories of the registry and of the pushing client.
 struct Scene {
     mesh: Mesh,
     directory: tempfile::TempDir,
@@ -70,12 +70,14 @@ spec:
         scene
     }
 
-    /// An archive of an image of that name for this machine, with the digest of its manifest.
+    /// Returns an archive of an image of that name for this machine, with the digest of its
+    /// manifest.
     fn archive(&self, name: &str) -> (std::path::PathBuf, String) {
         self.archive_for(name, &[Architecture::native().unwrap()])
     }
 
-    /// An archive of an image of that name for several architectures, with the digest that its name stands for.
+    /// Returns an archive of an image of that name for several architectures, with the digest of
+    /// its index.
     fn archive_for(
         &self,
         name: &str,
@@ -113,7 +115,7 @@ spec:
         self.directory.path().join(name)
     }
 
-    /// `docker login` with a password; none with an empty one.
+    /// Stores credentials as `docker login` does; none with an empty password.
     fn login(&self, password: &str) {
         let auth = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:{password}"));
         let auths = match password {
@@ -150,7 +152,7 @@ spec:
 }
 
 #[test]
-fn images_are_pushed_with_the_credentials_of_docker() {
+fn images_are_pushed_with_dockers_credentials() {
     let scene = Scene::new();
     let (agent, agent_digest) = scene.archive("me/agent:v1");
     let (control, control_digest) = scene.archive("me/control:v1");
@@ -166,7 +168,7 @@ fn images_are_pushed_with_the_credentials_of_docker() {
 }
 
 #[test]
-fn an_image_for_two_architectures_is_pushed_as_an_index() {
+fn image_for_two_architectures_is_pushed_as_an_index() {
     let scene = Scene::new();
     let (agent, digest) = scene.archive_for("me/agent:v1", &Architecture::ALL);
     scene.login(PASSWORD);
@@ -240,7 +242,7 @@ fn helm_installs_from_the_registry_without_values() {
 }
 
 #[test]
-fn nothing_is_pushed_of_what_a_registry_or_an_archive_refuses() {
+fn rejected_or_invalid_images_are_not_pushed() {
     let scene = Scene::new();
     let (agent, _) = scene.archive("me/agent:v1");
     let (control, _) = scene.archive("me/control:v1");
@@ -250,7 +252,7 @@ fn nothing_is_pushed_of_what_a_registry_or_an_archive_refuses() {
     let changed = scene.path("changed.tar");
     let text = bytes.windows(11).position(|part| part == b"me/control:");
     let mut other = bytes.clone();
-    // In its layer: the name in its index comes first.
+    // The digest of its layer is wrong; the name in its index is read first.
     let first = text.unwrap();
     let second = first
         + 11

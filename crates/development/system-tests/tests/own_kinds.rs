@@ -1,4 +1,5 @@
-//! Our own kinds at a waypoint, with real programs: faults that routes inject, and subsets of services as backends.
+//! Tests of Ambit's own kinds at a waypoint, with real programs: faults that routes inject, and
+//! subsets of services as backends.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -53,12 +54,12 @@ spec:
 struct Scene {
     mesh: Mesh,
     service: SocketAddr,
-    /// Requests that applications have got.
+    /// Number of requests that applications have received.
     requests: Arc<AtomicUsize>,
 }
 
 impl Scene {
-    /// A service of these pods, each with a version.
+    /// Starts a service of these pods, each with a version.
     fn new(pods: &[(&'static str, &str)]) -> Self {
         let all: String = pods
             .iter()
@@ -131,7 +132,7 @@ impl Scene {
         answer
     }
 
-    /// The waypoint's log.
+    /// Returns the waypoint's log.
     fn log(&self) -> String {
         let source = LogSource::Pod {
             pod: "shop/waypoint".into(),
@@ -189,7 +190,7 @@ const FAULTY: &str = "
 ";
 
 #[test]
-fn faults_delay_and_abort_what_a_rule_matches_and_nothing_else() {
+fn faults_apply_only_to_matching_requests() {
     let scene = Scene::new(&[("a", "v1")]);
     let mesh = &scene.mesh;
     mesh.apply("aborts", &fault("aborts", "{abort: {httpStatus: 418}}"));
@@ -198,7 +199,7 @@ fn faults_delay_and_abort_what_a_rule_matches_and_nothing_else() {
     mesh.apply("route", &format!("{ROUTE}{FAULTY}"));
     let aborted = scene.until_status("/abort", "418");
     assert!(aborted.ends_with("fault filter abort"), "{aborted}");
-    // None of these gets to the application.
+    // None of these requests reaches the application.
     let before = scene.requests();
     let answer = scene.ask("/abort", "");
     assert!(answer.starts_with("HTTP/1.1 418"), "{answer}");
@@ -215,7 +216,7 @@ fn faults_delay_and_abort_what_a_rule_matches_and_nothing_else() {
     let missing = scene.ask("/missing", "");
     assert!(missing.starts_with("HTTP/1.1 500"), "{missing}");
     assert_eq!(scene.requests(), before);
-    // A rule that injects nothing.
+    // A rule without a fault.
     assert_eq!(scene.who("/").as_deref(), Some("a"));
     let began = Instant::now();
     assert_eq!(scene.who("/delay").as_deref(), Some("a"));
@@ -230,16 +231,16 @@ fn faults_delay_and_abort_what_a_rule_matches_and_nothing_else() {
             "{metrics}"
         );
     }
-    // Where what is written cannot be used, the last good state stays.
+    // An invalid object leaves the last valid one in force.
     mesh.apply("aborts", &fault("aborts", "{abort: {httpStatus: 42}}"));
     mesh.apply("gone", &fault("gone", "{abort: {grpcStatus: UNAVAILABLE}}"));
     scene.until_status("/missing", "503");
     scene.until_status("/abort", "418");
-    // With another share.
+    // With another percentage.
     let none = "{abort: {httpStatus: 418, fraction: {numerator: 0, denominator: 1000}}}";
     mesh.apply("aborts", &fault("aborts", none));
     scene.until_status("/abort", "200");
-    // It does not silently pass when its object goes.
+    // The requests fail when its object is deleted.
     mesh.remove("aborts");
     scene.until_status("/abort", "500");
 }
@@ -273,7 +274,7 @@ const SUBSETS: &str = "
 ";
 
 #[test]
-fn a_subset_gets_what_routes_send_to_it_and_its_pods_alone() {
+fn subset_gets_only_requests_routed_to_it() {
     let scene = Scene::new(&[("a", "v1"), ("b", "v2"), ("c", "v1")]);
     let mesh = &scene.mesh;
     let closed = "{connectionPool: {http: {http2MaxRequests: 1}}}";
@@ -296,7 +297,7 @@ fn a_subset_gets_what_routes_send_to_it_and_its_pods_alone() {
     mesh.apply("c", pod("c", "v2").trim_start_matches("\n---"));
     scene.until_answered_by("/v2", ["b", "c"]);
     scene.until_answered_by("/v1", ["a"]);
-    // A subset that goes is in the way of its share, and not the service's other endpoints.
+    // Requests for a deleted subset fail, and do not go to the service's other endpoints.
     mesh.apply("rule", &rule("[{name: v2, labels: {version: v2}}]"));
     scene.until_status("/v1", "500");
     scene.until_answered_by("/v2", ["b", "c"]);

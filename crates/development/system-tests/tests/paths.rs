@@ -1,4 +1,5 @@
-//! Which pods reach which, under which identity, over which path; and the effect of policies.
+//! Tests of which pods reach which, under which identity, over which path; and of the effect of
+//! policies.
 
 use std::net::SocketAddr;
 
@@ -62,7 +63,7 @@ fn traffic_between_captured_pods_is_only_tls_and_keeps_its_source() {
 }
 
 #[test]
-fn plaintext_from_outside_is_taken_until_a_policy_wants_an_identity() {
+fn outside_plaintext_is_accepted_until_policy_needs_identity() {
     let mesh = Mesh::up(PAIR);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     let outsider = mesh.ip("legacy/client");
@@ -83,7 +84,7 @@ fn plaintext_from_outside_is_taken_until_a_policy_wants_an_identity() {
 }
 
 #[test]
-fn a_captured_pod_reaches_pods_outside_in_plaintext() {
+fn captured_pod_reaches_outside_pods_in_plaintext() {
     let mesh = Mesh::up(PAIR);
     let url = format!("http://{}:8080/", mesh.ip("legacy/server"));
     let answer = mesh.get("shop/client", &url);
@@ -102,7 +103,7 @@ fn a_captured_pod_reaches_pods_outside_in_plaintext() {
 }
 
 #[test]
-fn a_policy_for_one_identity_refuses_all_others() {
+fn policy_for_one_identity_denies_all_others() {
     let mesh = Mesh::up(PAIR);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.apply("policy", DENY_ALL_BUT_CLIENT);
@@ -111,7 +112,7 @@ fn a_policy_for_one_identity_refuses_all_others() {
 }
 
 #[test]
-fn a_new_policy_closes_the_connections_it_forbids_and_no_others() {
+fn new_policy_closes_only_connections_that_it_denies() {
     let other_port = "  - {name: other, image: none, command: [$LAB_TOOL, echo, --port, \"9001\"]}\n---\n\
         apiVersion: v1\nkind: Service\n";
     let mesh = Mesh::up(&PAIR.replacen("---\napiVersion: v1\nkind: Service\n", other_port, 1));
@@ -154,12 +155,12 @@ fn a_new_policy_closes_the_connections_it_forbids_and_no_others() {
 }
 
 #[test]
-fn malformed_manifests_change_nothing_and_are_named() {
+fn malformed_manifests_change_nothing_and_are_reported() {
     let mesh = Mesh::up(PAIR);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.apply("policy", DENY_ALL_BUT_CLIENT);
     mesh.until_get("legacy/client", &url, NONE_ALLOWED);
-    // The same policy, now with a misspelt field: the last good one stays.
+    // The same policy, now with a misspelt field: the last valid one stays in force.
     mesh.apply(
         "policy",
         &DENY_ALL_BUT_CLIENT.replace("principals", "principles"),

@@ -1,11 +1,12 @@
-//! Mirrors, CORS and retries of routes, from manifests to what applications hear.
+//! Tests of mirrors, CORS and retries of routes, from manifests to the requests that applications
+//! receive.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{io::Write as _, net::SocketAddr, thread};
 
 use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
 
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -92,8 +93,8 @@ spec:
         requestRedirect: {hostname: elsewhere.example, statusCode: 307}
 ";
 
-/// Runs an application that fails twice at `/flaky`, always at `/flaky/always`, and does not respond at `/silent`; at
-/// `/sent/stuck` it does not even read.
+/// Starts an application that fails twice at `/flaky`, always at `/flaky/always`, and does not
+/// respond at `/silent`; at `/sent/stuck` it does not even read.
 fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRequests {
     let recorded = RecordedRequests::default();
     let noted = recorded.clone();
@@ -140,7 +141,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let (mesh, _) = with_waypoint(MORE);
+        let (mesh, _) = with_waypoint(MANIFESTS);
         mesh.apply("routes", ROUTES);
         let scene = Self {
             app: application(&mesh, "shop/server", 8081, false),
@@ -172,7 +173,7 @@ impl Scene {
 }
 
 #[test]
-fn a_mirror_gets_what_is_sent_and_is_never_waited_for() {
+fn mirror_gets_requests_and_never_delays_them() {
     let scene = Scene::new();
     let answer = scene.ask("POST /copied/a?b=c HTTP/1.1", "X-A: 1\r\n", "hello");
     assert!(answer.ends_with("app"), "{answer}");
@@ -191,7 +192,7 @@ fn a_mirror_gets_what_is_sent_and_is_never_waited_for() {
         copied_head.contains("\r\nhost: server-shadow\r\n"),
         "{copied_head}"
     );
-    // All else is the same, what tells requests from each other too.
+    // All else is equal, also the headers that identify a request.
     let rest = |head: &str| {
         let mut lines: Vec<_> = head
             .lines()
@@ -205,7 +206,7 @@ fn a_mirror_gets_what_is_sent_and_is_never_waited_for() {
     // Denied requests reach no backend.
     let denied = scene.ask("GET /copied/secret HTTP/1.1", "", "");
     assert!(denied.starts_with("HTTP/1.1 403"), "{denied}");
-    // One that reads nothing holds back neither a large body nor the answer.
+    // A mirror that does not read delays neither a large body nor the response.
     let large = "x".repeat(8 << 20);
     let answer = scene.ask("POST /copied/stuck HTTP/1.1", "", &large);
     assert!(answer.ends_with("app"), "{answer}");
@@ -271,7 +272,7 @@ fn preflights_follow_policies_and_failed_requests_are_retried() {
     let answer = scene.ask("GET /flaky/always HTTP/1.1", "", "");
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     assert_eq!(scene.app.of("get /flaky/always ").len(), 3);
-    // More than is kept.
+    // The body exceeds the buffer for retries.
     let answer = scene.ask("POST /flaky/large HTTP/1.1", "", &"x".repeat(256 << 10));
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     assert_eq!(scene.app.of("post /flaky/large ").len(), 1);

@@ -1,4 +1,4 @@
-//! What routes make of requests at a waypoint, from manifests to what the application gets.
+//! Tests of routes at a waypoint, from manifests to the requests that the application receives.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::SocketAddr;
@@ -108,8 +108,8 @@ spec:
     backendRefs: [{name: server, namespace: shop, port: 80}]
 ";
 
-/// A mesh in which requests to the service `server` go through a waypoint, those of another namespace too; and the
-/// service's address.
+/// Starts a mesh in which requests to the service `server` pass a waypoint, also those of another
+/// namespace; returns it with the service's address.
 fn with_bank() -> (Mesh, SocketAddr) {
     let client = idle_pod("bank/client", "node-1", "app: client");
     let (mesh, waypoint) = with_waypoint(&format!("{BANK}{client}"));
@@ -118,7 +118,7 @@ fn with_bank() -> (Mesh, SocketAddr) {
     (mesh, address)
 }
 
-/// The answer to a GET of a path, its head in lower case.
+/// Returns the response to a GET of a path, its head in lower case.
 fn ask(mesh: &Mesh, client: &str, address: SocketAddr, path: &str) -> String {
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: server\r\nX-Set: a\r\nX-Add: one\r\nX-Gone: a\r\nConnection: close\r\n\r\n"
@@ -145,12 +145,12 @@ fn until_status(
 }
 
 #[test]
-fn routes_change_requests_and_answers_after_policies_have_judged() {
+fn routes_change_messages_after_policies_have_decided() {
     let (mesh, address) = with_bank();
     mesh.apply("routes", ROUTES);
     mesh.apply("policy", NO_ADMIN);
     let of = |path: &str, status: &str| until_status(&mesh, "shop/client", address, path, status);
-    // Nobody of the namespace has granted it.
+    // The namespace has no ReferenceGrant.
     of("/old/x", "500");
     of("/elsewhere", "404");
     of("/both", "500");
@@ -160,7 +160,7 @@ fn routes_change_requests_and_answers_after_policies_have_judged() {
         "{moved}"
     );
     mesh.apply("grant", GRANT);
-    // The original request is authorized, not the forwarded one.
+    // Policies match the original request, not the forwarded one.
     of("/admin/x", "403");
     let sent = of("/old/x?y=1", "200");
     let (head, body) = sent.split_once("\r\n\r\n").unwrap();
@@ -185,7 +185,7 @@ fn routes_change_requests_and_answers_after_policies_have_judged() {
 }
 
 #[test]
-fn a_route_of_the_clients_namespace_is_for_its_clients_alone() {
+fn clients_route_applies_only_to_clients_of_its_namespace() {
     let (mesh, address) = with_bank();
     mesh.apply("own", OF_BANK);
     let own = until_status(&mesh, "bank/client", address, "/none", "404");
@@ -194,7 +194,7 @@ fn a_route_of_the_clients_namespace_is_for_its_clients_alone() {
     assert!(own.contains("GET /own HTTP/1.1"), "{own}");
     let others = until_status(&mesh, "shop/client", address, "/own", "200");
     assert!(others.contains("plain-marker"), "{others}");
-    // It does not get them where they could not go themselves.
+    // Its clients cannot reach destinations by it that they could not reach themselves.
     until_status(&mesh, "bank/client", address, "/climb", "200");
     mesh.apply("policy", NO_ADMIN);
     until_status(&mesh, "bank/client", address, "/climb", "403");
@@ -204,7 +204,7 @@ fn a_route_of_the_clients_namespace_is_for_its_clients_alone() {
     assert!(again.contains("plain-marker"), "{again}");
 }
 
-/// A route of the service with one rule.
+/// Returns a route of the service with one rule.
 fn one_rule(version: &str, rule: &str) -> String {
     format!(
         "
@@ -244,7 +244,7 @@ fn oversized_or_later_records_keep_the_last_good_route() {
     let later = one_rule("v2", "{matches: {all: [path, /x]}}");
     mesh.apply("route", &later);
     until_named("rules[0].matches");
-    // A rule with an unknown field is not applied without it.
+    // A rule with an unknown field is not applied without the field.
     let unknown = format!("{{onlyOnSundays: true, {}", &leads("sunday")[1..]);
     mesh.apply("route", &one_rule("v1", &unknown));
     until_status(&mesh, "shop/client", address, "/x", "500");
@@ -272,7 +272,7 @@ spec:
 }
 
 #[test]
-fn a_thousand_routes_of_one_service_are_each_followed() {
+fn thousand_routes_of_one_service_all_apply() {
     const LAST: usize = 999;
     let (mesh, address) = with_bank();
     let routes = |changed: usize| -> String {
@@ -290,7 +290,7 @@ fn a_thousand_routes_of_one_service_are_each_followed() {
     };
     mesh.apply("thousand", &routes(LAST + 1));
     leads(LAST, "to");
-    // One is in force, so all are.
+    // One route is in force, so all are.
     for number in (0..LAST).step_by(37) {
         let answer = ask(&mesh, "shop/client", address, &format!("/route-{number}"));
         let location = format!("location: http://server/to-{number}\r\n");

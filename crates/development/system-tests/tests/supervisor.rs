@@ -1,4 +1,5 @@
-//! The node proxy dies or is replaced while pods continuously open connections: none is refused.
+//! Tests in which the node proxy dies or is replaced while pods continuously open connections: none
+//! is refused.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -15,7 +16,7 @@ use ambit_system_tests::{
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
 #[test]
-fn a_node_proxy_killed_again_and_again_refuses_no_connection() {
+fn repeatedly_killed_node_proxy_refuses_no_connection() {
     let mesh = Mesh::up(PAIR);
     let openings = Openings::new(&mesh);
     openings.dial().unwrap().say("before").unwrap();
@@ -27,13 +28,13 @@ fn a_node_proxy_killed_again_and_again_refuses_no_connection() {
             for node in NODES {
                 mesh.kill("proxy-worker", Some(node));
                 let killed = Instant::now();
-                // The first one opened after the death waits for the next worker, and is served.
+                // The first connection after the death waits for the next worker, and is served.
                 let mut first = openings.dial().expect("nobody is refused");
                 first
                     .say("from-pod")
                     .unwrap_or_else(|error| panic!("round {round} {node}: {error}"));
                 gaps.push(killed.elapsed());
-                openings.go_on(5);
+                openings.wait_for_more(5);
             }
         }
         openings.stop();
@@ -66,10 +67,10 @@ fn replaced(how: Replacement) {
     long.say("before").unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| openings.run(false));
-        openings.go_on(5);
+        openings.wait_for_more(5);
         for node in NODES {
             mesh.client().replace("proxy", Some(node), how).unwrap();
-            openings.go_on(20);
+            openings.wait_for_more(20);
             long.say("across")
                 .expect("a connection lives on in the old proxy");
         }
@@ -87,17 +88,17 @@ fn replaced(how: Replacement) {
 }
 
 #[test]
-fn a_rollout_refuses_and_breaks_nothing() {
+fn node_proxy_rollout_breaks_no_connection() {
     replaced(Replacement::NewFirst);
 }
 
 #[test]
-fn a_node_proxy_deleted_before_there_is_another_serves_on_until_there_is() {
+fn deleted_node_proxy_serves_until_its_successor_runs() {
     replaced(Replacement::OldFirst);
 }
 
-/// The time in milliseconds until a program of a pod that connects as it starts gets its answer: its first
-/// try must succeed.
+/// Returns the time in milliseconds until a program that connects at its start gets a response: its
+/// first attempt must succeed.
 fn first_answer(mesh: &Mesh, name: &str) -> f64 {
     mesh.until("the pod has had its answer", |status| {
         find(status, name).is_some_and(|pod| pod.phase == "Succeeded")
@@ -112,7 +113,7 @@ fn first_answer(mesh: &Mesh, name: &str) -> f64 {
     line["first_answer_ms"].as_f64().unwrap()
 }
 
-/// A pod that connects as it starts, under that service account.
+/// Returns a pod that connects at its start, under that service account.
 fn new_pod(name: &str, account: &str) -> String {
     format!(
         "apiVersion: v1
@@ -129,11 +130,11 @@ spec:
 }
 
 #[test]
-fn a_new_pods_first_connection_is_its_last_try() {
+fn new_pods_first_connection_attempt_succeeds() {
     let mesh = Mesh::up(PAIR);
     let mut spent = Vec::new();
     for number in 0..5 {
-        // A service account of its own: its certificate has never been asked for.
+        // A service account of its own, whose certificate was never requested before.
         let name = format!("new-{number}");
         mesh.apply("new", &new_pod(&name, &name));
         spent.push(first_answer(&mesh, &format!("shop/{name}")));
@@ -180,7 +181,7 @@ fn connections_from_before_the_capture_are_listed_or_closed() {
         let clear = list()["clear"].clone();
         assert_eq!(clear.as_array().map(Vec::len), Some(1), "{clear}");
         assert_eq!(clear[0]["originalDst"], server.to_string());
-        // A new one is carried by the proxy, and is not among them.
+        // The proxy carries a new connection, and does not list it among the earlier ones.
         let mut carried = mesh.dial("legacy/client", server).unwrap();
         carried.say("carried").unwrap();
         let now = list();

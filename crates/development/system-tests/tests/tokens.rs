@@ -1,5 +1,5 @@
-//! Tokens at a waypoint, from manifests to what an application hears: whose are taken, what they allow, what becomes of
-//! them when keys are rotated and when the key server fails.
+//! Tests of tokens at a waypoint, from manifests to the requests that an application receives:
+//! accepted issuers, claims in policies, rotation of keys, and failures of the key server.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -22,7 +22,7 @@ use ambit_system_tests::{
 use serde_json::{Value, json};
 
 /// Tokens of another implementation, with its keys.
-const MADE: &str = include_str!("../../../dataplane/jwt/src/tests/pyjwt.json");
+const FOREIGN_TOKENS: &str = include_str!("../../../dataplane/jwt/src/tests/pyjwt.json");
 
 const APP: &str = "
 ---
@@ -34,8 +34,8 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8081}]
 ";
 
-/// The provider that it names does not exist, so that everything is denied.
-const ASKING: &str = "
+/// CUSTOM policy whose provider does not exist, so that everything is denied.
+const CUSTOM_POLICY: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: asking, namespace: shop}
@@ -46,7 +46,8 @@ spec:
   rules: [{to: [{operation: {paths: [/open*]}}]}]
 ";
 
-/// Service of the pod that serves key sets in the namespace `legacy`, and its leave for RequestAuthentications of `shop`.
+/// Service of the pod that serves key sets in the namespace `legacy`, and a grant for
+/// RequestAuthentications of `shop`.
 const GRANT: &str = "---
 apiVersion: v1
 kind: Service
@@ -102,7 +103,7 @@ spec:
     )
 }
 
-/// A key server: its response, and the number of requests.
+/// Key server with its response, and the number of requests.
 #[derive(Clone)]
 struct KeyServer {
     answers: Arc<Mutex<Answers>>,
@@ -147,7 +148,7 @@ impl KeyServer {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Waits for two further requests, so that the outcome of the first is known.
+    /// Waits for two further requests, so that the result of the first is known.
     fn until_requested(&self) {
         let before = self.asked.load(SeqCst);
         until("the key server is asked", || {
@@ -168,7 +169,7 @@ struct Scene {
 impl Scene {
     /// Starts a scene with the RS256 key only, once the objects are published.
     fn new() -> Self {
-        let made: Value = serde_json::from_str(MADE).unwrap();
+        let made: Value = serde_json::from_str(FOREIGN_TOKENS).unwrap();
         let mut options = options();
         options
             .env
@@ -218,7 +219,7 @@ impl Scene {
             .unwrap_or_default()
     }
 
-    /// Access log of the waypoint.
+    /// Returns the access log of the waypoint.
     fn log(&self) -> String {
         let log = LogSource::Pod {
             pod: "shop/waypoint".into(),
@@ -252,7 +253,7 @@ impl Scene {
         self.mesh.get("legacy/client", &url).body
     }
 
-    /// The head of the request for a target, as the application heard it.
+    /// Returns the head of the request for a target, as the application received it.
     fn request_head(&self, target: &str) -> Option<String> {
         let all = self.heads.all();
         all.into_iter()
@@ -264,7 +265,7 @@ fn bearer(token: &str) -> String {
     format!("Authorization: Bearer {token}\r\n")
 }
 
-/// The key of that name alone.
+/// Returns a key set with only the key of that name.
 fn key_set(made: &Value, name: &str) -> String {
     let keys = made["key_set"]["keys"].as_array().unwrap().iter();
     let keys: Vec<_> = keys.filter(|key| key["kid"] == name).collect();
@@ -272,11 +273,11 @@ fn key_set(made: &Value, name: &str) -> String {
 }
 
 #[test]
-fn only_signed_tokens_allow_what_their_claims_do() {
+fn only_signed_tokens_are_accepted_and_claims_decide() {
     let scene = Scene::new();
     let token = scene.token("RS256");
     let valid = bearer(&token);
-    // Without one: as anybody.
+    // Without a token, the request is unauthenticated.
     assert_eq!(scene.status("/open/a", ""), 200);
     assert_eq!(scene.status("/private/a", ""), 403);
     assert_eq!(scene.status("/private/a", &valid), 200);
@@ -312,7 +313,7 @@ fn only_signed_tokens_allow_what_their_claims_do() {
     let (_, payload) = signed.split_once('.').unwrap();
     let other = scene.token("ES256");
     let forged = format!("{signed}.{}", signature.chars().rev().collect::<String>());
-    // {"alg":"none"}, and {"alg":"HS256"} with the rest of a valid token.
+    // `{"alg":"none"}`, and `{"alg":"HS256"}` with the rest of a valid token.
     let none = format!("eyJhbGciOiJub25lIn0.{payload}.");
     let shared = format!("eyJhbGciOiJIUzI1NiJ9.{payload}.{signature}");
     for attack in [
@@ -344,13 +345,13 @@ fn only_signed_tokens_allow_what_their_claims_do() {
     let twice = format!("/open/attack?access_token={token}&access_token={other}");
     assert_eq!(scene.status(&twice, ""), 401);
     assert_eq!(scene.request_head("/open/attack"), None);
-    // What a browser asks beforehand has no token; what only looks like it needs a valid one.
+    // A browser's preflight has no token; a request that only looks like one needs a valid token.
     let preflight = "Origin: https://a\r\nAccess-Control-Request-Method: PUT\r\n";
     let answer = scene.ask("OPTIONS", "/open/e", preflight);
     assert!(answer.starts_with("http/1.1 200 "), "{answer}");
     let answer = scene.ask("OPTIONS", "/open/f", &bearer(&forged));
     assert!(answer.starts_with("http/1.1 401 "), "{answer}");
-    // No token gets into a log.
+    // No log has a token.
     let log = scene.log();
     assert!(
         log.contains("/open/attack") && log.contains("jwt_authn_access_denied{"),
@@ -360,22 +361,23 @@ fn only_signed_tokens_allow_what_their_claims_do() {
 }
 
 #[test]
-fn no_token_gets_into_logs_labels_or_spans() {
+fn tokens_never_reach_logs_labels_or_spans() {
     let scene = Scene::new();
     let token = scene.token("RS256");
     let (signed, _) = token.rsplit_once('.').unwrap();
     let ask = |target: &str, headers: &str, status: u16| {
         assert_eq!(scene.status(target, headers), status, "{target}");
     };
-    // Before its target has a form, before its headers have, and by who is asked about it.
+    // Requests with an invalid target, with invalid headers, and with a denial by the provider.
     let query = format!("?a=1&access_token={token}");
     ask(&format!("/early/..;b{query}"), "", 400);
     ask(&format!("/headers{query}"), "Connection: host\r\n", 400);
-    scene.mesh.apply("asking", ASKING);
+    scene.mesh.apply("asking", CUSTOM_POLICY);
     until("nobody can be asked", || scene.status("/open/a", "") == 403);
     ask(&format!("/open/b{query}"), "", 403);
     scene.mesh.remove("asking");
-    // Headers of lines that are configured: of what is refused early, and of what is forwarded with its token.
+    // Headers in configured log formats: of a request that is rejected early, and of one that is
+    // forwarded with its token.
     let config = "
 apiVersion: v1
 kind: ConfigMap
@@ -433,7 +435,7 @@ spec:
         &format!("{valid}{cookie}"),
         400,
     );
-    scene.mesh.apply("asking", ASKING);
+    scene.mesh.apply("asking", CUSTOM_POLICY);
     until("nobody can be asked again", || {
         scene.status("/open/a", "") == 403
     });
@@ -466,7 +468,7 @@ spec:
 }
 
 #[test]
-fn keys_follow_their_server_and_outlive_its_failures() {
+fn keys_follow_their_server_and_survive_its_failures() {
     let scene = Scene::new();
     let (first, second) = (bearer(&scene.token("RS256")), bearer(&scene.token("ES256")));
     assert_eq!(scene.status("/private/a", &second), 401);
@@ -482,7 +484,7 @@ fn keys_follow_their_server_and_outlive_its_failures() {
         assert_eq!(scene.status("/private/a", &second), 200);
         assert_eq!(scene.status("/private/a", &first), 401);
     }
-    // Keys that were never had: no token is valid, and requests without one go on.
+    // Without any keys, no token is valid, and requests without a token proceed.
     scene.server.answer(Answers::Keys(rotated));
     scene
         .mesh

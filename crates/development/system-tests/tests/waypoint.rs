@@ -1,4 +1,4 @@
-//! A Gateway of class `istio-waypoint`, and what comes of the requests to the pods that it covers.
+//! Tests of a Gateway of class `istio-waypoint`, and of requests to the pods that it covers.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -62,7 +62,7 @@ spec:
   - backendRefs: [{name: other, port: 80}]
 ";
 
-/// The first address of a service and its port for HTTP.
+/// Returns the first address of a service with its HTTP port.
 fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
     let dump = mesh.proxy_dump("node-1");
     let services = dump["services"].as_array().unwrap();
@@ -80,7 +80,7 @@ fn until_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
     });
 }
 
-/// One request as it is written, on a connection of its own; the answer's head and body.
+/// Sends one request verbatim, on a separate connection; returns head and body of the response.
 fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
     let mut connection: Conversation = mesh.dial("shop/client", address).unwrap();
     let answer = connection.raw(request.as_bytes(), |_| false);
@@ -88,7 +88,7 @@ fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
 }
 
 #[test]
-fn every_request_to_a_covered_pod_is_delivered_by_its_waypoint() {
+fn waypoint_delivers_every_request_to_a_covered_pod() {
     let (mesh, waypoint) = with_waypoint("");
     let server = mesh.ip("shop/server");
     let wire = mesh.watch(&["plain-marker"]);
@@ -105,7 +105,8 @@ fn every_request_to_a_covered_pod_is_delivered_by_its_waypoint() {
     let client = mesh.ip("shop/client");
     let captured = [client, server];
     ambit_system_tests::assert_only_tls(&wire.finish(), &captured);
-    // Who is outside knows nothing of it: the pod's own proxy sends the connection there.
+    // Clients outside of the mesh do not know the waypoint: the pod's own proxy redirects the
+    // connection to it.
     let answer = mesh.get("legacy/client", &format!("http://{server}:8080/"));
     assert!(
         answer.ok().contains(&format!("called by {waypoint}")),
@@ -147,7 +148,7 @@ fn waypoint_authorizes_requests_and_follows_changes_at_once() {
 }
 
 #[test]
-fn no_spelling_of_a_path_gets_past_a_policy() {
+fn no_spelling_of_a_path_bypasses_a_policy() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("policy", NO_ADMIN);
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
@@ -205,14 +206,14 @@ fn no_spelling_of_a_path_gets_past_a_policy() {
 }
 
 #[test]
-fn a_route_sends_requests_to_another_service() {
+fn route_forwards_requests_to_another_service() {
     let (mesh, _) = with_waypoint("");
     assert!(
         mesh.get("shop/client", "http://server.shop/")
             .ok()
             .contains("plain-marker")
     );
-    // A connection that is open takes the new route with its next request.
+    // An open connection uses the new route with its next request.
     let mut open = mesh
         .dial("shop/client", address_of(&mesh, "server.shop.svc"))
         .unwrap();
@@ -230,7 +231,7 @@ fn a_route_sends_requests_to_another_service() {
             .body
             .contains("other-text")
     });
-    // Of the service, not of its pods.
+    // The route is for the service, not for its pods.
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     assert!(
         mesh.get("shop/client", &direct)
@@ -246,7 +247,7 @@ fn a_route_sends_requests_to_another_service() {
 }
 
 #[test]
-fn without_its_waypoint_a_pod_is_not_reached_until_the_gateway_is_gone() {
+fn pod_needs_its_waypoint_until_the_gateway_is_deleted() {
     let (mesh, waypoint) = with_waypoint("");
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     let scaled = GATEWAY.replace(
@@ -277,7 +278,7 @@ fn without_its_waypoint_a_pod_is_not_reached_until_the_gateway_is_gone() {
 }
 
 #[test]
-fn a_connection_is_closed_when_a_policy_comes_to_deny_it() {
+fn connection_is_closed_when_a_policy_starts_to_deny_it() {
     let (mesh, _) = with_waypoint("");
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut denied = mesh.dial("legacy/client", server).unwrap();
@@ -293,11 +294,11 @@ fn a_connection_is_closed_when_a_policy_comes_to_deny_it() {
     allowed.say("still here").unwrap();
 }
 
-/// Requests that proxies and applications interpret differently, with the expected responses.
+/// Sends requests that proxies and applications interpret differently, and checks the responses.
 #[test]
-fn requests_that_others_read_differently_are_refused() {
+fn ambiguous_requests_are_rejected() {
     let (mesh, _) = with_waypoint("");
-    // With a policy that looks at paths, whatever comes is HTTP or nothing.
+    // With a policy on paths, all bytes must be HTTP.
     mesh.apply("policy", NO_ADMIN);
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
     until_status(

@@ -1,8 +1,9 @@
-//! A Kubernetes API server in memory: objects of any kind, listed in pages, watched, created,
+//! Kubernetes API server in memory: objects of any kind, listed in pages, watched, created,
 //! replaced, patched and deleted, over HTTP on loopback. Tests control its outages.
 //!
-//! It has no schemas and no access control. Every kind is found by its plural in the path; label and field
-//! selectors support equality and existence. It holds from a few to tens of thousands of objects.
+//! It has no schemas and no access control. Kinds are identified by their plural in the path; label
+//! and field selectors support equality and existence. It is fast enough for tens of thousands of
+//! objects.
 
 use std::{
     collections::HashMap,
@@ -30,7 +31,7 @@ use change::Change;
 use path::Target;
 use store::Store;
 
-/// A request the server has received.
+/// Request that the server has received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiRequest {
     /// Method of the request.
@@ -41,7 +42,7 @@ pub struct ApiRequest {
     pub body: Value,
 }
 
-/// The server; it ends when this is dropped.
+/// API server, which stops when dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -53,7 +54,7 @@ pub struct ApiServer {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// A counter whose changes close every open connection.
+    /// Counter whose changes close every open connection.
     cut: watch::Sender<u32>,
 }
 
@@ -120,12 +121,12 @@ impl ApiServer {
         }
     }
 
-    /// Base URL, `http://…`.
+    /// Returns the base URL, `http://…`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// A kubeconfig for this server.
+    /// Returns a kubeconfig for this server.
     pub fn kubeconfig(&self) -> String {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "here",
@@ -149,8 +150,8 @@ impl ApiServer {
         self.shared.state.lock().store.serve(collection, kind);
     }
 
-    /// Posts to `collection` are answered by `review` rather than stored, for TokenReviews and similar
-    /// kinds.
+    /// Responds to posts to `collection` by `review` instead of storing the objects, for
+    /// TokenReviews and similar kinds.
     pub fn answer_posts(
         &self,
         collection: &str,
@@ -161,7 +162,7 @@ impl ApiServer {
         state.reviews.insert(collection.to_owned(), review);
     }
 
-    /// Removes an object. Returns whether there was one.
+    /// Deletes an object. Returns whether it existed.
     pub fn delete(&self, collection: &str, namespace: &str, name: &str) -> bool {
         let mut state = self.shared.state.lock();
         let change = state.store.delete(collection, namespace, name);
@@ -171,7 +172,7 @@ impl ApiServer {
         change.is_some()
     }
 
-    /// The current form of an object.
+    /// Returns the current version of an object.
     pub fn get(&self, collection: &str, namespace: &str, name: &str) -> Option<Value> {
         let state = self.shared.state.lock();
         let object = state.store.get(collection, namespace, name);
@@ -197,12 +198,12 @@ impl ApiServer {
         self.shared.cut.send_modify(|count| *count += 1);
     }
 
-    /// Forgets the history: no watch can be resumed from an earlier version.
+    /// Drops the history: no watch can be resumed from an earlier version.
     pub fn compact(&self) {
         self.shared.state.lock().store.compact();
     }
 
-    /// Versions start again, as after the store was restored from a backup.
+    /// Resets the resource versions, as after the store was restored from a backup.
     pub fn restore(&self) {
         self.shared.state.lock().store.restart_versions();
     }
@@ -224,7 +225,7 @@ impl ApiServer {
         state.fixed.insert(path.to_owned(), answer);
     }
 
-    /// The requests so far.
+    /// Returns the requests so far.
     pub fn requests(&self) -> Vec<ApiRequest> {
         self.shared.state.lock().requests.clone()
     }
@@ -260,7 +261,7 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
         ambit_rt::spawn("api server connection", async move {
             tokio::select! {
                 biased;
-                // What is on its way is cut off, too.
+                // Responses in progress are aborted, too.
                 _ = cut.changed() => {}
                 // Clients may disconnect at any time.
                 ended = connection => drop(ended),
@@ -271,12 +272,12 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
 
 /// Response body with a first part, and a stream of further parts.
 #[derive(Debug)]
-struct Answer {
+struct ResponseBody {
     first: Option<Bytes>,
     more: Option<mpsc::UnboundedReceiver<Bytes>>,
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -296,8 +297,8 @@ impl Body for Answer {
     }
 }
 
-fn respond(status: u16, body: &Value) -> Response<Answer> {
-    let answer = Answer {
+fn respond(status: u16, body: &Value) -> Response<ResponseBody> {
+    let answer = ResponseBody {
         first: Some(body.to_string().into()),
         more: None,
     };
@@ -308,7 +309,7 @@ fn respond(status: u16, body: &Value) -> Response<Answer> {
     response
 }
 
-fn failure(status: u16, reason: &str) -> Response<Answer> {
+fn failure(status: u16, reason: &str) -> Response<ResponseBody> {
     respond(
         status,
         &json!({
@@ -318,7 +319,7 @@ fn failure(status: u16, reason: &str) -> Response<Answer> {
     )
 }
 
-async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Answer> {
+async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<ResponseBody> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes());
     let body = body
@@ -392,7 +393,7 @@ fn write(
     state: &mut State,
     target: &Target,
     change: impl FnOnce(&mut Store) -> Result<Change, (u16, &'static str)>,
-) -> Response<Answer> {
+) -> Response<ResponseBody> {
     match change(&mut state.store) {
         Ok(change) => {
             state.tell(&change);
@@ -402,9 +403,9 @@ fn write(
     }
 }
 
-fn open_watch(state: &mut State, target: Target) -> Response<Answer> {
+fn open_watch(state: &mut State, target: Target) -> Response<ResponseBody> {
     if state.away {
-        // Its connection is about to be cut.
+        // The connection is about to be closed.
         return failure(503, "ServiceUnavailable");
     }
     let Some(since) = state.store.since(target.from_version) else {
@@ -417,8 +418,8 @@ fn open_watch(state: &mut State, target: Target) -> Response<Answer> {
         .collect();
     let (events, more) = mpsc::unbounded_channel();
     state.watches.push(Watcher { target, events });
-    let mut response = Response::new(Answer {
-        // An empty part would end it.
+    let mut response = Response::new(ResponseBody {
+        // An empty part would end the body.
         first: (!missed.is_empty()).then(|| missed.into()),
         more: Some(more),
     });

@@ -1,12 +1,12 @@
-//! Short builders of mesh objects; every other field has the value most tests need.
+//! Builders of mesh objects; every other field has the value that most tests need.
 
 use ambit_model::{
     Action, ArcStr, Authorization, Identity, Match, NamespacedHostname, NetworkAddress, Protocol,
     Scope, Service, StringMatch, Workload, WorkloadKind,
 };
 
-/// A captured pod of namespace `ns`, service account and names `name`, on node `node1`, with
-/// addresses.
+/// Returns a captured pod of namespace `ns` with these addresses, on node `node1`, with service
+/// account and other names `name`.
 pub fn workload(name: &str, ips: &[&str]) -> Workload {
     Workload {
         uid: format!("Kubernetes//Pod/ns/{name}").into(),
@@ -44,8 +44,8 @@ pub fn endpoint_of(mut workload: Workload, service: &str, ports: &[(u16, u16)]) 
     workload
 }
 
-/// A service of namespace `ns` with host name `name.ns.svc.cluster.local`, virtual addresses
-/// (`network/ip`, the network may be empty) and ports.
+/// Returns a service of namespace `ns` with host name `name.ns.svc.cluster.local`, virtual
+/// addresses (`network/ip`, the network may be empty) and ports.
 pub fn service(name: &str, vips: &[&str], ports: &[(u16, u16)]) -> Service {
     Service {
         name: name.into(),
@@ -58,7 +58,7 @@ pub fn service(name: &str, vips: &[&str], ports: &[(u16, u16)]) -> Service {
     }
 }
 
-/// `network/ip`, or just `ip` in the empty network.
+/// Parses `network/ip`, or just `ip` in the empty network.
 pub fn network_address(text: &str) -> NetworkAddress {
     let text = if text.contains('/') {
         text.to_owned()
@@ -68,12 +68,12 @@ pub fn network_address(text: &str) -> NetworkAddress {
     text.parse().expect("network/ip")
 }
 
-/// An identity of the default trust domain.
+/// Returns an identity of the default trust domain.
 pub fn identity(namespace: &str, service_account: &str) -> Identity {
     Identity::new("cluster.local", namespace, service_account)
 }
 
-/// A policy of namespace `ns` for the whole namespace, with one rule of one match.
+/// Returns a policy of namespace `ns` for the whole namespace, with one rule of one match.
 pub fn policy(name: &str, action: Action, matching: Match) -> Authorization {
     Authorization {
         name: name.into(),
@@ -86,7 +86,7 @@ pub fn policy(name: &str, action: Action, matching: Match) -> Authorization {
     }
 }
 
-/// A match of one principal pattern (without `spiffe://`).
+/// Returns a match of one principal pattern (without `spiffe://`).
 pub fn from_principal(pattern: &str) -> Match {
     Match {
         principals: vec![StringMatch::from_pattern(pattern)],
@@ -94,7 +94,7 @@ pub fn from_principal(pattern: &str) -> Match {
     }
 }
 
-/// A match of clients without an identity.
+/// Returns a match of clients without an identity.
 pub fn from_nobody() -> Match {
     Match {
         not_principals: vec![StringMatch::Presence],
@@ -102,7 +102,7 @@ pub fn from_nobody() -> Match {
     }
 }
 
-/// Restricts a policy to workloads that name it, and adds it to a workload.
+/// Restricts a policy to workloads that reference it, and adds the reference to a workload.
 pub fn select(workload: &mut Workload, policy: &mut Authorization) {
     policy.scope = Scope::WorkloadSelector;
     workload

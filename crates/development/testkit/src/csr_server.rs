@@ -1,4 +1,4 @@
-//! A CSR API over loopback TLS, scripted.
+//! Scripted server of the CSR API over loopback TLS.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,16 +14,16 @@ use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use crate::{Pki, csr_api::CsrApi};
 
-/// The server's next answer; when nothing is scripted it issues the requested certificate.
+/// Scripted response of the server; without one, it issues the requested certificate.
 #[derive(Clone, Debug)]
 pub enum CsrAnswer {
-    /// A certificate for another identity.
+    /// Issues a certificate for another identity.
     For(Identity),
     /// Responds with this certificate chain to any request.
     Chain(Vec<String>),
-    /// A gRPC error.
+    /// Responds with a gRPC error.
     Error(Status),
-    /// No response at all.
+    /// Sends no response at all.
     Silence,
 }
 
@@ -36,11 +36,11 @@ pub struct SeenRequest {
     pub validity: i64,
     /// `ImpersonatedIdentity` of the metadata field.
     pub impersonated: Option<String>,
-    /// The call's headers.
+    /// Headers of the call.
     pub headers: MetadataMap,
 }
 
-/// The running server; it ends when dropped.
+/// Running server, which stops when dropped.
 #[derive(Debug)]
 pub struct CsrServer {
     /// Address of the server, whose certificate is for `localhost` and `127.0.0.1`.
@@ -57,7 +57,7 @@ struct Shared {
 }
 
 impl CsrServer {
-    /// Starts it on a free port of 127.0.0.1.
+    /// Starts the server on a free port of 127.0.0.1.
     pub async fn start(pki: Arc<Pki>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         Self::start_on(pki, listener)
@@ -85,7 +85,7 @@ impl CsrServer {
         self.shared.script.lock().push_back(answer);
     }
 
-    /// The calls so far.
+    /// Returns the calls so far.
     pub fn seen(&self) -> Vec<SeenRequest> {
         self.shared.seen.lock().clone()
     }

@@ -1,9 +1,10 @@
-//! Commands of documents, which tests run: README.md and the pages of the book (`docs/src`).
+//! Runs the commands of documents as tests: README.md and the pages of the book (`docs/src`).
 //!
-//! A comment before a block of commands names its runner: `<!-- run: lab -->` or `<!-- run: cluster -->`. A comment that
-//! contains commands itself, below `<!-- run: lab`, has steps that readers do not see, such as the making of a symptom.
-//! `<!-- not run: REASON -->` is for a block that no test runs. A line `$ COMMAND` begins a step; lines below it are its
-//! output, of which `…` leaves out what differs from run to run.
+//! A comment before a block of commands names its runner: `<!-- run: lab -->` or `<!-- run: cluster
+//! -->`. A comment that contains commands itself, below `<!-- run: lab`, has steps that readers do
+//! not see, for instance to provoke a symptom. `<!-- not run: REASON -->` is for a block that no
+//! test runs. A line `$ COMMAND` begins a step; lines below it are its output, in which `…`
+//! replaces parts that differ from run to run.
 
 use std::{
     fmt::Write as _,
@@ -15,11 +16,11 @@ use std::{
 };
 
 /// Pause between two attempts of a step.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Begin of a command that writes a file from the lines below it.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Start of a here-document: the command writes a file from the lines below it.
 const HERE_DOCUMENT: &str = "<<'END'";
 
-/// A command of a document, and the output that the document shows.
+/// Command of a document, with the output that the document shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Line of the document, from 1.
@@ -67,7 +68,7 @@ pub fn steps(text: &str, runner: &str) -> Vec<Step> {
     steps
 }
 
-/// Reads the steps of one block.
+/// Parses the steps of one block.
 fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<Step>) {
     let mut in_document = false;
     for (index, line) in block {
@@ -91,8 +92,8 @@ fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<Step>
 }
 
 impl Step {
-    /// Returns the first line that the document shows and the output does not have. A command without shown output must
-    /// succeed.
+    /// Returns the first line that the document shows and the output lacks. A command without shown
+    /// output must succeed.
     fn missing(&self, output: &Output) -> Option<String> {
         let text = text_of(output);
         let has = |shown: &&String| text.lines().any(|line| is_shown_by(line, shown));
@@ -106,7 +107,8 @@ impl Step {
     }
 }
 
-/// Whether a line of output is as a document shows it, regardless of the widths of columns.
+/// Returns whether a line of output matches a line of the document, regardless of the widths of
+/// columns.
 fn is_shown_by(line: &str, shown: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let line = words(line);
@@ -123,8 +125,8 @@ fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Carries out steps in order. Each is repeated until its output is as shown, since the mesh follows changes, but not at
-/// once; panics with the output if that takes longer than `timeout`.
+/// Runs steps in order. Each is repeated until its output is as shown, since the mesh needs a
+/// moment for changes; panics with the output if that takes longer than `timeout`.
 pub fn follow(steps: &[Step], timeout: Duration, run: impl Fn(&str) -> Output) {
     for step in steps {
         let deadline = Instant::now() + timeout;
@@ -140,7 +142,7 @@ pub fn follow(steps: &[Step], timeout: Duration, run: impl Fn(&str) -> Output) {
                 step.command,
                 text_of(&output)
             );
-            thread::sleep(PAUSE);
+            thread::sleep(RETRY_INTERVAL);
         }
     }
 }
@@ -204,7 +206,7 @@ $ docker push
     }
 
     #[test]
-    fn a_refusal_that_is_shown_is_no_failure() {
+    fn shown_failure_is_accepted() {
         let step = |command: &str, output: &[&str]| Step {
             line: 1,
             command: command.to_owned(),
@@ -218,9 +220,9 @@ $ docker push
 
     #[test]
     #[should_panic(expected = "line 1: echo a: no line \"b\" in:\na")]
-    fn output_that_never_comes_names_the_step() {
+    fn missing_output_names_the_step() {
         let steps = steps("<!-- run: lab\n$ echo a\nb\n-->", "lab");
-        // The line is that of the command.
+        // The line number is that of the command.
         assert_eq!(steps[0].line, 2);
         let first = Step {
             line: 1,

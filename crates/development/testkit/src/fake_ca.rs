@@ -1,4 +1,4 @@
-//! A certificate authority in memory.
+//! Certificate authority in memory.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::Pki;
 
-/// Issues at once, unless set to hold or to fail. Clones share everything.
+/// CA client that issues at once, unless set to hold or to fail. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct FakeCa {
     pki: Arc<Pki>,
@@ -35,7 +35,7 @@ struct State {
 }
 
 impl FakeCa {
-    /// Issues certificates of a mesh that live for `ttl`.
+    /// Creates an authority whose certificates have the lifetime `ttl`.
     pub fn new(pki: Arc<Pki>, ttl: Duration) -> Self {
         Self {
             pki,
@@ -62,7 +62,7 @@ impl FakeCa {
         });
     }
 
-    /// The next fetches are refused.
+    /// Makes this number of fetches be rejected.
     pub fn refuse(&self, fetches: usize) {
         self.answer(fetches, || {
             tonic::Status::unauthenticated("the fake CA is set to refuse")
@@ -74,17 +74,17 @@ impl FakeCa {
         failures.extend((0..fetches).map(|_| status()));
     }
 
-    /// Fetches work again.
+    /// Makes fetches succeed again.
     pub fn recover(&self) {
         self.state.lock().failures.clear();
     }
 
-    /// The requested identities, in order.
+    /// Returns the requested identities, in order.
     pub fn requested(&self) -> Vec<Identity> {
         self.state.lock().asked.clone()
     }
 
-    /// The greatest number of concurrent fetches so far.
+    /// Returns the maximum number of concurrent fetches so far.
     pub fn most_running(&self) -> usize {
         self.state.lock().most_running
     }

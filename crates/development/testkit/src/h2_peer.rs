@@ -1,11 +1,11 @@
-//! A scripted HTTP/2 server: runs the test's script, and panics on anything unexpected.
+//! Scripted HTTP/2 server: runs the test's script, and panics on anything unexpected.
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, server::SendResponse};
 use http::{Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// The server side of one connection.
+/// Server side of one connection.
 pub struct H2Peer<S> {
     connection: h2::server::Connection<S, Bytes>,
 }
@@ -36,7 +36,7 @@ pub struct OpenTunnel {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
-    /// Does the server's part of the handshake, with so many concurrent streams allowed.
+    /// Completes the server's side of the handshake, with a maximum of concurrent streams.
     pub async fn accept(io: S, max_streams: u32) -> Self {
         let connection = h2::server::Builder::new()
             .max_concurrent_streams(max_streams)
@@ -46,7 +46,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         Self { connection }
     }
 
-    /// The next CONNECT, whose authority must be `authority`.
+    /// Waits for the next CONNECT, whose authority must be `authority`.
     pub async fn expect_connect(&mut self, authority: &str) -> Tunnel {
         let tunnel = self
             .next()
@@ -58,7 +58,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         tunnel
     }
 
-    /// The next request, or `None` when the client closes the connection.
+    /// Waits for the next request; `None` when the client closes the connection.
     pub async fn next(&mut self) -> Option<Tunnel> {
         let (request, respond) = self.connection.accept().await?.expect("a request");
         let (head, body) = request.into_parts();
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_scripted_tunnel_runs_its_script() {
+    async fn scripted_tunnel_runs_its_script() {
         let (near, far) = tokio::io::duplex(64 * 1024);
         let client = ambit_rt::spawn("client", async move {
             let (mut send, connection) = h2::client::handshake(near).await.unwrap();

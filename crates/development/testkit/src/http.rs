@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-/// How long a server may be silent.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of a silent server.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,11 +18,12 @@ pub struct Response {
     pub body: String,
 }
 
-/// Sends a request to `host`, an address with its port, and reads the response. The request is of HTTP/1.0, so that the
-/// response ends with the connection and is not chunked.
+/// Sends a request to `host`, an address with its port, and reads the response. Uses HTTP/1.0, so
+/// that the response ends with the connection and is not chunked.
 ///
 /// # Errors
-/// Fails if there is no response, or if it is not one of HTTP.
+///
+/// If there is no response, or no valid one.
 pub fn request(
     host: &str,
     method: &str,
@@ -31,7 +32,7 @@ pub fn request(
     body: &str,
 ) -> io::Result<Response> {
     let mut stream = TcpStream::connect(host)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
     let mut head = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n");
     for (name, value) in headers {
         head += &format!("{name}: {value}\r\n");

@@ -1,5 +1,5 @@
-//! A stand-in for cert-manager's istio-csr: the CSR API as strict as it is there, over TLS under a root of its own. Keys of
-//! its authority and of its server are RSA, as they are by default.
+//! Simulates cert-manager's istio-csr: a CSR API with the same checks, over TLS under its own root.
+//! The keys of its authority and of its server are RSA, its default.
 
 use std::{
     collections::BTreeMap,
@@ -26,12 +26,12 @@ use tonic::{Request, Response, Status};
 
 use crate::csr_api::CsrApi;
 
-/// Longest life of its certificates, as it is by default.
-const LONGEST: Duration = Duration::from_secs(3600);
-/// Its name in a cluster.
+/// Maximum lifetime of its certificates, as by default.
+const MAX_LIFETIME: Duration = Duration::from_secs(3600);
+/// Host name of istio-csr in a cluster.
 pub const ISTIO_CSR_NAME: &str = "cert-manager-istio-csr.cert-manager.svc";
 
-/// The running server; it ends when dropped.
+/// Running server, which stops when dropped.
 #[derive(Debug)]
 pub struct IstioCsr {
     /// Address of the server, whose certificate is for [`ISTIO_CSR_NAME`] alone.
@@ -74,7 +74,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl IstioCsr {
-    /// Starts it on a listener. It knows accounts by their tokens, and lets `node_accounts` impersonate others.
+    /// Starts the server on a listener. It authenticates accounts by their tokens, and lets
+    /// `node_accounts` impersonate others.
     pub fn start_on(
         listener: TcpListener,
         accounts: &[(&str, &Identity)],
@@ -108,12 +109,12 @@ impl IstioCsr {
         }
     }
 
-    /// The root, as PEM.
+    /// Returns the root as PEM.
     pub fn root_pem(&self) -> &str {
         &self.shared.root_pem
     }
 
-    /// Identities of the certificates so far.
+    /// Returns the identities of issued certificates so far.
     pub fn issued(&self) -> Vec<Identity> {
         self.shared.issued.lock().clone()
     }
@@ -123,7 +124,7 @@ fn params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.not_before = (SystemTime::now() - Duration::from_secs(60)).into();
-    params.not_after = (SystemTime::now() + 24 * LONGEST).into();
+    params.not_after = (SystemTime::now() + 24 * MAX_LIFETIME).into();
     params
 }
 
@@ -146,7 +147,7 @@ fn serving(
 struct Service(Arc<Shared>);
 
 impl Service {
-    /// The identity that a call may have a certificate for, or why none.
+    /// Returns the identity that a call may request, or the error.
     fn identity(&self, request: &Request<IstioCertificateRequest>) -> Result<Identity, String> {
         let header = |name: &str| {
             let value = request.metadata().get(name);
@@ -172,7 +173,7 @@ impl Service {
         }
     }
 
-    /// The request, if it names nothing but one identity.
+    /// Parses a request that must name exactly one identity.
     fn request(text: &str, identity: &Identity) -> Result<CertificateSigningRequestParams, String> {
         let request = CertificateSigningRequestParams::from_pem(text);
         let request = request.map_err(|error| error.to_string())?;
@@ -201,7 +202,7 @@ impl IstioCertificateService for Service {
         let signed = Self::request(&request.csr, &identity).map_err(refuse)?;
         let requested = u64::try_from(request.validity_duration)
             .map_err(|_| Status::internal("failed to sign certificate request"))?;
-        let life = Duration::from_secs(requested).min(LONGEST);
+        let life = Duration::from_secs(requested).min(MAX_LIFETIME);
         let cert_chain = self.0.sign(signed, life);
         let cert_chain = cert_chain.map_err(|error| Status::internal(error.to_string()))?;
         self.0.issued.lock().push(identity);

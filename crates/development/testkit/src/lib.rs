@@ -1,7 +1,8 @@
-//! What tests share: waiting for a condition, a PKI, fake certificate authorities, scripted HTTP/2
-//! peers, builders of mesh objects, commands of documents, real Helm and real SPIRE. A dev-dependency only.
+//! Support for tests: waiting for a condition, a PKI, fake certificate authorities, scripted HTTP/2
+//! peers, builders of mesh objects, commands of documents, real Helm and real SPIRE. A
+//! dev-dependency only.
 //!
-//! Everything here panics with a clear text when a test is set up wrongly: that is its purpose.
+//! Functions panic with a clear message when a test is set up incorrectly.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::panic,

@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry's over HTTP/1.1, which takes everything.
+//! OpenTelemetry collector over HTTP/1.1, which accepts everything.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -14,7 +14,8 @@ use crate::until_blocking;
 /// Default port of OTLP over HTTP.
 const PORT: u16 = 4318;
 
-/// Variables by which a program exports to the collector of its own network: metrics ten times a second.
+/// Environment variables by which a program exports to the collector in its own network: metrics
+/// ten times a second.
 pub const OTLP_VARIABLES: [(&str, &str); 2] = [
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"),
     ("OTEL_METRIC_EXPORT_INTERVAL", "100"),
@@ -24,14 +25,15 @@ pub const OTLP_VARIABLES: [(&str, &str); 2] = [
 #[derive(Clone, Debug, Default)]
 pub struct OtlpCollector(Arc<Mutex<Vec<Message>>>);
 
-/// Message of a program, and the path that it was sent to.
+/// Path and body of a request.
 type Message = (String, Vec<u8>);
 
 impl OtlpCollector {
     /// Listens on loopback in the network namespace of the calling thread, and serves on threads.
     ///
     /// # Errors
-    /// When the port cannot be had.
+    ///
+    /// When the port cannot be bound.
     pub fn start() -> io::Result<Self> {
         Ok(Self::serve_at(PORT)?.0)
     }
@@ -39,7 +41,8 @@ impl OtlpCollector {
     /// Starts a collector on a free port; returns it with its endpoint.
     ///
     /// # Errors
-    /// When there is no port.
+    ///
+    /// When no port can be bound.
     pub fn start_anywhere() -> io::Result<(Self, String)> {
         let (collector, address) = Self::serve_at(0)?;
         Ok((collector, format!("http://{address}")))
@@ -86,12 +89,13 @@ impl OtlpCollector {
         }
     }
 
-    /// Waits until a program has sent a metric and a log record, by its service's name and by texts of theirs.
+    /// Waits until a program has exported a metric and a log record, searching for its service name
+    /// and for both texts.
     pub fn until_exported(&self, service: &str, metric: &str, message: &str) {
         for (path, text) in [("/v1/metrics", metric), ("/v1/logs", message)] {
             until_blocking(&format!("{text} of {service} is exported"), || {
                 let messages = self.0.lock();
-                // Texts stand in protobuf as they are.
+                // Protobuf contains texts verbatim.
                 messages
                     .iter()
                     .any(|(own, body)| own == path && holds(body, service) && holds(body, text))

@@ -1,4 +1,4 @@
-//! A mesh's certificates, made for a test.
+//! Certificates of a mesh, generated for a test.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,8 @@ use crate::SpiffeSvid;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Accepts aliases of the own trust domain, and the roots of meshes for trust domains, in place of those before.
+/// Replaces the accepted trust domains: aliases of the mesh's own, and the roots of other meshes
+/// for their trust domains.
 pub fn accept_trust_domains(domains: &TrustDomains, aliases: &[&str], roots: &[(&str, &Pki)]) {
     let roots = roots.iter();
     let contents = Contents {
@@ -27,7 +28,7 @@ pub fn accept_trust_domains(domains: &TrustDomains, aliases: &[&str], roots: &[(
     domains.replace(&contents).expect("roots");
 }
 
-/// Whether a server accepts a client, and the client accepts the server under its name.
+/// Returns whether a server accepts a client, and the client accepts the server under its name.
 pub async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
     let (near, far) = duplex(64 * 1024);
     let expected = std::slice::from_ref(server.identity());
@@ -38,7 +39,7 @@ pub async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
     client.is_ok() && server.is_ok()
 }
 
-/// A mesh with a root and an intermediate that signs.
+/// PKI of a mesh, with a root and an intermediate that signs.
 #[derive(Debug)]
 pub struct Pki {
     root: Authority,
@@ -54,14 +55,14 @@ impl Default for Pki {
 }
 
 impl Pki {
-    /// A new mesh; certificates of two meshes do not trust each other.
+    /// Creates a PKI; certificates of two PKIs do not trust each other.
     pub fn new() -> Self {
         Self::with_settings(TlsSettings::default())
     }
 
     /// Creates a PKI with other TLS settings.
     pub fn with_settings(settings: TlsSettings) -> Self {
-        // Backdated so that expired certificates can be made too.
+        // Backdated so that expired certificates can be issued, too.
         let born = SystemTime::now() - 30 * DAY;
         let root = Authority::new_root("test", 365 * DAY, born).expect("a root");
         let signer = root
@@ -83,7 +84,7 @@ impl Pki {
         )
     }
 
-    /// A certificate that is valid for a day.
+    /// Issues a certificate that is valid for a day.
     pub fn cert(&self, identity: &Identity) -> WorkloadCert {
         self.cert_for(identity, SystemTime::now(), DAY)
     }
@@ -93,7 +94,7 @@ impl Pki {
         self.cert(&spiffe_id.parse().expect("a SPIFFE id"))
     }
 
-    /// A certificate that expired an hour ago.
+    /// Issues a certificate that expired an hour ago.
     pub fn expired_cert(&self, identity: &Identity) -> WorkloadCert {
         self.cert_for(
             identity,
@@ -102,12 +103,12 @@ impl Pki {
         )
     }
 
-    /// A certificate issued at a given time.
+    /// Issues a certificate at a given time.
     pub fn cert_for(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> WorkloadCert {
         self.cert_with(&self.settings, identity, now, ttl)
     }
 
-    /// A certificate of this mesh with other TLS settings.
+    /// Issues a certificate with other TLS settings.
     pub fn cert_with(
         &self,
         settings: &TlsSettings,
@@ -128,12 +129,12 @@ impl Pki {
             .expect("a valid certificate")
     }
 
-    /// An X.509-SVID that is valid for `ttl`.
+    /// Issues an X.509-SVID that is valid for `ttl`.
     pub fn svid(&self, identity: &Identity, ttl: Duration) -> SpiffeSvid {
         self.svid_at(identity, SystemTime::now(), ttl)
     }
 
-    /// An X.509-SVID issued at a given time.
+    /// Issues an X.509-SVID at a given time.
     pub fn svid_at(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> SpiffeSvid {
         let (chain, key) = self
             .signer
@@ -146,20 +147,20 @@ impl Pki {
         }
     }
 
-    /// The root in DER, as SPIFFE bundles have it.
+    /// Returns the root in DER, as in SPIFFE bundles.
     pub fn bundle(&self) -> Vec<u8> {
         let roots = self.root.roots().iter();
         roots.flat_map(|root| root.to_vec()).collect()
     }
 
-    /// The CSR API's answer to a request.
+    /// Returns the CSR API's response to a request.
     pub fn answer(&self, request_pem: &str, identity: &Identity, ttl: Duration) -> Vec<String> {
         self.signer
             .issue(request_pem, identity, ttl, SystemTime::now())
             .expect("an issued certificate")
     }
 
-    /// A serving certificate for names and addresses.
+    /// Issues a serving certificate for names and addresses.
     pub fn serving(
         &self,
         names: &[&str],
@@ -170,7 +171,7 @@ impl Pki {
             .expect("a serving certificate")
     }
 
-    /// A revocation list (PEM) of the given certificates, by the intermediate.
+    /// Returns a revocation list (PEM) of the given certificates, signed by the intermediate.
     pub fn revoke(&self, certs: &[&WorkloadCert]) -> String {
         let leaves: Vec<_> = certs
             .iter()
@@ -181,26 +182,26 @@ impl Pki {
             .expect("a revocation list")
     }
 
-    /// A revocation list (PEM) of the intermediate itself, by the root.
+    /// Returns a revocation list (PEM) of the intermediate itself, signed by the root.
     pub fn revoke_intermediate(&self) -> String {
         self.root
             .revoke(self.signer.intermediates(), SystemTime::now())
             .expect("a revocation list")
     }
 
-    /// The root, as PEM.
+    /// Returns the root as PEM.
     pub fn root_pem(&self) -> String {
         self.root.root_pem()
     }
 
-    /// The root, in the form of clients' settings for the control plane.
+    /// Returns the root as a client's setting for the control plane.
     pub fn root_ca(&self) -> RootCa {
         RootCa::Pem(self.root_pem())
     }
 }
 
-/// A revocation list (PEM) of a certificate, by an authority in a directory of Istio's four files, which are given by
-/// `read`.
+/// Returns a revocation list (PEM) of a certificate, signed by an authority in Istio's four files,
+/// which `read` returns.
 pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
     let leaf = cert.chain().first().cloned();
     authority_of(read)
@@ -208,7 +209,7 @@ pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
         .expect("a revocation list")
 }
 
-/// The CSR API's answer of such an authority, for any identity.
+/// Returns the CSR API's response of such an authority, for any identity.
 pub fn answer_by(
     read: impl Fn(&str) -> String,
     request_pem: &str,

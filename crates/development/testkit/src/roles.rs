@@ -7,25 +7,26 @@ use serde_json::Value;
 
 use crate::ApiRequest;
 
-/// One permission that a request needs.
+/// Permission that a request needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Need {
+struct RequiredPermission {
     verb: &'static str,
     group: String,
     /// Resource with its subresource: `pods/status`.
     resource: String,
-    /// Empty for all, and for cluster-scoped objects.
+    /// Namespace; empty for all, and for cluster-scoped objects.
     namespace: String,
-    /// Empty for all.
+    /// Name of the object; empty for all.
     name: String,
 }
 
-/// The differences between roles and needs; texts such as `get core/secrets istio-ca-secret`.
+/// Differences between roles and needed permissions, as texts such as `get core/secrets
+/// istio-ca-secret`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Needed, and not granted.
+    /// Needed permissions that are not granted.
     pub refused: BTreeSet<String>,
-    /// Granted, and not needed.
+    /// Granted permissions that are not needed.
     pub unused: BTreeSet<String>,
 }
 
@@ -36,7 +37,7 @@ pub fn compare(requests: &[ApiRequest], objects: &[Value], name: &str) -> Differ
         .filter(|object| object["metadata"]["name"] == name)
         .flat_map(Grant::of)
         .collect();
-    let needs: BTreeSet<_> = requests.iter().flat_map(Need::of).collect();
+    let needs: BTreeSet<_> = requests.iter().flat_map(RequiredPermission::of).collect();
     let refused = needs
         .iter()
         .filter(|need| !grants.iter().any(|grant| grant.covers(need)));
@@ -44,7 +45,7 @@ pub fn compare(requests: &[ApiRequest], objects: &[Value], name: &str) -> Differ
         .iter()
         .filter(|grant| !needs.iter().any(|need| grant.covers(need)));
     Difference {
-        refused: refused.map(Need::text).collect(),
+        refused: refused.map(RequiredPermission::text).collect(),
         unused: unused.map(Grant::text).collect(),
     }
 }
@@ -56,8 +57,8 @@ fn text(verb: &str, group: &str, resource: &str, name: &str) -> String {
         .to_owned()
 }
 
-impl Need {
-    /// The permissions that a request needs; none for discovery, which is open to all.
+impl RequiredPermission {
+    /// Returns the permissions that a request needs; none for discovery, which is open to all.
     fn of(request: &ApiRequest) -> Vec<Self> {
         let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
@@ -76,7 +77,7 @@ impl Need {
             [resource, name, part] => (format!("{resource}/{part}"), *name),
             _ => return Vec::new(),
         };
-        // The API server takes the name that a list is restricted to as that of the request.
+        // The API server treats the name that a list is restricted to as the request's name.
         let query = query.replace("%3D", "=");
         let selected = query.split('&').find_map(|pair| {
             let (_, name) = pair.split_once("fieldSelector=metadata.name=")?;
@@ -117,7 +118,7 @@ impl Need {
     }
 }
 
-/// One verb for one resource that a role grants.
+/// Verb for one resource that a role grants.
 #[derive(Debug)]
 struct Grant {
     verb: String,
@@ -125,7 +126,7 @@ struct Grant {
     resource: String,
     /// Namespace; empty for everywhere.
     namespace: String,
-    /// Empty: any name.
+    /// Names of objects; empty for any name.
     names: Vec<String>,
 }
 
@@ -155,7 +156,7 @@ impl Grant {
         grants
     }
 
-    fn covers(&self, need: &Need) -> bool {
+    fn covers(&self, need: &RequiredPermission) -> bool {
         self.verb == need.verb
             && self.group == need.group
             && self.resource == need.resource
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_are_compared_with_requested_rights() {
+    fn roles_are_compared_with_requested_permissions() {
         let role = |kind: &str, rules: Value| {
             let mut role = json!({"kind": kind, "metadata": {"name": "r"}, "rules": rules});
             if kind == "Role" {

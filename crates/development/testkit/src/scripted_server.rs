@@ -1,4 +1,4 @@
-//! A server of HTTP/1.1 that responds by the path of a request, and records the requests.
+//! HTTP/1.1 server that responds by the path of a request, and records the requests.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Server of HTTP/1.1, whose responses have no bodies. It ends with the process.
+/// HTTP/1.1 server, whose responses have no bodies. It stops with the process.
 #[derive(Debug)]
 pub struct ScriptedServer {
     /// Address of the server, on the loopback interface.

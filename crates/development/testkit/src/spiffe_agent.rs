@@ -1,4 +1,5 @@
-//! A SPIFFE agent like SPIRE's: the Workload API and the Delegated Identity API on Unix sockets, scripted.
+//! Scripted SPIFFE agent like SPIRE's: the Workload API and the Delegated Identity API on Unix
+//! sockets.
 
 use std::{collections::BTreeMap, path::PathBuf, pin::Pin};
 
@@ -23,7 +24,7 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status, transport::Server};
 
-/// An X.509-SVID that the agent sends.
+/// X.509-SVID that the agent sends.
 #[derive(Clone, Default)]
 pub struct SpiffeSvid {
     /// SPIFFE ID in the message.
@@ -42,7 +43,7 @@ impl std::fmt::Debug for SpiffeSvid {
     }
 }
 
-/// Contents of the agent: SVIDs and bundles.
+/// State of the agent: SVIDs and bundles.
 #[derive(Clone, Debug, Default)]
 pub struct SpiffeEntries {
     /// SVIDs of the process that calls the Workload API.
@@ -51,7 +52,7 @@ pub struct SpiffeEntries {
     pub delegated: BTreeMap<(String, String), (Vec<SpiffeSvid>, Vec<String>)>,
     /// Concatenated DER certificates by trust domain.
     pub bundles: BTreeMap<String, Vec<u8>>,
-    /// Callers of the Delegated Identity API are refused.
+    /// Whether callers of the Delegated Identity API are rejected.
     pub refuses_delegates: bool,
 }
 
@@ -68,7 +69,7 @@ impl SpiffeEntries {
     }
 }
 
-/// The agent; it ends when dropped.
+/// Running agent, which stops when dropped.
 #[derive(Debug)]
 pub struct SpiffeAgent {
     directory: tempfile::TempDir,
@@ -88,12 +89,12 @@ impl SpiffeAgent {
         agent
     }
 
-    /// The socket of the Workload API, as a setting.
+    /// Returns the socket of the Workload API, as a setting.
     pub fn workload_socket(&self) -> String {
         format!("unix://{}", self.path("workload.sock").display())
     }
 
-    /// The socket of the Delegated Identity API, as a setting.
+    /// Returns the socket of the Delegated Identity API, as a setting.
     pub fn admin_socket(&self) -> String {
         format!("unix://{}", self.path("admin.sock").display())
     }
@@ -103,11 +104,11 @@ impl SpiffeAgent {
         self.entries.send_modify(change);
     }
 
-    /// Ends all streams, and listens no more.
+    /// Ends all streams, and stops listening.
     pub fn stop(&mut self) {
         self.servers.clear();
         for name in ["workload.sock", "admin.sock"] {
-            // The first start has none to remove.
+            // At the first start no socket exists.
             let _gone = std::fs::remove_file(self.path(name));
         }
     }

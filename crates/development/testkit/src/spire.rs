@@ -1,4 +1,4 @@
-//! Real SPIRE: a server and an agent as processes, with entries of a test.
+//! Real SPIRE: a server and an agent as processes, with registration entries of a test.
 
 use std::{
     fs,
@@ -12,14 +12,14 @@ use crate::{binary, until_within};
 
 /// SPIFFE ID of the agent's node.
 const NODE: &str = "spiffe://cluster.local/node";
-/// SPIFFE ID of the process that may ask for the identities of others.
+/// SPIFFE ID of the process that may request the identities of others.
 const DELEGATE: &str = "spiffe://cluster.local/ns/istio-system/sa/ztunnel";
 /// Selectors of the test's own process.
 const SELF: &[&str] = &["unix:uid:0"];
 /// Timeout of a start.
 const START: Duration = Duration::from_secs(60);
 
-/// A server of trust domain `cluster.local` and an agent; both end when dropped.
+/// Server of trust domain `cluster.local` and an agent; both stop when dropped.
 #[derive(Debug)]
 pub struct Spire {
     directory: tempfile::TempDir,
@@ -96,7 +96,7 @@ plugins {{
         spire
     }
 
-    /// Starts an agent that joins anew.
+    /// Starts an agent with a new join token.
     pub fn start_agent(&mut self) {
         let token = self.run(&["token", "generate", "-spiffeID", NODE]);
         let token = token.trim().trim_start_matches("Token: ").to_owned();
@@ -113,7 +113,7 @@ plugins {{
             end(&mut agent);
         }
         for name in ["private/admin.sock", "public/workload.sock"] {
-            // The next one listens anew.
+            // The next agent binds the socket again.
             let _gone = fs::remove_file(self.path(name));
         }
     }
@@ -146,12 +146,12 @@ plugins {{
         self.run(&["bundle", "delete", "-id", id, "-mode", "dissociate"]);
     }
 
-    /// The socket of the Workload API, as a setting.
+    /// Returns the socket of the Workload API, as a setting.
     pub fn workload_socket(&self) -> String {
         format!("unix://{}", self.path("public/workload.sock").display())
     }
 
-    /// The socket of the Delegated Identity API, as a setting.
+    /// Returns the socket of the Delegated Identity API, as a setting.
     pub fn admin_socket(&self) -> String {
         format!("unix://{}", self.path("private/admin.sock").display())
     }
@@ -214,7 +214,7 @@ fn process(directory: &Path, name: &str, arguments: &[&str]) -> Child {
 }
 
 fn end(child: &mut Child) {
-    // One that has ended already needs no more.
+    // The process may have ended already.
     let _ended = child.kill();
     let _reaped = child.wait();
 }

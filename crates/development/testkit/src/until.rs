@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Timeout of a condition, much longer than usual even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Maximum pause between two checks.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Waits until `condition` holds; panics, naming `what`, if it does not within 20 seconds.
 #[track_caller]
@@ -40,7 +40,7 @@ pub fn until_some<T>(
                 tokio::task::yield_now().await;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_POLL_INTERVAL);
         }
     }
 }
@@ -70,7 +70,7 @@ pub fn until_within(timeout: Duration, what: &str, mut condition: impl FnMut() -
     while !condition() {
         assert!(Instant::now() < deadline, "not within {timeout:?}: {what}");
         std::thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_POLL_INTERVAL);
     }
 }
 
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_condition_that_comes_true_ends_the_wait() {
+    async fn true_condition_ends_the_wait() {
         let mut looks = 0;
         until("three looks", || {
             looks += 1;

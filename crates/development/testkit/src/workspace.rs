@@ -1,13 +1,14 @@
-//! Where cargo has put what tests run.
+//! Paths of cargo's build results that tests run.
 
 use std::path::{Path, PathBuf};
 
-/// Cargo's target directory.
+/// Returns cargo's target directory.
 pub fn target() -> PathBuf {
     above(3)
 }
 
-/// A binary of the workspace. The tests' own are in `target/<profile>/deps`, the others one above.
+/// Returns the path of a binary of the workspace. Test binaries are in `target/<profile>/deps`, the
+/// others in the directory above.
 pub fn binary(name: &str) -> PathBuf {
     let path = above(2).join(name);
     assert!(

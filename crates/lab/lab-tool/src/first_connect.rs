@@ -1,5 +1,5 @@
-//! What a program sees that connects as soon as it runs: when its first answer came, and what was
-//! tried in vain before.
+//! Measures the first connection of a program: when the first response arrived, and the failed
+//! attempts before it.
 
 use std::{
     io::{self, Read, Write},
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(2);
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         if start.elapsed() > args.give_up {
             break None;
         }
-        thread::sleep(PAUSE);
+        thread::sleep(RETRY_PAUSE);
     };
     let unix = unix
         .duration_since(SystemTime::UNIX_EPOCH)

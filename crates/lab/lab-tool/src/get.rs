@@ -1,4 +1,5 @@
-//! Clients for people and simple tests: one GET, again and again if wanted; a connection that is held.
+//! Clients for people and simple tests: one GET, optionally repeated; a connection that is kept
+//! open.
 
 use std::{
     io,
@@ -63,7 +64,7 @@ fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     Err(last)
 }
 
-/// curl's exit code for a failure: callers must not take one for another.
+/// Returns curl's exit code for a failure: callers must be able to distinguish them.
 fn exit_code(error: &io::Error) -> u8 {
     use io::ErrorKind as E;
     match error.kind() {
@@ -84,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// The exit code when a server does that with the connection.
+    /// Returns the exit code when a server handles the connection with `serve`.
     fn code(serve: impl FnOnce(TcpStream) + Send + 'static) -> u8 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn failures_have_the_codes_of_curl() {
-        // What is closed with something unread in it is reset.
+        // A socket that is closed with unread data is reset.
         let reset = |stream: TcpStream| {
             stream.peek(&mut [0]).unwrap();
         };

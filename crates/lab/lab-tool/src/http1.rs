@@ -1,5 +1,5 @@
-//! As much of an HTTP/1.1 client as a measurement needs: one request after the other on a connection,
-//! and errors that keep refused, reset, closed, late and wrong apart.
+//! Minimal HTTP/1.1 client for measurements: sequential requests on a connection, and errors that
+//! distinguish refused, reset, closed, late and wrong responses.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -8,11 +8,11 @@ use std::{
 };
 
 /// Maximum size of the headers of a request or response.
-pub(crate) const MAX_HEAD: u64 = 16 * 1024;
+pub(crate) const MAX_HEAD_BYTES: u64 = 16 * 1024;
 /// Maximum headers of a response.
 const MAX_HEADERS: usize = 64;
 /// Maximum size of a body.
-const MAX_BODY: u64 = 1 << 20;
+const MAX_BODY_BYTES: u64 = 1 << 20;
 
 /// A parsed `http://HOST[:PORT]/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Url {
     }
 }
 
-/// The first address of `HOST:PORT`.
+/// Resolves `HOST:PORT` to its first address.
 pub(crate) fn resolve(target: &str) -> io::Result<SocketAddr> {
     target
         .to_socket_addrs()?
@@ -122,7 +122,7 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
     } = read_head(reader)?;
     let mut body = String::new();
     let read = reader
-        .take(length.min(MAX_BODY))
+        .take(length.min(MAX_BODY_BYTES))
         .read_to_string(&mut body)?;
     match u64::try_from(read) {
         Ok(read) if read == length => Ok(Answer {
@@ -138,7 +138,7 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
 fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
     let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
     let mut head = Vec::new();
-    let mut reader = reader.take(MAX_HEAD);
+    let mut reader = reader.take(MAX_HEAD_BYTES);
     loop {
         let read = reader.read_until(b'\n', &mut head)?;
         if read == 0 || !head.ends_with(b"\n") {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_to_its_length_and_no_further() {
+    fn response_is_read_exactly_to_its_length() {
         let mut reader = io::Cursor::new(
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 404 No\r\n\r\n",
         );
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_answer_is_an_early_end_wherever_it_is_cut() {
+    fn truncated_response_is_an_early_end() {
         let whole = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
         for cut in 0..whole.len() {
             assert_eq!(answer(&whole[..cut]), Err(io::ErrorKind::UnexpectedEof));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_is_wrong_rather_than_closed() {
+    fn bytes_other_than_http_are_a_wrong_response() {
         assert_eq!(answer("SSH-2.0\r\n"), Err(io::ErrorKind::InvalidData));
     }
 

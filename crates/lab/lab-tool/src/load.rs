@@ -1,7 +1,7 @@
-//! A steady load: so many requests a second on keep-alive connections, so many on new ones, and
-//! connections that stay open, each on a thread of its own. One thread accounts for them.
+//! Steady load: a fixed rate of requests on keep-alive connections, another on new connections, and
+//! connections that stay open, each on a thread of its own. One thread collects the results.
 
-mod pace;
+mod schedule;
 mod tally;
 mod worker;
 
@@ -25,12 +25,12 @@ use crate::{
     http1::{Url, resolve},
     signals,
 };
-use pace::Pace;
+use schedule::Schedule;
 use tally::{Finished, Mode, Tally, milliseconds};
 use worker::{Clock, Task, Worker};
 
 /// Interval of printing the intermediate sums.
-const PROGRESS: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -123,7 +123,7 @@ fn account(
     ended: &AtomicBool,
 ) {
     let mut running = false;
-    let mut next_progress = PROGRESS;
+    let mut next_progress = PROGRESS_INTERVAL;
     // Time of the stop: requests in flight may still finish.
     let mut stopped = None;
     loop {
@@ -141,7 +141,7 @@ fn account(
             print(&json!({"event": "running", "at": now.as_secs_f64(), "unix": clock.at(now)}));
         }
         if progress && now >= next_progress {
-            next_progress += PROGRESS;
+            next_progress += PROGRESS_INTERVAL;
             let sums = tally.summaries(now);
             print(&json!({"event": "progress", "at": now.as_secs_f64(), "modes": sums}));
         }
@@ -188,10 +188,10 @@ fn print(line: &serde_json::Value) {
 /// Returns workers with their tasks; names are resolved once, to exclude resolution from the measurement.
 fn workers(args: &Args) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
-    let worker = |mode, number, pace, address, task| Worker {
+    let worker = |mode, number, schedule, address, task| Worker {
         mode,
         number,
-        pace,
+        schedule,
         address,
         timeout: args.timeout,
         task,
@@ -209,8 +209,8 @@ fn workers(args: &Args) -> io::Result<Vec<Worker>> {
                     url: url.clone(),
                     expect: args.expect.clone(),
                 };
-                let pace = Pace::share(rate, number, count);
-                worker(mode, number, pace, address, task)
+                let schedule = Schedule::share(rate, number, count);
+                worker(mode, number, schedule, address, task)
             }));
         }
     }
@@ -218,8 +218,8 @@ fn workers(args: &Args) -> io::Result<Vec<Worker>> {
         let address = address(echo)?;
         workers.extend((0..args.long).map(|number| {
             let first = args.long_every * number / args.long.max(1);
-            let pace = Pace::every(args.long_every, first);
-            worker(Mode::Long, number, pace, address, Task::Echo)
+            let schedule = Schedule::every(args.long_every, first);
+            worker(Mode::Long, number, schedule, address, Task::Echo)
         }));
     }
     Ok(workers)

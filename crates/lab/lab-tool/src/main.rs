@@ -1,5 +1,5 @@
-//! Programs for pods of a lab or a cluster, so that nothing else needs to be in them: servers that say
-//! who called, clients that call again and again, and a steady load that accounts for every failure.
+//! Programs for pods of a lab or a cluster, so that pods need nothing else: servers that report the
+//! caller, clients that repeat calls, and a steady load that records every failure.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -22,8 +22,8 @@ use crate::args::{Args, Tool};
 
 fn main() -> ExitCode {
     let tool = Args::parse().tool;
-    // The load ends by signals with a summary. Anything else that is the first process of a container would not be
-    // ended by a signal.
+    // The load handles signals itself, and prints a summary. As the first process of a container,
+    // other programs would ignore them.
     if !matches!(tool, Tool::Load(_)) {
         signals::end_process();
     }

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             scope.spawn(move || serve::echo(tcp)),
             scope.spawn(move || serve::serve(grpc, health)),
         ];
-        // One that cannot listen does not stop the others: its probe fails.
+        // A server that cannot listen does not stop the others: its probe fails.
         for server in servers {
             drop(server.join());
         }
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Calls a method; gives the body and the status in header or trailers.
+    /// Calls a method; returns the body, and the status from header or trailers.
     async fn call(port: u16, path: &str) -> (Vec<u8>, String) {
         let stream = tokio::net::TcpStream::connect(("127.0.0.1", port))
             .await

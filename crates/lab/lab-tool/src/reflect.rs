@@ -1,4 +1,4 @@
-//! An HTTP server that shows what reached it: each answer is the head of its request.
+//! HTTP server that reflects requests: each response is the head of its request.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -6,10 +6,10 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{http1::MAX_HEAD, serve};
+use crate::{http1::MAX_HEAD_BYTES, serve};
 
 /// Path prefix under which requests get no response.
-const SILENT: &str = "/silent";
+const SILENT_PATH: &str = "/silent";
 
 /// Serves HTTP that reflects requests.
 pub(crate) fn http(port: u16) -> ExitCode {
@@ -20,7 +20,7 @@ fn reflect(mut stream: TcpStream) -> io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     while let Some(head) = head(&mut reader)? {
         let target = head.split(' ').nth(1).unwrap_or_default();
-        if target.starts_with(SILENT) {
+        if target.starts_with(SILENT_PATH) {
             return io::copy(&mut reader, &mut io::sink()).map(drop);
         }
         let length = head.len();
@@ -32,10 +32,11 @@ fn reflect(mut stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// The head of a request without a body; `None` when the client has finished or sends more than a head may hold.
+/// Reads the head of a request without a body; `None` when the client has finished or exceeds the
+/// maximum head.
 fn head(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut head = String::new();
-    let mut limited = reader.take(MAX_HEAD);
+    let mut limited = reader.take(MAX_HEAD_BYTES);
     loop {
         let mut line = String::new();
         if limited.read_line(&mut line)? == 0 {

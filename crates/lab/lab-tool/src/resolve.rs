@@ -1,4 +1,4 @@
-//! One DNS question, and all of its answer: what `getent` hides.
+//! Sends one DNS query and prints the complete answer, of which `getent` shows only a part.
 
 use std::{
     fs,
@@ -37,7 +37,8 @@ pub(crate) struct Args {
     timeout: u64,
 }
 
-/// Prints the code and the records; exits with 0 for NOERROR, 2 for another code, 1 without an answer.
+/// Prints the response code and the records; exits with 0 for NOERROR, 2 for another code, 1
+/// without an answer.
 #[expect(clippy::print_stdout, reason = "its output is the answer")]
 pub(crate) fn run(args: &Args) -> ExitCode {
     match ask(args) {

@@ -41,7 +41,7 @@ pub(crate) fn echo(port: u16) -> ExitCode {
     })
 }
 
-/// A listener for all addresses: IPv4 too, where the kernel has both families.
+/// Opens a listener for all addresses: also for IPv4, if the kernel has both families.
 pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_path_of_its_own_is_answered_slowly() {
+    fn only_the_slow_path_is_answered_slowly() {
         assert_eq!(lines("GET /slowly/20?a HTTP/1.1\r\n"), Some(200));
         for request in ["GET / HTTP/1.1\r\n", "GET /slowly/x HTTP/1.1\r\n", ""] {
             assert_eq!(lines(request), None, "{request}");

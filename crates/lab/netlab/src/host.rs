@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 
 use crate::new_netns;
 
-/// The failed operation, and its namespace.
+/// Error with the failed operation and its namespace.
 #[derive(Debug, thiserror::Error)]
 #[error("{host}: cannot {what}")]
 pub struct HostError {
@@ -42,7 +42,7 @@ enum Cause {
 
 impl From<rtnetlink::Error> for Cause {
     fn from(error: rtnetlink::Error) -> Self {
-        // The library prints kernel errors with the whole answer; the errno alone is enough.
+        // The library prints kernel errors with the whole reply; the errno alone is enough.
         match error {
             rtnetlink::Error::NetlinkError(message) => Self::Io(message.to_io()),
             other => Self::Netlink(other.to_string()),
@@ -72,7 +72,7 @@ impl Host {
     /// Creates a network namespace with loopback up.
     ///
     /// # Errors
-    /// When namespaces cannot be made.
+    /// When namespaces cannot be created.
     pub async fn new(name: impl Into<String>) -> Result<Self, HostError> {
         let name = name.into();
         let netns = new_netns().map_err(|source| HostError {
@@ -101,7 +101,7 @@ impl Host {
         }
     }
 
-    /// Works on a namespace that exists already.
+    /// Works on an existing namespace.
     ///
     /// # Errors
     /// When the namespace cannot be entered.
@@ -155,10 +155,10 @@ impl Host {
         done.map_err(|error| self.error(format!("set {key} to {value}"), error))
     }
 
-    /// The index of an interface; `None` if there is none of that name.
+    /// Returns the index of an interface; `None` if there is none of that name.
     ///
     /// # Errors
-    /// Of the kernel.
+    /// Errors of the kernel.
     pub async fn find(&self, link: &str) -> Result<Option<u32>, HostError> {
         let mut links = self.netlink.link().get().match_name(link).execute();
         match links.try_next().await {
@@ -168,11 +168,12 @@ impl Host {
         }
     }
 
-    /// Adds a bridge with a hardware address of its own and brings it up. Without one the kernel gives it the lowest of
-    /// its ports', so that each port that comes or goes may make stale what neighbours know of the gateway.
+    /// Adds a bridge with a hardware address of its own and brings it up. Without one the kernel
+    /// assigns the lowest address of its ports, so that each added or removed port may invalidate
+    /// the neighbours' entry of the gateway.
     ///
     /// # Errors
-    /// Of the kernel; an interface of that name exists, for instance.
+    /// Errors of the kernel: an interface of that name exists, for instance.
     pub async fn bridge(&self, name: &str) -> Result<(), HostError> {
         let what = || format!("add bridge {name}");
         let address = random_hardware_address().map_err(|error| self.error(what(), error))?;
@@ -184,9 +185,9 @@ impl Host {
     /// Adds a pair of virtual interfaces, one end here, the other in `peer`; both are down.
     ///
     /// # Errors
-    /// Of the kernel; an interface of that name exists, for instance.
+    /// Errors of the kernel: an interface of that name exists, for instance.
     pub async fn veth(&self, name: &str, peer: &Self, peer_name: &str) -> Result<(), HostError> {
-        // The peer's own name may be taken here: it is given once the peer is where it belongs.
+        // The peer's final name may be taken here: it is set once the peer is in its namespace.
         let passing = format!("p{}", name.chars().take(14).collect::<String>());
         let what = || format!("connect {name} with {peer_name} of {}", peer.name);
         let message = LinkVeth::new(name, &passing).build();
@@ -204,7 +205,7 @@ impl Host {
     /// Brings an interface up.
     ///
     /// # Errors
-    /// Of the kernel, or when there is no such interface.
+    /// Errors of the kernel, or when there is no such interface.
     pub async fn up(&self, link: &str) -> Result<(), HostError> {
         let index = self.index(link).await?;
         let message = LinkUnspec::new_with_index(index).up().build();
@@ -215,7 +216,7 @@ impl Host {
     /// Attaches an interface to a bridge.
     ///
     /// # Errors
-    /// Of the kernel, or when either does not exist.
+    /// Errors of the kernel, or when either does not exist.
     pub async fn attach(&self, link: &str, bridge: &str) -> Result<(), HostError> {
         let bridge_index = self.index(bridge).await?;
         let index = self.index(link).await?;
@@ -229,7 +230,7 @@ impl Host {
     /// Adds an address to an interface, usable at once (no duplicate detection); an existing one is no error.
     ///
     /// # Errors
-    /// Of the kernel, or when there is no such interface.
+    /// Errors of the kernel, or when there is no such interface.
     pub async fn address(&self, link: &str, address: IpNet) -> Result<(), HostError> {
         let index = self.index(link).await?;
         let mut request = self
@@ -248,10 +249,10 @@ impl Host {
         done.map_err(|error| self.error(format!("give {link} the address {address}"), error))
     }
 
-    /// The addresses of an interface.
+    /// Returns the addresses of an interface.
     ///
     /// # Errors
-    /// Of the kernel, or when there is no such interface.
+    /// Errors of the kernel, or when there is no such interface.
     pub async fn addresses(&self, link: &str) -> Result<Vec<IpNet>, HostError> {
         let index = self.index(link).await?;
         let request = self.netlink.address().get().set_link_index_filter(index);
@@ -277,7 +278,7 @@ impl Host {
     /// Adds or replaces a route: through a gateway, or straight onto a link.
     ///
     /// # Errors
-    /// Of the kernel, or when there is no such interface.
+    /// Errors of the kernel, or when there is no such interface.
     pub async fn route(
         &self,
         destination: IpNet,
@@ -319,7 +320,7 @@ impl Host {
     /// Removes an interface; it is no error if there is none of that name.
     ///
     /// # Errors
-    /// Of the kernel.
+    /// Errors of the kernel.
     pub async fn remove(&self, link: &str) -> Result<(), HostError> {
         let Some(index) = self.find(link).await? else {
             return Ok(());
@@ -328,10 +329,10 @@ impl Host {
         done.map_err(|error| self.error(format!("remove interface {link}"), error))
     }
 
-    /// The names of the interfaces.
+    /// Returns the names of the interfaces.
     ///
     /// # Errors
-    /// Of the kernel.
+    /// Errors of the kernel.
     pub async fn links(&self) -> Result<Vec<String>, HostError> {
         let links: Vec<_> = self
             .netlink

@@ -1,7 +1,8 @@
-//! Network namespaces as nodes and pods: made, wired and addressed, for the lab and for tests.
+//! Network namespaces as nodes and pods, for the lab and for tests: creates them, connects them,
+//! and assigns addresses.
 //!
-//! A namespace here is anonymous: it exists as long as a descriptor or a process holds it, and is never
-//! mounted anywhere, so nothing is left when its owner dies. Knows nothing of meshes.
+//! A namespace here is anonymous: it exists as long as a descriptor or a process holds it, and is
+//! never mounted anywhere, so nothing is left when its owner dies. Knows nothing of meshes.
 #![forbid(unsafe_code)]
 
 mod host;

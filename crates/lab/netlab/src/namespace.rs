@@ -1,4 +1,4 @@
-//! One namespace and the process that holds it.
+//! Network namespace with the process that holds it.
 
 use std::{
     ffi::OsStr,
@@ -57,7 +57,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // It may have died by itself; then there is nothing to end.
+        // The process may have ended already.
         let _ended = self.0.kill();
         let _reaped = self.0.wait();
     }

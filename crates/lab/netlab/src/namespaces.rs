@@ -1,4 +1,4 @@
-//! Making namespaces: one for the network of a node or pod, or a whole private world for a process.
+//! Creates namespaces: one for the network of a node or pod, or a whole private set for a process.
 
 use std::{fs, io, thread};
 
@@ -22,7 +22,7 @@ pub fn new_netns() -> io::Result<Netns> {
 /// The isolation of a process. Network, mounts, process ids, host name and IPC are always separate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// A user namespace only if the caller lacks the rights without one.
+    /// A user namespace only if the caller lacks privileges without one.
     AsNeeded,
     /// A user namespace in any case, in which the caller is root.
     UserNamespace,

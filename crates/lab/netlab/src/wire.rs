@@ -1,4 +1,4 @@
-//! Links between namespaces.
+//! Links between namespaces: veth pairs and bridges.
 
 use crate::{LabError, Namespace};
 
@@ -21,7 +21,7 @@ impl Link<'_> {
             addresses,
         } = self;
         for address in *addresses {
-            // `nodad`: an IPv6 address would else be unusable for a second.
+            // `nodad`: without it an IPv6 address is unusable for a second.
             let nodad = if address.contains(':') { " nodad" } else { "" };
             namespace.ip(&format!("addr add {address} dev {interface}{nodad}"))?;
         }
@@ -29,7 +29,7 @@ impl Link<'_> {
     }
 }
 
-/// A veth pair between two namespaces.
+/// Connects two namespaces by a veth pair.
 ///
 /// # Errors
 /// When an interface exists already or an address is malformed.
@@ -56,7 +56,7 @@ pub fn bridge(at: Link<'_>) -> Result<(), LabError> {
     at.configure()
 }
 
-/// A veth pair from a bridge to another namespace.
+/// Connects a bridge with another namespace by a veth pair.
 ///
 /// # Errors
 /// When an interface exists already or an address is malformed.

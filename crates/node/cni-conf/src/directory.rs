@@ -1,8 +1,8 @@
-//! A directory of network configurations, and which of its files a runtime takes.
+//! A directory of network configurations, and which of its files a runtime uses.
 //!
-//! Runtimes take the first file by name that ends in `.conf`, `.conflist` or `.json` and is valid; some
-//! stop at a broken one before it. A broken file that is young is still being written: we wait for it,
-//! since taking the next file would give pods another network.
+//! Runtimes use the first valid file by name that ends in `.conf`, `.conflist` or `.json`; some
+//! stop at a broken one before it. A recently written broken file is assumed to be still being
+//! written: we wait for it, since using the next file would give pods another network.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::network::{Invalid, Network};
 pub const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Maximum size of a file.
-const MAX_FILE: u64 = 4 * 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 
 /// A file of the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,8 +87,8 @@ impl ConfFile {
     }
 }
 
-/// Reads every file a runtime would look at, in the order of their names. A directory that is not
-/// there is empty.
+/// Reads every file a runtime would look at, in the order of their names. A missing directory
+/// counts as empty.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -109,7 +109,7 @@ pub fn read(directory: &Path) -> io::Result<Vec<ConfFile>> {
         }
         let (text, age) = match open(&entry.path()) {
             Ok((text, age)) => (Ok(text), age),
-            // Gone since the directory was read.
+            // The file was removed since the directory was read.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && !entry.file_type()?.is_symlink() =>
             {
@@ -135,7 +135,7 @@ fn open(path: &Path) -> io::Result<(String, Duration)> {
     // A modification time in the future was written before the clock was set.
     let age = SystemTime::now().duration_since(metadata.modified()?);
     let mut text = String::new();
-    file.take(MAX_FILE).read_to_string(&mut text)?;
+    file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
     Ok((text, age.unwrap_or(Duration::MAX)))
 }
 
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_young_broken_file_is_waited_for() {
+    fn recently_written_broken_file_is_waited_for() {
         let files = [
             file("10-a.conflist", "{\"na", Duration::from_millis(5)),
             file("20-b.conflist", &list("b"), OLD),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_only_the_runtime_may_read_is_not_passed_over() {
+    fn file_readable_only_by_the_runtime_is_not_skipped() {
         let mut linked = file("10-a.conflist", "", Duration::MAX);
         linked.text = Err("no such file".to_owned());
         let files = [
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_read_where_they_lead() {
+    fn symbolic_links_are_followed() {
         let dir = tempfile::tempdir().unwrap();
         let conf = dir.path().join("net.d");
         fs::create_dir(&conf).unwrap();

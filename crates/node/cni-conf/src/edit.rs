@@ -1,4 +1,5 @@
-//! Our entry in another owner's list of plugins: appended last, removed without a trace.
+//! Adds and removes Ambit's entry in another owner's list of plugins: appended last, removed
+//! without a trace.
 
 use serde_json::{Value, value::RawValue};
 
@@ -7,7 +8,8 @@ use crate::{
     json::{self, Object},
 };
 
-/// The list with `entry` as its last plugin and no other of our kind; `None` if it is so already.
+/// Returns the list with `entry` as its last plugin and no other entry of Ambit's; `None` if
+/// nothing changes.
 ///
 /// # Errors
 /// When `text` is not a list of plugins.
@@ -62,7 +64,7 @@ pub fn unchain(text: &str) -> Result<Option<String>, serde_json::Error> {
     Ok(Some(result))
 }
 
-/// One plugin in the text: `gap` is where the one before it ends, or the list begins.
+/// One plugin in the text; `gap` is the end of the previous one, or the beginning of the list.
 struct Element {
     gap: usize,
     start: usize,
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entry_goes_last_in_the_style_of_the_file() {
+    fn entry_is_appended_in_the_style_of_the_file() {
         let text = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"}\n  ],\n  \"x\": 1.50\n}\n";
         let expected = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"},\n    {\"type\":\"ambit-cni\",\"n\":1}\n  ],\n  \"x\": 1.50\n}\n";
         assert_eq!(chained(text), expected);
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_ours_alone_becomes_empty() {
+    fn list_with_only_our_plugin_becomes_empty() {
         let text = r#"{"plugins":[ {"type":"ambit-cni"} ]}"#;
         assert_eq!(unchain(text).unwrap().unwrap(), r#"{"plugins":[  ]}"#);
         assert_eq!(unchain(r#"{"plugins":[{"type":"a"}]}"#).unwrap(), None);
@@ -153,7 +155,7 @@ mod tests {
         "[ \n\t]{0,3}"
     }
 
-    /// A foreign list in any layout, with unknown keys.
+    /// Generates a foreign list in any layout, with unknown keys.
     fn foreign() -> impl Strategy<Value = String> {
         let value = prop_oneof![
             Just("1.50e+3".to_owned()),
@@ -187,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn taking_out_what_was_put_in_gives_the_same_bytes(text in foreign()) {
+        fn removing_an_added_entry_restores_the_bytes(text in foreign()) {
             let chained = chain(&text, ENTRY).unwrap().unwrap();
             prop_assert_eq!(chain(&chained, ENTRY).unwrap(), None);
             let list: Value = serde_json::from_str(&chained).unwrap();
@@ -201,7 +203,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_makes_the_editor_panic(text in "[\\[\\]{},:\" a-z]{0,60}", more in any::<String>()) {
+        fn editing_arbitrary_text_never_panics(text in "[\\[\\]{},:\" a-z]{0,60}", more in any::<String>()) {
             for text in [text, format!("{{\"plugins\":[{more}]}}")] {
                 drop(chain(&text, ENTRY));
                 drop(unchain(&text));

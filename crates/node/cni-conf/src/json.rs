@@ -24,7 +24,8 @@ impl<'a> Object<'a> {
         serde_json::from_str(text)
     }
 
-    /// The member called `key`; the last one of duplicates, as in every reader of the format.
+    /// Returns the member called `key`; the last one of duplicates, as in every reader of the
+    /// format.
     pub fn get(&self, key: &str) -> Option<&'a RawValue> {
         let members = self.0.iter().rev();
         members
@@ -33,7 +34,7 @@ impl<'a> Object<'a> {
             .next()
     }
 
-    /// The text of the member called `key`, if it is a string.
+    /// Returns the text of the member called `key`, if it is a string.
     pub fn text(&self, key: &str) -> Option<String> {
         serde_json::from_str(self.get(key)?.get()).ok()
     }
@@ -59,7 +60,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
     }
 }
 
-/// `object` with some members set: appended, and replacing others of their names.
+/// Returns `object` with some members set: appended, and replacing others with their names.
 ///
 /// # Errors
 /// When `object` is not a JSON object.
@@ -88,7 +89,7 @@ pub fn with_members(
     Ok(text)
 }
 
-/// Any value as raw JSON.
+/// Serializes any value as raw JSON.
 ///
 /// # Errors
 /// When it cannot be written as JSON.
@@ -96,7 +97,7 @@ pub fn raw(value: &(impl serde::Serialize + ?Sized)) -> Result<Box<RawValue>, se
     serde_json::value::to_raw_value(value)
 }
 
-/// The byte range of `part`, which was borrowed from `whole`.
+/// Returns the byte range of `part`, which was borrowed from `whole`.
 pub(crate) fn position(whole: &str, part: &RawValue) -> Range<usize> {
     let start = part.get().as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.get().len()

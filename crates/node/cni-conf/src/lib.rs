@@ -1,6 +1,6 @@
-//! CNI network configuration files: which file is in force, what it contains, and edits that leave
-//! every other byte of it unchanged. Used by the agent, which installs the plugin, and by the plugin,
-//! which calls the plugins they name.
+//! CNI network configuration files: which file runtimes use, its contents, and edits that leave
+//! every other byte of it unchanged. Used by the agent, which installs the plugin, and by the
+//! plugin, which calls the plugins they name.
 //!
 //! Everything but [`directory::read`] is pure.
 #![forbid(unsafe_code)]
@@ -16,5 +16,6 @@ pub use network::{Invalid, Network, Plugin};
 /// The plugin's name: its file, and its `type` in configurations.
 pub const PLUGIN: &str = "ambit-cni";
 
-/// A member that marks the configurations that are wholly ours, beside those of the specification.
+/// Member that marks the configurations that are entirely Ambit's, not part of the CNI
+/// specification.
 pub const MARK: &str = "ambit";

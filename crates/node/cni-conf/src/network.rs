@@ -10,7 +10,7 @@ use crate::{
     json::{self, Object},
 };
 
-/// Why a file is no network configuration. Runtimes skip such files, or stop at them.
+/// Why a file is not a network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// Invalid JSON, for instance of a file that is still being written.
@@ -22,7 +22,7 @@ pub enum Invalid {
     /// Empty list of plugins.
     #[error("its list of plugins is missing or empty")]
     NoPlugins,
-    /// A list in a `.conf` file, often.
+    /// Plugin without `type`; often a list in a `.conf` file.
     #[error("a plugin in it has no type")]
     NoType,
 }
@@ -63,7 +63,7 @@ impl Network {
     /// Reads the contents of the file called `name`: a `.conflist` holds a list, any other a plugin.
     ///
     /// # Errors
-    /// When a runtime would not take it.
+    /// When a runtime could not use it.
     pub fn parse(name: &str, text: &str) -> Result<Self, Invalid> {
         let object = Object::parse(text).map_err(invalid)?;
         let is_list = name.ends_with(".conflist");
@@ -109,8 +109,8 @@ impl Network {
         all.cloned().collect()
     }
 
-    /// The version to use with its plugins, requested being our caller's: that one if the configuration
-    /// offers it, else the newest offered that is among `known` (oldest first).
+    /// Returns the CNI version for calls of the plugins: the caller's version if the configuration
+    /// offers it, else the newest offered one in `known` (oldest first).
     pub fn version<'a>(&'a self, requested: &'a str, known: &[&str]) -> Option<&'a str> {
         let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
         offered.extend(self.cni_version.as_deref());
@@ -156,13 +156,13 @@ impl Plugin {
     /// Returns the plugin's configuration for one call, with these members set.
     ///
     /// # Errors
-    /// Never for what was parsed.
+    /// Never for a configuration that was parsed.
     pub fn with(&self, members: &[(&str, Box<RawValue>)]) -> Result<String, serde_json::Error> {
         json::with_members(&self.text, members)
     }
 }
 
-/// A boolean, also in the old form as text.
+/// Returns a boolean member, also in the old form as text.
 fn flag(object: &Object<'_>, key: &str) -> bool {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_runtime_would_not_take_is_invalid() {
+    fn configurations_unusable_by_runtimes_are_invalid() {
         for (name, text, expected) in [
             ("a.conflist", r#"{"name":"n"}"#, Invalid::NoPlugins),
             (
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_are_those_with_the_mark_or_only_our_plugin() {
+    fn own_configurations_have_the_mark_or_only_our_plugin() {
         for (text, expected) in [
             (r#"{"name":"n","plugins":[{"type":"ambit-cni"}]}"#, true),
             (

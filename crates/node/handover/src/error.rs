@@ -8,10 +8,10 @@ pub enum RunError {
     /// Signals cannot be followed.
     #[error("cannot follow signals")]
     Signals(#[source] io::Error),
-    /// The other of a pair cannot be met.
+    /// The socket of the pair is unusable.
     #[error("cannot meet the other one of the pair: is {path} writable?")]
     Pair {
-        /// Directory of the meeting.
+        /// Directory of the socket.
         path: PathBuf,
         /// Cause of the error.
         #[source]

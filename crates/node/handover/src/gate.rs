@@ -1,5 +1,5 @@
-//! Whether connections are taken. While the gate is closed they wait in the kernel's queues, or are
-//! taken by another proxy that has the same sockets.
+//! Gate before accepting connections. While it is closed, connections wait in the kernel's queues,
+//! or are accepted by another proxy with the same sockets.
 
 use std::{
     future::poll_fn,
@@ -36,10 +36,10 @@ impl Gate {
         *self.0.borrow()
     }
 
-    /// Waits until it is open.
+    /// Waits until the gate is open.
     pub async fn opened(&mut self) {
         if self.0.wait_for(|open| *open).await.is_err() {
-            // Closed for good.
+            // The gate stays closed forever.
             std::future::pending::<()>().await;
         }
     }

@@ -1,10 +1,12 @@
-//! Holding items for supervisors of another container, so that they are not lost when all of those are dead.
+//! Holds items for supervisors of another container, so that they survive the death of all
+//! supervisors.
 //!
-//! A supervisor that connects is sent what is held. One that then sends what it holds itself, because it is the one that
-//! takes the connections, owns what is held from then on, until another does. Files, and so keys, never come
-//! here. What is held of an owner that is gone stays until the next one sends. Connections wait in the held sockets' queues
-//! meanwhile, for [`QUEUED`]; then those that wait, and those that come, are reset until there is a supervisor again: what
-//! cannot be served is refused, and not left without an answer.
+//! A supervisor that connects receives the stored items. The supervisor that accepts connections
+//! then sends its own items, and owns the stored ones from then on, until another does. Files, and
+//! so keys, never come here. Items of an owner that is gone stay until the next one sends.
+//! Meanwhile connections wait in the queues of the stored sockets, for [`MAX_QUEUE_TIME`]; then
+//! waiting and new connections are reset until a supervisor exists again: connections that cannot
+//! be served are refused rather than left without a response.
 
 use std::{
     os::fd::OwnedFd,
@@ -26,9 +28,9 @@ use crate::{
 const MAX_LINES: usize = 64;
 
 /// Time for which connections queue while no supervisor runs.
-const QUEUED: Duration = Duration::from_secs(5);
+const MAX_QUEUE_TIME: Duration = Duration::from_secs(5);
 /// Interval at which queued connections are rejected afterwards.
-const REFUSE: Duration = Duration::from_millis(100);
+const REFUSE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Holder of items for supervisors of another container, as described for the module.
 #[derive(Debug)]
@@ -45,7 +47,7 @@ pub struct Holder {
 #[derive(Debug)]
 struct Line {
     link: Link,
-    /// Items that its supervisor has sent, until it has sent all of them.
+    /// Items that the supervisor has sent so far; they count once all have arrived.
     incoming: Handover<Descriptor>,
     owns: bool,
     /// Whether the supervisor was superseded and accepts no more connections.
@@ -54,7 +56,8 @@ struct Line {
 }
 
 impl Holder {
-    /// Listens at `path`. A node is served without it, only less well after a crash of everything else.
+    /// Listens at `path`. Failure is not an error: without the holder, only recovery from the death
+    /// of all supervisors is worse.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let listener = plain::Listener::bind(path).inspect_err(|error| {
             tracing::warn!(path = %path.display(), %error, "cannot hold sockets for the node proxy");
@@ -73,7 +76,7 @@ impl Holder {
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
-    /// Returns the latest time of the next [`Self::look`].
+    /// Returns the time by which [`Self::look`] must be called.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.refuse
     }
@@ -97,7 +100,7 @@ impl Holder {
             (self.refuse, self.is_refusing) = (None, false);
             return;
         }
-        let due = *self.refuse.get_or_insert(now + QUEUED);
+        let due = *self.refuse.get_or_insert(now + MAX_QUEUE_TIME);
         if now < due {
             return;
         }
@@ -112,12 +115,12 @@ impl Holder {
         if refused > 0 {
             tracing::debug!(refused, "connections that no node proxy takes");
         }
-        self.refuse = Some(now + REFUSE);
+        self.refuse = Some(now + REFUSE_INTERVAL);
     }
 
     fn connected(&mut self, socket: OwnedFd) {
         if self.lines.len() >= MAX_LINES {
-            // The oldest has drained the longest.
+            // The oldest supervisor has drained the longest.
             self.lines.remove(0);
         }
         let mut link = Link::new(socket);
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_the_serving_supervisor_outlive_it() {
+    fn items_of_the_serving_supervisor_outlive_the_supervisor() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("holder.sock");
         let mut holder = Holder::open(&path).unwrap();
@@ -234,7 +237,7 @@ mod tests {
         old.send(&mut holder, "b");
         new.send(&mut holder, "c");
         new.send_all(&mut holder);
-        // The old one drains, and gives up what it had.
+        // The old supervisor drains, and releases its items.
         let key = "c".into();
         old.0.say(&Record::Release { key }, None);
         holder.look(Instant::now());
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_wait_five_seconds_for_a_supervisor_and_are_refused_then() {
+    fn connections_wait_five_seconds_for_a_supervisor_then_are_refused() {
         use std::{
             io::Read as _,
             net::{TcpListener, TcpStream},
@@ -265,20 +268,20 @@ mod tests {
         drop(owner);
         let gone = Instant::now();
         holder.look(gone);
-        assert_eq!(holder.deadline(), Some(gone + QUEUED));
+        assert_eq!(holder.deadline(), Some(gone + MAX_QUEUE_TIME));
         let mut client = TcpStream::connect(address).unwrap();
         client.set_nonblocking(true).unwrap();
         let mut read = || client.read(&mut [0]).unwrap_err().kind();
-        holder.look(gone + QUEUED / 2);
+        holder.look(gone + MAX_QUEUE_TIME / 2);
         assert_eq!(read(), std::io::ErrorKind::WouldBlock, "it waits");
-        holder.look(gone + QUEUED);
+        holder.look(gone + MAX_QUEUE_TIME);
         assert_eq!(read(), std::io::ErrorKind::ConnectionReset);
-        // The next supervisor gets the socket, and takes what comes from then on.
+        // The next supervisor gets the socket, and accepts new connections.
         let (next, received) = Supervisor::connect(&mut holder, &path);
         assert_eq!((received, holder.deadline()), (vec!["a".to_owned()], None));
         let waits = TcpStream::connect(address).unwrap();
         waits.set_nonblocking(true).unwrap();
-        holder.look(gone + QUEUED * 10);
+        holder.look(gone + MAX_QUEUE_TIME * 10);
         assert_eq!(
             (&waits).read(&mut [0]).unwrap_err().kind(),
             std::io::ErrorKind::WouldBlock
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_never_held_here() {
+    fn holder_never_stores_files() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("holder.sock");
         let mut holder = Holder::open(&path).unwrap();

@@ -1,9 +1,9 @@
-//! A file without a name that outlives this process, since the supervisor holds it: entries, of which
-//! the last of each key counts. Knows nothing of what they mean.
+//! An unnamed file of entries that outlives this process, since the supervisor holds it. The last
+//! entry of each key counts; their meaning is the caller's.
 //!
-//! Entries are only ever added at the end, so that a process that is killed leaves at most the last one
-//! incomplete. When too much of it has been overtaken, what counts is copied into a file that takes its
-//! place. A journal that cannot be written is emptied: what is kept in part would be wrong.
+//! Entries are only appended, so that a killed process leaves at most the last one incomplete. When
+//! too many entries are obsolete, the current ones are copied into a new file. A journal that
+//! cannot be written is emptied: partial contents would be wrong.
 
 use std::{
     collections::HashMap,
@@ -20,14 +20,14 @@ use zeroize::Zeroizing;
 
 use crate::Supervisor;
 
-/// Below this size nothing is copied.
-const SMALL: u64 = 4 << 20;
-/// Size of one write.
-const CHUNK: usize = 64 << 10;
-/// A longer entry is none: the file is not what it should be.
-const LONGEST: u64 = 16 << 20;
+/// Size in bytes below which nothing is copied.
+const MIN_COMPACTION_BYTES: u64 = 4 << 20;
+/// Size of one write, in bytes.
+const WRITE_BYTES: usize = 64 << 10;
+/// Maximum length of an entry; a longer one means that the file is corrupt.
+const MAX_ENTRY_BYTES: u64 = 16 << 20;
 
-/// Use of a journal: its number among the files that the supervisor holds, and where its bytes are.
+/// Use of a journal: its number among the files that the supervisor holds, and its storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
     /// Unique among the program's journals; the next worker finds the file by it.
@@ -86,7 +86,7 @@ impl Journal {
             None => create(purpose.backing)?,
         };
         let is_new = file.metadata()?.len() == 0;
-        // Cuts off what was being written when the process before this one ended.
+        // Truncates an entry that the previous process did not complete.
         let size = Entries::new(&file)?.last().map_or(0, |(_, end, _)| end);
         file.set_len(size)?;
         if is_new {
@@ -98,7 +98,7 @@ impl Journal {
             file: Some(file),
             pending: Zeroizing::default(),
             size,
-            limit: SMALL.max(size * 2),
+            limit: MIN_COMPACTION_BYTES.max(size * 2),
         })
     }
 
@@ -124,7 +124,7 @@ impl Journal {
             }
             None => self.give_up(&io::ErrorKind::FileTooLarge.into()),
         }
-        if self.pending.len() >= CHUNK {
+        if self.pending.len() >= WRITE_BYTES {
             self.flush();
         }
     }
@@ -136,7 +136,7 @@ impl Journal {
         let mut written = file.write_all_at(&pending, self.size);
         self.size += pending.len() as u64;
         if written.is_ok() && self.size > self.limit {
-            written = self.copy_what_counts();
+            written = self.compact();
         }
         if let Err(error) = written {
             self.give_up(&error);
@@ -152,7 +152,7 @@ impl Journal {
         }
     }
 
-    fn copy_what_counts(&mut self) -> io::Result<()> {
+    fn compact(&mut self) -> io::Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
         };
@@ -161,7 +161,7 @@ impl Journal {
             last.insert((entry.tag, entry.key), (at, entry.value.is_empty()));
         }
         let copy = create(self.purpose.backing)?;
-        let mut writer = BufWriter::with_capacity(CHUNK, &copy);
+        let mut writer = BufWriter::with_capacity(WRITE_BYTES, &copy);
         for (at, _, Entry { tag, key, value }) in Entries::new(file)? {
             let of = (tag, key);
             if last.get(&of) == Some(&(at, false)) {
@@ -174,7 +174,7 @@ impl Journal {
         writer.flush()?;
         drop(writer);
         self.size = copy.metadata()?.len();
-        self.limit = SMALL.max(self.size * 2);
+        self.limit = MIN_COMPACTION_BYTES.max(self.size * 2);
         self.supervisor.keep(self.purpose.number, &copy);
         self.file = Some(copy);
         Ok(())
@@ -184,7 +184,7 @@ impl Journal {
         tracing::warn!(%error, what = self.purpose.name, "not cached any longer: the next worker will request everything");
         self.pending = Zeroizing::default();
         if let Some(file) = self.file.take() {
-            // Takes no space; and a file that cannot be emptied cannot be read either.
+            // Frees the space; a file that cannot be emptied cannot be read either.
             let _emptied = file.set_len(0);
         }
     }
@@ -197,15 +197,15 @@ fn create(backing: Backing) -> io::Result<File> {
     }
 }
 
-/// Encodes the head of an entry: the length of all that follows, the tag, the length of the key.
+/// Encodes the head of an entry: the length of the rest, the tag, the length of the key.
 fn head(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
     let [a, b] = u16::try_from(key.len()).ok()?.to_le_bytes();
     let length = u32::try_from(3 + key.len() + value.len()).ok()?;
     let [l0, l1, l2, l3] = length.to_le_bytes();
-    (u64::from(length) <= LONGEST).then_some([l0, l1, l2, l3, tag, a, b])
+    (u64::from(length) <= MAX_ENTRY_BYTES).then_some([l0, l1, l2, l3, tag, a, b])
 }
 
-/// Entries with where they begin and end, up to the first that is incomplete.
+/// Iterator over entries with their offsets, up to the first incomplete one.
 struct Entries {
     reader: BufReader<FromStart>,
     at: u64,
@@ -215,7 +215,7 @@ impl Entries {
     fn new(file: &File) -> io::Result<Self> {
         let file = file.as_fd().try_clone_to_owned()?.into();
         Ok(Self {
-            reader: BufReader::with_capacity(CHUNK, FromStart { file, at: 0 }),
+            reader: BufReader::with_capacity(WRITE_BYTES, FromStart { file, at: 0 }),
             at: 0,
         })
     }
@@ -226,7 +226,7 @@ impl Entries {
         let length = u64::from(u32::from_le_bytes(length));
         let mut rest = Zeroizing::new(Vec::new());
         (&mut self.reader)
-            .take(length.min(LONGEST))
+            .take(length.min(MAX_ENTRY_BYTES))
             .read_to_end(&mut rest)?;
         let entry = (rest.len() as u64 == length)
             .then(|| split(&rest))
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_finds_what_was_written() {
+    fn next_process_finds_written_entries() {
         let file = held();
         let mut journal = open(&file);
         journal.add(1, b"a", b"x");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_cut_short_and_all_after_it_are_none() {
+    fn truncated_entry_and_all_after_it_are_ignored() {
         let file = held();
         let mut journal = open(&file);
         journal.add(1, b"a", b"whole");
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_overtaken_is_left_behind() {
+    fn compaction_drops_obsolete_entries() {
         let mut journal = open(&held());
         let value = vec![b'v'; 1 << 10];
         for round in 0..20_u8 {
@@ -350,7 +350,11 @@ mod tests {
             journal.add(1, b"gone", b"");
             journal.add(1, b"round", &[round]);
             journal.flush();
-            assert!(journal.size <= SMALL + (2 << 20), "{}", journal.size);
+            assert!(
+                journal.size <= MIN_COMPACTION_BYTES + (2 << 20),
+                "{}",
+                journal.size
+            );
         }
         let entries: HashMap<_, _> = journal
             .entries()

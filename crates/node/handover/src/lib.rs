@@ -1,14 +1,15 @@
-//! A process that outlives the program it runs: it holds descriptors for it (listening sockets, network
-//! namespaces, files), starts the program proper as its worker, and starts another as soon as that dies, so
-//! that a crash costs milliseconds rather than the back-off of the one that started the process. Connections
-//! opened meanwhile wait in the kernel's queues.
+//! A process that outlives the program it runs: it holds descriptors for it (listening sockets,
+//! network namespaces, files), starts the program proper as its worker, and restarts it as soon as
+//! it dies, so that a crash costs milliseconds rather than kubelet's back-off. Connections opened
+//! meanwhile wait in the kernel's queues.
 //!
-//! [`process`] is that process, [`supervisor`] the worker's side of it. What is held are items with a name, words
-//! that only workers understand, and descriptors: see [`record`]. Other processes may hold the same: the old and
-//! the new program at a replacement, a standby in another container of the same pod ([`standby`]), and one
-//! that only holds ([`holder`]).
+//! [`process`] is that process, [`supervisor`] the worker's side of it. Items have a name, metadata
+//! that only workers understand, and descriptors: see [`record`]. Other processes may hold the same
+//! items: the old and the new program at a rollout, a standby in another container of the same pod
+//! ([`standby`]), and one that does nothing else ([`holder`]).
 //!
-//! For workers: the [`gate`] that connections are accepted through, whose turn it is to accept ([`rollout`]), and
+//! For workers: the
+//! [`gate`] before accepting connections, the order of accepting at a rollout ([`rollout`]), and
 //! files that outlive a worker ([`journal`]), from which the next one starts warm.
 #![forbid(unsafe_code)]
 

@@ -10,9 +10,9 @@ use std::{
 use ambit_sys::seqpacket::plain;
 use rustix::event::{PollFd, PollFlags};
 
-use crate::record::{MAX_RECORD, Record};
+use crate::record::{MAX_RECORD_BYTES, Record};
 
-/// A descriptor held; the clones are one.
+/// Shared descriptor; it is closed with its last clone.
 pub(crate) type Descriptor = Arc<OwnedFd>;
 
 /// Connection to another process, as described for the module.
@@ -54,7 +54,7 @@ impl Link {
                 Ok(()) => drop(self.queue.pop_front()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // That it is gone is read, or reported by the kernel.
+                    // The disconnect is read, or reported by the kernel.
                     tracing::debug!(%error, "a line broke");
                     self.broken = true;
                     self.queue.clear();
@@ -64,7 +64,7 @@ impl Link {
     }
 
     pub(crate) fn receive(&mut self) -> Received {
-        let mut buffer = [0; MAX_RECORD];
+        let mut buffer = [0; MAX_RECORD_BYTES];
         loop {
             let received = match plain::recv(&self.socket, &mut buffer) {
                 Ok(received) if received.len == 0 && received.fd.is_none() => {
@@ -116,7 +116,7 @@ impl Link {
     }
 }
 
-/// The next line of another supervisor that waits to be accepted.
+/// Accepts the next waiting connection of another supervisor.
 pub(crate) fn accepted(listener: Option<&plain::Listener>) -> Option<OwnedFd> {
     match listener?.accept() {
         Ok(socket) => Some(socket),
@@ -135,7 +135,7 @@ mod tests {
     use crate::record::Accept;
 
     #[test]
-    fn who_does_not_read_holds_nobody_up_and_hears_everything_later() {
+    fn slow_reader_blocks_nobody_and_gets_everything_later() {
         let (ours, theirs) = plain::pair().unwrap();
         let (mut ours, mut theirs) = (Link::new(ours), Link::new(theirs));
         let file: Descriptor = Arc::new(std::fs::File::open("/proc/self/status").unwrap().into());

@@ -1,4 +1,4 @@
-//! Where a supervisor meets others.
+//! Sockets by which supervisors find each other.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,21 @@ use ambit_rt::Env;
 /// Sockets by which supervisors, holders and standbys find each other; each is optional.
 #[derive(Clone, Debug, Default)]
 pub struct Meeting {
-    /// A socket at which a successor finds its predecessor: in a directory that both see.
+    /// Socket at which a successor finds its predecessor, in a directory that both can access.
     pub handover: Option<PathBuf>,
-    /// The socket of a pair, one of which serves: in a directory that only the two see.
+    /// Socket of a pair of supervisors, one of which serves, in a directory that only the two can
+    /// access.
     pub pair: Option<PathBuf>,
-    /// The socket of a process that also holds the items, for when no supervisor is left.
+    /// Socket of a process that stores a copy of the items in case no supervisor is left.
     pub holder: Option<PathBuf>,
-    /// A socket at which this process holds items for others. Its own worker has nothing to do with them.
+    /// Socket at which this process stores items for other supervisors. Its own worker does not use
+    /// them.
     pub hold_for_others: Option<PathBuf>,
 }
 
 impl Meeting {
-    /// `AMBIT_HANDOVER_UDS`, `AMBIT_HOLDER_UDS`: by default beside the node agent's socket. `AMBIT_PAIR_UDS`: by
-    /// default nowhere, there is no standby.
+    /// Reads `AMBIT_HANDOVER_UDS` and `AMBIT_HOLDER_UDS`, by default beside the node agent's
+    /// socket, and `AMBIT_PAIR_UDS`, without which there is no standby.
     pub fn from_env(env: &Env, agent: &Path) -> Self {
         let named = |variable| {
             env.get(variable)
@@ -43,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_met_beside_the_agents_socket() {
+    fn default_sockets_are_beside_the_agents_socket() {
         let agent = Path::new("/run/x/ztunnel.sock");
         let Meeting {
             handover,

@@ -1,8 +1,8 @@
 //! Process 1 of a container: holds descriptors, and runs a worker.
 //!
-//! It reads nothing but the small records of [`crate::record`], from its own worker and from others of its
-//! kind, over sockets that only root can open; it has neither runtime nor threads but the log's, and needs no
-//! privilege of its own. What is done when is `state`'s business.
+//! It reads nothing but the small records of [`crate::record`], from its own worker and from other
+//! supervisors, over sockets that only root can open; it has neither runtime nor threads except for
+//! logging, and needs no privilege of its own. `state` decides what it does.
 
 use std::{
     ffi::OsString,
@@ -34,9 +34,9 @@ use crate::{
 };
 
 /// Retry interval of connecting to a missing holder.
-const LOOK_FOR_HOLDER: Duration = Duration::from_millis(500);
+const HOLDER_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Program that is run as the worker: this very one, with other arguments.
+/// Program that is run as the worker: this executable, with other arguments.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Process name in process lists.
@@ -147,7 +147,8 @@ impl Process {
 
     fn run(mut self) -> Result<u8, RunError> {
         if let Some(path) = self.program.meeting.handover.clone() {
-            // What listened there before us is our predecessor; from now on we are the one to find.
+            // The process that listened there before is the predecessor; from now on this process
+            // is found there.
             self.predecessor = plain::connect_to(&path).ok().map(Link::new);
             self.listen(&path);
         }
@@ -187,7 +188,7 @@ impl Process {
         self.holder = plain::connect_to(path).ok().map(Link::new);
         self.look_for_holder = match self.holder {
             Some(_) => None,
-            None => Some(Instant::now() + LOOK_FOR_HOLDER),
+            None => Some(Instant::now() + HOLDER_RETRY_INTERVAL),
         };
         self.holder.is_some()
     }
@@ -244,7 +245,7 @@ impl Process {
         ) {
             self.listen_again();
         }
-        // The standby has nothing to say.
+        // The standby sends no records.
         let from_standby = |_record, _fd| Event::Tick;
         self.receive(|all| &mut all.standby, from_standby, || Event::StandbyGone);
         if self.receive(
@@ -252,7 +253,7 @@ impl Process {
             Event::FromHolder,
             || Event::HolderGone,
         ) {
-            self.look_for_holder = Some(Instant::now() + LOOK_FOR_HOLDER);
+            self.look_for_holder = Some(Instant::now() + HOLDER_RETRY_INTERVAL);
         }
         let now = Instant::now();
         if self.look_for_holder.is_some_and(|due| due <= now) && self.find_holder() {
@@ -305,7 +306,8 @@ impl Process {
         end
     }
 
-    /// A successor that has gone may have left its socket where ours was.
+    /// Listens again if the file of the socket is gone: a successor that ended may have replaced
+    /// and removed it.
     fn listen_again(&mut self) {
         if let Some(path) = self.program.meeting.handover.clone()
             && plain::connect_to(&path).is_err()
@@ -314,7 +316,7 @@ impl Process {
         }
     }
 
-    /// The kernel reports the worker's end, not its line.
+    /// Receives from the worker. The kernel reports the worker's end, not its link.
     fn hear_worker(&mut self) {
         let received = self.worker.as_mut().map(|(_, link)| link.receive_all().0);
         for (record, fd) in received.into_iter().flatten() {
@@ -342,7 +344,7 @@ impl Process {
         }
     }
 
-    /// Reaps every ended process: as process 1 of a container, also orphans.
+    /// Reaps every ended process, including orphans, as process 1 of a container must.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if self.worker.as_ref().is_some_and(|(of, _)| *of == pid) {
@@ -419,8 +421,8 @@ fn ended(status: WaitStatus) -> Ended {
     }
 }
 
-/// Starts this very program as the worker. The line to it is its standard input; a group of its own
-/// keeps a terminal's signals from coming twice.
+/// Starts this executable as the worker, with the link as its standard input. A process group of
+/// its own keeps a terminal's signals from arriving twice.
 fn start(program: &Program) -> io::Result<(Pid, Link)> {
     let (ours, theirs) = plain::pair()?;
     let name = std::env::args_os().next();
@@ -431,6 +433,6 @@ fn start(program: &Program) -> io::Result<(Pid, Link)> {
         .stdin(Stdio::from(theirs))
         .process_group(0)
         .spawn()?;
-    // Collected by `reap`, as every other process.
+    // Reaped by `reap`, like every other process.
     Ok((Pid::from_child(&child), Link::new(ours)))
 }

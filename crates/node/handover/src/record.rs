@@ -1,10 +1,11 @@
-//! Items that a supervisor holds for its worker, and the records by which worker and supervisors exchange them. Knows
-//! nothing of sockets: `F` is the type of a descriptor.
+//! Items that a supervisor holds for its worker, and the records by which worker and supervisors
+//! exchange them. Knows nothing of sockets: `F` is the type of a descriptor.
 //!
-//! An item is sent as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its descriptors; it
-//! counts once all have come. Its metadata is the workers' business: supervisors pass it on unread. Nothing secret is
-//! ever among items; what is goes into a file that a worker keeps for the next: files go only to the standby of the
-//! same pod. A reader skips records of unknown kinds, so that versions may differ.
+//! An item is sent as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its
+//! descriptors; it counts once all have arrived. Supervisors forward its metadata unread. Items
+//! never contain secrets; those are in files that a worker keeps for the next one, and files are
+//! sent only to the standby of the same pod. A reader skips records of unknown kinds, so that
+//! versions may differ.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,8 +14,8 @@ const MAX_ITEMS: usize = 8192;
 /// Maximum descriptors of one item.
 const MAX_DESCRIPTORS: u16 = 4096;
 
-/// The longest record.
-pub const MAX_RECORD: usize = 2048;
+/// Maximum length of a record, in bytes.
+pub const MAX_RECORD_BYTES: usize = 2048;
 
 /// Message between a supervisor and another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,25 +31,27 @@ pub enum Record {
     },
     /// The next descriptor of the item sent last.
     Descriptor,
-    /// The metadata of an item changes.
+    /// Changes the metadata of an item.
     About {
         /// Name of the item.
         key: Arc<str>,
         /// Description for the next worker.
         about: Arc<[u8]>,
     },
-    /// The item is to be held no longer.
+    /// The item must be released.
     Release {
         /// Name of the item.
         key: Arc<str>,
     },
-    /// Whether the worker may take connections. The first one also marks the end of the items.
+    /// Whether the worker may accept connections. The first such record also marks the end of the
+    /// items.
     Accept(Accept),
     /// The worker has read its configuration and runs.
     Started,
     /// The sender accepts the connections of all items that it was sent.
     Accepting,
-    /// A file that a worker keeps for the next one, by a number, with its descriptor. Replaces an earlier one.
+    /// File that a worker keeps for the next one, by number, with its descriptor. Replaces an
+    /// earlier one.
     File(u8),
 }
 
@@ -114,10 +117,10 @@ impl Record {
         }
     }
 
-    /// Reads the bytes; `None` for a kind of a later version.
+    /// Decodes a record; `None` for a kind of a later version.
     ///
     /// # Errors
-    /// When they are no record.
+    /// When the bytes are not a record.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, RecordError> {
         fn key(bytes: &[u8]) -> Result<(Arc<str>, &[u8]), RecordError> {
             let (length, rest) = bytes.split_first_chunk().ok_or(RecordError::Short)?;
@@ -168,17 +171,17 @@ pub struct HandoverItem<F> {
     pub descriptors: Vec<F>,
 }
 
-/// The items held, and the files.
+/// Stored items and files.
 #[derive(Debug)]
 pub struct Handover<F> {
     items: BTreeMap<Arc<str>, HandoverItem<F>>,
-    coming: Option<Coming<F>>,
+    coming: Option<IncompleteItem<F>>,
     files: BTreeMap<u8, F>,
 }
 
 /// Item with descriptors that are still missing.
 #[derive(Debug)]
-struct Coming<F> {
+struct IncompleteItem<F> {
     key: Arc<str>,
     item: HandoverItem<F>,
     missing: u16,
@@ -198,7 +201,7 @@ impl<F> Handover<F> {
     /// Applies a record with its descriptor. Other records change nothing. Returns the item that it completes.
     ///
     /// # Errors
-    /// When it does not fit; stored items stay.
+    /// When the record is unexpected here; stored items stay.
     pub fn apply(
         &mut self,
         record: &Record,
@@ -216,7 +219,7 @@ impl<F> Handover<F> {
                 if self.items.len() >= MAX_ITEMS || *descriptors > MAX_DESCRIPTORS {
                     return Err(RecordError::TooMany);
                 }
-                self.coming = Some(Coming {
+                self.coming = Some(IncompleteItem {
                     key: key.clone(),
                     item: HandoverItem {
                         about: about.clone(),
@@ -254,7 +257,7 @@ impl<F> Handover<F> {
     }
 
     fn complete(&mut self) -> Option<Arc<str>> {
-        let Coming { key, item, .. } = self.coming.take_if(|coming| coming.missing == 0)?;
+        let IncompleteItem { key, item, .. } = self.coming.take_if(|coming| coming.missing == 0)?;
         self.items.insert(key.clone(), item);
         Some(key)
     }
@@ -279,7 +282,7 @@ impl<F> Handover<F> {
         *self = Self::default();
     }
 
-    /// The descriptors of all items.
+    /// Returns the descriptors of all items.
     pub fn descriptors(&self) -> impl Iterator<Item = &F> {
         self.items.values().flat_map(|item| &item.descriptors)
     }
@@ -294,7 +297,7 @@ impl<F> Handover<F> {
         self.items.is_empty()
     }
 
-    /// The items, to be used.
+    /// Returns the items by name.
     pub fn into_items(self) -> impl Iterator<Item = (Arc<str>, HandoverItem<F>)> {
         self.items.into_iter()
     }
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn every_record_reads_as_it_was_written() {
+    fn records_decode_as_they_were_encoded() {
         let records = [
             item("a", 6),
             Record::Descriptor,
@@ -376,10 +379,10 @@ mod tests {
         ];
         for record in records {
             let bytes = record.encode();
-            assert!(bytes.len() <= MAX_RECORD);
+            assert!(bytes.len() <= MAX_RECORD_BYTES);
             assert_eq!(Record::decode(&bytes).unwrap(), Some(record.clone()));
             for end in 0..bytes.len() {
-                // Cut records are errors or other records, never a panic.
+                // Truncated records are errors or other records, never a panic.
                 let _any = Record::decode(&bytes[..end]);
             }
         }
@@ -396,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_counts_once_all_its_descriptors_have_come() {
+    fn item_counts_once_all_its_descriptors_have_arrived() {
         let mut held = Handover::default();
         held.apply(&item("a", 2), None).unwrap();
         held.apply(&Record::Descriptor, Some(2)).unwrap();
@@ -414,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_sent_in_part_is_dropped_and_the_one_before_it_stays() {
+    fn incomplete_item_is_dropped_and_the_previous_one_stays() {
         let mut held = Handover::default();
         held.apply(&item("a", 1), None).unwrap();
         held.apply(&Record::Descriptor, Some(2)).unwrap();
@@ -445,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_come_exactly_with_what_they_belong_to() {
+    fn descriptors_must_accompany_their_records() {
         let mut held = Handover::default();
         for (record, fd) in [
             (item("a", 0), Some(1)),

@@ -1,14 +1,14 @@
-//! Refusing connections that no proxy will accept.
+//! Rejects connections that no proxy will accept.
 
 use std::{os::fd::AsFd, time::Duration};
 
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
 /// Maximum connections rejected in one pass, to limit its duration.
-const MAX_AT_ONCE: usize = 1024;
+const MAX_REFUSALS_PER_PASS: usize = 1024;
 
-/// Resets the connections that wait in a socket's queue; returns how many. Descriptors that are no listening sockets, and
-/// sockets that would block, have none.
+/// Resets the connections that wait in a socket's queue; returns their number. Ignores descriptors
+/// that are not listening sockets, and sockets that would block.
 pub(crate) fn refuse_waiting(socket: impl AsFd) -> usize {
     let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
     let is_nonblocking = rustix::fs::fcntl_getfl(&socket)
@@ -17,10 +17,10 @@ pub(crate) fn refuse_waiting(socket: impl AsFd) -> usize {
         return 0;
     }
     let mut refused = 0;
-    while refused < MAX_AT_ONCE
+    while refused < MAX_REFUSALS_PER_PASS
         && let Ok(connection) = accept_with(&socket, SocketFlags::CLOEXEC)
     {
-        // Without it the client would see an orderly end.
+        // Without lingering disabled the client would see an orderly close.
         let reset = sockopt::set_socket_linger(&connection, Some(Duration::ZERO));
         if let Err(error) = reset {
             tracing::debug!(%error, "an unaccepted connection is closed, not reset");

@@ -1,9 +1,11 @@
-//! One worker following another: when this one begins to take connections, and when it stops.
+//! Rollout from one worker to the next: when the new one begins to accept connections, and when the
+//! old one stops.
 //!
-//! Both hold the same sockets, so at any moment one of them takes the connections, or they wait in the kernel's queues:
-//! none is refused. The new one begins when it is prepared; that also makes it ready, and so lets the rollout end the
-//! old one. The old one, when terminated without a successor, serves until it has one, and drains then; with its time
-//! almost over it drains all the same, so that its peers see the end before it comes.
+//! Both hold the same sockets, so at any moment one of them accepts connections, or they wait in
+//! the kernel's queues: none is refused. The new worker accepts once it is prepared; that also
+//! makes it ready, and so lets the rollout terminate the old one. The old worker, when terminated
+//! without a successor, serves until it has one, and drains then; shortly before its grace period
+//! ends it drains in any case, so that its peers are notified before it exits.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +14,11 @@ use tokio::time::sleep;
 
 use crate::{Accept, GateControl, Supervisor};
 
-/// Longest part of its time that an old worker reserves for draining; the part is a quarter.
+/// Maximum part of its grace period that an old worker reserves for draining; the part is a
+/// quarter.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
-/// Interval of checks whether a successor still needs it.
-const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// Interval of checks whether a terminated worker must keep serving.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Opens and closes the gate on the supervisor's command.
 #[derive(Debug)]
@@ -29,8 +32,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Runs for the life of the process. `prepared` gives a future that ends when connections can be served; it is
-    /// polled while a predecessor accepts them.
+    /// Runs for the life of the process. `prepared` returns a future that completes when
+    /// connections can be served; it is polled while a predecessor accepts them.
     pub async fn follow<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
         let mut accept = self.supervisor.accept();
         loop {
@@ -71,7 +74,7 @@ pub async fn succeeded(supervisor: &Supervisor, limit: Duration, is_needed: impl
     let mut accept = supervisor.accept();
     let idle = async {
         while is_needed() {
-            sleep(CHECK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
     };
     if *accept.borrow() != Accept::Paused && is_needed() {

@@ -1,10 +1,10 @@
-//! Two supervisors of one Kubernetes pod, a container each: one serves, the other stands by with a copy
-//! of everything the first holds, and serves as soon as that is dead. Kubelet would start a container
-//! that died again after a second, then after ten, then twenty; and the sockets would be closed meanwhile.
+//! Two supervisors of one Kubernetes pod, a container each: one serves; the standby has a copy of
+//! everything the first holds, and serves as soon as the first is dead. Kubelet would restart a
+//! crashed container after one second, then after ten, then twenty; and the sockets would be closed
+//! meanwhile.
 //!
-//! Which of the two serves, the kernel decides: it is the one that has the lock of a file that both see,
-//! which is free again the moment its owner is dead. Neither ever gives the turn back, for that would end
-//! connections once more.
+//! A file lock decides which of the two serves: the kernel releases it the moment its owner is
+//! dead. Neither ever hands it back, for that would end connections once more.
 
 use std::{fs::File, io, os::unix::net::UnixStream, path::Path, sync::Arc};
 
@@ -22,8 +22,8 @@ use crate::{
     waiting::{drain, wait_for},
 };
 
-/// Interval of checks for a process that holds the lock but does not listen.
-const BETWEEN: Timespec = Timespec {
+/// Interval of checks for a process that holds the lock but does not listen yet.
+const LISTEN_CHECK_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
 };
@@ -39,16 +39,17 @@ pub(crate) struct Turn {
     pub(crate) lock: File,
 }
 
-/// Why a line to the other one is no longer followed.
-enum Followed {
+/// Why the link to the other supervisor ended.
+enum LinkEnd {
     Gone,
     Terminated,
 }
 
-/// Waits for its turn to serve. `None` when terminated before that. `path`: socket of the pair, in a private directory.
+/// Waits for the lock. `None` when terminated before that. `path`: socket of the pair, in a private
+/// directory.
 ///
 /// # Errors
-/// When the place cannot be used at all.
+/// When the directory cannot be used at all.
 pub(crate) fn stand_by(path: &Path, terminate: &UnixStream) -> Result<Option<Turn>, RunError> {
     let unusable = |source: io::Error| RunError::Pair {
         path: path.to_owned(),
@@ -76,18 +77,21 @@ pub(crate) fn stand_by(path: &Path, terminate: &UnixStream) -> Result<Option<Tur
                 pause(terminate)
             }
         };
-        if matches!(followed.map_err(RunError::Wait)?, Followed::Terminated) {
+        if matches!(followed.map_err(RunError::Wait)?, LinkEnd::Terminated) {
             return Ok(None);
         }
     }
 }
 
-fn pause(terminate: &UnixStream) -> io::Result<Followed> {
-    wait_for(&mut [PollFd::new(terminate, PollFlags::IN)], Some(&BETWEEN))?;
+fn pause(terminate: &UnixStream) -> io::Result<LinkEnd> {
+    wait_for(
+        &mut [PollFd::new(terminate, PollFlags::IN)],
+        Some(&LISTEN_CHECK_INTERVAL),
+    )?;
     Ok(if drain(terminate) > 0 {
-        Followed::Terminated
+        LinkEnd::Terminated
     } else {
-        Followed::Gone
+        LinkEnd::Gone
     })
 }
 
@@ -96,7 +100,7 @@ fn follow(
     mut other: Link,
     held: &mut Option<Handover<Descriptor>>,
     terminate: &UnixStream,
-) -> io::Result<Followed> {
+) -> io::Result<LinkEnd> {
     let mut received = Handover::default();
     let mut all = false;
     loop {
@@ -127,12 +131,12 @@ fn follow(
                         "the other container of this pod is dead: taking its place"
                     );
                 }
-                return Ok(Followed::Gone);
+                return Ok(LinkEnd::Gone);
             }
             Received::Nothing => {}
         }
         if drain(terminate) > 0 {
-            return Ok(Followed::Terminated);
+            return Ok(LinkEnd::Terminated);
         }
         let mut fds = vec![PollFd::new(terminate, PollFlags::IN)];
         fds.extend(other.interest());

@@ -1,30 +1,31 @@
-//! What the supervisor does when: a worker that died is replaced, a successor gets everything, a
-//! signal is passed on. Knows nothing of processes, sockets or clocks.
+//! State machine of the supervisor: replaces a dead worker, sends everything to a successor,
+//! forwards signals. Knows nothing of processes, sockets or clocks.
 //!
-//! Which program accepts at a rollout: the new one gets the sockets from the old one, prepares, and reports when it
-//! accepts connections; only then does the old one stop taking them. Both hold the very same sockets, so no connection
-//! is lost between them, not even one that waits in the queue. An old program terminated without a successor continues
-//! until one has come, or its time is over. Programs form a chain: one that takes over from another that was itself
-//! still preparing takes over from the first as well.
+//! At a rollout the new program gets the sockets from the old one, prepares, and reports when it
+//! accepts connections; only then does the old one stop accepting. Both hold the very same sockets,
+//! so no connection is lost between them, not even one that waits in the queue. An old program
+//! terminated without a successor continues until one has connected, or its grace period ends.
+//! Programs form a chain: a successor of a program that was itself still preparing also takes over
+//! from that one's predecessor.
 //!
-//! A standby (see [`crate::standby`]) is sent everything that is held, and every change of it; a holder
-//! (see [`crate::holder`]) the items, by the supervisor that takes the connections.
+//! A standby (see [`crate::standby`]) is sent all items and files, and every change of them; a
+//! holder (see [`crate::holder`]) is sent the items by the supervisor that accepts connections.
 
 use std::time::{Duration, Instant};
 
 use crate::record::{Accept, Handover, Record};
 
 /// Timeout for a predecessor or holder to send its items.
-const SENT_WITHIN: Duration = Duration::from_secs(2);
-/// A worker that ran this long is replaced at once.
-const STABLE: Duration = Duration::from_millis(400);
-/// The second of several quick deaths waits this long, each further one twice as long.
-const FIRST_WAIT: Duration = Duration::from_millis(10);
+const ITEMS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Run time of a worker after which a crash restarts it at once.
+const MIN_STABLE_RUN: Duration = Duration::from_millis(400);
+/// Restart delay after the second of several quick crashes; doubled at each further one.
+const INITIAL_RESTART_DELAY: Duration = Duration::from_millis(10);
 /// Restart delay, reached after several quick crashes, from which on the workers' stored files are suspected as the
 /// cause.
-const DISTRUST: Duration = Duration::from_millis(40);
+const SUSPECT_FILES_DELAY: Duration = Duration::from_millis(40);
 /// Maximum restart delay, however often a worker crashes.
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
+const MAX_RESTART_DELAY: Duration = Duration::from_millis(500);
 
 /// How a worker process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +100,7 @@ pub(crate) enum Effect<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Away,
-    /// The holder has items that are not, or no longer, this supervisor's.
+    /// The holder has items that do not belong, or no longer belong, to this supervisor.
     Silent,
     /// The holder is sent every change.
     Following,
@@ -107,9 +108,9 @@ enum Holder {
 
 #[derive(Debug)]
 enum Worker {
-    /// Waits for the predecessor, or the holder, to send, until then.
+    /// Waits until this time for the predecessor or the holder to send its items.
     Waiting(Instant),
-    /// Died; the next one starts then.
+    /// The worker died; the next one starts at this time.
     Down(Instant),
     Running {
         since: Instant,
@@ -121,9 +122,10 @@ enum Worker {
 pub(crate) struct State<F> {
     handover: Handover<F>,
     worker: Worker,
-    /// A worker has got so far that its death is a crash rather than a wrong configuration.
+    /// Whether a worker has ever started, so that its death is a crash rather than a configuration
+    /// error.
     ever_started: bool,
-    /// The delay after the next death.
+    /// Restart delay after the next death.
     wait: Duration,
     /// Whether an old proxy exists and accepts the connections.
     predecessor_accepts: bool,
@@ -139,10 +141,11 @@ pub(crate) struct State<F> {
 }
 
 impl<F: Clone> State<F> {
-    /// Holds what it took over as a standby: `None` if it was none.
+    /// Creates the state, with the items that a standby took over; `None` if it was no standby.
     pub(crate) fn new(taken_over: Option<Handover<F>>, now: Instant) -> Self {
         Self {
-            // What could serve there can serve here: ports may just be taken for another moment.
+            // A configuration that started there can start here: ports may be in use for another
+            // moment only.
             ever_started: taken_over.is_some(),
             handover: taken_over.unwrap_or_default(),
             worker: Worker::Waiting(now),
@@ -184,11 +187,11 @@ impl<F: Clone> State<F> {
                     self.holder = Holder::Silent;
                 }
                 if predecessor {
-                    // It knows better than a standby could.
+                    // The predecessor's items are more current than a standby's.
                     self.handover.clear();
                 }
                 if predecessor || holder && self.handover.is_empty() {
-                    self.worker = Worker::Waiting(now + SENT_WITHIN);
+                    self.worker = Worker::Waiting(now + ITEMS_TIMEOUT);
                 } else {
                     self.start(now, &mut effects);
                 }
@@ -211,7 +214,7 @@ impl<F: Clone> State<F> {
                 if !std::mem::replace(&mut self.superseded, true) {
                     self.holder_is_anothers();
                     self.send(Record::Accept(Accept::Paused), &mut effects);
-                    // This one's predecessor may still take them too.
+                    // The predecessor of this program may still accept connections, too.
                     self.take_from_predecessor(&mut effects);
                 }
             }
@@ -313,7 +316,7 @@ impl<F: Clone> State<F> {
 
     /// Receives items stored elsewhere before the worker starts. Returns whether all have arrived.
     fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
-        // Later is too late: the worker has been sent other things.
+        // Too late otherwise: the worker has received other items.
         let waiting = matches!(self.worker, Worker::Waiting(_));
         if waiting {
             self.hold(record, fd, effects);
@@ -377,8 +380,8 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// No successor accepts connections any more. A worker that was told to drain has closed its sockets by now: it
-    /// stays superseded, regardless of its successors.
+    /// Accepts connections again once no successor does. A draining worker has closed its sockets
+    /// by now: it stays superseded, whatever happens to its successors.
     fn unsupersede(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.superseded && !self.ending {
             self.superseded = false;
@@ -394,18 +397,18 @@ impl<F: Clone> State<F> {
         self.handover.interrupted();
         let by_itself = matches!(ended, Ended::Code(_));
         let wrong_configuration = !self.ever_started && by_itself;
-        // Killed without a successor, it would leave its pods without a proxy.
+        // Killed without a successor, the worker would leave its pods without a proxy.
         let done = self.ending && (by_itself || self.superseded);
         if done || wrong_configuration || ended == Ended::Code(0) {
             effects.push(Effect::Exit(ended.code()));
             return;
         }
-        if now.saturating_duration_since(since) >= STABLE {
+        if now.saturating_duration_since(since) >= MIN_STABLE_RUN {
             self.wait = Duration::ZERO;
         }
         let wait = self.wait;
-        self.wait = (wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
-        if wait >= DISTRUST {
+        self.wait = (wait * 2).clamp(INITIAL_RESTART_DELAY, MAX_RESTART_DELAY);
+        if wait >= SUSPECT_FILES_DELAY {
             self.handover.forget_files();
         }
         effects.push(Effect::Report { ended, wait });

@@ -1,4 +1,4 @@
-//! The worker's line to its supervisor: what the supervisor is to hold, and whether to take
+//! The worker's link to its supervisor: stores items there, and receives the command to accept
 //! connections.
 
 use std::{
@@ -13,10 +13,10 @@ use ambit_sys::seqpacket::{Received, SeqPacket};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 
-use crate::record::{Accept, Handover, MAX_RECORD, Record, RecordError};
+use crate::record::{Accept, Handover, MAX_RECORD_BYTES, Record, RecordError};
 
 /// Timeout for the supervisor to send its items.
-const SENT_WITHIN: Duration = Duration::from_secs(10);
+const ITEMS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Error of connecting to the supervisor.
 #[derive(Debug, thiserror::Error)]
@@ -32,16 +32,16 @@ pub enum SupervisorError {
     Record(#[from] RecordError),
 }
 
-/// A worker's connection to its supervisor, as described for the module. Without a supervisor nothing is held, and
-/// connections are always taken.
+/// A worker's connection to its supervisor, as described for the module. Without a supervisor
+/// nothing is stored, and connections are always accepted.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     link: Option<Arc<SeqPacket>>,
     accept: watch::Receiver<Accept>,
 }
 
-/// The worker ends with its supervisor, whatever becomes of that, and has this name, as that has: call
-/// before anything else.
+/// Makes the worker end with its supervisor, and sets the process name, which the supervisor has as
+/// well. Must be called before anything else.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -62,13 +62,13 @@ impl Supervisor {
     /// Uses standard input as the link, and receives the stored items.
     ///
     /// # Errors
-    /// When it does not come.
+    /// When the supervisor does not send its items in time.
     pub async fn connect() -> Result<(Self, Handover<OwnedFd>), SupervisorError> {
         let line = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)
             .map_err(io::Error::from)
             .and_then(SeqPacket::from_fd)
             .map_err(SupervisorError::NoLine)?;
-        let received = tokio::time::timeout(SENT_WITHIN, Self::listen(&line)).await;
+        let received = tokio::time::timeout(ITEMS_TIMEOUT, Self::listen(&line)).await;
         let (held, accept) =
             received.map_err(|_late| SupervisorError::Silent(io::ErrorKind::TimedOut.into()))??;
         let (sender, receiver) = watch::channel(accept);
@@ -128,7 +128,7 @@ impl Supervisor {
         self.send(&Record::About { key, about }, None);
     }
 
-    /// The item is to be held no longer.
+    /// Releases an item.
     pub fn release(&self, key: &str) {
         self.send(&Record::Release { key: key.into() }, None);
     }
@@ -138,7 +138,7 @@ impl Supervisor {
         self.send(&Record::File(number), Some(file.as_fd()));
     }
 
-    /// The configuration is good; from now on the end of the process is a crash.
+    /// Reports that the configuration is valid; from now on the end of the process is a crash.
     pub fn started(&self) {
         self.send(&Record::Started, None);
     }
@@ -157,7 +157,7 @@ impl Supervisor {
 }
 
 async fn next(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
-    let mut buffer = [0; MAX_RECORD];
+    let mut buffer = [0; MAX_RECORD_BYTES];
     match line.recv(&mut buffer).await? {
         Received { len: 0, fd: None } => Err(io::ErrorKind::UnexpectedEof.into()),
         Received { len, fd } => Ok((buffer.get(..len).unwrap_or_default().to_vec(), fd)),
@@ -174,7 +174,8 @@ async fn follow(line: Arc<SeqPacket>, accept: watch::Sender<Accept>) {
             Err(error) => tracing::error!(%error, "cannot understand the supervisor"),
         }
     }
-    // The kernel ends this process with its supervisor, unless the supervisor died before this setting.
+    // The kernel ends this process with its supervisor, except if the supervisor died before that
+    // was set.
     tracing::error!("the supervisor is gone");
     ambit_rt::logging::flush(Duration::from_millis(200));
     std::process::exit(1);

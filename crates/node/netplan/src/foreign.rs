@@ -1,9 +1,9 @@
-//! What Istio's agent leaves in the namespace of a pod that it has captured, and how to distinguish it
-//! from the rules of others.
+//! Redirection of Istio's agent in the namespace of a pod that it has captured, and how to
+//! distinguish it from the rules of others.
 //!
-//! That agent sets the same rules in one of three ways: iptables' nft variant, its legacy variant (both
-//! with chains of these names in the standard tables), or nftables' tables of its own. Its policy rule
-//! and local route are the same as ours; we take them over.
+//! That agent sets the same rules in one of three ways: iptables' nft variant, its legacy variant
+//! (both with chains of these names in the standard tables), or nftables' tables of its own. Its
+//! policy rule and local route are the same as ours; we take them over.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -17,7 +17,8 @@ pub const TABLES: [&str; 3] = [
 /// Chains of the foreign agent in the standard tables.
 pub const CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
-/// The standard tables that it uses, the redirecting one first: as with our own removal.
+/// Standard tables with its chains, the redirecting one first: the order of removal, as for our own
+/// rules.
 pub const STANDARD_TABLES: [&str; 3] = ["nat", "mangle", "raw"];
 
 /// Whether the chains, as table and name, of one family's standard tables are those of Istio's agent.
@@ -77,7 +78,7 @@ pub fn removal_script(saved: &str) -> Option<String> {
 struct Table<'a> {
     name: &'a str,
     chains: BTreeSet<&'a str>,
-    /// Rules of others' chains, or built-in ones, that jump to the agent's.
+    /// Rules in built-in chains and in chains of others that jump to the agent's.
     jumps: Vec<&'a str>,
 }
 
@@ -147,7 +148,7 @@ COMMIT
     }
 
     #[test]
-    fn what_is_not_its_is_left_alone() {
+    fn rules_of_others_are_left_alone() {
         assert_eq!(removal_script(""), None);
         assert_eq!(removal_script("*nat\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n"), None);
         let sidecar = "*nat\n:ISTIO_OUTPUT - [0:0]\n:ISTIO_REDIRECT - [0:0]\n\

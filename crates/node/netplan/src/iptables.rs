@@ -1,8 +1,8 @@
-//! The rules for `iptables-restore` and `ip6tables-restore`, and how a namespace differs from them.
+//! Rules for `iptables-restore` and `ip6tables-restore`, and how a namespace differs from them.
 //!
 //! Rules are written exactly as `iptables-save` prints them, so that comparing the current with the
 //! desired state is comparing lines. All our rules are in chains of our own, whose names begin with
-//! [`PREFIX`]; in the built-in chains only our jumps are looked at.
+//! [`PREFIX`]; of the built-in chains only our jumps are compared.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,7 +64,7 @@ impl State {
     }
 }
 
-/// The desired state of one family.
+/// Returns the desired state of one family.
 pub fn desired(ruleset: &Ruleset, family: Family) -> State {
     let mut state = State::default();
     if !ruleset.families.contains(&family) {
@@ -82,7 +82,7 @@ pub fn desired(ruleset: &Ruleset, family: Family) -> State {
     state
 }
 
-/// The inbound guard of one family.
+/// Returns the inbound guard of one family.
 pub fn inbound_guard(state: &State) -> InboundGuard {
     let (table, _, ours) = place(ChainKind::GuardInput);
     let unknown = render_rule(&admits_unknown());
@@ -95,7 +95,7 @@ pub fn inbound_guard(state: &State) -> InboundGuard {
     }
 }
 
-/// The desired state on the node: one rule a member, since sets would need another tool.
+/// Returns the desired state on the node: one rule a member, since sets would need another tool.
 pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> State {
     let mut state = State::default();
     let (is_enabled, source) = match family {
@@ -109,7 +109,8 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
         Some(uid) => format!("--uid-owner {uid}"),
         None => "--socket-exists".into(),
     };
-    // The rule keeps the member, and exempts no process, where it cannot match kubelet's cgroup.
+    // iptables cannot match kubelet's cgroup: the rule then records the member, and exempts no
+    // process.
     let target = match spec.kubelet_cgroup {
         Some(_) => "RETURN".to_owned(),
         None => format!("SNAT --to-source {source}"),
@@ -133,7 +134,7 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
     state
 }
 
-/// The members that a node's chain has rules for.
+/// Returns the members that a node's chain has rules for.
 pub fn host_members(state: &State) -> Vec<HostMember> {
     let (table, _, ours) = place(ChainKind::NatPostrouting);
     let rules = state.chains.get(&(table, ours.to_owned()));
@@ -173,7 +174,7 @@ fn parse_member(rule: &str) -> Option<HostMember> {
     })
 }
 
-/// iptables-save quotes a comment only where it holds more than these.
+/// Quotes a comment as iptables-save does: only if it has other characters than these.
 fn quote(comment: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-".contains(&b);
     if !comment.is_empty() && comment.bytes().all(plain) {
@@ -195,7 +196,7 @@ fn insert(state: &mut State, kind: ChainKind, rules: Vec<String>) {
         .insert((table, builtin.to_owned(), ours.to_owned()), 1);
 }
 
-/// Table, built-in chain, our chain.
+/// Returns table, built-in chain and own chain of a kind.
 fn place(kind: ChainKind) -> (TableName, &'static str, &'static str) {
     match kind {
         ChainKind::RawPrerouting => (TableName::Raw, "PREROUTING", "AMBIT_PRERT"),
@@ -228,7 +229,7 @@ struct Line {
     modules: Vec<String>,
 }
 
-/// A line for each action: iptables knows one a rule.
+/// Renders one line for each action: iptables allows one a rule.
 fn render_rule(rule: &Rule) -> Vec<String> {
     let mut line = Line::default();
     for one in &rule.matches {
@@ -304,7 +305,7 @@ fn add_match(line: &mut Line, one: &Match, family: Option<Family>) {
         Match::Established => line.modules.push("conntrack --ctstate ESTABLISHED".into()),
         Match::LocalSocket(None) => line.modules.push("owner --socket-exists".into()),
         Match::LocalSocket(Some(uid)) => line.modules.push(format!("owner --uid-owner {uid}")),
-        // Here, members are rules of their own, see `desired_host`.
+        // Members are rules of their own here, see `desired_host`.
         Match::ExemptPod | Match::ProbePort | Match::SocketCgroup(_) => {}
     }
 }
@@ -322,7 +323,7 @@ fn render_action(action: Action) -> String {
             "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff".into()
         }
         Action::OriginalZone(zone) => format!("-j CT --zone-orig {zone}"),
-        // Every rule of iptables counts.
+        // iptables counts every rule by itself.
         Action::Refuse => "-j REJECT --reject-with tcp-reset".into(),
         Action::Drop => "-j DROP".into(),
     }
@@ -368,7 +369,7 @@ pub fn parse_save(text: &str) -> State {
     state
 }
 
-/// The differences, in short phrases.
+/// Describes the differences in short phrases.
 pub fn differences(current: &State, desired: &State) -> Vec<String> {
     let mut out = Vec::new();
     for (key @ (table, chain), rules) in &desired.chains {
@@ -422,9 +423,9 @@ pub fn differences(current: &State, desired: &State) -> Vec<String> {
     out
 }
 
-/// Input for `iptables-restore --noflush` that leads from one state to the other; empty when they
-/// are equal. Each table is committed in one step: redirects after what they need, guards after
-/// redirects. Removal is in the reverse order.
+/// Builds the input for `iptables-restore --noflush` that leads from one state to the other; empty
+/// when they are equal. Each table is committed in one step: redirects after the tables they need,
+/// guards after redirects. Removal is in the reverse order.
 pub fn restore_script(current: &State, desired: &State) -> String {
     let mut tables = TableName::ALL;
     let guards_go = current
@@ -475,7 +476,7 @@ fn table_script(table: TableName, current: &State, desired: &State) -> String {
     for key @ (_, builtin, ours) in jumps {
         let found = current.jumps.get(key).copied().unwrap_or(0);
         let target = desired.jumps.get(key).copied().unwrap_or(0);
-        // First in the chain: a rule of others that accepts would otherwise let connections escape.
+        // First in the chain: an accepting rule of others would otherwise let connections escape.
         if found < target {
             let _ = writeln!(steps, "-I {builtin} 1 -j {ours}");
         }

@@ -1,8 +1,9 @@
 //! Redirection inside a pod's network namespace as a value: computed, rendered, diffed. Pure.
 //!
 //! [`plan`] turns a [`RedirectionSpec`] into a [`Ruleset`], which knows of no backend. From there
-//! [`nft::lower`] makes netlink-level expressions (what the kernel is compared with, [`nft::diff`]),
-//! [`nft_text::render`] the same as readable text, and [`iptables`] the text for `iptables-restore`.
+//! [`nft::lower`] builds netlink-level expressions ([`nft::diff`] compares them with the kernel's),
+//! [`nft_text::render`] the same as readable text, and [`iptables`] the text for
+//! `iptables-restore`.
 //!
 //! Invariant: nothing here performs a system call.
 #![forbid(unsafe_code)]

@@ -43,7 +43,7 @@ pub struct Hook {
     pub number: u32,
     /// Lower is earlier.
     pub priority: i32,
-    /// The policy: whether packets that no rule decided about are accepted.
+    /// Default policy: whether packets that no rule decides are accepted.
     pub accepts: bool,
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for SetMember {
 /// One expression of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
-    /// Loads something about the packet.
+    /// Loads a property of the packet.
     Meta(MetaKey),
     /// Sets the packet's mark.
     SetMark,
@@ -125,10 +125,10 @@ pub enum Expr {
     Bitwise {
         /// Mask of preserved bits.
         mask: Vec<u8>,
-        /// The bits then flipped.
+        /// Bits that are flipped after masking.
         xor: Vec<u8>,
     },
-    /// Loads something about the connection.
+    /// Loads a property of the connection.
     Ct(CtKey),
     /// Sets the connection's mark.
     SetCtMark,
@@ -148,7 +148,7 @@ pub enum Expr {
     SocketCgroup(u32),
     /// Loads the destination's address type (`RTN_*`).
     DestinationType,
-    /// Counts the packets that reach it. The counter's value is no difference.
+    /// Counts the packets that reach it. The counter's value is ignored in comparisons.
     Counter,
     /// Drops the packet and resets its connection.
     Reset,

@@ -29,20 +29,20 @@ use crate::{
     spec::{HostSpec, RedirectionSpec, SpecError, marks},
 };
 
-/// The rules of an enrolled pod.
+/// Returns the rules of an enrolled pod.
 ///
 /// # Errors
-/// When the specification itself is not sound.
+/// When the specification itself is invalid.
 pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, WithoutSyn::Known)
 }
 
-/// The rules of a pod whose pre-capture connections are not made known yet, because an earlier agent did
-/// not, or because it failed: as [`plan`], but packets without SYN are accepted without a known
-/// connection.
+/// Returns the rules of a pod whose pre-capture connections are not known to connection tracking
+/// yet, because an earlier agent did not record them, or because that failed: like [`plan`], but
+/// packets without SYN are accepted without a known connection.
 ///
 /// # Errors
-/// When the specification itself is not sound.
+/// When the specification itself is invalid.
 pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, WithoutSyn::All)
 }
@@ -65,8 +65,8 @@ impl WithoutSyn {
     }
 }
 
-/// The rule that identifies a guard without the connection check: that of [`plan_capturing`], and of
-/// earlier agents.
+/// Returns the rule that identifies a guard without the connection check: that of
+/// [`plan_capturing`], and of earlier agents.
 pub(crate) fn admits_unknown() -> Rule {
     WithoutSyn::All.rule()
 }
@@ -85,7 +85,7 @@ fn plan_with(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Result<Ruleset,
     Ok(ruleset(spec.ipv4, spec.ipv6, chains))
 }
 
-/// The rules of a pod that was unenrolled while it runs.
+/// Returns the rules of a pod that was unenrolled while it runs.
 ///
 /// There is no redirection, but connections already in the proxy continue until they end. For that the
 /// kernel must go on tracking and translating: one rule that matches on a connection's state keeps
@@ -101,10 +101,10 @@ pub fn plan_released() -> Ruleset {
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
 }
 
-/// The rules of the node's namespace, one family at a time: what kubelet sends to the probe ports of an
-/// enrolled pod gets the source address that the pod's rules exempt. Other calls of the node's processes
-/// count as any other plaintext. Forwarded packets do not match; and nothing that arrives at the node has
-/// that address, since such packets begin here.
+/// Returns the rules of the node's namespace, one family at a time: connections of kubelet to the
+/// probe ports of an enrolled pod get the source address that the pod's rules exempt. Other
+/// connections of the node's processes are ordinary plaintext. Forwarded packets do not match; and
+/// nothing that arrives at the node has that address, since such packets begin here.
 ///
 /// The kernel knows the cgroup of a socket before routing only, and translates the source after it: a mark
 /// on the opening connects the two.
@@ -113,7 +113,7 @@ pub fn plan_released() -> Ruleset {
 pub fn host_ruleset(spec: &HostSpec, every_port: bool) -> Ruleset {
     let calls = |destination: Match, last: Option<Match>| {
         // Where connection tracking has just begun, an open connection counts as new with its next
-        // packet, and must not get another address in its middle.
+        // packet, and its address must not change.
         let mut matches = vec![Match::TcpOpening, Match::LocalSocket(spec.kubelet_uid)];
         matches.push(destination);
         matches.extend(last);
@@ -251,7 +251,8 @@ fn loopback_destination(mut matches: Vec<Match>, action: Action) -> [Rule; 2] {
     })
 }
 
-/// Packets of the proxy's own sockets; all others leave at the first rule.
+/// Returns the chain for packets of the proxy's own sockets; all other packets leave at the first
+/// rule.
 fn raw_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
         rule([Match::NotMark(PROXY_MARK)], [Action::Exempt]),
@@ -278,8 +279,8 @@ fn raw_output(spec: &RedirectionSpec) -> Chain {
         ),
     ];
     if spec.dns_capture {
-        // The zone also for questions to the upstream resolver: the application's own question from
-        // the same port to the same resolver is redirected, and outlives the application's socket.
+        // The zone also for queries to the upstream resolver: the application's own query from the
+        // same port to the same resolver is redirected, and outlives the application's socket.
         rules.push(rule(
             [Match::Udp, Match::DestinationPort(53)],
             [Action::OriginalZone(marks::ZONE)],
@@ -326,10 +327,10 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
     if !spec.ingress_bypass {
         rules.push(rule([Match::InLoopback], [Action::Exempt]));
         rules.extend(exempt_probes(spec));
-        // Translated, they would no longer be what the kernel refuses to take from a wire, and the proxy would reach
-        // listeners that are for the pod alone.
+        // Translated, such packets would no longer be dropped by the kernel as loopback addresses
+        // from a wire, and the proxy would reach listeners that only the pod itself may reach.
         rules.extend(loopback_destination(vec![], Action::Exempt));
-        // Only what is for the pod: the proxy is no relay to the addresses of others.
+        // Only packets for the pod itself: the proxy is no relay to other addresses.
         //
         // No exemption by mark: the proxy's packets arrive here only over loopback, and a mark that
         // some interface let through from the node must not allow a bypass.
@@ -351,7 +352,7 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
 fn nat_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
         mark_spoofed(),
-        // The pod talking to itself: 127.0.0.1, ::1 and its own address.
+        // Connections of the pod to itself: 127.0.0.1, ::1 and its own address.
         rule([Match::OutLoopback], [Action::Exempt]),
         rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
     ];
@@ -376,8 +377,8 @@ fn refuse_tcp() -> Rule {
     rule([Match::Tcp], [Action::Refuse])
 }
 
-/// Which openings from outside may reach a socket of the pod: those on their way to the proxy, and
-/// probes.
+/// Returns the guard of openings from outside: only those redirected to the proxy, and probes, may
+/// reach a socket of the pod.
 fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
     let mut rules = Vec::new();
     if !spec.ingress_bypass {
@@ -385,7 +386,7 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
             rule([Match::InLoopback], [Action::Exempt]),
             without_syn.rule(),
         ]);
-        // The kernel accepts these from no wire, unless a setting (`route_localnet`) allows it.
+        // The kernel accepts these from no wire unless `route_localnet` is set.
         rules.extend(loopback_destination(vec![Match::Tcp], Action::Refuse));
         rules.extend(
             [INBOUND_PLAINTEXT_PORT, HBONE_PORT]
@@ -403,8 +404,8 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
         }
         rules.extend(exempt_probes(spec));
         rules.extend([
-            // Answers to what the proxy opened. One to an opening of the application is answered by
-            // the proxy, over loopback.
+            // Responses to openings of the proxy. A response to an opening of the application is
+            // the proxy's own, over loopback.
             rule([Match::TcpSynAck, Match::Reply], [Action::Exempt]),
             refuse_tcp(),
         ]);
@@ -415,8 +416,9 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
     }
 }
 
-/// Openings that would pass through the pod: to another's address, or out of a virtual machine or
-/// container inside it. Where inbound plaintext is not captured, only those out of the named interfaces.
+/// Returns the guard of openings that would pass through the pod: to another address, or out of a
+/// virtual machine or container inside it. If inbound plaintext is not captured, only openings out
+/// of the named interfaces.
 fn guard_forward(spec: &RedirectionSpec) -> Chain {
     let mut rules = Vec::new();
     if spec.ingress_bypass {
@@ -435,8 +437,8 @@ fn guard_forward(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// Which of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is the target of a
-/// redirect.
+/// Returns the guard of the pod's own openings: only those of the proxy, and those that stay on
+/// loopback, the target of a redirect, may leave.
 fn guard_output() -> Chain {
     let mut rules = vec![
         rule([Match::OutLoopback], [Action::Exempt]),

@@ -106,8 +106,8 @@ pub enum Match {
     NotDestinationPort(u16),
     /// Source address; also restricts the rule to the address' family.
     Source(IpAddr),
-    /// Destination is an address of the namespace itself, on whatever interface; 127.0.0.0/8 and ::1
-    /// count among them.
+    /// Destination is an address of the namespace itself, on any interface, including 127.0.0.0/8
+    /// and ::1.
     LocalDestination,
     /// Destination is a loopback address of the rule's family.
     LoopbackDestination,
@@ -136,7 +136,7 @@ pub enum Match {
 /// Verdict on a packet, or change of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Our remaining rules at this hook are skipped. Rules of others go on.
+    /// Skips our remaining rules at this hook. Rules of others still apply.
     Exempt,
     /// Redirects the connection to this port of the namespace.
     Redirect(u16),

@@ -1,9 +1,9 @@
-//! The redirection wanted in a namespace: the inputs of a plan, their defaults and their limits.
+//! Desired redirection in a namespace: the inputs of a plan, their defaults and their limits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Marks and numbers that only rules and routes use. The proxy's own mark and its ports are part of the
-/// contract: see [`ambit_model`].
+/// Marks and numbers that only rules and routes use. The proxy's own mark and its ports are part of
+/// the contract: see [`ambit_model`].
 pub mod marks {
     /// The bits of the mark that are ours; the others belong to other programs.
     pub const MASK: u32 = 0xfff;
@@ -19,7 +19,7 @@ pub mod marks {
     pub const ZONE: u16 = 1;
 }
 
-/// Source addresses kubelet's probes get on the node, by which pods exempt them.
+/// Source addresses of kubelet's probes on the node, by which pods exempt them.
 pub mod probes {
     use super::{Ipv4Addr, Ipv6Addr};
 
@@ -84,17 +84,17 @@ impl std::str::FromStr for Backend {
 pub struct RedirectionSpec {
     /// Whether IPv4 is captured.
     pub ipv4: bool,
-    /// Capture IPv6. Where the pod has IPv6 switched off its routing parts are left out.
+    /// Whether IPv6 is captured. In a pod with IPv6 disabled, its routing parts are left out.
     pub ipv6: bool,
-    /// Send the pod's DNS questions to the proxy (`ambient.istio.io/dns-capture`).
+    /// Whether the pod's DNS queries are redirected to the proxy (`ambient.istio.io/dns-capture`).
     pub dns_capture: bool,
-    /// Do not capture inbound plaintext (`ambient.istio.io/bypass-inbound-capture`).
+    /// Whether inbound plaintext is not captured (`ambient.istio.io/bypass-inbound-capture`).
     pub ingress_bypass: bool,
     /// Interfaces whose arriving TCP counts as outbound (`istio.io/reroute-virtual-interfaces`).
     pub virtual_interfaces: Vec<String>,
-    /// Let the sockets an application accepts from the proxy inherit the proxy's mark (sysctl
-    /// `tcp_fwmark_accept`), where it can be set: answers are then routed without a second route lookup
-    /// a packet. Where it cannot be set, connection marks do the same.
+    /// Whether the sockets that an application accepts from the proxy inherit the proxy's mark
+    /// (sysctl `tcp_fwmark_accept`), if it can be set: replies are then routed without a second
+    /// route lookup a packet. Otherwise connection marks have the same effect.
     pub mark_accepted_sockets: bool,
     /// Interfaces over which kubelet's probes bypass the proxy. Only where the node's rules
     /// ([`HostSpec`]) are in place and see every frame of the interface: they give probes their address,
@@ -129,7 +129,7 @@ impl ProbePorts {
         }
     }
 
-    /// The ports one by one; `None` is every port.
+    /// Returns the ports one by one; `None` is every port.
     pub fn iter(&self) -> impl Iterator<Item = Option<u16>> {
         let (every, only): (_, &[u16]) = match self {
             Self::Every => (Some(None), &[]),
@@ -181,7 +181,7 @@ impl RedirectionSpec {
     }
 }
 
-/// More than any real pod has; an annotation is untrusted text.
+/// Maximum number of interfaces, more than any real pod has; an annotation is untrusted text.
 const MAX_VIRTUAL_INTERFACES: usize = 64;
 
 /// Whether rules can name this interface: the kernel's own rule (`dev_valid_name`), narrowed to what
@@ -196,13 +196,13 @@ pub fn is_interface_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"._-@".contains(&b))
 }
 
-/// The rules in the node's namespace: probes of enrolled pods get a recognisable source, and nothing
-/// else has it.
+/// Rules in the node's namespace: probes of enrolled pods get a recognizable source address, which
+/// no other traffic has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
-    /// Handle IPv4 pods.
+    /// Whether IPv4 pods are handled.
     pub ipv4: bool,
-    /// Handle IPv6 pods.
+    /// Whether IPv6 pods are handled.
     pub ipv6: bool,
     /// User whose connections count as probes (kubelet's); `None` exempts connections of any local socket.
     pub kubelet_uid: Option<u32>,
@@ -241,7 +241,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// No process is in it: the kernel gives no cgroup the number 0.
+    /// Cgroup without processes: the kernel gives no cgroup the number 0.
     pub const NONE: Self = Self { level: 1, id: 0 };
 }
 

@@ -91,7 +91,7 @@ fn host_members() -> impl Strategy<Value = Vec<HostMember>> {
     })
 }
 
-/// The desired table, that table damaged, or any table.
+/// Generates the desired table, that table damaged, or any table.
 fn table() -> impl Strategy<Value = Option<Table>> {
     let planned = prop_oneof![
         spec().prop_map(|spec| nft::lower(&plan(&spec).unwrap())),
@@ -107,14 +107,14 @@ fn table() -> impl Strategy<Value = Option<Table>> {
 
 proptest! {
     #[test]
-    fn a_difference_made_is_the_other_table(a in table(), b in table()) {
+    fn applying_a_diff_gives_the_other_table(a in table(), b in table()) {
         let changes = nft::diff(a.as_ref(), b.as_ref());
         let made = nft::apply(a.clone(), &changes);
         prop_assert_eq!(&made, &b);
         prop_assert_eq!(changes.is_empty(), a == b);
     }
 
-    /// Guards are removed before their redirects and added after them.
+    /// Checks that guards are removed before their redirects and added after them.
     #[test]
     fn steps_lead_to_the_other_table_without_guards_that_only_one_has(a in planned_table(), b in planned_table()) {
         let guards = |table: &Option<Table>| -> Vec<String> {
@@ -138,7 +138,8 @@ proptest! {
         prop_assert_eq!(now, b);
     }
 
-    /// A set or chain is only removed once no rule refers to it, and only used once it is there.
+    /// Checks that a set or chain is removed only when no rule refers to it, and used only when it
+    /// exists.
     #[test]
     fn changes_are_in_an_order_the_kernel_accepts(a in table(), b in table()) {
         let changes = nft::diff(a.as_ref(), b.as_ref());
@@ -178,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn members_are_read_back_as_they_were_given(
+    fn members_are_read_back_from_iptables(
         members in proptest::collection::btree_set(any::<(std::net::Ipv4Addr, Option<u16>)>(), 0..5),
         uid in "[a-z0-9-]{1,36}",
     ) {
@@ -222,7 +223,7 @@ fn planned() -> impl Strategy<Value = State> {
 }
 
 fn state() -> impl Strategy<Value = State> {
-    // Damaged: chains lost or altered, jumps lost or doubled, old chains of ours.
+    // Damaged: chains lost or altered, jumps lost or doubled, outdated chains of ours.
     (planned(), any::<u16>()).prop_map(|(mut state, dice)| {
         let bit = |n: u16| dice >> n & 1 == 1;
         if bit(0)

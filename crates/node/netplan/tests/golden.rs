@@ -1,4 +1,4 @@
-//! The rules in full, as text, for reviewers of a change to the plan.
+//! The complete rules as text, for reviewers of a change to the plan.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -46,7 +46,7 @@ fn an_ordinary_pod() {
 }
 
 #[test]
-fn a_pod_whose_frames_the_node_does_not_see_has_no_exemption_of_probes() {
+fn pod_on_unguarded_interface_has_no_probe_exemption() {
     let text = text(&RedirectionSpec::default());
     assert!(
         !text.contains("169.254.7.127") && !text.contains("fd16:"),
@@ -123,7 +123,7 @@ fn the_node() {
         iptables::restore_script(&iptables::State::default(), &state)
     );
     assert_eq!(iptables::host_members(&state), members[1..]);
-    // Without a view of cgroups members stay known, and no process is exempt.
+    // Without a view of cgroups members stay recorded, and no process is exempt.
     let state = iptables::desired_host(&by_cgroup, &members, Family::V6);
     let script = iptables::restore_script(&iptables::State::default(), &state);
     assert!(!script.contains("SNAT"), "{script}");

@@ -1,4 +1,4 @@
-//! What the rules mean, checked against a table of packets by a small, independent evaluator.
+//! Evaluates the rules for a table of packets with a small, independent evaluator.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -35,7 +35,7 @@ enum Destination {
     Elsewhere,
 }
 
-/// A packet of a connection the kernel has not seen before; for the guards, of any.
+/// Packet of a connection that is new to the kernel; for the guards, of any connection.
 #[derive(Clone, Debug)]
 struct Packet {
     input: Option<&'static str>,
@@ -234,7 +234,7 @@ fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
         }
 }
 
-/// The contract, stated without rules.
+/// Returns the redirect that the contract demands, stated without rules.
 fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
     if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) {
         return None;
@@ -327,7 +327,7 @@ proptest! {
 
     /// Checks that guards also reject connections that conntrack accepted untranslated or translated otherwise.
     #[test]
-    fn guards_refuse_what_is_not_on_its_way_to_the_proxy(spec in spec(), p in packet()) {
+    fn guards_refuse_openings_that_bypass_the_proxy(spec in spec(), p in packet()) {
         let kinds: &[_] = if p.output.is_some() {
             &[ChainKind::GuardOutput]
         } else {

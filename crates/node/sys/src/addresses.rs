@@ -1,4 +1,4 @@
-//! The addresses on the interfaces of a network namespace.
+//! Addresses on the interfaces of a network namespace.
 
 use std::{io, net::IpAddr};
 
@@ -11,22 +11,22 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::{netlink, netns::Netns};
 
-/// A longer dump is not that of a pod.
-const MAX_REPLIES: usize = 4096;
+/// Maximum datagrams of a dump, more than any pod's has.
+const MAX_DUMP_DATAGRAMS: usize = 4096;
 
-/// Every address of the interfaces of `netns`, canonical.
+/// Returns every address of the interfaces of `netns`, canonical.
 ///
 /// # Errors
-/// When the namespace cannot be entered or the kernel does not answer.
+/// When the namespace cannot be entered or the kernel does not respond.
 pub fn addresses_in(netns: &Netns) -> io::Result<Vec<IpAddr>> {
     netns.run(dump)?
 }
 
-/// The routers of `netns`' default routes. A pod's router is, on most networks, the node: kubelet calls
-/// the pod from that address.
+/// Returns the routers of `netns`' default routes. On most networks a pod's router is the node:
+/// kubelet calls the pod from that address.
 ///
 /// # Errors
-/// When the namespace cannot be entered or the kernel does not answer.
+/// When the namespace cannot be entered or the kernel does not respond.
 pub fn gateways_of(netns: &Netns) -> io::Result<Vec<IpAddr>> {
     const GET_ROUTE: u16 = 26;
     const GATEWAY: u16 = 5;
@@ -64,7 +64,7 @@ fn dump() -> io::Result<Vec<IpAddr>> {
     request.serialize(&mut bytes);
     socket.send(&bytes, 0)?;
     let mut found = Vec::new();
-    for _ in 0..MAX_REPLIES {
+    for _ in 0..MAX_DUMP_DATAGRAMS {
         let (datagram, _) = socket.recv_from_full()?;
         if collect(&datagram, &mut found)? {
             return Ok(found);
@@ -122,7 +122,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_datagram_makes_the_reader_panic_or_run_for_ever(bytes: Vec<u8>) {
+        fn arbitrary_datagrams_cause_no_panic_or_endless_loop(bytes: Vec<u8>) {
             drop(collect(&bytes, &mut Vec::new()));
         }
     }

@@ -33,10 +33,10 @@ const INET: u8 = 2;
 const INET6: u8 = 10;
 const UDP: u8 = 17;
 const TCP: u8 = 6;
-/// An entry is some hundred bytes.
-const BUFFER: usize = 4096;
+/// Receive buffer in bytes; an entry has some hundred.
+const BUFFER_BYTES: usize = 4096;
 
-/// The original destination of a datagram that a redirection brought from `client` to `listener`;
+/// Returns the original destination of a datagram that was redirected from `client` to `listener`;
 /// `None` when connection tracking does not know it.
 ///
 /// # Errors
@@ -46,13 +46,13 @@ pub fn original_destination(
     client: SocketAddr,
     listener: SocketAddr,
 ) -> io::Result<Option<SocketAddr>> {
-    // Answers go from the listener to the client: the tuple of the reply direction.
+    // Replies go from the listener to the client: the tuple of the reply direction.
     let tuple = Tuple {
         source: listener,
         destination: client,
     };
     let ask = || {
-        let mut socket = Socket::with_buffer(Some(netlink::NETFILTER), BUFFER)?;
+        let mut socket = Socket::with_buffer(Some(netlink::NETFILTER), BUFFER_BYTES)?;
         let found = socket.get(GET, &[&tuple.family(), &tuple.attrs(REPLY).into_bytes()])?;
         Ok(found.and_then(|entry| {
             let original = Tuple::read(attr(entry.get(GENMSG..)?, ORIGINAL)?)?;
@@ -65,7 +65,7 @@ pub fn original_destination(
     }
 }
 
-/// Which sockets' datagrams are concerned.
+/// Sockets whose conntrack entries are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockets {
     /// Entries of sockets that are closed: a new socket may get the same port.
@@ -74,10 +74,11 @@ pub enum Sockets {
     All,
 }
 
-/// Deletes the translations of datagrams that were redirected to `listener`, so that later datagrams go to their
-/// original destination. `asked` lists source ports in addition to those of open sockets. A pod that has ended has no
-/// addresses, so nothing is done for it. Each entry is deleted by its tuple: listing them would make the kernel scan
-/// the entries of all namespaces, a tenth of a second for each pod on a node with many connections.
+/// Deletes the translations of datagrams that were redirected to `listener`, so that later
+/// datagrams go to their original destination. `asked` lists source ports in addition to those of
+/// open sockets. Nothing is done for a pod that has ended, since it has no addresses. Each entry is
+/// deleted by its tuple: listing them would make the kernel scan the entries of all namespaces, a
+/// tenth of a second for each pod on a node with many connections.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel refuses.
@@ -99,7 +100,7 @@ pub fn forget_redirected(
         if ports.is_empty() || clients.is_empty() {
             return Ok(());
         }
-        let mut socket = Socket::with_buffer(Some(netlink::NETFILTER), BUFFER)?;
+        let mut socket = Socket::with_buffer(Some(netlink::NETFILTER), BUFFER_BYTES)?;
         for (ip, port) in clients
             .iter()
             .flat_map(|ip| ports.iter().map(move |port| (*ip, *port)))
@@ -110,7 +111,7 @@ pub fn forget_redirected(
             };
             let tuple = reply.attrs(REPLY).into_bytes();
             match socket.request(DELETE, 0, &[&reply.family(), &tuple]) {
-                // It has sent no question, or only to another resolver.
+                // The port has sent no query, or only to another resolver.
                 Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
                 result => result?,
             }
@@ -119,14 +120,14 @@ pub fn forget_redirected(
     })?
 }
 
-/// The local ports of the UDP sockets of the calling thread's namespace, of both families: an IPv6
-/// socket may use IPv4.
+/// Returns the local ports of the UDP sockets of the calling thread's namespace, of both families:
+/// an IPv6 socket may use IPv4.
 fn open_ports() -> io::Result<BTreeSet<u16>> {
     let mut ports = BTreeSet::new();
     for file in ["udp", "udp6"] {
         match fs::read_to_string(format!("/proc/thread-self/net/{file}")) {
             Ok(table) => ports.extend(table.lines().filter_map(local_port)),
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -134,7 +135,7 @@ fn open_ports() -> io::Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// The port in a line of `/proc/net/udp`: `  123: 0100007F:0035 00000000:0000 07 ...`.
+/// Returns the port in a line of `/proc/net/udp`: ` 123: 0100007F:0035 00000000:0000 07 ...`.
 fn local_port(line: &str) -> Option<u16> {
     let (_, port) = line.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
     u16::from_str_radix(port, 16).ok()
@@ -154,17 +155,17 @@ const TIMEOUT: u16 = 7;
 const IN_USE: u32 = 1 << 1 | 1 << 2 | 1 << 3;
 /// State of established connections, `TCP_CONNTRACK_ESTABLISHED`.
 const ESTABLISHED: u8 = 3;
-/// `IP_CT_TCP_FLAG_BE_LIBERAL`: the entry has not seen the connection from its beginning, or sees one
-/// direction alone, and must not judge sequence numbers.
+/// Flag `IP_CT_TCP_FLAG_BE_LIBERAL`: the entry has not seen the connection from its beginning, or
+/// sees one direction only, and must not check sequence numbers.
 const LIBERAL: u8 = 0x08;
 /// Timeout of an established connection, the kernel's default of five days.
-const FIVE_DAYS: u32 = 5 * 24 * 3600;
+const ESTABLISHED_TIMEOUT_SECONDS: u32 = 5 * 24 * 3600;
 
-/// The attributes of an established connection, besides its addresses.
+/// Returns the attributes of an established connection, besides its addresses.
 fn in_use() -> Attrs {
     Attrs::raw(&liberal(Some(ESTABLISHED)).into_bytes())
         .u32_be(STATUS, IN_USE)
-        .u32_be(TIMEOUT, FIVE_DAYS)
+        .u32_be(TIMEOUT, ESTABLISHED_TIMEOUT_SECONDS)
 }
 
 fn liberal(state: Option<u8>) -> Attrs {
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tuple_reads_as_it_was_written() {
+    fn tuples_decode_as_they_were_encoded() {
         for (source, destination) in [
             ("127.0.0.1:15053", "10.0.0.1:40000"),
             ("[::1]:15053", "[fd00::1]:40000"),

@@ -1,4 +1,4 @@
-//! UDP sockets of a pod: made inside its network namespace and used from outside, like those of
+//! UDP sockets of a pod: created inside its network namespace and used from outside, like those of
 //! [`crate::socket`].
 
 use std::{
@@ -11,8 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{netns::Netns, socket::SocketError};
 
-/// A socket bound to the loopback address of a family in `netns` (or the caller's namespace), where
-/// redirected datagrams arrive; `None` where the namespace does not have the family.
+/// Opens a socket on the loopback address of a family in `netns` (or the caller's namespace), where
+/// redirected datagrams arrive; `None` if the namespace does not have the family.
 ///
 /// # Errors
 /// When the socket cannot be made, marked or bound.
@@ -49,8 +49,8 @@ pub fn listen(
     }
 }
 
-/// A socket in `netns` (or the caller's namespace) that is ready to be connected to `peer`, from a
-/// port of the kernel's choosing.
+/// Opens a socket in `netns` (or the caller's namespace) that is ready to be connected to `peer`,
+/// from a port of the kernel's choosing.
 ///
 /// # Errors
 /// When the socket cannot be made or marked.
@@ -97,7 +97,7 @@ mod tests {
     use crate::netns::new_for_test;
 
     #[test]
-    fn a_family_that_loopback_has_no_address_of_is_none() {
+    fn family_without_loopback_address_is_none() {
         let without_loopback = new_for_test();
         // Loopback is down in a fresh namespace: it has no address of either family.
         let is_there = |ipv6| {

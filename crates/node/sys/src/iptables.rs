@@ -1,4 +1,5 @@
-//! `iptables-save` and `iptables-restore` of either variant, run in the namespace of the calling thread.
+//! Runs `iptables-save` and `iptables-restore` of either variant in the namespace of the calling
+//! thread.
 
 use std::{
     fs::File,
@@ -51,7 +52,7 @@ pub(crate) fn lock() -> Result<File, IptablesError> {
     locked().map_err(IptablesError::Lock)
 }
 
-/// The programs of one variant and family.
+/// Programs of one variant and family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Iptables {
     stem: &'static str,
@@ -129,7 +130,8 @@ fn command(program: &str, arguments: &[&str]) -> Command {
         .args(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // Not the lock of the whole node, which other programs hold for long, and not the file of `lock`.
+        // Neither the lock of the whole node, which other programs hold for long, nor the file of
+        // `lock`.
         .env("XTABLES_LOCKFILE", "/proc/self/ns/mnt");
     command
 }

@@ -1,9 +1,10 @@
-//! On which of a pod's interfaces the node sees every frame.
+//! Finds the interfaces of a pod on which the node sees every frame.
 //!
 //! Kubelet's probes bypass the proxy because of their source address, and the node's rules keep all
-//! others from having it. They can do so only where frames pass through the node's own network stack:
-//! over a veth pair whose other end is the node's, routed or on a Linux bridge. Neighbours on a macvlan,
-//! an ipvlan, a hardware device or a switch such as Open vSwitch do not pass the node's rules.
+//! others from having it. They can do so only where frames pass through the node's own network
+//! stack: over a veth pair whose other end is the node's, routed or on a Linux bridge. Neighbours
+//! on a macvlan, an ipvlan, a hardware device or a switch such as Open vSwitch do not pass the
+//! node's rules.
 
 use std::{
     io,
@@ -56,7 +57,7 @@ pub fn links(pod: &Netns, node: &Netns) -> io::Result<Links> {
         let mut socket = Socket::open(None)?;
         let mut all = Vec::new();
         socket.dump(GET_LINK, &[&[0; HEADER]], |link| all.extend(read(link)))?;
-        // After the links: the kernel gives a namespace its number when it first has to name it.
+        // After the links: the kernel assigns a namespace number when it first has to report it.
         Ok::<_, io::Error>((all, netns_id(&mut socket, node)?))
     })??;
     let mut found = Links::default();
@@ -83,7 +84,7 @@ struct Link {
 }
 
 impl Link {
-    /// The index of the other end of a veth pair, if that is in the namespace of this number.
+    /// Returns the index of the other end of a veth pair, if it is in the namespace of this number.
     fn peer_in(&self, netns_id: Option<u32>) -> Option<u32> {
         let is_there = netns_id.is_some() && self.peer_netns_id == netns_id;
         self.peer.filter(|_| is_there && self.kind == "veth")
@@ -105,7 +106,7 @@ fn read(link: &[u8]) -> Option<Link> {
     })
 }
 
-/// The number that `netns` has in the calling thread's namespace; `None` if it has none.
+/// Returns the number that `netns` has in the calling thread's namespace; `None` if it has none.
 fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
     let fd = u32::try_from(netns.as_fd().as_raw_fd()).unwrap_or_default();
     let request = Attrs::new().u32(NETNS_FD, fd).into_bytes();
@@ -115,8 +116,8 @@ fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
     Ok(number.filter(|number| *number != u32::MAX))
 }
 
-/// Whether frames from the node's interface pass the node's rules: it is not a port of a device that
-/// forwards frames by itself.
+/// Whether frames from the node's interface pass the node's rules: it must not be a port of a
+/// device that forwards frames by itself.
 fn is_guarded(node: &Netns, index: u32) -> io::Result<bool> {
     node.run(|| {
         let mut socket = Socket::open(None)?;
@@ -138,7 +139,7 @@ fn get(socket: &mut Socket, index: u32) -> io::Result<Option<Link>> {
     }
     match socket.get(GET_LINK, &[&header]) {
         Ok(link) => Ok(link.and_then(|link| read(&link))),
-        // The interface has just been removed.
+        // The interface was removed meanwhile.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {
             Ok(None)
         }
@@ -152,7 +153,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+        fn arbitrary_replies_never_panic(bytes: Vec<u8>) {
             drop(read(&bytes));
         }
     }

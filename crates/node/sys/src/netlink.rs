@@ -10,7 +10,7 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 
-/// The request is complete in itself.
+/// Flag of every request to the kernel.
 pub(crate) const REQUEST: u16 = 0x1;
 /// Flag that requests an acknowledgement of success.
 pub(crate) const ACK: u16 = 0x4;
@@ -22,7 +22,7 @@ pub(crate) const REPLACE: u16 = 0x100;
 pub(crate) const EXCLUSIVE: u16 = 0x200;
 /// Flag that creates a missing object.
 pub(crate) const CREATE: u16 = 0x400;
-/// Add after existing objects.
+/// Flag that appends after existing objects.
 pub(crate) const APPEND: u16 = 0x800;
 
 const ERROR: u16 = 2;
@@ -35,7 +35,7 @@ const HEADER: usize = 16;
 /// Timeout of a response, which the kernel normally sends at once.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Receive buffer, larger than any datagram of the kernel.
-const BUFFER: usize = 256 * 1024;
+const BUFFER_BYTES: usize = 256 * 1024;
 /// Maximum attempts at a dump that concurrent changes interrupt.
 const DUMP_ATTEMPTS: usize = 10;
 
@@ -49,7 +49,7 @@ impl Attrs {
     }
 
     pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        // Attributes are short by construction; one that is not gets a length the kernel refuses.
+        // Attributes are short by construction; a longer one gets a length that the kernel refuses.
         let len = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.0.extend_from_slice(&len.to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
@@ -76,7 +76,7 @@ impl Attrs {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// Attributes already encoded, as read from the kernel.
+    /// Wraps already encoded attributes, as read from the kernel.
     pub(crate) fn raw(bytes: &[u8]) -> Self {
         Self(bytes.to_vec())
     }
@@ -90,7 +90,7 @@ fn pad(buffer: &mut Vec<u8>) {
     buffer.resize(buffer.len().next_multiple_of(4), 0);
 }
 
-/// The attributes in `bytes`, up to the first malformed one.
+/// Iterates over the attributes in `bytes`, up to the first malformed one.
 pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (len, kind) = (u16_at(bytes, 0)?, u16_at(bytes, 2)?);
@@ -102,29 +102,29 @@ pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The attribute of this kind.
+/// Returns the attribute of this kind.
 pub(crate) fn attr(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attrs(bytes)
         .find(|(k, _)| *k == kind)
         .map(|(_, value)| value)
 }
 
-/// A string attribute, without its terminator.
+/// Decodes a string attribute, without its terminator.
 pub(crate) fn text(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
 }
 
-/// A number in network order.
+/// Decodes a number in network order.
 pub(crate) fn u32_be(value: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(value.get(..4)?.try_into().ok()?))
 }
 
-/// A long number in network order.
+/// Decodes a long number in network order.
 pub(crate) fn u64_be(value: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(value.get(..8)?.try_into().ok()?))
 }
 
-/// A number in the host's order.
+/// Decodes a number in host order.
 pub(crate) fn u32_ne(value: &[u8]) -> Option<u32> {
     u32_at(value, 0)
 }
@@ -141,7 +141,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     ))
 }
 
-/// One message: `body` is the family's fixed header followed by attributes.
+/// Appends one message: `body` is the family's fixed header followed by attributes.
 pub(crate) fn message(out: &mut Vec<u8>, kind: u16, flags: u16, seq: u32, body: &[&[u8]]) {
     let len = HEADER + body.iter().map(|part| part.len()).sum::<usize>();
     out.extend_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_ne_bytes());
@@ -203,7 +203,7 @@ pub(crate) struct Socket {
 impl Socket {
     /// Opens a socket for one netlink protocol; `None` is routing.
     pub(crate) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
-        Self::with_buffer(protocol, BUFFER)
+        Self::with_buffer(protocol, BUFFER_BYTES)
     }
 
     /// Opens a socket like [`Self::open`] with a smaller buffer, for short responses.
@@ -241,7 +241,8 @@ impl Socket {
         }
     }
 
-    /// Reads until the message `last` is answered. The first error of any message is the result.
+    /// Reads until the message `last` is acknowledged. The first error of any message is the
+    /// result.
     pub(crate) fn acknowledged(&mut self, last: u32) -> Result<(), (u32, io::Error)> {
         let mut first_error = None;
         loop {
@@ -256,7 +257,8 @@ impl Socket {
                 if let Err(error) = result {
                     first_error.get_or_insert((message.seq, error));
                 }
-                // Number 0 is the batch itself: it is refused as a whole, and no other answer follows.
+                // Number 0 is the batch itself: it is refused as a whole, and no other reply
+                // follows.
                 if message.seq == last || message.seq == 0 {
                     return first_error.map_or(Ok(()), Err);
                 }
@@ -309,7 +311,7 @@ impl Socket {
         ))
     }
 
-    /// False when the state changed during the read.
+    /// Collects a dump. False when the state changed during the read.
     fn collect_dump(&mut self, seq: u32, found: &mut Vec<Vec<u8>>) -> io::Result<bool> {
         let mut consistent = true;
         loop {
@@ -340,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_read_as_they_were_written() {
+    fn attributes_decode_as_they_were_encoded() {
         let bytes = Attrs::new()
             .text(1, "ambit")
             .nest(2, &Attrs::new().u32_be(3, 7).u32(4, 9))
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_short_attributes_end_the_reading() {
+    fn truncated_attributes_end_the_list() {
         let bytes = Attrs::new().text(1, "ambit").u32(2, 1).into_bytes();
         for cut in 0..bytes.len() {
             assert!(attrs(&bytes[..cut]).count() < 2);

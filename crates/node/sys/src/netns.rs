@@ -12,11 +12,11 @@ use std::{
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// The calling thread's namespace.
-const HERE: &str = "/proc/thread-self/ns/net";
+const THREAD_NETNS_PATH: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// Namespace to return to, of [`Netns::stay_at_home`]. Taken while the thread is in another namespace, so that a
-    /// nested [`Netns::run`] returns to the enclosing one.
+    /// Namespace that [`Netns::stay_at_home`] remembered. Taken while the thread is in another
+    /// namespace, so that a nested [`Netns::run`] returns to the enclosing one.
     static HOME: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
@@ -68,12 +68,12 @@ impl Netns {
         })
     }
 
-    /// The namespace of the calling thread.
+    /// Opens the namespace of the calling thread.
     ///
     /// # Errors
     /// When /proc is not mounted.
     pub fn current() -> io::Result<Self> {
-        Self::open(HERE)
+        Self::open(THREAD_NETNS_PATH)
     }
 
     /// Remembers the calling thread's namespace, for [`Self::run`] to return to: threads that enter pods all
@@ -82,7 +82,7 @@ impl Netns {
     /// # Errors
     /// When /proc is not mounted.
     pub fn stay_at_home() -> io::Result<()> {
-        HOME.set(Some(File::open(HERE)?));
+        HOME.set(Some(File::open(THREAD_NETNS_PATH)?));
         Ok(())
     }
 
@@ -104,9 +104,9 @@ impl Netns {
         let stays = remembered.is_some();
         let home = match remembered {
             Some(home) => home,
-            None => File::open(HERE)?,
+            None => File::open(THREAD_NETNS_PATH)?,
         };
-        let mut back = ComeBack {
+        let mut back = ReturnGuard {
             home: Some(home),
             stays,
             away: false,
@@ -140,15 +140,15 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
-struct ComeBack {
+struct ReturnGuard {
     home: Option<File>,
-    /// The thread's own namespace is remembered.
+    /// Whether the thread's own namespace is remembered.
     stays: bool,
-    /// The thread has entered another namespace.
+    /// Whether the thread has entered another namespace.
     away: bool,
 }
 
-impl Drop for ComeBack {
+impl Drop for ReturnGuard {
     fn drop(&mut self) {
         let Some(home) = self.home.take() else { return };
         if self.away
@@ -163,7 +163,7 @@ impl Drop for ComeBack {
     }
 }
 
-/// A network namespace of its own for a test, made by a thread that ends at once.
+/// Creates a network namespace for a test, on a thread that ends at once.
 #[cfg(test)]
 pub(crate) fn new_for_test() -> Netns {
     let make = || {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_stays_at_home_is_brought_back_there_also_from_within() {
+    fn thread_with_a_remembered_namespace_returns_there() {
         std::thread::spawn(|| {
             Netns::stay_at_home().unwrap();
             let home = Netns::current().unwrap();

@@ -47,7 +47,8 @@ pub enum NftError {
 }
 
 impl NftError {
-    /// Whether the kernel lacks nftables or one of its expressions, so that another way may work.
+    /// Whether the kernel lacks nftables or one of its expressions, so that another backend may
+    /// work.
     ///
     /// ENOENT: an expression or chain type is missing; the others: the family, the protocol or an
     /// option is missing.
@@ -75,7 +76,7 @@ impl NftError {
     }
 }
 
-/// nftables of one namespace: that of the thread that opened it.
+/// Nftables of one namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Nft {
     socket: Socket,
@@ -162,7 +163,8 @@ impl Nft {
         Ok(packets)
     }
 
-    /// Names of all chains of all tables and families: a cheap check whether other tools left some.
+    /// Returns the names of all chains of all tables and families: a cheap check for rules of other
+    /// tools.
     pub(crate) fn all_chains(&mut self) -> Result<Vec<String>, NftError> {
         let mut names = Vec::new();
         self.dump(GET_CHAIN, UNSPEC, Attrs::new(), |found| {

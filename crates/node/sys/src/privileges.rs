@@ -28,7 +28,7 @@ impl Capability {
     }
 }
 
-/// Drops, for the calling thread and threads it makes from now on, every capability but these.
+/// Drops every capability but these, for the calling thread and threads that it starts from now on.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -48,8 +48,8 @@ pub fn keep(requested: &[Capability]) -> io::Result<()> {
     )?)
 }
 
-/// Removes all capabilities from the effective set, but not from the permitted one: programs that the
-/// thread starts may have them.
+/// Clears the effective set of capabilities, but not the permitted one: programs that the thread
+/// starts may have them.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_named_is_gone_from_this_thread_alone() {
+    fn unnamed_capabilities_are_dropped_from_this_thread_only() {
         let before = capabilities(None).unwrap();
         std::thread::spawn(|| {
             keep(&[Capability::NetAdmin]).unwrap();

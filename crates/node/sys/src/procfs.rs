@@ -22,7 +22,7 @@ mod cgroup;
 pub use cgroup::{CgroupError, pod_of_cgroups};
 
 /// Maximum size of one file of a process.
-const MAX_FILE: u64 = 256 * 1024;
+const MAX_FILE_BYTES: u64 = 256 * 1024;
 
 /// Method of attributing a process to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum Attribution {
 pub struct PodTarget {
     /// Uid of the pod.
     pub uid: String,
-    /// Another name its cgroup may have: the configuration hash of a static pod.
+    /// Another name that its cgroup may have: the configuration hash of a static pod.
     pub alias: Option<String>,
     /// Addresses of the pod, one of which its namespace must have; a pod without addresses is not found.
     pub addresses: Vec<IpAddr>,
@@ -134,7 +134,7 @@ pub fn discover(
     })
 }
 
-/// The namespaces that belong to no pod: that of the machine's first process, and our own.
+/// Returns the namespaces that belong to no pod: that of the machine's first process, and our own.
 fn node_namespaces(proc: &Path) -> io::Result<Vec<NetnsId>> {
     let mut ids = Vec::new();
     for opened in [Netns::open(proc.join("1/ns/net")), Netns::current()] {
@@ -147,7 +147,7 @@ fn node_namespaces(proc: &Path) -> io::Result<Vec<NetnsId>> {
     Ok(ids)
 }
 
-/// Whether the caller, rather than the process it looks at, is the reason.
+/// Whether the error is about the caller rather than the examined process.
 fn is_exhaustion(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS]
@@ -257,7 +257,7 @@ impl Process {
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         File::open(self.dir.join(name))?
-            .take(MAX_FILE)
+            .take(MAX_FILE_BYTES)
             .read_to_end(&mut bytes)?;
         Ok(bytes)
     }

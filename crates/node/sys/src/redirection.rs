@@ -39,8 +39,8 @@ pub use crate::{iptables::IptablesError, nft::NftError};
 pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, RedirectionError> {
     let ruleset = plan(spec)?;
     inside(netns, || {
-        // First the return route of the proxy's calls to the application: a rule without it would
-        // capture connections that then cannot be delivered.
+        // The return route of the proxy's connections to the application comes first: without it, a
+        // rule would capture connections that then cannot be delivered.
         let mut drift = ensure_routing(&ruleset)?;
         if spec.mark_accepted_sockets {
             mark_accepted_sockets(true);
@@ -53,19 +53,20 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
             let rules = backend.apply(&ruleset)?;
             Ok(begun.filter(|begun| !begun.is_empty()).unwrap_or(rules))
         })?;
-        // Only now is connection tracking certain to be loaded, and its settings with it.
+        // Connection tracking, with its settings, is certainly loaded only now.
         track_for_the_guards(true);
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
-        // Only now: there is no moment without rules.
+        // Only after our rules are in place: the pod is captured at every moment.
         take_over(&mut drift);
         Ok(drift.into_applied())
     })
 }
 
-/// Starts redirection where no guard with the connection check is in place: redirects new connections, and registers
-/// open ones with connection tracking before the guards follow. Not repeated once the guard is in place, since a
-/// connection that it accepted must not count as a pre-capture connection.
+/// Starts redirection where no guard with the connection check is in place: redirects new
+/// connections, and registers open ones with connection tracking before the guards follow. Not
+/// repeated once the guard is in place, since a connection that it accepted must not count as a
+/// pre-capture connection.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,
@@ -77,11 +78,11 @@ fn begin(
     let drift = match backend.inbound_guard()? {
         InboundGuard::KnownOnly => return Ok(None),
         InboundGuard::AdmitsUnknown => backend.apply(capturing)?,
-        // Guards are only added afterwards. To replace a rule, as of the guard for the time being, takes
-        // the kernel some 15 ms (RCU grace periods), for which a pod's start would wait.
+        // Only adds guards afterwards. To replace a rule, such as a temporary guard, takes the
+        // kernel some 15 ms (RCU grace periods), which would delay the pod's start.
         InboundGuard::Missing => backend.apply(&captured.without_guards())?,
     };
-    // So that tracking does not pick up a connection in a way that contradicts what is made known.
+    // Tracking must not pick up a connection in a state that contradicts the registered one.
     track_for_the_guards(true);
     if let Err(error) = pre_capture::make_known() {
         backend.apply(capturing)?;
@@ -90,11 +91,11 @@ fn begin(
     Ok(Some(drift))
 }
 
-/// Removes what Istio's agent has left. The pod is captured, whether this succeeds or not.
+/// Removes the rules of Istio's agent. The pod is captured whether this succeeds or not.
 fn take_over(drift: &mut Drift) {
     let removed = foreign::find().and_then(|found| {
         drift.nothing_found &= found.is_absent();
-        // Connections that the proxy has opened since.
+        // For connections that the proxy has opened since.
         foreign::prepare(&found);
         foreign::remove(found)
     });
@@ -151,8 +152,9 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
 
 /// Removes redirection from a running pod: new connections go direct, those in the proxy continue.
 ///
-/// What those need stays (see `ambit_netplan::plan_released`) until the namespace ends or [`purge`] is
-/// called. Rules of Istio's agent are removed too. In a namespace without redirection nothing happens.
+/// The rules that those need stay (see `ambit_netplan::plan_released`) until the namespace ends or
+/// [`purge`] is called. Rules of Istio's agent are removed too. In a namespace without redirection
+/// nothing happens.
 ///
 /// # Errors
 /// When something of ours could not be removed.
@@ -167,17 +169,18 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
             track_for_the_guards(false);
         }
         if found.is_present() && present.is_empty() {
-            // Captured by Istio's agent, and never by us: its connections continue as ours do.
+            // Captured only by Istio's agent: its connections continue like ours.
             first_working(Backend::Auto, |backend| backend.replace(&ruleset))?;
         }
         foreign::remove(found).map(drop)
     })
 }
 
-/// Removes every trace of ours, also what [`release`] leaves. Connections in the proxy break.
+/// Removes all rules of ours, including those that [`release`] leaves. Connections in the proxy
+/// break.
 ///
 /// # Errors
-/// When something of ours could not be removed.
+/// When a rule of ours could not be removed.
 pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
     inside(netns, || {
         for backend in RedirectionBackend::present()? {
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_forbids_does_not() {
+    fn permission_errors_do_not_select_the_next_backend() {
         let done = first_working(Backend::Auto, |_| Err::<(), _>(refused(1)));
         assert!(matches!(done, Err(RedirectionError::Nft(_))));
     }
@@ -331,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn when_nothing_works_the_error_tells_all_that_was_tried() {
+    fn error_lists_all_failed_backends() {
         let done = first_working(Backend::Auto, |_| Err::<(), _>(refused(93)));
         let text = done.unwrap_err().to_string();
         for name in [

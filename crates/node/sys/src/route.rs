@@ -65,14 +65,14 @@ impl Routing {
         Ok(present)
     }
 
-    /// Adds what is missing. Rule and route are each tried, even if the other fails.
+    /// Adds the missing parts. Rule and route are each tried, even if the other fails.
     pub(crate) fn ensure(&mut self, routing: &PolicyRouting) -> io::Result<()> {
         let rule = self.change_rule(NEW_RULE, CREATE | EXCLUSIVE, routing);
         let route = self.change_route(NEW_ROUTE, CREATE | REPLACE, routing);
         ignore(rule, io::ErrorKind::AlreadyExists).and(route)
     }
 
-    /// Removes rule and route; it is no error when they are absent.
+    /// Removes rule and route; absence is not an error.
     pub(crate) fn remove(&mut self, routing: &PolicyRouting) -> io::Result<()> {
         const ESRCH: i32 = 3;
         let rule = self.change_rule(DELETE_RULE, 0, routing);

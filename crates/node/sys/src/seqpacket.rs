@@ -25,12 +25,13 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Room for more descriptors than allowed, so that surplus ones are seen and closed.
-const FD_ROOM: usize = 4;
+/// Number of descriptors that can be received: more than allowed, so that surplus ones are noticed
+/// and closed.
+const MAX_RECEIVED_FDS: usize = 4;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Connections waiting to be accepted.
+/// Maximum connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
 /// Received SEQPACKET record.
@@ -84,9 +85,9 @@ impl SeqPacketListener {
     }
 }
 
-/// The socket listens before its file replaces an existing one: a client that connects finds a listening
-/// socket at every moment.
-/// With a mode, the file has it before any client can connect.
+/// Creates a listening socket. It listens before its file replaces an existing one, so that a
+/// client finds a listening socket at every moment. With a mode, the file has it before any client
+/// can connect.
 fn listen_at(path: &Path, mode: Option<u32>) -> io::Result<(OwnedFd, SocketFile)> {
     let new = path.with_extension("new");
     match fs::remove_file(&new) {
@@ -132,7 +133,7 @@ impl SeqPacket {
     /// # Errors
     /// When there is no listener; `WouldBlock` when its queue is full.
     pub fn connect(path: impl AsRef<Path>) -> impl Future<Output = io::Result<Self>> {
-        // A Unix connect never waits, but callers may rely on a future.
+        // A Unix connect never blocks, but callers may rely on a future.
         std::future::ready(Self::connect_now(path.as_ref()))
     }
 
@@ -155,7 +156,7 @@ impl SeqPacket {
         Self::new(socket)
     }
 
-    /// Two ends of one connection.
+    /// Creates the two ends of one connection.
     ///
     /// # Errors
     /// When the kernel cannot make a socket.
@@ -237,7 +238,7 @@ fn send_now(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> Resu
 }
 
 fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_ROOM))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = recvmsg(
         socket,
@@ -272,7 +273,7 @@ fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     })
 }
 
-/// The same without tasks: every call returns at once, and the caller polls.
+/// Nonblocking variant without tasks: every call returns at once, and the caller polls.
 pub mod plain {
     use std::time::Duration;
 
@@ -303,7 +304,7 @@ pub mod plain {
             })
         }
 
-        /// The next connection, if one is waiting.
+        /// Accepts the next connection, if one is waiting.
         ///
         /// # Errors
         /// `WouldBlock` when none is waiting.
@@ -328,7 +329,7 @@ pub mod plain {
         Ok(socket)
     }
 
-    /// Two ends of one connection.
+    /// Creates the two ends of one connection.
     ///
     /// # Errors
     /// When the kernel cannot make a socket.
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_longer_than_the_buffer_is_an_error_and_the_next_one_is_whole() {
+    async fn oversized_record_is_an_error_and_the_next_one_is_intact() {
         let (a, b) = SeqPacket::pair().unwrap();
         let file = fs::File::open("/proc/self/status").unwrap();
         a.send(&[7; 100], Some(file.as_fd())).await.unwrap();
@@ -468,7 +469,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_left_behind_is_replaced() {
+    async fn stale_socket_file_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("zds.sock");
         let old = SeqPacketListener::bind(&path).unwrap();

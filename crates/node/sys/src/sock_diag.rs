@@ -17,13 +17,13 @@ const DESTROY: u16 = 21;
 const TCP: u8 = 6;
 const INET: u8 = 2;
 const INET6: u8 = 10;
-/// Offset after ports, addresses, interface and cookie.
-const ID: usize = 48;
-/// Family, state, timer, retransmissions; the identity; five numbers.
-const HEAD: usize = 4 + ID + 20;
+/// Length of the socket identity: ports, addresses, interface and cookie.
+const ID_BYTES: usize = 48;
+/// Length of a reply's header: family, state, timer, retransmissions; the identity; five numbers.
+const HEADER_BYTES: usize = 4 + ID_BYTES + 20;
 const MARK: u16 = 15;
-/// The dump of a namespace with more sockets is not read to its end.
-const MOST: usize = 100_000;
+/// Maximum number of sockets that are read from one namespace.
+const MAX_SOCKETS: usize = 100_000;
 
 /// The states of sockets to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +43,9 @@ impl State {
     fn mask(self) -> u32 {
         match self {
             Self::Established => 1 << 1,
-            // Besides: FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
+            // In addition: FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
             Self::Open => 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8,
-            // Besides: SYN_RECV, also as a mere request; LAST_ACK, CLOSING.
+            // In addition: SYN_RECV, also as a mere request; LAST_ACK, CLOSING.
             Self::InUse => Self::Open.mask() | 1 << 3 | 1 << 12 | 1 << 9 | 1 << 11,
             Self::Listening => 1 << 10,
         }
@@ -64,11 +64,11 @@ pub struct TcpSocket {
     /// Inode number, which identifies the owning process.
     pub inode: u64,
     family: u8,
-    id: [u8; ID],
+    id: [u8; ID_BYTES],
 }
 
 impl TcpSocket {
-    /// A socket that the kernel did not report, for tests.
+    /// Creates a socket as the kernel would report it, for tests.
     pub fn new(local: SocketAddr, remote: SocketAddr, mark: u32) -> Self {
         Self {
             local,
@@ -76,18 +76,19 @@ impl TcpSocket {
             mark,
             inode: 0,
             family: INET,
-            id: [0; ID],
+            id: [0; ID_BYTES],
         }
     }
 
-    /// Distinguishes this socket from every other of the same addresses, earlier or later.
+    /// Returns a number that distinguishes this socket from all others with the same addresses,
+    /// earlier or later.
     pub fn cookie(&self) -> u64 {
         let cookie = self.id.last_chunk::<8>().copied();
         u64::from_ne_bytes(cookie.unwrap_or_default())
     }
 }
 
-/// The sockets of `netns` in this state.
+/// Lists the sockets of `netns` in this state.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
@@ -95,19 +96,19 @@ pub fn tcp_sockets(netns: &Netns, state: State) -> io::Result<Vec<TcpSocket>> {
     netns.run(|| dump(state))?
 }
 
-/// The sockets of the calling thread's namespace.
+/// Lists the sockets of the calling thread's namespace.
 pub(crate) fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
     let mut socket = Socket::open(Some(SOCK_DIAG))?;
     let mut found = Vec::new();
     for family in [INET, INET6] {
-        let request = request(family, state.mask(), &[0; ID]);
+        let request = request(family, state.mask(), &[0; ID_BYTES]);
         let dumped = socket.dump(BY_FAMILY, &[&request], |payload| {
-            if found.len() < MOST {
+            if found.len() < MAX_SOCKETS {
                 found.extend(parse(payload));
             }
         });
         match dumped {
-            // A kernel without IPv6 knows no such sockets.
+            // A kernel without IPv6 has no such sockets.
             Err(error) if family == INET6 && error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
@@ -124,7 +125,7 @@ pub(crate) fn destroy(connection: &TcpSocket) -> io::Result<()> {
         .map(drop)
 }
 
-fn request(family: u8, states: u32, id: &[u8; ID]) -> Vec<u8> {
+fn request(family: u8, states: u32, id: &[u8; ID_BYTES]) -> Vec<u8> {
     let mut bytes = vec![family, TCP, 0, 0];
     bytes.extend_from_slice(&states.to_ne_bytes());
     bytes.extend_from_slice(id);
@@ -132,9 +133,9 @@ fn request(family: u8, states: u32, id: &[u8; ID]) -> Vec<u8> {
 }
 
 fn parse(payload: &[u8]) -> Option<TcpSocket> {
-    let (head, attributes) = payload.split_at_checked(HEAD)?;
+    let (head, attributes) = payload.split_at_checked(HEADER_BYTES)?;
     let family = *head.first()?;
-    let id: [u8; ID] = head.get(4..4 + ID)?.try_into().ok()?;
+    let id: [u8; ID_BYTES] = head.get(4..4 + ID_BYTES)?.try_into().ok()?;
     let port = |at: usize| -> Option<u16> {
         Some(u16::from_be_bytes(id.get(at..at + 2)?.try_into().ok()?))
     };
@@ -147,7 +148,7 @@ fn parse(payload: &[u8]) -> Option<TcpSocket> {
             _ => None,
         }
     };
-    let inode = netlink::u32_ne(head.get(HEAD - 4..)?)?;
+    let inode = netlink::u32_ne(head.get(HEADER_BYTES - 4..)?)?;
     Some(TcpSocket {
         local: SocketAddr::new(ip(4)?, port(0)?),
         remote: SocketAddr::new(ip(20)?, port(2)?),
@@ -166,7 +167,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+        fn arbitrary_replies_never_panic(bytes: Vec<u8>) {
             let _any = parse(&bytes);
         }
     }

@@ -22,10 +22,10 @@ pub use create::SocketError;
 use create::new_socket;
 pub use steering::{Worker, steer};
 
-/// Congestion control of connections that stay on the machine. There is no network there to congest, only
-/// a receiver that advertises its window; the system's default may pace what it sends (BBR), in small
+/// Congestion control of connections within the machine. There is no network to congest, only a
+/// receiver that advertises its window; the system's default may pace sending (BBR), in small
 /// pieces with a timer for each. Reno is in every kernel, and any user may choose it.
-const NEAR: &[u8] = b"reno";
+const LOCAL_CONGESTION_CONTROL: &[u8] = b"reno";
 
 /// Whether sockets may bind foreign addresses (`IP_TRANSPARENT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub struct Tuning {
     pub user_timeout: Option<Duration>,
     /// Whether both ends are on this machine, so that sending is not paced.
     pub near: bool,
-    /// Closing resets the connection and drops unsent data, however it is closed, also by the kernel when
-    /// the process is killed; unless [`end_in_order`] was called.
+    /// Whether closing resets the connection and drops unsent data, also when the kernel closes it
+    /// because the process was killed; unless [`end_in_order`] was called.
     pub resets: bool,
 }
 
@@ -69,11 +69,11 @@ pub struct Tuning {
 pub struct ListenSpec {
     /// Port to listen on.
     pub port: u16,
-    /// One dual-stack `[::]` socket, falling back to `0.0.0.0` where there is no IPv6.
+    /// Whether to open one dual-stack `[::]` socket, falling back to `0.0.0.0` without IPv6.
     pub ipv6: bool,
     /// Whether to bind the loopback address only.
     pub loopback: bool,
-    /// Several sockets (workers, an old and a new proxy) share the port.
+    /// Whether several sockets (workers, an old and a new proxy) share the port.
     pub reuse_port: bool,
     /// Whether the socket may use foreign addresses (`IP_TRANSPARENT`).
     pub transparent: Transparent,
@@ -86,7 +86,8 @@ pub struct ListenSpec {
 }
 
 impl ListenSpec {
-    /// A listener of a pod's proxy on `port`, with the defaults of the contract.
+    /// Returns the specification of a pod's proxy listener on `port`, with the defaults of the
+    /// contract.
     pub fn of_pod(port: u16, mark: Option<u32>) -> Self {
         Self {
             port,
@@ -95,8 +96,8 @@ impl ListenSpec {
             reuse_port: true,
             transparent: Transparent::BestEffort,
             mark,
-            // The kernel lowers it to the namespace's `somaxconn`. While a proxy restarts, all openings
-            // wait here.
+            // The kernel limits it to the namespace's `somaxconn`. While a proxy restarts, all
+            // openings wait here.
             backlog: 4096,
             tuning: Tuning::default(),
         }
@@ -235,7 +236,7 @@ pub struct OutboundSpec {
     pub source: Option<IpAddr>,
     /// Options of the connection.
     pub tuning: Tuning,
-    /// Use a source port by which listeners prepared by [`steer`] choose this worker.
+    /// Worker for which to choose a source port, where [`steer`] has prepared the listeners.
     pub worker: Option<Worker>,
 }
 
@@ -276,10 +277,10 @@ pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
     tune_ref(SockRef::from(stream), tuning)
 }
 
-/// Makes closing a connection with [`Tuning::resets`] orderly: unsent data is still sent. Called when the peer has
-/// received an end of data, or is to receive one.
+/// Makes closing a connection with [`Tuning::resets`] orderly: unsent data is still sent. Called
+/// when the peer has received, or will receive, an end of data.
 pub fn end_in_order(stream: &TcpStream) {
-    // Fails only for what is not a socket.
+    // Fails only for descriptors that are not sockets.
     let _never = SockRef::from(stream).set_linger(None);
 }
 
@@ -323,15 +324,15 @@ fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     }
     if tuning.near {
         // Optional: a kernel that refuses is not an error.
-        if let Err(error) = socket.set_tcp_congestion(NEAR) {
+        if let Err(error) = socket.set_tcp_congestion(LOCAL_CONGESTION_CONTROL) {
             tracing::debug!(%error, "no congestion control of its own for the machine");
         }
     }
     Ok(())
 }
 
-/// The original destination of a redirected connection: before NAT if it was translated, else its
-/// local address.
+/// Returns the original destination of a redirected connection: the one before NAT if it was
+/// translated, else its local address.
 ///
 /// # Errors
 /// When the socket has no local address any more.
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_stays_on_the_machine_is_sent_unpaced() {
+    async fn local_connections_are_not_paced() {
         let tuned = |near| Tuning {
             near,
             ..Tuning::default()
@@ -468,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_lives_in_the_namespace_it_was_made_for() {
+    fn listener_belongs_to_its_namespace() {
         let ns = new_for_test();
         let first = listen(
             Some(&ns),

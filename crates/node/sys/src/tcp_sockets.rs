@@ -1,4 +1,5 @@
-//! The TCP sockets of a network namespace: listed, destroyed, and those that the proxy did not open.
+//! TCP sockets of a network namespace: lists them, destroys them, and finds those that the proxy
+//! did not open.
 
 mod unproxied;
 
@@ -7,7 +8,7 @@ use std::io;
 use crate::{conntrack::pre_capture, netns::Netns, sock_diag};
 
 pub use crate::sock_diag::{State, TcpSocket, tcp_sockets};
-pub use unproxied::{Unproxied, Way, unproxied};
+pub use unproxied::{Direction, Unproxied, unproxied};
 
 /// Breaks a connection: both ends see a reset. Its later packets belong to no connection.
 ///
@@ -17,7 +18,8 @@ pub use unproxied::{Unproxied, Way, unproxied};
 pub fn destroy(netns: &Netns, connection: &TcpSocket) -> io::Result<()> {
     netns.run(|| {
         sock_diag::destroy(connection)?;
-        // The guards would accept its packets for as long as connection tracking remembers the connection.
+        // Otherwise the guards would accept its packets for as long as connection tracking
+        // remembers it.
         if let Err(error) = pre_capture::forget(connection) {
             tracing::debug!(%error, "a closed connection is still known to connection tracking");
         }
@@ -57,7 +59,7 @@ mod tests {
                 (ours.local, ours.remote),
                 (client.local_addr().unwrap(), at)
             );
-            // Where the kernel can, the connection breaks.
+            // Where the kernel supports it, the connection breaks.
             match destroy(&here, ours) {
                 Ok(()) => assert!(client.read(&mut [0]).is_err()),
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}"),

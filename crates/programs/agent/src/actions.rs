@@ -19,7 +19,7 @@ use ambit_sys::{
     netns::Netns,
     procfs::{self, Attribution, PodTarget},
     redirection::{self, Applied, RedirectionError},
-    tcp_sockets::{self, State, Unproxied, Way},
+    tcp_sockets::{self, Direction, State, Unproxied},
 };
 use ambit_zds::PodUid;
 
@@ -358,14 +358,14 @@ impl Actions for KernelActions {
         // Probes that began before the capture still come from the node's own addresses.
         let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
         let mut outcome = Closed::default();
-        for Unproxied { socket, way } in open {
-            let by_node = way == Way::Inbound && of_node.contains(&socket.remote.ip());
+        for Unproxied { socket, direction } in open {
+            let by_node = direction == Direction::Inbound && of_node.contains(&socket.remote.ip());
             if by_node && probe_ports.contains(socket.local.port()) {
                 continue;
             }
-            let text = match way {
-                Way::Inbound => format!("{} -> {}", socket.remote, socket.local),
-                Way::Outbound => format!("{} -> {}", socket.local, socket.remote),
+            let text = match direction {
+                Direction::Inbound => format!("{} -> {}", socket.remote, socket.local),
+                Direction::Outbound => format!("{} -> {}", socket.local, socket.remote),
             };
             match tcp_sockets::destroy(netns, &socket) {
                 Ok(()) => outcome.closed.push(text),

@@ -1,4 +1,5 @@
-//! ADD: decides whether the pod belongs to the mesh, has it enrolled, and passes the result on.
+//! ADD: decides whether the pod belongs to the mesh, waits for its enrolment, and passes on the
+//! result.
 
 use std::borrow::Cow;
 
@@ -11,11 +12,11 @@ use crate::{
     result,
 };
 
-/// Name prefixes of agents' own pods. Waiting for the agent to start the agent would never end.
+/// Name prefixes of agents' own pods: an agent's pod must not wait for the agent.
 const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
 
-/// Name prefixes of the mesh's other components, which must start on a node whose agent is away.
-/// While the agent is available, it is queried about them as about any other pod.
+/// Name prefixes of the mesh's other components, which must start on a node whose agent is
+/// unavailable. While the agent is available, it is queried about them as about any other pod.
 const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 
 /// Adds a pod and returns the result to print.
@@ -29,7 +30,7 @@ pub(crate) fn add(
         Some(call) => call.add()?.map(Cow::Owned),
         None => config.prev_result.as_deref().map(Cow::Borrowed),
     };
-    // Read before anything is done: a result that cannot be passed on must not leave a pod enrolled.
+    // Parsed first: a result that cannot be passed on must not leave a pod enrolled.
     let passed_on = result::passed_on(previous.as_deref(), version)?;
     let arguments = Arguments::parse(&environment.args);
     let Some(pod) = arguments.mesh_candidate(config) else {
@@ -46,7 +47,7 @@ pub(crate) fn add(
     Ok(passed_on)
 }
 
-/// The pod's fields of `CNI_ARGS`.
+/// Fields of `CNI_ARGS` about the pod.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Arguments<'a> {
     name: &'a str,
@@ -68,7 +69,7 @@ impl<'a> Arguments<'a> {
         arguments
     }
 
-    /// The pod, unless it can never belong to the mesh, whatever its labels.
+    /// Returns the pod, unless it can never belong to the mesh, whatever its labels.
     fn mesh_candidate(&self, config: &Config) -> Option<Pod<'a>> {
         let Self {
             name,
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_read_by_key() {
+    fn arguments_are_parsed_by_key() {
         let text = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;junk;K8S_POD_UID=u=1;X=";
         let expected = Arguments {
             name: "p",
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_never_a_candidate() {
+    fn pods_that_can_never_belong_to_the_mesh() {
         let config = |extra: &str| {
             let text = format!(
                 r#"{{"pod_namespace":"mesh","exclude_namespaces":["kube-system"]{extra}}}"#

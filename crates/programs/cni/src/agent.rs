@@ -1,4 +1,4 @@
-//! The client of the node agent's plugin socket, with retries while the agent is briefly away.
+//! Client of the node agent's plugin socket, with retries while the agent is briefly unavailable.
 
 use std::{
     io,
@@ -13,23 +13,23 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::{Config, Level},
     error::{CniError, code},
-    http::{self, Answer},
+    http::{self, Response},
     log, membership,
     result::PodAddress,
 };
 
-/// The agent's socket in its run directory.
+/// File name of the agent's socket in its run directory.
 const SOCKET: &str = "pluginevent.sock";
 
-/// Maximum wait for one response: enrolment takes milliseconds, but a proxy may be starting.
-const ANSWER_WITHIN: Duration = Duration::from_secs(25);
+/// Timeout of one response: enrolment takes milliseconds, but a proxy may be starting.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// The same where the agent's record has the pod outside the mesh: no state of the agent may delay such pods. A healthy
-/// agent answers in a millisecond.
-const OUTSIDE_ANSWER_WITHIN: Duration = Duration::from_millis(400);
+/// Timeout of a response about a pod that the agent's file records as outside of the mesh: no state
+/// of the agent may delay such pods. A healthy agent responds in a millisecond.
+const OUTSIDE_RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// First and longest delay between two attempts.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// Pod that is being started.
 #[derive(Clone, Copy, Debug)]
@@ -37,11 +37,11 @@ pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
-    /// Whether the pod's name marks it as a component of the mesh.
+    /// Whether the pod's name is that of a component of the mesh.
     pub(crate) is_of_mesh: bool,
 }
 
-/// The body of `POST /cmdadd`: the field names are the contract's.
+/// Body of `POST /cmdadd`: the field names are Istio's.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct AddEvent<'a> {
@@ -50,7 +50,8 @@ pub(crate) struct AddEvent<'a> {
     pod_namespace: &'a str,
     #[serde(rename = "IPs")]
     ips: Option<Vec<EventAddress<'a>>>,
-    /// Our addition: distinguishes a pod from its predecessor of the same name. Other agents ignore it.
+    /// Ambit's addition, which distinguishes a pod from its predecessor of the same name. Other
+    /// agents ignore it.
     #[serde(rename = "PodUID", skip_serializing_if = "str::is_empty")]
     pod_uid: &'a str,
 }
@@ -131,7 +132,7 @@ struct Membership {
     mesh: bool,
 }
 
-/// The agent behind the socket in its run directory, queried until `until`.
+/// Client of the agent whose socket is in the run directory; requests end at `until`.
 #[derive(Debug)]
 pub(crate) struct Agent<'a> {
     config: &'a Config,
@@ -140,10 +141,10 @@ pub(crate) struct Agent<'a> {
     until: Instant,
 }
 
-/// One failed attempt.
-enum Failed {
-    /// Failure that permits a retry.
-    ForNow(String),
+/// Failure of one attempt.
+enum AttemptError {
+    /// Failure that may be retried.
+    Retriable(String),
     ForGood(CniError),
 }
 
@@ -159,11 +160,11 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Whether the pod belongs to the mesh. For a pod that the agent has recorded as outside, the wait
-    /// for the agent's answer is short; for all others it is as long as the settings allow.
+    /// Returns whether the pod belongs to the mesh. The timeout of the agent's response is short
+    /// for a pod that the agent has recorded as outside; for all others it is the configured one.
     ///
-    /// The record may be of any age: when the agent is back, it reconciles what changed while it could
-    /// not write the record, as it does for every running pod.
+    /// The record may be of any age: an agent that is available again reconciles what changed while
+    /// it could not write the record, as it does for every running pod.
     pub(crate) fn is_member(&self, pod: Pod<'_>) -> Result<bool, CniError> {
         let path = format!(
             "/v1/membership?namespace={}&pod={}&uid={}",
@@ -171,21 +172,23 @@ impl<'a> Agent<'a> {
             escape(pod.name),
             escape(pod.uid)
         );
-        self.insist(pod, || {
+        self.retry(pod, || {
             let outside = self.recorded(pod) == Some(false);
             let within = if outside {
-                OUTSIDE_ANSWER_WITHIN
+                OUTSIDE_RESPONSE_TIMEOUT
             } else {
-                ANSWER_WITHIN
+                RESPONSE_TIMEOUT
             };
             let failed = match self.ask(&path, None, within) {
-                Ok(Answer { status: 200, body }) => {
+                Ok(Response { status: 200, body }) => {
                     return serde_json::from_str::<Membership>(&body)
                         .map(|answer| answer.mesh)
-                        .map_err(|error| Failed::ForNow(format!("unreadable answer: {error}")));
+                        .map_err(|error| {
+                            AttemptError::Retriable(format!("unreadable answer: {error}"))
+                        });
                 }
-                Ok(Answer { status: 404, .. }) => return self.foreign_agent(pod),
-                Ok(Answer { status, body }) => format!("it answered {status}: {}", body.trim()),
+                Ok(Response { status: 404, .. }) => return self.foreign_agent(pod),
+                Ok(Response { status, body }) => format!("it answered {status}: {}", body.trim()),
                 Err(error) => error.to_string(),
             };
             if outside {
@@ -196,11 +199,11 @@ impl<'a> Agent<'a> {
                 log::line_to_file(self.config, Level::Info, &line);
                 return Ok(false);
             }
-            Err(Failed::ForNow(failed))
+            Err(AttemptError::Retriable(failed))
         })
     }
 
-    /// The agent's record of the pod, read without the agent.
+    /// Returns the agent's record of the pod, from the file.
     fn recorded(&self, pod: Pod<'_>) -> Option<bool> {
         if pod.is_of_mesh {
             return Some(false);
@@ -213,10 +216,10 @@ impl<'a> Agent<'a> {
         membership::recorded(cni_agent_run_dir, membership.as_deref(), pod.namespace)
     }
 
-    /// An agent without `/v1/membership`: the membership file decides.
-    fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, Failed> {
+    /// Decides by the membership file, since the agent does not serve `/v1/membership`.
+    fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, AttemptError> {
         self.recorded(pod).ok_or_else(|| {
-            Failed::ForGood(CniError::new(
+            AttemptError::ForGood(CniError::new(
                 code::AGENT_FAILURE,
                 format!(
                     "cannot determine whether pod {}/{} belongs to the mesh",
@@ -241,12 +244,15 @@ impl<'a> Agent<'a> {
                 error.to_string(),
             )
         })?;
-        self.insist(pod, || {
-            match self.ask("/cmdadd", Some(&body), ANSWER_WITHIN) {
-                Ok(Answer { status: 200, .. }) => Ok(()),
-                // Our agent reports it when it expects the cause to pass, as while a proxy restarts.
-                Ok(Answer { status: 503, body }) => Err(Failed::ForNow(body.trim().to_owned())),
-                Ok(Answer { status, body }) => Err(Failed::ForGood(CniError::new(
+        self.retry(pod, || {
+            match self.ask("/cmdadd", Some(&body), RESPONSE_TIMEOUT) {
+                Ok(Response { status: 200, .. }) => Ok(()),
+                // Ambit's agent sends `Retry-After` if the cause may pass, for instance while a
+                // proxy restarts.
+                Ok(Response { status: 503, body }) => {
+                    Err(AttemptError::Retriable(body.trim().to_owned()))
+                }
+                Ok(Response { status, body }) => Err(AttemptError::ForGood(CniError::new(
                     code::AGENT_FAILURE,
                     format!(
                         "the node agent could not enrol pod {}/{}",
@@ -254,29 +260,29 @@ impl<'a> Agent<'a> {
                     ),
                     format!("it answered {status}: {}", body.trim()),
                 ))),
-                Err(error) => Err(Failed::ForNow(error.to_string())),
+                Err(error) => Err(AttemptError::Retriable(error.to_string())),
             }
         })
     }
 
-    fn ask(&self, path: &str, body: Option<&str>, within: Duration) -> io::Result<Answer> {
+    fn ask(&self, path: &str, body: Option<&str>, within: Duration) -> io::Result<Response> {
         let left = self.until.saturating_duration_since(Instant::now());
-        http::request(&self.socket, path, body, left.clamp(PAUSE.0, within))
+        http::request(&self.socket, path, body, left.clamp(RETRY_DELAY.0, within))
     }
 
     /// Retries until a final response or the timeout.
-    fn insist<T>(
+    fn retry<T>(
         &self,
         pod: Pod<'_>,
-        mut attempt: impl FnMut() -> Result<T, Failed>,
+        mut attempt: impl FnMut() -> Result<T, AttemptError>,
     ) -> Result<T, CniError> {
-        let mut pause = PAUSE.0;
+        let mut pause = RETRY_DELAY.0;
         let mut is_told = false;
         loop {
             let cause = match attempt() {
                 Ok(outcome) => return Ok(outcome),
-                Err(Failed::ForGood(error)) => return Err(error),
-                Err(Failed::ForNow(cause)) => cause,
+                Err(AttemptError::ForGood(error)) => return Err(error),
+                Err(AttemptError::Retriable(cause)) => cause,
             };
             if Instant::now() + pause >= self.until {
                 return Err(CniError::new(
@@ -292,7 +298,7 @@ impl<'a> Agent<'a> {
                     ),
                 ));
             }
-            if pause == PAUSE.1 && !is_told {
+            if pause == RETRY_DELAY.1 && !is_told {
                 let line = format!(
                     "pod {}/{} waits for the node agent: {cause}",
                     pod.namespace, pod.name
@@ -301,7 +307,7 @@ impl<'a> Agent<'a> {
                 is_told = true;
             }
             thread::sleep(pause);
-            pause = (pause * 2).min(PAUSE.1);
+            pause = (pause * 2).min(RETRY_DELAY.1);
         }
     }
 }
@@ -351,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_of_every_length_are_right() {
+    fn masks_of_every_length_are_converted() {
         let mask = |ip: &str, prefix| {
             let ip = ip.parse().unwrap();
             let address = PodAddress {
@@ -369,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_break_out_of_the_query() {
+    fn names_are_escaped_in_the_query() {
         assert_eq!(escape("a-b.c"), "a-b.c");
         assert_eq!(escape("x&pod=y\r\n"), "x%26pod%3Dy%0D%0A");
     }

@@ -1,5 +1,6 @@
-//! The plugins called for a pod's interface: recorded from ADD to DEL, because the primary CNI's
-//! configuration may change in between. One file each, written whole and renamed into place.
+//! Records of the plugins that were called for a pod's interface, from ADD to DEL, because the
+//! primary CNI's configuration may change in between. Each has a file, which is written completely
+//! and renamed into place.
 
 use std::{
     fs::{self, DirBuilder},
@@ -15,12 +16,12 @@ use serde::{Deserialize, Serialize};
 /// Configuration that was used to attach the pod.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Attachment {
-    /// The file's name: its ending selects the format (list or single plugin).
+    /// Name of the file, whose extension selects the format (list or single plugin).
     pub(crate) file: String,
     pub(crate) text: String,
 }
 
-/// The file of one interface of one container.
+/// Record of one interface of one container.
 #[derive(Debug)]
 pub(crate) struct Store(PathBuf);
 
@@ -42,12 +43,12 @@ impl Store {
         fs::rename(&temporary, &self.0).inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// Loads the saved attachment; `None` when nothing is there that can be read.
+    /// Loads the saved attachment; `None` if there is no readable file.
     pub(crate) fn load(&self) -> Option<Attachment> {
         serde_json::from_slice(&fs::read(&self.0).ok()?).ok()
     }
 
-    /// Removes the record. A file that cannot be removed is collected later.
+    /// Removes the record. If that fails, a later GC removes the file.
     pub(crate) fn forget(&self) {
         fs::remove_file(&self.0).ok();
     }
@@ -59,7 +60,7 @@ impl Attachment {
     }
 }
 
-/// Removes all records but those of `valid`, pairs of container and interface.
+/// Removes all records except those of `valid`, pairs of container and interface.
 pub(crate) fn collect(state_dir: &Path, valid: &[(String, String)]) {
     let keep: Vec<String> = valid
         .iter()
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_found_until_it_is_forgotten() {
+    fn saved_attachment_is_loaded_until_removed() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("deep/state");
         let store = Store::new(&state, "c0ffee", "eth0");
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_valid_is_collected() {
+    fn invalid_attachments_are_collected() {
         let dir = tempfile::tempdir().unwrap();
         for id in ["a", "b", "c.d"] {
             let store = Store::new(dir.path(), id, "eth0");

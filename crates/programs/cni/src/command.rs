@@ -1,4 +1,4 @@
-//! The commands of the CNI specification: what each requires, does and prints.
+//! Commands of the CNI specification: requirements, actions and output of each.
 
 use std::{
     io::{Read, Write},
@@ -33,7 +33,8 @@ pub fn run(
         Ok(text) => (text.clone(), ExitCode::SUCCESS),
         Err(error) => {
             let line = format!("{}: {error}", environment.command);
-            // Goes to the runtime's log. If even stderr is closed, stdout still has the error.
+            // The message goes to the runtime's log. If even stderr is closed, stdout still has the
+            // error.
             drop(writeln!(stderr, "ambit-cni: {line}"));
             if let Ok(config) = Config::parse(&input) {
                 log::line(&config, Level::Error, &line);
@@ -85,8 +86,8 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
             format!("it came with {}", since.as_str()),
         ));
     }
-    // There is nothing of our own to check or to collect, and an agent that is away must not make the
-    // node unready: the agent's own pod has to start on it.
+    // This plugin has nothing of its own to check or to collect, and an unavailable agent must not
+    // make the node unready: the agent's own pod has to start on it.
     if let Some(call) = Call::new(environment, &config, version)? {
         match environment.command.as_str() {
             "CHECK" => call.check(),
@@ -112,10 +113,11 @@ fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
     Call::new(environment, &config, version)?.map_or(Ok(()), |call| call.del())
 }
 
-/// Reads a configuration as ADD does, queries no agent, and returns the output of ADD.
+/// Parses a configuration as ADD does, without queries to an agent, and returns the output of ADD.
 ///
 /// # Errors
-/// Those that ADD gives for such a configuration.
+///
+/// Those of ADD for such a configuration.
 pub fn dry_run(stdin: &[u8]) -> Result<String, CniError> {
     let config = Config::parse(stdin)?;
     let printed = result::passed_on(config.prev_result.as_deref(), config.version()?)?;
@@ -127,7 +129,7 @@ pub fn dry_run(stdin: &[u8]) -> Result<String, CniError> {
     Ok(printed)
 }
 
-/// Checks that the variables the command needs are set and well formed.
+/// Checks that the variables the command needs are set and valid.
 fn require(environment: &Environment) -> Result<(), CniError> {
     let Environment {
         command,
@@ -209,7 +211,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_configuration_makes_the_plugin_panic(
+        fn no_configuration_causes_a_panic(
             text in nearly(),
             bytes in proptest::collection::vec(any::<u8>(), 0..100),
         ) {

@@ -1,4 +1,4 @@
-//! The configuration on stdin, and the versions of the specification.
+//! Configuration on stdin, and versions of the CNI specification.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -15,18 +15,18 @@ pub(crate) const VERSIONS: [&str; 7] = [
 /// The version of a configuration without `cniVersion`.
 pub(crate) const UNVERSIONED: &str = "0.1.0";
 
-/// A supported version: its place in [`VERSIONS`].
+/// Supported version: its index in [`VERSIONS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(usize);
 
 impl Version {
-    /// The first with CHECK.
+    /// First version with CHECK.
     pub(crate) const V0_4: Self = Self(4);
-    /// The first whose addresses do not name their family.
+    /// First version whose addresses do not name their family.
     pub(crate) const V1_0: Self = Self(5);
-    /// The first with STATUS and GC.
+    /// First version with STATUS and GC.
     pub(crate) const V1_1: Self = Self(6);
-    /// The first with a list of addresses.
+    /// First version with a list of addresses.
     pub(crate) const V0_3: Self = Self(2);
 
     pub(crate) fn parse(text: &str) -> Result<Self, CniError> {
@@ -48,9 +48,10 @@ impl Version {
     }
 }
 
-/// The plugin's entry in the network configuration. The keys are those an Istio agent writes; `agent_wait_seconds`,
-/// `membership` and `delegate` are ours. There is no kubeconfig among them: the plugin queries the agent over a socket
-/// that only root may open, so there is no credential to leak, to expire or to renew.
+/// The plugin's entry in the network configuration. The keys are those an Istio agent writes;
+/// `agent_wait_seconds`, `membership` and `delegate` are Ambit's. There is no kubeconfig among
+/// them: the plugin queries the agent over a socket that only root may open, so there is no
+/// credential to leak, to expire or to renew.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Config {
     #[serde(default, rename = "cniVersion")]
@@ -66,7 +67,7 @@ pub(crate) struct Config {
     pub(crate) pod_namespace: String,
     #[serde(default = "default_wait")]
     pub(crate) agent_wait_seconds: u64,
-    /// A copy of the agent's membership file that outlives a reboot.
+    /// Path of a copy of the agent's membership file that survives a reboot.
     #[serde(default)]
     pub(crate) membership: Option<PathBuf>,
     #[serde(default)]
@@ -90,12 +91,12 @@ pub(crate) struct Delegate {
     pub(crate) net_dir: PathBuf,
     /// Directory of the records of the plugins called for each pod.
     pub(crate) state_dir: PathBuf,
-    /// The only file to look at; otherwise the first usable one that is not ours.
+    /// Only file to use; otherwise the first usable one that is not Ambit's.
     #[serde(default)]
     pub(crate) primary: Option<String>,
 }
 
-/// A log level, in the order of severity.
+/// Log level, ordered by severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
@@ -117,8 +118,8 @@ fn enabled() -> bool {
     true
 }
 
-/// Well within what container runtimes and kubelet allow for a sandbox (minutes), and longer than
-/// kubelet's pauses between restarts of a crashing agent.
+/// Returns the default timeout: far below those of container runtimes and kubelet for a sandbox
+/// (minutes), and above kubelet's delays between restarts of a crashing agent.
 fn default_wait() -> u64 {
     90
 }
@@ -129,7 +130,7 @@ impl Config {
             let message = "the network configuration on stdin cannot be read";
             CniError::new(code::DECODING_FAILURE, message, details)
         };
-        // A list would be read as the fields in their order.
+        // serde would deserialize a list as the fields in their order.
         if stdin.trim_ascii_start().first() != Some(&b'{') {
             return Err(error("it is not a JSON object".to_owned()));
         }

@@ -1,7 +1,7 @@
-//! The owned mode: calls the plugins of the primary CNI's configuration, as a container runtime does.
+//! Owned mode: calls the plugins of the primary CNI's configuration, as a container runtime does.
 //!
-//! The configuration is read at each call, so that the next pod gets the current one. For one pod, the
-//! configuration of its ADD stays in force.
+//! The configuration is read at each call, so that the next pod gets the current one. For one pod,
+//! the configuration of its ADD stays in force until DEL.
 
 use std::{
     thread,
@@ -24,23 +24,24 @@ use crate::{
 };
 
 /// Interval of checks for a missing configuration.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A call of the primary's plugins.
+/// Call of the primary CNI's plugins.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     environment: &'a Environment,
     config: &'a Config,
     delegate: &'a Delegate,
-    /// The version of our caller.
+    /// Version of the specification that our caller uses.
     version: Version,
 }
 
 impl<'a> Call<'a> {
-    /// `None` in chained mode, where the runtime calls the primary's plugins itself.
+    /// Returns `None` in chained mode, where the runtime calls the primary's plugins itself.
     ///
     /// # Errors
-    /// When we are called by ourselves.
+    ///
+    /// When one of our own delegates calls this plugin.
     pub(crate) fn new(
         environment: &'a Environment,
         config: &'a Config,
@@ -65,12 +66,12 @@ impl<'a> Call<'a> {
         }))
     }
 
-    /// ADD: every plugin in order, each given the result of the one before. The last result.
+    /// ADD: calls every plugin in order with the result of the one before. Returns the last result.
     pub(crate) fn add(&self) -> Result<Option<Box<RawValue>>, CniError> {
         let attachment = self.current(self.config.agent_wait())?;
         let network = network(&attachment)?;
         let version = self.version_for(&network)?;
-        // Recorded first: DEL must be possible even if this ADD fails.
+        // The record is written first: DEL must be possible even if this ADD fails.
         self.store().save(&attachment).map_err(|error| {
             CniError::new(
                 code::IO_FAILURE,
@@ -96,7 +97,8 @@ impl<'a> Call<'a> {
         Ok(result)
     }
 
-    /// DEL: every plugin in reverse. Without a record of the pod's network there is nothing to undo.
+    /// DEL: calls every plugin in reverse order. Without a record of the pod's network there is
+    /// nothing to undo.
     pub(crate) fn del(&self) -> Result<(), CniError> {
         let store = self.store();
         let Some(attachment) = store.load().or_else(|| self.current(Duration::ZERO).ok()) else {
@@ -112,7 +114,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// CHECK: every plugin in order.
+    /// CHECK: calls every plugin in order.
     pub(crate) fn check(&self) -> Result<(), CniError> {
         let saved = self.store().load();
         let attachment = saved.map_or_else(|| self.current(Duration::ZERO), Ok)?;
@@ -128,7 +130,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// STATUS: whether every plugin could serve an ADD.
+    /// STATUS: checks whether every plugin could serve an ADD.
     pub(crate) fn status(&self) -> Result<(), CniError> {
         let attachment = self.current(Duration::ZERO)?;
         let network = network(&attachment)?;
@@ -142,7 +144,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// GC: every plugin, even after one has failed; returns the first failure.
+    /// GC: calls every plugin, even after one has failed; returns the first error.
     pub(crate) fn gc(&self) -> Result<(), CniError> {
         if let Some(valid) = self.valid_attachments()? {
             collect(&self.delegate.state_dir, &valid);
@@ -159,7 +161,7 @@ impl<'a> Call<'a> {
         results.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
     }
 
-    /// The configuration in force. Waits for one that is missing or being written.
+    /// Returns the current configuration. Waits for one that is missing or being written.
     fn current(&self, wait: Duration) -> Result<Attachment, CniError> {
         let started = Instant::now();
         let net_dir = &self.delegate.net_dir;
@@ -188,7 +190,7 @@ impl<'a> Call<'a> {
                 }
                 Primary::None => ("there is none".to_owned(), wait),
             };
-            if started.elapsed() + LOOK_EVERY > wait {
+            if started.elapsed() + POLL_INTERVAL > wait {
                 return Err(CniError::new(
                     code::NOT_AVAILABLE,
                     format!(
@@ -198,7 +200,7 @@ impl<'a> Call<'a> {
                     format!("{missing}; is the primary CNI running on this node?"),
                 ));
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -225,7 +227,7 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// The previous result our caller sent, for the primary's plugins.
+    /// Returns the previous result that our caller sent, for the primary's plugins.
     fn previous(&self, version: Version) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(previous) = &self.config.prev_result else {
             return Ok(None);
@@ -267,7 +269,7 @@ impl<'a> Call<'a> {
         exec::run(self.environment, &plugin.kind, &config)
     }
 
-    /// Arguments of the runtime that the plugin declares as capabilities.
+    /// Returns the runtime's arguments for the capabilities that the plugin declares.
     fn runtime_config(&self, plugin: &Plugin) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(arguments) = &self.config.runtime_config else {
             return Ok(None);
@@ -306,7 +308,8 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The network's plugins but ours, which an agent in chained mode may have left among them.
+/// Returns the network's plugins except this one, whose entry an agent in chained mode may have
+/// added.
 fn foreign(network: &Network) -> impl DoubleEndedIterator<Item = &Plugin> {
     network.plugins.iter().filter(|plugin| !plugin.is_ours())
 }

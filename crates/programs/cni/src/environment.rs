@@ -1,7 +1,7 @@
-//! The environment variables by which a runtime calls a plugin.
+//! Environment variables by which a runtime calls a plugin.
 
-/// Set for the plugins we call, so that we know when we are called by ourselves.
-pub(crate) const DELEGATING: &str = "AMBIT_CNI_DELEGATING";
+/// Variable that is set for delegated plugins, so that this plugin detects a call by itself.
+pub(crate) const DELEGATION_VARIABLE: &str = "AMBIT_CNI_DELEGATING";
 
 /// Environment variables that the runtime sets. Empty means unset.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +10,7 @@ pub struct Environment {
     pub command: String,
     /// Id of the container, `CNI_CONTAINERID`.
     pub container_id: String,
-    /// `CNI_NETNS`: path of the pod's network namespace.
+    /// Path of the pod's network namespace, `CNI_NETNS`.
     pub netns: String,
     /// Name of the interface, `CNI_IFNAME`.
     pub interface: String,
@@ -18,7 +18,7 @@ pub struct Environment {
     pub path: String,
     /// Further arguments, `CNI_ARGS`.
     pub args: String,
-    /// Whether our caller is a plugin that we called.
+    /// Whether the caller is a plugin that this plugin has called.
     pub is_delegated: bool,
 }
 
@@ -37,7 +37,7 @@ impl Environment {
             interface: read("CNI_IFNAME"),
             path: read("CNI_PATH"),
             args: read("CNI_ARGS"),
-            is_delegated: !read(DELEGATING).is_empty(),
+            is_delegated: !read(DELEGATION_VARIABLE).is_empty(),
         }
     }
 }

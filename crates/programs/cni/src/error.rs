@@ -1,12 +1,12 @@
-//! The error that the runtime receives: CNI's JSON on stdout.
+//! Error for the runtime: CNI's JSON on stdout.
 
 use serde::Serialize;
 
 /// Error codes: 1 to 99 are CNI's own, from 100 on a plugin's.
 pub mod code {
-    /// The configuration's version is not supported, or lacks this command.
+    /// The version of the configuration is not supported, or lacks this command.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
-    /// A variable is missing or malformed.
+    /// A variable is missing or invalid.
     pub const INVALID_ENVIRONMENT: u32 = 4;
     /// Reading stdin failed.
     pub const IO_FAILURE: u32 = 5;
@@ -14,7 +14,7 @@ pub mod code {
     pub const DECODING_FAILURE: u32 = 6;
     /// The configuration is invalid.
     pub const INVALID_CONFIG: u32 = 7;
-    /// The agent is away; trying again later may help.
+    /// The agent is unavailable; a retry may succeed.
     pub const TRY_AGAIN_LATER: u32 = 11;
     /// The node has no network yet.
     pub const NOT_AVAILABLE: u32 = 50;
@@ -28,7 +28,7 @@ pub mod code {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}: {details}")]
 pub struct CniError {
-    /// Number of the error, of [`code`].
+    /// Error code, one of [`code`].
     pub code: u32,
     /// Description of the failure, with the pod.
     pub message: String,
@@ -56,7 +56,7 @@ impl CniError {
         }
     }
 
-    /// The JSON that the specification requires.
+    /// Returns the JSON that the specification requires.
     pub(crate) fn to_json(&self, cni_version: &str) -> String {
         let wire = Wire {
             cni_version,
@@ -64,7 +64,7 @@ impl CniError {
             msg: &self.message,
             details: &self.details,
         };
-        // Strings and a number always serialise.
+        // Strings and a number can always be serialized.
         serde_json::to_string(&wire).unwrap_or_default()
     }
 }

@@ -12,14 +12,14 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    environment::{DELEGATING, Environment},
+    environment::{DELEGATION_VARIABLE, Environment},
     error::{CniError, code},
 };
 
-/// A plugin that is being replaced in place cannot be run for a moment.
-const BUSY: (u32, Duration) = (50, Duration::from_millis(100));
+/// Attempts, and their interval, while an executable is being replaced in place (`ETXTBSY`).
+const BUSY_RETRY: (u32, Duration) = (50, Duration::from_millis(100));
 
-/// Runs the plugin `kind` with this configuration on its stdin; returns what it prints.
+/// Runs the plugin `kind` with this configuration on its stdin; returns its stdout.
 pub(crate) fn run(environment: &Environment, kind: &str, config: &str) -> Result<String, CniError> {
     let program = find(kind, &environment.path)?;
     let failed = |error: &io::Error| {
@@ -29,12 +29,12 @@ pub(crate) fn run(environment: &Environment, kind: &str, config: &str) -> Result
             error.to_string(),
         )
     };
-    let mut left = BUSY.0;
+    let mut left = BUSY_RETRY.0;
     let output = loop {
         match call(&program, environment, config) {
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && left > 0 => {
                 left -= 1;
-                thread::sleep(BUSY.1);
+                thread::sleep(BUSY_RETRY.1);
             }
             result => break result.map_err(|error| failed(&error))?,
         }
@@ -63,13 +63,13 @@ fn call(program: &PathBuf, environment: &Environment, config: &str) -> io::Resul
         }
     }
     let mut child = command
-        .env(DELEGATING, "1")
+        .env(DELEGATION_VARIABLE, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(config.as_bytes()) {
-            // It may have failed, or succeeded, without reading.
+            // The plugin may have ended without reading its stdin.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
             _ => {}
         }
@@ -92,7 +92,7 @@ fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
         })
 }
 
-/// The plugin's own error, unchanged.
+/// Returns the plugin's own error, unchanged.
 fn failure(kind: &str, output: &Output) -> CniError {
     #[derive(Deserialize)]
     struct Wire {

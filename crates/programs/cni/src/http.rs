@@ -1,5 +1,5 @@
-//! One HTTP/1.1 request over a Unix socket, without a runtime: the plugin starts in milliseconds. `httparse`
-//! reads the answer.
+//! One HTTP/1.1 request over a Unix socket, without an async runtime: the plugin starts in
+//! milliseconds. `httparse` parses the response.
 
 use std::{
     io::{self, Read, Write},
@@ -11,13 +11,13 @@ use std::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Maximum bytes of a response.
-const MAX_ANSWER: u64 = 1024 * 1024;
+const MAX_RESPONSE_BYTES: u64 = 1024 * 1024;
 /// Maximum headers of a response; the agent sends a few.
 const MAX_HEADERS: usize = 64;
 
 /// Response with status and body.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) body: String,
 }
@@ -29,7 +29,7 @@ pub(crate) fn request(
     path: &str,
     body: Option<&str>,
     limit: Duration,
-) -> io::Result<Answer> {
+) -> io::Result<Response> {
     let request = match body {
         None => format!("GET {path} HTTP/1.1\r\nHost: unix\r\nConnection: close\r\n\r\n"),
         Some(body) => format!(
@@ -38,23 +38,23 @@ pub(crate) fn request(
             body.len()
         ),
     };
-    let mut stream = Limited {
+    let mut stream = DeadlineStream {
         until: Instant::now() + limit,
         stream: connect(socket)?,
     };
     stream.write_all(request.as_bytes())?;
     let mut bytes = Vec::new();
-    stream.take(MAX_ANSWER).read_to_end(&mut bytes)?;
+    stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut bytes)?;
     parse(&bytes)
 }
 
-/// A connection whose reads and writes share one deadline.
-struct Limited {
+/// Connection whose reads and writes share one deadline.
+struct DeadlineStream {
     stream: UnixStream,
     until: Instant,
 }
 
-impl Limited {
+impl DeadlineStream {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -65,14 +65,14 @@ impl Limited {
     }
 }
 
-impl Read for Limited {
+impl Read for DeadlineStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
         self.stream.read(buffer)
     }
 }
 
-impl Write for Limited {
+impl Write for DeadlineStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
         self.stream.write(bytes)
@@ -83,7 +83,8 @@ impl Write for Limited {
     }
 }
 
-/// Connects without blocking: an agent that hangs with a full queue would otherwise block us for ever.
+/// Connects without blocking: an agent that hangs with a full backlog would otherwise block
+/// forever.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -100,20 +101,21 @@ fn malformed(what: &str) -> io::Error {
     )
 }
 
-/// An agent that is killed closes early: worth a retry, so not `InvalidData`.
-fn cut_short() -> io::Error {
+/// Error of a response that ends early, as when the agent is killed: may be retried, so not
+/// `InvalidData`.
+fn early_end() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,
         "the agent's answer is cut short",
     )
 }
 
-fn parse(bytes: &[u8]) -> io::Result<Answer> {
+fn parse(bytes: &[u8]) -> io::Result<Response> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
     let length = match head.parse(bytes) {
         Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return Err(cut_short()),
+        Ok(httparse::Status::Partial) => return Err(early_end()),
         Err(error) => return Err(malformed(&format!("is not HTTP ({error})"))),
     };
     let status = head.code.ok_or_else(|| malformed("is not HTTP"))?;
@@ -125,7 +127,7 @@ fn parse(bytes: &[u8]) -> io::Result<Answer> {
             let length: usize = value
                 .parse()
                 .map_err(|_| malformed("has no valid length"))?;
-            body = body.get(..length).ok_or_else(cut_short)?;
+            body = body.get(..length).ok_or_else(early_end)?;
         } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
             chunked = value.eq_ignore_ascii_case("chunked");
         }
@@ -135,7 +137,7 @@ fn parse(bytes: &[u8]) -> io::Result<Answer> {
     } else {
         body.to_vec()
     };
-    Ok(Answer {
+    Ok(Response {
         status,
         body: String::from_utf8_lossy(&body).into_owned(),
     })
@@ -146,7 +148,7 @@ fn dechunk(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
     loop {
         let (start, size) = match httparse::parse_chunk_size(bytes) {
             Ok(httparse::Status::Complete(line)) => line,
-            Ok(httparse::Status::Partial) => return Err(cut_short()),
+            Ok(httparse::Status::Partial) => return Err(early_end()),
             Err(_) => return Err(malformed("has a malformed chunk")),
         };
         let size = usize::try_from(size).map_err(|_| malformed("has a malformed chunk"))?;
@@ -154,7 +156,7 @@ fn dechunk(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
             return Ok(body);
         }
         let rest = bytes.get(start..).unwrap_or_default();
-        let (chunk, rest) = rest.split_at_checked(size).ok_or_else(cut_short)?;
+        let (chunk, rest) = rest.split_at_checked(size).ok_or_else(early_end)?;
         body.extend_from_slice(chunk);
         bytes = rest
             .strip_prefix(b"\r\n")
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_in_every_framing() {
+    fn responses_are_parsed_in_every_framing() {
         for text in [
             "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 5\r\n\r\nhello",
             "HTTP/1.1 500 x\r\nconnection: close\r\n\r\nhello",
@@ -177,7 +179,7 @@ mod tests {
             let answer = parse(text.as_bytes()).unwrap();
             assert_eq!(
                 answer,
-                Answer {
+                Response {
                     status: 500,
                     body: "hello".to_owned()
                 },
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_an_error() {
+    fn invalid_responses_are_errors() {
         for text in [
             "",
             "HTTP/1.1 200 OK\r\n",
@@ -205,7 +207,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_make_the_parser_panic(bytes: Vec<u8>, body: Vec<u8>) {
+        fn no_bytes_cause_a_panic_of_the_parser(bytes: Vec<u8>, body: Vec<u8>) {
             drop((parse(&bytes), dechunk(&body)));
             let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
             drop(parse(&[&head[..], &body].concat()));

@@ -1,5 +1,5 @@
-//! The plugin's log: to a file that rotates, and to the agent, whose log the operator reads.
-//! Runtimes keep what a plugin prints only when it fails.
+//! The plugin's log: to a rotated file, and to the agent, whose log the operator reads. Runtimes
+//! log a plugin's output only when it fails.
 
 use std::{
     fs::{self, OpenOptions},
@@ -19,14 +19,14 @@ use crate::{
 /// The log file in the agent's run directory, and its name after rotation.
 const FILE: (&str, &str) = ("ambit-cni.log", "ambit-cni.log.1");
 
-/// A larger file is rotated.
-const MAX_FILE: u64 = 10 * 1024 * 1024;
+/// Size in bytes at which the file is rotated.
+const MAX_FILE_BYTES: u64 = 10 * 1024 * 1024;
 
 /// The agent's socket for log lines.
 const SOCKET: &str = "log.sock";
 
 /// Timeout of delivering a line.
-const DELIVERED_WITHIN: Duration = Duration::from_millis(300);
+const DELIVERY_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -35,7 +35,7 @@ struct Line<'a> {
     msg: &'a str,
 }
 
-/// Writes a line. One that cannot be delivered is lost: the pod matters more.
+/// Logs a line. A line that cannot be delivered is dropped: the pod is more important.
 pub(crate) fn line(config: &Config, level: Level, message: &str) {
     let Some(text) = line_to_file(config, level, message) else {
         return;
@@ -46,12 +46,12 @@ pub(crate) fn line(config: &Config, level: Level, message: &str) {
             &socket,
             "/log",
             Some(&body),
-            DELIVERED_WITHIN,
+            DELIVERY_TIMEOUT,
         ));
     }
 }
 
-/// Writes a line to the file alone, for when the agent is known not to answer. Returns the line.
+/// Writes a line only to the file, for when the agent does not respond. Returns the line.
 pub(crate) fn line_to_file(config: &Config, level: Level, message: &str) -> Option<String> {
     if level < config.plugin_log_level {
         return None;
@@ -68,7 +68,7 @@ pub(crate) fn line_to_file(config: &Config, level: Level, message: &str) -> Opti
 
 fn to_file(run_dir: &Path, text: &str) {
     let path = run_dir.join(FILE.0);
-    if fs::metadata(&path).is_ok_and(|file| file.len() > MAX_FILE) {
+    if fs::metadata(&path).is_ok_and(|file| file.len() > MAX_FILE_BYTES) {
         fs::rename(&path, run_dir.join(FILE.1)).ok();
     }
     let file = OpenOptions::new()
@@ -77,12 +77,12 @@ fn to_file(run_dir: &Path, text: &str) {
         .mode(0o600)
         .open(path);
     if let Ok(mut file) = file {
-        // One write, so that lines of concurrent plugins stay whole.
+        // One write, so that lines of concurrent plugins do not mix.
         file.write_all(format!("{text}\n").as_bytes()).ok();
     }
 }
 
-/// RFC 3339 in UTC.
+/// Formats a time by RFC 3339 in UTC.
 fn time(now: SystemTime) -> String {
     let since = now
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -94,7 +94,7 @@ fn time(now: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// The date so many days after 1970-01-01, counted in eras of 400 years that begin in March.
+/// Converts days since 1970-01-01 to a date, counting eras of 400 years that begin in March.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_logs_have_them() {
+    fn times_are_formatted_by_rfc_3339() {
         for (millis, expected) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_400_123, "2000-02-29T00:00:00.123Z"),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_to_a_file_that_rolls() {
+    fn lines_go_to_a_rotated_file() {
         let dir = tempfile::tempdir().unwrap();
         let text = format!(
             r#"{{"cni_agent_run_dir":{:?},"plugin_log_level":"warn"}}"#,
@@ -139,7 +139,7 @@ mod tests {
         assert!(read(FILE.0).starts_with(r#"{"level":"warn","time":""#));
         assert!(read(FILE.0).ends_with("\"msg\":\"one\"}\n"));
         let file = OpenOptions::new().write(true).open(dir.path().join(FILE.0));
-        file.unwrap().set_len(MAX_FILE + 1).unwrap();
+        file.unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
         line(&config, Level::Error, "two");
         assert_eq!(read(FILE.0).lines().count(), 1);
         assert!(dir.path().join(FILE.1).exists());

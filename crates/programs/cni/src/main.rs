@@ -1,4 +1,4 @@
-//! `ambit-cni`, run by the container runtime.
+//! Entry point of `ambit-cni`, which the container runtime runs.
 
 use std::{io, process::ExitCode};
 

@@ -1,15 +1,15 @@
-//! The agent's membership file, for while the agent itself is away.
+//! The agent's membership file, which is used while the agent itself is unavailable.
 //!
-//! The agent writes `membership.json` to its run directory, and a copy to disk for the time between a
-//! boot and its own start. Pods of a namespace that the file records as outside the mesh start at once,
-//! so that an agent that is away delays mesh pods only. All other pods (namespace inside, not listed, no
-//! file, a file of another form) wait.
+//! The agent writes `membership.json` to its run directory, and a copy to disk for the time between
+//! a boot and its own start. Pods of a namespace that the file records as outside of the mesh start
+//! at once, so that an unavailable agent delays only mesh pods. All other pods wait: those of a
+//! namespace inside, or of one that is not listed, and all pods if the file is missing or invalid.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use serde::Deserialize;
 
-/// The file's name in the agent's run directory.
+/// Name of the file in the agent's run directory.
 const FILE: &str = "membership.json";
 
 #[derive(Deserialize)]
@@ -19,8 +19,8 @@ struct Snapshot {
     namespaces: BTreeMap<String, bool>,
 }
 
-/// Whether pods of `namespace` belong to the mesh; `None` when no file has it. `copy` is read when the file itself is
-/// missing.
+/// Returns whether pods of `namespace` may belong to the mesh; `None` if no file lists it. `copy`
+/// is read if the file itself is missing.
 pub(crate) fn recorded(run_dir: &Path, copy: Option<&Path>, namespace: &str) -> Option<bool> {
     let snapshot = read(&run_dir.join(FILE)).or_else(|| read(copy?))?;
     snapshot.namespaces.get(namespace).copied()
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_namespace_recorded_as_outside_is_outside() {
+    fn unlisted_namespaces_do_not_count_as_outside() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(recorded(dir.path(), None, "a"), None);
         for (text, expected) in [
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_speaks_where_the_file_is_silent() {
+    fn copy_is_read_if_the_file_is_missing() {
         let dir = tempfile::tempdir().unwrap();
         let copy = dir.path().join("copy");
         fs::write(&copy, r#"{"version":1,"namespaces":{"a":false,"b":false}}"#).unwrap();

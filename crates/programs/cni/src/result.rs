@@ -1,4 +1,4 @@
-//! The result of the previous plugins: passed on unchanged, and read for the pod's addresses.
+//! Result of the previous plugins: passed on unchanged, and parsed for the pod's addresses.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     error::{CniError, code},
 };
 
-/// One address of the pod, as a result states it.
+/// Address of the pod in a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodAddress {
     pub(crate) ip: IpAddr,
@@ -52,7 +52,7 @@ fn invalid(error: impl std::fmt::Display) -> CniError {
     )
 }
 
-/// The addresses in `result`.
+/// Returns the addresses in `result`.
 pub(crate) fn addresses(result: &RawValue) -> Result<Vec<PodAddress>, CniError> {
     let lists: Lists = serde_json::from_str(result.get()).map_err(invalid)?;
     let listed = lists.ips.unwrap_or_default().into_iter();
@@ -88,8 +88,8 @@ fn parse(listed: ListedAddress) -> Result<PodAddress, CniError> {
     })
 }
 
-/// Result to print after success: `previous` byte for byte if it is in the requested version, translated if not, and an
-/// empty result if there is none.
+/// Returns the result to print after success: `previous` byte for byte if it is of the requested
+/// version, translated otherwise, and an empty result without one.
 pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result<String, CniError> {
     let Some(previous) = previous.filter(|raw| raw.get() != "null") else {
         return Ok(format!(
@@ -99,7 +99,7 @@ pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result
     };
     let mut value: Map<String, Value> = serde_json::from_str(previous.get()).map_err(invalid)?;
     let was = match value.get("cniVersion").and_then(Value::as_str) {
-        // A result without a version is in that of the configuration that carries it.
+        // A result without a version has that of its configuration.
         None | Some("") => version,
         Some(text) if text == version.as_str() => return Ok(previous.get().to_owned()),
         Some(text) => Version::parse(text)?,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_in_the_right_version_is_not_touched() {
+    fn result_in_the_requested_version_is_unchanged() {
         for v in ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
             let text =
                 format!("{{ \"z\":1.50, \"cniVersion\": \"{v}\",\n\t\"ips\":[] , \"a\":[1e3]}}");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_in_another_version_is_translated() {
+    fn result_in_another_version_is_translated() {
         let new = raw(
             r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"},{"address":"fd::1/64"}],"x":1}"#,
         );
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_result_there_is_an_empty_one() {
+    fn missing_result_becomes_an_empty_one() {
         let empty = r#"{"cniVersion":"0.3.1","dns":{}}"#;
         assert_eq!(passed_on(None, version("0.3.1")).unwrap(), empty);
         assert_eq!(
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_in_every_form() {
+    fn addresses_are_parsed_in_every_format() {
         let listed =
             raw(r#"{"ips":[{"address":"10.0.0.5/24","gateway":"10.0.0.1","interface":2}]}"#);
         let expected = PodAddress {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_addresses_are_errors() {
+    fn invalid_addresses_are_errors() {
         for text in [
             r#"{"ips":[{"address":"10.0.0.5"}]}"#,
             r#"{"ips":[{"address":"10.0.0.5/33"}]}"#,

@@ -1,4 +1,5 @@
-//! The owned mode: the real binary as the only plugin of a list, calling scripted primary plugins.
+//! Tests of the owned mode: the real binary as the only plugin of a list, with scripted primary
+//! plugins.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -30,14 +31,14 @@ if [ -e "$dir/FAIL.$CNI_COMMAND.$kind" ]; then cat "$dir/FAIL.$CNI_COMMAND.$kind
 if [ "$CNI_COMMAND" = ADD ]; then cat "$dir/RESULT.$kind"; fi
 "#;
 
-/// A node: directories, plugins and the calls of plugins.
+/// Node with directories, plugins and the record of their calls.
 struct Node {
     dir: tempfile::TempDir,
 }
 
-/// A recorded call of a scripted plugin.
+/// Recorded call of a scripted plugin.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct RecordedCall {
     command: String,
     kind: String,
     config: Value,
@@ -134,8 +135,8 @@ impl Node {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The calls recorded since the last time.
-    fn seen(&self) -> Vec<Seen> {
+    /// Returns the calls recorded since the last time.
+    fn take_calls(&self) -> Vec<RecordedCall> {
         let entries = fs::read_dir(self.path("calls")).unwrap();
         let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
         paths.sort();
@@ -144,7 +145,7 @@ impl Node {
             let (command, kind) = name[4..].split_once('.').unwrap();
             let config = serde_json::from_slice(&fs::read(path).unwrap()).unwrap_or(Value::Null);
             fs::remove_file(path).unwrap();
-            Seen {
+            RecordedCall {
                 command: command.to_owned(),
                 kind: kind.to_owned(),
                 config,
@@ -153,11 +154,12 @@ impl Node {
         paths.iter().map(read).collect()
     }
 
-    /// The plugins called, as text.
+    /// Returns the called plugins, as text.
     fn called(&self) -> Vec<String> {
-        let seen = self.seen();
-        let text = |seen: &Seen| format!("{} {}", seen.command, seen.kind);
-        seen.iter().map(text).collect()
+        let take_calls = self.take_calls();
+        let text =
+            |take_calls: &RecordedCall| format!("{} {}", take_calls.command, take_calls.kind);
+        take_calls.iter().map(text).collect()
     }
 
     fn remembered(&self) -> usize {
@@ -166,14 +168,14 @@ impl Node {
 }
 
 #[test]
-fn the_plugins_of_the_primary_are_called_as_a_runtime_does() {
+fn primary_plugins_are_called_as_by_a_runtime() {
     let node = Node::new();
     node.usual();
     let mut config = node.config("1.0.0");
     config["runtimeConfig"] = json!({"portMappings": [{"hostPort": 80}], "mac": "x"});
     let result = node.succeeds("ADD", &config).unwrap();
     assert_eq!(result["by"], "portmap", "the last one's result");
-    let [bridge, portmap] = &node.seen()[..] else {
+    let [bridge, portmap] = &node.take_calls()[..] else {
         panic!("two plugins");
     };
     assert_eq!(
@@ -191,21 +193,21 @@ fn the_plugins_of_the_primary_are_called_as_a_runtime_does() {
     assert_eq!(node.called(), ["CHECK bridge", "CHECK portmap"]);
     assert_eq!(node.remembered(), 1);
     node.succeeds("DEL", &config);
-    let seen = node.seen();
-    assert_eq!(seen[0].kind, "portmap", "in reverse");
-    assert_eq!(seen[1].kind, "bridge");
-    assert_eq!(seen[1].config["prevResult"]["by"], "portmap");
+    let take_calls = node.take_calls();
+    assert_eq!(take_calls[0].kind, "portmap", "in reverse");
+    assert_eq!(take_calls[1].kind, "bridge");
+    assert_eq!(take_calls[1].config["prevResult"]["by"], "portmap");
     assert_eq!(node.remembered(), 0);
 }
 
 #[test]
-fn a_pod_ends_with_the_plugins_it_began_with() {
+fn del_calls_the_plugins_of_add() {
     let node = Node::new();
     node.usual();
     let config = node.config("1.0.0");
     node.succeeds("ADD", &config);
-    node.seen();
-    // The primary CNI is replaced by another.
+    node.take_calls();
+    // Another primary CNI replaces the first.
     fs::remove_file(node.path("net.d").join("10-net.conflist")).unwrap();
     let other = json!({"cniVersion": "1.0.0", "name": "new", "plugins": [{"type": "other"}]});
     node.primary("05-new.conflist", &other);
@@ -220,17 +222,17 @@ fn a_pod_ends_with_the_plugins_it_began_with() {
         node.called(),
         ["CHECK bridge", "CHECK portmap", "DEL portmap", "DEL bridge"]
     );
-    // A pod from before the installation ends with the current plugins.
+    // Pods from before the installation are deleted by the current plugins.
     node.succeeds("DEL", &config);
     assert_eq!(node.called(), ["DEL other"]);
-    // And without any it just ends.
+    // Without any plugins, deletion succeeds.
     fs::remove_file(node.path("net.d").join("05-new.conflist")).unwrap();
     node.succeeds("DEL", &config);
     assert_eq!(node.called(), [""; 0]);
 }
 
 #[test]
-fn the_primarys_own_error_is_what_the_runtime_gets() {
+fn error_of_the_primary_is_passed_on() {
     let node = Node::new();
     node.usual();
     let error = json!({"cniVersion": "1.0.0", "code": 107, "msg": "no more", "details": "10/24"});
@@ -258,7 +260,7 @@ fn the_primarys_own_error_is_what_the_runtime_gets() {
 }
 
 #[test]
-fn a_missing_plugin_is_named() {
+fn missing_plugin_is_named() {
     let node = Node::new();
     for kind in ["nowhere", "../bin/bridge"] {
         let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": kind}]});
@@ -277,7 +279,7 @@ fn versions_differ_between_the_runtime_and_the_primary() {
     let config = node.config("1.0.0");
     let result = node.succeeds("ADD", &config).unwrap();
     assert_eq!(result["cniVersion"], "1.0.0");
-    assert_eq!(node.seen()[0].config["cniVersion"], "0.3.1");
+    assert_eq!(node.take_calls()[0].config["cniVersion"], "0.3.1");
     node.succeeds("CHECK", &config);
     assert_eq!(node.called(), [""; 0], "0.3.1 has no CHECK");
     let future = json!({"cniVersion": "7.0.0", "name": "new", "plugins": [{"type": "bridge"}]});
@@ -287,7 +289,7 @@ fn versions_differ_between_the_runtime_and_the_primary() {
 }
 
 #[test]
-fn status_and_collection_reach_the_primary() {
+fn status_and_gc_reach_the_primary() {
     let node = Node::new();
     let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": [
         {"type": "bridge"}, {"type": "portmap"}]});
@@ -301,13 +303,13 @@ fn status_and_collection_reach_the_primary() {
     fs::write(node.path("FAIL.STATUS.bridge"), error.to_string()).unwrap();
     assert_eq!(node.fails("STATUS", &config)["code"], 51);
     node.succeeds("ADD", &config);
-    node.seen();
+    node.take_calls();
     let mut gc = config.clone();
     let valid = json!([{"containerID": "c0ffee", "ifname": "eth0"}]);
     gc["cni.dev/valid-attachments"] = valid.clone();
     node.succeeds("GC", &gc);
-    let seen = node.seen();
-    assert_eq!(seen[1].config["cni.dev/valid-attachments"], valid);
+    let take_calls = node.take_calls();
+    assert_eq!(take_calls[1].config["cni.dev/valid-attachments"], valid);
     assert_eq!(node.remembered(), 1);
     gc["cni.dev/valid-attachments"] = json!([]);
     fs::write(node.path("FAIL.GC.bridge"), error.to_string()).unwrap();
@@ -318,7 +320,7 @@ fn status_and_collection_reach_the_primary() {
         "the others all the same"
     );
     assert_eq!(node.remembered(), 0);
-    // Commands that the primary's version does not have call no plugin.
+    // Commands that the primary's version lacks call no plugin.
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]});
     node.primary("10-net.conflist", &list);
     node.succeeds("STATUS", &config);
@@ -327,7 +329,7 @@ fn status_and_collection_reach_the_primary() {
 }
 
 #[test]
-fn a_primary_that_is_late_or_half_written_is_waited_for() {
+fn missing_or_incomplete_primary_is_waited_for() {
     let node = Node::new();
     let list = node.usual().to_string();
     let path = node.path("net.d").join("10-net.conflist");
@@ -356,7 +358,7 @@ fn a_primary_that_is_late_or_half_written_is_waited_for() {
 }
 
 #[test]
-fn calling_ourselves_is_an_error_and_not_a_loop() {
+fn recursive_call_is_an_error() {
     let node = Node::new();
     node.usual();
     let back = format!(
@@ -381,7 +383,7 @@ fn pods_wait_for_the_agent_after_network_setup() {
     config["exclude_namespaces"] = json!([]);
     assert_eq!(node.fails("ADD", &config)["code"], 11);
     assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
-    // The copy on disk lets those start that were outside the mesh, as after a boot.
+    // The copy on disk lets pods start that were outside of the mesh, as after a boot.
     let copy = node.path("net.d").join("ambit-cni.membership");
     fs::write(&copy, r#"{"version":1,"namespaces":{"kube-system":false}}"#).unwrap();
     config["membership"] = json!(copy);

@@ -1,4 +1,4 @@
-//! The real binary, called as by a container runtime, against scripted agents.
+//! Tests of the real binary, called as by a container runtime, with scripted agents.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -29,33 +29,33 @@ const VERSIONS: [&str; 7] = [
 
 /// Request that the agent received.
 #[derive(Clone, Debug)]
-struct Seen {
+struct ReceivedRequest {
     line: String,
     body: String,
 }
 
-/// The agent's reaction to a request.
+/// Reaction of the agent to a request.
 #[derive(Clone, Debug)]
-enum Does {
-    Answer(u16, &'static str),
+enum Reaction {
+    Response(u16, &'static str),
     /// Closes without a response, like a killed agent.
     HangUp,
-    /// Sends a byte now and then, for ever.
+    /// Sends a byte now and then, forever.
     Dribble,
 }
 
-/// An agent that follows a script, one entry a request, and then repeats the last.
+/// Agent that follows a script, one entry a request, and then repeats the last entry.
 struct Agent {
     dir: tempfile::TempDir,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
-fn member() -> Does {
-    Does::Answer(200, r#"{"mesh":true}"#)
+fn member() -> Reaction {
+    Reaction::Response(200, r#"{"mesh":true}"#)
 }
 
-fn outsider() -> Does {
-    Does::Answer(200, r#"{"mesh":false}"#)
+fn outsider() -> Reaction {
+    Reaction::Response(200, r#"{"mesh":false}"#)
 }
 
 impl Agent {
@@ -66,7 +66,7 @@ impl Agent {
         }
     }
 
-    fn with(script: impl IntoIterator<Item = Does>) -> Self {
+    fn with(script: impl IntoIterator<Item = Reaction>) -> Self {
         let agent = Self::away();
         agent.come(script);
         agent
@@ -76,7 +76,7 @@ impl Agent {
         self.dir.path().join("pluginevent.sock")
     }
 
-    fn come(&self, script: impl IntoIterator<Item = Does>) {
+    fn come(&self, script: impl IntoIterator<Item = Reaction>) {
         let listener = UnixListener::bind(self.socket()).unwrap();
         let seen = Arc::clone(&self.seen);
         let mut script: VecDeque<_> = script.into_iter().collect();
@@ -92,7 +92,7 @@ impl Agent {
         });
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    fn seen(&self) -> Vec<ReceivedRequest> {
         self.seen.lock().unwrap().clone()
     }
 
@@ -112,7 +112,7 @@ impl Agent {
     }
 }
 
-fn serve(mut stream: UnixStream, does: Does, seen: &Mutex<Vec<Seen>>) {
+fn serve(mut stream: UnixStream, does: Reaction, seen: &Mutex<Vec<ReceivedRequest>>) {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     let (head, body) = loop {
@@ -132,18 +132,18 @@ fn serve(mut stream: UnixStream, does: Does, seen: &Mutex<Vec<Seen>>) {
         }
     };
     let line = head.lines().next().unwrap().to_owned();
-    seen.lock().unwrap().push(Seen { line, body });
+    seen.lock().unwrap().push(ReceivedRequest { line, body });
     match does {
-        Does::Answer(status, body) => {
+        Reaction::Response(status, body) => {
             let length = body.len();
             let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n{body}");
             stream.write_all(answer.as_bytes()).unwrap();
         }
-        Does::HangUp => {}
-        Does::Dribble => {
+        Reaction::HangUp => {}
+        Reaction::Dribble => {
             let pause = Duration::from_millis(50);
             stream.set_read_timeout(Some(pause)).unwrap();
-            // Until the plugin gives up.
+            // Until the plugin times out.
             while stream.write_all(b"H").is_ok() && stream.read(&mut [0]).is_err() {}
         }
     }
@@ -180,7 +180,7 @@ fn start(name: &str, stdin: &[u8], args: &str, change: impl FnOnce(&mut Command)
     child
 }
 
-/// Standard output of a run that succeeds.
+/// Returns the standard output of a successful run.
 fn succeeds(child: Child) -> String {
     let Output {
         status,
@@ -196,7 +196,7 @@ fn succeeds(child: Child) -> String {
     stdout
 }
 
-/// The error of a run that fails, in CNI's form.
+/// Returns the error of a failed run, in CNI's format.
 fn fails(child: Child) -> Value {
     let Output { status, stdout, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(1));
@@ -225,9 +225,9 @@ fn result_of(version: &str) -> Value {
 }
 
 #[test]
-fn a_mesh_pod_is_posted_and_the_result_passed_on_in_every_version() {
+fn mesh_pod_is_posted_and_result_passed_on_in_all_versions() {
     for version in VERSIONS {
-        let agent = Agent::with([member(), Does::Answer(200, "")]);
+        let agent = Agent::with([member(), Reaction::Response(200, "")]);
         let mut config = agent.config(version);
         config["prevResult"] = result_of(version);
         let stdout = succeeds(command("ADD", &config));
@@ -252,7 +252,7 @@ fn a_mesh_pod_is_posted_and_the_result_passed_on_in_every_version() {
 }
 
 #[test]
-fn the_result_of_another_plugin_is_printed_byte_for_byte() {
+fn previous_result_is_printed_byte_for_byte() {
     let agent = Agent::with([outsider()]);
     let result = "{ \"ips\" :[], \"cniVersion\":\"1.0.0\",\"x\":1.500}";
     let config = agent.config("1.0.0").to_string();
@@ -267,7 +267,7 @@ fn the_result_of_another_plugin_is_printed_byte_for_byte() {
 
 #[test]
 fn without_a_previous_result_an_empty_one_is_printed() {
-    let agent = Agent::with([member(), Does::Answer(200, "")]);
+    let agent = Agent::with([member(), Reaction::Response(200, "")]);
     let stdout = succeeds(command("ADD", &agent.config("0.4.0")));
     assert_eq!(stdout, "{\"cniVersion\":\"0.4.0\",\"dns\":{}}\n");
     let event: Value = serde_json::from_str(&agent.seen()[1].body).unwrap();
@@ -282,7 +282,7 @@ fn pods_outside_the_mesh_are_never_posted() {
 }
 
 #[test]
-fn some_pods_pass_without_any_agent() {
+fn some_pods_start_without_an_agent() {
     let agent = Agent::away();
     let config = agent.config("1.0.0");
     for args in [
@@ -300,10 +300,10 @@ fn some_pods_pass_without_any_agent() {
 }
 
 #[test]
-fn a_failure_of_the_agent_fails_the_pod_and_names_the_cause() {
+fn agent_failure_fails_the_pod_with_its_cause() {
     let agent = Agent::with([
         member(),
-        Does::Answer(500, "pod shop/web: no such module xt_mark\n"),
+        Reaction::Response(500, "pod shop/web: no such module xt_mark\n"),
     ]);
     let error = fails(command("ADD", &agent.config("1.0.0")));
     assert_eq!(
@@ -329,18 +329,18 @@ fn a_failure_of_the_agent_fails_the_pod_and_names_the_cause() {
 #[test]
 fn retry_after_of_the_agent_is_honoured() {
     let agent = Agent::with([
-        Does::Answer(503, "starting"),
+        Reaction::Response(503, "starting"),
         member(),
-        Does::Answer(503, "no node proxy is connected"),
-        Does::HangUp,
-        Does::Answer(200, ""),
+        Reaction::Response(503, "no node proxy is connected"),
+        Reaction::HangUp,
+        Reaction::Response(200, ""),
     ]);
     succeeds(command("ADD", &agent.config("1.0.0")));
     assert_eq!(agent.seen().len(), 5);
 }
 
 #[test]
-fn a_mesh_pod_waits_for_an_agent_that_is_away_and_starts_when_it_comes() {
+fn mesh_pod_waits_for_an_unavailable_agent() {
     let agent = Agent::away();
     fs::write(
         agent.dir.path().join("membership.json"),
@@ -348,15 +348,15 @@ fn a_mesh_pod_waits_for_an_agent_that_is_away_and_starts_when_it_comes() {
     )
     .unwrap();
     let mut child = command("ADD", &agent.config("1.0.0"));
-    // It has started and not given up once it has slept between some tries.
+    // The plugin has started, and sleeps between attempts.
     wait_until_asleep(child.id());
     assert!(child.try_wait().unwrap().is_none());
-    agent.come([member(), Does::Answer(200, "")]);
+    agent.come([member(), Reaction::Response(200, "")]);
     succeeds(child);
 }
 
 #[test]
-fn an_agent_that_never_comes_fails_the_pod_in_the_end() {
+fn agent_that_stays_unavailable_fails_the_pod() {
     for membership in [
         None,
         Some(r#"{"version":1,"namespaces":{"shop":true}}"#),
@@ -366,7 +366,7 @@ fn an_agent_that_never_comes_fails_the_pod_in_the_end() {
         if let Some(text) = membership {
             fs::write(agent.dir.path().join("membership.json"), text).unwrap();
         }
-        // A socket without a listener, as after kill -9.
+        // A socket without a listener, as after `kill -9`.
         drop(UnixListener::bind(agent.socket()).unwrap());
         let mut config = agent.config("1.1.0");
         config["agent_wait_seconds"] = json!(0);
@@ -402,22 +402,22 @@ fn fill(agent: &Agent) -> Vec<rustix::fd::OwnedFd> {
 }
 
 #[test]
-fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
+fn hanging_agent_is_timed_out() {
     let agent = Agent::away();
-    // The queue is full, and no connection is accepted.
+    // The backlog is full, and no connection is accepted.
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     let waiting = fill(&agent);
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(fails(command("ADD", &config))["code"], 11);
-    // With room in the queue, there is no answer.
+    // With room in the backlog, there is no response.
     drop(waiting);
     let agent = Agent::away();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(fails(command("ADD", &config))["code"], 11);
-    let agent = Agent::with([Does::Dribble]);
+    let agent = Agent::with([Reaction::Dribble]);
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(fails(command("ADD", &config))["code"], 11);
@@ -434,17 +434,21 @@ fn passes_as_outside(agent: &Agent) {
 }
 
 #[test]
-fn pods_known_to_be_outside_do_not_wait_whatever_state_the_agent_is_in() {
-    // Away.
+fn outside_pods_do_not_wait_for_the_agent() {
+    // Agent that is not running.
     passes_as_outside(&Agent::away());
-    // Stopped: connections are queued, but not accepted.
+    // Stopped agent: connections are queued, but not accepted.
     let agent = Agent::away();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     passes_as_outside(&agent);
-    // So many that the queue is full.
+    // Stopped agent with a full backlog.
     let _waiting = fill(&agent);
     passes_as_outside(&agent);
-    for does in [Does::HangUp, Does::Dribble, Does::Answer(503, "not yet")] {
+    for does in [
+        Reaction::HangUp,
+        Reaction::Dribble,
+        Reaction::Response(503, "not yet"),
+    ] {
         passes_as_outside(&Agent::with([does]));
     }
     let log = fs::read_to_string(agent.dir.path().join("ambit-cni.log")).unwrap();
@@ -455,9 +459,9 @@ fn pods_known_to_be_outside_do_not_wait_whatever_state_the_agent_is_in() {
 }
 
 #[test]
-fn pods_that_may_be_in_the_mesh_wait_for_a_hanging_agent() {
+fn possible_mesh_pods_wait_for_a_hanging_agent() {
     for record in [r#"{"shop":true}"#, r#"{"other":false}"#] {
-        let agent = Agent::with([Does::Dribble]);
+        let agent = Agent::with([Reaction::Dribble]);
         let text = format!(r#"{{"version":1,"namespaces":{record}}}"#);
         fs::write(agent.dir.path().join("membership.json"), text).unwrap();
         let mut config = agent.config("1.0.0");
@@ -467,19 +471,19 @@ fn pods_that_may_be_in_the_mesh_wait_for_a_hanging_agent() {
 }
 
 #[test]
-fn an_agent_without_the_membership_question_is_helped_by_the_file() {
+fn agent_without_membership_api_is_replaced_by_the_file() {
     let file = |mesh: bool| format!(r#"{{"version":1,"namespaces":{{"shop":{mesh}}}}}"#);
     let agent = Agent::with([
-        Does::Answer(404, "404 page not found\n"),
-        Does::Answer(200, ""),
+        Reaction::Response(404, "404 page not found\n"),
+        Reaction::Response(200, ""),
     ]);
     fs::write(agent.dir.path().join("membership.json"), file(true)).unwrap();
     succeeds(command("ADD", &agent.config("1.0.0")));
     assert_eq!(agent.seen().len(), 2);
-    let agent = Agent::with([Does::Answer(404, "")]);
+    let agent = Agent::with([Reaction::Response(404, "")]);
     fs::write(agent.dir.path().join("membership.json"), file(false)).unwrap();
     succeeds(command("ADD", &agent.config("1.0.0")));
-    let agent = Agent::with([Does::Answer(404, "")]);
+    let agent = Agent::with([Reaction::Response(404, "")]);
     let error = fails(command("ADD", &agent.config("1.0.0")));
     assert!(
         error["details"]
@@ -491,19 +495,19 @@ fn an_agent_without_the_membership_question_is_helped_by_the_file() {
 }
 
 #[test]
-fn version_lists_what_is_spoken() {
+fn version_lists_supported_versions() {
     let stdout = succeeds(command("VERSION", &json!({"cniVersion": "0.4.0"})));
     let printed: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(
         printed,
         json!({"cniVersion": "0.4.0", "supportedVersions": VERSIONS})
     );
-    // Runtimes that send nothing get an answer too.
+    // Runtimes that send nothing get a response, too.
     succeeds(start("VERSION", b"", "", |_| {}));
 }
 
 #[test]
-fn other_commands_do_nothing_where_the_version_has_them() {
+fn other_commands_do_nothing_if_the_version_has_them() {
     let agent = Agent::away();
     for (command_name, since) in [("DEL", 0), ("CHECK", 4), ("STATUS", 6), ("GC", 6)] {
         for (index, version) in VERSIONS.iter().enumerate() {
@@ -531,7 +535,7 @@ fn deleting_never_fails() {
 }
 
 #[test]
-fn nonsense_on_stdin_is_an_error_of_the_right_code() {
+fn invalid_stdin_is_an_error_with_its_code() {
     for (stdin, code) in [
         ("", 6),
         ("junk", 6),
@@ -558,9 +562,9 @@ fn nonsense_on_stdin_is_an_error_of_the_right_code() {
 }
 
 #[test]
-fn a_result_without_readable_addresses_fails_mesh_pods_only() {
+fn result_without_valid_addresses_fails_only_mesh_pods() {
     for (membership, code) in [(member(), Some(6)), (outsider(), None)] {
-        let agent = Agent::with([membership, Does::Answer(200, "")]);
+        let agent = Agent::with([membership, Reaction::Response(200, "")]);
         let mut config = agent.config("1.0.0");
         config["prevResult"] = json!({"cniVersion": "1.0.0", "ips": [{"address": "nowhere"}]});
         match code {
@@ -571,7 +575,7 @@ fn a_result_without_readable_addresses_fails_mesh_pods_only() {
 }
 
 #[test]
-fn missing_or_malformed_variables_are_named() {
+fn missing_or_invalid_variables_are_named() {
     let config = Agent::away().config("1.1.0").to_string();
     for (name, value) in [
         ("CNI_CONTAINERID", None),

@@ -1,5 +1,5 @@
-//! The owned mode with the reference plugins of the distribution, in namespaces: bridge, host-local and
-//! portmap wire a pod and leave nothing behind.
+//! Tests of the owned mode with the distribution's reference plugins, in namespaces: bridge,
+//! host-local and portmap set up a pod's network and remove it completely.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -39,7 +39,7 @@ impl Node {
         fs::write(self.dir.path().join("net.d").join(file), config.to_string()).unwrap();
     }
 
-    /// Calls the plugin as a runtime on the node does; returns its output.
+    /// Calls the plugin as the node's runtime does; returns its output.
     fn call(&self, command: &str, pod: &Namespace, config: &Value) -> Output {
         let mut run = Command::new(env!("CARGO_BIN_EXE_ambit-cni"));
         run.env("CNI_COMMAND", command)
@@ -104,7 +104,7 @@ impl Node {
 }
 
 #[test]
-fn the_reference_plugins_wire_a_pod_and_undo_it() {
+fn reference_plugins_add_and_delete_a_pod() {
     assert!(
         Path::new(PLUGINS).join("bridge").exists(),
         "cargo xtask setup installs them"
@@ -128,7 +128,7 @@ fn the_reference_plugins_wire_a_pod_and_undo_it() {
         node.nat()
     );
     config["prevResult"] = result;
-    // Its owner replaces it meanwhile.
+    // The owner replaces the configuration meanwhile.
     node.primary(
         "10-net.conflist",
         &json!({"name": "net", "plugins": [{"type": "nowhere"}]}),
@@ -141,7 +141,7 @@ fn the_reference_plugins_wire_a_pod_and_undo_it() {
 }
 
 #[test]
-fn a_primary_of_the_old_form_and_version_serves_a_newer_runtime() {
+fn old_primary_configuration_serves_a_newer_runtime() {
     let (node, pod) = (Node::new(), Namespace::new("pod", &[]).unwrap());
     let single = json!({"cniVersion": "0.3.1", "name": "net", "type": "ptp", "ipam": node.ipam()});
     node.primary("10-net.conf", &single);

@@ -1,4 +1,4 @@
-//! Flags and environment.
+//! Command line arguments and environment variables.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -16,67 +16,70 @@ use clap::{Parser, ValueEnum};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ambit-control", version, about)]
 pub struct Args {
-    /// Directory of Kubernetes manifests, followed live; later ones are laid over earlier ones.
-    /// Without any, objects come from the Kubernetes API.
+    /// Directory of Kubernetes manifests, which is followed; later directories are merged over
+    /// earlier ones. Without any, objects come from the Kubernetes API.
     #[arg(long, env = "AMBIT_MANIFESTS", value_delimiter = ':')]
     pub manifests: Vec<PathBuf>,
-    /// How to reach the Kubernetes API from outside of a cluster; KUBECONFIG is used without.
+    /// Kubeconfig for access from outside of a cluster; KUBECONFIG if not set.
     #[arg(long, conflicts_with = "manifests")]
     pub kubeconfig: Option<PathBuf>,
-    /// Namespace of the control plane: its lease and the secret of its root live there. That of
-    /// --root-namespace without.
+    /// Namespace of the control plane, of its lease and of the Secret of its root; --root-namespace
+    /// if not set.
     #[arg(long, env = "POD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Name of this replica, unlike that of all others.
+    /// Name of this replica, which must be unique.
     #[arg(long, env = "POD_NAME")]
     pub name: Option<String>,
-    /// Where xDS and the CSR API are served, over TLS.
+    /// Address of xDS and the CSR API, over TLS.
     #[arg(long, default_value = "0.0.0.0:15012", env = "AMBIT_LISTEN_XDS")]
     pub listen_xds: SocketAddr,
-    /// Where metrics, readiness and debug pages are served.
+    /// Address of metrics, readiness and debug pages.
     #[arg(long, default_value = "0.0.0.0:15014", env = "AMBIT_LISTEN_MONITORING")]
     pub listen_monitoring: SocketAddr,
-    /// Where readiness and debug pages are served as well: port 8080 of every address on Kubernetes,
-    /// nowhere with --manifests.
+    /// Further address of readiness and debug pages: port 8080 of every address on Kubernetes, none
+    /// with --manifests.
     #[arg(long, env = "AMBIT_LISTEN_HTTP")]
     pub listen_http: Option<SocketAddr>,
-    /// Where users read flow events through the API server's proxy, over TLS; nowhere without. On Kubernetes alone.
+    /// Address where users read flow events through the API server's proxy, over TLS; none if not
+    /// set. Only on Kubernetes.
     #[arg(long, env = "AMBIT_LISTEN_FLOWS", conflicts_with = "manifests")]
     pub listen_flows: Option<SocketAddr>,
-    /// Time between two checks of the rights of those who read flow events, in seconds.
+    /// Interval in seconds of authorizing readers of flow events again.
     #[arg(long, default_value_t = 60, env = "AMBIT_FLOWS_CHECK_SECONDS")]
     pub flows_check_seconds: u64,
-    /// Service account of this control plane, in its own namespace: proxies let it read flow events.
+    /// Service account of this control plane, in its own namespace, which proxies let read flow
+    /// events.
     #[arg(long, default_value = "ambit-control", env = "SERVICE_ACCOUNT")]
     pub service_account: String,
-    /// Trust domain of every identity.
+    /// Trust domain of the mesh's identities.
     #[arg(long, default_value = "cluster.local", env = "TRUST_DOMAIN")]
     pub trust_domain: String,
     /// Name of this cluster.
     #[arg(long, default_value = "Kubernetes", env = "CLUSTER_ID")]
     pub cluster_id: String,
-    /// Domain of Kubernetes services.
+    /// DNS domain of Kubernetes Services.
     #[arg(long, default_value = "cluster.local", env = "CLUSTER_DOMAIN")]
     pub cluster_domain: String,
-    /// Namespace whose policies concern the whole mesh.
+    /// Namespace whose policies apply to the whole mesh.
     #[arg(long, default_value = "istio-system", env = "ROOT_NAMESPACE")]
     pub root_namespace: String,
     /// Directory with ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem, or with tls.crt,
-    /// tls.key and ca.crt, followed live. If it is empty, a root is made: there, or on Kubernetes in
-    /// the secret istio-ca-secret.
+    /// tls.key and ca.crt, which is followed. If it is empty, a root is generated: there, or on
+    /// Kubernetes in the Secret istio-ca-secret.
     #[arg(long, env = "ROOT_CA_DIR")]
     pub ca_dir: Option<PathBuf>,
     /// File to write the root certificates to, for clients.
     #[arg(long, env = "AMBIT_ROOT_CERT_OUT")]
     pub root_cert_out: Option<PathBuf>,
-    /// File to write the accepted trust domains to, for clients; there is none while the mesh's own one alone is accepted.
+    /// File to write the accepted trust domains to, for clients; it does not exist while only the
+    /// mesh's own one is accepted.
     #[arg(long, env = "AMBIT_TRUST_DOMAINS_OUT")]
     pub trust_domains_out: Option<PathBuf>,
     /// Further DNS name or IP address of the serving certificate.
     #[arg(long, env = "AMBIT_SERVER_SAN", value_delimiter = ',')]
     pub server_san: Vec<String>,
-    /// Public keys that sign service account tokens: PEM or JWKS. Without it the Kubernetes API reviews them; with
-    /// --manifests every caller is refused.
+    /// Public keys that sign service account tokens: PEM or JWKS. If not set, the Kubernetes API
+    /// reviews tokens; with --manifests every caller is rejected.
     #[arg(long, env = "AMBIT_TOKEN_KEYS")]
     pub token_keys: Option<PathBuf>,
     /// Audience that tokens must name.
@@ -89,64 +92,69 @@ pub struct Args {
         env = "CA_TRUSTED_NODE_ACCOUNTS"
     )]
     pub trusted_node_accounts: String,
-    /// Longest life of the certificates of workloads, such as 24h. Requests for more are reduced to this.
+    /// Maximum lifetime of workload certificates, such as 24h. Longer requests are reduced to it.
     #[arg(long, default_value = "24h", value_parser = ttl, env = "MAX_WORKLOAD_CERT_TTL")]
     pub max_workload_cert_ttl: Duration,
-    /// Namespaces that the agents keep out of the mesh, whatever their labels: as they have it.
+    /// Namespaces that the agents exclude from the mesh, whatever their labels: the agents'
+    /// setting.
     #[arg(long, env = "EXCLUDE_NAMESPACES", value_delimiter = ',')]
     pub exclude_namespaces: Vec<String>,
-    /// Which pods the agents capture: as they have it, a YAML list of {podSelector, namespaceSelector}.
+    /// Selectors of pods that the agents capture: the agents' setting, a YAML list of {podSelector,
+    /// namespaceSelector}.
     #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", default_value = "")]
     pub enablement_selector: String,
-    /// How long a connection may last, in seconds, spread by a tenth: so that clients come to spread
-    /// over all replicas.
+    /// Maximum connection age in seconds, with 10 % jitter, so that clients spread over all
+    /// replicas.
     #[arg(long, default_value_t = 1800, env = "AMBIT_MAX_CONNECTION_SECONDS")]
     pub max_connection_seconds: u64,
-    /// Streams that may begin in a second, so that a restart is no stampede.
+    /// Maximum number of new xDS streams per second, which limits the load after a restart.
     #[arg(long, default_value_t = 100, env = "PILOT_MAX_REQUESTS_PER_SECOND")]
     pub streams_per_second: u32,
-    /// Take the taint --startup-taint off nodes where the agent and the node proxy are ready.
+    /// Remove the taint --startup-taint from nodes whose agent and node proxy are ready.
     #[arg(long, env = "PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS")]
     pub untaint_nodes: bool,
-    /// Key of the taint that nodes register with, so that no pod starts before the mesh is there.
+    /// Key of the taint that nodes register with, so that no pod starts before the mesh can capture it.
     #[arg(
         long,
         default_value = "cni.istio.io/not-ready",
         env = "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"
     )]
     pub startup_taint: String,
-    /// Replace pods of agents and node proxies that were killed, instead of letting kubelet delay their restart.
+    /// Replace killed pods of agents and node proxies, instead of waiting for kubelet's restart
+    /// back-off.
     #[arg(long, env = "AMBIT_RESET_RESTART_BACKOFF")]
     pub reset_restart_backoff: bool,
-    /// How waypoints are deployed on Kubernetes, as JSON: image, replicas, resources and so on. Without it
-    /// none is.
+    /// Settings of waypoints on Kubernetes, as JSON: image, replicas, resources and so on. If not
+    /// set, waypoints are not deployed.
     #[arg(long, env = "AMBIT_WAYPOINTS")]
     pub waypoints: Option<String>,
-    /// Revision of this control plane: it runs the waypoints of Gateways whose label istio.io/rev, or whose namespace's,
-    /// names it or one of its tags. Its Service is istiod-REVISION, and its MeshConfig is in istio-REVISION.
+    /// Revision of this control plane: it manages the Gateways whose label istio.io/rev, or whose
+    /// namespace's, names it or one of its tags. Its Service is istiod-REVISION, and its MeshConfig
+    /// is in istio-REVISION.
     #[arg(long, default_value = revisions::DEFAULT, env = "REVISION")]
     pub revision: String,
-    /// Let any service account read the whole mesh over xDS, as Istio does, rather than node proxies
-    /// only.
+    /// Let any service account read the whole mesh over xDS, as Istio does, instead of only node
+    /// proxies.
     #[arg(long, env = "AMBIT_XDS_ANY_ACCOUNT")]
     pub xds_any_account: bool,
-    /// Send policies annotated istio.io/dry-run to node proxies; those that do not know the flag
-    /// enforce them.
+    /// Send policies annotated istio.io/dry-run to node proxies; node proxies that do not support
+    /// dry runs enforce them.
     #[arg(long, env = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY")]
     pub dry_run_policies: bool,
     /// Labels that attach pods and services to waypoints.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_ATTACHMENT")]
     pub waypoint_attachment: Attachment,
-    /// Callers that are routed through the waypoints of workloads; `istio` with `--waypoint-attachment labels` alone.
+    /// Callers that are routed through the waypoints of workloads; `istio` only with
+    /// `--waypoint-attachment labels`.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WORKLOAD_WAYPOINTS")]
     pub workload_waypoints: WorkloadWaypoints,
     /// Treatment of connections whose waypoint cannot be found.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
     pub waypoint_missing: Missing,
-    /// When a waypoint binds the objects that name it.
+    /// Time from which a waypoint serves the objects that name it.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_BINDING")]
     pub waypoint_binding: Binding,
-    /// Treatment of connections to addresses outside of the mesh, as node proxies were installed.
+    /// Treatment of connections to addresses outside of the mesh, equal to the node proxies' setting.
     #[arg(
         long,
         value_enum,
@@ -155,7 +163,7 @@ pub struct Args {
         env = "AMBIT_OUTBOUND_TRAFFIC_POLICY"
     )]
     pub outbound_traffic_policy: Outbound,
-    /// How waypoints normalize paths before policies and routes see them.
+    /// Normalization of paths at waypoints, before policies and routes match them.
     #[arg(
         long,
         value_enum,
@@ -164,25 +172,26 @@ pub struct Args {
         env = "AMBIT_PATH_NORMALIZATION"
     )]
     pub path_normalization: Normalization,
-    /// How many proxies in front of the mesh add to x-forwarded-for and are trusted.
+    /// Number of trusted proxies in front of the mesh that append to x-forwarded-for.
     #[arg(long, default_value_t = 0, env = "AMBIT_TRUSTED_PROXIES")]
     pub trusted_proxies: u32,
-    /// How often the key sets of token issuers are fetched, in seconds, spread by a tenth.
+    /// Refresh interval of token issuers' key sets in seconds, with 10 % jitter.
     #[arg(long, default_value_t = 1200, env = "AMBIT_JWKS_REFRESH_SECONDS")]
     pub jwks_refresh_seconds: u64,
-    /// Follow Secrets with the label ambit.io/image-pull=true: waypoints get those that WasmPlugins name, to pull their
-    /// modules.
+    /// Follow Secrets with the label ambit.io/image-pull=true: waypoints get those that WasmPlugins
+    /// name, to pull their modules.
     #[arg(long, env = "AMBIT_IMAGE_PULL_SECRETS")]
     pub image_pull_secrets: bool,
-    /// Addresses and prefixes, with commas between them, that control plane and waypoints call for what objects name,
-    /// although they are loopback, link-local, a metadata service's, a node's or the API server's.
+    /// Comma-separated addresses and prefixes that the control plane and waypoints may call on
+    /// behalf of objects, although they are loopback, link-local, a metadata service's, a node's or
+    /// the API server's.
     #[arg(long, default_value = "", env = "AMBIT_EGRESS_ALLOWED_ADDRESSES")]
     pub egress_allowed_addresses: String,
     /// Whether routes need a ReferenceGrant for backends in other namespaces.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
     pub reference_grants: Grants,
-    /// Requests to which objects attached to Services apply: those to the Services and to their pods, or as in Istio
-    /// those to the Services alone.
+    /// Requests to which objects attached to Services apply: those to the Services and to their
+    /// pods, or, as in Istio, only those to the Services.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_SERVICE_POLICY_SCOPE")]
     pub service_policy_scope: PolicyScope,
 }
@@ -234,7 +243,7 @@ impl From<WorkloadWaypoints> for ambit_derive::WorkloadWaypoints {
 /// Values of [`Args::waypoint_attachment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Attachment {
-    /// Labels, and where there are none each waypoint takes its service account or its namespace.
+    /// Labels; objects without a label are served by the waypoint of their service account or namespace.
     #[default]
     Seed,
     /// Labels only, as in Istio.
@@ -244,7 +253,7 @@ pub enum Attachment {
 /// Values of [`Args::waypoint_missing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Missing {
-    /// Connections are refused.
+    /// Connections are rejected.
     #[default]
     Refuse,
     /// Connections pass without a waypoint, as in Istio.
@@ -254,10 +263,10 @@ pub enum Missing {
 /// Values of [`Args::waypoint_binding`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Binding {
-    /// When it has been ready once, or policies are attached to it or to what it is to serve.
+    /// Once it has been ready, or policies are attached to it or to objects that name it.
     #[default]
     Ready,
-    /// At once, as in Istio: until it is ready, connections are refused.
+    /// At once, as in Istio: until the waypoint is ready, connections are rejected.
     Strict,
 }
 
@@ -346,20 +355,21 @@ impl From<Normalization> for PathNormalization {
 }
 
 impl Args {
-    /// Name of the control plane's Service.
+    /// Returns the name of the control plane's Service.
     pub fn service(&self) -> String {
         format!("istiod{}", revisions::suffix(&self.revision))
     }
 
-    /// Namespace of the control plane.
+    /// Returns the namespace of the control plane.
     pub fn own_namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or(&self.root_namespace)
     }
 
-    /// Which pods belong to the mesh.
+    /// Returns the rules of which pods belong to the mesh.
     ///
     /// # Errors
-    /// When the selectors cannot be understood.
+    ///
+    /// When the selectors cannot be parsed.
     pub fn enablement(&self) -> Result<Enablement, SelectorError> {
         Enablement::new(
             EnablementSelector::list(&self.enablement_selector)?,

@@ -1,15 +1,15 @@
-//! What a source of objects reports at once.
+//! Batch of changes from a source of objects.
 
 use ambit_k8s_api::ObjectEvent;
 
-/// Events since the last change.
+/// Events since the last change, and problems of the source.
 #[derive(Debug, Default)]
 pub struct Change {
     /// Events in order.
     pub events: Vec<ObjectEvent>,
-    /// Every manifest that cannot be read now, as text; `None` if that is as before.
+    /// Problems of all manifests that cannot be parsed now; `None` if unchanged.
     pub manifests: Option<Vec<String>>,
-    /// Every kind whose definition in the cluster cannot be followed fully now, as text; `None` if that is as before.
+    /// Problems of all kinds whose CRD cannot be fully followed now; `None` if unchanged.
     pub definitions: Option<Vec<String>>,
     /// Whether all objects that existed at the start have been reported.
     pub complete: bool,

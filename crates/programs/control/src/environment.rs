@@ -1,4 +1,4 @@
-//! What the control plane works in: a cluster, or directories of files.
+//! Environment of the control plane: a cluster, or directories of files.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,13 +15,14 @@ use tokio::sync::watch;
 
 use crate::{args::Args, kubernetes::Informers, metrics::Metrics, source::Source};
 
-/// Name of the lease whose holder writes for all replicas of its revision; that of others but the default has the
-/// revision behind it.
+/// Name of the lease of a revision's leader; that of other revisions than the default one has the
+/// revision as suffix.
 const LEASE: &str = "ambit-control-leader";
-/// Name of the lease whose holder writes what all revisions share. Only leaders of revisions take part.
+/// Name of the lease of the mesh's leader, which writes objects that all revisions share. Only
+/// leaders of revisions are candidates.
 const MESH_LEASE: &str = "ambit-mesh-leader";
-/// First and longest pause while the Kubernetes API cannot be reached at the start.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// First and longest backoff while the Kubernetes API cannot be reached at the start.
+const API_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Shared environment of the control plane's parts.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ pub struct Cluster {
     pub client: Client,
     /// Whether this replica is the leader of its revision.
     pub is_leader: watch::Receiver<bool>,
-    /// Whether this replica writes what all revisions share.
+    /// Whether this replica leads the whole mesh, and so writes objects that all revisions share.
     pub is_mesh_leader: watch::Receiver<bool>,
     /// Name of this replica.
     pub name: String,
@@ -58,7 +59,7 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Environment {
-    /// Opens the environment of the arguments. Its tasks end with the drain.
+    /// Opens the environment for the arguments. Its tasks end with the drain.
     pub async fn open(
         args: &Args,
         metrics: &Arc<Metrics>,
@@ -108,7 +109,7 @@ impl Environment {
             None => {
                 let namespace = args.own_namespace();
                 let secret = CaSecret::new(client.clone(), namespace, &args.trust_domain);
-                let material = patiently(&secret).await;
+                let material = open_with_retries(&secret).await;
                 let publisher =
                     TrustPublisher::new(material, &secret.location(), metrics.ca.clone())?;
                 let follow =
@@ -131,7 +132,7 @@ impl Environment {
             let stop = async move {
                 stop.started().await;
             };
-            lease::take_part(of_revision, &lease, &identity, sender, stop).await;
+            lease::participate(of_revision, &lease, &identity, sender, stop).await;
             drop(work);
         });
         let (of_mesh, identity) = (api, name.clone());
@@ -157,7 +158,8 @@ impl Environment {
     }
 }
 
-/// Takes part in the election among all revisions while this replica is the leader of its own; until the drain.
+/// Participates in the election among all revisions while this replica is the leader of its own;
+/// until the drain.
 async fn elect_for_mesh(
     api: Api<Lease>,
     identity: String,
@@ -176,17 +178,17 @@ async fn elect_for_mesh(
         let (mut lost, mut stop) = (is_leader.clone(), drain.clone());
         let end = async move {
             tokio::select! {
-                // Fails only at the end.
+                // Fails only when the process ends.
                 _ = lost.wait_for(|is_leader| !*is_leader) => {}
                 _ = stop.started() => {}
             }
         };
-        lease::take_part(api.clone(), MESH_LEASE, &identity, sender.clone(), end).await;
+        lease::participate(api.clone(), MESH_LEASE, &identity, sender.clone(), end).await;
     }
     drop(work);
 }
 
-/// The authority of a directory, whose files are followed from now on.
+/// Opens the plugged-in authority of a directory, and follows its files.
 fn plugged_in(
     dir: Option<&Path>,
     material: &Material,
@@ -203,9 +205,10 @@ fn plugged_in(
     Ok(publisher)
 }
 
-/// Waits for the API server rather than being restarted, slower each time, until it is there.
-async fn patiently(secret: &CaSecret) -> Material {
-    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+/// Retries with backoff while the API server is unavailable, instead of exiting and being restarted
+/// with growing delays.
+async fn open_with_retries(secret: &CaSecret) -> Material {
+    let mut backoff = Backoff::new(API_BACKOFF.0, API_BACKOFF.1, 0.2);
     loop {
         match secret.open_or_make().await {
             Ok(material) => return material,
@@ -218,7 +221,7 @@ async fn patiently(secret: &CaSecret) -> Material {
     }
 }
 
-/// The pod's name; elsewhere something that no other replica has.
+/// Returns the pod's name; outside of a cluster a unique name.
 fn replica_name(args: &Args) -> String {
     let made = || format!("ambit-control-{:016x}", rand::random::<u64>());
     args.name.clone().unwrap_or_else(made)

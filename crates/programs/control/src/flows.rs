@@ -1,10 +1,11 @@
-//! Flow events for users who may not forward ports of the mesh's pods: `GET /flows`, through the API server's proxy of
-//! the control plane's Service.
+//! Flow events for users who may not forward ports of the mesh's pods: `GET /flows`, through the
+//! API server's proxy of the control plane's Service.
 //!
-//! A user's bearer token comes in a header, since the API server keeps `authorization` to itself. The API server decides
-//! whose token it is and which namespaces' flow events the user may `get`; who may not read all of them is confined to
-//! those ([`ambit_flow::Filter::confined`]), by the proxies themselves. Any replica reads all proxies, and passes their
-//! lines on unread.
+//! A user's bearer token is in a header of its own, since the API server consumes `authorization`.
+//! The API server decides whose token it is and which namespaces' flow events the user may `get`;
+//! the proxies confine a user who may not read all of them to those
+//! ([`ambit_flow::Filter::confined`]). Any replica reads all proxies, and passes their lines on
+//! without parsing them.
 
 mod bandwidth;
 mod identity;
@@ -35,24 +36,26 @@ use bandwidth::Bandwidth;
 pub use identity::{IdentityError, OwnIdentity};
 pub use proxies::{MeshProxies, MeshProxy};
 use readers::{ReaderPermit, Readers};
-pub use users::{Refused, Rights, Users};
+pub use users::{AccessError, Rights, Users};
 
-/// Requests of one address: in a second, and in a burst after a pause. The API server passes on those of all users.
-const REQUESTS: (u32, u32) = (10, 100);
+/// Rate limit of one source address: requests per second, and burst. All users' requests have the
+/// API server's address.
+const REQUEST_RATE: (u32, u32) = (10, 100);
 /// Timeout for a reader to accept a chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum chunks in flight to the reader.
-const CHUNKS: usize = 2;
-/// News of proxies that wait for a reader; then the proxies wait, and sample.
-const WAITING: usize = 64;
+const MAX_CHUNKS_IN_FLIGHT: usize = 2;
+/// Capacity of the queue of proxies' events for one reader; when it is full, the proxies wait, and
+/// sample.
+const EVENT_QUEUE: usize = 64;
 
-/// The server of flow events.
+/// Server of flow events.
 pub struct Flows {
     users: Users,
     proxies: MeshProxies,
     readers: Arc<Readers>,
     requests: Rates<std::net::IpAddr>,
-    /// Time between two checks of an open stream's rights.
+    /// Interval of authorizing an open stream again.
     check_again: Duration,
     drain: DrainWatcher,
 }
@@ -64,8 +67,8 @@ impl std::fmt::Debug for Flows {
 }
 
 impl Flows {
-    /// Serves events of `proxies` to those whom `users` authorizes, until the drain starts. The rights of open streams
-    /// are checked again every `check_again`.
+    /// Creates a server of the events of `proxies` for users whom `users` authorizes, until the
+    /// drain starts. Open streams are authorized again every `check_again`.
     pub fn new(
         users: Users,
         proxies: MeshProxies,
@@ -76,7 +79,7 @@ impl Flows {
             users,
             proxies,
             readers: Arc::default(),
-            requests: Rates::new(REQUESTS.0, REQUESTS.1),
+            requests: Rates::new(REQUEST_RATE.0, REQUEST_RATE.1),
             check_again,
             drain,
         }
@@ -94,24 +97,24 @@ impl Flows {
         }
     }
 
-    async fn read(self: Arc<Self>, request: &Request) -> Result<Response, Refused> {
+    async fn read(self: Arc<Self>, request: &Request) -> Result<Response, AccessError> {
         let peer = request.extensions().get::<Peer>();
         if peer.is_none_or(|Peer(peer)| !self.may_ask(peer.ip())) {
-            return Err(Refused::Busy("too many requests: try again"));
+            return Err(AccessError::Busy("too many requests: try again"));
         }
         let mut filter = filter(request)?;
         let token = request.headers().get(ambit_flow::TOKEN_HEADER);
         let token = token.and_then(|token| token.to_str().ok());
-        let token = token.ok_or(Refused::NoToken)?.to_owned();
+        let token = token.ok_or(AccessError::NoToken)?.to_owned();
         let rights = self.users.rights(&token, &filter.namespaces).await?;
         filter.confined = rights.are_confined;
         let permit = self.readers.clone().enter(&rights.user);
-        let permit = permit.ok_or(Refused::Busy(
+        let permit = permit.ok_or(AccessError::Busy(
             "too many readers of flow events: end another one",
         ))?;
         tracing::info!(user = %rights.user, namespaces = ?filter.namespaces, confined = filter.confined, "a user reads flow events");
-        let (sender, chunks) = mpsc::channel(CHUNKS);
-        let reading = Reading {
+        let (sender, chunks) = mpsc::channel(MAX_CHUNKS_IN_FLIGHT);
+        let reading = EventStream {
             flows: self,
             filter,
             token,
@@ -128,27 +131,27 @@ impl Flows {
     }
 }
 
-/// The filter of a request. Its confinement is replaced by that of the user's rights.
-fn filter(request: &Request) -> Result<Filter, Refused> {
+/// Parses the filter of a request. The user's rights replace its confinement.
+fn filter(request: &Request) -> Result<Filter, AccessError> {
     let parameters: Vec<_> = query_parameters(request.uri()).collect();
     let parameters = parameters
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
-    Filter::from_parameters(parameters).map_err(|error| Refused::Malformed(error.to_string()))
+    Filter::from_parameters(parameters).map_err(|error| AccessError::Malformed(error.to_string()))
 }
 
-fn refuse(refused: &Refused) -> Response {
+fn refuse(refused: &AccessError) -> Response {
     let status = match refused {
-        Refused::Malformed(_) => 400,
-        Refused::NoToken | Refused::Token => 401,
-        Refused::Rights(_) => 403,
-        Refused::Unavailable | Refused::Busy(_) => 503,
+        AccessError::Malformed(_) => 400,
+        AccessError::NoToken | AccessError::Token => 401,
+        AccessError::Rights(_) => 403,
+        AccessError::Unavailable | AccessError::Busy(_) => 503,
     };
     text(status, format!("{refused}\n"))
 }
 
 /// Event stream of one user.
-struct Reading {
+struct EventStream {
     flows: Arc<Flows>,
     filter: Filter,
     token: String,
@@ -156,9 +159,9 @@ struct Reading {
     _permit: ReaderPermit,
 }
 
-impl Reading {
+impl EventStream {
     async fn run(self, chunks: mpsc::Sender<Bytes>) {
-        let (sender, mut received) = mpsc::channel(WAITING);
+        let (sender, mut received) = mpsc::channel(EVENT_QUEUE);
         let (proxies, filter) = (self.proxies(), self.filter.clone());
         let _following = ambit_rt::spawn_abortable("flows of proxies", async move {
             ambit_flow_reader::follow(proxies, &filter, sender).await;
@@ -169,7 +172,7 @@ impl Reading {
             self.flows.check_again,
         );
         let mut drain = self.flows.drain.clone();
-        // Says that the reading has begun.
+        // Tells the reader that the stream has started.
         let mut chunk = Bytes::from_static(b"\n");
         loop {
             let sent = timeout(SEND_TIMEOUT, chunks.send(chunk)).await;
@@ -195,7 +198,7 @@ impl Reading {
         }
     }
 
-    /// Returns the proxies that the user may know.
+    /// Returns the proxies that the user may see.
     fn proxies(&self) -> MeshProxies {
         match self.filter.confined {
             true => self.flows.proxies.named_for(&self.filter.namespaces),
@@ -203,8 +206,9 @@ impl Reading {
         }
     }
 
-    /// Whether the user may read on. Nobody is cut off because the API server is away.
-    async fn is_still_allowed(&self) -> Result<(), Refused> {
+    /// Returns an error if the user may no longer read. An unavailable API server interrupts no
+    /// stream.
+    async fn is_still_allowed(&self) -> Result<(), AccessError> {
         let namespaces = &self.filter.namespaces;
         match self.flows.users.rights(&self.token, namespaces).await {
             Ok(rights)
@@ -212,16 +216,16 @@ impl Reading {
             {
                 Ok(())
             }
-            Ok(_) => Err(Refused::Rights(Vec::new())),
-            Err(Refused::Unavailable | Refused::Busy(_)) => Ok(()),
+            Ok(_) => Err(AccessError::Rights(Vec::new())),
+            Err(AccessError::Unavailable | AccessError::Busy(_)) => Ok(()),
             Err(refused) => Err(refused),
         }
     }
 
-    async fn end(&self, chunks: &mpsc::Sender<Bytes>, refused: &Refused) {
+    async fn end(&self, chunks: &mpsc::Sender<Bytes>, refused: &AccessError) {
         tracing::info!(user = %self.user, %refused, "a user may no longer read flow events");
         let ended = Received::Ended("the control plane".to_owned(), refused.to_string());
-        // The reader may be gone already.
+        // The reader may have disconnected already.
         let _sent = timeout(SEND_TIMEOUT, chunks.send(line(ended))).await;
     }
 }

@@ -1,6 +1,6 @@
-//! Key sets of token issuers, and trust bundles. The control plane fetches them, so that proxies need no connection to
-//! issuers, and all have the same keys at the same time. Objects name them (`ambit_derive`); [`schedule`] decides when a
-//! set is fetched, and [`fetch`] fetches it.
+//! Key sets of token issuers, and SPIFFE trust bundles. The control plane fetches them, so that
+//! proxies need no connection to issuers, and all have the same keys at the same time. Objects name
+//! them (`ambit_derive`); [`schedule`] decides when a set is fetched, and [`fetch`] fetches it.
 
 mod bundle;
 mod callees;
@@ -23,8 +23,8 @@ use callees::{Callees, Inquiry};
 use fetch::Fetcher;
 use schedule::FetchSchedule;
 
-/// Maximum responses that wait for the index.
-const QUEUE: usize = 64;
+/// Capacity of the queue of fetched sets.
+const QUEUE_CAPACITY: usize = 64;
 
 /// Handle that sets the desired key sets.
 #[derive(Debug)]
@@ -35,12 +35,12 @@ pub(crate) struct KeySets {
     guard: Guard,
 }
 
-/// Event between the follower of objects and key sets.
+/// Event of the key sets, for the follower of objects.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A set was fetched, or could not be.
+    /// A key set was fetched, or the fetch failed.
     Answer(KeySource, KeyState),
-    /// An address is to be called.
+    /// A fetch needs to know whether it may call an address.
     Inquiry(Inquiry),
 }
 
@@ -48,7 +48,7 @@ impl KeySets {
     /// Starts fetching until the drain. Sets are fetched again after `refresh`, from addresses that the guard allows.
     pub(crate) fn start(refresh: Duration, guard: Guard, drain: DrainWatcher) -> Self {
         let (desired, wants) = watch::channel(BTreeSet::new());
-        let (answer, answers) = mpsc::channel(QUEUE);
+        let (answer, answers) = mpsc::channel(QUEUE_CAPACITY);
         let (callees, inquiries) = Callees::new();
         let client = Client::new(guard.clone(), "ambit-control");
         let fetcher = Arc::new(Fetcher::new(client, callees));
@@ -61,13 +61,13 @@ impl KeySets {
         }
     }
 
-    /// The addresses of the API server and of nodes, which are not called.
+    /// Sets the addresses of the API server and of nodes, which must not be called.
     pub(crate) fn protect(&self, cluster: BTreeSet<IpAddr>) {
         self.guard.update(Vec::new(), cluster);
     }
 
     /// Sets the desired key sets.
-    pub(crate) fn want(&self, sources: BTreeSet<KeySource>) {
+    pub(crate) fn set_desired(&self, sources: BTreeSet<KeySource>) {
         self.desired.send_if_modified(|known| {
             let differs = *known != sources;
             *known = sources;
@@ -75,12 +75,12 @@ impl KeySets {
         });
     }
 
-    /// The next event.
+    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Event {
         tokio::select! {
             Some((source, state)) = self.answers.recv() => Event::Answer(source, state),
             Some(inquiry) = self.inquiries.recv() => Event::Inquiry(inquiry),
-            // They end with the process.
+            // The tasks end with the process.
             else => std::future::pending().await,
         }
     }
@@ -96,12 +96,12 @@ async fn run(
     let mut schedule = FetchSchedule::new(refresh);
     let (done, mut fetched) = mpsc::unbounded_channel();
     loop {
-        schedule.want(&desired.borrow_and_update(), Instant::now());
+        schedule.set_desired(&desired.borrow_and_update(), Instant::now());
         for source in schedule.due(Instant::now()) {
             let (fetcher, done) = (Arc::clone(&fetcher), done.clone());
             ambit_rt::spawn("key set", async move {
                 let outcome = fetcher.key_set(&source).await;
-                // Nobody waits for it any more at the end.
+                // At the end there is no receiver any more.
                 done.send((source, outcome)).ok();
             });
         }

@@ -1,10 +1,10 @@
 //! The Kubernetes API as the source of objects.
 //!
-//! One watch a kind, each in a task of its own; [`Informers`] gathers their updates. `ambit_derive` declares which
-//! kinds are watched, and how. An object is cut down to what the mesh reads before anything else sees it. Custom kinds
-//! may have no definition in the cluster, now or later: see [`custom`].
+//! Each kind has a watch in a task of its own; [`Informers`] receives their updates. `ambit_derive` declares which
+//! kinds are watched, and how. Objects are reduced to the fields that the mesh reads when they are deserialized. Custom
+//! kinds may have no CRD in the cluster, now or later: see [`custom`].
 //!
-//! What the service account needs:
+//! Permissions of the service account:
 //!
 //! | group | resources | verbs |
 //! |---|---|---|
@@ -51,15 +51,15 @@ use tokio::sync::{mpsc, watch as signal};
 
 use crate::change::Change;
 pub(crate) use definitions::resource;
-use slim::Slim;
+use slim::SlimObject;
 use updates::{Update, Updates};
 
-/// Updates that wait for the index; then the watches wait.
-const QUEUE: usize = 1024;
-/// Most updates taken at once.
-const BATCH: usize = 512;
+/// Capacity of the queue of updates for the index; when it is full, the watches wait.
+const QUEUE_CAPACITY: usize = 1024;
+/// Maximum number of updates in one change.
+const MAX_BATCH: usize = 512;
 
-/// Everything that is watched.
+/// Receiver of the updates of all watches.
 #[derive(Debug)]
 pub struct Informers {
     updates: mpsc::Receiver<Update>,
@@ -70,9 +70,9 @@ pub struct Informers {
 }
 
 impl Informers {
-    /// Begins to watch, Secrets only if they are wanted; ends with the drain.
+    /// Starts the watches, of Secrets only if `secrets`; they end with the drain.
     pub fn start(client: &Client, secrets: bool, drain: &DrainWatcher) -> Self {
-        let (sender, updates) = mpsc::channel(QUEUE);
+        let (sender, updates) = mpsc::channel(QUEUE_CAPACITY);
         let mut start = Start {
             client: client.clone(),
             secrets,
@@ -91,10 +91,10 @@ impl Informers {
         }
     }
 
-    /// Waits for what happened next; `None` if nothing can happen any more.
+    /// Waits for the next change; `None` if all watches have ended.
     pub async fn changed(&mut self) -> Option<Change> {
         let mut batch = Vec::new();
-        if self.updates.recv_many(&mut batch, BATCH).await == 0 {
+        if self.updates.recv_many(&mut batch, MAX_BATCH).await == 0 {
             return None;
         }
         let mut change = Change::default();
@@ -120,10 +120,10 @@ impl Informers {
     }
 }
 
-/// Starts a watch a kind.
+/// Starts the watch of each kind.
 struct Start {
     client: Client,
-    /// Whether the service account may read them.
+    /// Whether the service account may read Secrets.
     secrets: bool,
     updates: Updates,
     /// Changes of [`definitions`].
@@ -155,8 +155,8 @@ impl KindVisitor for Start {
                 self.updates.follow(kind, api, config, slim::metadata_only);
             }
             (Definition::BuiltIn, _) => {
-                let api = Api::<Slim<K>>::all(client);
-                let read = |slim: &Slim<K>| slim.0.clone().into();
+                let api = Api::<SlimObject<K>>::all(client);
+                let read = |slim: &SlimObject<K>| slim.0.clone().into();
                 self.updates.follow(kind, api, config, read);
             }
         }

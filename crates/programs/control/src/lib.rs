@@ -1,11 +1,14 @@
-//! The control plane: derives the mesh from Kubernetes objects, serves delta xDS, is the CA.
+//! The control plane: derives the mesh's records from Kubernetes objects, serves delta xDS, and is
+//! the CA.
 //!
-//! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
-//! `ambit_derive`; [`mesh`] feeds it and publishes the records. `ambit_xds_server` and `ambit_ca` serve over one gRPC
-//! port (`ambit_grpc_listener`), and `ambit_caller_auth` decides who may call them. `ambit_status_writer` writes
-//! conditions for operators, `ambit_waypoint_deployer` deploys waypoints, [`flows`] serves flow events to users,
-//! [`startup_taint`] lifts the taint for the scheduler, and [`restart_backoff`] replaces pods that kubelet holds back.
-//! [`environment`] is what all of it is built on; [`run`] puts it together.
+//! [`source`] reads objects, from files or from [`kubernetes`]; the pure crate `ambit_derive`
+//! derives records from them; [`mesh`] feeds it and publishes the records. `ambit_xds_server` and
+//! `ambit_ca` serve over one gRPC port (`ambit_grpc_listener`), and `ambit_caller_auth` decides who
+//! may call them. `ambit_status_writer` writes conditions for operators, `ambit_waypoint_deployer`
+//! deploys waypoints, [`flows`] serves flow events to users, [`startup_taint`] removes the startup
+//! taint from nodes, and [`restart_backoff`] replaces pods whose restart the kubelet delays.
+//! [`environment`] has the client, leases and authority that all of them share; [`run`] starts
+//! everything.
 #![forbid(unsafe_code)]
 
 pub mod args;
@@ -14,7 +17,7 @@ pub mod environment;
 pub mod flows;
 mod key_sets;
 pub mod kubernetes;
-mod leading;
+mod leadership;
 pub mod mesh;
 pub mod metrics;
 pub mod monitoring;

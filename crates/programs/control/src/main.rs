@@ -1,4 +1,4 @@
-//! The control plane's binary.
+//! Entry point of the control plane.
 #![forbid(unsafe_code)]
 
 use clap::Parser;

@@ -1,7 +1,7 @@
-//! From the source of objects to the store that clients are served from.
+//! Moves changes from the source of objects to the store of the xDS server.
 //!
-//! One task owns the index. Pods reach the directory of pods at once (a certificate may be requested in the same
-//! moment); publication is debounced, so that a burst is one push.
+//! One task owns the index. Pods reach the pod directory at once (a certificate may be requested in
+//! the same moment); publication is debounced, so that a burst becomes one push.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use ambit_derive::{
 };
 use ambit_k8s_api::{ObjectEvent, selector::LabelSelector};
 use ambit_rt::DrainWatcher;
-use ambit_status_writer::{Facts, Report, Seen};
+use ambit_status_writer::{Facts, ObservedObject, Report};
 use ambit_xds_server::{ResourceType, Store};
 use parking_lot::RwLock;
 use tokio::{
@@ -30,30 +30,32 @@ use crate::{
 const DEBOUNCE: Duration = Duration::from_millis(10);
 /// Maximum delay of a publication.
 const MAX_DELAY: Duration = Duration::from_millis(100);
-/// Inquiries that wait for the index.
-const INQUIRIES: usize = 4;
+/// Capacity of the queue of inquiries to the index.
+const INQUIRY_QUEUE: usize = 4;
 
 /// Handle of the mesh for other parts of the process.
 #[derive(Clone, Debug)]
 pub struct Mesh {
-    /// Records that are published.
+    /// Store of published records.
     pub store: Arc<RwLock<Store>>,
     /// Pods of the mesh.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// Problems of objects by themselves; [`Mesh::survey`] has all.
+    /// Problems of single objects; [`Mesh::survey`] also has those of their combination.
     pub problems: Arc<RwLock<Problems>>,
     inquiries: mpsc::Sender<Inquiry>,
-    /// Grows with every publication; 0 until the first.
+    /// Counts publications; 0 until the first.
     pub published: watch::Receiver<u64>,
     /// Counter of changes of `pods` and waypoints; 0 until the initial objects were processed.
     pub followed: watch::Receiver<u64>,
-    /// Selectors of the namespaces that belong to the mesh; `None` until the objects at the start are known.
+    /// Label selectors of the namespaces that belong to the mesh; `None` until the initial objects
+    /// are known.
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
-    /// Trust domains that are accepted besides the mesh's own one; `None` until the objects at the start are known.
+    /// Trust domains that are accepted besides the mesh's own one; `None` until the initial objects
+    /// are known.
     pub trust_domains: watch::Receiver<Option<AcceptedTrustDomains>>,
 }
 
-/// Question that the index answers, with the sender of its answer.
+/// Request to the task that owns the index, with the sender of the response.
 #[derive(Debug)]
 enum Inquiry {
     /// Request for [`Index::survey`].
@@ -65,26 +67,26 @@ enum Inquiry {
 /// Current problems of all objects.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Problems {
-    /// Documents that cannot be read, as text with file and line.
+    /// Documents that cannot be parsed, with file and line.
     pub manifests: Vec<String>,
-    /// Kinds whose definitions in the cluster cannot be followed, or not fully.
+    /// Kinds whose CRD in the cluster cannot be followed, or not fully.
     pub definitions: Vec<String>,
     /// Objects that cannot be used, or not fully.
     pub objects: Vec<Problem>,
 }
 
 impl Mesh {
-    /// Returns the problems of all objects, by themselves and in combination.
+    /// Returns the problems of all objects, of single ones and of their combination.
     pub async fn survey(&self) -> Problems {
         let mut problems = self.problems.read().clone();
-        // Where objects are no longer followed, those that were last found remain.
+        // When objects are no longer followed, the last known problems remain.
         if let Some(objects) = self.ask(Inquiry::Survey).await {
             problems.objects = objects;
         }
         problems
     }
 
-    /// All services with their hosts; `None` where objects are no longer followed.
+    /// Returns all services with their hosts; `None` if objects are no longer followed.
     pub async fn registry(&self) -> Option<Vec<RegisteredService>> {
         self.ask(Inquiry::Registry).await
     }
@@ -96,7 +98,7 @@ impl Mesh {
     }
 }
 
-/// Starts following; ends with the drain. Reports on objects go to `reports`, if set.
+/// Starts following objects; ends with the drain. Sends reports on objects to `reports`, if set.
 pub(crate) fn start(
     source: Source,
     config: MeshConfig,
@@ -108,7 +110,7 @@ pub(crate) fn start(
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
-    let (inquiries, requests) = mpsc::channel(INQUIRIES);
+    let (inquiries, requests) = mpsc::channel(INQUIRY_QUEUE);
     let (discover, discovery) = watch::channel(None);
     let (accept, trust_domains) = watch::channel(None);
     let mesh = Mesh {
@@ -157,7 +159,7 @@ impl Follower {
         mut inquiries: mpsc::Receiver<Inquiry>,
         mut drain: DrainWatcher,
     ) {
-        // When the oldest and the newest unpublished change came.
+        // Times of the oldest and the newest unpublished change.
         let mut waiting: Option<(Instant, Instant)> = None;
         loop {
             let due = waiting.map(|(first, last)| (last + DEBOUNCE).min(first + MAX_DELAY));
@@ -213,7 +215,7 @@ impl Follower {
         for event in &change.events {
             self.index.handle(event, &mut pods);
             if let Some(reports) = &self.reports {
-                // Fails only at the end.
+                // Fails only when the process ends.
                 report(&self.index, event).map(|report| reports.send(report).ok());
             }
         }
@@ -268,12 +270,12 @@ impl Follower {
         );
     }
 
-    /// Reports objects whose parts lose their effect because of others.
+    /// Reports problems and derived conditions that changed because of other objects.
     fn report_conflicts(&mut self) {
         for key in self.index.take_changed_conflicts() {
             if let Some(reports) = &self.reports {
                 let problems = self.index.problems_of(&key);
-                // Fails only at the end.
+                // Fails only when the process ends.
                 reports.send(Report::Problems(key, problems)).ok();
             }
         }
@@ -290,7 +292,7 @@ impl Follower {
         let desired = self.index.view().key_sources();
         self.index.forget_keys(&desired);
         self.key_sets.protect(self.index.view().cluster_addresses());
-        self.key_sets.want(desired);
+        self.key_sets.set_desired(desired);
         let delta = self.index.flush();
         self.report_conflicts();
         let selectors = self.index.view().discovery_selectors();
@@ -340,7 +342,7 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
             return ambit_status_writer::concerns(key.kind).then(|| Report::Gone(key.clone()));
         }
     };
-    Some(Report::Seen(Box::new(Seen {
+    Some(Report::Observed(Box::new(ObservedObject {
         facts,
         problems: index.problems_of(&key),
         is_news: index.has_new_problems(&key),

@@ -1,4 +1,4 @@
-//! The control plane's metrics, with the names of Istio's where they mean the same.
+//! Metrics of the control plane, with Istio's names where the meaning is the same.
 
 use std::fmt;
 
@@ -101,15 +101,16 @@ impl Metrics {
         ambit_rt::metrics::register_build(registry, "pilot", env!("CARGO_PKG_VERSION"));
     }
 
-    /// Adds the metrics of exports, if anything is exported.
+    /// Registers the metrics of exports, if there are any.
     pub fn register_exporter(&self, exporter: &ambit_otlp_export::Exporter) {
         exporter.register(&mut self.registry.lock());
     }
 
-    /// The metrics as a scrape gets them.
+    /// Returns the metrics in the exposition format.
     ///
     /// # Errors
-    /// When a metric cannot be written.
+    ///
+    /// When a metric cannot be formatted.
     pub fn exposition(&self) -> Result<String, fmt::Error> {
         ambit_rt::metrics::exposition(&self.registry.lock())
     }

@@ -1,8 +1,8 @@
-//! `/metrics`, `/ready` and `/debug/…`.
+//! HTTP server of `/metrics`, `/ready` and `/debug/…`.
 //!
-//! What is under `/debug/` shows every record and policy of the mesh: it is answered to this pod itself
-//! only, which is where `kubectl port-forward` and `ambit` ask from. Such pages are made one at a time, on a
-//! thread of their own, from what the store had at a moment.
+//! Pages under `/debug/` contain every record and policy of the mesh, so that only requests from
+//! this pod itself are answered: those of `kubectl port-forward` and `ambit`. One page at a time is
+//! built, on a separate thread, from a snapshot of the store.
 
 mod clients;
 mod config;
@@ -35,30 +35,30 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Debug pages in the making: each of a large mesh takes much memory.
+/// Permits to build a debug page: one of a large mesh takes much memory.
 static PAGES: Semaphore = Semaphore::const_new(1);
 
-/// State that the server answers from.
+/// State that the responses are built from.
 #[derive(Clone, Debug)]
 pub struct Monitoring {
-    /// The records and problems.
+    /// Records and problems of the mesh.
     pub mesh: Mesh,
     /// Counters of the process.
     pub metrics: Arc<Metrics>,
-    /// Streams that are open.
+    /// Open xDS streams.
     pub sessions: Sessions,
     /// Readiness of the process.
     pub readiness: Readiness,
     /// Name of the cluster.
     pub cluster_id: Arc<str>,
-    /// The cluster, if there is one.
+    /// Kubernetes cluster, if there is one.
     pub cluster: Option<Cluster>,
 }
 
 impl Monitoring {
-    /// Answers one request.
+    /// Responds to one request.
     pub async fn respond(&self, request: &Request) -> Response {
-        // istioctl requests //version.
+        // istioctl requests `//version`.
         let path = request.uri().path().trim_start_matches('/');
         if request.method() != http::Method::GET {
             return method_not_allowed("GET");
@@ -79,7 +79,7 @@ impl Monitoring {
                     text(503, format!("not ready: {}\n", waiting.join(", ")))
                 }
             }
-            // With a line's end istioctl would show that too.
+            // istioctl would print a trailing newline.
             "version" => text(200, env!("CARGO_PKG_VERSION")),
             "debug/syncz" | "debug/connections" => {
                 let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
@@ -91,7 +91,7 @@ impl Monitoring {
                 match self.mesh.registry().await {
                     Some(services) => {
                         let cluster_id = Arc::clone(&self.cluster_id);
-                        page_in(turn, move || registry::page(&services, &cluster_id)).await
+                        page_with_permit(turn, move || registry::page(&services, &cluster_id)).await
                     }
                     None => text(503, "objects are no longer followed\n"),
                 }
@@ -100,7 +100,7 @@ impl Monitoring {
                 Some(cluster) => {
                     let turn = PAGES.acquire().await;
                     match config::objects(&cluster.client).await {
-                        Ok(objects) => page_in(turn, move || objects).await,
+                        Ok(objects) => page_with_permit(turn, move || objects).await,
                         Err(error) => text(502, format!("{error}\n")),
                     }
                 }
@@ -128,7 +128,7 @@ impl Monitoring {
 }
 
 impl Monitoring {
-    /// Everything that is wrong, with objects and with the proxies that are connected.
+    /// Returns all problems, of objects and of connected proxies.
     async fn problems(&self) -> Problems {
         let mut problems = self.mesh.survey().await;
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
@@ -138,17 +138,20 @@ impl Monitoring {
     }
 }
 
-/// Turn of a debug page. Whoever collects much for a page waits for its turn first.
-type Turn = Result<SemaphorePermit<'static>, AcquireError>;
+/// Permit to build a debug page. Pages that collect much data acquire it first.
+type PagePermit = Result<SemaphorePermit<'static>, AcquireError>;
 
-/// Makes a debug page on a thread of its own when it is its turn.
+/// Waits for a permit and builds a debug page on a separate thread.
 async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Response {
-    // The semaphore is never closed. The client may go away; the page is made all the same.
-    page_in(PAGES.acquire().await, make).await
+    // The semaphore is never closed. The page is built even if the client disconnects.
+    page_with_permit(PAGES.acquire().await, make).await
 }
 
-/// Makes a debug page on a thread of its own in a turn.
-async fn page_in<T: Serialize>(turn: Turn, make: impl FnOnce() -> T + Send + 'static) -> Response {
+/// Builds a debug page on a separate thread, with a permit.
+async fn page_with_permit<T: Serialize>(
+    turn: PagePermit,
+    make: impl FnOnce() -> T + Send + 'static,
+) -> Response {
     let made = ambit_rt::spawn_blocking("debug page", move || {
         let page = json_pretty(200, &make());
         drop(turn);
@@ -158,7 +161,7 @@ async fn page_in<T: Serialize>(turn: Turn, make: impl FnOnce() -> T + Send + 'st
         .unwrap_or_else(|_| text(500, "the page cannot be made\n"))
 }
 
-/// The records of a moment, as they are sent.
+/// Snapshot of encoded records.
 struct Records {
     revision: u64,
     addresses: Vec<Arc<Entry>>,
@@ -176,7 +179,7 @@ impl Records {
         }
     }
 
-    /// Every record as node proxies read it, in the form of their `/config_dump`.
+    /// Decodes every record as node proxies do, in the format of their `/config_dump`.
     fn decode(&self) -> Value {
         let (mut workloads, mut services, mut policies) = (Vec::new(), Vec::new(), Vec::new());
         for entry in &self.addresses {
@@ -208,7 +211,7 @@ impl Records {
     }
 }
 
-/// Records of waypoints at a moment, as they are sent.
+/// Snapshot of waypoints' encoded records.
 struct WaypointRecords {
     revision: u64,
     entries: Vec<(WaypointRecordType, Arc<Entry>)>,
@@ -229,7 +232,7 @@ impl WaypointRecords {
         }
     }
 
-    /// Every record as its waypoint reads it, without secrets, by Gateway and section.
+    /// Decodes every record as its waypoint does, without secrets, by Gateway and section.
     fn decode(&self) -> Value {
         let mut waypoints = BTreeMap::<_, BTreeMap<_, BTreeMap<_, Value>>>::new();
         for (of, entry) in &self.entries {

@@ -1,10 +1,11 @@
-//! Replaces pods of agents and node proxies that kubelet holds back after their processes were killed. Done by the
-//! leader only.
+//! Replaces pods of agents and node proxies in kubelet's restart back-off after their processes
+//! were killed. Only the leader replaces.
 //!
-//! Kubelet delays each restart of a container twice as long as the one before, up to five minutes, whatever ended it.
-//! The delay belongs to the pod, so its DaemonSet's next pod starts at once. A pod is replaced only if none of its
-//! containers runs: as long as one does, the node is served. A process that exits by itself, or that exceeds its
-//! memory limit, would do so again; such a pod keeps its delay.
+//! The kubelet doubles the delay of each restart of a container, up to five minutes, whatever ended
+//! it. The delay belongs to the pod, so that its DaemonSet's next pod starts at once. A pod is
+//! replaced only if none of its containers runs: as long as one does, the node is served. A process
+//! that exits by itself, or that exceeds its memory limit, would do so again; such a pod keeps its
+//! delay.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,64 +19,67 @@ use kube::{
 use tokio::time::Instant;
 
 /// Values of the label `app` of the pods of agents and node proxies.
-const APPS: [&str; 2] = ["ambit-agent", "ztunnel"];
-/// First and longest pause between two replacements on one node.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-/// Time without a replacement after which a node's pause is the first one again.
-const CALM: Duration = Duration::from_secs(120);
-/// Termination grace of a pod that is replaced, in seconds. None of its containers runs.
+const APP_LABELS: [&str; 2] = ["ambit-agent", "ztunnel"];
+/// First and longest delay between two replacements on one node.
+const REPLACEMENT_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Time without a replacement after which a node's delay is reset.
+const QUIET_TIME: Duration = Duration::from_secs(120);
+/// Termination grace period of a replaced pod, in seconds. None of its containers runs.
 const GRACE_SECONDS: u32 = 1;
 /// Exit code of a container whose process 1 got SIGKILL.
-const KILLED: i32 = 137;
+const SIGKILL_EXIT_CODE: i32 = 137;
 
-/// A pod none of whose containers runs, because kubelet holds back those that were killed.
+/// Pod without a running container, whose killed containers are in restart back-off.
 #[derive(Clone, Debug, PartialEq)]
-struct HeldBack {
+struct BackOffPod {
     node: String,
     /// `resourceVersion` of the pod; a pod that has changed since is not deleted.
     version: String,
 }
 
-/// Times of the replacements on one node.
+/// Rate limit of replacements on one node.
 #[derive(Debug)]
-struct Pace {
+struct NodeBackoff {
     backoff: Backoff,
     last: Instant,
     next: Instant,
 }
 
-/// The pods that are held back, and the pace of replacements by node. Pure.
+/// Pods in restart back-off, and the rate limits by node. Pure.
 #[derive(Debug, Default)]
 struct Replacements {
-    held_back: BTreeMap<ObjectId, HeldBack>,
-    pace: BTreeMap<String, Pace>,
+    in_back_off: BTreeMap<ObjectId, BackOffPod>,
+    pace: BTreeMap<String, NodeBackoff>,
 }
 
 impl Replacements {
-    fn apply(&mut self, event: WatchEvent<HeldBack>) {
+    fn apply(&mut self, event: WatchEvent<BackOffPod>) {
         match event {
-            WatchEvent::Object(id, pod) => drop(self.held_back.insert(id, pod)),
-            WatchEvent::Gone(id) => drop(self.held_back.remove(&id)),
+            WatchEvent::Object(id, pod) => drop(self.in_back_off.insert(id, pod)),
+            WatchEvent::Gone(id) => drop(self.in_back_off.remove(&id)),
             WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Away(_) => {}
         }
     }
 
     /// Returns the pods to replace now. Each is returned once; after a failed deletion, its next event adds it again.
-    fn due(&mut self, now: Instant) -> Vec<(ObjectId, HeldBack)> {
+    fn due(&mut self, now: Instant) -> Vec<(ObjectId, BackOffPod)> {
         let pace = &mut self.pace;
-        pace.retain(|_, pace| now < pace.last + CALM || now < pace.next);
-        let is_due = |_: &ObjectId, pod: &mut HeldBack| match pace.get(&pod.node) {
+        pace.retain(|_, pace| now < pace.last + QUIET_TIME || now < pace.next);
+        let is_due = |_: &ObjectId, pod: &mut BackOffPod| match pace.get(&pod.node) {
             Some(pace) => pace.next <= now,
             None => true,
         };
-        let due: Vec<_> = self.held_back.extract_if(.., is_due).collect();
+        let due: Vec<_> = self.in_back_off.extract_if(.., is_due).collect();
         for (_, pod) in &due {
-            let pace = self.pace.entry(pod.node.clone()).or_insert_with(|| Pace {
-                backoff: Backoff::new(PAUSE.0, PAUSE.1, 0.0),
-                last: now,
-                next: now,
-            });
-            // Agent and node proxy of a node may be replaced together: that is one step.
+            let pace = self
+                .pace
+                .entry(pod.node.clone())
+                .or_insert_with(|| NodeBackoff {
+                    backoff: Backoff::new(REPLACEMENT_DELAY.0, REPLACEMENT_DELAY.1, 0.0),
+                    last: now,
+                    next: now,
+                });
+            // Agent and node proxy of a node may be replaced together, as one step.
             if pace.next <= now {
                 pace.last = now;
                 pace.next = now + pace.backoff.next_delay(0.5);
@@ -84,19 +88,19 @@ impl Replacements {
         due
     }
 
-    /// Returns when the next pod that is held back may be replaced.
+    /// Returns when the next pod may be replaced.
     fn next(&self) -> Option<Instant> {
-        let pods = self.held_back.values();
+        let pods = self.in_back_off.values();
         pods.filter_map(|pod| Some(self.pace.get(&pod.node)?.next))
             .min()
     }
 }
 
-/// The node and version of a pod of an agent or node proxy, if none of its containers runs and those that are held back
-/// were killed.
-fn held_back(pod: &Pod) -> Option<HeldBack> {
+/// Returns node and version of a pod of an agent or node proxy, if none of its containers runs and
+/// those in back-off were killed.
+fn in_back_off(pod: &Pod) -> Option<BackOffPod> {
     let app = pod.metadata.labels.as_ref()?.get("app")?;
-    if !APPS.contains(&app.as_str()) || pod.metadata.deletion_timestamp.is_some() {
+    if !APP_LABELS.contains(&app.as_str()) || pod.metadata.deletion_timestamp.is_some() {
         return None;
     }
     let status = pod.status.as_ref()?;
@@ -107,7 +111,7 @@ fn held_back(pod: &Pod) -> Option<HeldBack> {
     };
     let mut waiting = containers.iter().filter(|one| is_waiting(one)).peekable();
     waiting.peek()?;
-    (containers.iter().all(is_stopped) && waiting.all(was_killed)).then_some(HeldBack {
+    (containers.iter().all(is_stopped) && waiting.all(was_killed)).then_some(BackOffPod {
         node: pod.spec.as_ref()?.node_name.clone()?,
         version: pod.metadata.resource_version.clone()?,
     })
@@ -126,14 +130,17 @@ fn was_killed(container: &ContainerStatus) -> bool {
         .last_state
         .as_ref()
         .and_then(|state| state.terminated.as_ref());
-    last.is_some_and(|last| last.exit_code == KILLED && last.reason.as_deref() != Some("OOMKilled"))
+    last.is_some_and(|last| {
+        last.exit_code == SIGKILL_EXIT_CODE && last.reason.as_deref() != Some("OOMKilled")
+    })
 }
 
-/// Replaces pods in `namespace` that are held back, for as long as this replica leads.
+/// Replaces pods in `namespace` that are in restart back-off; runs while this replica is the
+/// leader.
 pub(crate) async fn run(client: Client, namespace: String) {
     let pods = Api::<Pod>::namespaced(client, &namespace);
     let config = objects::config().labels("app");
-    let mut watch = Watch::new("Pod", pods.clone(), config, held_back);
+    let mut watch = Watch::new("Pod", pods.clone(), config, in_back_off);
     let mut replacements = Replacements::default();
     loop {
         let next = replacements.next();
@@ -147,7 +154,7 @@ pub(crate) async fn run(client: Client, namespace: String) {
     }
 }
 
-async fn replace(pods: &Api<Pod>, id: &ObjectId, pod: &HeldBack) {
+async fn replace(pods: &Api<Pod>, id: &ObjectId, pod: &BackOffPod) {
     let params = DeleteParams {
         grace_period_seconds: Some(GRACE_SECONDS),
         preconditions: Some(Preconditions {
@@ -163,7 +170,7 @@ async fn replace(pods: &Api<Pod>, id: &ObjectId, pod: &HeldBack) {
             node,
             "its containers were killed and kubelet delays their restart: the pod is replaced"
         ),
-        // It has changed or is gone: the watch reports its present state.
+        // The pod has changed or was deleted: the watch reports its present state.
         Err(kube::Error::Api(error)) if [404, 409].contains(&error.code) => {}
         Err(error) => {
             let error = ErrorChain(&error);
@@ -188,7 +195,7 @@ mod tests {
     }
 
     fn killed() -> Value {
-        stopped("CrashLoopBackOff", KILLED, "Error")
+        stopped("CrashLoopBackOff", SIGKILL_EXIT_CODE, "Error")
     }
 
     fn running() -> Value {
@@ -206,19 +213,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_held_back_if_no_container_runs_and_all_were_killed() {
-        let expected = HeldBack {
+    fn pod_is_in_back_off_if_all_containers_were_killed() {
+        let expected = BackOffPod {
             node: "n1".to_owned(),
             version: "7".to_owned(),
         };
-        assert_eq!(held_back(&pod(&[killed()])), Some(expected.clone()));
+        assert_eq!(in_back_off(&pod(&[killed()])), Some(expected.clone()));
         assert_eq!(
-            held_back(&pod(&[killed(), killed()])),
+            in_back_off(&pod(&[killed(), killed()])),
             Some(expected.clone())
         );
-        let creating = stopped("ContainerCreating", KILLED, "Error");
+        let creating = stopped("ContainerCreating", SIGKILL_EXIT_CODE, "Error");
         assert_eq!(
-            held_back(&pod(&[killed(), creating.clone()])),
+            in_back_off(&pod(&[killed(), creating.clone()])),
             Some(expected)
         );
         for (what, containers) in [
@@ -235,30 +242,30 @@ mod tests {
             ),
             (
                 "over its memory limit",
-                vec![stopped("CrashLoopBackOff", KILLED, "OOMKilled")],
+                vec![stopped("CrashLoopBackOff", SIGKILL_EXIT_CODE, "OOMKilled")],
             ),
         ] {
-            assert_eq!(held_back(&pod(&containers)), None, "{what}");
+            assert_eq!(in_back_off(&pod(&containers)), None, "{what}");
         }
     }
 
     #[test]
-    fn pods_of_other_components_are_left_alone() {
+    fn pods_of_other_components_are_ignored() {
         let mut control = pod(&[killed()]);
         let labels = [("app".to_owned(), "istiod".to_owned())];
         control.metadata.labels = Some(labels.into());
-        assert_eq!(held_back(&control), None);
+        assert_eq!(in_back_off(&control), None);
     }
 
     #[test]
-    fn a_pod_that_is_being_deleted_is_left_alone() {
+    fn terminating_pods_are_ignored() {
         let mut deleted = pod(&[killed()]);
         let time = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
         deleted.metadata.deletion_timestamp = Some(time);
-        assert_eq!(held_back(&deleted), None);
+        assert_eq!(in_back_off(&deleted), None);
     }
 
-    fn event(name: &str, node: &str) -> WatchEvent<HeldBack> {
+    fn event(name: &str, node: &str) -> WatchEvent<BackOffPod> {
         let id = ObjectId {
             namespace: "s".into(),
             name: name.into(),
@@ -266,19 +273,19 @@ mod tests {
         };
         WatchEvent::Object(
             id,
-            HeldBack {
+            BackOffPod {
                 node: node.to_owned(),
                 version: "1".to_owned(),
             },
         )
     }
 
-    fn names(due: Vec<(ObjectId, HeldBack)>) -> Vec<String> {
+    fn names(due: Vec<(ObjectId, BackOffPod)>) -> Vec<String> {
         due.into_iter().map(|(id, _)| id.name.to_string()).collect()
     }
 
     #[test]
-    fn replacements_on_one_node_slow_down_and_others_do_not_wait() {
+    fn replacements_are_rate_limited_by_node() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut replacements = Replacements::default();
@@ -298,7 +305,7 @@ mod tests {
         assert_eq!(names(replacements.due(millis(2_900))), [""; 0]);
         assert_eq!(names(replacements.due(after(3))), ["proxy-3"]);
 
-        // Calm for long enough: the first pause again.
+        // The quiet time has passed: the delay is the first one again.
         replacements.apply(event("proxy-4", "n1"));
         assert_eq!(names(replacements.due(after(200))), ["proxy-4"]);
         replacements.apply(event("proxy-5", "n1"));
@@ -306,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_runs_again_before_its_time_is_not_replaced() {
+    fn pod_that_runs_again_is_not_replaced() {
         let start = Instant::now();
         let mut replacements = Replacements::default();
         replacements.apply(event("proxy", "n1"));
@@ -316,6 +323,6 @@ mod tests {
             unreachable!()
         };
         replacements.apply(WatchEvent::Gone(id));
-        assert!(replacements.due(start + PAUSE.1).is_empty());
+        assert!(replacements.due(start + REPLACEMENT_DELAY.1).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Puts the parts together and runs them until a signal.
+//! Starts all parts of the control plane, and runs them until a signal.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -9,7 +9,7 @@ use std::{
 
 use ambit_ca::{
     CertificateService, TrustPublisher,
-    trust_domains::{self, Last, Published},
+    trust_domains::{self, LastPublished, Published},
     write_root,
 };
 use ambit_caller_auth::{Access, Accounts, Waypoints, caller_pod::Pods, parse_accounts};
@@ -32,7 +32,7 @@ use crate::{
     environment::{Cluster, Environment},
     flows::{Flows, MeshProxies, OwnIdentity, Users},
     key_sets::KeySets,
-    leading::while_leading,
+    leadership::run_while_leader,
     mesh::{self, Mesh},
     metrics::Metrics,
     monitoring::Monitoring,
@@ -41,11 +41,11 @@ use crate::{
     startup_taint,
 };
 
-/// How long open streams may take to end.
-const DRAIN: Duration = Duration::from_secs(5);
+/// Time for open streams to end during the drain.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an ending process waits for its last metrics and logs to be exported.
-const LAST_EXPORT: Duration = Duration::from_secs(2);
+/// Timeout of the last export of metrics and logs when the process ends.
+const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs until SIGTERM or SIGINT.
 pub fn main(args: Args) -> anyhow::Result<()> {
@@ -75,27 +75,27 @@ pub async fn run(args: Args, exporter: Exporter, mut shutdown: Shutdown) -> anyh
     let cause = shutdown.wait().await;
     tracing::info!(cause, "stopping");
     running.stop().await;
-    exporting.finish(LAST_EXPORT).await;
+    exporting.finish(LAST_EXPORT_TIMEOUT).await;
     Ok(())
 }
 
-/// A control plane at work.
+/// Running control plane.
 #[derive(Debug)]
 pub struct Running {
-    /// Where xDS and the CSR API are served.
+    /// Address of xDS and the CSR API.
     pub xds: SocketAddr,
-    /// Where metrics and debug pages are served.
+    /// Address of metrics and debug pages.
     pub monitoring: SocketAddr,
-    /// Where users read flow events, if they do.
+    /// Address where users read flow events, if enabled.
     pub flows: Option<SocketAddr>,
     drain: Drain,
     metrics: Arc<Metrics>,
 }
 
 impl Running {
-    /// Ends streams and connections, gives leadership back, and waits for it a few seconds.
+    /// Ends streams and connections, releases the leases, and waits a few seconds for both.
     pub async fn stop(self) {
-        self.drain.finish(DrainMode::graceful(DRAIN)).await;
+        self.drain.finish(DrainMode::graceful(DRAIN_TIMEOUT)).await;
     }
 }
 
@@ -140,7 +140,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         keep_root_written(path, &publisher, domains.clone())?;
     }
     if let Some(cluster) = &cluster {
-        lead(cluster, &publisher, domains.clone(), &mesh, args, &watcher)?;
+        start_leader_tasks(cluster, &publisher, domains.clone(), &mesh, args, &watcher)?;
     }
     let own = OwnIdentity::new(own_identity(args), publisher.follow(), domains);
     let proxies = mesh_proxies(args, &mesh, &access, own);
@@ -216,7 +216,7 @@ async fn serve_grpc(
     Ok(address)
 }
 
-/// The xDS server, and the streams that it has open.
+/// Creates the xDS server, and the list of its open streams.
 fn discovery(
     args: &Args,
     mesh: &Mesh,
@@ -244,14 +244,14 @@ fn discovery(
     (DiscoveryServer::new(discovery, debug), sessions)
 }
 
-/// Accounts of node proxies, by namespace and name.
+/// Parses the accounts of node proxies, by namespace and name.
 fn trusted_nodes(args: &Args) -> anyhow::Result<Accounts> {
     parse_accounts(&args.trusted_node_accounts)
         .map_err(anyhow::Error::msg)
         .context("--trusted-node-accounts")
 }
 
-/// The proxies whose flow events users read.
+/// Returns the proxies whose flow events users may read.
 fn mesh_proxies(args: &Args, mesh: &Mesh, access: &Arc<Access>, own: OwnIdentity) -> MeshProxies {
     MeshProxies {
         pods: Arc::clone(&mesh.pods),
@@ -262,7 +262,7 @@ fn mesh_proxies(args: &Args, mesh: &Mesh, access: &Arc<Access>, own: OwnIdentity
     }
 }
 
-/// Flow events for the users of a cluster, if there is one.
+/// Creates the server of flow events for users, if there is a cluster.
 fn user_flows(
     args: &Args,
     cluster: Option<&Cluster>,
@@ -274,7 +274,7 @@ fn user_flows(
     Some(Flows::new(users, proxies, check_again, drain.clone()))
 }
 
-/// Serves them, if an address is given.
+/// Serves flow events, if an address is configured.
 async fn serve_flows(
     address: Option<SocketAddr>,
     flows: Option<Flows>,
@@ -288,7 +288,7 @@ async fn serve_flows(
     Ok(Some(served.await?))
 }
 
-/// Identity under which proxies let this control plane read flow events.
+/// Returns the identity under which proxies let this control plane read flow events.
 fn own_identity(args: &Args) -> Identity {
     Identity::new(
         args.trust_domain.as_str(),
@@ -297,8 +297,8 @@ fn own_identity(args: &Args) -> Identity {
     )
 }
 
-/// Begins what this replica does for all while it leads.
-fn lead(
+/// Starts the tasks that this replica runs while it is the leader.
+fn start_leader_tasks(
     cluster: &Cluster,
     publisher: &TrustPublisher,
     trust_domains: watch::Receiver<Published>,
@@ -307,7 +307,7 @@ fn lead(
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
-    let distribute = while_leading(cluster.is_mesh_leader.clone(), drain.clone(), move || {
+    let distribute = run_while_leader(cluster.is_mesh_leader.clone(), drain.clone(), move || {
         ambit_ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
@@ -320,14 +320,14 @@ fn lead(
             is_mesh_leader: cluster.is_mesh_leader.clone(),
             discovery: mesh.discovery.clone(),
         };
-        let deploy = while_leading(cluster.is_leader.clone(), drain.clone(), move || {
+        let deploy = run_while_leader(cluster.is_leader.clone(), drain.clone(), move || {
             deployer.clone().run()
         });
         ambit_rt::spawn("waypoints", deploy);
     }
     if args.reset_restart_backoff {
         let (client, namespace) = (cluster.client.clone(), args.own_namespace().to_owned());
-        let replace = while_leading(cluster.is_leader.clone(), drain.clone(), move || {
+        let replace = run_while_leader(cluster.is_leader.clone(), drain.clone(), move || {
             restart_backoff::run(client.clone(), namespace.clone())
         });
         ambit_rt::spawn("restart back-off", replace);
@@ -337,14 +337,14 @@ fn lead(
     }
     let client = cluster.client.clone();
     let (namespace, taint) = (args.own_namespace().to_owned(), args.startup_taint.clone());
-    let lift = while_leading(cluster.is_leader.clone(), drain.clone(), move || {
-        startup_taint::lift(client.clone(), namespace.clone(), taint.clone())
+    let remove_taints = run_while_leader(cluster.is_leader.clone(), drain.clone(), move || {
+        startup_taint::remove_taints(client.clone(), namespace.clone(), taint.clone())
     });
-    ambit_rt::spawn("startup taint", lift);
+    ambit_rt::spawn("startup taint", remove_taints);
     Ok(())
 }
 
-/// Settings of waypoints in the file, with those that this control plane has itself.
+/// Returns the settings of waypoints, completed by those of this control plane.
 fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
     Ok(Settings {
@@ -361,7 +361,7 @@ fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     })
 }
 
-/// Writes the roots for clients that read them from a file, now and whenever they change.
+/// Writes the roots to a file for clients, at the start and whenever they change.
 fn keep_root_written(
     path: &Path,
     publisher: &TrustPublisher,
@@ -399,9 +399,11 @@ fn publish_trust_domains(
     mesh: &Mesh,
 ) -> watch::Receiver<Published> {
     let last = match (cluster, &args.trust_domains_out) {
-        (Some(cluster), _) => Last::ConfigMap(cluster.client.clone(), args.own_namespace().into()),
-        (None, Some(path)) => Last::File(path.clone()),
-        (None, None) => Last::Nowhere,
+        (Some(cluster), _) => {
+            LastPublished::ConfigMap(cluster.client.clone(), args.own_namespace().into())
+        }
+        (None, Some(path)) => LastPublished::File(path.clone()),
+        (None, None) => LastPublished::Nowhere,
     };
     let (sender, published) = watch::channel(None);
     let (own, trust) = (args.trust_domain.clone(), publisher.follow());
@@ -415,7 +417,7 @@ fn publish_trust_domains(
     published
 }
 
-/// Ready once the objects that exist at the start are published.
+/// Returns the readiness: ready once the initial objects are published.
 fn readiness(mesh: &Mesh) -> Readiness {
     let readiness = Readiness::new();
     let objects = readiness.pending("objects of the mesh");
@@ -453,7 +455,8 @@ fn key_sets(args: &Args, config: &MeshConfig, drain: DrainWatcher) -> KeySets {
 
 fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
     let allowed = ambit_egress::parse_nets(&args.egress_allowed_addresses);
-    // Gateways that take pods by themselves are followed by endpoint, which is what the other meaning leaves out.
+    // Gateways that attach pods by themselves are resolved by endpoint, which service-only scope
+    // leaves out.
     anyhow::ensure!(
         args.workload_waypoints == WorkloadWaypoints::Enforced
             || args.waypoint_attachment == Attachment::Labels,

@@ -1,4 +1,5 @@
-//! The control plane's own serving certificate: issued by its authority, renewed at half its life.
+//! Serving certificate of the control plane: issued by its own authority, renewed at half its
+//! lifetime.
 
 use std::{
     sync::Arc,
@@ -13,10 +14,10 @@ use parking_lot::RwLock;
 use rustls::ServerConfig;
 use tokio::sync::watch;
 
-/// Life of a serving certificate.
-const TTL: Duration = Duration::from_secs(24 * 3600);
+/// Lifetime of a serving certificate.
+const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Retry delay after a failure.
-const RETRY: Duration = Duration::from_secs(30);
+const RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// Error of creating a serving certificate.
 #[derive(Debug, thiserror::Error)]
@@ -34,8 +35,8 @@ pub enum ServingError {
 pub struct Serving(Arc<RwLock<Arc<ServerConfig>>>);
 
 impl Serving {
-    /// Issues the first certificate for `names` and keeps renewing it until the drain, at once when the
-    /// authority is another.
+    /// Issues the first certificate for `names` and renews it until the drain, and at once when the
+    /// authority changes.
     pub fn start(
         mut trust: watch::Receiver<Arc<Trust>>,
         names: Vec<String>,
@@ -43,7 +44,8 @@ impl Serving {
     ) -> Result<Self, ServingError> {
         let issue = move |trust: &Trust| -> Result<Arc<ServerConfig>, ServingError> {
             let authority = &trust.authority;
-            let (chain, key) = authority.issue_serving(&names, TTL, SystemTime::now())?;
+            let (chain, key) =
+                authority.issue_serving(&names, CERTIFICATE_TTL, SystemTime::now())?;
             Ok(ambit_grpc_listener::server_config(
                 &TlsSettings::default(),
                 chain,
@@ -54,7 +56,7 @@ impl Serving {
         let serving = Self(Arc::new(RwLock::new(issue(&first)?)));
         let renewed = serving.clone();
         ambit_rt::spawn("serving certificate", async move {
-            let mut wait = TTL / 2;
+            let mut wait = CERTIFICATE_TTL / 2;
             loop {
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}
@@ -65,11 +67,11 @@ impl Serving {
                 wait = match issue(&present) {
                     Ok(config) => {
                         *renewed.0.write() = config;
-                        TTL / 2
+                        CERTIFICATE_TTL / 2
                     }
                     Err(error) => {
                         tracing::error!(%error, "the serving certificate is not renewed");
-                        RETRY
+                        RETRY_DELAY
                     }
                 };
             }
@@ -77,12 +79,12 @@ impl Serving {
         Ok(serving)
     }
 
-    /// The configuration for the next connection of gRPC.
+    /// Returns the configuration for the next gRPC connection.
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0.read())
     }
 
-    /// The configuration for the next connection of HTTP/1.1.
+    /// Returns the configuration for the next HTTP/1.1 connection.
     pub fn http1_config(&self) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.0.read());
         config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -1,4 +1,4 @@
-//! Where objects come from: directories of manifests, or the Kubernetes API. One shape for both.
+//! Sources of objects: directories of manifests, or the Kubernetes API, with a common interface.
 
 use ambit_manifests::ManifestDirs;
 
@@ -14,7 +14,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Waits for the next change; `None` if there can be none any more. Cancelling loses nothing.
+    /// Waits for the next change; `None` if the source has ended. Cancelling loses nothing.
     pub async fn changed(&mut self) -> Option<Change> {
         match self {
             Self::Manifests(dirs) => dirs.changed().await.map(Change::from),
@@ -29,7 +29,7 @@ impl From<ambit_manifests::Change> for Change {
             events: change.events,
             manifests: Some(change.problems.iter().map(ToString::to_string).collect()),
             definitions: None,
-            // Their first change holds every object.
+            // The first change of manifests has every object.
             complete: true,
         }
     }

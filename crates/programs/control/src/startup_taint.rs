@@ -1,5 +1,5 @@
-//! Nodes that register with a taint, so that no pod starts on them before the mesh can capture it: the taint
-//! is taken off when an agent and a node proxy are ready there. By the leader only.
+//! Removes the startup taint, with which nodes register so that no pod starts before the mesh can
+//! capture it, from nodes with a ready agent and node proxy. Only the leader does so.
 //!
 //! The taint and the labels are those of Istio's node untaint controller.
 
@@ -18,27 +18,27 @@ use kube::{
 use serde_json::json;
 use tokio::time::Instant;
 
-/// Labels by which the pods are found that a node has to have, ready.
-const NEEDED: [&str; 2] = ["k8s-app=istio-cni-node", "app=ztunnel"];
-/// First and longest pause after a write that failed.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Label selectors of the pods that a node needs, ready.
+const REQUIRED_PODS: [&str; 2] = ["k8s-app=istio-cni-node", "app=ztunnel"];
+/// First and longest backoff after a write that failed.
+const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// A node that has the taint: its version, and its other taints.
+/// Node with the taint: its version, and its other taints.
 #[derive(Clone, Debug, PartialEq)]
 struct Tainted {
     version: String,
     others: Vec<Taint>,
 }
 
-/// State of nodes and pods. Pure.
+/// Nodes with the taint, and ready pods. Pure.
 #[derive(Debug, Default)]
-struct Board {
+struct TaintTable {
     tainted: BTreeMap<Box<str>, Tainted>,
-    /// Ready pods and their nodes, for each of [`NEEDED`].
+    /// Ready pods and their nodes, for each of [`REQUIRED_PODS`].
     ready: [BTreeMap<ObjectId, String>; 2],
 }
 
-impl Board {
+impl TaintTable {
     fn node(&mut self, event: WatchEvent<Tainted>) {
         match event {
             WatchEvent::Object(id, node) => drop(self.tainted.insert(id.name, node)),
@@ -58,7 +58,7 @@ impl Board {
         }
     }
 
-    /// The nodes whose taint is to go.
+    /// Returns the nodes whose taint is to be removed.
     fn due(&self) -> Vec<(Box<str>, Tainted)> {
         let [agents, proxies] = self
             .ready
@@ -97,25 +97,25 @@ fn tainted(node: &Node, key: &str) -> Option<Tainted> {
 }
 
 /// Removes the taint `key` from nodes whose agent and proxy, in `namespace`, are ready.
-pub(crate) async fn lift(client: Client, namespace: String, key: String) {
+pub(crate) async fn remove_taints(client: Client, namespace: String, key: String) {
     let nodes = Api::<Node>::all(client.clone());
     let pods = |labels: &str| {
         let api = Api::<Pod>::namespaced(client.clone(), &namespace);
         Watch::new("Pod", api, objects::config().labels(labels), ready_on)
     };
-    let [mut agents, mut proxies] = NEEDED.map(pods);
+    let [mut agents, mut proxies] = REQUIRED_PODS.map(pods);
     let taint = key.clone();
     let mut followed = Watch::new("Node", nodes.clone(), objects::config(), move |node| {
         tainted(node, &taint)
     });
-    let mut board = Board::default();
-    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+    let mut table = TaintTable::default();
+    let mut backoff = Backoff::new(WRITE_BACKOFF.0, WRITE_BACKOFF.1, 0.2);
     let mut retry_at: Option<Instant> = None;
     loop {
         tokio::select! {
-            event = followed.next() => board.node(event),
-            event = agents.next() => board.pod(0, event),
-            event = proxies.next() => board.pod(1, event),
+            event = followed.next() => table.node(event),
+            event = agents.next() => table.pod(0, event),
+            event = proxies.next() => table.pod(1, event),
             () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                 retry_at = None;
             }
@@ -123,8 +123,8 @@ pub(crate) async fn lift(client: Client, namespace: String, key: String) {
         if retry_at.is_some() {
             continue;
         }
-        for (name, node) in board.due() {
-            // A node that has changed meanwhile is refused, and looked at again.
+        for (name, node) in table.due() {
+            // The write of a node that has changed meanwhile fails, and is planned again.
             let patch = json!({
                 "metadata": {"resourceVersion": node.version},
                 "spec": {"taints": node.others},
@@ -133,7 +133,7 @@ pub(crate) async fn lift(client: Client, namespace: String, key: String) {
             match nodes.patch(&name, &params, &Patch::Merge(&patch)).await {
                 Ok(_) => {
                     tracing::info!(node = %name, taint = key, "agent and node proxy are ready: the taint is removed");
-                    board.tainted.remove(&name);
+                    table.tainted.remove(&name);
                     backoff.reset();
                 }
                 Err(error) => {
@@ -167,38 +167,38 @@ mod tests {
         tainted(&serde_json::from_value(node).unwrap(), KEY)
     }
 
-    fn due(board: &Board) -> Vec<String> {
-        let due = board.due().into_iter();
+    fn due(table: &TaintTable) -> Vec<String> {
+        let due = table.due().into_iter();
         due.map(|(name, _)| name.to_string()).collect()
     }
 
     #[test]
-    fn a_taint_goes_when_both_are_ready_on_its_node() {
-        let mut board = Board::default();
+    fn taint_is_removed_when_both_pods_are_ready() {
+        let mut table = TaintTable::default();
         let of = |name| {
             WatchEvent::Object(
                 id(name),
                 node(json!([{"key": KEY, "effect": "NoSchedule"}])).unwrap(),
             )
         };
-        board.node(of("n1"));
-        board.node(of("n2"));
+        table.node(of("n1"));
+        table.node(of("n2"));
         let ready = |pod, node: &str| WatchEvent::Object(id(pod), node.to_owned());
-        board.pod(0, ready("agent-1", "n1"));
-        board.pod(1, ready("proxy-2", "n2"));
-        assert!(due(&board).is_empty());
-        board.pod(1, ready("proxy-1", "n1"));
-        assert_eq!(due(&board), ["n1"]);
-        board.pod(0, WatchEvent::Gone(id("agent-1")));
-        assert!(due(&board).is_empty());
-        board.pod(0, ready("agent-2", "n2"));
-        assert_eq!(due(&board), ["n2"]);
-        board.node(WatchEvent::Gone(id("n2")));
-        assert!(due(&board).is_empty());
+        table.pod(0, ready("agent-1", "n1"));
+        table.pod(1, ready("proxy-2", "n2"));
+        assert!(due(&table).is_empty());
+        table.pod(1, ready("proxy-1", "n1"));
+        assert_eq!(due(&table), ["n1"]);
+        table.pod(0, WatchEvent::Gone(id("agent-1")));
+        assert!(due(&table).is_empty());
+        table.pod(0, ready("agent-2", "n2"));
+        assert_eq!(due(&table), ["n2"]);
+        table.node(WatchEvent::Gone(id("n2")));
+        assert!(due(&table).is_empty());
     }
 
     #[test]
-    fn other_taints_stay() {
+    fn other_taints_are_kept() {
         let other = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
         let both = node(json!([{"key": KEY, "effect": "NoExecute"}, other])).unwrap();
         assert_eq!(json!(both.others), json!([other]));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_counts_if_it_is_ready_and_stays() {
+    fn terminating_and_unready_pods_do_not_count() {
         let pod = |ready: &str, leaves: bool| {
             let mut pod = json!({
                 "metadata": {"name": "p"}, "spec": {"nodeName": "n1", "containers": []},

@@ -1,3 +1,3 @@
-//! Tests of the parts of the program in one process, beside those over its ports.
+//! Tests of parts of the program within one process; those over its ports are in `tests/`.
 
 mod vectors;

@@ -1,4 +1,4 @@
-//! Flow events for users: who may read what, against an API server in memory and a proxy that is scripted.
+//! Tests of flow events for users: rights, with an API server in memory and a scripted proxy.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -44,7 +44,7 @@ const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews
 /// Address of the scripted node proxy's pod.
 const PROXY: &str = "127.77.0.9";
 
-/// Namespaces that may be read, by user: `*` is all of them.
+/// Readable namespaces by user: `*` is all of them.
 type Rights = Arc<Mutex<BTreeSet<(&'static str, &'static str)>>>;
 
 struct Mesh {
@@ -103,7 +103,7 @@ impl Mesh {
         }
     }
 
-    /// A certificate of the mesh's own authority.
+    /// Returns a certificate of the mesh's own authority.
     async fn certificate(&self, account: &str) -> WorkloadCert {
         let secret = || self.server.get(SECRETS, "istio-system", "istio-ca-secret");
         let secret = until_some("the authority", secret).await;
@@ -161,11 +161,12 @@ impl Mesh {
     }
 }
 
-/// Reviews tokens, which are the users' names; others are rejected.
+/// Reviews tokens, which are the users' names; rejects all others.
 fn review(server: &ApiServer, rights: &Rights) {
     server.answer_posts(TOKEN_REVIEWS, |review| {
         let token = review["spec"]["token"].as_str().unwrap();
-        // A token for another audience than the API server's would pass with audiences of the mesh.
+        // A token for another audience than the API server's would be accepted with the mesh's
+        // audiences.
         let is_known = ["admin", "dev"].contains(&token) && review["spec"]["audiences"].is_null();
         let status = match is_known {
             true => json!({"authenticated": true, "user": {"username": token, "groups": ["team"]}}),
@@ -198,7 +199,7 @@ fn answer(review: &Value, status: &Value) -> Value {
         "spec": review["spec"], "status": status})
 }
 
-/// A proxy that sends each request line that it gets to the test, and one event to the reader.
+/// Starts a proxy that sends each received request line to the test, and one event to the reader.
 async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
     let listener = TcpListener::bind((PROXY, 15022)).await.unwrap();
     let (sender, receiver) = mpsc::unbounded_channel();
@@ -225,7 +226,7 @@ async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
                     .write_all(format!("{head}{event}").as_bytes())
                     .await
                     .unwrap();
-                // Until the reader goes.
+                // Wait until the reader disconnects.
                 let _ended = stream.read(&mut request).await;
             });
         }
@@ -250,7 +251,7 @@ async fn lines_until(response: Response<Incoming>, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn users_read_what_the_api_server_lets_them() {
+async fn users_read_what_the_api_server_permits() {
     let mesh = Mesh::start().await;
     for (query, token, status, reason) in [
         ("", None, 401, "x-ambit-token"),
@@ -297,7 +298,7 @@ async fn users_read_what_the_api_server_lets_them() {
 }
 
 #[tokio::test]
-async fn events_are_confined_to_rights_which_may_be_withdrawn() {
+async fn events_are_confined_to_rights_that_may_be_revoked() {
     let mesh = Mesh::start().await;
     let certificate = mesh.certificate("ztunnel").await;
     let mut requests = proxy(certificate).await;
@@ -310,7 +311,7 @@ async fn events_are_confined_to_rights_which_may_be_withdrawn() {
             "dev",
             "/flows?namespace=shop&confined=true",
         ),
-        // A user cannot opt out of the confinement.
+        // A user cannot disable the confinement.
         (
             "?namespace=shop&confined=false",
             "dev",
@@ -338,13 +339,14 @@ async fn events_are_confined_to_rights_which_may_be_withdrawn() {
 }
 
 #[tokio::test]
-async fn nobody_is_cut_off_while_the_api_server_is_away() {
+async fn api_server_outage_interrupts_no_reader() {
     let mesh = Mesh::start().await;
     let response = mesh.get("?namespace=shop", Some("dev")).await;
     mesh.server.set_away(true);
     let (status, text) = mesh.refused("?namespace=shop", Some("dev")).await;
     assert_eq!(status, 503, "{text}");
-    // Checks of the right fail meanwhile, and the stream goes on: it ends by the right, not by the outage.
+    // Authorization checks fail meanwhile, and the stream continues: it ends because of the right,
+    // not of the outage.
     mesh.rights.lock().remove(&("dev", "shop"));
     mesh.server.set_away(false);
     lines_until(response, "no right to get flows.ambit.io in shop").await;
@@ -352,7 +354,7 @@ async fn nobody_is_cut_off_while_the_api_server_is_away() {
 }
 
 #[tokio::test]
-async fn readers_of_one_user_are_bounded() {
+async fn readers_of_one_user_are_limited() {
     let mesh = Mesh::start().await;
     let first = mesh.get("?namespace=shop", Some("dev")).await;
     let second = mesh.get("?namespace=shop", Some("dev")).await;

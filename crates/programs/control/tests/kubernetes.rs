@@ -1,4 +1,4 @@
-//! The control plane against an API server in memory.
+//! Tests of the control plane with an API server in memory.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -127,7 +127,7 @@ impl Cluster {
         map["data"]["root-cert.pem"].as_str().map(str::to_owned)
     }
 
-    /// The condition of a policy, as text.
+    /// Returns the condition of a policy, as text.
     fn condition(&self, name: &str) -> Option<String> {
         let policy = self.server.get(POLICIES, "shop", name)?;
         let one = &policy["status"]["conditions"][0];
@@ -164,7 +164,7 @@ impl Replica {
         answer
     }
 
-    /// The names of the records, sorted.
+    /// Returns the names of the records, sorted.
     async fn records(&self) -> Vec<String> {
         let page = self.page("/debug/ambientz").await;
         let (_, body) = page.split_once("\r\n\r\n").unwrap();
@@ -238,7 +238,7 @@ async fn shown<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 #[tokio::test]
-async fn objects_become_records_and_follow_through_an_outage() {
+async fn records_follow_objects_through_an_outage() {
     let cluster = Cluster::start();
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
     cluster.server.put(
@@ -252,7 +252,7 @@ async fn objects_become_records_and_follow_through_an_outage() {
                 "kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": by}},
             "endpoints": [{"addresses": [ip]}], "ports": [{"port": 8080}]})
     };
-    // What Kubernetes derives from a selector is not read again.
+    // Pods that Kubernetes derived from a selector are not selected again.
     let derived = slice("web-a", "endpointslice-controller.k8s.io", "192.0.2.1");
     cluster.server.put(SLICES, derived);
     cluster
@@ -284,7 +284,7 @@ async fn objects_become_records_and_follow_through_an_outage() {
 }
 
 #[tokio::test]
-async fn kinds_that_are_defined_later_are_followed_then() {
+async fn kinds_are_followed_once_their_crd_exists() {
     let cluster = Cluster::start();
     let replica = cluster.replica("a").await;
     replica.records_become(&[]).await;
@@ -303,7 +303,7 @@ async fn kinds_that_are_defined_later_are_followed_then() {
             .filter(|text| text == "ZtunnelAccepted=True Accepted")
     })
     .await;
-    // Kinds without a definition are left out of the page of objects.
+    // The page of objects omits kinds without a CRD.
     let page = replica.page("/debug/configz").await;
     let (_, objects) = page.split_once("\r\n\r\n").unwrap();
     let objects: Vec<Value> = serde_json::from_str(objects).unwrap();
@@ -325,7 +325,7 @@ async fn kinds_that_are_defined_later_are_followed_then() {
 }
 
 #[tokio::test]
-async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_corrected() {
+async fn invalid_initial_policy_denies_until_corrected() {
     let cluster = Cluster::start();
     cluster.policy(
         "p",
@@ -351,7 +351,7 @@ async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_corrected(
     while replica.page("/debug/ambientz").await.contains("Deny") {
         assert!(begin.elapsed() < DEADLINE, "it still refuses");
     }
-    // One that comes to be unreadable later keeps its last meaning.
+    // A policy that becomes invalid later keeps its last valid version.
     cluster.policy("p", json!({"rulez": [{}]}));
     condition("ZtunnelAccepted=False Outdated").await;
     let records = replica.page("/debug/ambientz").await;
@@ -395,7 +395,7 @@ fn review_tokens(server: &ApiServer) {
     });
 }
 
-/// The tokens that the API server reviewed.
+/// Returns the tokens that the API server reviewed.
 fn reviewed(server: &ApiServer) -> Vec<String> {
     let requests = server.requests().into_iter();
     requests
@@ -405,7 +405,7 @@ fn reviewed(server: &ApiServer) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn tokens_are_reviewed_and_remembered_for_a_moment() {
+async fn token_reviews_are_cached_briefly() {
     let cluster = Cluster::start();
     cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
@@ -422,7 +422,7 @@ async fn tokens_are_reviewed_and_remembered_for_a_moment() {
     }
     assert_eq!(reviewed(&cluster.server), [good.clone(), bad]);
     cluster.server.set_away(true);
-    // A connection that is about to be cut may still answer.
+    // A connection that is about to be closed may still respond.
     let mut outcomes = Vec::new();
     for number in 0..10 {
         let unknown = token(&format!("new {number}"));
@@ -435,7 +435,7 @@ async fn tokens_are_reviewed_and_remembered_for_a_moment() {
 }
 
 #[tokio::test]
-async fn forged_tokens_do_not_load_the_api_server() {
+async fn forged_tokens_cause_few_reviews() {
     let cluster = Cluster::start();
     cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
@@ -448,7 +448,7 @@ async fn forged_tokens_do_not_load_the_api_server() {
         assert_eq!(refused.code(), Code::Unauthenticated);
     }
     assert_eq!(reviewed(&cluster.server), [token("good")]);
-    // A possible token is reviewed until its address has used its share.
+    // A well-formed token is reviewed until its address has used up its share.
     let begin = std::time::Instant::now();
     for number in 0..60 {
         let made_up = token(&format!("made up {number}"));
@@ -460,7 +460,7 @@ async fn forged_tokens_do_not_load_the_api_server() {
         f64::from(u32::try_from(asked).unwrap()) <= share,
         "{asked} of 60 made up tokens were reviewed, in a time for {share}"
     );
-    // A token that was accepted goes on, from the same address.
+    // An accepted token still works from the same address.
     replica.certificate(&token("good"), "web").await.unwrap();
     let metrics = replica.page("/metrics").await;
     assert!(
@@ -471,7 +471,7 @@ async fn forged_tokens_do_not_load_the_api_server() {
 }
 
 #[tokio::test]
-async fn replicas_share_one_root_and_a_leader_copies_it_into_every_namespace() {
+async fn replicas_share_one_root_and_the_leader_distributes_it() {
     let cluster = Cluster::start();
     cluster.namespace("kube-public");
     let (first, second) = tokio::join!(cluster.replica("a"), cluster.replica("b"));
@@ -510,7 +510,7 @@ async fn replicas_share_one_root_and_a_leader_copies_it_into_every_namespace() {
         .delete(SECRETS, "istio-system", "istio-ca-secret");
     let after = shown("the secret", || secret(&cluster)).await;
     assert_eq!(before["data"], after["data"], "nothing issued becomes void");
-    // The leader goes; the other one takes over at once.
+    // The leader ends; the other replica takes over at once.
     first.running.stop().await;
     cluster.namespace("new");
     copied("new").await;
@@ -518,7 +518,7 @@ async fn replicas_share_one_root_and_a_leader_copies_it_into_every_namespace() {
 }
 
 #[tokio::test]
-async fn a_policy_that_never_could_be_used_refuses_everything_in_every_replica() {
+async fn never_valid_policy_denies_all_in_every_replica() {
     let cluster = Cluster::start();
     cluster.policy("good", json!({"rules": [{}]}));
     let first = cluster.replica("a").await;
@@ -545,12 +545,13 @@ fn looks(cluster: &Cluster) -> usize {
 }
 
 #[tokio::test]
-async fn policies_go_only_when_their_definition_twice_is_not_there() {
+async fn policies_are_removed_only_after_two_missing_crd_responses() {
     let cluster = Cluster::start();
     cluster.policy("p", json!({"rules": [{}]}));
     let replica = cluster.replica("a").await;
     replica.records_become(&["p"]).await;
-    // Incomplete answers: the list of kinds, the objects' own place, one look for the definition.
+    // Incomplete responses: to the list of kinds, to the list of objects, and once to the request
+    // for the CRD.
     let incomplete = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []});
     cluster.server.answer("/apis", incomplete);
     let definition = format!("{DEFINITIONS}/{DEFINITION}");
@@ -565,7 +566,7 @@ async fn policies_go_only_when_their_definition_twice_is_not_there() {
     .await;
     cluster.policy("q", json!({"rules": [{}]}));
     replica.records_become(&["p", "q"]).await;
-    // It is gone: so are they.
+    // The CRD is deleted: so are its objects.
     for name in ["p", "q"] {
         cluster.server.delete(POLICIES, "shop", name);
     }
@@ -574,7 +575,7 @@ async fn policies_go_only_when_their_definition_twice_is_not_there() {
 }
 
 #[tokio::test]
-async fn replica_does_not_start_without_policies_after_one_miss() {
+async fn replica_does_not_start_without_policies_after_one_404() {
     let cluster = Cluster::start();
     cluster.policy("p", json!({"rules": [{}]}));
     let definition = format!("{DEFINITIONS}/{DEFINITION}");
@@ -592,7 +593,7 @@ async fn replica_does_not_start_without_policies_after_one_miss() {
 }
 
 #[tokio::test]
-async fn entries_get_addresses_that_stay_and_lose_those_of_others() {
+async fn entries_keep_their_addresses_and_lose_duplicates() {
     let cluster = Cluster::start();
     let entry = |name: &str, spec: Value| {
         let mut entry = json!({"apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
@@ -625,7 +626,7 @@ async fn entries_get_addresses_that_stay_and_lose_those_of_others() {
     let of_b = shown("addresses", || addresses("b")).await;
     assert_eq!(of_b, ["240.240.0.2", "2001:2::2"]);
     assert_eq!(addresses("a").unwrap(), of_a);
-    // An address of another object, later than the entry.
+    // Address that another, younger object has, too.
     entry(
         "c",
         json!({"hosts": ["c.example.com"], "addresses": ["10.0.0.7"]}),
@@ -668,7 +669,7 @@ const AGENT: (&str, &str) = ("k8s-app", "istio-cni-node");
 const PROXY: (&str, &str) = ("app", "ztunnel");
 
 #[tokio::test]
-async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
+async fn startup_taint_is_removed_when_agent_and_proxy_are_ready() {
     let cluster = Cluster::start();
     let other = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
     for node in ["n1", "n2"] {
@@ -701,7 +702,8 @@ async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
     second.running.stop().await;
 }
 
-/// A pod of the mesh whose only container kubelet holds back, with the exit code of its last run.
+/// Creates a pod of the mesh whose only container is in restart back-off, with the exit code of its
+/// last run.
 fn held_back(cluster: &Cluster, name: &str, app: &str, exit_code: i32) {
     cluster.server.put(
         PODS,
@@ -719,7 +721,7 @@ fn held_back(cluster: &Cluster, name: &str, app: &str, exit_code: i32) {
 }
 
 #[tokio::test]
-async fn killed_agents_and_proxies_that_kubelet_holds_back_are_replaced() {
+async fn killed_agents_and_proxies_in_back_off_are_replaced() {
     let cluster = Cluster::start();
     held_back(&cluster, "failed", "ztunnel", 1);
     held_back(&cluster, "foreign", "web", 137);
@@ -852,7 +854,7 @@ fn put_one(cluster: &Cluster, (collection, kind, api): (&str, &str, &str), spec:
     );
 }
 
-/// Defines the kinds that clusters need not have.
+/// Creates the CRDs that clusters need not have.
 fn define_kinds(cluster: &Cluster) {
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
     cluster.define("networking.istio.io", "virtualservices", "VirtualService");
@@ -872,9 +874,9 @@ fn define_kinds(cluster: &Cluster) {
     );
 }
 
-/// Rights that the chart's roles grant are those that the control plane uses, no more and no less.
+/// Checks that the chart's roles grant exactly the permissions that the control plane uses.
 #[tokio::test]
-async fn the_roles_are_what_is_used() {
+async fn chart_roles_grant_exactly_the_used_permissions() {
     let cluster = Cluster::with_gateways();
     cluster.scaled_gateway("way");
     cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
@@ -889,7 +891,7 @@ async fn the_roles_are_what_is_used() {
     cluster.policy("bad", json!({"rulez": [{}]}));
     define_kinds(&cluster);
     put_one_of_each_kind(&cluster);
-    let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
+    let others = READ_ONLY_KINDS.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
     held_back(&cluster, "killed", "ztunnel", 137);
     let flags = [
@@ -965,7 +967,7 @@ async fn the_roles_are_what_is_used() {
     let requests = cluster.server.requests();
     let difference = ambit_testkit::roles::compare(&requests, &chart, "ambit-control");
     let mut surplus = difference.unused;
-    surplus.retain(|grant| !ELSEWHERE.contains(&grant.as_str()));
+    surplus.retain(|grant| !UNUSED_PERMISSIONS.contains(&grant.as_str()));
     assert_eq!((difference.refused, surplus), Default::default());
 }
 
@@ -1027,7 +1029,7 @@ async fn secrets_are_watched_by_label_if_configured() {
     assert!(asked().iter().all(selects), "{:?}", asked());
 }
 
-/// Waits until a collection is followed: what is listed is used before that.
+/// Waits until a collection is watched: a listing alone is used before that.
 async fn followed(cluster: &Cluster, collection: &str) {
     shown("it is followed", || {
         let requests = cluster.server.requests();
@@ -1038,9 +1040,9 @@ async fn followed(cluster: &Cluster, collection: &str) {
     .await;
 }
 
-/// Permissions that this scenario may not use: removal of a revocation list or a kind, renewal of the root, repeated
-/// events, a Gateway's change of class, flow events (`flows.rs`).
-const ELSEWHERE: [&str; 10] = [
+/// Permissions that this scenario does not use: deletion of a revocation list or a kind, renewal of
+/// the root, repeated events, a Gateway's change of class, flow events (`flows.rs`).
+const UNUSED_PERMISSIONS: [&str; 10] = [
     "create authorization.k8s.io/subjectaccessreviews",
     "delete core/configmaps istio-ca-root-cert,istio-ca-crl,ambit-trust-domains",
     "get apiextensions.k8s.io/customresourcedefinitions",
@@ -1053,8 +1055,8 @@ const ELSEWHERE: [&str; 10] = [
     "delete policy/poddisruptionbudgets",
 ];
 
-/// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 2] = [
+/// Kinds whose objects the control plane only reads.
+const READ_ONLY_KINDS: [(&str, &str, &str); 2] = [
     (
         "gateway.networking.k8s.io",
         "referencegrants",
@@ -1063,7 +1065,7 @@ const ONLY_READ: [(&str, &str, &str); 2] = [
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
 ];
 
-/// Collections of objects with conditions of ours in their status.
+/// Collections of objects whose status has conditions of ours.
 const WITH_CONDITIONS: &[&str] = &[
     SERVICES,
     ENTRIES,
@@ -1123,7 +1125,7 @@ impl Cluster {
         cluster
     }
 
-    /// Defines a kind, and returns the path of its objects.
+    /// Creates a CRD, and returns the path of its objects.
     fn define(&self, group: &str, plural: &str, kind: &str) -> String {
         self.define_as(group, plural, kind, "v1")
     }
@@ -1150,7 +1152,7 @@ impl Cluster {
         );
     }
 
-    /// A Gateway with overlays in the ConfigMap `own`, with an autoscaler.
+    /// Creates a Gateway with overlays in the ConfigMap `own`, with an autoscaler.
     fn scaled_gateway(&self, name: &str) {
         self.gateway(name);
         let mut gateway = self.server.get(GATEWAYS, "shop", name).unwrap();
@@ -1168,7 +1170,8 @@ impl Cluster {
         );
     }
 
-    /// Sets our field manager on an object of `way`: on its label, and these fields of `spec`.
+    /// Makes our field manager the owner of the label and of these fields of `spec` of an object of
+    /// `way`.
     fn applied_by_us(&self, collection: &str, fields: Value) {
         let mut object = self.server.get(collection, "shop", "way").unwrap();
         object["metadata"]["managedFields"] = json!([{
@@ -1202,7 +1205,7 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn gateway_gets_a_waypoint_and_is_programmed_when_it_is_ready() {
+async fn gateway_is_programmed_when_its_waypoint_is_ready() {
     let cluster = Cluster::with_gateways();
     cluster.gateway("way");
     let _replica = cluster
@@ -1248,9 +1251,9 @@ async fn gateway_gets_a_waypoint_and_is_programmed_when_it_is_ready() {
     assert_eq!(gateway["status"]["addresses"][0]["value"], "10.96.0.9");
 }
 
-/// Readiness of a waypoint is kept on its Gateway, where the next control plane reads it.
+/// Readiness of a waypoint is stored on its Gateway, where the next control plane reads it.
 #[tokio::test]
-async fn waypoint_that_was_ready_binds_after_a_restart() {
+async fn waypoint_readiness_survives_a_restart() {
     let cluster = Cluster::with_gateways();
     cluster.gateway("way");
     cluster.server.put(
@@ -1309,7 +1312,7 @@ async fn waypoint_that_was_ready_binds_after_a_restart() {
     }
     replica.running.stop().await;
 
-    // The same name, and another Gateway.
+    // A Gateway of the same name with another UID.
     cluster.server.delete(GATEWAYS, "shop", "way");
     cluster.gateway("way");
     let replica = cluster.replica("c").await;
@@ -1319,7 +1322,7 @@ async fn waypoint_that_was_ready_binds_after_a_restart() {
 }
 
 #[tokio::test]
-async fn overlays_are_followed_undone_and_refused_where_they_cannot_be() {
+async fn overlays_are_applied_reverted_and_rejected() {
     let cluster = Cluster::with_gateways();
     cluster.scaled_gateway("way");
     let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
@@ -1361,7 +1364,8 @@ async fn overlays_are_followed_undone_and_refused_where_they_cannot_be() {
         "what stood stays"
     );
 
-    // When another Gateway has its waypoint, what went before is done with: from here on the ConfigMap alone changes.
+    // Once another Gateway has its waypoint, the earlier work is complete: from here on only the
+    // ConfigMap changes.
     cluster.gateway("other");
     shown("another waypoint", || {
         cluster.server.get(DEPLOYMENTS, "shop", "other")
@@ -1427,7 +1431,7 @@ async fn gateway_class_reports_unknown_definition_releases() {
 }
 
 #[tokio::test]
-async fn foreign_objects_stay_and_the_gateway_reports_them() {
+async fn foreign_objects_are_kept_and_reported() {
     let cluster = Cluster::with_gateways();
     let own = json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "way", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]}});

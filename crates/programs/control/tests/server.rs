@@ -1,4 +1,4 @@
-//! The whole control plane over real TLS and gRPC on loopback.
+//! Tests of the whole control plane over real TLS and gRPC on loopback.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -190,7 +190,7 @@ impl Plane {
             .cert_chain)
     }
 
-    /// A page of the monitoring port.
+    /// Requests a page of the monitoring port.
     async fn page(&self, path: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let mut stream = tokio::net::TcpStream::connect(self.running.monitoring)
@@ -359,7 +359,7 @@ const WEB: &str = "Kubernetes//Pod/shop/web-1";
 const SERVICE: &str = "shop/api.shop.svc.cluster.local";
 
 #[tokio::test]
-async fn a_node_proxy_is_sent_everything_and_what_changes() {
+async fn node_proxy_gets_all_records_and_changes() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -377,7 +377,7 @@ async fn a_node_proxy_is_sent_everything_and_what_changes() {
             .resources
             .is_empty()
     );
-    // A policy, before the workload that names it.
+    // A policy is sent before the workload that references it.
     plane.write("policy.yaml", POLICY);
     let policies = stream.next().await.unwrap();
     assert_eq!(
@@ -388,14 +388,14 @@ async fn a_node_proxy_is_sent_everything_and_what_changes() {
     let addresses = stream.next().await.unwrap();
     assert_eq!(names(&addresses), [API]);
     stream.ack(&addresses).await;
-    // It goes: the workload first.
+    // Both are deleted: the workload first.
     std::fs::remove_file(plane.dir.path().join("manifests/policy.yaml")).unwrap();
     let addresses = stream.next().await.unwrap();
     assert_eq!(names(&addresses), [API]);
     stream.ack(&addresses).await;
     let policies = stream.next().await.unwrap();
     assert_eq!(policies.removed_resources, ["shop/p"]);
-    // A pod goes.
+    // A pod is deleted.
     let without: Vec<_> = OBJECTS
         .split("\n---\n")
         .filter(|text| !text.contains("name: api-1"))
@@ -407,7 +407,7 @@ async fn a_node_proxy_is_sent_everything_and_what_changes() {
 }
 
 #[tokio::test]
-async fn a_rejection_is_shown_and_not_answered_before_the_next_change() {
+async fn rejection_is_reported_and_not_resent_before_a_change() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     stream.send(first(ADDRESS_TYPE_URL)).await;
@@ -440,7 +440,7 @@ async fn a_rejection_is_shown_and_not_answered_before_the_next_change() {
 }
 
 #[tokio::test]
-async fn after_a_restart_a_client_is_sent_only_what_it_lacks() {
+async fn client_gets_only_missing_records_after_a_restart() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -476,7 +476,7 @@ async fn after_a_restart_a_client_is_sent_only_what_it_lacks() {
 }
 
 #[tokio::test]
-async fn single_records_are_had_on_demand() {
+async fn single_records_are_sent_on_demand() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     stream
@@ -518,7 +518,7 @@ async fn single_records_are_had_on_demand() {
 }
 
 #[tokio::test]
-async fn callers_without_a_good_token_or_under_a_wrong_name_are_refused() {
+async fn callers_with_a_bad_token_or_claim_are_rejected() {
     let plane = Plane::start().await;
     for token in ["", "nonsense", "a.b.c"] {
         let status = plane.stream_as(token).await.err().unwrap();
@@ -529,7 +529,7 @@ async fn callers_without_a_good_token_or_under_a_wrong_name_are_refused() {
             "the reason is not answered"
         );
     }
-    // A service account that is no node proxy.
+    // A service account that is not a node proxy's.
     let web = plane.token_of("shop", "web", "web-1", "u1");
     assert_eq!(
         plane.stream_as(&web).await.err().unwrap().code(),
@@ -572,7 +572,7 @@ async fn callers_without_a_good_token_or_under_a_wrong_name_are_refused() {
 }
 
 #[tokio::test]
-async fn a_greedy_subscription_ends_its_own_stream_only() {
+async fn oversized_subscription_ends_only_its_own_stream() {
     let plane = Plane::start().await;
     let mut good = plane.stream().await;
     good.subscribe(ADDRESS_TYPE_URL).await;
@@ -593,7 +593,7 @@ async fn a_greedy_subscription_ends_its_own_stream_only() {
 }
 
 #[tokio::test]
-async fn a_node_proxy_gets_the_certificates_of_its_nodes_pods() {
+async fn node_proxy_gets_certificates_of_its_nodes_pods() {
     let plane = Plane::start().await;
     let identity = Identity::new("cluster.local", "shop", "web");
     let request = CertificateRequest::new(&identity).unwrap();
@@ -620,7 +620,7 @@ async fn a_node_proxy_gets_the_certificates_of_its_nodes_pods() {
         chain.last().unwrap(),
         &std::fs::read_to_string(plane.dir.path().join("root.pem")).unwrap()
     );
-    // Without impersonation the caller gets its own, whatever the request names.
+    // Without impersonation the caller gets its own identity, whatever names the request has.
     let own = Identity::new("cluster.local", "istio-system", "ztunnel");
     let request = CertificateRequest::new(&identity).unwrap();
     let chain = plane
@@ -634,7 +634,7 @@ async fn a_node_proxy_gets_the_certificates_of_its_nodes_pods() {
 }
 
 #[tokio::test]
-async fn certificate_refusals_name_no_reason() {
+async fn rejected_certificate_requests_reveal_no_reason() {
     let plane = Plane::start().await;
     plane.page_until("/ready", "200 OK").await;
     let web = Identity::new("cluster.local", "shop", "web");
@@ -675,7 +675,7 @@ async fn certificate_refusals_name_no_reason() {
             "{status:?}"
         );
     }
-    // A request with another signature: the key is not the sender's.
+    // A request with an invalid signature: the key is not the sender's.
     let (head, tail) = request.pem.split_at(request.pem.len() / 2);
     let middle = if tail.starts_with('A') { "B" } else { "A" };
     let forged = format!("{head}{middle}{}", &tail[1..]);
@@ -693,7 +693,7 @@ async fn certificate_refusals_name_no_reason() {
 }
 
 #[tokio::test]
-async fn a_pod_that_has_just_come_gets_its_certificate_at_once() {
+async fn new_pod_gets_its_certificate_at_once() {
     let plane = Plane::start().await;
     plane.page_until("/ready", "200 OK").await;
     let new = Identity::new("cluster.local", "shop", "new");
@@ -704,14 +704,14 @@ async fn a_pod_that_has_just_come_gets_its_certificate_at_once() {
         let identity = Some("spiffe://cluster.local/ns/shop/sa/new");
         plane.certificate(&token, &request.pem, identity, 0)
     };
-    // Asked for before it is known: the answer waits for it.
+    // The certificate is requested before the pod is known: the response waits for it.
     let (answer, ()) = tokio::join!(ask(), async { plane.write("new.yaml", pod) });
     answer.unwrap();
     plane.running.stop().await;
 }
 
 #[tokio::test]
-async fn bad_objects_are_listed_and_the_rest_is_served() {
+async fn invalid_objects_are_reported_and_the_rest_is_served() {
     let plane = Plane::start_with(OBJECTS, &[]).await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -746,14 +746,14 @@ async fn bad_objects_are_listed_and_the_rest_is_served() {
         dump.contains("cluster.local/ns/shop/sa/web"),
         "the last good policy stays: {dump}"
     );
-    // Others are followed as before; nothing was pushed for the broken ones.
+    // Other objects are updated as before; nothing was pushed for the invalid ones.
     plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
     assert_eq!(names(&stream.next().await.unwrap()), [API]);
     plane.running.stop().await;
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_tls_harm_nobody() {
+async fn bytes_other_than_tls_are_rejected() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let plane = Plane::start().await;
     let mut open = Vec::new();
@@ -770,7 +770,7 @@ async fn bytes_that_are_no_tls_harm_nobody() {
         open.push(stream);
     }
     let mut end = Vec::new();
-    // The peer gets a GOAWAY and is cut; a silent one may stay until its time is over.
+    // The peer gets a GOAWAY and is disconnected; a silent one may stay until its timeout.
     tokio::time::timeout(DEADLINE, open[0].read_to_end(&mut end))
         .await
         .unwrap()
@@ -780,7 +780,7 @@ async fn bytes_that_are_no_tls_harm_nobody() {
     plane.running.stop().await;
 }
 
-/// A connection from an address of its own, whose handshake is done, and on which nothing is ever sent.
+/// Opens a connection from a separate address, completes the handshake, and never sends a request.
 async fn idle(
     plane: &Plane,
     source: &str,
@@ -805,7 +805,7 @@ async fn idle(
 }
 
 #[tokio::test]
-async fn idle_connections_of_one_address_displace_each_other_and_nobody_else() {
+async fn idle_connections_evict_only_those_of_their_address() {
     use tokio::io::AsyncReadExt;
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
@@ -821,7 +821,7 @@ async fn idle_connections_of_one_address_displace_each_other_and_nobody_else() {
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(DEADLINE, first.read_to_end(&mut rest)).await;
     assert!(ended.is_ok(), "the oldest connection had to go");
-    // Neither the latest, nor that of another address: they are only silent.
+    // Neither the latest connection nor that of another address is closed: they are only silent.
     for open in [&mut last, &mut modest] {
         let settings = open.read(&mut [0; 4096]).await.unwrap();
         assert!(settings > 0, "the server has begun to speak HTTP/2");
@@ -833,7 +833,7 @@ async fn idle_connections_of_one_address_displace_each_other_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn one_bad_token_after_the_other_ends_the_connection() {
+async fn repeated_bad_tokens_close_the_connection() {
     let plane = Plane::start().await;
     let channel = plane.channel();
     for _ in 0..8 {
@@ -850,7 +850,7 @@ async fn one_bad_token_after_the_other_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
+async fn debug_pages_reject_foreign_host_names() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let plane = Plane::start().await;
     for (path, status) in [
@@ -883,7 +883,7 @@ async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
     plane.running.stop().await;
 }
 
-/// Updates that our own client hands to its node proxy, as texts.
+/// Records that our own client hands to its node proxy, as texts.
 struct Published(std::sync::mpsc::Sender<String>);
 
 impl ambit_xds::Handler for Published {
@@ -912,7 +912,7 @@ impl ambit_xds::Handler for Published {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
+async fn node_proxy_client_follows_the_mesh_through_a_restart() {
     let plane = Plane::start().await;
     let (sender, handed) = std::sync::mpsc::channel::<String>();
     let wait = |expected: &str| loop {
@@ -949,7 +949,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     wait(&format!(
         "+{API} spiffe://cluster.local/ns/shop/sa/api [\"shop/p\"]"
     ));
-    // While no control plane serves, an object changes and another goes.
+    // While no control plane serves, one object changes and another is deleted.
     let Plane { dir, key, running } = plane;
     running.stop().await;
     let without: Vec<_> = OBJECTS
@@ -977,7 +977,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
 }
 
 #[tokio::test]
-async fn aged_connection_ends_in_order_and_the_next_gets_only_changes() {
+async fn aged_connection_ends_in_order_and_resumes_with_changes() {
     let plane = Plane::start_with(OBJECTS, &["--max-connection-seconds", "1"]).await;
     let mut stream = plane.stream().await;
     let all = stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -1069,7 +1069,7 @@ async fn waypoint_gets_its_records_and_certificate_while_its_pod_lives() {
     let refused = plane.certificate(&gone, &csr, None, 0).await;
     assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
 
-    // Another account of the namespace is no waypoint.
+    // Another account of the namespace is not a waypoint.
     let stranger = plane.token_of("shop", "web", "web-1", "u1");
     let refused = plane.stream_as(&stranger).await.err().unwrap();
     assert_eq!(refused.code(), Code::PermissionDenied);

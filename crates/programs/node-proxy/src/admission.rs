@@ -1,5 +1,5 @@
-//! What every connection to the pod goes through, with a tunnel or without: a slot to be set up in, and the
-//! pod's policies.
+//! Admission of every connection to the pod, with a tunnel or without: a slot for its setup, and
+//! the pod's policies.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,7 @@ use ambit_telemetry::Direction;
 
 use crate::pod::Pod;
 
-/// A connection that policies do not allow.
+/// Connection that policies do not allow.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Denied {
     #[error("connection closed due to policy rejection: explicitly denied by: {0}")]
@@ -35,10 +35,10 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// Evaluates the policies for a connection in the pod's table, with the pod's current record: an earlier change is
-    /// seen here, and a later one by the recheck. A connection that must pass the waypoint first is authorized there;
-    /// only PeerAuthentication applies here, where the real peer is known. Returns the record, and the path of the
-    /// connection.
+    /// Evaluates the policies for a connection in the pod's table, with the pod's current record:
+    /// an earlier change is visible here, and a later one to the recheck. A connection that must
+    /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the
+    /// real peer is known. Returns the record, and the path of the connection.
     pub(crate) fn check(
         pod: &Pod,
         peer: &Peer,
@@ -75,7 +75,7 @@ impl Denied {
         }
     }
 
-    /// The refusal that a decision is; `None` if it allows the connection.
+    /// Returns the denial for a decision; `None` if it allows the connection.
     pub(crate) fn of(decision: Decision) -> Option<Self> {
         if decision.allowed {
             return None;
@@ -91,7 +91,7 @@ impl Denied {
         })
     }
 
-    /// The policy that decides, if one does.
+    /// Returns the policy that denies, if one does.
     pub(crate) fn policy(&self) -> Option<&str> {
         match self {
             Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
@@ -101,7 +101,8 @@ impl Denied {
         }
     }
 
-    /// The policies that refuse `peer`: the one that decides, or the ALLOW policies of which none matches.
+    /// Returns the policies that deny `peer`: the deciding one, or the ALLOW policies if none of
+    /// them matches.
     pub(crate) fn policies(&self, pod: &Pod, local: &Local, peer: &Peer) -> Vec<String> {
         match self {
             Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
@@ -134,7 +135,7 @@ pub(crate) fn course(pod: &Pod, peer: &Peer) -> Result<(Arc<Local>, Course), Den
     Ok((local, course))
 }
 
-/// A slot for a connection from `peer`; without one, that is logged.
+/// Takes a slot for a connection from `peer`; logs if there is none.
 pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slot> {
     counted_slot(pod, peer)
         .inspect_err(|full| {
@@ -151,15 +152,15 @@ pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slo
         .ok()
 }
 
-/// A slot for a connection from `peer`; without one, that is counted.
+/// Takes a slot for a connection from `peer`; counts if there is none.
 pub(crate) fn counted_slot(pod: &Pod, peer: SocketAddr) -> Result<Slot, Full> {
     pod.in_flight
         .begin(peer.ip())
         .inspect_err(|full| pod.metrics.setup_refused(full.limit()))
 }
 
-/// Resolves the caller by its address.
-pub(crate) fn note_source(
+/// Resolves the caller by its address, and records it in the report.
+pub(crate) fn record_source(
     report: &mut Report,
     pod: &Pod,
     local: &Local,

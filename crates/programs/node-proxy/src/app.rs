@@ -1,4 +1,4 @@
-//! The process: puts the parts together, runs them, and ends them in order.
+//! Process of the node proxy: builds its parts, runs them, and ends them in order.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -43,21 +43,22 @@ use crate::{
 };
 
 /// Timeout of the last export of metrics and logs.
-const LAST_EXPORT: Duration = Duration::from_secs(2);
+const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Starter of the process.
+/// Parent of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// A user, or a test.
-    Anyone,
-    /// Supervisor, whose link is standard input.
+    /// A user or a test, without a supervisor.
+    Unsupervised,
+    /// The supervisor, whose link is standard input.
     Supervisor,
 }
 
-/// Reads the environment and runs until a signal, or `/quitquitquit`, ends it.
+/// Reads the environment and runs until a signal, or `/quitquitquit`, ends the process.
 ///
 /// # Errors
-/// When the process cannot start; what fails later is retried and logged.
+///
+/// When the process cannot start; later errors are retried and logged.
 pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     if by == StartedBy::Supervisor {
         supervisor::end_with_supervisor(c"ambit-node-prox")
@@ -73,13 +74,13 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     drop_privileges();
     let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
     let result = runtime.block_on(run_with(env, config, (logs, exporter), by));
-    // A blocking task, a DNS lookup for instance, must not hold the process.
+    // A blocking task, for instance a DNS lookup, must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
     result
 }
 
-/// Fails now, with the reason, rather than at the first pod.
+/// Checks the privileges at the start, with the reason, rather than failing at the first pod.
 fn check_privileges(config: &Config) -> anyhow::Result<()> {
     let here = Netns::current().context("cannot see the own network namespace")?;
     here.run(|| ())
@@ -93,15 +94,15 @@ fn check_privileges(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Drops all privileges but those for entering pods and opening their sockets. Called before threads start, since each
-/// has its own.
+/// Drops all privileges except those for entering pods and opening their sockets. Called before
+/// threads start, since each thread has its own.
 fn drop_privileges() {
     if let Err(error) = privileges::keep(&[Capability::SysAdmin, Capability::NetAdmin]) {
         tracing::warn!(%error, "cannot drop the capabilities that are not needed");
     }
 }
 
-/// Registers version and metrics of the traffic, and sets the origin of flow events.
+/// Registers the metrics of version and traffic, and sets the origin of flow events.
 fn register_metrics(env: &Env, config: &Config, registry: &mut Registry) -> Arc<Metrics> {
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
@@ -128,7 +129,7 @@ async fn run_with(
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
         StartedBy::Supervisor => Supervisor::connect().await?,
-        StartedBy::Anyone => (Supervisor::none(), Handover::default()),
+        StartedBy::Unsupervised => (Supervisor::none(), Handover::default()),
     };
     let config = Arc::new(config);
     let readiness = Readiness::new();
@@ -224,7 +225,7 @@ async fn run_with(
     };
     termination.run(cause).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
-    exporting.finish(LAST_EXPORT).await;
+    exporting.finish(LAST_EXPORT_TIMEOUT).await;
     Ok(())
 }
 
@@ -233,7 +234,7 @@ async fn run_with(
 struct Mesh {
     state: SharedState,
     certificates: Certificates,
-    /// Content of the local file that is the source of the mesh state.
+    /// Content of the local file or variable that the mesh state is from.
     static_config: Value,
     /// Becomes true with the control plane's first complete state.
     known: watch::Receiver<bool>,
@@ -280,10 +281,11 @@ fn follow_mesh(
 }
 
 impl Mesh {
-    /// Waits until connections to pods of these identities can be served: mesh state and certificates are available.
+    /// Waits until connections to pods of these identities can be served: mesh state and
+    /// certificates are available.
     async fn prepared(mut self, identities: Vec<Identity>) {
         if self.known.wait_for(|known| *known).await.is_err() {
-            // Nobody will ever say so: the mesh is a file's, and known.
+            // The state of the mesh is from a local file, and known.
         }
         identities::obtained(&self.certificates, &identities).await;
     }
@@ -294,8 +296,8 @@ fn identities_of(served: &Served) -> Vec<Identity> {
     pods.iter().map(|pod| pod.identity().clone()).collect()
 }
 
-/// Serves the pods of the previous process; without a hand-over, those of the agent's record, until the agent itself
-/// connects.
+/// Serves the pods of the previous process; without a hand-over, those of the agent's record until
+/// the agent itself connects.
 fn restore(
     held: Handover<OwnedFd>,
     enrolment: &mut Enrolment,
@@ -319,7 +321,7 @@ fn restore(
     }
 }
 
-/// Serves the proxy's own pod, if the environment names it. Connections of other pods do not depend on it.
+/// Serves the proxy's own pod, if the environment names it. Other pods do not depend on it.
 fn serve_own(proxy: &Proxy, workers: &Workers) -> Option<Arc<Pod>> {
     let own = &proxy.config.own;
     if [&own.name, &own.namespace, &own.service_account].contains(&&ArcStr::default()) {
@@ -374,7 +376,7 @@ fn shared_state(
     (state, demands)
 }
 
-/// Loads the mesh from a file or variable, if configured.
+/// Loads the mesh from a local file or variable, if configured.
 fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
     match &config.local_xds {
         None => Ok(Value::Null),

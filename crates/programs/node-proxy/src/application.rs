@@ -13,7 +13,7 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 
 use crate::pod::Pod;
 
-/// The application could not be reached.
+/// Error of connecting to the application.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AppError {
     #[error(transparent)]
@@ -34,17 +34,17 @@ pub(crate) enum AppError {
     },
 }
 
-/// Connects to it from the client's own address, where that is given and possible.
+/// Connects to the application, from the client's own address if that is given and possible.
 pub(crate) async fn connect(
     pod: &Pod,
     addr: SocketAddr,
     client: Option<IpAddr>,
 ) -> Result<TcpStream, AppError> {
-    let source = client.filter(|client| pod.spoofs && *client != addr.ip());
+    let source = client.filter(|client| pod.preserves_client_address && *client != addr.ip());
     let spec = OutboundSpec {
         mark: pod.config.packet_mark,
         source,
-        // The kernel reports the death of an application at once: no probes.
+        // The kernel reports the death of a local application at once: no keepalive probes.
         tuning: Tuning {
             near: true,
             resets: true,

@@ -1,6 +1,6 @@
-//! The environment, read once and typed: exactly the variables Istio's node proxy reads.
+//! Configuration from environment variables: exactly those that Istio's node proxy reads.
 //!
-//! Every error names its variable. Deviations of ours are variables that start with `AMBIT_`.
+//! Every error names its variable. Deviations from Istio are variables with the prefix `AMBIT_`.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -23,31 +23,31 @@ mod tests;
 
 pub use mesh::MeshConfigError;
 
-/// The configuration cannot be used.
+/// Reason why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A variable's text.
+    /// The value of a variable is invalid.
     #[error(transparent)]
     Variable(#[from] EnvError),
-    /// `PROXY_CONFIG` or the mesh configuration file.
+    /// `PROXY_CONFIG` or the mesh configuration file is invalid.
     #[error(transparent)]
     Mesh(#[from] MeshConfigError),
-    /// Two variables that exclude each other.
+    /// Two variables exclude each other.
     #[error("{0} and {1} cannot both be set")]
     Exclusive(&'static str, &'static str),
-    /// A mode we do not have.
+    /// The proxy mode is not supported.
     #[error("PROXY_MODE=dedicated is not supported: only the shared mode is")]
     Dedicated,
-    /// A setting that all proxies have.
+    /// A setting that all proxies have is invalid.
     #[error(transparent)]
     Setting(#[from] SettingError),
-    /// Names are looked up among all that exist.
+    /// DNS capture resolves names among all services, so that on-demand xDS excludes it.
     #[error(
         "XDS_ON_DEMAND=true needs ISTIO_META_DNS_CAPTURE=false: captured DNS questions are answered \
          from all services, which are not known on demand"
     )]
     OnDemandDns,
-    /// Certificates of no authority.
+    /// Certificates without an authority are not supported.
     #[error(
         "FAKE_CA=true is not supported: nobody could verify such certificates; set CA_ADDRESS, or use \
          `ambit lab` to try things out"
@@ -63,7 +63,7 @@ pub enum ConfigError {
 pub enum LocalXds {
     /// Path of a local file (`LOCAL_XDS_PATH`).
     Path(PathBuf),
-    /// `LOCAL_XDS`: the text itself.
+    /// Mesh state as text (`LOCAL_XDS`).
     Text(String),
 }
 
@@ -71,7 +71,7 @@ pub enum LocalXds {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
-    /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: the proxy's own.
+    /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: name of the proxy's own pod.
     #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
     pub own: PodName,
     /// Name of the node (`NODE_NAME`).
@@ -101,12 +101,12 @@ pub struct Config {
     /// Preservation of clients' addresses (`ENABLE_ORIG_SRC`).
     #[serde(skip)]
     pub original_source: Transparent,
-    /// `XDS_ADDRESS` and companions.
+    /// `XDS_ADDRESS` and related variables: address of the control plane.
     pub xds: Upstream,
-    /// `CA_ADDRESS` and companions.
+    /// `CA_ADDRESS` and related variables: address of the CA.
     pub ca: Upstream,
-    /// `AMBIT_SPIRE_ADMIN_SOCKET`: admin socket of SPIRE's agent (`unix:///PATH`), from which certificates of the node's pods
-    /// come in place of the CA, by the Delegated Identity API.
+    /// `AMBIT_SPIRE_ADMIN_SOCKET`: admin socket of SPIRE's agent (`unix:///PATH`), which issues
+    /// certificates of the node's pods instead of the CA, by the Delegated Identity API.
     pub spire_admin_socket: Option<SpiffeSocket>,
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
@@ -128,16 +128,17 @@ pub struct Config {
     pub http2: Arc<Settings>,
     /// Longest drain (`CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`).
     pub self_termination_deadline: Duration,
-    /// `AMBIT_UNENROLLED_DRAIN`: how long connections of a pod that left the mesh, or is gone, may
-    /// go on. Not set: until they end.
+    /// `AMBIT_UNENROLLED_DRAIN`: maximum time for which connections continue after their pod has
+    /// left the mesh or was deleted. Unset: until they end.
     pub unenrolled_drain: Option<Duration>,
-    /// `AMBIT_NETNS_DIR`: where the container runtime binds the pods' network namespaces.
+    /// `AMBIT_NETNS_DIR`: directory in which the container runtime binds the pods' network
+    /// namespaces.
     pub netns_dir: PathBuf,
     /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: connections that a pod has open when it is captured are
-    /// closed instead of going on in plaintext until they end.
+    /// closed, instead of continuing in plaintext until they end.
     pub close_clear_connections: bool,
-    /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: how many handshakes and connections to
-    /// one pod may be in flight at once.
+    /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: maximum handshakes and
+    /// connections to one pod in flight, from one source and in total.
     pub setup_limits: SetupLimits,
     /// Number of worker threads.
     pub num_worker_threads: usize,
@@ -148,39 +149,43 @@ pub struct Config {
     /// Whether access logs name policies (`AUTHZ_POLICY_INFO_LOGGING`).
     pub authz_policy_info_logging: bool,
     /// `AMBIT_MISSING_POLICY_ALLOW`: a workload that names an unknown policy is served as if it did
-    /// not name it (Istio's behaviour), instead of refused.
+    /// not name it (Istio's behaviour), instead of rejecting its connections.
     pub missing_policy_allow: bool,
-    /// `AMBIT_MISSING_POLICY_GRACE`: how long connections that are open may go on when the workload
-    /// comes to name an unknown policy; new ones are refused at once.
+    /// `AMBIT_MISSING_POLICY_GRACE`: time for which open connections continue after their workload
+    /// has named an unknown policy; new ones are rejected at once.
     pub missing_policy_grace: Duration,
-    /// `AMBIT_WAYPOINT_GRACE`: how long connections that are open may go on at most when everything has to come through
-    /// the workload's waypoint and they do not. `None`: until they end, where no layer 7 rule could concern them.
+    /// `AMBIT_WAYPOINT_GRACE`: maximum time for which open connections continue after all
+    /// connections must pass the workload's waypoint, which they bypass. `None`: until they end, if
+    /// no layer 7 rule could apply to them.
     pub waypoint_grace: Option<Duration>,
-    /// `AMBIT_KEEP_LAST_GOOD_POLICY`: the last good version of a policy stays in force when one comes
-    /// that is not understood in full, instead of a deny-all.
+    /// `AMBIT_KEEP_LAST_GOOD_POLICY`: a policy that is not understood in full is replaced by its
+    /// last good version, instead of by a deny-all.
     pub keep_last_good_policy: bool,
-    /// `AMBIT_OUTBOUND_TRAFFIC_POLICY`, as `outboundTrafficPolicy.mode` of MeshConfig: `REGISTRY_ONLY` refuses
-    /// connections of captured pods to addresses that no service, workload or ServiceEntry has. `ALLOW_ANY` unless set.
+    /// `AMBIT_OUTBOUND_TRAFFIC_POLICY`, as `outboundTrafficPolicy.mode` of MeshConfig:
+    /// `REGISTRY_ONLY` rejects connections of captured pods to addresses that no service, workload
+    /// or ServiceEntry has. `ALLOW_ANY` unless set.
     pub registry_only: bool,
     /// `AMBIT_EGRESS_ALLOWED_ADDRESSES`: addresses to which pods' connections are redirected although
     /// [`ambit_egress`] forbids them.
     pub allowed_addresses: Vec<ipnet::IpNet>,
     /// File of certificate revocation lists (`CRL_PATH`).
     pub crl_path: Option<PathBuf>,
-    /// `AMBIT_TRUST_DOMAINS_PATH`: file of the trust domains that are accepted besides the own one.
+    /// `AMBIT_TRUST_DOMAINS_PATH`: file of the trust domains that are accepted besides the mesh's
+    /// own.
     pub trust_domains_path: Option<PathBuf>,
-    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
+    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics have the identities of both sides as labels.
     pub metrics_principals: bool,
-    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Nobody, if not set.
+    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events on behalf of
+    /// users. No reader if unset.
     #[serde(skip)]
     pub flow_reader: Option<Identity>,
-    /// Admin server's port, on the loopback address.
+    /// Port of the admin server, on the loopback address.
     pub admin_port: u16,
-    /// Metrics server's port.
+    /// Port of the metrics server.
     pub stats_port: u16,
-    /// Readiness server's port.
+    /// Port of the readiness server.
     pub readiness_port: u16,
-    /// Node metadata for the control plane.
+    /// Node metadata that is sent to the control plane.
     #[serde(skip)]
     pub proxy_metadata: Vec<(String, String)>,
 }
@@ -189,7 +194,8 @@ impl Config {
     /// Reads the environment and the optional mesh configuration file.
     ///
     /// # Errors
-    /// Invalid values, which the error names.
+    ///
+    /// When a value is invalid; the error names it.
     pub fn from_env(env: &Env) -> Result<Self, ConfigError> {
         let mesh = mesh::read(env)?;
         check_mode(env)?;
@@ -272,7 +278,7 @@ impl Config {
         })
     }
 
-    /// Access of the control plane to flow events, if it has any.
+    /// Returns the access of the control plane to flow events, if it has any.
     pub fn flow_access(&self) -> Option<FlowAccess> {
         Some(FlowAccess {
             own: Identity::new(

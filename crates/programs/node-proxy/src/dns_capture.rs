@@ -1,6 +1,6 @@
-//! Captured DNS of one pod: what its questions are answered with.
+//! Captured DNS of one pod: answers its queries.
 //!
-//! One worker has all of a pod's questions: they are few, and so are then the sockets.
+//! One worker serves all of a pod's queries: they are few, and this needs the fewest sockets.
 
 use std::{
     io,
@@ -33,7 +33,7 @@ impl DnsSockets {
             mark: pod.config.packet_mark,
             fallback: system_servers(),
         };
-        let host = Questions(Arc::downgrade(pod));
+        let host = PodQueries(Arc::downgrade(pod));
         let server = Arc::new(Server::new(host, egress, Limits::default()));
         for socket in self.udp {
             let socket = tokio::net::UdpSocket::from_std(socket)?;
@@ -46,8 +46,8 @@ impl DnsSockets {
     }
 }
 
-/// A pod's DNS server.
-pub(crate) type PodDns = Server<Questions>;
+/// DNS server of one pod.
+pub(crate) type PodDns = Server<PodQueries>;
 
 /// Serves DNS queries on one connection until the pod's connections are closed.
 pub(crate) async fn connection(shard: Arc<Shard>, accepted: Accepted, server: Arc<PodDns>) {
@@ -78,11 +78,12 @@ pub(crate) fn find(
     Some(found)
 }
 
-/// A pod's questions. Does not keep the pod: sockets may be served a little longer than it.
+/// Query handler of a pod. Holds no strong reference, since sockets may be served a little longer
+/// than the pod.
 #[derive(Debug)]
-pub(crate) struct Questions(Weak<Pod>);
+pub(crate) struct PodQueries(Weak<Pod>);
 
-impl Host for Questions {
+impl Host for PodQueries {
     fn look_up(&self, name: &str, family: Family) -> Known {
         let Some(pod) = self.0.upgrade() else {
             return Known::Unknown;
@@ -103,7 +104,7 @@ impl Host for Questions {
         let Some(pod) = self.0.upgrade() else {
             return false;
         };
-        // Clients give up after five seconds, as a rule.
+        // Clients usually give up after five seconds.
         let deadline = tokio::time::Instant::now() + Limits::default().total;
         pod.state.wait_for_addresses(deadline).await
     }
@@ -152,7 +153,8 @@ fn count(pod: &Pod, report: &Report<'_>) {
     }
 }
 
-/// Type of the query. A client may query any of 65,536: those without a name are one label.
+/// Returns the metric label of the query's type. A client may query any of 65,536 types: those
+/// without a name share one label.
 fn kind(report: &Report<'_>) -> ArcStr {
     match report.question.kind_name() {
         Some("A") => arcstr::literal!("A"),

@@ -1,6 +1,6 @@
-//! Uses of the agent's record of enrolled pods: finding pods again when no process holds their namespaces (see
-//! [`regain`]), and learning, while this proxy drains and a successor talks to the agent, that a pod or the whole mesh
-//! has gone (see [`follow`]).
+//! Uses of the agent's record of enrolled pods: [`regain`] finds pods again when no process holds
+//! their namespaces, and [`follow`] detects, while this proxy drains and the agent is connected to
+//! a successor, that a pod or the whole mesh was removed.
 
 use std::{
     fs, io,
@@ -19,11 +19,11 @@ use tokio::sync::watch;
 use crate::pod_handover::RestoredPod;
 
 /// Interval at which a draining proxy reads the record.
-const LOOK: Duration = Duration::from_secs(1);
-/// Maximum size of the record; a larger file is foreign.
-const LONGEST: u64 = 16 << 20;
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum size of the record in bytes; a larger file is not the agent's.
+const MAX_RECORD_BYTES: u64 = 16 << 20;
 
-/// Why a pod was not found again.
+/// Reason why a pod was not found again.
 #[derive(Debug, thiserror::Error)]
 enum RegainError {
     #[error("its network namespace has no name on this node")]
@@ -44,15 +44,15 @@ pub(crate) fn path(agent: &Path) -> PathBuf {
 }
 
 fn read(path: &Path) -> io::Result<Enrolled> {
-    if fs::metadata(path)?.len() > LONGEST {
+    if fs::metadata(path)?.len() > MAX_RECORD_BYTES {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     Ok(Enrolled::decode(&fs::read(path)?)?)
 }
 
-/// The enrolled pods whose namespaces are to be found in `netns_dir`: the file of the recorded name must be
-/// the namespace recorded, and the namespace must have one of the pod's addresses. The sockets are to be
-/// opened anew.
+/// Returns the enrolled pods whose namespaces are found in `netns_dir`: the file of the recorded
+/// name must be the recorded namespace, and the namespace must have one of the pod's addresses.
+/// Their sockets are opened anew.
 pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
     let enrolled = match read(record) {
         Ok(enrolled) => enrolled,
@@ -93,8 +93,8 @@ fn find(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RegainError> {
     Ok(netns)
 }
 
-/// Follows the record as long as the result has a reader: `None` until there is a record. A record that cannot be read
-/// changes nothing.
+/// Follows the record until the receiver is dropped: `None` until there is a record. An unreadable
+/// record changes nothing.
 pub(crate) fn follow(record: PathBuf) -> watch::Receiver<Option<Enrolled>> {
     let (sender, receiver) = watch::channel(None);
     ambit_rt::spawn_essential("record of enrolled pods", async move {
@@ -112,7 +112,7 @@ pub(crate) fn follow(record: PathBuf) -> watch::Receiver<Option<Enrolled>> {
                     }
                 }
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     });
     receiver
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_very_namespace_recorded_is_taken_for_a_pods() {
+    fn only_the_recorded_namespace_is_used_for_a_pod() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/proc/self/ns/net", dir.path().join("cni-1")).unwrap();
         fs::write(dir.path().join("file"), "").unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_record_or_with_a_broken_one_nothing_is_found() {
+    fn missing_or_invalid_record_yields_no_pods() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(ENROLLED_FILE);
         assert!(regain(&path, dir.path()).is_empty());

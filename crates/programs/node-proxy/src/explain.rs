@@ -1,5 +1,6 @@
-//! Answers `POST /explain`: what would become of a connection of a pod, or to one. Names, routes, waypoints and policies
-//! are looked up by the functions that serve connections, in the state of now; nothing is connected or counted.
+//! Serves `POST /explain`, which predicts the handling of a connection of, or to, a pod. Names,
+//! routes, waypoints and policies are looked up by the functions that serve connections, in the
+//! current state; nothing is connected or counted.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -39,7 +40,7 @@ struct Explainer {
     config: Arc<Config>,
 }
 
-/// Starts serving queries about connections of, and to, the served pods.
+/// Creates an explainer for connections of, and to, the served pods.
 pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Explain {
     let explainer = Arc::new(Explainer {
         served,
@@ -74,7 +75,7 @@ impl QueryError {
     }
 }
 
-/// Steps so far, and the end.
+/// Steps of the explanation so far.
 #[derive(Default)]
 struct Walk(Vec<Step>);
 
@@ -96,7 +97,7 @@ impl Walk {
 }
 
 impl Explainer {
-    /// Serves `POST /explain` with this body.
+    /// Responds to `POST /explain` with this body.
     async fn answer(&self, body: &[u8]) -> Response {
         let query = match shared::query(body) {
             Ok(query) => query,
@@ -152,7 +153,7 @@ impl Explainer {
         })
     }
 
-    /// The address of a workload that the mesh knows by namespace and name.
+    /// Returns the address of a workload by namespace and name.
     fn address_of(&self, namespace: &str, name: &str) -> Option<IpAddr> {
         let table = self.state.table();
         let mut all = table.workloads();
@@ -160,7 +161,7 @@ impl Explainer {
         found.ips().first().copied()
     }
 
-    /// The address that a pod of a namespace calls for a host.
+    /// Returns the address that a pod of a namespace connects to for a host.
     fn resolve(&self, namespace: &str, query: &OutboundQuery, walk: &mut Walk) -> Option<IpAddr> {
         if let Ok(ip) = query.host.parse() {
             return Some(ip);
@@ -178,7 +179,8 @@ impl Explainer {
         Some(ip)
     }
 
-    /// A connection of a pod that is not captured: to the first endpoint of a service that could be chosen.
+    /// Explains a connection of a pod that is not captured: to the first eligible endpoint of a
+    /// service.
     fn uncaptured(
         &self,
         mut walk: Walk,
@@ -276,7 +278,7 @@ impl Explainer {
             authorize.port()
         );
         walk.push(StepKind::Tunnel, StepResult::Passed, why);
-        Ok(judged(walk, &pod, &peer, app).await)
+        Ok(explain_policies(walk, &pod, &peer, app).await)
     }
 }
 
@@ -285,7 +287,7 @@ fn split(pod: &str) -> Result<(&str, &str), QueryError> {
         .ok_or_else(|| QueryError::Pod(pod.to_owned()))
 }
 
-/// A connection of a captured pod.
+/// Explains a connection of a captured pod.
 async fn captured(mut walk: Walk, pod: &Pod, ip: IpAddr, dst: SocketAddr) -> Explanation {
     let local = pod.local.now(Some(ip));
     let route = match outbound::choose(pod, &local, dst, &[]).await {
@@ -346,7 +348,7 @@ fn waypoint(route: &Route) -> String {
     }
 }
 
-/// The destination that policies see and the application's address, of a tunnel.
+/// Returns the destination that policies match, and the application's address, of a tunnel.
 async fn route(
     pod: &Pod,
     local: &Local,
@@ -372,7 +374,12 @@ async fn route(
 }
 
 /// Explains the policies of a pod for a connection, and its route.
-async fn judged(mut walk: Walk, pod: &Pod, peer: &Connecting, app: SocketAddr) -> Explanation {
+async fn explain_policies(
+    mut walk: Walk,
+    pod: &Pod,
+    peer: &Connecting,
+    app: SocketAddr,
+) -> Explanation {
     let (local, course) = match admission::course(pod, peer) {
         Ok(found) => found,
         Err(denied) => return walk.refused(StepKind::Authorization, &denied.to_string()),

@@ -1,4 +1,4 @@
-//! Tunnels to the pod: TLS, CONNECT, authorization, the application.
+//! Inbound tunnels: TLS, CONNECT, authorization, and the connection to the application.
 
 pub(crate) mod hairpin;
 
@@ -26,7 +26,7 @@ use http::{HeaderMap, HeaderName, StatusCode};
 use tokio::net::TcpStream;
 
 use crate::{
-    admission::{self, Denied, note_source},
+    admission::{self, Denied, record_source},
     application::{self, AppError},
     pod::Pod,
     shard::Shard,
@@ -35,7 +35,7 @@ use hairpin::HairpinError;
 
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// A tunnel to the pod that failed.
+/// Error of an inbound tunnel.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error(transparent)]
@@ -97,7 +97,7 @@ impl StreamError {
     }
 }
 
-/// State of one HBONE connection, common to its tunnels.
+/// State of one HBONE connection that its tunnels share.
 struct Client {
     shard: Arc<Shard>,
     peer: SocketAddr,
@@ -105,7 +105,7 @@ struct Client {
     identity: Option<Identity>,
 }
 
-/// Serves one connection to 15008.
+/// Serves one HBONE connection to port 15008.
 pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let Accepted {
         stream,
@@ -124,7 +124,7 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
             near: true,
             ..Tuning::default()
         };
-        // Fails only when the peer is gone, which the handshake finds out.
+        // Fails only if the peer has disconnected, which the handshake detects.
         let _gone = socket::tune(&stream, &near);
     }
     let mut drain = pod.drain_watcher();
@@ -152,7 +152,7 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     serving.await;
 }
 
-/// Reports a tunnel that ended before anything was known of it.
+/// Reports a tunnel that ended before its client was known.
 fn denied(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), error: &str) {
     let own = pod.local.now(None);
     flow::denied(
@@ -235,8 +235,8 @@ async fn open_tunnel(
     None
 }
 
-/// Headers of a response that refuses a tunnel: the policies that refuse it, for the workload's own waypoint alone.
-/// Other peers do not learn what policies a workload has.
+/// Returns the headers of a response that rejects a tunnel: the denying policies, only for the
+/// workload's own waypoint. Other peers do not learn which policies a workload has.
 fn refusal_headers(pod: &Pod, local: &Local, who: &Peer, error: &StreamError) -> HeaderMap {
     let attached = local.workload.endpoint_waypoint.as_ref();
     let is_waypoint = |peer| attached.is_some_and(|one| one.identities.contains(peer));
@@ -295,7 +295,8 @@ async fn early(
     })
 }
 
-/// Connects to the application, or to the waypoint that has to come first, if policies allow it.
+/// Connects to the application, or to the waypoint if the connection must pass it first, if
+/// policies allow it.
 async fn reach(
     client: &Client,
     route: &InboundRoute,
@@ -339,20 +340,20 @@ fn answer(pod: &Pod, local: &Local) -> HeaderMap {
     headers
 }
 
-/// Report of a tunnel before it is accepted.
+/// Returns the report of a tunnel before it is accepted.
 fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request) -> Report {
     let pod = &client.shard.pod;
     let mut report = Report::inbound(&pod.metrics, local, client.peer, client.local);
     report.tunnel(client.local, request.authority.as_str().into());
     report.mutual_tls(client.identity.as_ref(), Some(pod.identity()));
-    note_peer(&mut report, client, incoming, local);
+    record_peer(&mut report, client, incoming, local);
     let port = request.route.authorize.port();
-    note_service(&mut report, pod, local, incoming.headers(), port);
+    record_service(&mut report, pod, local, incoming.headers(), port);
     report
 }
 
-/// Records the client by its address, unless it is on another network.
-fn note_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &Local) {
+/// Records the client by its address in the report, unless it is on another network.
+fn record_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &Local) {
     let foreign = incoming
         .headers()
         .get(FORWARDED_NETWORK)
@@ -363,13 +364,13 @@ fn note_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &
         });
     if !foreign {
         let identity = client.identity.as_ref();
-        note_source(report, &client.shard.pod, local, client.peer.ip(), identity);
+        record_source(report, &client.shard.pod, local, client.peer.ip(), identity);
     }
 }
 
-/// The service a connection is for: the one named by the caller if the pod is in it, else the one
-/// the port belongs to.
-fn note_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderMap, port: u16) {
+/// Records the service that a connection is for: the one named by the caller if the pod belongs to
+/// it, otherwise the one that the port belongs to.
+fn record_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderMap, port: u16) {
     let named_host = headers
         .get(http::header::FORWARDED)
         .and_then(|value| Forwarded::parse(value.as_bytes()).ok())

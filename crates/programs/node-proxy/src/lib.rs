@@ -1,9 +1,9 @@
 //! The node proxy: one proxy instance a pod, mTLS tunnels, L4 authorization.
 //!
-//! A [supervisor](ambit_handover) process holds the pods' sockets and runs the proxy proper as its worker. In
-//! the worker, the main thread follows the control plane and the node agent, keeps certificates, and answers
-//! admin requests; the worker threads carry connections. What is not about pods is [`ambit_proxy`]'s and
-//! [`ambit_handover`]'s. Never talks to the Kubernetes API.
+//! A [supervisor](ambit_handover) process holds the pods' sockets and runs the proxy proper as its
+//! worker. In the worker, the main thread follows the control plane and the node agent, renews
+//! certificates, and serves admin requests; the worker threads carry connections. Code that is not
+//! about pods is in [`ambit_proxy`] and [`ambit_handover`]. Never calls the Kubernetes API.
 #![forbid(unsafe_code)]
 
 mod admission;

@@ -1,4 +1,5 @@
-//! Connections from the pod: where they go, and the tunnel or plain connection that takes them there.
+//! Outbound connections of the pod: their route, and the tunnel or plain connection to the
+//! destination.
 
 use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 
@@ -23,7 +24,7 @@ use tokio::net::TcpStream;
 
 use crate::{pod::Pod, redirection, refusal, shard::Shard};
 
-/// A connection from the pod that failed.
+/// Error of an outbound connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OutboundError {
     #[error("cannot learn the original destination")]
@@ -49,7 +50,7 @@ pub(crate) enum OutboundError {
 }
 
 impl OutboundError {
-    /// Whether the condition may end within seconds, so that the connection waits.
+    /// Returns whether the condition may end within seconds, so that the connection waits.
     fn is_passing(&self) -> bool {
         match self {
             Self::Route(error) => error.is_passing(),
@@ -74,7 +75,7 @@ impl Failure for OutboundError {
 
 /// Serves one captured connection: [`original_dst`], [`decide`], [`dial`], and the relay.
 pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
-    // Setting up takes much more room than relaying: the box, gone with this statement, gives it back.
+    // Setup needs much more memory than relaying: the box, dropped with this statement, frees it.
     let Some(mut connection) = Box::pin(open(shard, accepted)).await else {
         return;
     };
@@ -189,7 +190,7 @@ pub(crate) async fn choose(
     failed: &[ArcStr],
 ) -> Result<Route, OutboundError> {
     let route = pod.state.route_again(&local.workload, dst, failed).await?;
-    // Also while nothing is known yet, after a start.
+    // Also while nothing is known yet, after the start.
     if pod.config.registry_only
         && let Route::Passthrough { dst, service: None } = route
     {
@@ -198,7 +199,7 @@ pub(crate) async fn choose(
     Ok(route)
 }
 
-/// Routes a connection, with its hostname resolved.
+/// Returns the route with its host name resolved.
 pub(crate) async fn resolved(
     pod: &Pod,
     local: &Local,
@@ -275,8 +276,8 @@ async fn dial(
     }
 }
 
-/// Connects to a pod of the waypoint that the connection has to go through, or to an endpoint of the service, or to
-/// another one if that does not take it. Also returns the chosen one.
+/// Connects to a pod of the waypoint that the connection must pass, or to an endpoint of the
+/// service, and to another one if that fails. Also returns the chosen one.
 async fn to_replica(
     shard: &Shard,
     local: &Local,

@@ -1,4 +1,4 @@
-//! Connections to the pod that came without a tunnel.
+//! Inbound connections without a tunnel.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -18,7 +18,7 @@ use ambit_telemetry::Direction;
 use tokio::net::TcpStream;
 
 use crate::{
-    admission::{self, Denied, note_source},
+    admission::{self, Denied, record_source},
     application::{self, AppError},
     inbound::hairpin::{self, HairpinError},
     pod::Pod,
@@ -26,7 +26,7 @@ use crate::{
     shard::Shard,
 };
 
-/// A plaintext connection to the pod that failed.
+/// Error of an inbound plaintext connection.
 #[derive(Debug, thiserror::Error)]
 enum PlaintextError {
     #[error("{0} is not an address of the pod")]
@@ -78,7 +78,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         return None;
     };
     let mut report = Report::inbound(&pod.metrics, &local, peer, dst);
-    note_source(&mut report, pod, &local, peer.ip(), None);
+    record_source(&mut report, pod, &local, peer.ip(), None);
     let who = Peer {
         source: None,
         source_ip: peer.ip(),
@@ -99,7 +99,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     let connecting = reach(&shard, &local, &who, peer, &listed);
     let connected = opening.tracked.unless_cut(pin!(connecting)).await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
-        // What the application sends is "from the app".
+        // The application's bytes count as sent by the application.
         Ok(app) => {
             if matches!(app, End::Tunnel(_)) {
                 opening.report.forwarded_to_waypoint(&local.workload);
@@ -140,7 +140,8 @@ fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<Socke
     }
 }
 
-/// Connects to the application, or to the waypoint that has to come first, if policies allow it.
+/// Connects to the application, or to the waypoint if the connection must pass it first, if
+/// policies allow it.
 async fn reach(
     shard: &Shard,
     local: &Local,
@@ -149,8 +150,8 @@ async fn reach(
     listed: &Handle,
 ) -> Result<End, PlaintextError> {
     let (pod, dst) = (&shard.pod, who.destination);
-    // The rules redirect nothing else; but a connection on another path would reach a listener that
-    // is for the pod alone, or make the pod a relay.
+    // The rules redirect no other connections; but one that arrives on another path would reach a
+    // listener for the pod alone, or make the pod a relay.
     if !pod.owns(local, dst.ip()) {
         return Err(PlaintextError::NotOurs(dst.ip()));
     }

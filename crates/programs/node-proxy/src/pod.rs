@@ -1,4 +1,4 @@
-//! One pod's proxy: who the pod is, and what all its workers share.
+//! Proxy instance of one pod: the identity of the pod, and the state that all its workers share.
 
 mod dns_sockets;
 mod listeners;
@@ -43,7 +43,7 @@ pub struct Proxy {
     pub config: Arc<Config>,
     /// State of the mesh.
     pub state: SharedState,
-    /// The pods' certificates.
+    /// Certificates of the pods.
     pub certificates: Certificates,
     /// Metrics of connections.
     pub metrics: Arc<Metrics>,
@@ -51,7 +51,7 @@ pub struct Proxy {
     pub gate: Gate,
 }
 
-/// One pod's proxy. Its tasks run on the workers; this is what they share.
+/// Proxy instance of one pod, shared by its tasks on all workers.
 #[derive(Debug)]
 pub struct Pod {
     /// UID of the pod in Kubernetes.
@@ -59,32 +59,34 @@ pub struct Pod {
     /// Network namespace of the pod's sockets.
     pub netns: Netns,
     /// Whether connections to the application may use the client's address.
-    pub(crate) spoofs: bool,
+    pub(crate) preserves_client_address: bool,
     pub(crate) config: Arc<Config>,
     pub(crate) state: SharedState,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) gate: Gate,
     /// Record of the pod.
     pub(crate) local: LocalWorkload,
-    /// Decides to which addresses its connections may be redirected.
+    /// Guard that decides to which addresses the pod's connections may be redirected.
     pub(crate) guard: Guard,
     /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
-    /// Connections that are being set up.
+    /// Connections whose setup is in flight.
     pub(crate) in_flight: InFlight,
     /// Inode numbers of the pod's listeners in any process.
     listeners: HashSet<u64>,
-    /// Another proxy's listeners take the connections from now on: ours are emptied and closed.
-    surrendered: AtomicBool,
+    /// Whether another proxy's listeners take the connections from now on: ours are drained and
+    /// closed.
+    is_surrendered: AtomicBool,
     lifecycle: Lifecycle,
 }
 
 impl Pod {
-    /// Opens the pod's listeners, one set a worker, and makes its proxy. Listeners among `inherited`
-    /// are used as they are, also surplus ones: connections may wait in any of them.
+    /// Opens the pod's listeners, one set a worker, and creates its proxy. Listeners among
+    /// `inherited` are used unchanged, also surplus ones: connections may wait in any of them.
     ///
     /// # Errors
-    /// When any listener cannot be opened; none is left open then.
+    ///
+    /// When a listener cannot be opened; then none stays open.
     pub fn open(
         proxy: &Proxy,
         uid: ArcStr,
@@ -94,16 +96,25 @@ impl Pod {
         inherited: Vec<OwnedFd>,
         workers: usize,
     ) -> Result<(Arc<Self>, Vec<PodListeners>), SocketError> {
-        let (listeners, spoofs) =
+        let (listeners, preserves_client_address) =
             listeners::open_captured(&proxy.config, &netns, inherited, workers)?;
-        let pod = Self::with(proxy, uid, name, addresses, netns, spoofs, &listeners);
+        let pod = Self::with(
+            proxy,
+            uid,
+            name,
+            addresses,
+            netns,
+            preserves_client_address,
+            &listeners,
+        );
         Ok((pod, listeners))
     }
 
-    /// Opens the proxy's own pod, in whose namespace this process lives: not captured, but reachable through tunnels
-    /// (Istio's contract). One listener for each worker.
+    /// Opens the proxy's own pod, in whose namespace this process runs: not captured, but reachable
+    /// through tunnels (Istio's contract). One listener for each worker.
     ///
     /// # Errors
+    ///
     /// When a listener cannot be opened.
     pub fn open_own(
         proxy: &Proxy,
@@ -123,7 +134,7 @@ impl Pod {
         name: PodName,
         addresses: Vec<IpAddr>,
         netns: Netns,
-        spoofs: bool,
+        preserves_client_address: bool,
         listeners: &[PodListeners],
     ) -> Arc<Self> {
         let Proxy {
@@ -152,13 +163,13 @@ impl Pod {
         Arc::new(Self {
             uid,
             netns,
-            spoofs,
+            preserves_client_address,
             local: LocalWorkload::new(state.clone(), name, addresses),
             guard: Guard::new(config.allowed_addresses.clone()),
             dialer,
             in_flight: InFlight::new(config.setup_limits),
             listeners: listeners::inodes(listeners),
-            surrendered: AtomicBool::new(false),
+            is_surrendered: AtomicBool::new(false),
             lifecycle: Lifecycle::default(),
             config,
             state,
@@ -167,7 +178,7 @@ impl Pod {
         })
     }
 
-    /// A pod that nothing is served for.
+    /// Creates a pod without listeners.
     #[cfg(test)]
     pub(crate) fn idle(proxy: &Proxy, name: PodName) -> Arc<Self> {
         let netns = Netns::current().unwrap();
@@ -189,13 +200,13 @@ impl Pod {
         self.lifecycle.connections()
     }
 
-    /// Completes when the pod's proxy has no owners any more.
+    /// Completes when the pod's proxy has no strong references any more.
     pub(crate) fn gone(&self) -> impl Future<Output = ()> + use<> {
         self.lifecycle.gone()
     }
 
-    /// Whether an address is the pod's own, as others reach it: one that its record or its enrolment
-    /// names, or that an interface of it has. Loopback addresses are not.
+    /// Returns whether an address is the pod's own: one of its record, of its enrolment, or of one
+    /// of its interfaces. Loopback addresses are not.
     pub(crate) fn owns(&self, local: &Local, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
@@ -207,18 +218,18 @@ impl Pod {
             || addresses_in(&self.netns).is_ok_and(|found| named(&found))
     }
 
-    /// Whether an address is on this node: see [`Dialer::is_near`].
+    /// Returns whether an address is on this node: see [`Dialer::is_near`].
     pub fn is_near(&self, ip: IpAddr) -> bool {
         self.dialer.is_near(ip)
     }
 
-    /// Follows the end of the pod's proxy.
+    /// Returns a watcher of the drain of the pod's proxy.
     pub(crate) fn drain_watcher(&self) -> DrainWatcher {
         self.lifecycle.drain_watcher()
     }
 
-    /// Whether sockets other than this proxy's accept the pod's connections, too: those of a proxy that did not take
-    /// over the listeners.
+    /// Returns whether sockets of another process accept the pod's connections, too: those of a
+    /// proxy that did not take over the listeners.
     pub(crate) fn others_listen(&self) -> io::Result<bool> {
         let listening = tcp_sockets(&self.netns, State::Listening)?;
         let others: HashSet<u16> = listening
@@ -233,13 +244,13 @@ impl Pod {
     /// Marks the listeners as handed over. Called before [`Self::finish`] when other sockets accept the pod's
     /// connections.
     pub(crate) fn surrender(&self) {
-        self.surrendered.store(true, Ordering::Relaxed);
+        self.is_surrendered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether connections that wait in our queues are ours to serve when the queues close. With a
-    /// successor that has the same sockets, they are not.
-    pub(crate) fn empties_queues(&self) -> bool {
-        self.gate.is_open() || self.surrendered.load(Ordering::Relaxed)
+    /// Returns whether connections that wait in our backlogs must be served when the listeners
+    /// close. With a successor that has the same sockets, they must not.
+    pub(crate) fn serves_backlog(&self) -> bool {
+        self.gate.is_open() || self.is_surrendered.load(Ordering::Relaxed)
     }
 
     /// Drains the pod: see [`Lifecycle::finish`].

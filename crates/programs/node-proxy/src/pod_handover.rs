@@ -1,5 +1,5 @@
-//! What of a pod a proxy hands over to the next one, as an item of [`ambit_handover`]: by its uid, its first
-//! descriptor is its network namespace and the others its sockets.
+//! Hand-over of a pod to the next process, as an item of [`ambit_handover`]: its key is the uid,
+//! its first descriptor the network namespace, and the others are sockets.
 
 use std::os::fd::OwnedFd;
 
@@ -17,7 +17,7 @@ pub(crate) struct RestoredPod {
     pub(crate) info: WorkloadInfo,
     /// Network namespace of the pod.
     pub(crate) netns: Netns,
-    /// Listening sockets of any kind; empty if they are to be opened again.
+    /// Listening sockets of any kind; empty if they must be opened again.
     pub(crate) sockets: Vec<OwnedFd>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum RestoreError {
     /// The description cannot be read.
     #[error("cannot decode its description")]
     About(#[from] ZdsDecodeError),
-    /// Description of another pod, or of none.
+    /// The description is of another pod, or of none.
     #[error("its description is of another pod")]
     Another,
     /// Missing network namespace.
@@ -35,7 +35,7 @@ pub(crate) enum RestoreError {
     Netns(#[source] std::io::Error),
 }
 
-/// Description of a pod: its enrolment, as the agent sends it.
+/// Returns the description of a pod: its enrolment, as the agent sends it.
 pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
     encode_request(&Request::Add {
         uid: uid.clone(),
@@ -44,10 +44,11 @@ pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
 }
 
 impl RestoredPod {
-    /// Reads an item.
+    /// Parses an item.
     ///
     /// # Errors
-    /// When it is no pod.
+    ///
+    /// When the item is not a pod.
     pub(crate) fn read(key: &str, item: HandoverItem<OwnedFd>) -> Result<Self, RestoreError> {
         let Request::Add {
             uid,
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_read_as_it_was_written() {
+    fn handed_over_pod_round_trips() {
         let pod = RestoredPod::read("a", item("a", &["/proc/self/ns/net", "/dev/null"])).unwrap();
         assert_eq!((&*pod.uid, &*pod.info.pod.name), ("a", "web"));
         assert_eq!(pod.netns, Netns::current().unwrap());
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pod_is_refused() {
+    fn items_other_than_pods_are_rejected() {
         let another = RestoredPod::read("b", item("a", &["/proc/self/ns/net"]));
         assert!(matches!(another, Err(RestoreError::Another)));
         let without = RestoredPod::read("a", item("a", &[]));

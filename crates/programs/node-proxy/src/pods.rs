@@ -1,4 +1,4 @@
-//! The pods served: carries out what the enrolment protocol decides.
+//! Pods that are served: executes the effects of the enrolment protocol.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Interval at which a succeeded proxy checks for listeners that its successor opened itself.
-const LOOK_FOR_OTHERS: Duration = Duration::from_millis(200);
+const LISTENER_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pods that are served now, for dumps and for the end of the process.
 #[derive(Clone, Debug, Default)]
@@ -61,15 +61,15 @@ impl Served {
             .collect()
     }
 
-    /// The pod of a namespace and name, if its listeners are in place.
+    /// Returns the pod of a namespace and name, if its listeners are active.
     pub(crate) fn find(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         let pods = self.pods();
         pods.into_iter()
             .find(|pod| pod.name().namespace == namespace && pod.name().name == name)
     }
 
-    /// Waits until the connections of pods that have left are at their end, at most so long: the end of
-    /// the process would cut them.
+    /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`:
+    /// the end of the process would terminate them.
     pub async fn left(&self, limit: Duration) {
         self.leaving.close();
         let _late = tokio::time::timeout(limit, self.leaving.wait()).await;
@@ -83,19 +83,19 @@ impl Served {
         });
     }
 
-    /// Whether any pod would be left without a proxy. A successor that cannot take over sockets opens its own beside
-    /// them.
+    /// Returns whether any pod would be left without a proxy. A successor that cannot take over
+    /// sockets opens its own beside them.
     pub(crate) fn is_needed(&self) -> bool {
         let others_listen = |pod: &Arc<Pod>| pod.others_listen().is_ok_and(|others| others);
         !self.pods().iter().all(others_listen)
     }
 
-    /// Whether no pods are served.
+    /// Returns whether no pods are served.
     pub fn is_empty(&self) -> bool {
         self.inner.lock().up.is_empty()
     }
 
-    /// `workloadState` of a dump: by pod uid.
+    /// Returns `workloadState` of a dump: by pod uid.
     pub fn dump(&self) -> Value {
         let inner = self.inner.lock();
         let up = inner.up.iter().map(|(uid, (_, pod))| {
@@ -115,7 +115,7 @@ impl Served {
     }
 }
 
-/// Client of the agent that serves the pods it enrols.
+/// Client of the agent, which serves the pods that the agent enrols.
 #[derive(Debug)]
 pub struct Enrolment {
     proxy: Proxy,
@@ -127,7 +127,7 @@ pub struct Enrolment {
     path: PathBuf,
 }
 
-/// Failed or ended connection to the agent.
+/// Error of the connection to the agent.
 #[derive(Debug, thiserror::Error)]
 enum LinkError {
     #[error("cannot connect to {path}")]
@@ -147,7 +147,8 @@ enum LinkError {
 }
 
 impl Enrolment {
-    /// Serves nothing yet. `ready` follows whether all pods of a complete snapshot are served.
+    /// Creates a client that serves no pods yet. `ready` becomes true once all pods of a complete
+    /// snapshot are served.
     pub fn new(
         proxy: Proxy,
         workers: Arc<Workers>,
@@ -171,8 +172,8 @@ impl Enrolment {
         self.served.clone()
     }
 
-    /// Serves a pod from before this process, from the sockets it had. The agent's snapshot decides
-    /// whether it stays.
+    /// Serves a pod of the previous process, with its sockets. The agent's snapshot decides whether
+    /// it stays.
     pub(crate) fn restore(&mut self, pod: RestoredPod) {
         let RestoredPod {
             uid,
@@ -185,13 +186,13 @@ impl Enrolment {
         let _nobody_asked = self.react(event);
     }
 
-    /// Runs until the task is dropped. While the agent is away the pods go on being served.
+    /// Runs until the task is dropped. While the agent is unavailable the pods are still served.
     pub async fn run(mut self) {
-        // A try costs next to nothing, and pods wait to be started until it succeeds.
+        // An attempt is cheap, and pods that start wait until it succeeds.
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(200), 0.2);
         let mut reported: Option<String> = None;
         loop {
-            self.sit_out().await;
+            self.wait_for_successor().await;
             let error = match SeqPacket::connect(&self.path).await {
                 Ok(link) => {
                     reported = None;
@@ -223,9 +224,10 @@ impl Enrolment {
         }
     }
 
-    /// While a successor takes the connections, the agent must talk to it alone: no process would act on messages to
-    /// us. Pods for which it opens listeners of its own are surrendered, lest connections wait in ours.
-    async fn sit_out(&mut self) {
+    /// Waits while a successor takes the connections, during which the agent must be connected to
+    /// the successor alone: this process would not act on messages. Pods for which the successor
+    /// opens listeners of its own are surrendered, so that no connections wait in ours.
+    async fn wait_for_successor(&mut self) {
         let mut accept = self.supervisor.accept();
         while *accept.borrow_and_update() == Accept::Paused {
             for pod in self.served.pods() {
@@ -237,7 +239,7 @@ impl Enrolment {
             }
             tokio::select! {
                 changed = accept.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(LOOK_FOR_OTHERS) => {}
+                () = tokio::time::sleep(LISTENER_CHECK_INTERVAL) => {}
             }
         }
     }
@@ -340,8 +342,8 @@ impl Enrolment {
                 }
             }
         }
-        // A successor that took over needs nothing of this; and should it go, this one is ready again as soon as it is
-        // needed.
+        // A successor that took over needs none of this; and if it ends, this process is ready
+        // again as soon as it is needed.
         if *self.supervisor.accept().borrow() != Accept::Paused {
             self.ready.set(self.side.is_ready());
         }
@@ -431,10 +433,10 @@ impl Enrolment {
                 pod.surrender();
                 self.served.leave(pod, self.proxy.config.unenrolled_drain);
             }
-            // Nothing can live in a namespace that was replaced.
+            // No process can use a namespace that was replaced.
             StopReason::Replaced => pod.stop_now(),
-            // The pod may only have left the mesh: its connections go on until they end. If the pod
-            // is gone its connections end with it, by reset or by the tunnels' pings.
+            // The pod may only have left the mesh: its connections continue until they end. If the
+            // pod was deleted, its connections end with it, by reset or by the tunnels' pings.
             StopReason::Deleted | StopReason::NotInSnapshot => {
                 self.served.leave(pod, self.proxy.config.unenrolled_drain);
             }

@@ -1,7 +1,7 @@
 //! Connections of a pod that the proxy does not carry: those that were open before the pod was
-//! captured. They go on in plaintext, and are listed. A setting closes them all; inbound ones are
-//! closed when a policy begins to refuse them, and when everything to the pod has to come through its waypoint as the
-//! proxy's own are.
+//! captured. They continue in plaintext, and are listed. A setting closes all of them; inbound ones
+//! are closed when a policy begins to deny them, and, like the proxy's own, when all connections to
+//! the pod must pass its waypoint.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use ambit_proxy::{
 };
 use ambit_sys::{
     addresses::gateways_of,
-    tcp_sockets::{self, State, TcpSocket, Unproxied, Way},
+    tcp_sockets::{self, Direction, State, TcpSocket, Unproxied},
 };
 use ambit_telemetry::EarlierCause;
 use tokio::time::Instant;
@@ -29,23 +29,23 @@ use crate::pod::Pod;
 
 /// Delays after which the plaintext connections of a new pod are closed. The agent redirects as soon as the pod is
 /// served; a connection opened just before may still be in its handshake at the first attempt.
-const CLOSE_AFTER: [Duration; 3] = [
+const CLOSE_DELAYS: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(2),
     Duration::from_secs(10),
 ];
 
 /// Delays of checks for a new pod's earlier connections; the last is after probes from before the capture have ended.
-const LOOK_AFTER: [Duration; 3] = [
+const CHECK_DELAYS: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_millis(1500),
-    PROBES_END_AFTER,
+    PROBE_GRACE,
 ];
 
 /// Time after a pod's capture in which a connection from the node may be a probe that began earlier.
-const PROBES_END_AFTER: Duration = Duration::from_secs(60);
+const PROBE_GRACE: Duration = Duration::from_secs(60);
 
-/// The plaintext connections of the pod now.
+/// Returns the plaintext connections of the pod now.
 pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
     let found = find(pod, State::Established).unwrap_or_else(|error| {
         tracing::debug!(pod = %pod.name(), %error, "cannot look for plaintext connections");
@@ -65,7 +65,7 @@ pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
 /// Closes connections from before the capture, while some may appear.
 pub(crate) async fn close(pod: Arc<Pod>) {
     let pod = weak(pod);
-    for pause in CLOSE_AFTER {
+    for pause in CLOSE_DELAYS {
         tokio::time::sleep(pause).await;
         let Some(pod) = pod.upgrade() else { return };
         let found = match find(&pod, State::Open) {
@@ -96,10 +96,10 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut gone = pin!(pod.gone());
     let mut grace = WaypointGrace::new(pod.config.waypoint_grace);
     let pod = weak(pod);
-    let mut earlier = Earlier::default();
-    let mut looks = LOOK_AFTER.into_iter();
+    let mut earlier = PreCaptureConnections::default();
+    let mut looks = CHECK_DELAYS.into_iter();
     let mut next = Some(Duration::ZERO);
-    let probes_end = Instant::now() + PROBES_END_AFTER;
+    let probes_end = Instant::now() + PROBE_GRACE;
     loop {
         let is_change = tokio::select! {
             () = &mut gone => return,
@@ -114,7 +114,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
             next = looks.next();
         }
         let Some(pod) = pod.upgrade() else { return };
-        // Until the control plane has published the pod, nothing of it can be decided.
+        // Until the control plane has published the pod, no decision about it is possible.
         let Some(workload) = pod.state.local_workload(pod.name()) else {
             continue;
         };
@@ -125,17 +125,19 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
                 return;
             }
         };
-        // Before its capture there was no address by which probes are recognised.
+        // Before its capture the pod had no address by which probes are recognised.
         let kubelet = kubelet_addresses(&pod);
         let may_be_probe = |socket: &TcpSocket| {
             Instant::now() < probes_end && kubelet.contains(&socket.remote.ip())
         };
-        let inbound = found.into_iter().filter(|found| found.way == Way::Inbound);
+        let inbound = found
+            .into_iter()
+            .filter(|found| found.direction == Direction::Inbound);
         let sockets: Vec<_> = inbound.map(|found| found.socket).collect();
         let refused = {
             let mut look = grace.look(Instant::now());
             let evaluate = |socket: &TcpSocket| evaluate(&pod, &workload, socket);
-            earlier.refused_now(sockets, &mut look, may_be_probe, evaluate)
+            earlier.newly_denied(sockets, &mut look, may_be_probe, evaluate)
         };
         for (socket, evaluation) in refused {
             if destroy(&pod, &socket, EarlierCause::Policy) {
@@ -152,7 +154,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
                 );
             }
         }
-        // Capture is in place by the last look but one: no more can come.
+        // Capture is complete at the last check but one: no more connections can appear.
         if looks.len() == 0 && earlier.is_empty() {
             return;
         }
@@ -178,7 +180,7 @@ async fn sleep(pause: Option<Duration>) {
     }
 }
 
-/// Decision on a connection.
+/// Decision about a connection from before the capture.
 struct Evaluation {
     decision: Decision,
     bypass: Option<Bypass>,
@@ -197,18 +199,19 @@ fn evaluate(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Evaluation {
     }
 }
 
-/// Inbound connections from before the capture, by cookie, and whether they were allowed at the last look.
+/// Inbound connections from before the capture, by cookie, and whether they were allowed at the
+/// last check.
 #[derive(Debug, Default)]
-struct Earlier(BTreeMap<u64, bool>);
+struct PreCaptureConnections(BTreeMap<u64, bool>);
 
-impl Earlier {
+impl PreCaptureConnections {
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns open connections that were allowed before and no longer are, including spared ones whose exemption
     /// ended.
-    fn refused_now(
+    fn newly_denied(
         &mut self,
         found: Vec<TcpSocket>,
         waypoint: &mut WaypointLook<'_>,
@@ -221,7 +224,7 @@ impl Earlier {
             let was_allowed = before.get(&socket.cookie()).copied();
             let evaluation = evaluate(&socket);
             let by_policy = match evaluation.decision.why {
-                // Not known yet is no change.
+                // An unknown decision is not a change.
                 Why::MissingPolicy(_) => was_allowed.unwrap_or(true),
                 _ => evaluation.decision.allowed,
             };
@@ -252,7 +255,7 @@ fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
             metrics.earlier_connection(cause, true);
             true
         }
-        // It has ended by itself.
+        // The connection has ended by itself.
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) => {
             metrics.earlier_connection(cause, false);
@@ -298,17 +301,17 @@ mod tests {
         }
     }
 
-    fn refused(earlier: &mut Earlier, allowed: bool, why: Why) -> usize {
+    fn refused(earlier: &mut PreCaptureConnections, allowed: bool, why: Why) -> usize {
         let evaluate = |_: &TcpSocket| evaluation(allowed, why.clone());
         let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut look = grace.look(Instant::now());
         earlier
-            .refused_now(vec![socket()], &mut look, |_| false, evaluate)
+            .newly_denied(vec![socket()], &mut look, |_| false, evaluate)
             .len()
     }
 
     #[test]
-    fn a_new_waypoint_closes_what_does_not_come_through_it_after_a_while() {
+    fn new_waypoint_closes_bypassing_connections_after_a_grace() {
         let evaluate = |passes_by: bool| {
             move |_: &TcpSocket| Evaluation {
                 bypass: passes_by.then_some(Bypass::Unknown),
@@ -317,29 +320,29 @@ mod tests {
         };
         let length = Duration::from_secs(30);
         let mut grace = WaypointGrace::new(Some(length));
-        let mut earlier = Earlier::default();
+        let mut earlier = PreCaptureConnections::default();
         let begin = Instant::now();
-        let mut refused = |earlier: &mut Earlier, now, passes_by| {
+        let mut refused = |earlier: &mut PreCaptureConnections, now, passes_by| {
             let mut look = grace.look(now);
             earlier
-                .refused_now(vec![socket()], &mut look, |_| false, evaluate(passes_by))
+                .newly_denied(vec![socket()], &mut look, |_| false, evaluate(passes_by))
                 .len()
         };
         assert_eq!(refused(&mut earlier, begin, false), 0);
         assert_eq!(refused(&mut earlier, begin, true), 0);
-        // Taken back in time.
+        // The policy is removed in time.
         assert_eq!(refused(&mut earlier, begin + length, false), 0);
         assert_eq!(refused(&mut earlier, begin + length, true), 0);
         assert_eq!(refused(&mut earlier, begin + length * 2, true), 1);
-        // Capture begins under a waypoint: the setting decides.
-        let mut earlier = Earlier::default();
+        // At capture the waypoint is required already: the setting decides.
+        let mut earlier = PreCaptureConnections::default();
         assert_eq!(refused(&mut earlier, begin, true), 0);
         assert_eq!(refused(&mut earlier, begin + length, true), 0);
     }
 
     #[test]
-    fn a_bypass_that_no_rule_could_concern_goes_on_until_one_could() {
-        let mut earlier = Earlier::default();
+    fn bypass_continues_until_a_layer_7_rule_could_apply() {
+        let mut earlier = PreCaptureConnections::default();
         let mut grace = WaypointGrace::new(None);
         let begin = Instant::now();
         let mut refused = |after: u64, bypass| {
@@ -349,7 +352,7 @@ mod tests {
                 ..evaluation(true, Why::NoPolicies)
             };
             earlier
-                .refused_now(vec![socket()], &mut look, |_| false, evaluate)
+                .newly_denied(vec![socket()], &mut look, |_| false, evaluate)
                 .len()
         };
         assert_eq!(refused(0, Bypass::Unruled), 0);
@@ -358,26 +361,27 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_policy_begins_to_refuse_is_closed() {
-        let mut earlier = Earlier::default();
-        // Capture begins under STRICT: the setting decides, and whatever else changes, it goes on.
+    fn only_newly_denied_connections_are_closed() {
+        let mut earlier = PreCaptureConnections::default();
+        // At capture the mode is STRICT already: the setting decides, and other changes do not
+        // close the connection.
         assert_eq!(refused(&mut earlier, false, Why::Denied), 0);
         assert_eq!(refused(&mut earlier, false, Why::NoneAllowed), 0);
-        // Allowed for a while, and then no longer.
+        // Allowed for some time, and then denied.
         assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
         assert_eq!(refused(&mut earlier, false, Why::Denied), 1);
         assert!(earlier.is_empty());
     }
 
     #[test]
-    fn a_call_from_the_node_is_spared_only_while_it_may_be_a_probe() {
-        let mut earlier = Earlier::default();
+    fn connections_from_the_node_are_spared_while_possibly_probes() {
+        let mut earlier = PreCaptureConnections::default();
         let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut refused = |allowed, is_spared| {
             let mut look = grace.look(Instant::now());
             let evaluate = |_: &TcpSocket| evaluation(allowed, Why::Denied);
             earlier
-                .refused_now(vec![socket()], &mut look, |_| is_spared, evaluate)
+                .newly_denied(vec![socket()], &mut look, |_| is_spared, evaluate)
                 .len()
         };
         assert_eq!(refused(true, true), 0);
@@ -387,8 +391,8 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_is_still_on_its_way_closes_nothing() {
-        let mut earlier = Earlier::default();
+    fn policy_that_has_not_arrived_closes_nothing() {
+        let mut earlier = PreCaptureConnections::default();
         let missing = Why::MissingPolicy(ArcStr::from("shop/strict"));
         assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
         assert_eq!(refused(&mut earlier, false, missing), 0);
@@ -396,13 +400,13 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_forgotten() {
-        let mut earlier = Earlier::default();
+    fn ended_connections_are_removed() {
+        let mut earlier = PreCaptureConnections::default();
         assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
         let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut look = grace.look(Instant::now());
         let evaluate = |_: &TcpSocket| evaluation(true, Why::NoPolicies);
-        let none = earlier.refused_now(Vec::new(), &mut look, |_| false, evaluate);
+        let none = earlier.newly_denied(Vec::new(), &mut look, |_| false, evaluate);
         assert!(none.is_empty() && earlier.is_empty());
     }
 }

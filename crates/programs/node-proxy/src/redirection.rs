@@ -1,11 +1,12 @@
-//! Addresses to which a pod's connections are redirected: never to loopback, link-local, or a cloud's metadata service,
-//! unless the administrator's settings allow it.
+//! Addresses to which a pod's connections are redirected: never to loopback, link-local, or a
+//! cloud's metadata service, unless the administrator's settings allow it.
 //!
-//! The sockets are made in the pod's own namespace, so a pod reaches nothing by them that it could not dial itself. But
-//! an application that calls addresses of its users (webhooks, fetchers of URLs) checks the address that it dials: an
-//! address that the mesh gave to a ServiceEntry, whose owner could have it end at the application's own loopback
-//! interface or at the metadata service, past that check. Kubernetes takes no such addresses in EndpointSlices either.
-//! What the application dials itself stays as it is.
+//! The sockets are opened in the pod's own namespace, so that the pod cannot reach more than by
+//! dialing itself. But an application that calls addresses of its users (webhooks, fetchers of
+//! URLs) checks the address that it dials. The owner of a ServiceEntry with an allocated address
+//! could redirect it to the application's own loopback interface or to the metadata service, past
+//! that check. Kubernetes rejects such addresses in EndpointSlices, too. Addresses that the
+//! application dials itself are not restricted.
 
 use std::net::IpAddr;
 
@@ -15,7 +16,8 @@ use ambit_route::Route;
 /// Checks the destination of a connection to `dialled`.
 ///
 /// # Errors
-/// The reason, if it is a forbidden address that was not dialed.
+///
+/// The reason, if the route leads to a forbidden address that was not dialed.
 pub(crate) fn check(guard: &Guard, dialled: IpAddr, route: &Route) -> Result<(), Forbidden> {
     let redirected = match route {
         Route::Plain(plain) => plain.addr.ip(),

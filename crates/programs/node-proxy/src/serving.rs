@@ -16,7 +16,7 @@ use crate::{
     shard::Shard,
 };
 
-/// Listener of a connection, which decides how it is handled.
+/// Port of a listener, which decides how its connections are handled.
 #[derive(Clone, Debug)]
 enum Port {
     Outbound,
@@ -26,8 +26,8 @@ enum Port {
 }
 
 impl Pod {
-    /// Serves the pod, its policies followed: the workers take the sets of listeners in turn. To be called
-    /// on a runtime that stays.
+    /// Serves the pod: distributes the sets of listeners over the workers, and rechecks connections
+    /// when policies change. Must be called on a runtime that outlives the pod.
     pub fn serve(self: &Arc<Self>, workers: &Workers, listeners: Vec<PodListeners>) {
         let Config {
             missing_policy_grace,
@@ -48,7 +48,7 @@ impl Pod {
                 }
             }
         }));
-        // The certificate is wanted with the first connection; it need not wait for xDS.
+        // The first connection needs the certificate; requesting it need not wait for xDS.
         self.dialer.certificates.prefetch(self.identity());
         ambit_rt::spawn_essential("policy changes", recheck.run(self.gone()));
     }
@@ -91,14 +91,14 @@ async fn accept(shard: Arc<Shard>, mut listeners: Listeners<Port>) {
             pod.name(),
             &mut gate,
             &mut drain,
-            || pod.empties_queues(),
+            || pod.serves_backlog(),
             |accepted, port| handle(shard.clone(), accepted, port),
         )
         .await;
 }
 
 fn handle(shard: Arc<Shard>, accepted: Accepted, port: Port) {
-    // Each kind of connection is a task of its own size.
+    // Each kind of connection has a task type of its own, of the size that it needs.
     match port {
         Port::Outbound => {
             ambit_rt::spawn(

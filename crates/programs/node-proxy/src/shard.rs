@@ -1,4 +1,4 @@
-//! One pod's proxy on one worker thread, with its pool.
+//! Proxy of one pod on one worker thread, with its connection pool.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use ambit_hbone::Pool;
 
 use crate::pod::Pod;
 
-/// A pod on one worker.
+/// One pod on one worker.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) pod: Arc<Pod>,

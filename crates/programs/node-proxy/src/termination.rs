@@ -1,7 +1,8 @@
-//! The end of the process: the pods are served until a successor takes their connections; what is open then
-//! goes on until it ends, or for as long as the process has. Policies, revocations and certificates are followed
-//! meanwhile as before. The agent talks to the successor alone: that a pod has left the mesh, or that the mesh
-//! is being uninstalled, is read from the agent's record.
+//! Termination of the process: the pods are served until a successor takes their connections; open
+//! connections then continue until they end, or until the process must end. Policies, revocations
+//! and certificates are still updated. The agent is connected to the successor alone: this process
+//! reads from the agent's record that a pod has left the mesh, or that the mesh is being
+//! uninstalled.
 
 use std::{
     collections::HashSet,
@@ -19,7 +20,7 @@ use crate::{config::Config, enrolment_record, pod::Pod, pods::Served};
 /// Drain time of connections when the mesh is being uninstalled.
 const REMOVED_DRAIN: Duration = Duration::from_secs(30);
 /// Time for sending the resets of closed connections.
-const CUT: Duration = Duration::from_secs(1);
+const RESET_GRACE: Duration = Duration::from_secs(1);
 
 type Record = watch::Receiver<Option<Enrolled>>;
 
@@ -31,7 +32,7 @@ pub(crate) struct Termination {
     pub(crate) supervisor: Supervisor,
     /// The proxy's own pod.
     pub(crate) own: Option<Arc<Pod>>,
-    /// Follows the agent.
+    /// Task of the client of the agent.
     pub(crate) enrolment: AbortOnDrop<()>,
 }
 
@@ -54,13 +55,14 @@ impl Termination {
         }
         drop(enrolment);
         let pods = served.pods();
-        // Unused listeners must not be held: with a successor, they are the successor's.
+        // Unused listeners must be closed: with a successor, they are the successor's.
         for pod in &pods {
             supervisor.release(&pod.uid);
         }
         let left = ends.saturating_duration_since(Instant::now());
         tracing::info!(cause, ?left, "draining");
-        let leaving = leave_with(record.clone(), pods.clone(), config.unenrolled_drain);
+        let leaving =
+            shorten_drains_of_leaving_pods(record.clone(), pods.clone(), config.unenrolled_drain);
         let _leaving = ambit_rt::spawn_abortable("unenrolment while draining", leaving);
         let own = async {
             if let Some(own) = own {
@@ -72,7 +74,7 @@ impl Termination {
             _all = drained => {}
             () = async {
                 removed(record).await;
-                sleep(REMOVED_DRAIN + CUT).await;
+                sleep(REMOVED_DRAIN + RESET_GRACE).await;
             } => {}
         }
     }
@@ -82,13 +84,17 @@ impl Termination {
 async fn removed(mut record: Record) {
     let is_removed = |record: &Option<Enrolled>| record.as_ref().is_some_and(|now| now.removed);
     if record.wait_for(is_removed).await.is_err() {
-        // Nobody looks any more.
+        // The record is no longer followed.
         std::future::pending::<()>().await;
     }
 }
 
 /// Shortens the drain of pods that leave the mesh meanwhile.
-async fn leave_with(mut record: Record, mut pods: Vec<Arc<Pod>>, unenrolled: Option<Duration>) {
+async fn shorten_drains_of_leaving_pods(
+    mut record: Record,
+    mut pods: Vec<Arc<Pod>>,
+    unenrolled: Option<Duration>,
+) {
     while record.changed().await.is_ok() {
         let (limit, gone) = {
             let now = record.borrow_and_update();

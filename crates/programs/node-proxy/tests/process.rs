@@ -1,4 +1,4 @@
-//! The real program as its own supervisor: which process ends with which, and the exit code.
+//! Tests of the real program as its own supervisor: lifetimes of both processes, and exit codes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -19,7 +19,7 @@ fn program() -> Command {
     command
 }
 
-/// A pod: a network, and a directory that its containers share.
+/// Pod with a network namespace, and a directory that its containers share.
 struct Testbed {
     host: Host,
     directory: tempfile::TempDir,
@@ -33,7 +33,7 @@ impl Testbed {
         }
     }
 
-    /// Starts one process of a pair.
+    /// Starts one process of a pair of supervisors.
     fn start(&self) -> Running {
         self.start_with(&[])
     }
@@ -71,7 +71,7 @@ impl Testbed {
         let states = sockets.lines().filter_map(|line| {
             let mut words = line.split_whitespace().skip(5);
             let (state, _inode, path) = (words.next()?, words.next()?, words.next()?);
-            // Bound under another name first, which the kernel keeps.
+            // The socket is bound under another name first, which the kernel keeps.
             path.starts_with(self.pair().with_extension("").to_str()?)
                 .then_some(state)
         });
@@ -80,7 +80,7 @@ impl Testbed {
     }
 }
 
-/// A supervisor, and its worker.
+/// Supervisor with its worker.
 struct Running {
     supervisor: Child,
 }
@@ -111,20 +111,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended already is what the test wanted.
+        // The test has ended the process already.
         let _ended = self.supervisor.kill();
         let _reaped = self.supervisor.wait();
     }
 }
 
-/// Whether a process has ended; it may be a zombie.
+/// Returns whether a process has ended; it may be a zombie.
 fn is_gone(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 #[test]
-fn wrong_configuration_ends_the_process_once_with_its_reason() {
+fn invalid_configuration_ends_the_process_once() {
     let output = program().env("PACKET_MARK", "x").output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
@@ -141,7 +141,7 @@ async fn metrics_and_logs_reach_an_opentelemetry_collector() {
 }
 
 #[tokio::test]
-async fn killed_worker_is_replaced_and_the_supervisor_ends_as_it_does() {
+async fn killed_worker_is_replaced_and_its_exit_code_passed_on() {
     let testbed = Testbed::new().await;
     let mut running = testbed.serving().await;
     let first = running.worker().unwrap();
@@ -167,7 +167,7 @@ async fn termination_is_passed_on_and_ends_with_the_workers_code() {
 }
 
 #[tokio::test]
-async fn the_standby_of_a_supervisor_that_is_killed_serves_however_often() {
+async fn standby_takes_over_from_every_killed_supervisor() {
     let testbed = Testbed::new().await;
     let mut serving = testbed.serving().await;
     for _ in 0..3 {

@@ -1,6 +1,6 @@
-//! `/config_dump`, the metrics and the access log against those of Istio's node proxy, see
-//! `vectors/README.md`: the same records and the same connections give the same names and shapes. What
-//! differs on purpose is listed where it is compared.
+//! Compares `/config_dump`, the metrics and the access log with those of Istio's node proxy, see
+//! `vectors/README.md`: equal records and connections must produce equal names and shapes. Intended
+//! differences are listed at the comparison.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -41,7 +41,7 @@ fn json(file: &str) -> Value {
     serde_json::from_str(&text(file)).unwrap()
 }
 
-/// Names and bytes of the records.
+/// Returns names and bytes of the records.
 fn records(file: &str) -> Vec<(String, Vec<u8>)> {
     let record = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -53,7 +53,7 @@ fn records(file: &str) -> Vec<(String, Vec<u8>)> {
     text(file).lines().map(record).collect()
 }
 
-/// The mesh of the records: workloads by uid, services by host name.
+/// Mesh of the records: workloads by uid, services by host name.
 #[derive(Default)]
 struct Mesh {
     workloads: BTreeMap<String, Workload>,
@@ -102,7 +102,7 @@ impl Mesh {
 const DUMPS: [&str; 2] = ["config_dump-n1.json", "config_dump-n2.json"];
 
 #[test]
-fn a_dump_of_the_same_records_is_the_same() {
+fn dump_of_the_same_records_is_equal() {
     let state = Mesh::read().state();
     let ours = config_dump(&state, &DumpExtras::default()).unwrap();
     let ours: Value = serde_json::from_slice(&ours).unwrap();
@@ -120,7 +120,8 @@ fn a_dump_of_the_same_records_is_the_same() {
     }
 }
 
-/// Lists of records, and what is a map in them, in the order of the names, which is no contract.
+/// Sorts lists of records, and of map entries in them, by name: their order is not part of the
+/// contract.
 fn sorted(list: &Value) -> Value {
     let Value::Array(records) = list else {
         return list.clone();
@@ -140,8 +141,8 @@ fn sorted(list: &Value) -> Value {
     records.into()
 }
 
-/// A missing field equals an empty one, to istioctl as to every reader of JSON into types: we write some that Istio's
-/// node proxy leaves out.
+/// Returns whether a field is empty, which equals a missing one, for istioctl as for every reader
+/// of JSON into types: we write some that Istio's node proxy leaves out.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -184,9 +185,9 @@ fn differences(at: &str, theirs: &Value, ours: &Value, found: &mut Vec<String>) 
 }
 
 #[test]
-fn the_other_parts_of_a_dump_have_the_same_form() {
+fn other_parts_of_a_dump_have_the_same_shape() {
     let theirs = json("config_dump-n1.json");
-    // `config` is each proxy's own; istioctl prints it as it comes.
+    // `config` differs between the proxies; istioctl prints it unchanged.
     assert!(theirs["config"].is_object());
     let version = ambit_proxy::admin::version();
     for key in theirs["version"].as_object().unwrap().keys() {
@@ -212,7 +213,7 @@ fn the_other_parts_of_a_dump_have_the_same_form() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_dumped_in_the_same_form() {
+async fn certificate_is_dumped_in_the_same_shape() {
     use ambit_certificates::{Certificates, CertificatesOptions};
     let theirs = &json("config_dump-n1.json")["certificates"][0];
     let identity: ambit_model::Identity = theirs["identity"].as_str().unwrap().parse().unwrap();
@@ -221,19 +222,19 @@ async fn a_certificate_is_dumped_in_the_same_form() {
     let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
     certificates.get(&identity).await.unwrap();
     let ours = serde_json::to_value(certificates.dump()).unwrap();
-    assert_eq!(form(&ours[0]), form(theirs));
+    assert_eq!(shape(&ours[0]), shape(theirs));
     assert_eq!(ours[0]["identity"], theirs["identity"]);
     assert_eq!(ours[0]["state"], theirs["state"]);
 }
 
-/// Keys and types, the first of each list.
-fn form(value: &Value) -> Value {
+/// Returns keys and types, of lists those of the first element.
+fn shape(value: &Value) -> Value {
     match value {
         Value::Object(map) => map
             .iter()
-            .map(|(key, value)| (key.clone(), form(value)))
+            .map(|(key, value)| (key.clone(), shape(value)))
             .collect(),
-        Value::Array(list) => list.first().map(form).into_iter().collect(),
+        Value::Array(list) => list.first().map(shape).into_iter().collect(),
         Value::String(_) => "text".into(),
         other => other.clone(),
     }
@@ -241,8 +242,8 @@ fn form(value: &Value) -> Value {
 
 // === metrics ===
 
-/// Families in which ours differ from theirs, and why.
-const OUR_METRICS: [(&str, &str); 8] = [
+/// Metric families in which Ambit differs from Istio, with the reason.
+const DIFFERENT_METRICS: [(&str, &str); 8] = [
     ("istio_on_demand_dns", "appears at the first use"),
     ("istio_crl_", "appears at the first use"),
     ("istio_dns_", "appears at the first use"),
@@ -275,7 +276,7 @@ fn labels(line: &str) -> BTreeMap<String, String> {
     inside.split("\",").map(pair).collect()
 }
 
-/// The labels of a line of theirs, from the records.
+/// Returns the labels of a line of Istio's metrics, from the records.
 fn traffic(mesh: &Mesh, line: &str) -> TrafficLabels {
     let labels = labels(line);
     let workload = |side: &str| {
@@ -311,7 +312,7 @@ fn scrape(registry: &Registry) -> String {
 }
 
 #[tokio::test]
-async fn the_same_connections_have_the_same_metrics() {
+async fn same_connections_have_the_same_metrics() {
     let mesh = Mesh::read();
     for file in ["metrics-n1.txt", "metrics-n2.txt"] {
         let theirs = text(file);
@@ -326,7 +327,8 @@ async fn the_same_connections_have_the_same_metrics() {
         for url in ["istio.workload.Address", "istio.security.Authorization"] {
             metrics.xds_message(&format!("type.googleapis.com/{url}"), 1);
         }
-        // Theirs counts a connection that a policy refuses as opened, ours as closed and failed alone.
+        // Istio counts a connection that a policy denies as opened, Ambit only as closed and
+        // failed.
         let opened = "istio_tcp_connections_opened_total{";
         let closed = "istio_tcp_connections_closed_total{";
         let traffic_lines = |prefix| theirs.lines().filter(move |line| line.starts_with(prefix));
@@ -350,7 +352,7 @@ async fn the_same_connections_have_the_same_metrics() {
             .keys()
             .filter(|name| !their_types.contains_key(*name))
         {
-            let known = OUR_METRICS
+            let known = DIFFERENT_METRICS
                 .iter()
                 .any(|(prefix, _)| name.starts_with(prefix));
             assert!(known, "{name} is not among the differences");
@@ -380,7 +382,7 @@ impl io::Write for Output {
     }
 }
 
-/// The fields of a line; none of the values that were recorded has a space before a `=`.
+/// Returns the fields of a line; none of the recorded values has a space before a `=`.
 fn fields(line: &str) -> BTreeMap<&str, &str> {
     let mut fields = BTreeMap::new();
     let mut rest = line;
@@ -396,7 +398,7 @@ fn fields(line: &str) -> BTreeMap<&str, &str> {
 }
 
 #[test]
-fn the_same_connections_have_the_same_lines_in_the_access_log() {
+fn same_connections_have_the_same_access_log() {
     let mut directions = BTreeSet::new();
     for file in ["access-log-n1.txt", "access-log-n2.txt"] {
         for theirs in text(file).lines() {

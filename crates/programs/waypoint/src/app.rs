@@ -1,4 +1,4 @@
-//! The process: puts the parts together, runs them, and ends them in order.
+//! Process of a waypoint: builds its parts, runs them, and ends them in order.
 
 use std::{sync::Arc, time::Duration};
 
@@ -43,32 +43,35 @@ use ambit_waypoint_engine::{
     waypoint::{Surroundings, Waypoint},
 };
 
-/// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted and rejected with
-/// the missing prerequisite.
-const QUEUED: Duration = Duration::from_secs(5);
+/// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted
+/// and rejected with the missing prerequisite as the reason.
+const QUEUE_TIME: Duration = Duration::from_secs(5);
 
-/// Grace for requests in flight after the last connections were accepted, when no other pod took them over.
-const LAST_REQUESTS: Duration = Duration::from_secs(5);
+/// Grace period for requests in flight after the last connections were accepted, if no other pod
+/// took them over.
+const LAST_REQUEST_GRACE: Duration = Duration::from_secs(5);
 
-/// Multiple of the linger for which a terminating pod serves in place of the waypoint's others, even without callers.
-const STANDS_IN: u32 = 15;
+/// Multiple of the linger for which a terminating pod serves while no other pod of the waypoint
+/// does, even without callers.
+const STAND_IN_LINGER_FACTOR: u32 = 15;
 
 /// Timeout of the last export of metrics and logs.
-const LAST_EXPORT: Duration = Duration::from_secs(2);
+const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Starter of the process.
+/// Parent of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// No supervisor: a user or a test.
-    Anyone,
-    /// Supervisor, whose link is standard input.
+    /// A user or a test, without a supervisor.
+    Unsupervised,
+    /// The supervisor, whose link is standard input.
     Supervisor,
 }
 
-/// Reads the environment and runs until a signal, or `/quitquitquit`, ends it.
+/// Reads the environment and runs until a signal, or `/quitquitquit`, ends the process.
 ///
 /// # Errors
-/// When the process cannot start; what fails later is retried and logged.
+///
+/// When the process cannot start; later errors are retried and logged.
 pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     if by == StartedBy::Supervisor {
         supervisor::end_with_supervisor(c"ambit-waypoint")
@@ -82,19 +85,19 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     let config = Config::from_env(env)?;
     let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
     let result = runtime.block_on(run_with(env, config, (logs, exporter), by));
-    // A blocking task, a DNS lookup for instance, must not hold the process.
+    // A blocking task, for instance a DNS lookup, must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
     result
 }
 
-/// Version that the waypoint reports of itself.
+/// Returns the version that the waypoint reports.
 fn version(env: &Env) -> &str {
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     version.unwrap_or(env!("CARGO_PKG_VERSION"))
 }
 
-/// Registers version and metrics of the traffic, and sets the origin of flow events.
+/// Registers the metrics of version and traffic, and sets the origin of flow events.
 fn register_metrics(
     env: &Env,
     config: &Config,
@@ -125,7 +128,7 @@ async fn run_with(
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
         StartedBy::Supervisor => Supervisor::connect().await?,
-        StartedBy::Anyone => (Supervisor::none(), Handover::default()),
+        StartedBy::Unsupervised => (Supervisor::none(), Handover::default()),
     };
     let config = Arc::new(config);
     let readiness = Readiness::new();
@@ -190,11 +193,11 @@ async fn run_with(
     listeners::release(&supervisor);
     waypoint.lifecycle.finish(Some(left)).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
-    exporting.finish(LAST_EXPORT).await;
+    exporting.finish(LAST_EXPORT_TIMEOUT).await;
     Ok(())
 }
 
-/// The admin interface of a waypoint.
+/// Creates the admin interface of a waypoint.
 fn admin(
     env: &Env,
     waypoint: &Arc<Waypoint>,
@@ -231,16 +234,16 @@ fn admin(
     })
 }
 
-/// Accepts connections until no more arrive: clients choose this pod until they learn of its termination, or while no
-/// other pod serves. Returns the remaining time. Calls `ending` when clients should switch to other pods, and readiness
-/// fails.
+/// Accepts connections until no more arrive: clients choose this pod until they learn of its
+/// termination, or while no other pod serves. Returns the remaining time. Calls `ending` when
+/// clients should switch to other pods, and readiness fails.
 async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let linger = waypoint.config.linger;
     let end = Instant::now() + linger + waypoint.config.termination_deadline;
-    let last = end - LAST_REQUESTS.min(waypoint.config.termination_deadline / 2);
-    let until = last.min(Instant::now() + linger * STANDS_IN);
+    let last = end - LAST_REQUEST_GRACE.min(waypoint.config.termination_deadline / 2);
+    let until = last.min(Instant::now() + linger * STAND_IN_LINGER_FACTOR);
     tokio::time::sleep(linger).await;
-    // As long as the control plane has clients choose this pod, no other one is ready.
+    // As long as the control plane lets clients choose this pod, no other one is ready.
     let _over = tokio::time::timeout_at(until, waypoint.stands_in_no_more()).await;
     ending();
     loop {
@@ -261,14 +264,14 @@ fn build(
     (cache, keys): (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>),
 ) -> anyhow::Result<Surroundings> {
     let (state, demands) = SharedState::on_demand(StateConfig {
-        // No workload is local to a waypoint, but its own.
+        // No workload is local to a waypoint, except its own.
         node: config.node.clone(),
         network: config.network.clone(),
         cluster_id: config.cluster_id.clone(),
         trust_domain: config.trust_domain.clone(),
         ..StateConfig::default()
     });
-    // Policies of layer 4 are not for waypoints.
+    // Layer 4 policies are not for waypoints.
     state.mark_policies_known();
     let certificates = identities::start(
         env,
@@ -357,7 +360,7 @@ fn xds_settings(config: &Config) -> XdsSettings {
     }
 }
 
-/// Waits for what the first tunnel would wait for, and lets tunnels in.
+/// Waits for the prerequisites of the first tunnel, and then opens the gate for tunnels.
 async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
     let dialer = &waypoint.dialer;
     dialer.certificates.prefetch(&dialer.identity);
@@ -369,7 +372,7 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
         dialer.certificates.obtained(&dialer.identity).await;
     };
     let mut all = std::pin::pin!(all);
-    let in_time = tokio::time::timeout(QUEUED, &mut all).await.is_ok();
+    let in_time = tokio::time::timeout(QUEUE_TIME, &mut all).await.is_ok();
     gate.set(true);
     if !in_time {
         all.await;

@@ -1,4 +1,4 @@
-//! The command line: what the process is to be.
+//! Command line, which selects the role of the process.
 
 use ambit_handover::{Meeting, Program};
 use ambit_proxy::admin;
@@ -27,30 +27,31 @@ pub enum Outcome {
     /// Exit with this code.
     Exit(u8),
     /// Text to print.
-    Say(String),
+    Print(String),
 }
 
-/// Runs the command of the arguments, without the program's name.
+/// Runs the command of the arguments, which exclude the program's name.
 ///
 /// # Errors
-/// When they make no sense, or the process cannot start.
+///
+/// When the arguments are invalid, or the process cannot start.
 pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
     let (alone, rest) = match arguments {
         ["--no-supervisor", rest @ ..] => (true, rest),
         rest => (env.flag("AMBIT_SUPERVISOR")? == Some(false), rest),
     };
     match rest {
-        [] | ["proxy"] | ["proxy", "waypoint"] if alone => work(env, StartedBy::Anyone),
+        [] | ["proxy"] | ["proxy", "waypoint"] if alone => work(env, StartedBy::Unsupervised),
         [] | ["proxy"] | ["proxy", "waypoint"] => supervise(env).map(Outcome::Exit),
         [WORKER] => work(env, StartedBy::Supervisor),
-        ["version" | "--version"] => Ok(Outcome::Say(format!("{:#}\n", admin::version()))),
-        ["help" | "--help" | "-h"] => Ok(Outcome::Say(HELP.to_owned())),
+        ["version" | "--version"] => Ok(Outcome::Print(format!("{:#}\n", admin::version()))),
+        ["help" | "--help" | "-h"] => Ok(Outcome::Print(HELP.to_owned())),
         other => anyhow::bail!("unknown arguments {other:?}\n\n{HELP}"),
     }
 }
 
-/// Runs until the worker has ended for good; returns its exit code. It has no peer supervisor: each replica of a
-/// waypoint has sockets of its own.
+/// Supervises the worker until it has ended for good; returns its exit code. There is no peer
+/// supervisor: each replica of a waypoint has its own sockets.
 fn supervise(env: &Env) -> anyhow::Result<u8> {
     let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
     ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
@@ -70,13 +71,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nonsense_arguments_print_the_help() {
+    fn invalid_arguments_print_the_help() {
         let env = Env::from_pairs::<&str, &str>([]);
         let error = run(&["proxy", "ztunnel"], &env).unwrap_err().to_string();
         assert!(
             error.contains("ztunnel") && error.contains("Usage"),
             "{error}"
         );
-        assert_eq!(run(&["help"], &env).unwrap(), Outcome::Say(HELP.to_owned()));
+        assert_eq!(
+            run(&["help"], &env).unwrap(),
+            Outcome::Print(HELP.to_owned())
+        );
     }
 }

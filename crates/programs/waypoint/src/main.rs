@@ -1,4 +1,4 @@
-//! The waypoint's process.
+//! Entry point of the waypoint's process.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match command::run(&arguments, &Env::from_process()) {
         Ok(Outcome::Exit(code)) => ExitCode::from(code),
-        Ok(Outcome::Say(text)) => {
+        Ok(Outcome::Print(text)) => {
             print!("{text}");
             ExitCode::SUCCESS
         }

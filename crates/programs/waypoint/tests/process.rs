@@ -1,4 +1,5 @@
-//! The real program as its own supervisor: which process ends with which, its exit code, and new connections.
+//! Tests of the real program as its own supervisor: lifetimes of both processes, exit codes, and
+//! new connections.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -26,7 +27,7 @@ fn program() -> Command {
     command
 }
 
-/// A supervisor in a network of its own, and its worker. The control plane is away.
+/// Supervisor with its worker, in a separate network namespace. The control plane is unavailable.
 struct Running {
     host: Host,
     supervisor: Child,
@@ -55,7 +56,7 @@ impl Running {
         let supervisor = host.run(|| command.spawn()).unwrap().unwrap();
         let running = Self { host, supervisor };
         until_blocking("it listens", || running.connect().is_ok());
-        // Opened last.
+        // This port is opened last.
         until_blocking("it serves", || running.knock(15021).is_ok());
         running
     }
@@ -85,20 +86,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended already is what the test wanted.
+        // The test has ended the process already.
         let _ended = self.supervisor.kill();
         let _reaped = self.supervisor.wait();
     }
 }
 
-/// Whether a process has ended; it may be a zombie.
+/// Returns whether a process has ended; it may be a zombie.
 fn is_gone(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 #[test]
-fn wrong_configuration_ends_the_process_once_with_its_reason() {
+fn invalid_configuration_ends_the_process_once() {
     let output = program().output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
@@ -106,7 +107,7 @@ fn wrong_configuration_ends_the_process_once_with_its_reason() {
 }
 
 #[tokio::test]
-async fn no_opening_is_refused_while_workers_are_killed() {
+async fn no_connection_is_refused_while_workers_are_killed() {
     let running = Running::start().await;
     let (over, opened) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -146,7 +147,7 @@ async fn termination_is_passed_on_and_closes_the_listeners() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_supervisor_is_that_of_the_worker() {
+async fn worker_ends_with_its_supervisor() {
     let mut running = Running::start().await;
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::KILL).unwrap();
@@ -171,7 +172,7 @@ fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) ->
     status.parse().unwrap()
 }
 
-/// Response to a request, as text.
+/// Returns the response to a request, as text.
 fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -> String {
     let mut stream = running.knock(port).unwrap();
     let request = format!(
@@ -184,7 +185,7 @@ fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -
 }
 
 #[tokio::test]
-async fn dumps_and_log_levels_are_for_the_pod_itself_alone() {
+async fn dumps_and_log_levels_are_for_the_pod_only() {
     let running = Running::start().await;
     let pages = [
         ("GET", "/config_dump"),
@@ -194,7 +195,7 @@ async fn dumps_and_log_levels_are_for_the_pod_itself_alone() {
         ("POST", "/quitquitquit"),
         ("GET", "/"),
     ];
-    // What is on the pod's address has none of it.
+    // The port on the pod's address serves none of these pages.
     for port in [15020, 15021] {
         for (method, path) in pages {
             let answered = status(&running, port, method, path, "localhost");
@@ -205,7 +206,7 @@ async fn dumps_and_log_levels_are_for_the_pod_itself_alone() {
         status(&running, 15020, "GET", "/stats/prometheus", "any"),
         200
     );
-    // The admin port is on loopback, and no web page's name reaches it.
+    // The admin port is on loopback, and rejects host names of web pages.
     let listening = running
         .host
         .run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"));
@@ -228,7 +229,7 @@ async fn dumps_and_log_levels_are_for_the_pod_itself_alone() {
     );
 }
 
-/// A waypoint whose CA is not the control plane, which is away.
+/// Tests a waypoint whose CA is not the control plane, which is unavailable.
 #[tokio::test]
 async fn certificates_come_from_the_ca_at_ca_address() {
     let host = Host::new("waypoint").await.unwrap();
@@ -267,7 +268,8 @@ async fn certificates_come_from_the_ca_at_ca_address() {
     .await;
 }
 
-/// A waypoint whose certificates are a SPIFFE agent's, while CA and control plane are away.
+/// Tests a waypoint whose certificates are from a SPIFFE agent, while CA and control plane are
+/// unavailable.
 #[tokio::test]
 async fn certificates_come_from_the_spiffe_workload_api() {
     let host = Host::new("waypoint").await.unwrap();

@@ -9,7 +9,7 @@ use std::{
 use arcstr::ArcStr;
 
 /// Longest DNS name (RFC 1035).
-const MAX_HOST: usize = 253;
+const MAX_HOST_BYTES: usize = 253;
 
 /// The target of a CONNECT request. We build only [`Authority::Ip`], except towards a network gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +43,7 @@ pub enum ParseAuthorityError {
 }
 
 impl Authority {
-    /// Reads an authority. User info, percent-encoding, zones and port 0 are refused.
+    /// Parses an authority. User info, percent-encoding, zones and port 0 are refused.
     ///
     /// # Errors
     /// When the bytes are not exactly one of the three forms.
@@ -112,12 +112,12 @@ fn parse_port(digits: &[u8]) -> Result<u16, ParseAuthorityError> {
     }
 }
 
-/// A DNS name as Kubernetes and ServiceEntry hosts use it: labels of letters, digits, `-` and `_`.
-/// A name whose last label has only digits is refused, so that no text that some resolver may take for
-/// an address (`127.1`, `010.0.0.1`) is accepted as a name.
+/// Parses a DNS name as Kubernetes and ServiceEntry hosts use it: labels of letters, digits, `-`
+/// and `_`. A name whose last label has only digits is refused, so that no text that some resolver
+/// may take for an address (`127.1`, `010.0.0.1`) is accepted as a name.
 pub(crate) fn parse_host(text: &str) -> Result<ArcStr, ParseAuthorityError> {
     let text = text.strip_suffix('.').unwrap_or(text);
-    if text.is_empty() || text.len() > MAX_HOST {
+    if text.is_empty() || text.len() > MAX_HOST_BYTES {
         return Err(ParseAuthorityError::BadHost);
     }
     let good_label = |label: &str| {
@@ -201,14 +201,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             if let Ok(authority) = Authority::parse(&bytes) {
                 prop_assert_eq!(Authority::parse(authority.to_string().as_bytes()), Ok(authority));
             }
         }
 
         #[test]
-        fn what_is_built_reads_back(ip in any::<IpAddr>(), port in 1u16..) {
+        fn encoded_values_parse_to_themselves(ip in any::<IpAddr>(), port in 1u16..) {
             let authority = Authority::from(SocketAddr::new(ip, port));
             prop_assert_eq!(Authority::parse(authority.to_string().as_bytes()), Ok(authority));
         }

@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use ambit_model::{Workload, WorkloadKind};
 use arcstr::ArcStr;
 
-/// A longer header is refused.
+/// Maximum length of an accepted header, in bytes.
 const MAX_BYTES: usize = 8 * 1024;
-/// Other implementations may send further entries, up to this limit.
+/// Maximum number of entries; other implementations may send further ones.
 const MAX_ENTRIES: usize = 64;
 
 /// A peer's description of its workload. Empty texts are unknown.
@@ -47,7 +47,7 @@ pub enum ParseBaggageError {
 }
 
 impl Baggage {
-    /// The description of `workload`.
+    /// Returns the description of `workload`.
     pub fn of(workload: &Workload) -> Self {
         Self {
             cluster: workload.cluster_id.clone(),
@@ -61,7 +61,7 @@ impl Baggage {
         }
     }
 
-    /// The header's text. A value that the format cannot carry is left out.
+    /// Encodes the header. Values that the format cannot represent are left out.
     pub fn encode(&self) -> String {
         let mut out = String::with_capacity(192);
         let mut put = |key: &str, value: &str| {
@@ -242,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             if let Ok(baggage) = Baggage::parse(&bytes) {
                 let again = Baggage::parse(baggage.encode().as_bytes());
                 prop_assert!(again.is_ok());
@@ -250,7 +250,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_built_reads_back(
+        fn encoded_values_parse_to_themselves(
             cluster in "[!-+\\--:<-~]{0,20}", service_name in "[a-z0-9.=-]{0,20}", pod in "[a-z]{1,9}"
         ) {
             let baggage = Baggage {

@@ -9,7 +9,7 @@ use arcstr::ArcStr;
 
 use crate::authority::{Authority, parse_host};
 
-/// A longer header is refused.
+/// Maximum length of an accepted header, in bytes.
 const MAX_BYTES: usize = 1024;
 
 /// The client, and the service it addressed.
@@ -36,7 +36,7 @@ pub enum ParseForwardedError {
 }
 
 impl Forwarded {
-    /// Reads a header. Of several elements (a chain of proxies) the first, the client's, counts.
+    /// Parses a header. Of several elements (a chain of proxies) the first, the client's, counts.
     ///
     /// # Errors
     /// When there is no client address, or the host is not a name.
@@ -140,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(forwarded) = Forwarded::parse(&bytes) {
                 let text = forwarded.to_string();
                 prop_assert_eq!(Forwarded::parse(text.as_bytes()), Ok(forwarded));

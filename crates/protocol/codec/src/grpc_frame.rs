@@ -1,7 +1,7 @@
-//! The frame of a gRPC message: a flag for compression, the length in four bytes, the message ("Length-Prefixed-Message"
-//! of gRPC over HTTP/2).
+//! Frame of a gRPC message: a flag for compression, the length in four bytes, the message
+//! ("Length-Prefixed-Message" of gRPC over HTTP/2).
 
-/// A message in its frame, not compressed; `None` if it is longer than a frame's length can be.
+/// Frames a message without compression; `None` if it exceeds the maximum length of a frame.
 pub fn framed(message: &[u8]) -> Option<Vec<u8>> {
     let length = u32::try_from(message.len()).ok()?;
     let mut framed = Vec::with_capacity(message.len() + 5);
@@ -11,7 +11,7 @@ pub fn framed(message: &[u8]) -> Option<Vec<u8>> {
     Some(framed)
 }
 
-/// The message in a frame, if the frame is whole and not compressed.
+/// Returns the message in a frame, if the frame is complete and not compressed.
 pub fn unframed(body: &[u8]) -> Option<&[u8]> {
     let (head, rest) = body.split_at_checked(5)?;
     let (flag, length) = head.split_first()?;

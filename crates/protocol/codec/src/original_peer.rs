@@ -1,8 +1,8 @@
-//! The `x-ambit-original-peer` header of a tunnel that a node proxy opens to its pod's own waypoint, for a
-//! connection to the pod that did not come through it: whose connection that is.
+//! The `x-ambit-original-peer` header: identifies the peer of a connection to a pod that bypassed
+//! the pod's waypoint, and that the pod's node proxy hairpins through the waypoint in a tunnel.
 //!
-//! Form: the SPIFFE id that the peer has proved, or `none` if it proved none. Who sends the header must be
-//! checked before it is believed.
+//! Form: the SPIFFE ID that the peer has proved, or `none`. Receivers must verify who sends the
+//! header before they trust it.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use ambit_model::Identity;
 /// The header's name.
 pub const ORIGINAL_PEER_HEADER: &str = "x-ambit-original-peer";
 
-/// A longer header is refused. A SPIFFE id is at most 2048 bytes long.
+/// Maximum length of an accepted header, in bytes: that of a SPIFFE ID.
 const MAX_BYTES: usize = 2048;
 
 const NONE: &str = "none";
@@ -37,7 +37,7 @@ impl OriginalPeer {
     /// Reads a header.
     ///
     /// # Errors
-    /// When it is neither `none` nor an identity in the form in which identities are written.
+    /// When it is neither `none` nor an identity in canonical form.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseOriginalPeerError> {
         if bytes.len() > MAX_BYTES {
             return Err(ParseOriginalPeerError::TooLong);
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(peer) = OriginalPeer::parse(&bytes) {
                 prop_assert_eq!(peer.to_string().into_bytes(), bytes);
             }

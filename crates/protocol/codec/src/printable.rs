@@ -1,13 +1,13 @@
-//! Texts of requests in log lines: of limited length, and in printable ASCII, so that nothing that a peer
-//! sends can end a field or a line, or change how one is shown.
+//! Texts of requests in log lines: of limited length and in printable ASCII, so that nothing that a
+//! peer sends can end a field or a line.
 
 use std::fmt::Write as _;
 
-/// Longest text; the rest is cut off, and replaced by dots.
+/// Maximum length of a text in bytes; the rest is replaced by dots.
 const MAX_BYTES: usize = 1024;
 
-/// Appends a text for a line of text: `"`, `\`, control characters and what is not ASCII as `\xNN`.
-/// Spaces too if `is_bare`: the field has no quotes around it.
+/// Appends a text to a line: `"`, `\`, control characters and non-ASCII bytes as `\xNN`. Escapes
+/// spaces too if `is_bare`: the field is not quoted.
 pub fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
     let (prefix, is_cut) = cut(value);
     for &byte in prefix {

@@ -1,7 +1,7 @@
-//! The PROXY protocol, version 2: precedes the tunnelled connections a node proxy passes to a waypoint, and those of a
-//! waypoint to endpoints where a rule requires it, in version 1 as well.
+//! PROXY protocol version 2, which precedes tunnelled connections from a node proxy to a waypoint,
+//! and those of a waypoint to endpoints if a rule requires it; for the latter also version 1.
 //!
-//! TCP over IPv4 or IPv6 only, with the client's SPIFFE id in TLV 0xD0 when it is known.
+//! TCP over IPv4 or IPv6 only, with the client's SPIFFE ID in TLV 0xD0 if known.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,10 +11,10 @@ const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 /// TLV of the client's identity.
 const TLV_IDENTITY: u8 = 0xd0;
-/// The longest SPIFFE id (SPIFFE-ID specification, section 2).
-const MAX_IDENTITY: usize = 2048;
-/// Longer than any identity and our other fields.
-const MAX_LENGTH: usize = 4096;
+/// Maximum length of a SPIFFE ID (SPIFFE-ID specification, section 2).
+const MAX_IDENTITY_BYTES: usize = 2048;
+/// Maximum declared length: more than any identity and our other fields need.
+const MAX_DECLARED_BYTES: usize = 4096;
 const FIXED: usize = 16;
 
 /// The connection that the header describes.
@@ -50,7 +50,7 @@ pub enum ParseProxyError {
 }
 
 impl ProxyHeader {
-    /// The header's bytes. Addresses of different families are both written as IPv6. An identity
+    /// Encodes the header. Addresses of different families are both written as IPv6. An identity
     /// too long for the format is left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(128);
@@ -70,7 +70,7 @@ impl ProxyHeader {
         body.extend(self.destination.port().to_be_bytes());
         let identity = self.identity.as_deref().unwrap_or_default();
         match u16::try_from(identity.len()) {
-            Ok(len) if len > 0 && usize::from(len) <= MAX_IDENTITY => {
+            Ok(len) if len > 0 && usize::from(len) <= MAX_IDENTITY_BYTES => {
                 body.push(TLV_IDENTITY);
                 body.extend(len.to_be_bytes());
                 body.extend(identity.as_bytes());
@@ -86,7 +86,8 @@ impl ProxyHeader {
         out
     }
 
-    /// The line of version 1. Addresses of different families are both written as IPv6; the identity has no place in it.
+    /// Encodes a header of version 1, which has no identity. Addresses of different families are
+    /// both written as IPv6.
     pub fn encode_text(&self) -> String {
         let (source, destination) = (self.source, self.destination);
         let (family, from, to) = match (source.ip(), destination.ip()) {
@@ -97,7 +98,7 @@ impl ProxyHeader {
         format!("PROXY {family} {from} {to} {source} {destination}\r\n")
     }
 
-    /// Reads a header from the first bytes of a stream; also returns how many bytes it took.
+    /// Reads a header from the first bytes of a stream; also returns its length.
     ///
     /// # Errors
     /// [`ParseProxyError::Incomplete`] when more bytes may complete it, others when none can.
@@ -118,7 +119,7 @@ impl ProxyHeader {
             return Err(ParseProxyError::NotProxy);
         }
         let length = usize::from(u16::from_be_bytes([high, low]));
-        if length > MAX_LENGTH {
+        if length > MAX_DECLARED_BYTES {
             return Err(ParseProxyError::TooLong(length));
         }
         let mut body = bytes
@@ -156,8 +157,8 @@ fn parse_identity(mut tlvs: &[u8]) -> Result<Option<String>, ParseProxyError> {
             .ok_or(ParseProxyError::Malformed)?;
         tlvs = rest;
         if kind == TLV_IDENTITY {
-            // Two identities, or an empty one, would be read differently by different readers.
-            if identity.is_some() || value.is_empty() || value.len() > MAX_IDENTITY {
+            // Readers would differ about two identities, or an empty one.
+            if identity.is_some() || value.is_empty() || value.len() > MAX_IDENTITY_BYTES {
                 return Err(ParseProxyError::Malformed);
             }
             let text = std::str::from_utf8(value).map_err(|_| ParseProxyError::Malformed)?;
@@ -253,7 +254,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_panic(tail in prop::collection::vec(any::<u8>(), 0..120)) {
+        fn parsing_arbitrary_bytes_never_panics(tail in prop::collection::vec(any::<u8>(), 0..120)) {
             let mut bytes = SIGNATURE.to_vec();
             bytes.extend(&tail);
             let _any = ProxyHeader::parse(&bytes);
@@ -261,7 +262,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_built_reads_back(
+        fn encoded_values_parse_to_themselves(
             source in any::<SocketAddr>(), destination in any::<SocketAddr>(), named in any::<bool>()
         ) {
             let canonical =

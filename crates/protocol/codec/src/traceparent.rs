@@ -20,7 +20,7 @@ pub struct TraceParent {
 pub struct ParseTraceParentError;
 
 impl TraceParent {
-    /// An id from random numbers; zeros, which the format forbids, become ones.
+    /// Creates an id from random numbers; zeros, which the format forbids, become ones.
     pub fn from_random(trace_id: u128, span_id: u64) -> Self {
         Self {
             trace_id: trace_id.max(1),
@@ -61,7 +61,7 @@ impl fmt::Display for TraceParent {
     }
 }
 
-/// Lower-case hexadecimal only, as the format requires.
+/// Parses lower-case hexadecimal only, as the format requires.
 fn hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0u128, |n, digit| {
         let value = match digit {
@@ -100,13 +100,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_built_reads_back(trace_id: u128, span_id: u64) {
+        fn encoded_values_parse_to_themselves(trace_id: u128, span_id: u64) {
             let id = TraceParent::from_random(trace_id, span_id);
             prop_assert_eq!(TraceParent::parse(id.to_string().as_bytes()), Ok(id));
         }
 
         #[test]
-        fn any_bytes_are_taken_without_panic(bytes in prop::collection::vec(any::<u8>(), 55)) {
+        fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 55)) {
             let _ = TraceParent::parse(&bytes);
         }
     }

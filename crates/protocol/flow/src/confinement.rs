@@ -1,13 +1,14 @@
-//! Confinement of readers: what somebody who may read some namespaces only is shown of an event.
+//! Confinement of readers: restricts events for users who may read some namespaces only.
 //!
-//! Such a reader reads what proxies do for workloads of those namespaces, and of the peers of those workloads what the
-//! traffic itself presents to them.
+//! Such a reader sees what proxies do for workloads of those namespaces; of the peers of those
+//! workloads, only what the traffic itself reveals to them.
 
 use crate::{Flow, Peer, ReporterKind};
 
 impl Flow {
-    /// Whether the reporter acts for a workload, or for a service outside of the cluster, of one of `namespaces`: the
-    /// client's node proxy for the client, the server's and a waypoint for the server.
+    /// Whether the reporter acts for a workload, or for a service outside of the cluster, of one of
+    /// `namespaces`: the client's node proxy acts for the client, the server's and a waypoint for
+    /// the server.
     pub fn is_of(&self, namespaces: &[String]) -> bool {
         let is_readable = |namespace: &String| namespaces.contains(namespace);
         let destination = self.destination.namespace.as_ref();
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_do_not_find_what_is_left_out() {
+    fn filters_do_not_match_omitted_attributes() {
         let called = flow(
             ReporterKind::Destination,
             Some("theirs"),
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn own_traffic_and_traffic_of_the_outside_is_shown_whole() {
+    fn own_and_outside_traffic_is_shown_in_full() {
         for destination in [Some("mine"), None] {
             let flow = flow(ReporterKind::Source, Some("mine"), destination, None);
             assert_eq!(flow.confined(&mine()), flow);

@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 pub enum StreamItem {
     /// Event of a connection.
     Flow(Box<Flow>),
-    /// Events that the reader's filter wanted and that were left out since the line before.
+    /// Events that matched the filter but were left out since the previous line.
     #[serde(rename_all = "camelCase")]
     Lost {
         /// Events of the data path: opened, closed, requests.
         sampled: u64,
-        /// Refusals and failures, which are left out only if there are too many different ones at once.
+        /// Refusals and failures, left out only if too many different ones occur at once.
         refusals: u64,
     },
 }
 
-/// One line about a proxy, in the streams of the control plane, which are those of many proxies.
+/// Line about a proxy, in the streams of the control plane, which merge those of many proxies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum ProxyState {
@@ -44,7 +44,7 @@ pub enum Event {
     Opened,
     /// A waypoint has finished a request, with a response of its own or of an upstream; refused ones are `Refused`.
     Request,
-    /// A policy, a token, or a limit refused a connection or a request.
+    /// A policy, a token or a limit refused a connection or a request.
     Refused,
     /// A connection could not be established.
     Failed,
@@ -143,8 +143,8 @@ pub struct ServiceName {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Refusal {
-    /// The policy (`namespace/name`) that denied it. None, if ALLOW policies apply and none matches, or if something
-    /// else than a policy refused it.
+    /// Policy (`namespace/name`) that denied it. `None` if ALLOW policies apply and none matches,
+    /// or if something other than a policy refused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// Reason as text.
@@ -157,15 +157,15 @@ pub struct Refusal {
 pub struct RequestSummary {
     /// Method of the request.
     pub method: String,
-    /// Path without its query, cut to 1 KiB.
+    /// Path without its query, truncated to 1 KiB.
     pub path: String,
-    /// Authority, cut to 256 bytes.
+    /// Authority, truncated to 256 bytes.
     pub authority: String,
     /// `HTTP/1.1`, `HTTP/2` or `gRPC`.
     pub protocol: String,
     /// Status of the response; 0 if there was none.
     pub status: u16,
-    /// Route that was followed, if one was.
+    /// Route of the request, if one matched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
     /// Envoy's response-code details: `via_upstream`, or the reason of a local response.
@@ -183,8 +183,9 @@ pub struct Flow {
     pub time: String,
     /// Kind of event.
     pub event: Event,
-    /// Number of alike events that this one represents: equal but for time, connection, addresses, bytes and duration.
-    /// More than one only of refusals and failures that came faster than the reader read.
+    /// Number of similar events that this one represents: equal except for time, connection,
+    /// addresses, bytes and duration. More than one only for refusals and failures that occurred
+    /// faster than the reader read.
     #[serde(default = "one")]
     pub count: u64,
     /// Number of the connection, unique for the life of the reporter's process.
@@ -206,10 +207,10 @@ pub struct Flow {
     /// Reason of the refusal, if the connection or request was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
-    /// Why it could not be established, or broke.
+    /// Reason why the connection could not be established, or broke.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The request, of a waypoint's events.
+    /// Request, in events of a waypoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<RequestSummary>,
     /// Bytes from the client to the server so far.
@@ -228,14 +229,14 @@ fn one() -> u64 {
 }
 
 impl Peer {
-    /// Name by which users know it: the owner's, or the workload's where nothing owns it.
+    /// Returns the name that users know: the owner's, or the workload's if nothing owns it.
     pub fn name(&self) -> Option<&str> {
         self.owner.as_deref().or(self.workload.as_deref())
     }
 }
 
 impl Flow {
-    /// An event of a reporter, without anything else.
+    /// Creates an event of a reporter, without further attributes.
     pub fn new(event: Event, reporter: Reporter) -> Self {
         Self {
             time: String::new(),

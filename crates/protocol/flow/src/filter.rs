@@ -4,10 +4,10 @@ use std::{fmt, str::FromStr};
 
 use crate::{Flow, Peer, ServiceName, Transport};
 
-/// Most namespaces of one filter.
+/// Maximum namespaces of one filter.
 const MAX_NAMESPACES: usize = 1024;
 
-/// Which events a reader wants. The default wants all.
+/// Filter of a reader's events. The default matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Whether only refusals and failures match.
@@ -20,7 +20,8 @@ pub struct Filter {
     pub to: Option<Party>,
     /// Namespaces, one of which the client, server or service must be in; any if empty.
     pub namespaces: Vec<String>,
-    /// The reader may read `namespaces` alone: see [`Flow::confined`]. Without namespaces, nothing.
+    /// Whether the reader may read only `namespaces`: see [`Flow::confined`]. Without namespaces it
+    /// reads nothing.
     pub confined: bool,
 }
 
@@ -37,7 +38,7 @@ pub enum Party {
     Address(std::net::IpAddr),
 }
 
-/// A parameter that is no filter.
+/// Parameter that is not a valid filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FilterError {
     /// A parameter with a name that is not known.
@@ -130,10 +131,10 @@ impl Party {
 }
 
 impl Filter {
-    /// The filter of decoded parameters.
+    /// Parses decoded parameters.
     ///
     /// # Errors
-    /// If a parameter is not known, or its value names no workload.
+    /// If a parameter is unknown, or its value names no workload.
     pub fn from_parameters<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, FilterError> {
@@ -155,7 +156,7 @@ impl Filter {
         Ok(filter)
     }
 
-    /// The parameters, not yet encoded.
+    /// Returns the parameters, not yet encoded.
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         let mut all = Vec::new();
         if self.refused {
@@ -173,11 +174,12 @@ impl Filter {
         all
     }
 
-    /// Whether the reader wants an event.
+    /// Whether an event matches.
     pub fn wants(&self, flow: &Flow) -> bool {
         match self.confined {
             false => self.matches_all(flow),
-            // By what the reader is shown: otherwise a filter could find out what is left out.
+            // Filters the event as the reader sees it: otherwise a filter could reveal what is left
+            // out.
             true => {
                 flow.is_of(&self.namespaces) && self.matches_all(&flow.confined(&self.namespaces))
             }
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn parties_are_found_by_what_users_call_them() {
+    fn parties_are_matched_by_names_that_users_know() {
         for (name, value, expected) in [
             ("from", "web", true),
             ("from", "shop/web", true),
@@ -295,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_named() {
+    fn invalid_filters_are_refused_by_name() {
         for (name, value) in [("from", ""), ("to", "/web"), ("form", "web")] {
             let error = Filter::from_parameters([(name, value)]).unwrap_err();
             assert!(error.to_string().contains('"'), "{error}");

@@ -1,8 +1,9 @@
 //! Flow events: the events of connections and requests that node proxies and waypoints stream to readers, one JSON
 //! object a line, and the filters of readers. Ambit's own contract, without other implementations.
 //!
-//! Readers of the admin port read as `GET /flows` there. Other readers read through the control plane, which
-//! authorizes them ([`CONTROL_PORT`]), and which the proxies serve under mutual TLS ([`PROXY_PORT`]).
+//! Local readers use `GET /flows` of a proxy's admin port. Users read through the control plane,
+//! which authorizes them ([`CONTROL_PORT`]) and reads from the proxies under mutual TLS
+//! ([`PROXY_PORT`]).
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,6 @@ pub const CONTROL_PORT: u16 = 15016;
 pub const TOKEN_HEADER: &str = "x-ambit-token";
 /// Name of that port in the control plane's Service.
 pub const CONTROL_PORT_NAME: &str = "https-flows";
-/// API group and resource of the right to `get` the flow events of a namespace. No API serves it: the control plane
-/// asks the API server whether a user has the right.
+/// API group and resource of the permission to `get` the flow events of a namespace. No API serves
+/// it: the control plane asks the API server whether a user has the permission.
 pub const RESOURCE: (&str, &str) = ("ambit.io", "flows");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Path of predictions on the admin servers.
 pub const EXPLAIN_PATH: &str = "/explain";
 
-/// Question to a node proxy about a connection of a pod, or to one.
+/// Query to a node proxy about a connection from or to a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum NodeProxyQuery {
@@ -49,7 +49,7 @@ pub struct InboundQuery {
     pub plaintext: bool,
 }
 
-/// Question to a waypoint about a request in a tunnel to it.
+/// Query to a waypoint about a request in a tunnel to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WaypointQuery {
@@ -57,7 +57,7 @@ pub struct WaypointQuery {
     pub authority: String,
     /// Opener of the tunnel.
     pub peer: Peer,
-    /// The client, where the node proxy of the called pod opens the tunnel on its behalf.
+    /// Client, if the node proxy of the called pod opens the tunnel on its behalf.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<Peer>,
     /// Request in the tunnel.
@@ -88,7 +88,7 @@ pub struct HttpQuery {
     pub headers: Vec<(String, String)>,
 }
 
-/// Leaves headers out, which may hold tokens, and the path's query.
+/// Omits headers, which may contain tokens, and the path's query.
 impl fmt::Debug for HttpQuery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpQuery")
@@ -127,7 +127,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// A step without an object.
+    /// Creates a step without an object.
     pub fn new(step: StepKind, result: StepResult, why: impl Into<String>) -> Self {
         Self {
             step,
@@ -210,7 +210,7 @@ pub enum StepResult {
 pub struct Considered {
     /// The object, as `namespace/name`, or the rule of a route.
     pub object: String,
-    /// Effect of a match: the action of a policy, `dry run` beside it.
+    /// Effect of a match: the action of a policy, and `dry run` if it is one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub effect: String,
     /// Whether the object matches, and by which rule or why not.
@@ -225,7 +225,7 @@ pub struct Considered {
     tag = "kind"
 )]
 pub enum End {
-    /// The next place gets it.
+    /// The next hop gets it.
     Forwarded(Hop),
     /// The application of the pod gets it.
     Delivered {
@@ -246,28 +246,28 @@ pub enum End {
     },
 }
 
-/// Next place of a connection or request.
+/// Next hop of a connection or request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hop {
-    /// Kind of the next place.
+    /// Kind of the hop.
     pub to: HopKind,
-    /// Namespace and name of its workload; empty where the mesh knows none.
+    /// Namespace and name of its workload; empty if the mesh knows none.
     pub workload: String,
-    /// Node of the workload; empty where none is known.
+    /// Node of the workload; empty if unknown.
     pub node: String,
     /// Address that is connected.
     pub address: SocketAddr,
     /// Authority of the CONNECT; of plaintext, the called address.
     pub authority: String,
-    /// Sender, as the next place sees it.
+    /// Sender, as the next hop sees it.
     pub peer: Peer,
-    /// The client, where the node proxy of a pod redirects its connection to a waypoint.
+    /// Client, if the node proxy of a pod redirects its connection to a waypoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<Peer>,
 }
 
-/// Kind of the next place.
+/// Kind of the next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HopKind {
@@ -277,6 +277,6 @@ pub enum HopKind {
     Tunnel,
     /// A workload without a tunnel; its node proxy sees plaintext, if it has one.
     Plaintext,
-    /// A place outside of the mesh.
+    /// Destination outside of the mesh.
     Outside,
 }

@@ -1,8 +1,9 @@
 //! The JSON of workloads, services and policies: a node proxy's `/config_dump`, files at `LOCAL_XDS_PATH`, and the
 //! fields that the command line reads of both (Istio's keys, camelCase); and the file of accepted trust domains.
 //!
-//! [`Json`] gives a type of the model this form. Each form is a copy of the model's type for serde alone
-//! (`#[serde(remote)]`), so that a field that is added there does not compile until it has a form here.
+//! [`Json`] gives a type of the model this form. Each form mirrors the model's type for serde alone
+//! (`#[serde(remote)]`), so that a field added to the model does not compile until it has a form
+//! here.
 #![forbid(unsafe_code)]
 
 pub mod explain;
@@ -24,7 +25,7 @@ pub struct Json<T>(pub T);
 /// Reads the JSON forms of a list's elements: `#[serde(deserialize_with = "ambit_mesh_json::list")]`.
 ///
 /// # Errors
-/// When an element is not what it should be, or has a field that is not known.
+/// When an element is invalid, or has an unknown field.
 pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! Gateways and ports. Names themselves are texts, as they display.
+//! JSON of gateways and ports. Names are strings, as they display.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct GatewayForm {
 }
 forms!(GatewayForm of GatewayAddress);
 
-/// A map of numbers. Where the contract has one twice, the last counts.
+/// Form of a map of numbers. If the contract has a number twice, the last one counts.
 pub(crate) struct PortsForm;
 
 impl SerializeAs<PortMap> for PortsForm {

@@ -1,4 +1,4 @@
-//! Policies.
+//! JSON of policies.
 
 use ambit_model::{
     Action, ArcStr, Authorization, Match, Rule, Scope, ServiceAccountMatch, StringMatch,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_a_file_leaves_unfinished_has_the_models_defaults() {
+    fn missing_fields_of_a_policy_have_the_defaults_of_the_model() {
         let read: Json<Authorization> = serde_json::from_str(r#"{"name":"p"}"#).unwrap();
         let named = Authorization {
             name: "p".into(),

@@ -1,4 +1,4 @@
-//! Services.
+//! JSON of services.
 
 use std::collections::BTreeMap;
 

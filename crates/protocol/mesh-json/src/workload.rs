@@ -1,4 +1,4 @@
-//! Workloads.
+//! JSON of workloads.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
@@ -118,7 +118,7 @@ struct WaypointRuleForm {
     namespaces: Vec<StringMatch>,
 }
 
-/// A local mesh file of before there was the field meant this.
+/// Default of a field in local mesh files that predate it.
 fn yes() -> bool {
     true
 }
@@ -201,8 +201,8 @@ forms!(
     WorkloadForm of Workload,
 );
 
-/// `/config_dump` prints `services` as a list of names and leaves the ports to the endpoints; local files
-/// have a map of name to ports. Both are read.
+/// Form of `services`: `/config_dump` prints a list of names and leaves the ports to the endpoints;
+/// local files have a map of name to ports. Both are read.
 struct ServicesForm;
 
 type Services = BTreeMap<NamespacedHostname, PortMap>;

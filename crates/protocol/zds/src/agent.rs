@@ -1,8 +1,9 @@
 //! One proxy's connection, seen from the agent: hello, snapshot, then one request at a time.
 //!
-//! Requests and answers are matched by order alone, so a late answer must never be taken for that of the
-//! next request: nothing is sent before the last request is answered, and a proxy that does not answer
-//! at all loses the connection (the next connection's snapshot has everything).
+//! Requests and acknowledgements are matched by order alone, so a late acknowledgement must never
+//! count for the next request: nothing is sent before the last request is acknowledged, and a proxy
+//! that does not respond at all loses the connection (the next connection's snapshot has
+//! everything).
 
 use std::{
     collections::VecDeque,
@@ -11,14 +12,15 @@ use std::{
 
 use crate::message::{Ack, PodUid, Request};
 
-/// A proxy that has connected sends its hello within this time.
-const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// Timeout for the hello of a proxy that has connected.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A proxy that has not answered a request for this long is disconnected. Callers get an error earlier,
-/// see [`crate::Registry`]; the wait is long because reconnecting does not help a proxy that is only slow.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// Timeout of an acknowledgement, after which the proxy is disconnected. Callers get an error
+/// earlier, see [`crate::Registry`]; the timeout is long because reconnecting does not help a proxy
+/// that is only slow.
+const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// More unsent requests than this mean that the proxy does not keep up.
+/// Maximum unsent requests; more mean that the proxy does not keep up.
 const MAX_QUEUE: usize = 4096;
 
 /// The next record expected on the connection.
@@ -35,7 +37,7 @@ pub enum Expect {
 /// Effect to perform, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AgentEffect<N> {
-    /// Send this, the namespace's descriptor with it.
+    /// Sends a request, with the namespace's descriptor.
     Send(Request, Option<N>),
     /// Request that was acknowledged.
     Answered(Request, Option<N>, Ack),
@@ -47,10 +49,10 @@ pub enum AgentEffect<N> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
     /// Connected, but sent no hello.
-    #[error("no hello within {HELLO_WITHIN:?}")]
+    #[error("no hello within {HELLO_TIMEOUT:?}")]
     NoHello,
     /// Request without an acknowledgement in time.
-    #[error("no answer within {ANSWER_WITHIN:?}")]
+    #[error("no answer within {ACK_TIMEOUT:?}")]
     NoAnswer,
     /// A record arrived that the contract does not allow at this point.
     #[error("unexpected record: {0}")]
@@ -86,7 +88,7 @@ impl<N: Clone> AgentSide<N> {
     pub fn new(now: Instant) -> Self {
         Self {
             phase: Phase::AwaitHello {
-                until: now + HELLO_WITHIN,
+                until: now + HELLO_TIMEOUT,
             },
             queue: VecDeque::new(),
         }
@@ -114,7 +116,7 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// The proxy sent its hello: it gets the snapshot, and the mark that ends it.
+    /// Handles the proxy's hello: sends the snapshot, and the mark that ends it.
     pub fn on_hello(
         &mut self,
         snapshot: impl IntoIterator<Item = (Request, Option<N>)>,
@@ -144,12 +146,12 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// A record arrived that is not the expected one ([`Self::expects`]).
+    /// Handles a record other than the expected one ([`Self::expects`]).
     pub fn on_unexpected(&mut self, what: String) -> Vec<AgentEffect<N>> {
         self.close(CloseReason::Unexpected(what))
     }
 
-    /// Called when time has passed.
+    /// Handles the passing of time.
     pub fn on_tick(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
         match self.phase {
             Phase::AwaitHello { until } if until <= now => self.close(CloseReason::NoHello),
@@ -158,8 +160,8 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Sends a request as soon as those before it are answered. An `Add` replaces one of the same pod
-    /// that has not been sent yet. Without effect before hello and after the close.
+    /// Queues a request, to be sent once those before it are acknowledged. An `Add` replaces an
+    /// unsent one of the same pod. Has no effect before hello and after the close.
     pub fn enqueue(
         &mut self,
         request: Request,
@@ -180,7 +182,7 @@ impl<N: Clone> AgentSide<N> {
     }
 
     fn forget_unsent_add(&mut self, uid: &PodUid) {
-        // One within the snapshot stays: the proxy stops pods that a snapshot leaves out.
+        // An add within the snapshot stays: the proxy stops pods that a snapshot leaves out.
         let after = self
             .queue
             .iter()
@@ -204,7 +206,7 @@ impl<N: Clone> AgentSide<N> {
         };
         let effect = AgentEffect::Send(request.clone(), netns.clone());
         self.phase = Phase::AwaitAck {
-            until: now + ANSWER_WITHIN,
+            until: now + ACK_TIMEOUT,
             request,
             netns,
         };

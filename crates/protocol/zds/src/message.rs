@@ -11,7 +11,8 @@ pub type PodUid = ArcStr;
 /// to fit.
 pub const MAX_RECORD: usize = 1024;
 
-/// Longest error text in an [`Ack`], in bytes: leaves room for the protobuf framing in a record.
+/// Maximum length of the error text in an [`Ack`], in bytes: leaves room for the protobuf framing
+/// in a record.
 pub const MAX_ACK_TEXT: usize = 900;
 
 /// Acknowledgement of a [`Request`]; the error is a text for operators.
@@ -46,12 +47,12 @@ pub enum Request {
         /// UID of the pod.
         uid: PodUid,
     },
-    /// The end of the snapshot: pods of the node that it did not name are to be stopped.
+    /// End of the snapshot: the proxy stops pods that it did not name.
     SnapshotSent,
 }
 
 impl Request {
-    /// The pod it is about.
+    /// Returns the pod of the request.
     pub fn uid(&self) -> Option<&PodUid> {
         match self {
             Self::Add { uid, .. } | Self::Keep { uid } | Self::Del { uid } => Some(uid),
@@ -60,7 +61,7 @@ impl Request {
     }
 }
 
-/// `text` cut to at most `max` bytes at a character boundary.
+/// Truncates `text` to at most `max` bytes at a character boundary.
 pub fn clipped(text: &str, max: usize) -> &str {
     let mut end = max.min(text.len());
     while !text.is_char_boundary(end) {

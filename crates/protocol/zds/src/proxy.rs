@@ -1,4 +1,4 @@
-//! The node proxy's side of ZDS: which pods it serves, and what it answers.
+//! The node proxy's side of ZDS: the pods it serves, and its acknowledgements.
 //!
 //! Differs from the reference where that one was fragile, never in what the agent sees: a protocol error
 //! ends the connection instead of the process; pods that could not be started stay pending over a
@@ -14,7 +14,7 @@ use crate::message::{Ack, MAX_ACK_TEXT, PodUid, Request, WorkloadInfo, clipped};
 /// Retry delay of a pod whose start failed.
 pub const RETRY_PENDING: Duration = Duration::from_secs(5);
 
-/// Distinguishes the instances of one pod's proxy: each [`ProxyEffect::Start`] has a new one.
+/// Number of one instance of a pod's proxy: each [`ProxyEffect::Start`] has a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(u64);
 
@@ -91,8 +91,8 @@ pub enum ProxyEffect<N> {
 /// Why an instance is to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StopReason {
-    /// The agent deleted it: the pod is gone, or left the mesh. New connections are not to be accepted;
-    /// existing ones may end by themselves.
+    /// The agent deleted the pod: it is gone, or left the mesh. New connections must not be
+    /// accepted; existing ones may end by themselves.
     Deleted,
     /// The agent's snapshot did not contain it.
     NotInSnapshot,
@@ -104,12 +104,12 @@ pub enum StopReason {
 
 #[derive(Debug)]
 enum Life {
-    /// The start is in flight; the error is that of the previous start, if that failed.
+    /// The start is in flight; the error is that of the previous start, if it failed.
     Starting {
         failed: Option<String>,
     },
     Up,
-    /// Could not be started; retried at this time.
+    /// The start failed; it is retried at this time.
     Pending {
         retry_at: Instant,
         error: String,
@@ -127,12 +127,12 @@ struct Served<N> {
 #[derive(Debug)]
 enum Link {
     Down,
-    /// The snapshot is arriving; the pods in it so far.
+    /// The snapshot is being received; its pods so far.
     Snapshot(BTreeSet<PodUid>),
     Live,
 }
 
-/// The pods of this node that the agent wants served.
+/// State of the pods that the agent wants served on this node.
 #[derive(Debug)]
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, Served<N>>,
@@ -154,13 +154,13 @@ impl<N> Default for ProxySide<N> {
 }
 
 impl<N: Clone + PartialEq> ProxySide<N> {
-    /// Serves nothing, not connected.
+    /// Creates the state without pods or connection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Restores a pod that was served before this process started: its proxy listens already. The agent's
-    /// snapshot decides whether it stays.
+    /// Restores a pod that was served before this process started: its proxy listens already. The
+    /// agent's snapshot decides whether it stays.
     pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
         let generation = self.new_generation();
         let life = Life::Up;
@@ -176,7 +176,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// Another proxy serves a pod in our place.
+    /// Stops serving a pod that another proxy serves instead.
     pub fn surrender(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
         self.stop(uid, StopReason::Surrendered, &mut effects);
@@ -188,7 +188,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         matches!(self.link, Link::Live) && self.pending().next().is_none()
     }
 
-    /// Pods that could not be started, and why.
+    /// Returns the pods that could not be started, with the reason.
     pub fn pending(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
         self.pods.iter().filter_map(|(uid, pod)| match &pod.life {
             Life::Pending { error, .. }
@@ -199,7 +199,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         })
     }
 
-    /// Pods whose proxies listen.
+    /// Returns the pods whose proxies listen.
     pub fn up(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
         self.pods
             .iter()
@@ -462,7 +462,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// A peer that breaks the contract gets an error and is disconnected; the pods stay.
+    /// Rejects a contract violation: the peer gets an error and is disconnected; the pods stay.
     fn refuse(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
         self.answering = None;
         self.link = Link::Down;

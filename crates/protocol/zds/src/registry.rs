@@ -1,8 +1,8 @@
-//! Several proxies at once (an old and a new one during a rollout): which receives which requests.
+//! Distributes requests to several connected proxies (an old and a new one during a rollout).
 //!
-//! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest goes
-//! and an older one is left, the older one is sent the pods that it lacks. Callers have a [`Ticket`] for
-//! each order and get its outcome, at the latest after [`DELIVER_WITHIN`].
+//! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest
+//! disconnects and an older one is left, the older one is sent the pods that it lacks. Callers have
+//! a [`Ticket`] for each order and get its outcome, at the latest after [`DELIVERY_TIMEOUT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,13 +15,13 @@ use crate::{
 };
 
 /// Timeout of an order, including the wait for a proxy to connect.
-const DELIVER_WITHIN: Duration = Duration::from_secs(10);
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An accepted connection; larger is newer.
+/// Number of an accepted connection; larger is newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// An order of a caller, who chooses the number and never uses one twice.
+/// Number of an order, chosen by its caller and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -38,7 +38,7 @@ pub enum RegistryEvent<N> {
     Unexpected(ConnectionId, String),
     /// The connection closed.
     Closed(ConnectionId),
-    /// A pod is to be served, in this namespace.
+    /// Order to serve a pod in this namespace.
     Add {
         /// Settled when a proxy serves it.
         ticket: Ticket,
@@ -49,9 +49,10 @@ pub enum RegistryEvent<N> {
         /// Network namespace of the pod.
         netns: N,
     },
-    /// A pod from before, whose namespace is not known: a proxy that serves it is to continue.
+    /// Pod of an earlier agent process whose namespace is not known: a proxy that serves it
+    /// continues.
     Hold(PodUid),
-    /// A pod is no longer to be served.
+    /// Order to stop serving a pod.
     Del {
         /// Settled when every proxy has stopped serving it.
         ticket: Ticket,
@@ -65,9 +66,9 @@ pub enum RegistryEvent<N> {
 /// Effect to perform, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RegistryEffect<N> {
-    /// Send this on that connection.
+    /// Sends a request on a connection.
     Send(ConnectionId, Request, Option<N>),
-    /// Close that connection; [`RegistryEvent::Closed`] need not follow.
+    /// Closes a connection; [`RegistryEvent::Closed`] need not follow.
     Close(ConnectionId, CloseReason),
     /// An order has ended.
     Delivered(Ticket, Result<(), DeliverError>),
@@ -87,7 +88,7 @@ pub enum DeliverError {
     #[error("the node proxy refused it: {0}")]
     Refused(String),
     /// The connected proxy does not respond.
-    #[error("the node proxy did not answer within {DELIVER_WITHIN:?}")]
+    #[error("the node proxy did not answer within {DELIVERY_TIMEOUT:?}")]
     NoAnswer,
     /// The pod was deleted meanwhile, or has a newer namespace.
     #[error("the pod was withdrawn meanwhile")]
@@ -110,7 +111,7 @@ struct Pod<N> {
 #[derive(Debug)]
 struct Link<N> {
     side: AgentSide<N>,
-    /// The pods this proxy has been sent, so that it can be sent the others.
+    /// Pods that this proxy has been sent, to determine which ones it lacks.
     sent: BTreeMap<PodUid, N>,
 }
 
@@ -128,7 +129,7 @@ struct Open {
     order: Order,
 }
 
-/// Every pod that is to be served on this node, and every proxy connected.
+/// State of the pods to be served on this node, and of the connected proxies.
 #[derive(Debug)]
 pub struct Registry<N> {
     pods: BTreeMap<PodUid, Pod<N>>,
@@ -147,12 +148,12 @@ impl<N> Default for Registry<N> {
 }
 
 impl<N: Clone + PartialEq> Registry<N> {
-    /// No pods, no proxies.
+    /// Creates a registry without pods and proxies.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The number of connected proxies that have sent their hello.
+    /// Returns the number of connected proxies that have sent their hello.
     pub fn connected(&self) -> usize {
         self.links
             .values()
@@ -270,7 +271,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
         let open = Open {
             uid: uid.clone(),
-            until: now + DELIVER_WITHIN,
+            until: now + DELIVERY_TIMEOUT,
             order: Order::Add,
         };
         self.open.insert(ticket, open);
@@ -316,7 +317,7 @@ impl<N: Clone + PartialEq> Registry<N> {
             .map(|(id, _)| *id)
             .collect();
         if ids.is_empty() {
-            // No connected proxy serves it that would not get it in a snapshot.
+            // Every connected proxy that serves it will stop because of the snapshot.
             effects.push(RegistryEffect::Delivered(ticket, Ok(())));
             return;
         }
@@ -325,7 +326,7 @@ impl<N: Clone + PartialEq> Registry<N> {
             ticket,
             Open {
                 uid: uid.clone(),
-                until: now + DELIVER_WITHIN,
+                until: now + DELIVERY_TIMEOUT,
                 order,
             },
         );
@@ -348,7 +349,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         });
     }
 
-    /// Runs one connection's state machine, and passes its effects on.
+    /// Runs one connection's state machine, and forwards its effects.
     fn drive(
         &mut self,
         connection: ConnectionId,
@@ -389,7 +390,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                     let refused = RegistryEffect::Refused(connection, uid.clone(), text.clone());
                     effects.push(refused);
                 }
-                // An answer about an older namespace does not settle the newer add.
+                // An acknowledgement for an older namespace does not settle the newer add.
                 if self
                     .pods
                     .get(uid)
@@ -402,7 +403,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                     });
                 }
             }
-            // The error text of a delete changes nothing: the proxy has been sent it.
+            // A delete that fails counts like one that succeeds: the proxy has received it.
             Request::Del { uid } => self.delete(connection, Some(uid), effects),
             Request::Keep { uid } => {
                 if let Err(text) = ack {
@@ -413,7 +414,8 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Records one connection's acknowledgement of the deletes of `uid`; `None` if there will be none.
+    /// Records one connection's acknowledgement of the deletes of `uid`; `None` if none will
+    /// arrive.
     fn delete(
         &mut self,
         connection: ConnectionId,
@@ -463,7 +465,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Adds the pods that an older proxy lacks because a newer one was there.
+    /// Sends an older proxy the pods that it lacks because a newer one was connected.
     fn catch_up(
         &mut self,
         connection: ConnectionId,

@@ -1,4 +1,4 @@
-//! Connections to hosts that objects name.
+//! Connections to hosts that objects of the cluster name.
 
 use std::{io, net::SocketAddr};
 
@@ -38,8 +38,9 @@ pub enum ConnectError {
     },
 }
 
-/// Connects to a port of a host: a name, or an address in any form that the system's resolver takes. Addresses are
-/// checked after the host was resolved, and exactly these are connected to. The caller bounds the time.
+/// Connects to a port of a host: a name, or an address in any form that the system's resolver
+/// takes. Addresses are checked after the host was resolved, and only the checked ones are
+/// connected. The caller bounds the time.
 ///
 /// # Errors
 /// When the host cannot be resolved, has no address that may be called, or none that answers.
@@ -119,7 +120,7 @@ mod tests {
             "2002:a9fe:a9fe::",
         ] {
             let error = connect(&guard, host, 9).await.unwrap_err();
-            // What the system does not take for an address is no host.
+            // A text that the system does not resolve is not a host.
             let is_refused = matches!(
                 error,
                 ConnectError::Forbidden { .. } | ConnectError::Resolve { .. }
@@ -137,7 +138,7 @@ mod tests {
             let stream = connect(&guard, host, port).await.unwrap();
             assert_eq!(stream.peer_addr().unwrap().port(), port, "{host}");
         }
-        // Nobody is called at the addresses that are no exceptions.
+        // Other addresses are not called.
         let other = connect(&guard, "127.0.0.2", port).await.unwrap_err();
         assert!(matches!(other, ConnectError::Forbidden { .. }), "{other}");
     }

@@ -1,4 +1,4 @@
-//! Kinds of addresses that are not called, whatever the cluster.
+//! Addresses that are never called, whatever the cluster.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -28,7 +28,7 @@ const METADATA: [IpAddr; 7] = [
     v4(100, 100, 100, 200),
     // Azure: the wire server.
     v4(168, 63, 129, 16),
-    // Oracle Cloud: the older address, and the one of IPv6.
+    // Oracle Cloud: the older address, and the IPv6 address.
     v4(192, 0, 0, 192),
     v6([0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe]),
     // Akamai (Linode).
@@ -60,7 +60,7 @@ fn of_kind(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
     let is_own = meant.is_loopback() || meant.is_unspecified() || meant.is_multicast();
     let (is_own, is_link_local, is_assigned) = match meant {
         IpAddr::V4(v4) => (
-            // `this network` (RFC 791): Linux takes it for the machine itself.
+            // `This network` (RFC 791): Linux treats it as the machine itself.
             is_own || v4.is_broadcast() || v4.octets().first() == Some(&0),
             v4.is_link_local(),
             v4.octets().starts_with(&[240, 240]),
@@ -74,7 +74,7 @@ fn of_kind(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
             v6.segments().starts_with(&[0x2001, 2, 0]),
         ),
     };
-    // Amazon's services of instances: metadata, and the agent of pods' identities.
+    // Amazon's services for instances: metadata, and the agent of pod identities.
     let is_amazon = matches!(meant, IpAddr::V6(v6) if v6.segments().starts_with(&[0xfd00, 0xec2]));
     if is_amazon || METADATA.contains(&meant) {
         Some(Forbidden::Metadata(ip))
@@ -103,11 +103,11 @@ pub fn spellings(ip: IpAddr) -> [Option<IpAddr>; 3] {
     };
     let last = [12, 13, 14, 15];
     let embedded = match v6.segments() {
-        // Loopback and unspecified are no addresses of IPv4.
+        // Loopback and unspecified embed no IPv4 address.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
         [0, 0, 0, 0, 0, 0 | 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] => at(last),
         [0x64, 0xff9b, 0, 0, 0, 0, ..] => at(last),
-        // Its prefix has 48 bits; one byte of those that follow is left out.
+        // The prefix has 48 bits; one byte behind it is reserved.
         [0x64, 0xff9b, 1, ..] => {
             return [Some(ip), at([6, 7, 9, 10]), at(last)];
         }

@@ -1,4 +1,5 @@
-//! The list of addresses that are not called, with the cluster's own and the administrator's exceptions.
+//! Guard against forbidden addresses, with the cluster's own addresses and the administrator's
+//! exceptions.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -55,13 +56,13 @@ impl Guard {
         guard
     }
 
-    /// The administrator's exceptions for this process, in place of those before.
+    /// Replaces the administrator's exceptions for this process.
     pub fn except(&self, allowed: Vec<IpNet>) {
         self.0.write().own = allowed;
     }
 
-    /// The administrator's exceptions for the mesh, and the addresses of the API server and of the nodes, in place of what
-    /// was known before.
+    /// Replaces the administrator's exceptions for the mesh, and the addresses of the API server
+    /// and of the nodes.
     pub fn update(&self, allowed: Vec<IpNet>, cluster: BTreeSet<IpAddr>) {
         let mut known = self.0.write();
         known.mesh = allowed;
@@ -133,7 +134,7 @@ mod tests {
             ("169.254.20.10", true),
             ("169.254.169.254", false),
             ("fd00:ec2::254", true),
-            // An exception is for the address as it is called.
+            // An exception applies to the address in the form in which it is called.
             ("64:ff9b::127.0.0.2", false),
             ("10.0.0.7", false),
         ] {

@@ -1,4 +1,5 @@
-//! Egress: which addresses the mesh's own processes call for what objects name, and connections to hosts that respect it.
+//! Egress: decides which addresses the mesh's own processes may call because an object names them,
+//! and connects to hosts accordingly.
 //!
 //! An object may name any host or URL, and the owner of a domain decides what its names resolve to. Control plane and
 //! waypoints reach what clients and users may not: their own loopback interfaces, nodes, the API server, clouds'

@@ -184,7 +184,7 @@ impl Client {
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(wrong)?;
         let connection = ambit_rt::spawn_abortable("fetch", async move {
-            // Its error is also an error of the response.
+            // An error of the connection is also an error of the response.
             let _ended = connection.await;
         });
         Ok(Exchange {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Longest line of a stream, in bytes.
-pub(crate) const MAX_LINE: usize = 64 << 10;
+/// Maximum length of a line of a stream, in bytes.
+pub(crate) const MAX_LINE_BYTES: usize = 64 << 10;
 
 /// Read timeout: a proxy writes an empty line every ten seconds.
-pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -24,12 +24,12 @@ pub enum ReadError {
     #[error("the connection broke: {0}")]
     Body(#[source] BoxError),
     /// Silence for too long.
-    #[error("nothing came for {SILENCE:?}")]
+    #[error("nothing came for {READ_TIMEOUT:?}")]
     Silent,
     /// Response of another status than 200, and its text.
     #[error("status {0}: {1}")]
     Refused(u16, String),
-    /// A line without end.
-    #[error("a line is longer than {MAX_LINE} bytes")]
+    /// The line exceeds the maximum length.
+    #[error("a line is longer than {MAX_LINE_BYTES} bytes")]
     TooLong,
 }

@@ -1,6 +1,7 @@
-//! Reads the streams of flow events of many proxies, and of those that come later.
+//! Reads the streams of flow events of many proxies, including those that start later.
 //!
-//! The command line and the control plane read so; how a proxy is reached is theirs ([`Proxies`]).
+//! Used by the command line and the control plane, which implement how a proxy is reached
+//! ([`Proxies`]).
 #![forbid(unsafe_code)]
 
 mod error;
@@ -22,20 +23,20 @@ use tokio::{
 
 pub use error::{BoxError, ReadError};
 
-use error::{MAX_LINE, SILENCE};
+use error::{MAX_LINE_BYTES, READ_TIMEOUT};
 use lines::Lines;
 
 /// Interval of listing the proxies.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// Longest explanation of a refusal, in bytes.
-const MAX_REASON: usize = 1024;
+const LIST_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum length of the explanation of a refusal, in bytes.
+const MAX_REASON_BYTES: usize = 1024;
 
 /// Event of the proxies that are being read.
 #[derive(Clone, Debug)]
 pub enum Received {
     /// A proxy's stream has begun.
     Began(String),
-    /// Whole lines of a stream, each with its end; never none.
+    /// Complete lines of a stream, each with its line feed; never none.
     Lines(Bytes),
     /// Failed or ended stream of a proxy: name and reason. It is retried.
     Ended(String, String),
@@ -62,7 +63,7 @@ pub trait Proxies: Send + Sync + 'static {
     /// Proxy, displayed by its name for users.
     type Proxy: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static;
 
-    /// The proxies that run now.
+    /// Lists the proxies that run now.
     fn list(&self) -> impl Future<Output = Result<Vec<Self::Proxy>, String>> + Send;
 
     /// Requests `path` of a proxy.
@@ -82,7 +83,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let handshake = http1::Builder::new()
-        .max_buf_size(2 * MAX_LINE)
+        .max_buf_size(2 * MAX_LINE_BYTES)
         .handshake(TokioIo::new(stream));
     let (mut requests, connection) = handshake.await?;
     let connection = ambit_rt::spawn_abortable("connection to a proxy", connection);
@@ -90,7 +91,7 @@ where
         .uri(path)
         .header(HOST, "localhost")
         .body(Empty::<Bytes>::new())?;
-    let response = timeout(SILENCE, requests.send_request(request)).await;
+    let response = timeout(READ_TIMEOUT, requests.send_request(request)).await;
     let response = response.map_err(|_elapsed| ReadError::Silent)??;
     Ok(Opened {
         response: response.map(|body| body.map_err(BoxError::from).boxed_unsync()),
@@ -114,7 +115,7 @@ pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sende
                         ambit_rt::spawn_abortable("flows of a proxy", async move {
                             let ended = read(&*proxies, &proxy, &path, &sender).await;
                             let ended = Received::Ended(proxy.to_string(), ended);
-                            // Nobody receives any more, then.
+                            // Fails only without a receiver.
                             let _gone = sender.send(ended).await;
                         })
                     });
@@ -129,8 +130,8 @@ pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sende
             }
             Err(_) => {}
         }
-        // The time is over, or there is no receiver: either is handled above.
-        let _elapsed = timeout(LOOK_AGAIN, sender.closed()).await;
+        // The timeout elapsed, or there is no receiver: either is handled above.
+        let _elapsed = timeout(LIST_INTERVAL, sender.closed()).await;
     }
 }
 
@@ -179,10 +180,10 @@ async fn read_stream(
     Ok(())
 }
 
-/// The next bytes of a body; `None` at its end.
+/// Returns the next bytes of a body; `None` at its end.
 async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>, ReadError> {
     loop {
-        let frame = timeout(SILENCE, body.frame()).await;
+        let frame = timeout(READ_TIMEOUT, body.frame()).await;
         match frame.map_err(|_elapsed| ReadError::Silent)? {
             None => return Ok(None),
             Some(Err(error)) => return Err(ReadError::Body(error)),
@@ -211,13 +212,13 @@ impl Opened {
 /// Returns the explanation of a response that is not a stream.
 async fn refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> ReadError {
     let mut text = Vec::new();
-    while text.len() < MAX_REASON {
+    while text.len() < MAX_REASON_BYTES {
         match next(body).await {
             Ok(Some(data)) => text.extend_from_slice(&data),
             Ok(None) | Err(_) => break,
         }
     }
-    text.truncate(MAX_REASON);
+    text.truncate(MAX_REASON_BYTES);
     ReadError::Refused(status, String::from_utf8_lossy(&text).trim().to_owned())
 }
 

@@ -1,8 +1,8 @@
-//! Lines of a stream, as its chunks come.
+//! Splits a stream into lines.
 
 use bytes::{Bytes, BytesMut};
 
-use crate::error::{MAX_LINE, ReadError};
+use crate::error::{MAX_LINE_BYTES, ReadError};
 
 /// Buffer of an incomplete line.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ impl Lines {
         self.begun.extend_from_slice(chunk);
         let end = self.begun.iter().rposition(|byte| *byte == b'\n');
         let complete = end.map(|end| self.begun.split_to(end + 1).freeze());
-        match self.begun.len() > MAX_LINE {
+        match self.begun.len() > MAX_LINE_BYTES {
             true => Err(ReadError::TooLong),
             false => Ok(complete),
         }
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn endless_lines_are_refused() {
         let mut lines = Lines::default();
-        let endless = lines.add(&vec![b'a'; MAX_LINE + 1]);
+        let endless = lines.add(&vec![b'a'; MAX_LINE_BYTES + 1]);
         assert!(matches!(endless, Err(ReadError::TooLong)));
     }
 }

@@ -1,7 +1,8 @@
 //! Connection to a collector, over HTTP/1.1 or gRPC (HTTP/2 with prior knowledge), with TLS if the endpoint is `https`.
 //!
-//! The collector's address is the operator's own setting, not one that an object of the cluster names, so it is not subject
-//! to `ambit-egress`. What the collector answers is bounded in time and size, and at most a number is read from it.
+//! The collector's address is the operator's own setting, not one that an object of the cluster
+//! names, so it is not subject to `ambit-egress`. Responses are bounded in time and size, and only
+//! one number is read from them.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -33,9 +34,9 @@ use crate::{
     tls::{self, TlsError},
 };
 
-/// Largest response body.
+/// Maximum length of a response body, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
-/// Largest response head.
+/// Maximum length of a response head, in bytes.
 const MAX_HEAD_BYTES: u16 = 16 * 1024;
 /// Maximum addresses of a collector that are tried for one connection.
 const MAX_ADDRESSES: usize = 4;
@@ -73,7 +74,7 @@ impl ExportError {
             }
             Self::Grpc(status) if is_retryable_grpc(*status) => Attempt::Retryable { after: None },
             Self::Http { .. } | Self::Grpc(_) => Attempt::Refused,
-            // Whether the collector has the message is unknown; it may have it twice.
+            // The collector may or may not have the message, so a retry may duplicate it.
             _ => Attempt::Retryable { after: None },
         }
     }
@@ -125,7 +126,7 @@ impl Client {
 
     async fn call(&mut self, message: &Bytes) -> Result<u64, ExportError> {
         let mut request = self.request(message);
-        // A connection on which the collector says something wrong is not used again.
+        // A connection with an invalid response is not reused.
         if let Some(mut sender) = self.idle.take() {
             match sender.send(request).await {
                 Ok(response) => return self.respond(sender, response).await,
@@ -264,7 +265,7 @@ impl Client {
         match self.collector.protocol {
             Protocol::Http => Ok(rejected(&body)),
             Protocol::Grpc => {
-                // A status without a body is among the headers.
+                // In a response without a body, the status is among the headers.
                 match grpc_status(&trailers).or_else(|| grpc_status(&head.headers)) {
                     Some(0) => Ok(rejected(grpc_frame::unframed(&body).unwrap_or_default())),
                     // Without a status it is UNKNOWN.
@@ -282,7 +283,7 @@ impl Sender {
     ) -> Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>> {
         match self {
             Self::Http(sender) => {
-                // An error is found by sending, which gives the request back.
+                // Sending reports the error, and returns the request.
                 sender.ready().await.ok();
                 sender.try_send_request(request).await
             }
@@ -308,7 +309,7 @@ where
     }
 }
 
-/// `Retry-After` in seconds. A date is not read: the pause is our own then.
+/// Parses `Retry-After` in seconds. Dates are not supported: the exporter's own pause applies then.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?;
     seconds.trim().parse().ok().map(Duration::from_secs)

@@ -1,4 +1,4 @@
-//! Tasks that export, one for each signal.
+//! Export tasks, one for each signal.
 
 use std::{
     fmt,
@@ -28,9 +28,9 @@ use crate::{
 };
 
 /// Maximum time for which records are batched before they are sent.
-const GATHER: Duration = Duration::from_secs(1);
+const MAX_BATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// Exports of a program's metrics and logs, not yet begun; possibly none.
+/// Exporters of a program's metrics and logs before they are started; possibly none.
 #[derive(Debug)]
 pub struct Exporter {
     metrics: Option<Client>,
@@ -145,7 +145,7 @@ impl Exporter {
 #[derive(Debug)]
 pub struct Exporting {
     tasks: Vec<AbortOnDrop<()>>,
-    /// Turns true when the program ends; closed when all tasks have ended.
+    /// Set when the program ends; closed when all tasks have ended.
     ending: watch::Sender<bool>,
 }
 
@@ -175,7 +175,7 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
         self.sending.log_start();
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first tick is at once, when there is nothing to see yet.
+        // The first tick fires at once, when there is nothing to export yet.
         ticks.tick().await;
         let mut ended = self.sending.ended.clone();
         loop {
@@ -187,7 +187,7 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
         self.export().await;
     }
 
-    /// Sends all metrics once. Cumulative ones are no worse for an export that failed.
+    /// Sends all metrics once. They are cumulative, so a failed export loses nothing.
     async fn export(&mut self) {
         let Ok(text) = (self.exposition)() else {
             tracing::warn!("metrics are not exported: they cannot be written");
@@ -199,7 +199,7 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
         };
         for message in metrics::messages(&text, times, &self.resource, &self.scope) {
             let message = Bytes::from(message.encode_to_vec());
-            if self.sending.send(&message).await == Sent::Unreachable {
+            if self.sending.send(&message).await == SendOutcome::Unreachable {
                 return;
             }
         }
@@ -225,7 +225,7 @@ impl LogsExport {
             }
             tokio::select! {
                 () = self.queue.holds(MAX_BATCH_RECORDS) => {}
-                () = tokio::time::sleep(GATHER) => {}
+                () = tokio::time::sleep(MAX_BATCH_DELAY) => {}
                 () = is_over(&mut ended) => break,
             }
             let batch = self.queue.take_batch();
@@ -233,19 +233,19 @@ impl LogsExport {
         }
         loop {
             let batch = self.queue.take_batch();
-            if batch.is_empty() || self.export(batch).await != Sent::Done {
+            if batch.is_empty() || self.export(batch).await != SendOutcome::Done {
                 return;
             }
         }
     }
 
-    async fn export(&mut self, batch: Vec<LogRecord>) -> Sent {
+    async fn export(&mut self, batch: Vec<LogRecord>) -> SendOutcome {
         let many = batch.len();
         let message = records::message(&batch, &self.resource, &self.scope);
         drop(batch);
         let message = Bytes::from(message.encode_to_vec());
         let sent = self.sending.send(&message).await;
-        if sent != Sent::Done {
+        if sent != SendOutcome::Done {
             self.queue.add_dropped(many);
         }
         sent
@@ -254,7 +254,7 @@ impl LogsExport {
 
 /// Result of the attempts to send one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sent {
+enum SendOutcome {
     /// The collector accepted the batch.
     Done,
     /// The collector rejected the batch, but may accept others.
@@ -281,7 +281,7 @@ impl Sending {
         tracing::info!(signal, collector, "exporting to an OpenTelemetry collector");
     }
 
-    async fn send(&mut self, message: &Bytes) -> Sent {
+    async fn send(&mut self, message: &Bytes) -> SendOutcome {
         let signal = self.signal.label();
         loop {
             let attempt = match self.client.export(message).await {
@@ -301,21 +301,21 @@ impl Sending {
                     }
                     self.counts.sent.fetch_add(1, Relaxed);
                     self.counts.rejected.fetch_add(rejected, Relaxed);
-                    return Sent::Done;
+                    return SendOutcome::Done;
                 }
                 Next::Retry(pause) => {
                     if self.pause(pause).await {
                         continue;
                     }
                     self.counts.failed.fetch_add(1, Relaxed);
-                    return Sent::Unreachable;
+                    return SendOutcome::Unreachable;
                 }
                 Next::GiveUp(pause) => {
                     self.counts.failed.fetch_add(1, Relaxed);
                     self.pause(pause).await;
                     return match attempt {
-                        Attempt::Refused => Sent::Refused,
-                        _ => Sent::Unreachable,
+                        Attempt::Refused => SendOutcome::Refused,
+                        _ => SendOutcome::Unreachable,
                     };
                 }
             }
@@ -333,11 +333,11 @@ impl Sending {
 
 /// Waits for the end of the program.
 async fn is_over(ended: &mut watch::Receiver<bool>) {
-    // A sender that is gone has aborted the tasks.
+    // Without a sender the tasks are being aborted.
     ended.wait_for(|is_over| *is_over).await.ok();
 }
 
-/// A random number in `0.0..1.0`, from the keys of the standard library's hashes.
+/// Returns a random number in `0.0..1.0`, from the keys of the standard library's hashes.
 #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
 fn random() -> f64 {
     let bits = RandomState::new().hash_one(()) >> 11;

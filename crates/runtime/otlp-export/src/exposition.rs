@@ -1,8 +1,9 @@
-//! OpenMetrics' text format, read back into families of metrics.
+//! Parses OpenMetrics' text format into families of metrics.
 //!
-//! The text is the one that a scrape gets, so that Prometheus and a collector cannot see different numbers. prometheus-client
-//! has a protobuf encoder as well; it would bring a protobuf compiler to the build of every program, and its messages would
-//! have to be converted all the same. The text comes from this process: a line that is not understood is left out.
+//! The text is the one that a scrape returns, so that Prometheus and a collector cannot see
+//! different numbers. prometheus-client has a protobuf encoder as well; it would add a protobuf
+//! compiler to the build of every program, and its messages would have to be converted all the
+//! same. The text comes from this process: malformed lines are skipped.
 
 /// Kind of a family, by its `# TYPE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +102,7 @@ pub(crate) fn parse(text: &str) -> Vec<Family> {
     families
 }
 
-/// Reads `name_suffix{labels} value`; what follows the value, such as an exemplar, is left out.
+/// Parses `name_suffix{labels} value`; anything behind the value, such as an exemplar, is ignored.
 fn sample(line: &str, family: &str) -> Option<Sample> {
     let rest = line.strip_prefix(family)?;
     let (suffix, rest) = rest.split_at_checked(rest.find(['{', ' '])?)?;
@@ -119,7 +120,8 @@ fn sample(line: &str, family: &str) -> Option<Sample> {
 /// A sample's labels.
 type Labels = Vec<(String, String)>;
 
-/// Reads `name="value",…}`, with the escapes `\\`, `\"` and `\n`; returns the rest of the line, too.
+/// Parses `name="value",…}`, with the escapes `\\`, `\"` and `\n`; also returns the rest of the
+/// line.
 fn labels(mut rest: &str) -> Option<(Labels, &str)> {
     let mut labels = Vec::new();
     loop {

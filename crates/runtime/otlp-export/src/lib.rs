@@ -1,9 +1,10 @@
 //! A program's own metrics and logs, pushed to an OpenTelemetry collector (OTLP) that its environment names.
 //!
-//! The metrics are those that Prometheus scrapes ([`metrics`]), the logs those of standard output ([`records`]). Variables
-//! are OpenTelemetry's own ([`settings`]); without them nothing is started, registered or recorded. The exporter never
-//! holds its program up: records wait in a [bounded queue](queue), metrics are read when they are sent, and a collector
-//! that is away, slow or hostile costs records, which are counted.
+//! It exports the metrics that Prometheus scrapes ([`metrics`]) and the log records of standard
+//! output ([`records`]). Variables are OpenTelemetry's own ([`settings`]); without them nothing is
+//! started, registered or recorded. The exporter never blocks its program: records wait in a
+//! [bounded queue](queue), metrics are read when they are sent, and an unavailable, slow or hostile
+//! collector only loses records, which are counted.
 //!
 //! Knows nothing of meshes. Spans and access logs that Istio's Telemetry sends to collectors are the waypoint's own
 //! (`ambit-otlp`).

@@ -1,8 +1,8 @@
 //! OTLP's messages for metrics and logs, as far as programs send them
 //! (<https://github.com/open-telemetry/opentelemetry-proto>, v1).
 //!
-//! Written out rather than taken from OpenTelemetry's crate, which brings its SDK along to every node. The tests decode
-//! what these encode with that crate.
+//! Declared here rather than taken from OpenTelemetry's crate, which depends on its SDK. The tests
+//! decode what these encode with that crate.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -235,7 +235,8 @@ pub(crate) fn nanoseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Number of data points or log records that a collector did not take, by its response. A body that is no such message rejects none.
+/// Returns the number of data points or log records that a collector's response rejects. An
+/// unreadable response rejects none.
 pub fn rejected(body: &[u8]) -> u64 {
     let response = ExportResponse::decode(body).unwrap_or_default();
     let partial = response.partial_success.unwrap_or_default();

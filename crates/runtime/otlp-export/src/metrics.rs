@@ -1,4 +1,4 @@
-//! Metrics as OTLP has them, from the exposition that Prometheus scrapes.
+//! Converts the exposition that Prometheus scrapes to metrics of OTLP.
 //!
 //! By OpenTelemetry's specification of compatibility with Prometheus and OpenMetrics: counters are monotonic cumulative
 //! sums, gauges and untyped metrics gauges, histograms have explicit bounds, and infos are sums that are not monotonic.
@@ -28,7 +28,7 @@ pub(crate) struct Times {
     pub(crate) now: SystemTime,
 }
 
-/// Messages with all metrics of an exposition.
+/// Encodes all metrics of an exposition as messages.
 pub(crate) fn messages(
     text: &str,
     times: Times,
@@ -130,7 +130,7 @@ impl Points {
 fn split<P: prost::Message>(points: &mut Vec<P>, bytes: &mut usize) -> Option<Vec<P>> {
     let end = points.iter().position(|point| {
         let size = point.encoded_len();
-        // A point that is too large by itself goes alone.
+        // A point that is too large by itself gets a message of its own.
         let is_full = *bytes > 0 && *bytes + size > MAX_MESSAGE_BYTES;
         *bytes += size;
         is_full
@@ -180,8 +180,8 @@ fn numbers(family: &Family, times: Times) -> Vec<NumberPoint> {
 /// Label of a bucket's bound.
 const BOUND: &str = "le";
 
-/// The histograms of a family. A histogram is written as `_sum`, `_count` and its buckets, in this order; buckets count all
-/// values up to their bound there, and those above the previous bound here.
+/// Builds the histograms of a family. The exposition has `_sum`, `_count` and the buckets, in this
+/// order; its buckets are cumulative, those of OTLP count the values above the previous bound.
 fn histograms(family: &Family, times: Times) -> Vec<HistogramPoint> {
     let mut points: Vec<HistogramPoint> = Vec::new();
     let mut below = 0;
@@ -206,7 +206,8 @@ fn histograms(family: &Family, times: Times) -> Vec<HistogramPoint> {
                 }
                 point.bucket_counts.push(count.saturating_sub(below));
                 below = count.max(below);
-                // OTLP's count is the sum of its buckets; the one that is written may be of a moment before.
+                // OTLP's count is the sum of its buckets; the exposition's count may have been read
+                // a moment earlier.
                 point.count = below;
             }
             _ => {}
@@ -224,7 +225,7 @@ fn histograms(family: &Family, times: Times) -> Vec<HistogramPoint> {
 #[cfg(test)]
 mod tests;
 
-/// Bound and count of a bucket.
+/// Returns bound and count of a bucket.
 fn bucket(sample: &Sample) -> Option<(f64, u64)> {
     let exposition::Value::Whole(count) = sample.value else {
         return None;

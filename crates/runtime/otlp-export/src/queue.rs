@@ -1,7 +1,8 @@
-//! Log records that wait for their export, in bounded memory.
+//! Bounded queue of log records before their export.
 //!
-//! While a collector is away, the oldest records stay, since they lead up to the failure, and further ones are dropped and
-//! counted. Whoever logs holds a lock for one append, and wakes the exporter only when it waits for a first record.
+//! While a collector is unavailable, the oldest records stay, since they lead up to the failure,
+//! and further ones are dropped and counted. A logging thread holds a lock for one append, and
+//! wakes the exporter only for a first record or a full batch.
 
 use std::{
     collections::VecDeque,
@@ -17,11 +18,11 @@ use tokio::sync::Notify;
 
 use crate::records::size;
 
-/// Records that wait at most.
+/// Maximum queued records.
 pub(crate) const MAX_RECORDS: usize = 8192;
-/// Approximate memory of the records that wait at most.
+/// Approximate maximum memory of queued records, in bytes.
 pub(crate) const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Records of one export at most, and their approximate memory.
+/// Maximum records of one export, and their approximate memory in bytes.
 pub(crate) const MAX_BATCH_RECORDS: usize = 512;
 const MAX_BATCH_BYTES: usize = 1024 * 1024;
 
@@ -32,7 +33,7 @@ pub(crate) struct LogQueue(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// A first record, or a full batch.
+    /// Notified of a first record, or a full batch.
     wake: Notify,
     dropped: AtomicU64,
 }
@@ -73,7 +74,7 @@ impl LogQueue {
         self.0.dropped.fetch_add(many, Relaxed);
     }
 
-    /// Waits until at least `many` records wait.
+    /// Waits until at least `many` records are queued.
     pub(crate) async fn holds(&self, many: usize) {
         while self.0.waiting.lock().records.len() < many {
             self.0.wake.notified().await;

@@ -1,7 +1,8 @@
-//! Log records as OTLP has them.
+//! Converts log records to OTLP.
 //!
-//! The level is the severity by OpenTelemetry's data model of logs (`SeverityNumber`: 1, 5, 9, 13, 17), the message the body,
-//! and the fields are attributes beside `target`, the part of the program that logged.
+//! The level becomes the severity by OpenTelemetry's data model of logs (`SeverityNumber`: 1, 5, 9,
+//! 13, 17), the message becomes the body, and the fields become attributes beside `target`, the
+//! module that logged.
 
 use ambit_rt::logging::{FieldValue, LogRecord};
 
@@ -9,10 +10,10 @@ use crate::message::{
     ExportLogs, Log, Resource, ResourceLogs, Scope, ScopeLogs, Value, any, attribute, nanoseconds,
 };
 
-/// Attribute that names the part of the program.
+/// Attribute that names the module of the program.
 const TARGET: &str = "target";
 
-/// A message with records.
+/// Encodes a message with records.
 pub(crate) fn message(records: &[LogRecord], resource: &Resource, scope: &Scope) -> ExportLogs {
     ExportLogs {
         resource_logs: vec![ResourceLogs {

@@ -8,8 +8,8 @@ use crate::message::{Resource, Value, attribute};
 /// Kernel source of random UUIDs.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 
-/// Attributes by name, in the order of precedence: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, and what the program
-/// knows of itself and its pod.
+/// Returns attributes by name, in the order of precedence: `OTEL_SERVICE_NAME`,
+/// `OTEL_RESOURCE_ATTRIBUTES`, and the program's own knowledge of itself and its pod.
 pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]) -> Resource {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     let own = [
@@ -45,7 +45,7 @@ pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]
     }
 }
 
-/// `service.instance.id`: the pod, or else a random identifier of this process.
+/// Returns `service.instance.id`: the pod, or else a random identifier of this process.
 fn instance(env: &Env) -> String {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     match (set("POD_NAMESPACE"), set("POD_NAME")) {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_opentelemetry_go_before_what_the_program_knows() {
+    fn opentelemetry_variables_override_the_programs_own_attributes() {
         let given = [
             ("service.name", "other"),
             ("k8s.pod.name", "mine"),

@@ -1,11 +1,11 @@
-//! Decision after an export: done, again after a pause, or given up (OTLP's specification, "Failures" and "Retryable
-//! response codes"). Pure: the caller sleeps, and gives the random number.
+//! Decides after an export: done, retry after a pause, or give up (OTLP's specification, "Failures"
+//! and "Retryable response codes"). Pure: the caller sleeps, and passes the random number.
 
 use std::time::Duration;
 
 use ambit_rt::Backoff;
 
-/// First pause after a failure, and the longest one.
+/// First and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Spread of pauses, so that programs do not return to a collector at once.
 const JITTER: f64 = 0.3;
@@ -17,7 +17,7 @@ const MAX_ATTEMPTS: u32 = 6;
 /// Result of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
-    /// The collector took the message, but for this number of data points or log records.
+    /// The collector accepted the message, except for this number of data points or log records.
     Taken {
         /// Number of rejected records.
         rejected: u64,
@@ -34,14 +34,14 @@ pub(crate) enum Attempt {
 /// Step that follows an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The collector has the message, but for this number of its contents.
+    /// The collector has the message, except for this number of its data points or log records.
     Done {
         /// Number of rejected records.
         rejected: u64,
     },
     /// Another attempt, after a pause.
     Retry(Duration),
-    /// The message is dropped. Nothing is sent for this time.
+    /// The message is dropped. Nothing is sent during this time.
     GiveUp(Duration),
 }
 
@@ -98,8 +98,9 @@ pub(crate) fn is_retryable_http(status: u16) -> bool {
     matches!(status, 429 | 502 | 503 | 504)
 }
 
-/// The same of a status of gRPC: CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE, UNAVAILABLE and DATA_LOSS.
-/// RESOURCE_EXHAUSTED is retryable only with a `RetryInfo`, which is not read.
+/// Whether a gRPC status permits a retry: CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE,
+/// UNAVAILABLE and DATA_LOSS. RESOURCE_EXHAUSTED is retryable only with a `RetryInfo`, which is not
+/// supported.
 pub(crate) fn is_retryable_grpc(status: u16) -> bool {
     matches!(status, 1 | 4 | 10 | 11 | 14 | 15)
 }
@@ -125,7 +126,7 @@ mod tests {
             retries.decide(&FAILED, 0.5),
             Next::GiveUp(Duration::from_secs(30))
         );
-        // The next export begins with the pauses of a collector that is away.
+        // The next export begins with the longer pauses.
         assert_eq!(
             retries.decide(&FAILED, 0.5),
             Next::Retry(Duration::from_secs(30))

@@ -2,9 +2,9 @@
 //! (<https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/> and
 //! <https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 //!
-//! A signal is exported if an endpoint is set for it, or if its `OTEL_…_EXPORTER` is `otlp`. A value that is not supported
-//! is an error, unlike in the specification, which would have it ignored: metrics that silently do not arrive are found out
-//! too late. Errors never repeat secrets.
+//! A signal is exported if an endpoint is set for it, or if its `OTEL_…_EXPORTER` is `otlp`. An
+//! unsupported value is an error, unlike in the specification, which ignores it: missing metrics
+//! would be noticed too late. Errors never repeat secrets.
 
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ impl Signal {
     }
 }
 
-/// Protocol that messages are sent by.
+/// Protocol of exports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     /// `http/protobuf`: requests of HTTP/1.1.
@@ -147,7 +147,7 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
     let own = |name: &str| format!("OTEL_EXPORTER_OTLP_{}_{name}", signal.variable());
     let common = |name: &str| format!("OTEL_EXPORTER_OTLP_{name}");
     let is_set = |variable: &String| env.get(variable).is_some_and(|text| !text.is_empty());
-    // A signal's own variable goes before the common one; an empty one counts as not set.
+    // A signal's own variable overrides the common one; an empty one counts as unset.
     let one = |name: &str| [own(name), common(name)].into_iter().find(is_set);
     let endpoint = one("ENDPOINT");
     if !is_enabled(env, signal, endpoint.is_some())? {
@@ -224,7 +224,7 @@ fn is_enabled(env: &Env, signal: Signal, has_endpoint: bool) -> Result<bool, Env
     for exporter in exporters.split(',').map(str::trim) {
         match (exporter, signal) {
             ("otlp", _) => is_enabled = true,
-            // Prometheus' metrics and standard output's lines are always there.
+            // Metrics for Prometheus and log lines on standard output are always available.
             ("" | "none", _) | ("prometheus", Signal::Metrics) | ("console", Signal::Logs) => {}
             _ => return Err(refused(env, &variable, "otlp or none")),
         }
@@ -240,7 +240,7 @@ fn refused(env: &Env, variable: &str, expected: &'static str) -> EnvError {
     }
 }
 
-/// Host, port and address of the method.
+/// Returns host, port and address of the method.
 fn target(
     text: &str,
     protocol: Protocol,
@@ -287,7 +287,7 @@ fn milliseconds(env: &Env, variable: &str) -> Result<Option<Duration>, EnvError>
     }
 }
 
-/// Headers of each export, marked as sensitive.
+/// Parses headers of exports, which are marked as sensitive.
 fn headers(text: &str) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in pairs(text)? {
@@ -299,7 +299,8 @@ fn headers(text: &str) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// Reads `name=value,name=value` with percent-encoded values, the form of W3C's baggage without properties.
+/// Parses `name=value,name=value` with percent-encoded values, the form of W3C's baggage without
+/// properties.
 fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let entries = text.split(',').map(str::trim);
     let entries = entries.filter(|entry| !entry.is_empty());

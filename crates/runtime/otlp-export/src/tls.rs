@@ -31,17 +31,17 @@ pub enum TlsError {
     /// No certificate authority is known.
     #[error("there is no usable certificate authority in {0}")]
     NoRoots(String),
-    /// The library refuses its settings.
+    /// The TLS library refuses the settings.
     #[error("TLS is not available")]
     Settings(#[from] rustls::Error),
 }
 
-/// Settings of TLS to a collector that speaks one protocol of ALPN.
+/// Builds the TLS configuration for a collector with one ALPN protocol.
 pub(crate) fn client_config(roots: &Roots, protocol: &[u8]) -> Result<Arc<ClientConfig>, TlsError> {
     let mut store = RootCertStore::empty();
     let source = match roots {
         Roots::System => {
-            // A root that cannot be read is one that is not trusted.
+            // Unreadable roots are not trusted.
             let found = rustls_native_certs::load_native_certs();
             store.add_parsable_certificates(found.certs);
             "the system; set OTEL_EXPORTER_OTLP_CERTIFICATE".to_owned()

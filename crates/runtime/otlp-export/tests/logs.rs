@@ -1,4 +1,4 @@
-//! Logs of a whole process, which has one set-up of logging.
+//! Exported logs of a whole process, which can set up logging only once.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -41,8 +41,8 @@ fn body(record: &LogRecord) -> &str {
     }
 }
 
-/// Every level of every part is on: the exporter and the libraries that it sends by log, and none of that is exported, or
-/// each export would make further records.
+/// Checks that logs of the exporter and its libraries are not exported with every level enabled;
+/// each export would create further records.
 #[tokio::test]
 async fn logs_are_exported_but_none_of_the_exporters_own() {
     let replies = [
@@ -64,7 +64,7 @@ async fn logs_are_exported_but_none_of_the_exporters_own() {
     tracing::warn!(target: "access", bytes_sent = 7, error = "refused", "connection complete");
     logging::write_line("GET / 200\n");
     let exporting = exporter.start(|| panic!("metrics are not exported"));
-    // The first message is not taken, and sent again.
+    // The first message is rejected, and sent again.
     let (first, again) = (records(&mut collector).await, records(&mut collector).await);
     assert_eq!(first, again);
     let bodies: Vec<_> = again.iter().map(body).collect();

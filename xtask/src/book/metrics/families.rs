@@ -1,5 +1,6 @@
-//! Metric families of one file. A family is a name and a help text beside each other: arguments of a call, or parts of
-//! a tuple. Its type and its labels stand in the call, in the field that is registered, or later in the same function.
+//! Metric families of one file. A family is a name and a help text beside each other: arguments of
+//! a call, or parts of a tuple. Its type and its labels are in the call, in the registered field,
+//! or later in the same function.
 
 use std::collections::BTreeMap;
 
@@ -118,7 +119,7 @@ enum Event {
     /// A value of this type, which is a weaker hint than a [`Event::Kind`].
     Value(&'static str),
     Labels(Vec<String>),
-    /// Encoding with labels, which stand before.
+    /// Encoding with the labels that precede it.
     Encoded,
 }
 
@@ -191,7 +192,7 @@ impl Reader {
             }
         };
         let of = self.fields.get(&name).cloned().unwrap_or_default();
-        // A wrapper that does not say what it is, is what it contains.
+        // A wrapper of unknown type has the type of its content.
         match kind_in(&of) {
             Some(_) => of,
             None => self.fields.get(&of).cloned().unwrap_or(of),
@@ -208,7 +209,7 @@ impl Reader {
         self.sets.of(&name)
     }
 
-    /// Ends a function: what is not known yet of a family stands after it, or at least in the same function.
+    /// Ends a function: unknown parts of a family follow it, or are at least in the same function.
     fn end(&mut self) {
         let events = std::mem::take(&mut self.events);
         for (index, event) in events.iter().enumerate() {
@@ -257,7 +258,8 @@ impl Reader {
     }
 }
 
-/// Returns the labels with which a function encodes the family at `index`: those that it mentions last before.
+/// Returns the labels with which a function encodes the family at `index`: the last ones that it
+/// mentions before.
 fn labels_of(events: &[Event], index: usize) -> Vec<String> {
     let after = events.get(index + 1..).unwrap_or_default();
     let mut own = after

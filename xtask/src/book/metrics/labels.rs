@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_fields_or_what_code_writes() {
+    fn labels_are_fields_or_written_by_code() {
         let mut sets = LabelSets::default();
         let text = "#[derive(Clone, EncodeLabelSet)] struct A { r#type: u8, reason: u8 }
             fn parties(l: &mut L) { l.put(\"source\", x)?; l.put(\"destination\", y) }

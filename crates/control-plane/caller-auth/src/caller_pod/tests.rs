@@ -1,4 +1,4 @@
-//! Which pod's token gets which identity, and why not.
+//! Tests of which identities a pod's token may request, and why others are denied.
 
 mod calls;
 
@@ -16,8 +16,8 @@ use crate::{
 const TRUST_DOMAIN: &str = "cluster.local";
 const NODE_PROXY: (&str, &str) = ("istio-system", "ztunnel");
 
-/// A mesh of two nodes. All pods of namespace `shop` belong to it but for those that cannot; none of `legacy` does but
-/// for one. `wp` is a waypoint in `shop`.
+/// A mesh of two nodes. All pods of namespace `shop` belong to it except for those that cannot; of
+/// `legacy`, one pod does. `wp` is a waypoint in `shop`.
 struct World {
     pods: PodDirectory,
     access: Access,
@@ -159,7 +159,7 @@ fn caller((namespace, account): (&str, &str), pod: Option<(&str, &str)>) -> Call
     }
 }
 
-/// The token of a node proxy's pod.
+/// Returns a caller with the token of a node proxy's pod.
 fn node_proxy(name: &str) -> Caller {
     caller(NODE_PROXY, Some((name, &format!("uid-{name}"))))
 }
@@ -172,7 +172,7 @@ fn spiffe(namespace: &str, account: &str) -> String {
 type Refusal<'a> = Option<&'a dyn Fn(Identity) -> Denied>;
 
 #[test]
-fn a_node_proxy_acts_for_the_mesh_pods_of_its_node_alone() {
+fn node_proxy_gets_identities_of_mesh_pods_of_its_node_only() {
     let world = World::new();
     let not_on = |node: &'static str| {
         move |identity: Identity| Denied::NotOnNode {
@@ -183,12 +183,12 @@ fn a_node_proxy_acts_for_the_mesh_pods_of_its_node_alone() {
     let (n1, n2) = (not_on("n1"), not_on("n2"));
     let cases: &[(&str, &str, &str, Refusal<'_>)] = &[
         ("zt-1", "shop", "web", None),
-        // A pod that is starting needs its certificate already.
+        // A starting pod needs its certificate already.
         ("zt-1", "shop", "starting", None),
         ("zt-1", "legacy", "joined", None),
-        // Its agent has rules that are not known here.
+        // The agent may know labels of the namespace that are not known here yet.
         ("zt-1", "legacy", "captured", None),
-        // Its own, for its own pod.
+        // The proxy's own identity, for its own pod.
         ("zt-1", "istio-system", "ztunnel", None),
         ("zt-2", "shop", "web", Some(&n2)),
         ("zt-1", "shop", "job", Some(&n1)),
@@ -203,7 +203,7 @@ fn a_node_proxy_acts_for_the_mesh_pods_of_its_node_alone() {
         // A waypoint requests its own certificate, regardless of other pods of its account on the node.
         ("zt-1", "shop", "wp", Some(&Denied::OfWaypoint)),
         ("zt-2", "shop", "wp", Some(&Denied::OfWaypoint)),
-        // The label alone makes nothing of a pod.
+        // The label alone does not make a pod a waypoint.
         ("zt-1", "shop", "claimant", None),
         ("zt-1", "legacy", "wp", Some(&n1)),
     ];
@@ -220,7 +220,7 @@ fn a_node_proxy_acts_for_the_mesh_pods_of_its_node_alone() {
 }
 
 #[test]
-fn only_a_live_node_proxy_with_a_token_of_its_pod_acts_for_others() {
+fn impersonation_needs_a_live_node_proxy_with_a_bound_token() {
     let world = World::new();
     let web = spiffe("shop", "web");
     let name = |name: &str| format!("istio-system/{name}");
@@ -266,7 +266,7 @@ fn only_a_live_node_proxy_with_a_token_of_its_pod_acts_for_others() {
 }
 
 #[test]
-fn spellings_of_identities_that_are_none_are_refused() {
+fn malformed_identities_are_denied() {
     let world = World::new();
     for requested in [
         "web",
@@ -296,7 +296,7 @@ fn spellings_of_identities_that_are_none_are_refused() {
 }
 
 #[test]
-fn only_a_waypoints_own_live_pods_have_its_identity() {
+fn waypoint_identity_is_for_its_own_live_pods_only() {
     let world = World::new();
     let wp = ("shop", "wp");
     let pod = |name: &str| format!("shop/{name}");
@@ -332,7 +332,8 @@ fn only_a_waypoints_own_live_pods_have_its_identity() {
             caller(wp, Some(("claimant-1", "uid-claimant-1"))),
             Err(Denied::OtherAccount(pod("claimant-1"))),
         ),
-        // Every other caller has its token's identity: sidecars and gateways with certificates of their own.
+        // Any other caller has its token's identity: sidecars and gateways with certificates of
+        // their own.
         (
             caller(("shop", "web"), Some(("web-1", "uid-web-1"))),
             Ok(()),
@@ -350,7 +351,7 @@ fn only_a_waypoints_own_live_pods_have_its_identity() {
 }
 
 #[test]
-fn nobody_has_an_identity_before_waypoints_are_known() {
+fn no_identity_is_granted_until_waypoints_are_known() {
     let world = World::new();
     let access = access(Arc::default());
     let web = spiffe("shop", "web");

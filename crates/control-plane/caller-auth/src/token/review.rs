@@ -1,7 +1,8 @@
-//! Tokens reviewed by the Kubernetes API: it knows its signing keys, and which pods and accounts still exist.
+//! Token review by the Kubernetes API, which knows its signing keys, and which pods and accounts
+//! still exist.
 //!
-//! It is called as little as possible: not for tokens that cannot be valid ([`super::unverified`]), and not more often
-//! than [`Reviews`] allows.
+//! It is called as little as possible: not for tokens that cannot be valid ([`super::unverified`]),
+//! and not more often than [`Reviews`] allows.
 
 use std::{
     fmt,
@@ -21,11 +22,11 @@ use super::{
 };
 
 /// Concurrent reviews; further callers wait.
-const AT_ONCE: usize = 32;
+const MAX_CONCURRENT_REVIEWS: usize = 32;
 /// Timeout of a token review.
-const WITHIN: Duration = Duration::from_secs(10);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// Path of the control plane's own token, which names the cluster's issuer.
-const OWN_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+const OWN_TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 const GROUP: &str = "system:serviceaccounts";
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
@@ -48,16 +49,17 @@ impl fmt::Debug for Reviewer {
 }
 
 impl Reviewer {
-    /// Tokens must be meant for `audience`.
+    /// Creates a reviewer that accepts only tokens for `audience`.
     pub fn new(client: Client, audience: &str) -> Self {
-        // Outside of a cluster there is none: the first token that is accepted names the issuer.
-        let own = std::fs::read_to_string(OWN_TOKEN).ok();
+        // Outside of a cluster the file does not exist: then the first accepted token tells the
+        // issuer.
+        let own = std::fs::read_to_string(OWN_TOKEN_PATH).ok();
         let issuer = own.as_deref().and_then(unverified::issuer_of_own);
         Self {
             api: Api::all(client),
             audience: audience.to_owned(),
             reviews: Reviews::new(issuer),
-            slots: Semaphore::new(AT_ONCE),
+            slots: Semaphore::new(MAX_CONCURRENT_REVIEWS),
         }
     }
 
@@ -67,20 +69,20 @@ impl Reviewer {
         if let Some(known) = self.reviews.find(&hash, Instant::now()) {
             return known;
         }
-        let _turn = self.reviews.turn(source).await;
-        // Another call with the same token may have been answered meanwhile.
+        let _turn = self.reviews.permit(source).await;
+        // Another call with the same token may have been reviewed meanwhile.
         if let Some(known) = self.reviews.find(&hash, Instant::now()) {
             return known;
         }
-        if !self.reviews.may_ask(source, &issuer, Instant::now()) {
+        if !self.reviews.may_review(source, &issuer, Instant::now()) {
             return Err(TokenError::TooMany);
         }
-        let answer = match tokio::time::timeout(WITHIN, self.review(token)).await {
+        let answer = match tokio::time::timeout(REVIEW_TIMEOUT, self.review(token)).await {
             Err(_) => Err(unavailable("no answer in time")),
             Ok(Err(error)) => Err(error),
             Ok(Ok(review)) => read(&review, &self.audience),
         };
-        self.reviews.answered(hash, issuer, &answer, Instant::now());
+        self.reviews.record(hash, issuer, &answer, Instant::now());
         answer
     }
 
@@ -114,14 +116,14 @@ fn hash(token: &str) -> Hash {
     hash
 }
 
-/// Caller that the reviewed token belongs to.
+/// Returns the caller that a token review authenticated.
 fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
     let status = review.status.as_ref().ok_or(TokenError::Signature)?;
     if status.authenticated != Some(true) {
         let why = status.error.as_deref().unwrap_or("it is not valid");
         return Err(TokenError::Rejected(why.chars().take(300).collect()));
     }
-    // A server that does not know audiences would have answered for any.
+    // A server without support for audiences would accept a token for any audience.
     if !status.audiences.iter().flatten().any(|one| one == audience) {
         return Err(TokenError::Audience(audience.to_owned()));
     }
@@ -140,7 +142,7 @@ fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
     })
 }
 
-/// Returns the value of a key that has exactly one value.
+/// Returns the value of a key of `extra` that has exactly one value.
 fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     match user.extra.as_ref()?.get(key)?.as_slice() {
         [one] if !one.is_empty() => Some(one),
@@ -177,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn an_accepted_token_names_account_and_pod() {
+    fn accepted_review_yields_account_and_pod() {
         let caller = review(|_| ()).unwrap();
         assert_eq!(caller.to_string(), "istio-system/ztunnel (pod zt-1)");
         assert_eq!(caller.pod.unwrap().uid, "u1");
     }
 
     #[test]
-    fn what_is_not_a_service_account_of_our_audience_is_refused() {
+    fn review_of_another_audience_or_account_kind_is_rejected() {
         let set = |path: &'static str, value: Value| {
             review(move |status| *status.pointer_mut(path).unwrap() = value).unwrap_err()
         };

@@ -1,5 +1,5 @@
-//! Rate limit of TokenReviews: each costs the cluster far more than it costs a caller to make up a token. Knows nothing
-//! of the API server.
+//! Rate limit of TokenReviews: a review costs the cluster far more than a caller pays for inventing
+//! a token. Does not call the API server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,46 +15,46 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{Caller, TokenError};
 
 /// Time for which an accepted token is cached, during which the token of a deleted pod can still be used.
-pub(super) const ACCEPTED: Duration = Duration::from_secs(30);
+pub(super) const ACCEPTED_TTL: Duration = Duration::from_secs(30);
 /// Time for which a rejected token is cached. It is short, since the API server may not have seen the token's pod yet.
-pub(super) const REFUSED: Duration = Duration::from_secs(5);
-/// Tokens remembered at most, of either kind.
-const MOST: usize = 10_000;
-/// Reviews for one address in a second, at once after a pause, and in flight.
-const EACH: (u32, u32, usize) = (2, 20, 4);
-/// The same in a second and at once for tokens of issuers that no accepted token has named yet: those of
-/// another cluster, or of this one if it has changed its name.
-const STRANGE: (u32, u32) = (5, 50);
-/// Number of issuers that are remembered.
-const ISSUERS: usize = 8;
+pub(super) const REJECTED_TTL: Duration = Duration::from_secs(5);
+/// Maximum number of cached tokens, for accepted and rejected ones each.
+const MAX_CACHED_TOKENS: usize = 10_000;
+/// Limits of reviews for one address: per second, burst, and in flight.
+const ADDRESS_LIMITS: (u32, u32, usize) = (2, 20, 4);
+/// Limits of reviews per second, and burst, for tokens of issuers that no accepted token has named:
+/// those of another cluster, or of this cluster after a change of its issuer.
+const UNKNOWN_ISSUER_LIMITS: (u32, u32) = (5, 50);
+/// Maximum number of known issuers.
+const MAX_ISSUERS: usize = 8;
 
 pub(super) type Hash = [u8; 32];
 
-/// Decides which tokens are reviewed.
+/// Decides which tokens are reviewed, and caches the results.
 #[derive(Debug)]
 pub(super) struct Reviews {
-    accepted: Mutex<Remembered<Caller>>,
-    refused: Mutex<Remembered<TokenError>>,
+    accepted: Mutex<ResultCache<Caller>>,
+    refused: Mutex<ResultCache<TokenError>>,
     issuers: Mutex<BTreeSet<String>>,
     rates: Rates<IpAddr>,
-    strange: Rates<()>,
-    turns: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
+    unknown_issuers: Rates<()>,
+    permits: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
 }
 
 impl Reviews {
-    /// Tokens of `issuer` are familiar from the start.
+    /// Creates the limiter; tokens of `issuer` count as known from the start.
     pub(super) fn new(issuer: Option<String>) -> Self {
         Self {
             accepted: Mutex::default(),
             refused: Mutex::default(),
             issuers: Mutex::new(issuer.into_iter().collect()),
-            rates: Rates::new(EACH.0, EACH.1),
-            strange: Rates::new(STRANGE.0, STRANGE.1),
-            turns: Mutex::default(),
+            rates: Rates::new(ADDRESS_LIMITS.0, ADDRESS_LIMITS.1),
+            unknown_issuers: Rates::new(UNKNOWN_ISSUER_LIMITS.0, UNKNOWN_ISSUER_LIMITS.1),
+            permits: Mutex::default(),
         }
     }
 
-    /// Recent result for a token.
+    /// Returns the cached result for a token.
     pub(super) fn find(&self, hash: &Hash, now: Instant) -> Option<Result<Caller, TokenError>> {
         if let Some(caller) = self.accepted.lock().find(hash, now) {
             return Some(Ok(caller));
@@ -62,32 +62,33 @@ impl Reviews {
         self.refused.lock().find(hash, now).map(Err)
     }
 
-    /// Waits for a turn of that address: a caller with many calls at once has one token.
-    pub(super) async fn turn(&self, source: IpAddr) -> Option<OwnedSemaphorePermit> {
-        let turns = {
-            let mut turns = self.turns.lock();
-            let known = turns.get(&source).and_then(Weak::upgrade);
+    /// Waits for one of the address's permits for reviews in flight: a caller with many concurrent
+    /// calls uses one token.
+    pub(super) async fn permit(&self, source: IpAddr) -> Option<OwnedSemaphorePermit> {
+        let permits = {
+            let mut permits = self.permits.lock();
+            let known = permits.get(&source).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {
-                if turns.len() >= MOST {
-                    turns.retain(|_, one| one.strong_count() > 0);
+                if permits.len() >= MAX_CACHED_TOKENS {
+                    permits.retain(|_, one| one.strong_count() > 0);
                 }
-                let made = Arc::new(Semaphore::new(EACH.2));
-                turns.insert(source, Arc::downgrade(&made));
+                let made = Arc::new(Semaphore::new(ADDRESS_LIMITS.2));
+                permits.insert(source, Arc::downgrade(&made));
                 made
             })
         };
-        // It is never closed.
-        turns.acquire_owned().await.ok()
+        // The semaphore is never closed.
+        permits.acquire_owned().await.ok()
     }
 
-    /// Whether a token may be reviewed now.
-    pub(super) fn may_ask(&self, source: IpAddr, issuer: &str, now: Instant) -> bool {
+    /// Returns whether a token may be reviewed now.
+    pub(super) fn may_review(&self, source: IpAddr, issuer: &str, now: Instant) -> bool {
         let is_familiar = self.issuers.lock().contains(issuer);
-        self.rates.take(source, now) && (is_familiar || self.strange.take((), now))
+        self.rates.take(source, now) && (is_familiar || self.unknown_issuers.take((), now))
     }
 
-    /// Stores the API server's review of a token.
-    pub(super) fn answered(
+    /// Stores the result of the API server's review of a token.
+    pub(super) fn record(
         &self,
         hash: Hash,
         issuer: String,
@@ -97,40 +98,43 @@ impl Reviews {
         match answer {
             Ok(caller) => {
                 let mut issuers = self.issuers.lock();
-                if issuers.len() < ISSUERS {
+                if issuers.len() < MAX_ISSUERS {
                     issuers.insert(issuer);
                 }
                 let mut accepted = self.accepted.lock();
-                accepted.keep(hash, caller.clone(), now, ACCEPTED);
+                accepted.keep(hash, caller.clone(), now, ACCEPTED_TTL);
             }
-            // There was no result.
+            // The review failed, so that there is no result to cache.
             Err(TokenError::Unavailable(_)) => {}
-            Err(error) => self.refused.lock().keep(hash, error.clone(), now, REFUSED),
+            Err(error) => self
+                .refused
+                .lock()
+                .keep(hash, error.clone(), now, REJECTED_TTL),
         }
     }
 }
 
 /// Short-lived cache of results by token.
 #[derive(Debug)]
-struct Remembered<T>(HashMap<Hash, (T, Instant)>);
+struct ResultCache<T>(HashMap<Hash, (T, Instant)>);
 
-impl<T> Default for Remembered<T> {
+impl<T> Default for ResultCache<T> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<T: Clone> Remembered<T> {
+impl<T: Clone> ResultCache<T> {
     fn find(&self, hash: &Hash, now: Instant) -> Option<T> {
         let (value, until) = self.0.get(hash)?;
         (now < *until).then(|| value.clone())
     }
 
     fn keep(&mut self, hash: Hash, value: T, now: Instant, period: Duration) {
-        if self.0.len() >= MOST {
+        if self.0.len() >= MAX_CACHED_TOKENS {
             self.0.retain(|_, (_, until)| now < *until);
         }
-        if self.0.len() < MOST {
+        if self.0.len() < MAX_CACHED_TOKENS {
             self.0.insert(hash, (value, now + period));
         }
     }
@@ -161,35 +165,35 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_remembered_for_a_moment_and_only_so_many() {
+    fn results_are_cached_briefly_and_in_bounded_number() {
         let (reviews, now) = (Reviews::new(None), Instant::now());
         let refused = Err(TokenError::Rejected("no such pod".to_owned()));
-        reviews.answered(hash(1), ISSUER.into(), &Ok(caller()), now);
-        reviews.answered(hash(2), ISSUER.into(), &refused, now);
+        reviews.record(hash(1), ISSUER.into(), &Ok(caller()), now);
+        reviews.record(hash(2), ISSUER.into(), &refused, now);
         let away = Err(TokenError::Unavailable("away".to_owned()));
-        reviews.answered(hash(3), ISSUER.into(), &away, now);
+        reviews.record(hash(3), ISSUER.into(), &away, now);
         let just_before = |period| now + period - Duration::from_millis(1);
         let found = |number, at| reviews.find(&hash(number), at);
-        assert_eq!(found(1, just_before(ACCEPTED)), Some(Ok(caller())));
-        assert_eq!(found(1, now + ACCEPTED), None);
-        assert_eq!(found(2, just_before(REFUSED)), Some(refused.clone()));
-        assert_eq!(found(2, now + REFUSED), None);
+        assert_eq!(found(1, just_before(ACCEPTED_TTL)), Some(Ok(caller())));
+        assert_eq!(found(1, now + ACCEPTED_TTL), None);
+        assert_eq!(found(2, just_before(REJECTED_TTL)), Some(refused.clone()));
+        assert_eq!(found(2, now + REJECTED_TTL), None);
         assert_eq!(found(3, now), None, "nobody said anything");
-        for number in 10..10 + 2 * MOST {
-            reviews.answered(hash(number), ISSUER.into(), &refused, now);
+        for number in 10..10 + 2 * MAX_CACHED_TOKENS {
+            reviews.record(hash(number), ISSUER.into(), &refused, now);
         }
-        assert_eq!(reviews.refused.lock().0.len(), MOST);
+        assert_eq!(reviews.refused.lock().0.len(), MAX_CACHED_TOKENS);
         assert!(found(1, now).is_some(), "refusals displace no acceptance");
-        reviews.answered(hash(4), ISSUER.into(), &refused, now + REFUSED);
+        reviews.record(hash(4), ISSUER.into(), &refused, now + REJECTED_TTL);
         assert_eq!(reviews.refused.lock().0.len(), 1);
     }
 
     #[test]
-    fn an_address_that_makes_up_tokens_uses_up_only_its_own_share() {
+    fn invented_tokens_exhaust_only_the_share_of_their_address() {
         let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
         let reviewed = |source, issuer: &str| {
             (0..1000)
-                .filter(|_| reviews.may_ask(source, issuer, now))
+                .filter(|_| reviews.may_review(source, issuer, now))
                 .count()
         };
         assert_eq!(reviewed(ip(1), ISSUER), 21);
@@ -197,26 +201,27 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_strange_issuers_share_little_until_one_is_accepted() {
+    fn unknown_issuers_share_a_small_limit_until_one_is_accepted() {
         let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
-        let reviewed = (0..200).filter(|last| reviews.may_ask(ip(*last), "https://elsewhere", now));
+        let reviewed =
+            (0..200).filter(|last| reviews.may_review(ip(*last), "https://elsewhere", now));
         assert_eq!(reviewed.count(), 51);
-        assert!(reviews.may_ask(ip(201), ISSUER, now));
-        assert!(!reviews.may_ask(ip(202), "https://renamed", now));
-        reviews.answered(hash(1), "https://renamed".into(), &Ok(caller()), now);
-        assert!(reviews.may_ask(ip(203), "https://renamed", now));
+        assert!(reviews.may_review(ip(201), ISSUER, now));
+        assert!(!reviews.may_review(ip(202), "https://renamed", now));
+        reviews.record(hash(1), "https://renamed".into(), &Ok(caller()), now);
+        assert!(reviews.may_review(ip(203), "https://renamed", now));
     }
 
     #[tokio::test]
-    async fn one_address_has_only_so_many_reviews_under_way() {
+    async fn reviews_in_flight_are_limited_per_address() {
         let reviews = Reviews::new(None);
         let mut held = Vec::new();
-        for _ in 0..EACH.2 {
-            held.push(reviews.turn(ip(1)).await);
+        for _ in 0..ADDRESS_LIMITS.2 {
+            held.push(reviews.permit(ip(1)).await);
         }
-        let mut next = std::pin::pin!(reviews.turn(ip(1)));
+        let mut next = std::pin::pin!(reviews.permit(ip(1)));
         assert!(futures_util::poll!(next.as_mut()).is_pending());
-        assert!(reviews.turn(ip(2)).await.is_some());
+        assert!(reviews.permit(ip(2)).await.is_some());
         held.clear();
         assert!(next.await.is_some());
     }

@@ -1,4 +1,4 @@
-//! Tokens, good and forged.
+//! Tests of token verification with valid and forged tokens.
 
 use ambit_jwt::MAX_TOKEN;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
@@ -70,7 +70,7 @@ fn verifier(keys: &str) -> KeyFile {
 }
 
 #[test]
-fn a_good_token_names_its_account_and_pod() {
+fn valid_token_yields_account_and_pod() {
     let key = key();
     let caller = verifier(&public_pem(&key))
         .verify(&sign(&key, &claims(), Some("any")))
@@ -80,7 +80,7 @@ fn a_good_token_names_its_account_and_pod() {
 }
 
 #[test]
-fn several_keys_and_a_jwks_work() {
+fn several_keys_and_jwks_are_accepted() {
     let (old, new) = (key(), key());
     let both = verifier(&(public_pem(&old) + "\n" + &public_pem(&new)));
     assert!(both.verify(&sign(&old, &claims(), None)).is_ok());
@@ -156,7 +156,7 @@ fn keys_in_pem_verify_their_own_algorithms_alone() {
 }
 
 #[test]
-fn bad_tokens_are_refused_with_the_reason() {
+fn invalid_tokens_are_rejected_with_the_reason() {
     let key = key();
     let keys = verifier(&public_pem(&key));
     let with = |path: &str, value: Value| {
@@ -217,7 +217,7 @@ fn bad_tokens_are_refused_with_the_reason() {
 }
 
 #[test]
-fn forged_headers_do_not_pass() {
+fn forged_headers_are_rejected() {
     use base64::Engine;
     let key = key();
     let keys = verifier(&public_pem(&key));
@@ -229,7 +229,7 @@ fn forged_headers_do_not_pass() {
         part(&claims())
     );
     assert_eq!(keys.verify(&none), Err(TokenError::Algorithm));
-    // The public key as a shared secret.
+    // HS256 with the public key as the shared secret.
     let confused = encode(
         &Header::new(Algorithm::HS256),
         &claims(),
@@ -264,7 +264,7 @@ fn key_files_without_a_usable_key_are_refused() {
 }
 
 #[test]
-fn the_header_must_be_a_bearer_token() {
+fn header_must_be_a_bearer_token() {
     use tonic::metadata::MetadataMap;
     let mut metadata = MetadataMap::new();
     assert_eq!(bearer(&metadata), Err(TokenError::Missing));

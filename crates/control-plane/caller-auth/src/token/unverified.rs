@@ -1,5 +1,5 @@
-//! Unverified claims of a token, checked before a TokenReview. Made-up tokens must be well-formed before they cost the
-//! API server anything.
+//! Unverified claims of a token, checked before a TokenReview. Invented tokens must be well-formed
+//! before they cost the API server anything.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,8 +10,8 @@ use super::{TokenError, account_of, token_error};
 /// Tolerated clock skew between the API server, which decides, and this process.
 const LEEWAY: Duration = Duration::from_secs(60);
 
-/// The issuer that a token names, if it is a bound service account token for `audience` that is neither too
-/// old nor too young, as far as that shows without its keys.
+/// Returns the issuer of a token that is a bound service account token for `audience` and valid at
+/// `now`, as far as that can be checked without keys.
 pub(super) fn issuer(token: &str, audience: &str, now: SystemTime) -> Result<String, TokenError> {
     if token.is_empty() {
         return Err(TokenError::Missing);
@@ -39,7 +39,7 @@ pub(super) fn issuer(token: &str, audience: &str, now: SystemTime) -> Result<Str
     }
 }
 
-/// The issuer that a token of our own names: that of the cluster.
+/// Returns the issuer of the control plane's own token: that of the cluster.
 pub(super) fn issuer_of_own(token: &str) -> Option<String> {
     let token = UnverifiedToken::read(token.trim()).ok()?;
     token.issuer().map(str::to_owned)
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_may_be_good_names_its_issuer() {
+    fn well_formed_token_yields_its_issuer() {
         let expected = Ok("https://kubernetes.default.svc".to_owned());
         assert_eq!(judge(|_, _| ()), expected);
         assert_eq!(
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_cannot_be_good_is_refused_for_its_reason() {
+    fn malformed_token_is_rejected_with_the_reason() {
         let claim = |name: &'static str, value: Value| judge(move |_, claims| claims[name] = value);
         let without = |name: &str| {
             judge(|_, claims| {

@@ -1,4 +1,4 @@
-//! The functions that Helm adds to Go's templates, as far as the chart uses them.
+//! Functions that Helm adds to Go's templates, as far as the chart uses them.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,7 @@ use std::{
 use aws_lc_rs::digest;
 use gotmpl::{Result, Template, TemplateError, Value};
 
-/// Adds them. `templates` are what `include` finds.
+/// Adds the functions to a template; `include` renders those of `templates`.
 pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) -> Template {
     conversions(template)
         .func("include", move |args| {
@@ -99,7 +99,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
         })
 }
 
-/// Adds those between values and texts.
+/// Adds functions that convert between values and texts.
 fn conversions(template: Template) -> Template {
     template
         .func("toYaml", |args| {
@@ -144,7 +144,7 @@ fn dict(args: &[Value]) -> Result<Value> {
     Ok(Value::Map(Arc::new(entries.collect())))
 }
 
-/// As far as the chart uses it: of maps that have no member in common.
+/// Merges maps that have no key in common, as in the chart.
 fn merge(args: &[Value]) -> Result<Value> {
     let mut merged = BTreeMap::new();
     for arg in args {
@@ -156,7 +156,7 @@ fn merge(args: &[Value]) -> Result<Value> {
     Ok(Value::Map(Arc::new(merged)))
 }
 
-/// JSON as Go writes it: harmless inside HTML.
+/// Escapes JSON as Go's encoder does, which makes it safe inside HTML.
 fn escaped(json: &str) -> String {
     let text = json.replace('&', "\\u0026").replace('<', "\\u003c");
     text.replace('>', "\\u003e")
@@ -190,7 +190,7 @@ fn string(text: String) -> Value {
     Value::String(text.into())
 }
 
-/// A value as Go prints it.
+/// Formats a value as Go does.
 fn text(value: &Value) -> String {
     match value {
         Value::Nil => String::new(),

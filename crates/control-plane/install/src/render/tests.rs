@@ -1,4 +1,4 @@
-//! What the chart makes of values.
+//! Tests of the objects that the chart renders for given values.
 
 use serde_json::json;
 
@@ -36,23 +36,23 @@ fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
 }
 
 #[test]
-fn manifests_of_the_defaults() {
+fn default_values_render_these_manifests() {
     for object in render(&[]) {
         let name = ObjectRef::of(&object).unwrap();
         insta::assert_yaml_snapshot!(format!("{}-{}", name.kind, name.name), object);
     }
 }
 
-/// Differences from the defaults, as paths.
+/// Compares the objects of each platform with those of the defaults, as paths that differ.
 #[test]
-fn what_each_platform_changes() {
+fn platforms_change_only_these_fields() {
     let plain = flat(&render(&[]));
     for platform in PLATFORMS.into_iter().skip(1) {
         let setting = format!("global.platform={platform}");
         let mine = flat(&render(&[&setting]));
         let mut lines: Vec<_> = mine.difference(&plain).map(|l| format!("+ {l}")).collect();
         lines.extend(plain.difference(&mine).map(|l| format!("- {l}")));
-        // The checksum follows the configuration.
+        // The checksum changes with the configuration.
         lines.retain(|line| !line.contains("config-checksum"));
         insta::assert_snapshot!(format!("platform-{platform}"), lines.join("\n"));
     }
@@ -105,7 +105,7 @@ fn images_are_named_by_hub_and_tag() {
 }
 
 #[test]
-fn values_of_every_form_end_where_they_belong() {
+fn values_of_every_form_reach_their_field() {
     let objects = render(&[
         "cni.excludeNamespaces={a,b}",
         "cni.env.HOST_PROBE_RULE=false",
@@ -193,7 +193,7 @@ fn values_replace_labels_annotations_and_variables_of_the_templates() {
 }
 
 #[test]
-fn selectors_are_given_to_the_agent_as_it_reads_them() {
+fn selectors_are_rendered_in_the_agents_format() {
     let mut overrides = Overrides::default();
     overrides
         .file(
@@ -208,7 +208,7 @@ fn selectors_are_given_to_the_agent_as_it_reads_them() {
             .unwrap();
     let read: Value = serde_saphyr::from_str(text).unwrap();
     assert_eq!(read, json!([{"podSelector": {"matchLabels": {"a": "b"}}}]));
-    // The certificate authority reads the same.
+    // The certificate authority parses the same value.
     let control = find(&objects, "Deployment", "ambit-control");
     let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
     let same = json!({"name": "AMBIENT_ENABLEMENT_SELECTOR", "value": text});
@@ -216,7 +216,7 @@ fn selectors_are_given_to_the_agent_as_it_reads_them() {
 }
 
 #[test]
-fn old_clusters_get_the_annotation_for_apparmor() {
+fn old_clusters_get_the_apparmor_annotation() {
     let values = Overrides::default().complete().unwrap();
     let release = Release {
         minor: "29+".to_owned(),
@@ -231,7 +231,7 @@ fn old_clusters_get_the_annotation_for_apparmor() {
 }
 
 #[test]
-fn no_container_has_more_rights_than_it_needs() {
+fn containers_have_only_the_privileges_they_need() {
     for object in render(&[]) {
         let pod = &object["spec"]["template"]["spec"];
         for container in pod["containers"].as_array().into_iter().flatten() {
@@ -257,7 +257,7 @@ fn no_container_has_more_rights_than_it_needs() {
 }
 
 #[test]
-fn nodes_that_register_with_a_taint_are_waited_for_and_lose_it() {
+fn startup_taint_is_tolerated_and_removed() {
     let nodes = |objects: &[Value]| -> Vec<Value> {
         let rules = find(objects, "ClusterRole", "ambit-control")["rules"].clone();
         let rules = rules.as_array().unwrap().clone();
@@ -287,7 +287,7 @@ fn nodes_that_register_with_a_taint_are_waited_for_and_lose_it() {
 }
 
 #[test]
-fn pods_are_deleted_only_in_the_own_namespace_and_where_that_is_enabled() {
+fn permission_to_delete_pods_is_limited_and_optional() {
     let rights = |objects: &[Value], kind: &str| -> usize {
         let roles = objects.iter().filter(|object| object["kind"] == kind);
         let rules = roles.filter_map(|role| role["rules"].as_array()).flatten();
@@ -344,7 +344,7 @@ fn secrets_are_listed_only_for_pull_secrets() {
 }
 
 #[test]
-fn revocations_and_trust_domains_are_mounted_where_the_proxy_reads_them() {
+fn crl_and_trust_domains_are_mounted_at_the_proxys_paths() {
     let objects = render(&["ztunnel.peerCaCrl.enabled=true"]);
     let pod = &find(&objects, "DaemonSet", "ztunnel")["spec"]["template"]["spec"];
     let volumes = pod["volumes"].as_array().unwrap();
@@ -370,14 +370,14 @@ fn revocations_and_trust_domains_are_mounted_where_the_proxy_reads_them() {
 }
 
 #[test]
-fn an_agent_may_write_about_the_pods_of_its_own_node_only() {
+fn agent_may_write_status_of_its_own_nodes_pods_only() {
     let objects = render(&[]);
     let policy = "ambit-agent-own-node-istio-system";
     let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", policy)["spec"];
     assert_eq!(binding["policyName"], policy);
     let policy = &find(&objects, "ValidatingAdmissionPolicy", policy)["spec"];
     assert_eq!(policy["failurePolicy"], "Fail");
-    // Before, tokens do not say which node they are of.
+    // Earlier versions of Kubernetes do not put the node into tokens.
     let release = Release {
         minor: "29".to_owned(),
         ..Release::default()
@@ -410,7 +410,7 @@ fn release_before_uninstall_is_an_optional_hook() {
 }
 
 #[test]
-fn definitions_serve_what_istio_serves() {
+fn crds_serve_the_versions_of_istio() {
     let names: Vec<_> = crds()
         .unwrap()
         .iter()
@@ -419,7 +419,7 @@ fn definitions_serve_what_istio_serves() {
             let group = crd["spec"]["group"].as_str().unwrap();
             for version in versions {
                 assert_eq!(version["subresources"], json!({"status": {}}));
-                // The version that is read in full.
+                // The version that is stored and whose schema has all fields.
                 let is_newest = ["extensions.istio.io", "ambit.io"].contains(&group);
                 let stored = if is_newest { "v1alpha1" } else { "v1" };
                 assert_eq!(version["storage"], version["name"] == stored);
@@ -454,7 +454,7 @@ fn definitions_serve_what_istio_serves() {
 }
 
 #[test]
-fn definitions_for_kiali_are_optional_and_outlive_the_mesh() {
+fn kiali_crds_are_optional_and_survive_an_uninstallation() {
     let names = |settings: &[&str]| -> Vec<String> {
         let definitions = render(settings).into_iter();
         let definitions = definitions.filter(|object| object["kind"] == "CustomResourceDefinition");
@@ -502,9 +502,10 @@ fn notes_name_the_namespace() {
     assert!(text.ends_with(by_hand), "{text}");
 }
 
-/// Values of waypoints reach the control plane in the form that the crate which makes them reads.
+/// Checks that the crate which builds waypoints' objects accepts the waypoint values that the chart
+/// passes on.
 #[test]
-fn the_values_of_waypoints_reach_the_control_plane() {
+fn waypoint_values_reach_the_control_plane() {
     let objects = render(&[
         "global.hub=example/x,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
         "global.waypoint.replicas=3,global.waypoint.terminationGracePeriodSeconds=600",
@@ -532,7 +533,7 @@ fn the_values_of_waypoints_reach_the_control_plane() {
 }
 
 #[test]
-fn waypoints_have_the_ca_and_the_revocations_of_node_proxies() {
+fn waypoints_use_the_ca_and_crl_of_node_proxies() {
     let settings = |values: &[&str]| {
         let objects = render(values);
         let control = find(&objects, "Deployment", "ambit-control");
@@ -639,7 +640,7 @@ fn programs_and_waypoints_push_to_the_collector_that_is_set() {
 }
 
 #[test]
-fn the_certificate_authority_knows_which_pods_the_agents_capture() {
+fn ca_and_agents_have_the_same_enablement_rules() {
     let objects = render(&["cni.excludeNamespaces={a,b},pilot.maxWorkloadCertTTL=1h"]);
     let control = find(&objects, "Deployment", "ambit-control");
     let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
@@ -655,7 +656,7 @@ fn the_certificate_authority_knows_which_pods_the_agents_capture() {
     assert_eq!(value("MAX_WORKLOAD_CERT_TTL").unwrap(), "1h");
 }
 
-/// The rules for an object of a definition's schema.
+/// Returns the validation rules of an object schema of a CRD.
 fn rules_of(schema: &Value) -> Vec<&str> {
     let rules = schema["x-kubernetes-validations"].as_array();
     let rules = rules.into_iter().flatten();
@@ -663,7 +664,7 @@ fn rules_of(schema: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn misspelt_targets_are_refused_at_admission() {
+fn misspelt_targets_are_rejected_at_admission() {
     let mut checked = 0;
     for crd in crds().unwrap() {
         let name = crd["metadata"]["name"].as_str().unwrap();
@@ -682,7 +683,8 @@ fn misspelt_targets_are_refused_at_admission() {
                 ] {
                     assert!(rule.contains(part), "{name}: {rule}");
                 }
-                // The API server bounds what a rule may cost by the lengths of texts.
+                // The API server limits the cost of a rule, which it estimates by the maximum
+                // lengths of texts.
                 assert_eq!(target["properties"]["kind"]["maxLength"], 63, "{name}");
                 assert_eq!(target["properties"]["group"]["maxLength"], 253, "{name}");
                 checked += 1;

@@ -1,4 +1,4 @@
-//! Renewal of a self-made root before its certificate expires.
+//! Renewal of a generated root before its certificate expires.
 
 use std::time::{Duration, SystemTime};
 
@@ -54,7 +54,7 @@ impl Authority {
         }))
     }
 
-    /// The root whose key is the one that signs.
+    /// Returns the root whose key signs.
     fn own_root(&self) -> Option<(usize, &CertificateDer<'static>)> {
         let own = self.issuer.key().subject_public_key_info();
         let has_key = |(_, root): &(usize, &CertificateDer<'static>)| {
@@ -63,14 +63,14 @@ impl Authority {
         self.roots.iter().enumerate().find(has_key)
     }
 
-    /// The certificate of the root that signs, as PEM; `None` if an intermediate signs.
+    /// Returns the certificate of the root that signs, as PEM; `None` if an intermediate signs.
     pub fn own_root_pem(&self) -> Option<String> {
         let (_, root) = self.own_root()?;
         Some(pem::text("CERTIFICATE", root))
     }
 }
 
-/// The encoded subject: verifiers compare bytes.
+/// Returns the DER-encoded subject: verifiers compare bytes.
 fn subject(cert: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, cert) = X509Certificate::from_der(cert).ok()?;
     Some(cert.subject().as_raw().to_vec())
@@ -120,7 +120,7 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86_400);
 
     #[test]
-    fn a_root_is_renewed_in_its_last_fifth_only() {
+    fn root_is_renewed_in_its_last_fifth_only() {
         let now = SystemTime::now();
         let root = Authority::new_root("td", 100 * DAY, now).unwrap();
         assert!(root.renewed_root(DAY, now + 79 * DAY).unwrap().is_none());
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn old_and_new_certificates_hold_under_the_old_and_the_new_root() {
+    fn old_and_new_certificates_verify_under_either_root() {
         let now = SystemTime::now();
         let old = Authority::new_root("td", 10 * DAY, now - 9 * DAY).unwrap();
         let new = old.renewed_root(100 * DAY, now).unwrap().unwrap();

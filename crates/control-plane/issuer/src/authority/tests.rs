@@ -1,4 +1,4 @@
-//! Issuing, and files of plugged-in authorities.
+//! Tests of issuing certificates, and of the files of plugged-in authorities.
 
 use ambit_certificates::CertificateRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
@@ -24,7 +24,7 @@ fn issue(authority: &Authority) -> (CertificateRequest, Vec<String>) {
 }
 
 #[test]
-fn an_issued_certificate_is_accepted_with_and_without_an_intermediate() {
+fn certificate_verifies_with_and_without_an_intermediate() {
     let root = root();
     let intermediate = root
         .new_intermediate("td", 30 * DAY, SystemTime::now())
@@ -69,7 +69,7 @@ fn new_certificate_is_valid_for_clocks_slightly_behind() {
 }
 
 #[test]
-fn a_leaf_has_the_spiffe_profile() {
+fn leaf_has_the_spiffe_profile() {
     let (_, answer) = issue(&root());
     let der = pem::certificates(0, &answer[0]).unwrap().swap_remove(0);
     let (_, leaf) = X509Certificate::from_der(&der).unwrap();
@@ -124,7 +124,7 @@ fn profile(answer: &[String]) -> Vec<(String, bool)> {
 }
 
 #[test]
-fn nothing_that_a_request_asks_for_reaches_the_certificate() {
+fn extensions_of_the_request_are_ignored() {
     use rcgen::CustomExtension;
     let root = root();
     let ordinary = profile(&issue(&root).1);
@@ -201,7 +201,7 @@ fn nothing_that_a_request_asks_for_reaches_the_certificate() {
 }
 
 #[test]
-fn a_life_never_outlasts_the_authority() {
+fn lifetime_never_exceeds_the_authority() {
     let root = Authority::new_root("td", DAY, SystemTime::now()).unwrap();
     let request = CertificateRequest::new(&identity()).unwrap();
     let answer = root
@@ -218,7 +218,7 @@ fn a_life_never_outlasts_the_authority() {
 }
 
 #[test]
-fn bad_requests_are_refused() {
+fn invalid_requests_are_rejected() {
     let root = root();
     let issue = |pem: &str| {
         root.issue(pem, &identity(), DAY, SystemTime::now())
@@ -246,7 +246,7 @@ fn pem_contents(pem: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_plugged_in_authority_signs_as_its_files_say() {
+fn plugged_in_authority_signs_with_its_files() {
     let root = root();
     let intermediate = root
         .new_intermediate("td", 30 * DAY, SystemTime::now())
@@ -268,7 +268,7 @@ fn a_plugged_in_authority_signs_as_its_files_say() {
 }
 
 #[test]
-fn files_that_do_not_belong_together_are_refused() {
+fn mismatched_files_are_rejected() {
     let (one, two) = (root(), root());
     let error =
         |cert: &str, key: &str, root: &str| Authority::from_pem(cert, key, "", root).unwrap_err();

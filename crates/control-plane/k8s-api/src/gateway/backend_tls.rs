@@ -13,7 +13,7 @@ use crate::{
 };
 
 custom_resource! {
-    /// TLS with backends.
+    /// TLS with the backends of a service.
     BackendTLSPolicy, BackendTlsPolicySpec, "gateway.networking.k8s.io", "backendtlspolicies", NamespaceResourceScope
 }
 
@@ -30,7 +30,7 @@ pub struct BackendTlsPolicySpec {
     pub other: BTreeMap<String, Value>,
 }
 
-/// One target, in the policy's namespace.
+/// Target of a policy, in the policy's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TlsTargetReference {
@@ -40,7 +40,7 @@ pub struct TlsTargetReference {
     pub kind: String,
     /// Name of the target.
     pub name: String,
-    /// One port of a service, by its name.
+    /// Name of one port of a service.
     pub section_name: Option<String>,
 }
 
@@ -48,14 +48,14 @@ pub struct TlsTargetReference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTlsValidation {
-    /// Objects with certificates of authorities.
+    /// Objects with CA certificates.
     pub ca_certificate_refs: Vec<LocalObjectReference>,
     /// `System`: trust store of the proxy's system.
     #[serde(rename = "wellKnownCACertificates")]
     pub well_known_ca_certificates: Option<String>,
-    /// The server name (SNI) to send.
+    /// Server name (SNI) to send.
     pub hostname: String,
-    /// Names of which the certificate must have one, in place of the server name.
+    /// Names of which the certificate must have one, instead of the server name.
     pub subject_alt_names: Vec<SubjectAltName>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

@@ -1,4 +1,5 @@
-//! GRPCRoute: where gRPC requests to a service go. Filters and backends are written as those of HTTPRoute.
+//! GRPCRoute: routes of gRPC requests to a service. Filters and backends have the types of
+//! HTTPRoute.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +39,7 @@ pub struct GrpcRouteSpec {
 pub struct GrpcRouteRule {
     /// Name of the rule.
     pub name: Option<String>,
-    /// Any one suffices; without any, all requests match.
+    /// Matches, of which one must match; without any, all requests match.
     pub matches: Vec<GrpcRouteMatch>,
     /// Filters of requests and responses.
     pub filters: Vec<HttpRouteFilter>,
@@ -55,7 +56,7 @@ pub struct GrpcRouteRule {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcRouteMatch {
-    /// The service and its method.
+    /// Service and method of the request.
     pub method: Option<GrpcMethodMatch>,
     /// Headers of the request.
     pub headers: Vec<HttpNamedMatch>,
@@ -71,9 +72,9 @@ pub struct GrpcMethodMatch {
     /// `Exact` (the default) or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// The service of gRPC with its package; any if left out.
+    /// Fully qualified gRPC service; any if absent.
     pub service: Option<String>,
-    /// The method; any if left out.
+    /// gRPC method; any if absent.
     pub method: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! TCPRoute and TLSRoute: where connections to a service go.
+//! TCPRoute and TLSRoute: routes of connections to a service.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub struct TcpRouteSpec {
 pub struct TlsRouteSpec {
     /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
-    /// The server names that it is for: exact ones, and those that begin with `*.`; all if empty.
+    /// Server names (SNI) of the route: exact ones, and those that begin with `*.`; all if empty.
     pub hostnames: Vec<String>,
     /// Rules of the route, of which only the first applies.
     pub rules: Vec<StreamRouteRule>,

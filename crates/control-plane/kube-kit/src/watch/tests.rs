@@ -1,4 +1,4 @@
-//! Watches of a scripted API server, and the bookkeeping alone.
+//! Tests of watches with a scripted API server, and of the bookkeeping alone.
 
 use ambit_testkit::ApiServer;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -9,7 +9,7 @@ use super::*;
 
 const MAPS: &str = "/api/v1/configmaps";
 
-/// One data value of ConfigMaps; those without are of no interest.
+/// Watch of one data value of ConfigMaps; those without it are of no interest.
 type Values = Watch<ConfigMap, String>;
 
 fn client(server: &ApiServer) -> Client {
@@ -30,7 +30,7 @@ fn put(server: &ApiServer, name: &str, uid: &str, value: Option<&str>) {
     );
 }
 
-/// The next events, as text; waits for each of `count`.
+/// Waits for `count` events and returns them as text.
 async fn next<K, V: ToString>(watch: &mut Watch<K, V>, count: usize) -> Vec<String>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
@@ -53,7 +53,7 @@ where
 }
 
 #[tokio::test]
-async fn a_listing_in_pages_is_followed_by_every_change() {
+async fn listing_in_pages_is_followed_by_every_change() {
     let server = ApiServer::start();
     for n in 0..250 {
         put(&server, &format!("m{n:03}"), &format!("u{n}"), Some("x"));
@@ -76,7 +76,7 @@ async fn a_listing_in_pages_is_followed_by_every_change() {
 }
 
 #[tokio::test]
-async fn what_disappeared_during_an_outage_is_gone_after_it() {
+async fn objects_deleted_during_an_outage_are_reported_after_it() {
     let server = ApiServer::start();
     for (name, uid) in [("stays", "1"), ("goes", "2"), ("renewed", "3")] {
         put(&server, name, uid, Some("x"));
@@ -108,12 +108,12 @@ async fn what_disappeared_during_an_outage_is_gone_after_it() {
 }
 
 #[tokio::test]
-async fn a_cut_connection_is_resumed_and_a_forgotten_version_listed_anew() {
+async fn broken_watch_resumes_and_expired_version_is_relisted() {
     let server = ApiServer::start();
     put(&server, "m", "1", Some("a"));
     let mut watch = values(&server);
     assert_eq!(next(&mut watch, 3).await, ["listing", "m=a", "listed"]);
-    // So that the watch is open when it is cut.
+    // The watch must be open when the connection is closed.
     put(&server, "m", "1", Some("b"));
     assert_eq!(next(&mut watch, 1).await, ["m=b"]);
     server.cut();
@@ -126,13 +126,13 @@ async fn a_cut_connection_is_resumed_and_a_forgotten_version_listed_anew() {
     while received.last().is_none_or(|last| last != "listed") {
         received.extend(next(&mut watch, 1).await);
     }
-    // A connection that is cut before it has answered looks like an unreachable server.
+    // A connection that is closed before its response looks like an unreachable server.
     received.retain(|event| event != "away");
     assert_eq!(received, ["listing", "gone m/1", "listed"]);
 }
 
 #[tokio::test]
-async fn a_store_that_comes_back_older_is_listed_anew() {
+async fn restored_older_store_is_relisted() {
     let server = ApiServer::start();
     for value in ["a", "b", "c"] {
         put(&server, "m", "1", Some(value));
@@ -148,7 +148,7 @@ async fn a_store_that_comes_back_older_is_listed_anew() {
     events.retain(|event| event != "listing");
     assert_eq!(events[0], "m=old");
     put(&server, "m", "1", Some("new"));
-    // Its versions are below those of before.
+    // The restored versions are lower than the earlier ones.
     while next(&mut watch, 1).await != ["m=new"] {}
 }
 
@@ -186,7 +186,7 @@ fn id(name: &str, uid: &str) -> ObjectId {
 }
 
 #[test]
-fn a_listing_that_failed_half_way_loses_nothing() {
+fn failed_listing_loses_no_object() {
     let mut known = Known::default();
     known.begin_listing();
     for name in ["x", "y", "z"] {
@@ -195,7 +195,7 @@ fn a_listing_that_failed_half_way_loses_nothing() {
     assert_eq!(known.end_listing(), []);
     known.begin_listing();
     known.insert(&id("x", "1"));
-    // It fails here, and the next has something else.
+    // The listing fails here, and the next one has different objects.
     known.begin_listing();
     known.insert(&id("y", "1"));
     let mut gone = known.end_listing();
@@ -204,7 +204,7 @@ fn a_listing_that_failed_half_way_loses_nothing() {
 }
 
 #[test]
-fn a_late_deletion_of_a_predecessor_is_not_that_of_its_successor() {
+fn late_deletion_of_a_predecessor_keeps_its_successor() {
     let mut known = Known::default();
     known.insert(&id("web-0", "1"));
     assert_eq!(known.insert(&id("web-0", "2")), Some(id("web-0", "1")));

@@ -1,4 +1,4 @@
-//! Directories as editors, controllers and accidents change them.
+//! Tests of directories that editors, controllers and accidents change.
 
 use std::{fs, os::unix::fs::symlink, time::Instant};
 
@@ -10,7 +10,7 @@ use crate::ObjectEvent;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Replica of the objects, built from the changes.
+/// Copy of the objects, built from the changes.
 struct Reader {
     dirs: ManifestDirs,
     nodes: std::collections::BTreeMap<String, String>,
@@ -72,7 +72,7 @@ fn pod(name: &str, node: &str) -> String {
 }
 
 #[test]
-fn a_directory_is_read_once() {
+fn directory_is_read_once() {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("sub")).unwrap();
     fs::write(dir.path().join("sub/a.yml"), pod("a", "n1")).unwrap();
@@ -92,7 +92,7 @@ fn a_directory_is_read_once() {
 }
 
 #[test]
-fn a_missing_directory_is_named() {
+fn missing_directory_is_reported() {
     let error = read(&["/nonexistent/manifests"]).unwrap_err();
     assert!(
         error.to_string().contains("/nonexistent/manifests"),
@@ -101,7 +101,7 @@ fn a_missing_directory_is_named() {
 }
 
 #[tokio::test]
-async fn an_empty_directory_is_reported_at_once() {
+async fn empty_directory_is_reported_at_once() {
     let dir = TempDir::new().unwrap();
     let mut reader = Reader::open(&[dir.path()]);
     reader.step().await;
@@ -119,7 +119,7 @@ async fn writing_renaming_and_removing_are_followed() {
             r.nodes.get("a").is_some_and(|node| node == "n1")
         })
         .await;
-    // As editors do: write beside, then rename over.
+    // Editors write another file, then rename it over the first.
     fs::write(
         dir.path().join(".a.yaml.swp"),
         pod("a", "n2") + &pod("b", "n2"),
@@ -146,7 +146,7 @@ async fn writing_renaming_and_removing_are_followed() {
 }
 
 #[tokio::test]
-async fn a_broken_file_keeps_its_objects_until_it_is_mended() {
+async fn invalid_file_keeps_its_objects_until_corrected() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("a.yaml");
     fs::write(&file, pod("a", "n1")).unwrap();
@@ -178,14 +178,14 @@ async fn a_broken_file_keeps_its_objects_until_it_is_mended() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_truncated_and_then_written_is_not_seen_empty() {
+async fn file_truncated_before_writing_is_not_read_as_empty() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("a.yaml");
     fs::write(&file, pod("a", "n1") + &pod("b", "n1")).unwrap();
     let mut reader = Reader::open(&[dir.path()]);
     reader.until("written", |r| r.nodes.len() == 2).await;
     fs::File::create(&file).unwrap();
-    // Longer than the debounce, shorter than the wait for an empty file.
+    // Longer than the debounce delay, shorter than the delay for an empty file.
     let quiet = tokio::time::timeout(Duration::from_millis(300), reader.dirs.changed()).await;
     assert!(quiet.is_err(), "{quiet:?}");
     fs::write(&file, pod("a", "n2") + &pod("b", "n1")).unwrap();
@@ -194,7 +194,7 @@ async fn a_file_that_is_truncated_and_then_written_is_not_seen_empty() {
 }
 
 #[tokio::test]
-async fn a_directory_switched_by_a_link_is_followed() {
+async fn directory_replaced_through_a_link_is_followed() {
     let dir = TempDir::new().unwrap();
     for (version, node) in [("v1", "n1"), ("v2", "n2")] {
         fs::create_dir(dir.path().join(version)).unwrap();
@@ -212,7 +212,7 @@ async fn a_directory_switched_by_a_link_is_followed() {
 }
 
 #[tokio::test]
-async fn a_directory_that_vanishes_keeps_its_objects() {
+async fn deleted_directory_keeps_its_objects() {
     let dir = TempDir::new().unwrap();
     let live = dir.path().join("live");
     fs::create_dir(&live).unwrap();

@@ -1,4 +1,4 @@
-//! Files that their writers are done with do not have to settle.
+//! Tests of completely written files, which need not settle.
 
 use tempfile::TempDir;
 
@@ -15,28 +15,28 @@ fn finds(text: &str, held: bool, written: impl Fn(SystemTime) -> SystemTime) -> 
     if held {
         fs::write(&path, POD).unwrap();
     }
-    scanner.look(&mut tree, true, &Written::new());
+    scanner.scan(&mut tree, true, &Written::new());
     tree.take_change();
     fs::write(&path, text).unwrap();
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     let whole = Written::from([(path, written(modified))]);
-    scanner.look(&mut tree, false, &whole);
+    scanner.scan(&mut tree, false, &whole);
     tree.take_change().is_some()
 }
 
 #[test]
-fn a_file_that_is_whole_is_read_at_once() {
+fn complete_file_is_read_at_once() {
     assert!(finds(POD, false, |modified| modified));
 }
 
 #[test]
-fn a_file_that_its_writer_has_closed_empty_is_not_gone() {
+fn file_closed_while_empty_keeps_its_objects() {
     assert!(!finds("", true, |modified| modified));
 }
 
 #[test]
-fn a_file_that_changed_since_it_was_whole_has_to_settle() {
-    // Only on a machine that stood still meanwhile would it have settled.
+fn file_changed_after_completion_has_to_settle() {
+    // It could have settled only if the machine was suspended meanwhile.
     let begin = Instant::now();
     let found = finds(POD, false, |modified| modified - Duration::from_secs(1));
     assert!(!found || begin.elapsed() >= SETTLE);

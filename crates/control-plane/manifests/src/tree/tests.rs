@@ -1,4 +1,4 @@
-//! Layers, broken documents, objects given twice.
+//! Tests of layers, invalid documents, and objects in several files.
 
 use serde_json::json;
 
@@ -51,7 +51,7 @@ fn node_of(tree: &mut Tree, name: &str) -> String {
 }
 
 #[test]
-fn only_what_changed_is_reported() {
+fn only_changes_are_reported() {
     let mut tree = Tree::default();
     read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     assert_eq!(
@@ -68,7 +68,7 @@ fn only_what_changed_is_reported() {
 }
 
 #[test]
-fn later_directories_are_laid_over_earlier_ones() {
+fn later_directories_are_merged_over_earlier_ones() {
     let mut tree = Tree::default();
     read(
         &mut tree,
@@ -90,7 +90,7 @@ fn later_directories_are_laid_over_earlier_ones() {
 }
 
 #[test]
-fn an_overlay_alone_makes_no_object() {
+fn overlay_alone_is_not_an_object() {
     let mut tree = Tree::default();
     let overlay = "kind: Pod\nmetadata: {name: a, annotations: {ambit.io/overlay: \"true\", x: y}}\nspec: {nodeName: n3}\n";
     read(&mut tree, 0, "over.yaml", overlay);
@@ -113,11 +113,11 @@ fn an_overlay_alone_makes_no_object() {
 }
 
 #[test]
-fn a_broken_document_keeps_its_object_and_the_others_go_on() {
+fn invalid_document_keeps_its_object_and_others_change() {
     let mut tree = Tree::default();
     read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     tree.take_change();
-    // Unreadable altogether: its object cannot be known.
+    // The document is unreadable: its object is unknown.
     read(
         &mut tree,
         0,
@@ -128,7 +128,7 @@ fn a_broken_document_keeps_its_object_and_the_others_go_on() {
     assert_eq!(names(&change), ["+Pod default/b"]);
     assert_eq!(change.problems.len(), 1);
     assert_eq!(node_of(&mut tree, "a"), "n1");
-    // Readable as far as the name.
+    // The document is readable as far as the name.
     read(
         &mut tree,
         0,
@@ -150,7 +150,8 @@ fn a_broken_document_keeps_its_object_and_the_others_go_on() {
     let change = tree.take_change().unwrap();
     assert_eq!(names(&change), ["+Pod default/a"]);
     assert!(change.problems.is_empty());
-    // Removed while another document is broken by name only: that one goes.
+    // An object is removed while another document is invalid except for its name: the first one is
+    // deleted.
     read(
         &mut tree,
         0,
@@ -162,7 +163,7 @@ fn a_broken_document_keeps_its_object_and_the_others_go_on() {
 }
 
 #[test]
-fn object_given_twice_is_a_problem_and_the_first_counts() {
+fn duplicate_object_is_a_problem_and_the_first_applies() {
     let mut tree = Tree::default();
     read(&mut tree, 0, "a.yaml", &pod("a", "n1"));
     read(&mut tree, 0, "b.yaml", &pod("a", "n2"));
@@ -174,7 +175,7 @@ fn object_given_twice_is_a_problem_and_the_first_counts() {
     assert_eq!(node_of(&mut tree, "a"), "n1");
     read(&mut tree, 0, "b.yaml", &pod("a", "n1"));
     assert!(tree.take_change().unwrap().problems.is_empty());
-    // A file renamed: nothing happens to its objects.
+    // A file is renamed: its objects do not change.
     tree.file_gone(&id(0, "a.yaml"));
     assert!(tree.take_change().is_none());
 }
@@ -201,7 +202,7 @@ fn unreadable_objects_are_reported_and_removed() {
 }
 
 #[test]
-fn layers_merge_as_the_examples_of_rfc_7386() {
+fn layers_merge_as_in_the_examples_of_rfc_7386() {
     for (target, patch, expected) in [
         (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
         (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),

@@ -1,4 +1,5 @@
-//! Reports in, writes out; [`Server`] plays the API server and shows what was written.
+//! Tests with reports as input and writes as output; [`Server`] plays the API server and shows what
+//! was written.
 
 use ambit_derive::{
     Problem, Severity,
@@ -11,15 +12,15 @@ use crate::report::Facts;
 #[derive(Default)]
 struct Server {
     table: StatusTable,
-    objects: BTreeMap<ObjectKey, Seen>,
-    remarks: Vec<String>,
+    objects: BTreeMap<ObjectKey, ObservedObject>,
+    events: Vec<String>,
 }
 
 fn key(kind: Kind, name: &str) -> ObjectKey {
     ObjectKey::new(kind, "shop", name)
 }
 
-fn policy(problems: &[(Severity, &str)], in_force: bool) -> Seen {
+fn policy(problems: &[(Severity, &str)], in_force: bool) -> ObservedObject {
     let key = key(Kind::AuthorizationPolicy, "p");
     let problem = |(severity, message): &(Severity, &str)| Problem {
         severity: *severity,
@@ -28,7 +29,7 @@ fn policy(problems: &[(Severity, &str)], in_force: bool) -> Seen {
         message: (*message).into(),
         origin: None,
     };
-    Seen {
+    ObservedObject {
         problems: problems.iter().map(problem).collect(),
         facts: Facts {
             api_version: "security.istio.io/v1".into(),
@@ -56,8 +57,8 @@ fn bound(is_true: bool, reason: &'static str) -> Standing {
     }
 }
 
-fn service(standing: Option<Standing>) -> Seen {
-    Seen {
+fn service(standing: Option<Standing>) -> ObservedObject {
+    ObservedObject {
         key: key(Kind::Service, "s"),
         facts: Facts {
             api_version: "v1".into(),
@@ -82,13 +83,13 @@ impl Server {
         self.carry_out(out)
     }
 
-    /// The object changes as given, but for its conditions, which stay. Returns the number of writes.
-    fn put(&mut self, mut seen: Seen) -> usize {
-        if let Some(old) = self.objects.get(&seen.key) {
-            seen.facts.conditions.clone_from(&old.facts.conditions);
+    /// Reports a changed object, which keeps its conditions. Returns the number of writes.
+    fn put(&mut self, mut observed: ObservedObject) -> usize {
+        if let Some(old) = self.objects.get(&observed.key) {
+            observed.facts.conditions.clone_from(&old.facts.conditions);
         }
-        self.objects.insert(seen.key.clone(), seen.clone());
-        self.report(Report::Seen(Box::new(seen)))
+        self.objects.insert(observed.key.clone(), observed.clone());
+        self.report(Report::Observed(Box::new(observed)))
     }
 
     fn report(&mut self, report: Report) -> usize {
@@ -96,36 +97,38 @@ impl Server {
         self.carry_out(out)
     }
 
-    fn carry_out(&mut self, out: Out) -> usize {
-        self.remarks.extend(
-            out.remarks
+    fn carry_out(&mut self, out: Writes) -> usize {
+        self.events.extend(
+            out.events
                 .into_iter()
                 .map(|remark| remark.reason.to_owned()),
         );
         let mut writes = 0;
-        for wish in out.wishes {
-            let Wish::Status(part, status) = wish else {
+        for wish in out.desired_writes {
+            let DesiredWrite::Status(part, status) = wish else {
                 continue;
             };
             writes += 1;
-            let seen = self
+            let observed = self
                 .objects
                 .values_mut()
-                .find(|seen| seen.key.name == part.name && seen.key.kind.as_str() == part.kind)
+                .find(|observed| {
+                    observed.key.name == part.name && observed.key.kind.as_str() == part.kind
+                })
                 .unwrap();
-            let types = conditions(seen.key.kind).iter();
+            let types = conditions(observed.key.kind).iter();
             let owned: Vec<_> = types.filter(|of| of.manager == part.manager).collect();
-            let conditions = &mut seen.facts.conditions;
+            let conditions = &mut observed.facts.conditions;
             conditions.retain(|one| owned.iter().all(|of| one["type"] != of.name));
             conditions.extend(ambit_k8s_api::status::conditions(&status));
         }
         writes
     }
 
-    /// The watch shows every object as it is now.
+    /// Reports every object as the server has it now, as the watch does.
     fn show(&mut self) -> usize {
         let objects: Vec<_> = self.objects.values().cloned().collect();
-        let show = |seen| self.report(Report::Seen(Box::new(seen)));
+        let show = |observed| self.report(Report::Observed(Box::new(observed)));
         objects.into_iter().map(show).sum()
     }
 
@@ -146,7 +149,7 @@ impl Server {
 }
 
 #[test]
-fn the_conditions_of_a_policy_say_what_became_of_it() {
+fn policy_conditions_report_its_state() {
     let mut server = Server::leader();
     let of = key(Kind::AuthorizationPolicy, "p");
     let warning = [(Severity::Warning, "a")];
@@ -157,8 +160,8 @@ fn the_conditions_of_a_policy_say_what_became_of_it() {
         (policy(&[(Severity::Error, "a")], true), "False Outdated"),
         (policy(&[(Severity::Error, "a")], false), "False Invalid"),
     ];
-    for (seen, expected) in cases {
-        assert_eq!(server.put(seen), 1);
+    for (observed, expected) in cases {
+        assert_eq!(server.put(observed), 1);
         assert_eq!(server.show(), 0, "what is written is not written again");
         assert_eq!(
             server.conditions(&of),
@@ -166,7 +169,7 @@ fn the_conditions_of_a_policy_say_what_became_of_it() {
         );
     }
     assert_eq!(
-        server.remarks,
+        server.events,
         [
             "UnsupportedValue",
             "UnsupportedValue",
@@ -185,7 +188,7 @@ fn the_conditions_of_a_policy_say_what_became_of_it() {
 }
 
 #[test]
-fn only_a_leader_writes_and_a_new_one_writes_what_differs() {
+fn only_the_leader_writes_and_a_new_one_writes_differences() {
     let mut server = Server::default();
     assert_eq!(server.put(policy(&[], true)), 0);
     assert_eq!(server.put(service(None)), 0);
@@ -200,12 +203,12 @@ fn only_a_leader_writes_and_a_new_one_writes_what_differs() {
 #[test]
 fn write_repeats_only_after_a_foreign_change() {
     let mut server = Server::leader();
-    let seen = policy(&[], true);
-    assert_eq!(server.put(seen.clone()), 1);
+    let observed = policy(&[], true);
+    assert_eq!(server.put(observed.clone()), 1);
     assert_eq!(
-        server.report(Report::Seen(Box::new(seen))),
+        server.report(Report::Observed(Box::new(observed))),
         0,
-        "an old state, seen late"
+        "an old state, observed late"
     );
     assert_eq!(server.show(), 0);
     let of = key(Kind::AuthorizationPolicy, "p");
@@ -234,7 +237,7 @@ fn derived_conditions_are_written_and_removed() {
     let standing = bound(false, "WaypointIsNotReady");
     assert_eq!(server.report(Report::Standing(of.clone(), standing)), 1);
     assert_eq!(server.conditions(&of), [missing]);
-    assert_eq!(server.remarks, ["WaypointIsNotReady"]);
+    assert_eq!(server.events, ["WaypointIsNotReady"]);
     assert_eq!(
         server.report(Report::Standing(of.clone(), Standing::default())),
         1
@@ -243,7 +246,7 @@ fn derived_conditions_are_written_and_removed() {
 }
 
 #[test]
-fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
+fn parts_of_other_controllers_stay_in_a_shared_list() {
     let mut table = StatusTable::default();
     table.set_leader(true);
     let verdict = |is_true| Verdict {
@@ -268,38 +271,44 @@ fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
         ..Standing::default()
     };
     let other = json!({"parentRef": {"name": "edge"}, "controllerName": "example.com/ingress", "conditions": []});
-    let mut seen = service(Some(standing(true)));
-    seen.key = key(Kind::HTTPRoute, "r");
-    seen.facts.generation = Some(3);
-    seen.facts.parts = vec![other.clone()];
-    let written = |out: Out| -> Vec<Value> {
-        let statuses = out.wishes.into_iter().filter_map(|wish| match wish {
-            Wish::Status(part, status) => {
-                assert_eq!(part.manager, "ambit-routes");
-                Some(status)
-            }
-            Wish::Forget(_) => None,
-        });
+    let mut observed = service(Some(standing(true)));
+    observed.key = key(Kind::HTTPRoute, "r");
+    observed.facts.generation = Some(3);
+    observed.facts.parts = vec![other.clone()];
+    let written = |out: Writes| -> Vec<Value> {
+        let statuses = out
+            .desired_writes
+            .into_iter()
+            .filter_map(|wish| match wish {
+                DesiredWrite::Status(part, status) => {
+                    assert_eq!(part.manager, "ambit-routes");
+                    Some(status)
+                }
+                DesiredWrite::Forget(_) => None,
+            });
         statuses.collect()
     };
-    let report = |seen: &Seen| Report::Seen(Box::new(seen.clone()));
-    let first = written(table.take(report(&seen)));
+    let report = |observed: &ObservedObject| Report::Observed(Box::new(observed.clone()));
+    let first = written(table.take(report(&observed)));
     let parents = first[0]["parents"].as_array().unwrap();
     assert_eq!(parents[0], other);
     assert_eq!(parents[1]["conditions"][0]["observedGeneration"], 3);
     assert!(
-        written(table.take(report(&seen))).is_empty(),
+        written(table.take(report(&observed))).is_empty(),
         "asked for already"
     );
-    seen.facts.parts.clone_from(parents);
-    seen.facts.parts[1]["conditions"][0]["lastTransitionTime"] = "2020-01-01T00:00:00Z".into();
-    assert!(written(table.take(report(&seen))).is_empty(), "it stands");
-    let changed = written(table.take(Report::Standing(seen.key.clone(), standing(false))));
+    observed.facts.parts.clone_from(parents);
+    observed.facts.parts[1]["conditions"][0]["lastTransitionTime"] = "2020-01-01T00:00:00Z".into();
+    assert!(
+        written(table.take(report(&observed))).is_empty(),
+        "it stands"
+    );
+    let changed = written(table.take(Report::Standing(observed.key.clone(), standing(false))));
     assert_ne!(
         changed[0]["parents"][1]["conditions"][0]["lastTransitionTime"],
         "2020-01-01T00:00:00Z"
     );
-    let gone = written(table.take(Report::Standing(seen.key.clone(), Standing::default())));
+    let gone = written(table.take(Report::Standing(observed.key.clone(), Standing::default())));
     assert_eq!(gone, [json!({"parents": [other]})]);
 }
 
@@ -326,6 +335,6 @@ fn problems_of_other_objects_are_reported_once() {
     let mut server = Server::leader();
     let mut pod = policy(&[(Severity::Error, "bad address")], false);
     pod.key = key(Kind::Pod, "a");
-    assert_eq!(server.report(Report::Seen(Box::new(pod))), 0);
-    assert_eq!(server.remarks, ["Unusable"]);
+    assert_eq!(server.report(Report::Observed(Box::new(pod))), 0);
+    assert_eq!(server.events, ["Unusable"]);
 }

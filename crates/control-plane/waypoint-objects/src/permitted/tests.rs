@@ -1,10 +1,10 @@
-//! What overlays cannot do.
+//! Tests of changes that overlays cannot make.
 
 use serde_json::json;
 
 use super::*;
 
-/// A Deployment with one place of its pods' specification set.
+/// Returns a Deployment with one field of its pods' specification set.
 fn pod(spec: Value) -> Value {
     json!({"spec": {"template": {"spec": spec}}})
 }
@@ -24,11 +24,11 @@ fn refused(part: Part, overlay: &Value) -> Option<String> {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table is as long as what it lists")]
-fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
+fn overlays_cannot_change_trusted_fields() {
     let in_pod = "spec.template.spec";
     let in_proxy = "spec.template.spec.containers[0]";
     for (overlay, place) in [
-        // Account of the pods.
+        // Service account of the pods.
         (
             pod(json!({"serviceAccountName": "admin"})),
             format!("{in_pod}.serviceAccountName"),
@@ -41,7 +41,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             pod(json!({"automountServiceAccountToken": true})),
             format!("{in_pod}.automountServiceAccountToken"),
         ),
-        // What runs.
+        // Programs.
         (proxy(json!({"image": "evil"})), format!("{in_proxy}.image")),
         (
             proxy(json!({"command": ["sh"]})),
@@ -82,12 +82,12 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             format!("{in_pod}.shareProcessNamespace"),
         ),
         (pod(json!({"hostPID": true})), format!("{in_pod}.hostPID")),
-        // Where it is.
+        // Namespace and name.
         (
             pod(json!({"hostNetwork": true})),
             format!("{in_pod}.hostNetwork"),
         ),
-        // Source of its keys and roots.
+        // Source of keys and roots.
         (
             proxy(json!({"env": [{"name": "CA_ADDRESS", "value": "evil:1"}]})),
             format!("{in_proxy}.env[0].name"),
@@ -96,7 +96,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             proxy(json!({"env": [{"name": "LD_PRELOAD", "value": "/mnt/evil"}]})),
             format!("{in_proxy}.env[0].name"),
         ),
-        // Settings that bypass policies are the administrator's.
+        // Settings that bypass policies are reserved for the administrator.
         (
             proxy(json!({"env": [{"name": "AMBIT_UPGRADES", "value": "spice"}]})),
             format!("{in_proxy}.env[0].name"),
@@ -139,7 +139,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             pod(json!({"volumes": [{"name": "v", "projected": {}}]})),
             format!("{in_pod}.volumes[0].projected"),
         ),
-        // What confines it.
+        // Confinement of the container.
         (
             pod(json!({"securityContext": {"runAsNonRoot": false}})),
             format!("{in_pod}.securityContext.runAsNonRoot"),
@@ -148,7 +148,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             proxy(json!({"securityContext": {"privileged": true}})),
             format!("{in_proxy}.securityContext.privileged"),
         ),
-        // How it is known.
+        // Labels that mark the waypoint.
         (
             json!({"spec": {"selector": {}}}),
             "spec.selector".to_owned(),
@@ -237,7 +237,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
 }
 
 #[test]
-fn where_how_many_and_how_large_is_for_overlays() {
+fn overlays_may_set_placement_number_and_resources() {
     for (part, overlay) in [
         (
             Part::Deployment,

@@ -1,4 +1,4 @@
-//! The protocol, without a network: requests in, decoded responses out.
+//! Tests of the protocol without a network: requests as input, decoded responses as output.
 
 mod waypoints;
 
@@ -207,7 +207,7 @@ fn names(response: &DeltaDiscoveryResponse) -> Vec<&str> {
 }
 
 #[test]
-fn a_wildcard_client_gets_everything_then_changes_then_removals() {
+fn wildcard_client_gets_all_then_changes_then_removals() {
     let mut store = store(&[pod("a", "n9", 1, Some("s"), 1), service("s", 1)]);
     let mut peer = Peer::new();
     let responses = peer.send(&first(ResourceType::Address), &store);
@@ -239,7 +239,7 @@ fn a_wildcard_client_gets_everything_then_changes_then_removals() {
 }
 
 #[test]
-fn nothing_is_sent_while_a_push_is_unanswered_and_then_all_at_once() {
+fn changes_wait_for_the_acknowledgement_of_a_push() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
     let responses = peer.send(&first(ResourceType::Address), &store);
@@ -253,7 +253,7 @@ fn nothing_is_sent_while_a_push_is_unanswered_and_then_all_at_once() {
 }
 
 #[test]
-fn a_stale_nonce_is_no_answer() {
+fn stale_nonce_is_no_acknowledgement() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
     let responses = peer.send(&first(ResourceType::Address), &store);
@@ -297,7 +297,7 @@ fn rejected_resources_are_not_resent_until_they_change() {
 }
 
 #[test]
-fn a_reconnecting_client_gets_only_what_it_lacks() {
+fn reconnecting_client_gets_only_missing_records() {
     let mut store = store(&[
         pod("a", "", 1, None, 1),
         pod("b", "", 2, None, 1),
@@ -327,7 +327,7 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
         ),
         (vec!["c1//Pod/shop/b"], "c1//Pod/shop/c".to_owned())
     );
-    // Nothing is missing: an empty answer all the same.
+    // Nothing is missing: the client gets an empty response.
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: policies,
         ..first(ResourceType::Authorization)
@@ -337,7 +337,7 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
 }
 
 #[test]
-fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
+fn policies_arrive_before_their_workloads_and_leave_after() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
     let addresses = peer.send(&first(ResourceType::Address), &store);
@@ -357,7 +357,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
         kinds(&responses),
         [ResourceType::Authorization, ResourceType::Address]
     );
-    // While the policies are unanswered, new workloads wait for new policies.
+    // While the policies are not acknowledged, new workloads wait for new policies.
     peer.ack(&responses[1], &store);
     store.update(&policy("q", false));
     store.update(&pod("a", "", 1, None, 3));
@@ -403,10 +403,11 @@ fn removed_policies(responses: &[DeltaDiscoveryResponse]) -> Vec<&str> {
 }
 
 #[test]
-fn policy_is_removed_after_workloads_that_named_it_are_acknowledged() {
+fn policy_is_removed_after_its_workloads_are_acknowledged() {
     let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
     let mut peer = settled(&store);
-    // An update of a workload is in flight when the policy goes, and with it its name from the workload.
+    // An update of a workload is in flight when the policy, and the workload's reference to it, are
+    // deleted.
     store.update(&pod("a", "", 1, None, 2));
     let first = peer.changed(&store);
     store.update(&pod("a", "", 1, None, 3));
@@ -415,7 +416,7 @@ fn policy_is_removed_after_workloads_that_named_it_are_acknowledged() {
     let second = peer.ack(&first[0], &store);
     assert_eq!(names(&second[0]), ["c1//Pod/shop/a"]);
     assert_eq!(removed_policies(&second), [""; 0]);
-    // Later updates do not hold it up.
+    // Later updates do not delay the removal.
     store.update(&pod("b", "", 2, None, 1));
     let third = peer.ack(&second[0], &store);
     assert_eq!(removed_policies(&third), ["shop/p"]);
@@ -425,7 +426,7 @@ fn policy_is_removed_after_workloads_that_named_it_are_acknowledged() {
 }
 
 #[test]
-fn a_policy_that_is_back_before_it_was_removed_stays() {
+fn policy_recreated_before_its_removal_stays() {
     let mut store = store(&[
         pod("a", "", 1, None, 1),
         policy("p", false),
@@ -447,7 +448,7 @@ fn a_policy_that_is_back_before_it_was_removed_stays() {
 }
 
 #[test]
-fn a_reconnecting_client_loses_a_policy_after_the_workloads_that_named_it() {
+fn reconnecting_client_loses_a_policy_after_its_workloads() {
     let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
     let known = settled(&store).known;
     store.update(&pod("a", "", 1, None, 2));
@@ -469,7 +470,7 @@ fn a_reconnecting_client_loses_a_policy_after_the_workloads_that_named_it() {
 }
 
 #[test]
-fn single_records_come_with_what_belongs_to_them() {
+fn single_records_include_related_records() {
     let mut store = store(&[
         pod("a", "n2", 1, Some("s"), 1),
         pod("b", "n3", 2, Some("s"), 1),
@@ -503,7 +504,8 @@ fn single_records_come_with_what_belongs_to_them() {
     );
     let last = peer.send(&demand("shop/nothing"), &store);
     peer.ack(&last[0], &store);
-    // A new endpoint of a service it has, a new pod of its node, and an address that it subscribed to.
+    // A new endpoint of a service that the client has, a new pod of its node, and an address that
+    // it subscribed to.
     for (delta, expected) in [
         (pod("c", "n3", 5, Some("s"), 1), vec!["c1//Pod/shop/c"]),
         (pod("home", NODE, 6, None, 1), vec!["c1//Pod/shop/home"]),
@@ -526,7 +528,7 @@ fn single_records_come_with_what_belongs_to_them() {
 }
 
 #[test]
-fn the_workload_type_has_workloads_only_in_their_own_form() {
+fn workload_type_has_only_workloads() {
     let store = store(&[pod("a", "", 1, Some("s"), 5), service("s", 1)]);
     let mut peer = Peer::new();
     let responses = peer.send(&first(ResourceType::Workload), &store);
@@ -541,7 +543,7 @@ fn the_workload_type_has_workloads_only_in_their_own_form() {
 }
 
 #[test]
-fn hostile_requests_are_refused_or_ignored() {
+fn hostile_requests_are_rejected_or_ignored() {
     let store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
     assert!(
@@ -554,10 +556,10 @@ fn hostile_requests_are_refused_or_ignored() {
         )
         .is_empty()
     );
-    let long = demand(&"x".repeat(MAX_NAME + 1));
+    let long = demand(&"x".repeat(MAX_NAME_BYTES + 1));
     assert_eq!(
         peer.session.on_request(&long, &store).unwrap_err(),
-        Refused::TooManyNames
+        SessionError::TooManyNames
     );
     let many = DeltaDiscoveryRequest {
         resource_names_subscribe: vec![String::new(); MAX_NAMES + 1],
@@ -565,9 +567,9 @@ fn hostile_requests_are_refused_or_ignored() {
     };
     assert_eq!(
         peer.session.on_request(&many, &store).unwrap_err(),
-        Refused::TooManyNames
+        SessionError::TooManyNames
     );
-    // Names gathered over many requests are counted together.
+    // Names of several requests count together.
     let mut peer = Peer::new();
     peer.send(&on_demand(), &store);
     let mut refused = false;
@@ -582,7 +584,7 @@ fn hostile_requests_are_refused_or_ignored() {
         refused |= peer.session.on_request(&request, &store).is_err();
     }
     assert!(refused);
-    // Policies cannot be had one by one.
+    // Policies cannot be subscribed to one by one.
     let mut peer = Peer::new();
     let request = DeltaDiscoveryRequest {
         type_url: AUTHORIZATION_TYPE_URL.into(),
@@ -631,15 +633,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A client behind a queue that may be slow or cut.
-struct Slow {
+/// Client behind a queue that may be slow or disconnected.
+struct QueuedClient {
     peer: Peer,
     queue: std::collections::VecDeque<Push>,
     on_demand: bool,
     subscribed: std::collections::BTreeSet<String>,
 }
 
-impl Slow {
+impl QueuedClient {
     fn new(on_demand: bool) -> Self {
         Self {
             peer: Peer::new(),
@@ -751,7 +753,7 @@ fn key(number: u8) -> String {
     }
 }
 
-/// Records that a client must hold: version by name.
+/// Returns the records that a client must have: version by name.
 fn expected(store: &Store, collection: Collection) -> BTreeMap<String, String> {
     store
         .entries(collection)
@@ -763,10 +765,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn clients_converge_whatever_happens(steps in prop::collection::vec(step(), 1..80)) {
+    fn clients_converge_after_any_sequence(steps in prop::collection::vec(step(), 1..80)) {
         let mut store = Store::default();
-        let mut all = Slow::new(false);
-        let mut some = Slow::new(true);
+        let mut all = QueuedClient::new(false);
+        let mut some = QueuedClient::new(true);
         all.connect(&store);
         some.connect(&store);
         for step in &steps {
@@ -790,11 +792,11 @@ proptest! {
         some.settle(&store);
         let addresses = expected(&store, Collection::Addresses);
         let policies = expected(&store, Collection::Policies);
-        let known = |client: &Slow, kind| client.peer.known.get(&kind).cloned().unwrap_or_default();
+        let known = |client: &QueuedClient, kind| client.peer.known.get(&kind).cloned().unwrap_or_default();
         prop_assert_eq!(&known(&all, ResourceType::Address), &addresses);
         prop_assert_eq!(&known(&all, ResourceType::Authorization), &policies);
         prop_assert_eq!(&known(&some, ResourceType::Authorization), &policies);
-        // The other holds nothing outdated, and everything that it must.
+        // The other client has no outdated record, and all required ones.
         let held = known(&some, ResourceType::Address);
         for (name, version) in &held {
             prop_assert_eq!(addresses.get(name), Some(version), "{} is outdated", name);
@@ -842,7 +844,7 @@ fn wildcard_clients_share_bytes_with_own_nonces() {
 }
 
 #[test]
-fn new_client_with_older_state_is_sent_the_changes_at_once() {
+fn new_client_with_an_older_snapshot_gets_changes_at_once() {
     let mut store = store(&[pod("a", "n1", 1, None, 1), pod("b", "n1", 2, None, 1)]);
     let (_first, sending) = opened(&store, 1);
     store.update(&no_pod("a"));
@@ -858,7 +860,7 @@ fn new_client_with_older_state_is_sent_the_changes_at_once() {
 }
 
 #[test]
-fn a_large_state_is_whole_in_its_pieces() {
+fn large_state_is_complete_in_pieces() {
     let pods = (0..2000).map(|n| pod(&format!("pod-{n:04}"), "n1", 1, Some("s"), n));
     let store = store(&pods.collect::<Vec<_>>());
     let (_, pushes) = opened(&store, 1);

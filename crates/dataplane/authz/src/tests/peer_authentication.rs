@@ -1,4 +1,4 @@
-//! What PeerAuthentication alone decides.
+//! Tests of decisions by PeerAuthentication alone.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn naming(names: &[&str]) -> Workload {
 }
 
 #[test]
-fn strict_refuses_plaintext_and_no_other_policy_has_a_say() {
+fn only_peer_authentication_decides_and_strict_refuses_plaintext() {
     let set = set(vec![
         selected(STRICT, Action::Deny, no_plaintext()),
         selected("no-a", Action::Deny, principal("a")),
@@ -53,7 +53,7 @@ fn strict_refuses_plaintext_and_no_other_policy_has_a_say() {
 }
 
 #[test]
-fn the_policy_of_one_object_counts_for_its_ports() {
+fn port_level_policy_applies_to_its_ports_only() {
     let of_8080 = Match {
         destination_ports: vec![8080],
         ..no_plaintext()
@@ -70,7 +70,7 @@ fn the_policy_of_one_object_counts_for_its_ports() {
 }
 
 #[test]
-fn one_that_is_not_known_refuses_and_one_of_another_kind_does_not() {
+fn missing_peer_authentication_refuses_and_other_missing_policies_do_not() {
     let set = set(vec![]);
     let coming = set.evaluate_peer_authentication(&naming(&["coming", STRICT]), &from("a"));
     let name = ArcStr::from(format!("ns/{STRICT}"));

@@ -1,4 +1,4 @@
-//! The last answer on a stream of a SPIFFE agent, which certificates are made of.
+//! Last message on a stream of a SPIFFE agent; certificates are built from it.
 
 use std::sync::Arc;
 

@@ -40,15 +40,16 @@ struct Shared {
     api: Arc<str>,
     settings: TlsSettings,
     bundles: watch::Sender<Answer<Bundles>>,
-    followed: Mutex<HashMap<Identity, Followed>>,
+    followed: Mutex<HashMap<Identity, FollowedIdentity>>,
     renewals: Renewals,
 }
 
-/// An identity of the node.
+/// A followed identity of the node, with the task that reads its stream.
 #[derive(Debug)]
-struct Followed {
+struct FollowedIdentity {
     workload: Arc<watch::Sender<Answer<Workload>>>,
-    /// With the trust domains that its registration entry federates with.
+    /// Settings that accept the trust domains with which the identity's registration entry
+    /// federates.
     settings: TlsSettings,
     _stream: AbortOnDrop<()>,
 }
@@ -94,7 +95,7 @@ impl DelegatedIdentity {
 
 impl Drop for DelegatedIdentity {
     fn drop(&mut self) {
-        // Ends their streams, which hold the rest.
+        // Ends the streams, whose tasks hold references to `shared`.
         self.shared.followed.lock().clear();
     }
 }
@@ -265,7 +266,7 @@ impl CaClient for DelegatedIdentity {
                 identity.clone(),
                 workload.clone(),
             );
-            Followed {
+            FollowedIdentity {
                 workload,
                 settings: self.shared.settings.clone().with_trust_domains(of_workload),
                 _stream: agent::spawn("spiffe identity", stream),

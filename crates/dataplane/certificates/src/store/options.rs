@@ -11,9 +11,10 @@ pub struct CertificatesOptions {
     pub backoff_initial: Duration,
     /// Maximum retry delay of an identity.
     pub backoff_cap: Duration,
-    /// First delay until a CA that cannot be reached is tried again, with one identity for all.
+    /// Delay before the first probe of an unreachable CA; one identity probes for all.
     pub probe_initial: Duration,
-    /// Longest delay until it is tried again: how long after its return all identities have certificates.
+    /// Maximum delay between probes of an unreachable CA, and thus the time after its return until
+    /// all identities have certificates.
     pub probe_cap: Duration,
 }
 

@@ -28,12 +28,12 @@ pub enum Priority {
 
 /// The remaining lifetime of a certificate when it was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Life {
+pub(super) struct Lifetime {
     pub(super) renew_in: Duration,
     pub(super) expires_in: Duration,
 }
 
-impl Life {
+impl Lifetime {
     /// Returns the validity of a certificate, or an error if it has expired.
     pub(super) fn of(cert: &WorkloadCert, now: SystemTime) -> Result<Self, FetchError> {
         if cert.is_expired(now) {
@@ -64,7 +64,7 @@ pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     /// slept, or its clock was set.
     Expired(Identity),
     /// The attempt's number, the certificate's lifetime, the certificate.
-    Fetched(Identity, u64, Life, C),
+    Fetched(Identity, u64, Lifetime, C),
     /// The CA refused: the attempt's number, the error, a random number in `0.0..1.0`.
     Failed(Identity, u64, E, f64),
     /// The CA could not be reached, or could not answer: fields as for [`Event::Failed`].
@@ -81,7 +81,7 @@ pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Report {
         identity: Identity,
         error: E,
-        /// The old certificate stays in use.
+        /// Whether the old certificate stays in use.
         kept: bool,
         retry_in: Duration,
     },
@@ -277,7 +277,7 @@ impl State {
             .is_some_and(|entry| entry.phase == Phase::Fetching(attempt))
     }
 
-    fn succeeded(&mut self, identity: &Identity, life: Life, now: Instant) {
+    fn succeeded(&mut self, identity: &Identity, life: Lifetime, now: Instant) {
         let Some(entry) = self.entries.get_mut(identity) else {
             return;
         };
@@ -328,8 +328,8 @@ impl State {
         });
     }
 
-    /// Schedules the next probe, counted from the last failure of those under way together. Returns whether the outage is to
-    /// be reported, also for identities that have failed before.
+    /// Schedules the next probe, counted from the last failure among concurrent attempts. Returns
+    /// whether the outage is to be reported, also for identities that have failed before.
     fn ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
         let CertificatesOptions {
             probe_initial,
@@ -354,7 +354,7 @@ impl State {
         is_report_due
     }
 
-    /// Whether an identity that failed has no certificate, so that connections fail.
+    /// Whether an identity without a certificate waits for a retry, so that its connections fail.
     fn is_missing_any(&self) -> bool {
         let mut entries = self.entries.values();
         entries.any(|entry| entry.is_failing && entry.expires.is_none())
@@ -403,7 +403,7 @@ impl State {
                     self.ready
                         .insert((Reverse(Priority::RealTime), now, identity));
                 }
-                // Until its result is here, or for as long as a result may take.
+                // No further probe until the result of this one, or until it must have timed out.
                 outage.next_probe = now + self.options.probe_cap;
             }
             None if self.entries.values().any(|entry| entry.is_failing) => {

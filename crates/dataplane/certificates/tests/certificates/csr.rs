@@ -126,7 +126,7 @@ async fn a_client_names_all_identities_but_its_own() {
 }
 
 #[tokio::test]
-async fn unusable_answers_are_refused_with_the_reason() {
+async fn unusable_ca_responses_are_refused_with_the_reason() {
     let (pki, server, client) = start().await;
     let other = Identity::new("td", "ns", "other");
     let request = CertificateRequest::new(&id()).unwrap();
@@ -191,7 +191,7 @@ async fn unusable_answers_are_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn the_cas_own_words_reach_the_caller() {
+async fn error_message_of_the_ca_reaches_the_caller() {
     let (_pki, server, client) = start().await;
     server.answer_next(CsrAnswer::Error(tonic::Status::unauthenticated(
         "not on this node",
@@ -204,7 +204,7 @@ async fn the_cas_own_words_reach_the_caller() {
 }
 
 #[tokio::test]
-async fn a_silent_ca_is_given_up() {
+async fn silent_ca_times_out() {
     let (pki, server, _) = start().await;
     let channel = channel(&config(&server, pki.root_ca())).unwrap();
     let options = CsrClientOptions {
@@ -225,7 +225,7 @@ async fn a_silent_ca_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_root_or_name_is_not_called() {
+async fn server_with_another_root_or_name_is_refused() {
     let (pki, server, _) = start().await;
     let stranger = client_with(&config(&server, Pki::new().root_ca()));
     let error = stranger.fetch(&id()).await.unwrap_err();

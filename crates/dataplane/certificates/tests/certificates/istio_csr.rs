@@ -53,18 +53,18 @@ async fn waypoints_and_node_proxies_get_certificates_of_one_mesh() {
 }
 
 #[tokio::test]
-async fn certificates_of_others_are_refused() {
+async fn requests_for_identities_of_others_are_refused() {
     let server = start().await;
     let own = id("shop", "waypoint");
     for (token, requested) in [
         ("unknown", own.clone()),
         ("of-waypoint", id("shop", "cart")),
-        // Waypoints' own calls for others: no account has this name.
+        // Waypoints' requests for other identities: no account has this name.
         (
             "of-waypoint",
             Identity::of_waypoint_calls("cluster.local", "shop"),
         ),
-        // A node proxy that does not impersonate speaks for itself.
+        // A node proxy without impersonation requests its own identity.
         ("of-node", own.clone()),
     ] {
         let client = client(&server, token, Some(own.clone()));

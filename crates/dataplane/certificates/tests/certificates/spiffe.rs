@@ -64,7 +64,7 @@ impl Mesh {
         });
     }
 
-    /// Waits for a certificate of this serial number.
+    /// Waits for the certificate whose leaf is this one.
     async fn has(&self, identity: &Identity, leaf: &[u8]) -> Arc<WorkloadCert> {
         let current = || {
             let cert = self.certificates.peek(identity)?;
@@ -157,7 +157,7 @@ async fn an_svid_of_another_identity_is_refused() {
             text.contains("it has spiffe://td/ns/shop/sa/other"),
             "{text}"
         );
-        // The message has the right name, and its certificate another.
+        // The message has the expected name, its certificate another.
         let lying = SpiffeSvid {
             id: id("cart").to_string(),
             ..other
@@ -278,7 +278,7 @@ async fn an_answer_beyond_the_limit_is_refused() {
 }
 
 #[tokio::test]
-async fn the_last_svid_stays_while_the_agent_is_away() {
+async fn last_svid_stays_while_the_agent_is_unavailable() {
     for api in BOTH {
         let mut mesh = Mesh::new(api);
         let svid = mesh.pki.svid(&id("cart"), HOUR);
@@ -287,7 +287,8 @@ async fn the_last_svid_stays_while_the_agent_is_away() {
         mesh.agent.stop();
         let again = mesh.certificates.get(&id("cart")).await.unwrap();
         assert!(Arc::ptr_eq(&first, &again));
-        // A proxy that has none yet learns that the agent is away, and has its certificate once it is back.
+        // A proxy without certificates reports that the agent is unavailable, and gets its
+        // certificate once the agent is back.
         let other = store(client(api, &mesh.agent));
         let error = other.get(&id("cart")).await.unwrap_err();
         let text = ErrorChain(&error).to_string();
@@ -360,7 +361,7 @@ async fn federated_trust_domains_are_those_of_the_entry() {
     }
 }
 
-/// A client of a trust domain, by its authority, that accepts servers of `td` by another one.
+/// Builds a client of a trust domain whose servers of `td` are authenticated by another authority.
 fn peer_of(domain: &str, pki: &Pki, of_servers: &Pki) -> WorkloadCert {
     let settings = TlsSettings::default();
     ambit_testkit::accept_trust_domains(settings.trust_domains(), &[], &[("td", of_servers)]);

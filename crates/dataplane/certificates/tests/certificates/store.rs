@@ -23,7 +23,7 @@ fn start() -> (FakeCa, Certificates) {
 }
 
 #[tokio::test]
-async fn a_certificate_is_fetched_once_and_then_at_hand() {
+async fn certificate_is_fetched_once_and_then_cached() {
     let (ca, certificates) = start();
     assert!(certificates.peek(&id("a")).is_none());
     let first = certificates.get(&id("a")).await.unwrap();
@@ -35,7 +35,7 @@ async fn a_certificate_is_fetched_once_and_then_at_hand() {
 }
 
 #[tokio::test]
-async fn many_who_wait_share_one_fetch() {
+async fn concurrent_callers_share_one_fetch() {
     let (ca, certificates) = start();
     ca.hold();
     certificates.prefetch(&id("a"));
@@ -54,7 +54,7 @@ async fn many_who_wait_share_one_fetch() {
 }
 
 #[tokio::test]
-async fn what_a_connection_waits_for_overtakes_what_was_announced() {
+async fn fetch_for_a_connection_overtakes_prefetches() {
     let (ca, certificates) = start();
     ca.hold();
     for index in 0..20 {
@@ -165,7 +165,7 @@ async fn callers_fail_at_once_without_a_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_identities_have_certificates_two_seconds_after_the_ca_is_back() {
+async fn certificates_are_available_two_seconds_after_the_ca_is_back() {
     let (ca, certificates) = start();
     let all = [id("a"), id("b"), id("c")];
     ca.fail(10_000);
@@ -186,7 +186,7 @@ async fn all_identities_have_certificates_two_seconds_after_the_ca_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_prepares_waits_through_failures_and_hears_of_refusals() {
+async fn obtained_waits_through_failures_and_refusals() {
     let (ca, certificates) = start();
     let [away, refused] = [id("away"), id("refused")];
     ca.fail(3);
@@ -216,7 +216,7 @@ async fn who_prepares_waits_through_failures_and_hears_of_refusals() {
 }
 
 #[tokio::test]
-async fn forgetting_while_waiting_is_an_error_and_asking_again_works() {
+async fn forgetting_fails_waiting_callers_and_later_calls_fetch_again() {
     let (ca, certificates) = start();
     ca.hold();
     let waiter = {
@@ -236,7 +236,7 @@ async fn forgetting_while_waiting_is_an_error_and_asking_again_works() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_forgotten_is_not_renewed() {
+async fn forgotten_certificates_are_not_renewed() {
     let (ca, certificates) = start();
     certificates.get(&id("a")).await.unwrap();
     certificates.forget(&id("a"));

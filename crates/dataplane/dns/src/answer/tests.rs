@@ -65,7 +65,7 @@ fn answer_is_authoritative_with_ttl_and_question() {
 }
 
 #[test]
-fn an_alias_comes_before_the_addresses_which_are_its() {
+fn alias_precedes_its_addresses() {
     let question = question("example.com.shop.svc.cluster.local.", RecordType::A, None);
     let found = found(Some("example.com"), addresses(2));
     let answer = read(&question, &found, Transport::Udp);
@@ -86,7 +86,7 @@ fn an_alias_comes_before_the_addresses_which_are_its() {
 }
 
 #[test]
-fn a_known_host_without_such_an_address_is_no_error() {
+fn known_host_without_address_of_the_family_is_no_error() {
     let question = question("web.", RecordType::AAAA, None);
     let answer = read(&question, &found(None, Vec::new()), Transport::Udp);
     assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
@@ -94,7 +94,7 @@ fn a_known_host_without_such_an_address_is_no_error() {
 }
 
 #[test]
-fn what_does_not_fit_the_client_s_datagram_is_left_out() {
+fn addresses_beyond_the_datagram_limit_are_truncated() {
     for (payload, limit) in [
         (None, 512),
         (Some(100), 512),
@@ -115,7 +115,7 @@ fn what_does_not_fit_the_client_s_datagram_is_left_out() {
 }
 
 #[test]
-fn over_tcp_everything_fits() {
+fn tcp_answers_are_not_truncated() {
     let question = question("web.shop.svc.cluster.local.", RecordType::A, None);
     let answer = read(&question, &found(None, addresses(2000)), Transport::Tcp);
     assert_eq!(answer.answers.len(), 2000);

@@ -154,7 +154,7 @@ fn search_list_suffixes_are_removed_and_reported() {
 }
 
 #[test]
-fn the_narrowest_wildcard_is_taken_when_nothing_is_exact() {
+fn narrowest_wildcard_resolves_without_exact_name() {
     let table = table_of(
         vec![
             service("shop", "*.example.com", &["240.240.0.1"]),
@@ -177,7 +177,7 @@ fn the_narrowest_wildcard_is_taken_when_nothing_is_exact() {
 }
 
 #[test]
-fn the_own_namespace_comes_first_then_the_canonical_then_the_preferred() {
+fn own_namespace_precedes_canonical_and_preferred_services() {
     let host = "api.example.com";
     let of = |namespace: &str, vip: &str| service(namespace, host, &[vip]);
     let canonical = |service| Service {
@@ -199,7 +199,7 @@ fn the_own_namespace_comes_first_then_the_canonical_then_the_preferred() {
 }
 
 #[test]
-fn services_of_others_that_are_not_public_are_not_there() {
+fn private_services_of_other_namespaces_do_not_resolve() {
     let hidden = Service {
         visibility: Visibility::Namespace,
         ..kube("other", "api", &["10.0.0.2"])
@@ -238,7 +238,7 @@ fn addresses_are_of_the_client_s_network_and_the_service_s_families() {
 }
 
 #[test]
-fn prefixes_are_never_answers() {
+fn address_ranges_are_never_answers() {
     let mut cidr = service("shop", "range.example.com", &[]);
     cidr.cidr_vips = vec![ambit_model::CidrVip {
         network: "".into(),
@@ -307,14 +307,14 @@ fn a_statefulset_s_pod_is_found_by_its_name() {
             ("web-0.web.shop.svc.cluster.local", "unknown"),
         ],
     );
-    // It keeps its name while its address changes.
+    // The pod keeps its name while its address changes.
     table.insert_workload(&replica("db-0", "db", "db", &["10.1.0.9"]));
     check(&table, &[("db-0.db", "10.1.0.9")]);
 }
 
 #[test]
 fn names_of_the_cluster_go_before_hosts_of_others() {
-    // As an attacker might have them, were they let.
+    // Names that an attacker might declare.
     let claims = [
         "api.other",
         "api.other.svc",

@@ -1,4 +1,4 @@
-//! Valid questions are parsed, and all other messages are refused without harm.
+//! Tests that valid queries are parsed, and all other messages refused.
 
 use hickory_proto::{op::Query, rr::Name};
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ fn names_are_lower_case_without_the_final_dot() {
 }
 
 #[test]
-fn what_cannot_be_a_host_s_name_is_none() {
+fn invalid_host_names_are_none() {
     let host = |name: &str| parse(&message(name, RecordType::A)).unwrap().host();
     assert_eq!(host("."), None);
     assert_eq!(host("*.example.com."), None);
@@ -48,14 +48,14 @@ fn what_cannot_be_a_host_s_name_is_none() {
 }
 
 #[test]
-fn only_the_internet_s_classes_are_ours() {
+fn only_class_in_has_an_address_family() {
     let mut chaos = message("version.bind.", RecordType::A);
     chaos.queries[0].set_query_class(DNSClass::CH);
     assert_eq!(parse(&chaos).unwrap().family(), None);
 }
 
 #[test]
-fn what_is_no_query_is_refused_as_such() {
+fn messages_other_than_queries_are_refused() {
     let query = message("web.", RecordType::A);
     let mut response = query.clone();
     response.metadata.message_type = MessageType::Response;
@@ -84,7 +84,7 @@ fn a_refusal_repeats_the_question() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(question) = Question::parse(&bytes) {
             let _any = (question.host(), question.family(), question.kind_name());
             prop_assert!(!question.refusal(ResponseCode::ServFail).is_empty());
@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn nor_does_a_query_with_bytes_changed(
+    fn parsing_corrupted_queries_never_panics(
         at in 0..40usize,
         byte in any::<u8>(),
         cut in 0..60usize,

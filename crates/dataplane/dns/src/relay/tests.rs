@@ -22,7 +22,7 @@ fn answer(relay: &Relay, change: impl FnOnce(&mut Message)) -> Vec<u8> {
 }
 
 #[test]
-fn an_answer_comes_back_under_the_client_s_own_id_and_otherwise_unchanged() {
+fn answer_gets_the_client_s_id_and_is_otherwise_unchanged() {
     let relay = Relay::new(&question(), 4711);
     assert_eq!(
         Message::from_vec(relay.message()).unwrap().metadata.id,
@@ -58,7 +58,7 @@ fn the_response_code_of_the_server_is_preserved() {
 }
 
 #[test]
-fn what_is_no_answer_to_the_question_is_not_taken() {
+fn unrelated_answers_are_ignored() {
     let relay = Relay::new(&question(), 1);
     let other_name = Name::from_ascii("example.org.").unwrap();
     type Change = fn(&mut Message);

@@ -43,7 +43,7 @@ fn limits() -> Limits {
 }
 
 #[tokio::test]
-async fn a_connection_has_many_questions_until_it_is_idle() {
+async fn connection_serves_queries_until_it_is_idle() {
     within(async {
         let server = server(limits());
         let mut client = connect(&server).await;
@@ -60,7 +60,7 @@ async fn a_connection_has_many_questions_until_it_is_idle() {
 }
 
 #[tokio::test]
-async fn half_a_question_is_not_waited_for() {
+async fn incomplete_query_times_out() {
     within(async {
         let server = server(limits());
         let mut client = connect(&server).await;

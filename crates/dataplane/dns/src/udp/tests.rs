@@ -64,7 +64,7 @@ async fn questions_are_answered_and_noise_is_not() {
 }
 
 #[tokio::test]
-async fn nothing_is_passed_on_while_the_mesh_is_not_known() {
+async fn queries_are_not_forwarded_before_the_mesh_is_known() {
     within(async {
         let rig = rig().await;
         rig.server.host.blind.store(true, Ordering::Relaxed);
@@ -75,7 +75,7 @@ async fn nothing_is_passed_on_while_the_mesh_is_not_known() {
 }
 
 #[tokio::test]
-async fn after_the_end_is_announced_questions_are_answered_until_none_come() {
+async fn draining_server_answers_until_queries_stop() {
     within(async {
         let rig = rig().await;
         rig.drain

@@ -1,4 +1,4 @@
-//! Servers that are slow, gone, wrong, or noisy.
+//! Tests with upstream servers that are slow, gone, wrong, or noisy.
 
 use ambit_rt::testing::within;
 use std::{net::Ipv4Addr, time::Duration};
@@ -35,7 +35,8 @@ fn answer(question: &[u8], code: ResponseCode) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
-/// A server that answers each datagram but the first `deaf` with these codes in turn.
+/// Starts a server that ignores the first `deaf` datagrams, and answers each further one with these
+/// codes in turn.
 async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -66,7 +67,7 @@ async fn ask(fallback: &[SocketAddr]) -> Result<ResponseCode, RelayError> {
 }
 
 #[tokio::test]
-async fn a_lost_question_is_repeated() {
+async fn lost_query_is_sent_again() {
     within(async {
         let server = server(1, ResponseCode::NoError).await;
         assert_eq!(ask(&[server]).await.unwrap(), ResponseCode::NoError);
@@ -94,7 +95,7 @@ async fn next_server_is_queried_when_one_fails() {
 }
 
 #[tokio::test]
-async fn noise_before_the_answer_is_passed_over() {
+async fn datagrams_before_the_answer_are_skipped() {
     within(async {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = socket.local_addr().unwrap();
@@ -113,7 +114,7 @@ async fn noise_before_the_answer_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_question_over_tcp_is_passed_on_over_tcp() {
+async fn tcp_queries_are_forwarded_over_tcp() {
     within(async {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -87,7 +87,7 @@ async fn tunnels_of_one_key_share_a_connection_and_other_keys_do_not() {
 }
 
 #[tokio::test]
-async fn a_full_connection_gets_a_sibling_and_is_used_again_when_there_is_room() {
+async fn full_connection_gets_a_sibling_and_is_reused_when_it_has_room() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings {
         max_streams: 2,
@@ -108,7 +108,7 @@ async fn a_full_connection_gets_a_sibling_and_is_used_again_when_there_is_room()
     assert_eq!(pool.connections(), 2);
     drop(tunnels.remove(0));
     let opening = open(&pool, &key(1), &dialer);
-    // The first connection carries one tunnel now, as the second does.
+    // The first connection has one tunnel now, like the second.
     let next = async {
         let [first, second] = &mut peers[..] else {
             panic!("two connections")
@@ -124,7 +124,7 @@ async fn a_full_connection_gets_a_sibling_and_is_used_again_when_there_is_room()
 }
 
 #[tokio::test]
-async fn a_failed_dial_fails_all_who_wait_for_it() {
+async fn failed_dial_fails_all_its_waiters() {
     let pool = pool(Settings::default());
     let (fail, failing) = oneshot::channel::<()>();
     let failing = Arc::new(Mutex::new(Some(failing)));
@@ -197,7 +197,7 @@ async fn a_cancelled_dialer_hands_its_slot_to_a_waiter() {
 }
 
 #[tokio::test]
-async fn a_peer_that_dies_while_it_is_called_is_called_once_more() {
+async fn peer_that_closes_during_the_handshake_is_dialed_once_more() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());
     let opening = open(&pool, &key(1), &dialer);
@@ -207,7 +207,7 @@ async fn a_peer_that_dies_while_it_is_called_is_called_once_more() {
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
     assert!(peer.while_doing(opening).await.unwrap().is_ok());
-    // One that does so again is not retried.
+    // A second failure is not retried.
     let opening = open(&pool, &key(2), &dialer);
     for _ in 0..2 {
         drop(ends.recv().await.unwrap());
@@ -235,7 +235,7 @@ async fn after_goaway_new_tunnels_go_to_a_new_connection() {
         opening.abort();
     };
     assert!(fresh.0.while_doing(fresh.1).await.unwrap().is_ok());
-    // What was open continues.
+    // The open tunnel continues.
     far.send(b"still here", true);
     let (mut app, proxy) = tokio::io::duplex(64);
     let mut near = near;
@@ -271,7 +271,7 @@ async fn a_refused_stream_on_a_used_connection_is_tried_again_once() {
         .reset(h2::Reason::REFUSED_STREAM);
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
     assert!(peer.while_doing(opening).await.unwrap().is_ok());
-    // A status is an answer, and final.
+    // A response status is final.
     let opening = open(&pool, &key(2), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     peer.expect_connect("10.0.0.2:80").await.refuse(401);
@@ -299,7 +299,7 @@ async fn the_peers_stream_limit_is_respected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_connection_is_let_go_and_one_with_a_tunnel_ends_with_it() {
+async fn idle_connections_close_and_used_ones_end_with_their_tunnel() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings {
         idle_release: Duration::from_secs(60),
@@ -326,7 +326,7 @@ async fn a_draining_pool_opens_no_more_tunnels() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_peer_is_given_up() {
+async fn silent_peer_times_out() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());
     let opening = open(&pool, &key(1), &dialer);
@@ -343,7 +343,7 @@ async fn a_silent_peer_is_given_up() {
     assert_eq!(pool.connections(), 0);
 }
 
-/// A tunnel of a new pool, its peer, and the far end.
+/// Opens a tunnel of a new pool; returns it with its peer and the far end.
 async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel) {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());
@@ -369,7 +369,7 @@ async fn lasts(mut near: Tunnel) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnels_to_a_workload_that_is_gone_and_silent_end_in_a_second() {
+async fn tunnels_to_a_removed_silent_workload_end_in_a_second() {
     for (liveness, seconds) in [(Liveness::Gone, 1..2), (Liveness::Doubtful, 5..6)] {
         let (pool, _dialer, near, _peer, _far) = one_tunnel().await;
         pool.review(|key| (key.workload == "uid").then_some(liveness));
@@ -383,23 +383,23 @@ async fn tunnels_to_a_workload_that_is_gone_and_silent_end_in_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnels_to_a_workload_that_is_gone_and_answers_have_a_minute() {
+async fn tunnels_to_a_removed_responding_workload_end_in_a_minute() {
     let (pool, dialer, near, mut peer, _far) = one_tunnel().await;
     pool.review(|key| (key.workload != "uid").then_some(Liveness::Gone));
     assert_eq!(pool.connections(), 1, "another workload's departure");
     pool.review(|_| Some(Liveness::Gone));
     assert_eq!(pool.connections(), 0);
     let further = open(&pool, &key(1), &dialer);
-    // It answers until the connection ends.
+    // The peer responds until the connection ends.
     ambit_rt::spawn("peer", async move { while peer.next().await.is_some() {} });
     let lasted = lasts(near).await;
     assert!((59..=62).contains(&lasted.as_secs()), "{lasted:?}");
-    // It was not placed on the connection that was left.
+    // The tunnel is not opened on the abandoned connection.
     assert!(!further.is_finished() || further.await.unwrap().is_err());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_doubtful_workload_that_answers_keeps_its_tunnels_and_gets_more() {
+async fn doubtful_workload_that_responds_keeps_tunnels_and_gets_more() {
     let (pool, dialer, _near, mut peer, _far) = one_tunnel().await;
     pool.review(|_| Some(Liveness::Doubtful));
     peer.while_doing(pass(Duration::from_secs(200))).await;
@@ -410,7 +410,7 @@ async fn a_doubtful_workload_that_answers_keeps_its_tunnels_and_gets_more() {
     assert_eq!(pool.connections(), 1);
 }
 
-/// A connection on which a panic of ours shows once the peer sends something.
+/// Connection that panics once the peer sends something.
 struct Faulty(DuplexStream, Arc<AtomicBool>);
 
 impl AsyncRead for Faulty {

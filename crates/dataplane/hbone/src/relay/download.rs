@@ -10,13 +10,13 @@ use h2::RecvStream;
 use tokio::io::AsyncWrite;
 
 use super::{
-    ends::{Ends, Over, RelayError},
+    ends::{DirectionEnd, Ends, RelayError},
     meter::Meter,
-    received::{Last, Received},
+    received::{Received, StreamEnd},
 };
 
 /// Maximum frames in one vectored write.
-const GATHER: usize = 4;
+const MAX_FRAMES_PER_WRITE: usize = 4;
 
 /// Copies from a stream to a socket, several frames a write.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl Download {
         recv: &mut RecvStream,
         ends: &mut Ends,
         meter: &M,
-    ) -> Poll<Over> {
+    ) -> Poll<DirectionEnd> {
         self.received.gather(cx, recv, ends);
         while !self.received.frames.is_empty() {
             match ready!(self.poll_write(cx, app)) {
@@ -45,10 +45,10 @@ impl Download {
             }
         }
         match self.received.last {
-            Last::Nothing => Poll::Pending,
-            Last::Break => Poll::Ready(Over::SourceBroke),
-            Last::End => match ready!(Pin::new(&mut *app).poll_shutdown(cx)) {
-                Ok(()) => Poll::Ready(Over::Clean),
+            StreamEnd::Nothing => Poll::Pending,
+            StreamEnd::Break => Poll::Ready(DirectionEnd::SourceBroke),
+            StreamEnd::End => match ready!(Pin::new(&mut *app).poll_shutdown(cx)) {
+                Ok(()) => Poll::Ready(DirectionEnd::Clean),
                 Err(error) => ends.sink_broke(RelayError::Send(error)),
             },
         }
@@ -59,7 +59,7 @@ impl Download {
         cx: &mut Context<'_>,
         app: &mut W,
     ) -> Poll<io::Result<usize>> {
-        let mut slices = [IoSlice::new(&[]); GATHER];
+        let mut slices = [IoSlice::new(&[]); MAX_FRAMES_PER_WRITE];
         let n = match self.received.frames.slices(&mut slices) {
             [only] => ready!(Pin::new(app).poll_write(cx, only))?,
             several => ready!(Pin::new(app).poll_write_vectored(cx, several))?,

@@ -41,7 +41,7 @@ impl RelayError {
 
 /// How one direction of the relay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum DirectionEnd {
     /// Clean end of data, which was passed on.
     Clean,
     /// The source broke after all of its data was passed on. The other direction then has no receiver.
@@ -61,38 +61,40 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    pub(super) fn up(&mut self, over: Over) {
+    pub(super) fn up(&mut self, over: DirectionEnd) {
         self.up = true;
-        self.down |= over == Over::SourceBroke;
+        self.down |= over == DirectionEnd::SourceBroke;
     }
 
-    pub(super) fn down(&mut self, over: Over) {
+    pub(super) fn down(&mut self, over: DirectionEnd) {
         self.down = true;
-        self.up |= over == Over::SourceBroke;
+        self.up |= over == DirectionEnd::SourceBroke;
     }
 
-    /// Something broke; the connection will be reset.
+    /// Records the first error; the connection will be reset.
     pub(super) fn broke(&mut self, error: RelayError) {
         self.broken.get_or_insert_with(|| Box::new(error));
     }
 
-    pub(super) fn source_broke(&mut self, error: RelayError) -> Poll<Over> {
+    pub(super) fn source_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
         self.broke(error);
-        Poll::Ready(Over::SourceBroke)
+        Poll::Ready(DirectionEnd::SourceBroke)
     }
 
-    pub(super) fn sink_broke(&mut self, error: RelayError) -> Poll<Over> {
+    pub(super) fn sink_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
         self.broke(error);
-        Poll::Ready(Over::SinkBroke)
+        Poll::Ready(DirectionEnd::SinkBroke)
     }
 
-    /// A socket was reset whose bytes wait for a peer that does not read: no peer receives the bytes of the other
-    /// direction, and what waits is delivered within [`LAST_BYTES`] or not at all.
+    /// Handles the reset of a socket whose bytes wait for a peer that does not read: the bytes of
+    /// the other direction have no receiver, and the waiting bytes are delivered within
+    /// [`LAST_BYTES`] or not at all.
     pub(super) fn socket_failed(&mut self, error: io::Error) {
         self.broke(RelayError::Receive(error));
     }
 
-    /// Ready when both directions are over, or the rest of a broken connection takes too long.
+    /// Ready when both directions are over, or the remaining bytes of a broken connection take too
+    /// long.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
         let over = self.up && self.down;
         if over || self.broken.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
@@ -102,7 +104,7 @@ impl Ends {
     }
 }
 
-/// Waits [`LAST_BYTES`] from its first poll.
+/// Timer of [`LAST_BYTES`] that starts at its first poll.
 #[derive(Debug, Default)]
 pub(super) struct LastBytesTimer(Option<Pin<Box<Sleep>>>);
 

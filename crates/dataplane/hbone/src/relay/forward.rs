@@ -6,8 +6,8 @@ use bytes::Bytes;
 use h2::RecvStream;
 
 use super::{
-    ends::{Ends, Over},
-    received::{Last, Received},
+    ends::{DirectionEnd, Ends},
+    received::{Received, StreamEnd},
     upload::{closed, poll_send},
 };
 use crate::{Tunnel, piece::Piece};
@@ -21,7 +21,8 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    /// `answered` is set once the other direction, from the receiving tunnel, is over.
+    /// Polls the direction. `answered`: whether the other direction, from the receiving tunnel, is
+    /// over.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -30,7 +31,7 @@ impl Forward {
         ends: &mut Ends,
         answered: bool,
         count: impl Fn(u64),
-    ) -> Poll<Over> {
+    ) -> Poll<DirectionEnd> {
         self.received.gather(cx, from, ends);
         loop {
             if self.pending.is_empty() {
@@ -50,21 +51,21 @@ impl Forward {
             }
         }
         match self.received.last {
-            Last::Break => Poll::Ready(Over::SourceBroke),
-            Last::End => {
+            StreamEnd::Break => Poll::Ready(DirectionEnd::SourceBroke),
+            StreamEnd::End => {
                 let end = Piece::new(Bytes::new(), &to.unsent);
                 if to.send.send_data(end, true).is_ok() {
-                    return Poll::Ready(Over::Clean);
+                    return Poll::Ready(DirectionEnd::Clean);
                 }
                 closed(cx, &mut to.send, ends, answered)
             }
             // With the other direction over, nothing else detects that the peer has gone.
-            Last::Nothing if answered => {
-                // Whichever way it is closed.
+            StreamEnd::Nothing if answered => {
+                // For any reset code.
                 let _reset = ready!(to.send.poll_reset(cx));
                 closed(cx, &mut to.send, ends, true)
             }
-            Last::Nothing => Poll::Pending,
+            StreamEnd::Nothing => Poll::Pending,
         }
     }
 }

@@ -5,12 +5,12 @@ use std::{collections::VecDeque, io::IoSlice};
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Smaller frames are merged.
-const SMALL: usize = 512;
-/// Maximum frames that are written without copying them together.
-const FEW: usize = 4;
-/// Maximum size of a merged piece.
-const TOGETHER: usize = 16 << 10;
+/// Size in bytes below which frames are merged.
+const SMALL_FRAME_BYTES: usize = 512;
+/// Maximum number of frames that are written without merging them.
+const MAX_SEPARATE_FRAMES: usize = 4;
+/// Maximum size of a merged piece, in bytes.
+const MAX_MERGED_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Frames {
@@ -28,8 +28,10 @@ impl Frames {
         if frame.is_empty() {
             return;
         }
-        let is_small = frame.len() < SMALL && self.whole.len() >= FEW;
-        if !self.small.is_empty() && (!is_small || self.small.len() + frame.len() > TOGETHER) {
+        let is_small = frame.len() < SMALL_FRAME_BYTES && self.whole.len() >= MAX_SEPARATE_FRAMES;
+        if !self.small.is_empty()
+            && (!is_small || self.small.len() + frame.len() > MAX_MERGED_BYTES)
+        {
             self.whole.push_back(self.small.split().freeze());
         }
         if is_small {
@@ -78,7 +80,9 @@ impl Frames {
     }
 
     fn shrink(&mut self) {
-        if self.is_empty() && (self.whole.capacity() > FEW || self.small.capacity() > 0) {
+        if self.is_empty()
+            && (self.whole.capacity() > MAX_SEPARATE_FRAMES || self.small.capacity() > 0)
+        {
             // Idle connections hold no memory of an earlier backlog.
             *self = Self::default();
         }
@@ -127,6 +131,6 @@ mod tests {
         }
         let taken: Vec<Bytes> = std::iter::from_fn(|| frames.pop()).collect();
         assert!(taken.concat() == b"small".repeat(100) && taken.len() < 10);
-        assert!(frames.whole.capacity() <= FEW && frames.small.capacity() == 0);
+        assert!(frames.whole.capacity() <= MAX_SEPARATE_FRAMES && frames.small.capacity() == 0);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::ends::{Ends, Over, RelayError};
+use super::ends::{DirectionEnd, Ends, RelayError};
 use crate::scratch;
 
 /// Relay of one direction between two sockets.
@@ -22,7 +22,7 @@ pub(super) struct OneWay {
 }
 
 impl OneWay {
-    /// Whether bytes of the one socket wait for the other to take them.
+    /// Whether bytes of one socket wait until the other accepts them.
     pub(super) fn bytes_wait(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -34,7 +34,7 @@ impl OneWay {
         to: &mut W,
         ends: &mut Ends,
         count: impl Fn(u64),
-    ) -> Poll<Over> {
+    ) -> Poll<DirectionEnd> {
         loop {
             if !self.pending.is_empty() {
                 match ready!(Pin::new(&mut *to).poll_write(cx, &self.pending)) {
@@ -46,11 +46,11 @@ impl OneWay {
             }
             if self.eof && ends.broken.is_some() {
                 // A socket that was reset may show an end of data.
-                return Poll::Ready(Over::Clean);
+                return Poll::Ready(DirectionEnd::Clean);
             }
             if self.eof {
                 return match ready!(Pin::new(&mut *to).poll_shutdown(cx)) {
-                    Ok(()) => Poll::Ready(Over::Clean),
+                    Ok(()) => Poll::Ready(DirectionEnd::Clean),
                     Err(error) => ends.sink_broke(unsent(error)),
                 };
             }

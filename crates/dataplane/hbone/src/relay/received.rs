@@ -1,4 +1,4 @@
-//! What has come out of a stream and waits to be passed on.
+//! Data received on a stream, until it is passed on.
 //!
 //! Everything received is taken out of HTTP/2 at once: many small frames cost much more there than their
 //! bytes, and more than HTTP/2 allows a connection. The stream's window limits the amount.
@@ -15,12 +15,12 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct Received {
     pub(super) frames: Frames,
-    pub(super) last: Last,
+    pub(super) last: StreamEnd,
 }
 
 /// End of the received frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Last {
+pub(super) enum StreamEnd {
     /// More frames follow.
     #[default]
     Nothing,
@@ -33,15 +33,15 @@ pub(super) enum Last {
 impl Received {
     /// Collects the frames that are available.
     pub(super) fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream, ends: &mut Ends) {
-        while self.last == Last::Nothing {
+        while self.last == StreamEnd::Nothing {
             match recv.poll_data(cx) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
                 Poll::Ready(Some(Err(error))) => {
                     ends.broke(RelayError::Tunnel(error));
-                    self.last = Last::Break;
+                    self.last = StreamEnd::Break;
                 }
-                Poll::Ready(None) => self.last = Last::End,
+                Poll::Ready(None) => self.last = StreamEnd::End,
             }
         }
     }

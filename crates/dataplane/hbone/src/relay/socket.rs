@@ -17,7 +17,7 @@ use tokio::{
 };
 
 /// Interval of checks of a socket's error while its bytes wait.
-const INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A byte stream whose failure can be seen without reading or writing.
 pub trait Socket: AsyncRead + AsyncWrite + Unpin {
@@ -53,7 +53,9 @@ impl Watch {
             return Poll::Pending;
         }
         loop {
-            let timer = self.0.get_or_insert_with(|| Box::pin(sleep(INTERVAL)));
+            let timer = self
+                .0
+                .get_or_insert_with(|| Box::pin(sleep(CHECK_INTERVAL)));
             ready!(timer.as_mut().poll(cx));
             self.0 = None;
             if let Some(error) = socket.failure() {

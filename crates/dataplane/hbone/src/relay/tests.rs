@@ -55,7 +55,7 @@ async fn bytes_of_all_sizes_arrive_in_order() {
 }
 
 #[tokio::test]
-async fn small_windows_only_slow_things_down() {
+async fn small_windows_lose_no_bytes() {
     let settings = Settings {
         stream_window: 65_535,
         connection_window: 65_535,
@@ -148,7 +148,7 @@ fn serving(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_without_a_preface_is_given_up() {
+async fn client_without_a_preface_times_out() {
     let (_near, served) = serving(Settings::default());
     let ended = served.await.unwrap();
     assert!(
@@ -158,7 +158,7 @@ async fn a_client_without_a_preface_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_falls_silent_within_a_frame_is_given_up() {
+async fn client_that_stops_within_a_frame_times_out() {
     let (mut near, served) = serving(Settings::default());
     near.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
@@ -175,7 +175,7 @@ async fn a_client_that_falls_silent_within_a_frame_is_given_up() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_http2_are_refused() {
+async fn bytes_other_than_http2_are_refused() {
     let (mut near, served) = serving(Settings::default());
     near.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         .await
@@ -187,7 +187,7 @@ async fn bytes_that_are_no_http2_are_refused() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_no_connect_is_known_as_such() {
+async fn requests_other_than_connect_are_detected() {
     let (near, far) = tokio::io::duplex(1 << 16);
     ambit_rt::spawn("server", async move {
         server::serve(

@@ -7,7 +7,7 @@ use h2::{Reason, SendStream};
 use tokio::io::AsyncRead;
 
 use super::{
-    ends::{Ends, Over, RelayError},
+    ends::{DirectionEnd, Ends, RelayError},
     meter::Meter,
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Size of the first reads; grows while reads are full, shrinks when they are not.
-const SMALL: usize = 16 << 10;
+const INITIAL_READ_BYTES: usize = 16 << 10;
 
 /// Copies from a socket to a stream, one piece at a time.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Default for Upload {
     fn default() -> Self {
         Self {
             pending: Bytes::new(),
-            chunk: SMALL,
+            chunk: INITIAL_READ_BYTES,
             eof: false,
         }
     }
@@ -52,7 +52,7 @@ impl Upload {
         tunnel: &mut Tunnel,
         ends: &mut Ends,
         meter: &M,
-    ) -> Poll<Over> {
+    ) -> Poll<DirectionEnd> {
         loop {
             if !self.pending.is_empty() && ready!(poll_send(cx, tunnel, &mut self.pending)).is_err()
             {
@@ -60,12 +60,12 @@ impl Upload {
             }
             if self.eof && ends.broken.is_some() {
                 // A socket that was reset may show an end of data.
-                return Poll::Ready(Over::Clean);
+                return Poll::Ready(DirectionEnd::Clean);
             }
             if self.eof {
                 let end = Piece::new(Bytes::new(), &tunnel.unsent);
                 return match tunnel.send.send_data(end, true) {
-                    Ok(()) => Poll::Ready(Over::Clean),
+                    Ok(()) => Poll::Ready(DirectionEnd::Clean),
                     Err(_closed) => closed(cx, &mut tunnel.send, ends, ends.down),
                 };
             }
@@ -79,7 +79,7 @@ impl Upload {
                 Poll::Ready(Err(error)) => return ends.source_broke(RelayError::Receive(error)),
                 // With the other direction over, nothing else detects that the peer has gone.
                 Poll::Pending if ends.down => {
-                    // Whichever way it is closed.
+                    // For any reset code.
                     let _reset = ready!(tunnel.send.poll_reset(cx));
                     return closed(cx, &mut tunnel.send, ends, true);
                 }
@@ -112,7 +112,7 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
     if read == chunk {
         (chunk * 4).min(SCRATCH)
     } else if read < chunk / 8 {
-        (chunk / 2).max(SMALL)
+        (chunk / 2).max(INITIAL_READ_BYTES)
     } else {
         chunk
     }
@@ -121,18 +121,20 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
 /// Error of a stream that accepts no more bytes.
 pub(super) struct Closed;
 
-/// Interprets a closed stream for the direction. `answered`: whether everything that the peer had to send has arrived.
+/// Interprets a closed stream for the direction. `answered`: whether the peer's data has arrived in
+/// full.
 pub(super) fn closed(
     cx: &mut Context<'_>,
     send: &mut SendStream<Piece>,
     ends: &mut Ends,
     answered: bool,
-) -> Poll<Over> {
+) -> Poll<DirectionEnd> {
     let error = match send.poll_reset(cx) {
-        // A server that has answered in full needs no more (RFC 9113, section 8.1). Its answer is not
-        // truncated, so our socket is closed normally; the kernel resets further data.
+        // A server that has responded in full needs no more data (RFC 9113, section 8.1). The
+        // response is not truncated, so our socket is closed normally; the kernel resets further
+        // data.
         Poll::Ready(Ok(Reason::NO_ERROR)) if answered && ends.broken.is_none() => {
-            return Poll::Ready(Over::Clean);
+            return Poll::Ready(DirectionEnd::Clean);
         }
         Poll::Ready(Ok(reason)) => reason.into(),
         Poll::Ready(Err(error)) => error,

@@ -1,4 +1,4 @@
-//! Floods of frames: they are held back, or end only their own connection.
+//! Tests of floods of frames: flow control holds them back, or they end only their own connection.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::*;
 use crate::{client, relay_tunnel};
 
 /// Memory limit for a connection's useless frames: buffers, and little more.
-const LITTLE: usize = 4 << 20;
+const MEMORY_LIMIT: usize = 4 << 20;
 
 /// Serves one connection; each tunnel's application is a pipe that takes 1000 bytes, and sends "hello".
 fn serving() -> (
@@ -75,7 +75,7 @@ const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 
 #[tokio::test(start_paused = true)]
-async fn floods_are_held_up_or_end_their_own_connection() {
+async fn frame_floods_stall_or_end_their_own_connection_only() {
     let opening = frame(HEADERS, END_HEADERS, 1, &connect_block());
     let unfinished = frame(HEADERS, 0, 1, &connect_block());
     type Flood = (&'static str, Vec<u8>, Box<dyn Fn(u32) -> Vec<u8>>);
@@ -113,14 +113,14 @@ async fn floods_are_held_up_or_end_their_own_connection() {
         let mut sent = 0;
         for i in 0.. {
             let frame = next(i);
-            // Held back, since our answers are not read; or ended.
+            // Held back, since our responses are not read; or ended.
             let Ok(Ok(())) =
                 tokio::time::timeout(Duration::from_secs(5), near.write_all(&frame)).await
             else {
                 break;
             };
             sent += frame.len();
-            assert!(sent < LITTLE, "{name}: nothing stops it");
+            assert!(sent < MEMORY_LIMIT, "{name}: nothing stops it");
         }
         // Other connections are served meanwhile.
         let (other, far) = tokio::io::duplex(1 << 16);

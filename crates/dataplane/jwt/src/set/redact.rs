@@ -12,8 +12,8 @@ use super::{Authentications, without_tokens};
 use crate::token_source::{TokenSource, keep_lines};
 
 impl Authentications {
-    /// A target (path and query) without the parameters in which tokens for these services may be. Without any if the
-    /// parameters are unknown.
+    /// Returns a target (path and query) without the parameters that may contain tokens for these
+    /// services; without any parameters if these are unknown.
     pub fn redacted_target<'a>(
         &self,
         services: &[NamespacedHostname],
@@ -47,7 +47,8 @@ impl Authentications {
                 .any(|source| matches!(source, TokenSource::Cookie(of) if of.as_bytes() == name));
             (!is_token).then(|| line.clone())
         });
-        // Where a browser comes from was its target before, and where it is sent may have the same query.
+        // `Referer` was the browser's previous target, and a redirect's location may repeat the
+        // query.
         for of_target in [REFERER, LOCATION, CONTENT_LOCATION] {
             keep_lines(headers, &of_target, |line| {
                 let target = String::from_utf8_lossy(line.as_bytes());
@@ -56,7 +57,7 @@ impl Authentications {
         }
     }
 
-    /// Possible sources of tokens; `None` if they are unknown.
+    /// Returns the possible sources of tokens; `None` if they are unknown.
     fn sources(&self, services: &[NamespacedHostname]) -> Option<Vec<&TokenSource>> {
         self.understood(services).ok()?;
         let rules = self.compiled(services).flat_map(|one| &one.rules);

@@ -1,4 +1,4 @@
-//! Tokens and key sets that try to be taken for what they are not.
+//! Forged tokens, and key sets that would accept them.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn no_algorithm_and_shared_secrets_are_refused() {
             "{alg}"
         );
     }
-    // The public key as the secret of an HMAC, under the name of every algorithm.
+    // Signs with the public key as HMAC secret, for every algorithm name.
     let public = issuer.pair.public_key().as_ref();
     for secret in [public.to_vec(), issuer.key().to_string().into_bytes()] {
         for alg in ["HS256", "RS256", "ES256", "PS256", "EdDSA"] {
@@ -46,14 +46,14 @@ fn no_algorithm_and_shared_secrets_are_refused() {
             assert!(verify(&token, &keys).is_err(), "{alg}");
         }
     }
-    // A secret in a key set is no key, and the others still are.
+    // A secret in a key set is no key; the other keys still count.
     let mixed = set(&[json!({ "kty": "oct", "k": "c2VjcmV0" }), issuer.key()]);
     assert_eq!(mixed.unusable().len(), 1);
     assert!(verify(&issuer.token(&json!({})), &mixed).is_ok());
 }
 
 #[test]
-fn a_key_verifies_only_what_it_is_for() {
+fn key_verifies_only_signatures_of_its_algorithm_and_use() {
     let issuer = Issuer::new("a");
     let token = issuer.token(&json!({ "iss": ISSUER }));
     let with = |name: &str, value: Value| {
@@ -87,7 +87,7 @@ fn a_key_verifies_only_what_it_is_for() {
             "{name} {value}"
         );
     }
-    // Too short for RSA, and an exponent that leaves the text as it is.
+    // An RSA key that is too short, and an exponent that leaves the text unchanged.
     let modulus = encode(&[0xff; 127]);
     let key = json!({ "kty": "RSA", "n": modulus, "e": "AQAB" });
     assert_eq!(set(&[key]).unusable().len(), 1);
@@ -157,7 +157,7 @@ fn ambiguous_input_is_refused() {
     ] {
         assert!(verify(&token, &keys).is_err(), "{token}");
     }
-    // The last character of a signature has bits that say nothing: they have to be zero.
+    // The last character of a signature has unused bits, which must be zero.
     let last = signature.chars().last().unwrap();
     let twin = char::from(last as u8 + 1);
     assert!(verify(&format!("{}{twin}", &good[..good.len() - 1]), &keys).is_err());
@@ -166,7 +166,7 @@ fn ambiguous_input_is_refused() {
 }
 
 #[test]
-fn what_is_no_key_set_is_refused_as_a_whole() {
+fn invalid_key_sets_are_refused_as_a_whole() {
     for text in [
         "",
         "[]",
@@ -183,7 +183,7 @@ fn what_is_no_key_set_is_refused_as_a_whole() {
 }
 
 #[test]
-fn signatures_in_another_form_are_refused() {
+fn signatures_in_other_encodings_are_refused() {
     let issuer = Issuer::new("a");
     let keys = set(&[issuer.key()]);
     let good = issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }));
@@ -198,7 +198,7 @@ fn signatures_in_another_form_are_refused() {
         &signature[32..],
     ]
     .concat();
-    // The order of the group of P-256: as nothing to who computes modulo it.
+    // The order of the group of P-256, which is zero modulo itself.
     let order = base64url(b"_____wAAAAD__________7zm-q2nF56E87nKwvxjJVE").unwrap();
     for forged in [
         vec![0; 64],
@@ -255,7 +255,7 @@ fn tokens_in_another_encoding_are_refused() {
 }
 
 #[test]
-fn headers_and_claims_of_odd_types_are_refused() {
+fn headers_and_claims_of_wrong_types_are_refused() {
     let issuer = Issuer::new("a");
     let keys = set(&[issuer.key()]);
     let plain = r#"{"alg":"ES256","kid":"a"}"#;

@@ -6,7 +6,7 @@ use super::{
 };
 
 #[test]
-fn tokens_are_redacted_whichever_step_refuses_the_request() {
+fn tokens_are_redacted_in_every_outcome() {
     let issuer = Issuer::new("a");
     let rule = JwtRule {
         headers: vec![("x-jwt".into(), "JWT ".into())],
@@ -24,14 +24,14 @@ fn tokens_are_redacted_whichever_step_refuses_the_request() {
         ("/a?token=secret", "/a"),
         ("/a?x=1&token=secret&y=2", "/a?x=1&y=2"),
         ("/a?tok%65n=secret&token=more&token", "/a"),
-        // Whatever the form of the rest: it is not normalized, nor is it a target at all.
+        // In any form of the target: it is not normalized, and may be invalid.
         ("/a/..;b?x=%zz&token=secret#x?token=other", "/a/..;b?x=%zz"),
         ("http://host/?token=secret", "http://host/"),
         ("/a?y=?token=1&token=secret", "/a?y=?token=1"),
     ] {
         assert_eq!(redacted(&both, sent), expected, "{sent}");
     }
-    // The default places of another rule count besides.
+    // The default sources of another rule count as well.
     both.insert(object("ns/b", vec![Issuer::new("b").rule()]));
     assert_eq!(redacted(&both, "/a?access_token=s&token=s&x"), "/a?x");
     let mut sent = get(&[
@@ -48,7 +48,7 @@ fn tokens_are_redacted_whichever_step_refuses_the_request() {
         ("referer", "http://host/a?x"),
     ]);
     assert_eq!(sent.headers, left.headers);
-    // An answer sends the query back, and sets the cookie anew.
+    // A response repeats the query, and sets the cookie again.
     let mut answer = get(&[
         ("location", "/b?token=secret"),
         ("content-location", "/c?token=secret&x"),
@@ -64,7 +64,7 @@ fn tokens_are_redacted_whichever_step_refuses_the_request() {
     ]);
     assert_eq!(answer.headers, left.headers);
 
-    // Nobody knows where tokens are.
+    // The sources of tokens are unknown.
     let broken = Authentication {
         not_understood: Some("why".into()),
         ..object("ns/c", Vec::new())

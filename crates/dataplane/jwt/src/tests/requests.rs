@@ -1,4 +1,4 @@
-//! Requests: where tokens are, of which rules they are, and what is forwarded.
+//! Tests of requests: sources of tokens, their rules, and forwarding.
 
 use super::*;
 
@@ -39,8 +39,8 @@ pub(super) fn all(rules: Vec<JwtRule>) -> Authentications {
     all
 }
 
-/// The subjects that a request has proved, or why it is refused.
-fn judged(all: &Authentications, sent: &mut Sent) -> Result<Vec<String>, Denial> {
+/// Authenticates a request; returns the subjects of its tokens, or why it is refused.
+fn authenticate(all: &Authentications, sent: &mut Sent) -> Result<Vec<String>, Denial> {
     let request = RequestParts {
         method: &sent.method,
         headers: &mut sent.headers,
@@ -59,37 +59,37 @@ fn claims(subject: &str) -> Value {
 }
 
 #[test]
-fn a_valid_token_is_taken_out_and_one_that_is_not_is_refused() {
+fn valid_token_is_removed_and_invalid_token_is_refused() {
     let issuer = Issuer::new("a");
     let all = all(vec![issuer.rule()]);
     let token = issuer.token(&claims("alice"));
-    // Twice: the second time it is known.
+    // Twice: the second token comes from the cache.
     for _ in 0..2 {
         let mut sent = bearer(&token);
-        assert_eq!(judged(&all, &mut sent), Ok(vec!["alice".to_owned()]));
+        assert_eq!(authenticate(&all, &mut sent), Ok(vec!["alice".to_owned()]));
         assert!(sent.headers.is_empty());
     }
     let mut none = get(&[("authorization", "Basic abc")]);
-    assert_eq!(judged(&all, &mut none), Ok(vec![]));
+    assert_eq!(authenticate(&all, &mut none), Ok(vec![]));
     assert_eq!(none.headers.len(), 1);
     let stranger = json!({ "iss": "https://other", "sub": "alice" });
-    let refused = judged(&all, &mut bearer(&issuer.token(&stranger)));
+    let refused = authenticate(&all, &mut bearer(&issuer.token(&stranger)));
     assert_eq!(refused, Err(TokenError::Issuer.into()));
     let forged = Issuer::new("a").token(&claims("alice"));
     assert_eq!(
-        judged(&all, &mut bearer(&forged)),
+        authenticate(&all, &mut bearer(&forged)),
         Err(TokenError::Signature.into())
     );
     let mut old = claims("alice");
     old["exp"] = json!(1);
     assert_eq!(
-        judged(&all, &mut bearer(&issuer.token(&old))),
+        authenticate(&all, &mut bearer(&issuer.token(&old))),
         Err(TokenError::Expired.into())
     );
 }
 
 #[test]
-fn a_known_token_expires_as_any_other() {
+fn cached_token_expires_like_any_other() {
     let issuer = Issuer::new("a");
     let all = all(vec![issuer.rule()]);
     let mut claims = claims("alice");
@@ -112,7 +112,7 @@ fn a_known_token_expires_as_any_other() {
 }
 
 #[test]
-fn audiences_have_to_be_the_rules_own() {
+fn token_audience_must_be_one_of_the_rules() {
     let issuer = Issuer::new("a");
     let rule = |audiences: &[&str]| JwtRule {
         audiences: audiences.iter().map(|one| ArcStr::from(*one)).collect(),
@@ -128,8 +128,8 @@ fn audiences_have_to_be_the_rules_own() {
         (json!(null), &["shop"], false),
     ] {
         let token = issuer.token(&json!({ "iss": ISSUER, "sub": "a", "aud": aud }));
-        let judged = judged(&all(vec![rule(audiences)]), &mut bearer(&token));
-        assert_eq!(judged.is_ok(), allowed, "{aud} {audiences:?}");
+        let result = authenticate(&all(vec![rule(audiences)]), &mut bearer(&token));
+        assert_eq!(result.is_ok(), allowed, "{aud} {audiences:?}");
     }
 }
 
@@ -146,10 +146,10 @@ fn tokens_are_read_only_at_the_rules_locations() {
     let token = issuer.token(&claims("alice"));
     let alice = || Ok(vec!["alice".to_owned()]);
     let mut header = get(&[("x-jwt", &format!("JWT {token}")), ("x-other", "1")]);
-    assert_eq!(judged(&all, &mut header), alice());
+    assert_eq!(authenticate(&all, &mut header), alice());
     assert_eq!(header.headers.keys().collect::<Vec<_>>(), ["x-other"]);
     let mut cookie = get(&[("cookie", &format!("a=1; session={token}"))]);
-    assert_eq!(judged(&all, &mut cookie), alice());
+    assert_eq!(authenticate(&all, &mut cookie), alice());
     assert_eq!(cookie.headers["cookie"], "a=1");
     let query: &'static str = Box::leak(format!("a=1&token={token}").into_boxed_str());
     let mut sent = get(&[]);
@@ -160,27 +160,33 @@ fn tokens_are_read_only_at_the_rules_locations() {
     };
     let proved = all.authenticate(&[], request, now()).unwrap();
     assert_eq!(proved.query, Some(Some("a=1".to_owned())));
-    // Not where others have it.
+    // Not in the sources of other rules.
     let mut elsewhere = bearer("no.to.ken");
-    assert_eq!(judged(&all, &mut elsewhere), Ok(vec![]));
-    // The same token in two places is one, and taken out of both; two tokens are refused.
+    assert_eq!(authenticate(&all, &mut elsewhere), Ok(vec![]));
+    // The same token in two sources is one, and removed from both; two tokens are refused.
     let mut both = get(&[
         ("x-jwt", &format!("jwt {token}")),
         ("cookie", &format!("session={token}")),
     ]);
-    assert_eq!(judged(&all, &mut both), alice());
+    assert_eq!(authenticate(&all, &mut both), alice());
     assert!(both.headers.is_empty());
     let bob = issuer.token(&claims("bob"));
     let mut two = get(&[
         ("x-jwt", &format!("JWT {token}")),
         ("cookie", &format!("session={bob}")),
     ]);
-    assert_eq!(judged(&all, &mut two), Err(TokenError::Several.into()));
+    assert_eq!(
+        authenticate(&all, &mut two),
+        Err(TokenError::Several.into())
+    );
     let mut two = get(&[
         ("x-jwt", &format!("JWT {token}")),
         ("x-jwt", &format!("JWT {bob}")),
     ]);
-    assert_eq!(judged(&all, &mut two), Err(TokenError::Several.into()));
+    assert_eq!(
+        authenticate(&all, &mut two),
+        Err(TokenError::Several.into())
+    );
 }
 
 #[test]
@@ -207,7 +213,7 @@ fn applications_get_verified_claims_only() {
         ("x-payload", "root"),
     ];
     let mut sent = get(&[&forged[..], &[("authorization", &authorization)]].concat());
-    assert!(judged(&all, &mut sent).is_ok());
+    assert!(authenticate(&all, &mut sent).is_ok());
     assert_eq!(sent.headers["x-user"], "alice");
     assert_eq!(sent.headers["x-tenant"], "7");
     assert_eq!(
@@ -217,12 +223,12 @@ fn applications_get_verified_claims_only() {
     assert_eq!(sent.headers["authorization"], authorization);
     assert_eq!(sent.headers.len(), 4, "{:?}", sent.headers);
     let mut nobody = get(&forged);
-    assert_eq!(judged(&all, &mut nobody), Ok(vec![]));
+    assert_eq!(authenticate(&all, &mut nobody), Ok(vec![]));
     assert!(nobody.headers.is_empty());
 }
 
 #[test]
-fn tokens_in_a_header_of_another_spelling_do_not_pass() {
+fn tokens_in_other_spellings_of_a_header_are_removed() {
     let issuer = Issuer::new("a");
     let rule = JwtRule {
         headers: vec![("x-jwt".into(), "JWT ".into())],
@@ -235,7 +241,7 @@ fn tokens_in_a_header_of_another_spelling_do_not_pass() {
         issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }))
     );
     let mut sent = get(&[("x-jwt", &token), ("x_jwt", "JWT forged")]);
-    assert!(judged(&all, &mut sent).is_ok());
+    assert!(authenticate(&all, &mut sent).is_ok());
     assert_eq!(sent.headers, get(&[("x-jwt", &token)]).headers);
     let name = |text| http::HeaderName::from_static(text);
     for (text, is_own) in [("x-jwt", true), ("x_jwt", true), ("authorization", false)] {
@@ -244,7 +250,7 @@ fn tokens_in_a_header_of_another_spelling_do_not_pass() {
 }
 
 #[test]
-fn a_preflight_needs_no_token_and_brings_none() {
+fn preflight_needs_no_token_and_has_none_accepted() {
     let issuer = Issuer::new("a");
     let rule = JwtRule {
         forward_token: true,
@@ -260,7 +266,7 @@ fn a_preflight_needs_no_token_and_brings_none() {
     ];
     let mut sent = get(&lines);
     sent.method = Method::OPTIONS;
-    assert_eq!(judged(&all, &mut sent), Ok(vec![]));
+    assert_eq!(authenticate(&all, &mut sent), Ok(vec![]));
     assert!(!sent.headers.contains_key("authorization"));
     assert!(!sent.headers.contains_key("x-user"));
     for (method, left_out) in [(Method::GET, 9), (Method::OPTIONS, 0), (Method::OPTIONS, 1)] {
@@ -268,12 +274,12 @@ fn a_preflight_needs_no_token_and_brings_none() {
         let others: Vec<_> = others.map(|(_, line)| *line).collect();
         let mut sent = get(&others);
         sent.method = method;
-        assert_eq!(judged(&all, &mut sent), Err(TokenError::Form.into()));
+        assert_eq!(authenticate(&all, &mut sent), Err(TokenError::Form.into()));
     }
 }
 
 #[test]
-fn two_issuers_are_both_verified_and_neither_may_speak_for_the_other() {
+fn tokens_of_two_issuers_are_both_verified() {
     let (one, other) = (Issuer::new("a"), Issuer::new("b"));
     let rule = JwtRule {
         issuer: "https://other".into(),
@@ -285,20 +291,26 @@ fn two_issuers_are_both_verified_and_neither_may_speak_for_the_other() {
     let others = other.token(&json!({ "iss": "https://other", "sub": "app" }));
     let mut both = get(&[("authorization", &mine), ("x-other", &others)]);
     assert_eq!(
-        judged(&all, &mut both),
+        authenticate(&all, &mut both),
         Ok(vec!["alice".to_owned(), "app".to_owned()])
     );
     let forged = other.token(&claims("root"));
     let mut sent = get(&[("x-other", &forged)]);
-    assert_eq!(judged(&all, &mut sent), Err(TokenError::Issuer.into()));
+    assert_eq!(
+        authenticate(&all, &mut sent),
+        Err(TokenError::Issuer.into())
+    );
     let mut sent = bearer(&forged);
-    assert_eq!(judged(&all, &mut sent), Err(TokenError::UnknownKey.into()));
+    assert_eq!(
+        authenticate(&all, &mut sent),
+        Err(TokenError::UnknownKey.into())
+    );
     let mut sent = get(&[("authorization", &mine), ("x-other", "no.to.ken")]);
-    assert!(judged(&all, &mut sent).is_err());
+    assert!(authenticate(&all, &mut sent).is_err());
 }
 
 #[test]
-fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
+fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
     let (old, new) = (Issuer::new("old"), Issuer::new("new"));
     let with = |keys: JwtKeys| JwtRule {
         keys,
@@ -312,14 +324,14 @@ fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
     let token = old.token(&claims("alice"));
     let mut all = all(vec![with(JwtKeys::Pending)]);
     assert_eq!(
-        judged(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer(&token)),
         Err(TokenError::NoKeys.into())
     );
     all.insert(object("ns/a", vec![known(&old)]));
-    assert!(judged(&all, &mut bearer(&token)).is_ok());
-    // A control plane that has begun anew has not fetched them yet.
+    assert!(authenticate(&all, &mut bearer(&token)).is_ok());
+    // A restarted control plane has not fetched the keys yet.
     all.insert(object("ns/a", vec![with(JwtKeys::Pending)]));
-    assert!(judged(&all, &mut bearer(&token)).is_ok());
+    assert!(authenticate(&all, &mut bearer(&token)).is_ok());
     let mut sent = bearer(&token);
     let request = RequestParts {
         method: &sent.method,
@@ -330,11 +342,11 @@ fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
     assert_eq!(all.still_believed(&[], &proved).count(), 1);
     all.insert(object("ns/a", vec![known(&new)]));
     assert_eq!(
-        judged(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer(&token)),
         Err(TokenError::UnknownKey.into())
     );
-    assert!(judged(&all, &mut bearer(&new.token(&claims("alice")))).is_ok());
-    // Nor does what is under way count any more.
+    assert!(authenticate(&all, &mut bearer(&new.token(&claims("alice")))).is_ok());
+    // Requests in flight are no longer valid either.
     assert_eq!(all.still_believed(&[], &proved).count(), 0);
     all.insert(object(
         "ns/a",
@@ -342,7 +354,7 @@ fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
     ));
     let token = new.token(&claims("alice"));
     assert_eq!(
-        judged(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer(&token)),
         Err(TokenError::NoKeys.into())
     );
     // Keys of another source are not kept for a new one.
@@ -354,13 +366,13 @@ fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
     all.insert(object("ns/a", vec![elsewhere]));
     let token = old.token(&claims("alice"));
     assert_eq!(
-        judged(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer(&token)),
         Err(TokenError::NoKeys.into())
     );
 }
 
 #[test]
-fn objects_apply_where_attached_and_bad_ones_deny_there() {
+fn objects_apply_to_their_targets_and_invalid_ones_deny_there() {
     let issuer = Issuer::new("a");
     let service = |name: &str| NamespacedHostname::new("ns", name);
     let mut all = Authentications::default();
@@ -380,7 +392,7 @@ fn objects_apply_where_attached_and_bad_ones_deny_there() {
     };
     assert!(refused(&all, &[service("a")]));
     assert!(!refused(&all, &[service("b")]) && !refused(&all, &[]));
-    // Of several, any one suffices.
+    // Any of several services suffices.
     assert!(refused(&all, &[service("b"), service("a")]));
     assert!(all.need_http(&[service("b"), service("a")]));
     assert!(all.need_http(&[service("a")]) && !all.need_http(&[]));

@@ -1,5 +1,5 @@
-//! Policies in the form in which they are evaluated: every field of a source or an operation, and every
-//! condition, is a test of one attribute.
+//! Compiled policies: every field of a source or an operation, and every condition, is a test of
+//! one attribute.
 
 use ambit_model::{
     ArcStr, HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule,
@@ -12,7 +12,7 @@ use crate::readings::{PathMatcher, Reading, is_same_name};
 
 /// Compiled authorization policy.
 #[derive(Debug)]
-pub(super) struct Compiled {
+pub(super) struct CompiledPolicy {
     policy: HttpPolicy,
     rules: Vec<Rule>,
     /// Reason why the policy denies everything, if it could not be decoded.
@@ -27,14 +27,15 @@ struct Rule {
     is_http: bool,
 }
 
-/// One attribute: any of the values if there are any, and none of the others.
+/// Test of one attribute: one of `any` must match unless it is empty, and none of the excluded
+/// values.
 #[derive(Debug)]
 struct Test {
     any: Vec<Matcher>,
     none: Vec<Matcher>,
 }
 
-impl Compiled {
+impl CompiledPolicy {
     pub(super) fn new(policy: HttpPolicy) -> Self {
         let rules = policy.rules.iter().map(Rule::new).collect();
         let (rules, error) = match rules {
@@ -83,7 +84,7 @@ impl Compiled {
         })
     }
 
-    /// The first rule that matches.
+    /// Returns the first rule that matches.
     pub(super) fn matching_rule(&self, facts: &Facts<'_>) -> Option<usize> {
         if self.not_understood.is_some() {
             return Some(0);
@@ -139,7 +140,8 @@ impl Test {
 
     fn holds(&self, facts: &Facts<'_>, action: HttpAction) -> bool {
         if facts.http.is_none() && self.is_http() {
-            // An ALLOW rule does not get here. Others are the wider for it.
+            // ALLOW rules with this field never reach this point; other rules match more without
+            // it.
             return true;
         }
         let (any, none) = match action {
@@ -240,7 +242,7 @@ fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr
     })
 }
 
-/// The host and the method are headers to HTTP/2, and so to Envoy.
+/// Builds the matcher of a header. Host and method are headers in HTTP/2, and thus in Envoy.
 fn header(name: &str, pattern: &StringMatch) -> Result<Matcher, ArcStr> {
     match name {
         ":authority" | "host" => Ok(Matcher::Host(pattern.clone())),

@@ -58,7 +58,8 @@ impl RuleId {
 pub struct DryRun {
     /// Key of the policy.
     pub policy: PolicyKey,
-    /// The rule that denies; `None` for an ALLOW policy that does not match when no other does.
+    /// Rule that denies; `None` for an ALLOW policy without a matching rule, when no other ALLOW
+    /// policy matches.
     pub rule: Option<usize>,
 }
 
@@ -77,7 +78,7 @@ impl HttpDecision {
         matches!(self.why, Why::NoAllowPolicies | Why::Allowed(_))
     }
 
-    /// Adds a decision about the same request for another service: the first denial counts.
+    /// Merges the decision for another service about the same request: the first denial counts.
     pub(super) fn join(&mut self, other: Self) {
         let is_more = !other.is_allowed() || self.why == Why::NoAllowPolicies;
         if self.is_allowed() && is_more {
@@ -103,7 +104,8 @@ impl HttpDecision {
         }
     }
 
-    /// A denial as Envoy puts it in `%RESPONSE_CODE_DETAILS%`; `None` if it is allowed.
+    /// Returns a denial as Envoy writes it in `%RESPONSE_CODE_DETAILS%`; `None` if the request is
+    /// allowed.
     pub fn details(&self) -> Option<String> {
         let of_rule = |PolicyKey { namespace, name }: &PolicyKey, rule| {
             format!(

@@ -9,7 +9,7 @@ use super::{Bucket, HttpDecision, Policies, Request, Scope, ServicePort, facts::
 pub struct HttpExplanation {
     /// The decision itself.
     pub decision: HttpDecision,
-    /// Every policy of the scope, each once for each port of a service that it applies to.
+    /// Every policy of the scope, once for each service port to which it applies.
     pub policies: Vec<PolicyOutcome>,
 }
 
@@ -52,7 +52,8 @@ impl Policies {
     fn outcomes(&self, scope: Scope<'_>, facts: &Facts<'_>) -> Vec<PolicyOutcome> {
         let mut policies: Vec<_> = self.buckets(scope).flat_map(Bucket::all).collect();
         if matches!(scope, Scope::Backend(_)) {
-            // One of the whole waypoint may allow what the backend's own policies do not.
+            // A policy of the whole waypoint may allow requests that the backend's own policies do
+            // not.
             policies.extend(&self.gateway.allow);
         }
         let outcomes = policies.into_iter().map(|policy| PolicyOutcome {

@@ -1,4 +1,4 @@
-//! What policies are evaluated for.
+//! Attributes that policies are evaluated against.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,9 +16,10 @@ pub struct Connection<'a> {
     pub source: Option<&'a Identity>,
     /// The caller's address.
     pub source_ip: IpAddr,
-    /// The original client's address, behind trusted proxies; the caller's if there are none.
+    /// Address of the original client behind trusted proxies; the caller's address without such
+    /// proxies.
     pub remote_ip: IpAddr,
-    /// Address that is called: a service's with its port, or a pod's.
+    /// Called address: of a service with its port, or of a pod.
     pub destination: SocketAddr,
     /// The server name of a TLS connection that is passed through.
     pub sni: Option<&'a str>,
@@ -46,7 +47,7 @@ pub(super) struct Facts<'a> {
     pub(super) connection: Attributes<'a>,
     pub(super) remote_ip: IpAddr,
     pub(super) sni: Option<&'a str>,
-    /// `None`: not HTTP.
+    /// HTTP attributes; `None` for other protocols.
     pub(super) http: Option<Http<'a>>,
 }
 
@@ -70,7 +71,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Replaces the address that is called, in every attribute that depends on it.
+    /// Replaces the called address in every attribute that depends on it.
     pub(super) fn call_at(&mut self, destination: SocketAddr) {
         self.connection.set_destination(destination);
         if let Some(http) = &mut self.http {

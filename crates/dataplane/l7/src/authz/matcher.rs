@@ -1,4 +1,4 @@
-//! One value of a policy, compared with one attribute.
+//! Comparison of one value of a policy with one attribute.
 
 use ambit_jwt::{Claims, Values};
 use ambit_model::{ArcStr, ServiceAccountMatch, StringMatch};

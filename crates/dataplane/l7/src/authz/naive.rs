@@ -1,5 +1,5 @@
-//! The meaning of policies, sentence by sentence and without any index or preparation: what evaluation is
-//! compared with, by properties and by a fuzz target. Cases are made from bytes, of few and short words, so that
+//! Reference implementation of policies, without index or preparation: properties and a fuzz target
+//! compare evaluation with it. Cases are generated from bytes, with few and short words, so that
 //! they often match.
 
 mod cases;
@@ -15,7 +15,8 @@ use cases::{Bytes, Call, Called};
 use super::{Connection, Policies, Request, Scope, ServicePort, Why};
 use crate::path;
 
-/// Generates policies and requests from bytes, and panics if evaluation and the naive one differ.
+/// Generates policies and requests from bytes, and panics if the evaluation differs from the
+/// reference.
 pub fn compare(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let mut known: Vec<HttpPolicy> = Vec::new();
@@ -85,7 +86,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         all.filter(move |p| effect(p) == action && p.dry_run == dry_run)
     };
     let denies = of(HttpAction::Deny, false).any(|p| matches_any(p, &everywhere(p)));
-    // Each service port has to allow it; without any, the waypoint itself has to.
+    // Each service port has to allow the request; without service ports, the waypoint itself.
     let scopes: Vec<Option<&ServicePort>> = match ports.is_empty() {
         true => vec![None],
         false => ports.iter().map(Some).collect(),
@@ -213,7 +214,7 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
     if !call.is_http {
         return ports;
     }
-    // Patterns and paths here are such that a pattern's lower-case form is what it means to every server.
+    // Patterns and paths in these cases mean the same to every server in lower case.
     let as_path = |pattern: &PathPattern, path: &str, is_lower: bool| match pattern {
         PathPattern::Text(pattern) => text(&lowered(pattern, is_lower), path),
         PathPattern::Template(template) => {
@@ -425,7 +426,7 @@ fn has_port(pattern: &StringMatch) -> bool {
     }
 }
 
-/// Hosts and patterns are made below, in lower case but for the hosts.
+/// Whether a host matches a pattern: both are generated here, in lower case except for hosts.
 fn host(pattern: &StringMatch, host: &str) -> bool {
     let lower = host.to_lowercase();
     let name = host_name(host);

@@ -1,14 +1,16 @@
-//! Which requests and connections a provider decides about, by CUSTOM policies.
+//! Selects the requests and connections that an ext_authz provider decides, by CUSTOM policies.
 //!
-//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be called, everything
-//! in the scope is denied, as in Istio. So is a request to a pod whose services name several.
+//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be
+//! called, everything in the scope is denied, as in Istio. A request to a pod whose services name
+//! different providers is denied as well.
 
 use std::sync::Arc;
 
 use ambit_model::Provider;
 
 use super::{
-    Compiled, Connection, Policies, Request, RuleId, Scope, ServicePort, facts::Facts, first_match,
+    CompiledPolicy, Connection, Policies, Request, RuleId, Scope, ServicePort, facts::Facts,
+    first_match,
 };
 
 /// External check that CUSTOM policies require; see the module.
@@ -79,7 +81,7 @@ impl Policies {
     }
 }
 
-fn of_rule(policy: &Compiled, rule: RuleId) -> RequiredCheck {
+fn of_rule(policy: &CompiledPolicy, rule: RuleId) -> RequiredCheck {
     match &policy.policy().provider {
         Some(provider) => RequiredCheck::Provider(provider.clone(), rule),
         None => RequiredCheck::Denied(format!("policy {} names no provider", policy.key())),

@@ -1,4 +1,4 @@
-//! What tests of policies are made of.
+//! Fixtures for tests of policies.
 
 use ambit_model::{
     HttpAttribute, HttpCondition, HttpOperation, HttpRule, HttpSource, HttpValue, Identity,
@@ -148,7 +148,7 @@ fn when(attribute: HttpAttribute, values: Vec<HttpValue>, not_values: Vec<HttpVa
     }
 }
 
-/// Whether a policy with this rule alone allows a request, or denies it.
+/// Whether a policy that has only this rule matches: whether it allows a request, or denies it.
 fn matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
     let policies = policies([policy("p", action, vec![rule.clone()])]);
     let decision = policies.evaluate(Scope::Pod(&[]), &call.request());

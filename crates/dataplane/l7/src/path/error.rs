@@ -1,6 +1,6 @@
 //! Errors of paths.
 
-/// Why a target is refused: a request with it is answered with 400.
+/// Why a target is refused with status 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// Neither origin form nor `*` of OPTIONS.

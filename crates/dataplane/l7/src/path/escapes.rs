@@ -1,4 +1,4 @@
-//! Percent escapes: which are refused, and their one form.
+//! Percent-escapes: refusal of ambiguous ones, and their canonical form.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ pub(super) fn check(path: &str) -> Result<(), PathError> {
     Ok(())
 }
 
-/// Whether escapes begin here that spell a character in more bytes than it needs.
+/// Whether the escapes that begin here encode a character in more bytes than necessary.
 fn is_overlong(first: u8, escapes: &[u8]) -> bool {
     let second = || escapes.get(3..).and_then(escaped);
     match first {
@@ -41,18 +41,18 @@ fn escaped(text: &[u8]) -> Option<u8> {
     u8::try_from(digit(high)? * 16 + digit(low)?).ok()
 }
 
-/// The one form of a path's characters: unreserved ones never escaped, those that a URL cannot have always,
-/// escapes in upper case, backslashes as slashes, and if `decode_slashes`, escaped ones as well. For a path
-/// that passed [`check`].
-pub(super) fn in_one_form(path: &str, decode_slashes: bool) -> Cow<'_, str> {
+/// Returns the canonical form of a path's characters: unreserved ones never escaped, those that a
+/// URL cannot have always, escapes in upper case, backslashes as slashes, and if `decode_slashes`,
+/// escaped ones as well. For a path that passed [`check`].
+pub(super) fn canonical_characters(path: &str, decode_slashes: bool) -> Cow<'_, str> {
     rewrite(path, |byte| match byte {
-        Byte::Raw(b'\\') => Some(Written::Raw(b'/')),
-        Byte::Escaped(b'/' | b'\\') if decode_slashes => Some(Written::Raw(b'/')),
+        Byte::Raw(b'\\') => Some(CanonicalByte::Raw(b'/')),
+        Byte::Escaped(b'/' | b'\\') if decode_slashes => Some(CanonicalByte::Raw(b'/')),
         other => canonical(other),
     })
 }
 
-/// The text of a policy or a route in the form that normalized paths have, as far as single characters go.
+/// Returns the text of a policy or a route with characters in the form of normalized paths.
 pub fn canonical_escapes(text: &str) -> Cow<'_, str> {
     rewrite(text, canonical)
 }
@@ -63,12 +63,12 @@ enum Byte {
     Escaped(u8),
 }
 
-enum Written {
+enum CanonicalByte {
     Raw(u8),
     Escaped(u8),
 }
 
-impl Written {
+impl CanonicalByte {
     /// Writes the escape's text to the caller's buffer.
     fn text(self, buffer: &mut [u8; 3]) -> &str {
         let digit = |value: u8| b"0123456789ABCDEF".get(usize::from(value)).copied();
@@ -93,22 +93,22 @@ impl Written {
 }
 
 /// Canonical form of a byte; `None` if it stays as it is.
-fn canonical(byte: Byte) -> Option<Written> {
+fn canonical(byte: Byte) -> Option<CanonicalByte> {
     match byte {
         Byte::Raw(b @ (b'"' | b'<' | b'>' | b'^' | b'`' | b'{' | b'|' | b'}' | 0x80..)) => {
-            Some(Written::Escaped(b))
+            Some(CanonicalByte::Escaped(b))
         }
         Byte::Raw(_) => None,
         Byte::Escaped(b) if b.is_ascii_alphanumeric() || b"-._~".contains(&b) => {
-            Some(Written::Raw(b))
+            Some(CanonicalByte::Raw(b))
         }
-        Byte::Escaped(b) => Some(Written::Escaped(b)),
+        Byte::Escaped(b) => Some(CanonicalByte::Escaped(b)),
     }
 }
 
 /// Replaces bytes and escapes by `replacement`; borrowed if nothing changes. Non-ASCII bytes are replaced by escapes,
 /// so that the result is text whenever all bytes of a character are replaced.
-fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<Written>) -> Cow<'_, str> {
+fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<CanonicalByte>) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut out = String::new();
     let (mut copied, mut at) = (0, 0);

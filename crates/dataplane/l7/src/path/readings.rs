@@ -1,4 +1,4 @@
-//! The paths that lenient servers may take a path for.
+//! Readings of a path: the paths for which lenient servers may take it.
 
 use std::borrow::Cow;
 
@@ -7,8 +7,8 @@ use super::{escapes::decoded_escapes, segments};
 /// Rounds of percent-decoding: a proxy, a framework and an application behind the waypoint may each decode once.
 const MAX_DECODINGS: usize = 3;
 
-/// Characters at which some servers end a path, once they have decoded it.
-const ENDS: [char; 4] = [';', '?', '#', '\0'];
+/// Characters at which some servers truncate a decoded path.
+const PATH_TERMINATORS: [char; 4] = [';', '?', '#', '\0'];
 
 /// Returns the lower-case paths that lenient servers may take a normalized path for; empty if all servers agree. Such
 /// servers decode escapes (more than once), strip parameters (`;x`) or everything after one, treat backslashes as
@@ -23,7 +23,7 @@ pub fn readings(path: &str) -> Vec<String> {
     }
     let mut all: Vec<String> = Vec::new();
     for decoded in decodings(path) {
-        let cut = ENDS.map(|end| decoded.split_once(end).map(|(begin, _)| begin));
+        let cut = PATH_TERMINATORS.map(|end| decoded.split_once(end).map(|(begin, _)| begin));
         let whole = [Some(decoded.as_str())].into_iter().chain(cut).flatten();
         let lenient: Vec<_> = whole.map(segments::loosely).collect();
         for reading in [decoded].into_iter().chain(lenient) {
@@ -42,7 +42,7 @@ pub fn shared_by_spellings(path: &str) -> Cow<'_, str> {
         return Cow::Borrowed(whole.unwrap_or(path));
     }
     let decoded = decodings(path).pop().unwrap_or_default();
-    let begin = decoded.split(ENDS).next().unwrap_or_default();
+    let begin = decoded.split(PATH_TERMINATORS).next().unwrap_or_default();
     let mut shared = segments::loosely(begin);
     if shared.len() > 1 && shared.ends_with('/') {
         shared.pop();
@@ -50,7 +50,7 @@ pub fn shared_by_spellings(path: &str) -> Cow<'_, str> {
     Cow::Owned(shared)
 }
 
-/// A path after each round of decoding.
+/// Returns a path after each round of decoding.
 fn decodings(path: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for _ in 0..MAX_DECODINGS {

@@ -1,4 +1,4 @@
-//! Targets and their normal forms.
+//! Tests of targets and their normal forms.
 
 use ambit_model::PathNormalization::{self, *};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn path(target: &str, mode: PathNormalization) -> Result<String, PathError> {
 }
 
 #[test]
-fn base_gives_one_form_to_what_has_one_meaning() {
+fn base_rewrites_equivalent_paths_to_one_form() {
     for (given, expected) in [
         ("/", "/"),
         ("/a/b", "/a/b"),
@@ -59,7 +59,7 @@ fn slashes_are_merged_and_decoded_by_setting() {
 }
 
 #[test]
-fn what_is_read_differently_by_different_parties_is_refused() {
+fn ambiguous_paths_are_refused() {
     use PathError::*;
     for (given, error) in [
         ("", NotOriginForm),
@@ -111,7 +111,7 @@ fn control_characters_are_refused_without_normalization() {
 }
 
 #[test]
-fn the_asterisk_is_for_options_alone() {
+fn only_options_may_target_the_asterisk() {
     let target = for_request(&Method::OPTIONS, "*", Base).unwrap();
     assert_eq!((target.path(), target.query()), ("*", Option::None));
     assert_eq!(
@@ -188,7 +188,7 @@ fn spellings_of_a_path_are_counted_as_one() {
 }
 
 #[test]
-fn texts_of_policies_get_the_form_of_normalized_paths() {
+fn policy_texts_get_the_form_of_normalized_paths() {
     for (given, expected) in [
         ("/a%2fb", "/a%2Fb"),
         ("/%61*", "/a*"),

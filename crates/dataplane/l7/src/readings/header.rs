@@ -1,4 +1,4 @@
-//! Headers: their lines, the elements of lists, and names that are the same to many applications.
+//! Headers: their lines, the elements of lists, and names that many applications equate.
 
 use ambit_model::StringMatch;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use super::{reading::Reading, text::matches_bytes};
 
 /// Headers whose commas do not separate elements.
-const NO_LISTS: [HeaderName; 9] = [
+const NON_LIST_HEADERS: [HeaderName; 9] = [
     header::AUTHORIZATION,
     header::COOKIE,
     header::DATE,
@@ -18,8 +18,8 @@ const NO_LISTS: [HeaderName; 9] = [
     header::USER_AGENT,
 ];
 
-/// The lines of a header, however its name is spelt: applications that get headers as variables (CGI, WSGI, PHP) take
-/// an underscore for a hyphen.
+/// Returns the lines of a header in any spelling of its name: applications that get headers as
+/// variables (CGI, WSGI, PHP) take an underscore for a hyphen.
 pub(crate) fn lines<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -30,14 +30,14 @@ pub(crate) fn lines<'a>(
     all.map(|(_, value)| value.as_bytes())
 }
 
-/// Whether two names are the same to applications that get headers as variables.
+/// Whether two names are equal to applications that get headers as variables.
 pub(crate) fn is_same_name(one: &HeaderName, other: &HeaderName) -> bool {
     let fold = |byte: u8| if byte == b'_' { b'-' } else { byte };
     let (one, other) = (one.as_str(), other.as_str());
     one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
 }
 
-/// Most spellings of one header's name in a request whose orders are all read.
+/// Maximum spellings of one header name in a request for which all orders of lines are compared.
 const MAX_SPELLINGS: usize = 3;
 
 /// Whether any text that an application may take for the header's value matches. True for a request with more than
@@ -53,8 +53,8 @@ pub(crate) fn any_text(
         || lines().nth(1).is_some() && any_joined(headers, name, matches)
 }
 
-/// Whether the header's lines, joined in any order of their names' spellings, are as matches: a filter that removes a
-/// header changes the order in which the others are sent.
+/// Whether the header's lines match when joined in any order of their names' spellings: a filter
+/// that removes a header changes the order in which the others are sent.
 fn any_joined(headers: &HeaderMap, name: &HeaderName, matches: impl Fn(&[u8]) -> bool) -> bool {
     let spellings = headers.keys().filter(|other| is_same_name(other, name));
     let mut lines: Vec<Vec<&[u8]>> = spellings
@@ -70,7 +70,7 @@ fn any_joined(headers: &HeaderMap, name: &HeaderName, matches: impl Fn(&[u8]) ->
         let mut separators = separators(name).iter();
         separators.any(|separator| matches(&lines.concat().join(*separator)))
     };
-    // The rotations of up to three, forwards and backwards, are all their orders.
+    // The rotations of up to three lines, forwards and backwards, are all their orders.
     (0..lines.len()).any(|_| {
         lines.rotate_left(1);
         let backwards: Vec<_> = lines.iter().rev().cloned().collect();
@@ -96,7 +96,8 @@ pub(super) fn matches(
     }
 }
 
-/// Whether all lines joined match, each line, and where a wildcard might stand for other elements, each element.
+/// Whether all lines joined match, and each line, and each element if a wildcard might match other
+/// elements.
 fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch) -> bool {
     let own: Vec<_> = headers
         .get_all(name)
@@ -111,7 +112,7 @@ fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch)
         return true;
     }
     let has_wildcard = matches!(pattern, StringMatch::Prefix(_) | StringMatch::Suffix(_));
-    let is_list = has_wildcard && !NO_LISTS.contains(name);
+    let is_list = has_wildcard && !NON_LIST_HEADERS.contains(name);
     lines(headers, name).all(|line| {
         let mut elements = elements(name, line);
         matches_bytes(pattern, line)
@@ -119,7 +120,7 @@ fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch)
     })
 }
 
-/// The elements of a line: without their parameters and their quotes as well.
+/// Returns the elements of a line, also without their parameters and quotes.
 fn elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let separator = if *name == header::COOKIE { b';' } else { b',' };
     let elements = line

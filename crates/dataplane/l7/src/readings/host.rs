@@ -1,4 +1,4 @@
-//! The authority of a request, however it is written.
+//! Parts of a request's authority, in any spelling.
 
 use ambit_model::StringMatch;
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_denied_at_the_port_that_was_dialled_whatever_is_written() {
+    fn hosts_are_denied_at_the_dialed_port_whatever_the_authority() {
         let pattern = StringMatch::Exact("a.com:8080".into());
         for (whole, dialled, denied, allowed) in [
             ("a.com:8080", 80, true, true),

@@ -1,4 +1,4 @@
-//! Patterns of paths, compared with what servers may take a path for.
+//! Comparison of path patterns with the readings of a path.
 
 use std::{borrow::Cow, cell::OnceCell};
 
@@ -33,7 +33,7 @@ pub(crate) struct PathMatcher {
 enum Shape {
     Text(StringMatch),
     Template(PathTemplate),
-    /// Equal, or below it segment by segment; without a slash at the end.
+    /// Equal, or below the path segment by segment; without a trailing slash.
     Below(ArcStr),
     Regex(Regex),
     /// Invalid pattern, which matches everything.
@@ -43,7 +43,7 @@ enum Shape {
 impl<'a> PathReadings<'a> {
     pub(super) fn new(path: &'a str) -> Self {
         Self {
-            // Changes a path only where normalization is off.
+            // Changes a path only if normalization is off.
             forwarded: canonical_escapes(path),
             lenient: OnceCell::new(),
         }
@@ -56,7 +56,7 @@ impl<'a> PathReadings<'a> {
     }
 }
 
-/// The path of a target that may name a host, too.
+/// Returns the path of a target, which may have a host.
 pub(super) fn of_target(target: &str) -> Option<&str> {
     let path = match target.split_once("://") {
         Some((_, rest)) => rest.get(rest.find('/')?..)?,
@@ -70,7 +70,7 @@ impl PathMatcher {
     /// Compiles a path pattern of a policy.
     ///
     /// # Errors
-    /// When a template is none.
+    /// When a template is invalid.
     pub(crate) fn of_policy(pattern: &PathPattern) -> Result<Self, ArcStr> {
         Ok(match pattern {
             PathPattern::Text(text) => Self {
@@ -92,7 +92,8 @@ impl PathMatcher {
         })
     }
 
-    /// A path of a match as routes have them. A broken expression matches everything that it might be meant for.
+    /// Compiles the path of a route match. An invalid expression matches everything that it might
+    /// be meant for.
     pub(crate) fn of_match(of: &HttpPathMatch) -> Self {
         let (forwarded, lenient) = match of {
             HttpPathMatch::Exact(path) => (
@@ -160,8 +161,8 @@ impl Shape {
     }
 }
 
-/// Readings of a pattern that begins or ends a path. Of an exact one the path as it is forwarded is enough: its
-/// readings are those of the path.
+/// Returns the readings of a pattern that begins or ends a path. An exact pattern needs only the
+/// forwarded path, whose readings are those of the path.
 fn own_readings(pattern: &StringMatch) -> Vec<Shape> {
     match pattern {
         StringMatch::Exact(_) | StringMatch::Presence => Vec::new(),

@@ -1,4 +1,4 @@
-//! Choice of the readings that have to match.
+//! Selection of the readings that have to match.
 
 /// Which readings of a text have to match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ pub(super) fn matches_bytes(pattern: &StringMatch, bytes: &[u8]) -> bool {
     }
 }
 
-/// The pattern with its text rewritten.
+/// Returns the pattern with its text rewritten.
 pub(super) fn map_text(pattern: &StringMatch, map: impl Fn(&str) -> String) -> StringMatch {
     match pattern {
         StringMatch::Exact(text) => StringMatch::Exact(map(text).into()),

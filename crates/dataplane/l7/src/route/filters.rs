@@ -1,7 +1,7 @@
-//! What a rule does with requests and answers, ready to be done.
+//! Compiled filters of a rule for requests and responses.
 //!
-//! Filters that contradict each other, or change what no route may change, make nothing of the rule: its requests
-//! are answered with an error.
+//! Contradictory filters, and filters that change what a route may not change, invalidate the rule:
+//! its requests are answered with an error.
 
 mod applied;
 mod cors;
@@ -45,7 +45,7 @@ struct Edits {
     remove: Vec<HeaderName>,
 }
 
-/// A request's path, and how much of it the rule's match took as prefix.
+/// Path of a request, and the length of the prefix that the rule's match consumed.
 #[derive(Clone, Copy, Debug)]
 pub struct MatchedPath<'a> {
     /// Normalized, without the query.
@@ -71,7 +71,7 @@ impl Filters {
     /// Compiles filters.
     ///
     /// # Errors
-    /// With what is wrong with them.
+    /// The text describes the invalid filter.
     pub(super) fn new(filters: &[HttpFilter]) -> Result<Self, ArcStr> {
         let mut all = Self::default();
         for filter in filters {
@@ -166,7 +166,7 @@ impl Redirect {
     /// that no part of the path can be taken for a host.
     ///
     /// # Errors
-    /// When there is no such place.
+    /// When the request has no host, or the rewritten path is invalid.
     pub fn location(
         &self,
         host: &str,
@@ -195,10 +195,11 @@ impl Redirect {
     }
 }
 
-/// Path and query with another path, normalized again: no rewrite of a route produces a path that is not normalized.
+/// Returns path and query after a path rewrite, normalized again: no rewrite of a route produces a
+/// path that is not normalized.
 ///
 /// # Errors
-/// When what comes out is no path.
+/// When the result is not a valid path.
 pub fn changed(
     change: Option<&PathChange>,
     matched: MatchedPath<'_>,
@@ -206,7 +207,7 @@ pub fn changed(
 ) -> Result<String, PathError> {
     let rest = || matched.path.get(matched.prefix..).unwrap_or_default();
     let mut target = match change {
-        // Of `OPTIONS *`.
+        // The target of `OPTIONS *`.
         _ if matched.path == "*" => return Ok("*".to_owned()),
         None => matched.path.to_owned(),
         Some(PathChange::Full(path)) => path.to_string(),
@@ -218,7 +219,7 @@ pub fn changed(
                 joined
             }
         }
-        // Without a prefix, the match is of the full path.
+        // Without a prefix, the match covers the full path.
         Some(PathChange::Matched(with)) if matched.prefix == 0 => with.to_string(),
         Some(PathChange::Matched(with)) => format!("{with}{}", rest()),
     };
@@ -229,7 +230,7 @@ pub fn changed(
     path::normalize(&target, mode).map(|normal| normal.as_str().to_owned())
 }
 
-/// Checks a replacement of paths: it has no query, and begins as paths do.
+/// Checks a replacement path: it must have no query, and begin with a slash.
 fn check(change: Option<&PathChange>) -> Result<(), ArcStr> {
     let (text, may_be_empty) = match change {
         None => return Ok(()),

@@ -1,8 +1,9 @@
-//! The matches of all routes of a port, and which one a request takes.
+//! Lookup of the route match for a request.
 //!
-//! They stand in the order of the specification, the most specific first. A path finds those that name it, or a prefix
-//! of it, by hash: what a request costs does not grow with the routes of a service, but for regular expressions,
-//! which are tried one after the other. So are all matches where the first one wins, as in VirtualServices.
+//! Matches are ordered as the specification demands, the most specific first. A hash lookup finds
+//! the matches that name a path or a prefix of it, so that the cost of a request does not grow with
+//! the routes of a service; regular expressions are tried one after the other. So are all matches
+//! of VirtualServices, where the first match wins.
 
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
@@ -34,9 +35,9 @@ pub(super) struct Entry {
     headers: Vec<(HeaderName, Value)>,
     query: Vec<(ArcStr, Value)>,
     without: Vec<(HeaderName, Value)>,
-    /// The place of its rule in the table.
+    /// Index of the match's rule in the table.
     pub(super) rule: usize,
-    /// The place of the match in its rule.
+    /// Index of the match in its rule.
     pub(super) index: usize,
     /// Whether the match is invalid; requests that it could match are rejected.
     pub(super) broken: bool,
@@ -59,14 +60,14 @@ enum Value {
     Any,
 }
 
-/// Why a request does not have a match: the first part of it that differs.
+/// First part of a match that a request does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     /// The request's path differs.
     Path,
     /// The request's method differs.
     Method,
-    /// The header of this name is missing, or has another value; or the match excludes the one that it has.
+    /// The header of this name is missing or has another value, or the match excludes its value.
     Header(ArcStr),
     /// The query parameter of this name is missing, or has another value.
     QueryParam(ArcStr),
@@ -102,7 +103,7 @@ impl Lookup {
 
     /// Builds the table from matches in the order of their rules' age and name.
     pub(super) fn new(mut entries: Vec<Entry>) -> Self {
-        // Stable: what is equally specific stays in the order of age, name and place.
+        // A stable sort: equally specific matches stay in the order of age, name and index.
         entries.sort_by(|a, b| a.specificity().cmp(&b.specificity()));
         let mut lookup = Self::default();
         for (index, entry) in entries.iter().enumerate() {
@@ -199,12 +200,13 @@ impl Entry {
         }
     }
 
-    /// The less, the more specific. Equal paths stand side by side; of one length only equal ones can both match.
+    /// Sort key: lesser values are more specific. Equal paths are adjacent; among paths of one
+    /// length only equal ones can both match.
     fn specificity(&self) -> impl Ord + '_ {
         let (kind, length, path) = match &self.path {
             Path::Exact(path) => (0, path.len(), path.as_str()),
             Path::Prefix(path) => (1, path.len(), path.as_str()),
-            // As a prefix of everything.
+            // Like a prefix of every path.
             Path::Any => (1, 0, ""),
             Path::TextPrefix(path) => (2, path.len(), ""),
             Path::Regex(pattern) => (2, pattern.as_str().len(), ""),
@@ -252,7 +254,7 @@ impl Entry {
             let value = request.headers.get(name);
             value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
         };
-        // A value that is no text may be any.
+        // A value that is not text may be anything.
         let may_have_header = |(name, of): &&(HeaderName, Value)| {
             if *name == HOST {
                 return of.matches(request.host);
@@ -266,7 +268,7 @@ impl Entry {
             return Some(Mismatch::Header(name.as_str().into()));
         }
         let has_param = |(name, of): &&(ArcStr, Value)| {
-            // The first of several counts.
+            // The first of several parameters counts.
             let value = parameters(request.query, name).next();
             value.is_some_and(|value| of.matches(&value))
         };
@@ -286,7 +288,7 @@ impl Value {
     }
 }
 
-/// A path of a match in the form that paths of requests have.
+/// Normalizes the path of a match like the paths of requests.
 fn canonical(path: &str) -> ArcStr {
     canonical_escapes(path).as_ref().into()
 }
@@ -305,7 +307,7 @@ pub(crate) fn regex(pattern: &str) -> Option<Regex> {
             .dfa_size_limit(MAX_EXPRESSION)
             .build()
     };
-    // By itself first: `a)|(b` is none, and would be one with what is added.
+    // Compiled without the anchors first: `a)|(b` is invalid, and would be valid with them.
     let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
     built.ok()
 }

@@ -1,4 +1,4 @@
-//! When a rule has requests sent again (GEP-1731).
+//! Retry conditions and backoff of a rule (GEP-1731).
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use rand::{Rng as _, RngCore};
 
 /// Upper bound of the first retry delay of a rule without one.
 pub const DEFAULT_BACKOFF: Duration = Duration::from_millis(25);
-/// The longest wait, in multiples of the first.
+/// Maximum delay, in multiples of the first.
 pub const MAX_BACKOFF_MULTIPLE: u32 = 10;
 
-/// The statuses of gRPC that mean that a request was not done: cancelled and unavailable.
-const GRPC: [&[u8]; 2] = [b"1", b"14"];
+/// gRPC statuses of requests that were not processed: cancelled and unavailable.
+const RETRIABLE_GRPC_STATUSES: [&[u8]; 2] = [b"1", b"14"];
 
 /// Whether a response status is retriable.
 pub fn is_retriable(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
     let grpc = headers.get("grpc-status");
     retry.codes.contains(&status.as_u16())
-        || grpc.is_some_and(|status| GRPC.contains(&status.as_bytes()))
+        || grpc.is_some_and(|status| RETRIABLE_GRPC_STATUSES.contains(&status.as_bytes()))
 }
 
 /// Returns the delay of the `nth` retry, counted from 0: random to spread simultaneous failures, growing, and never
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_of_both_kinds_are_reasons() {
+    fn http_and_grpc_statuses_are_retriable() {
         let retry = HttpRetry {
             codes: vec![500, 503],
             ..HttpRetry::default()

@@ -1,4 +1,4 @@
-//! Which rule a request takes.
+//! Tests of the rule that a request is routed by.
 
 mod precedence;
 
@@ -75,7 +75,8 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
     }
 }
 
-/// The rule whose match is the last of those that are considered, if the request has it. All before it differ.
+/// Returns the rule of the last considered match, if the request meets it; the request must not
+/// meet the earlier ones.
 fn considered_last(table: &RouteTable, request: &RouteRequest<'_>) -> Option<*const Rule> {
     let mut considered: Vec<_> = table.considered(request).collect();
     let last = considered.pop_if(|(_, mismatch)| mismatch.is_none());
@@ -210,7 +211,7 @@ fn the_most_specific_match_wins_in_any_order() {
         "the method counts most after the path"
     );
     let request = |headers: &[(&'static str, &str)], target: &str| chosen(&table, target, headers);
-    // The method again, whatever else matches.
+    // The method decides first, whatever else matches.
     assert_eq!(request(&[("h0", "1"), ("h1", "1")], "/p?q0=1"), "new/3");
     assert_eq!(request(&[], "/q"), "none");
 }
@@ -220,7 +221,7 @@ fn arcstr(text: &str) -> ArcStr {
 }
 
 #[test]
-fn equally_specific_ones_go_by_age_and_order() {
+fn equally_specific_matches_are_ordered_by_age_and_index() {
     let routes = [
         route(
             "old",
@@ -263,8 +264,8 @@ fn parameters_are_decoded_and_the_first_counts() {
 }
 
 #[test]
-fn what_a_broken_expression_might_match_is_not_served() {
-    // The second would be one with what makes it match whole paths.
+fn requests_that_an_invalid_expression_might_match_are_refused() {
+    // The second expression would be valid with the anchors for whole paths.
     for pattern in ["(", "a)|(b"] {
         let of = path(HttpPathMatch::Regex(pattern.into()));
         let table = RouteTable::new(
@@ -289,7 +290,7 @@ fn expressions_match_whole_values() {
 }
 
 #[test]
-fn backends_share_by_weight_and_none_has_nothing() {
+fn backends_share_requests_by_weight() {
     let mut rng = rand::rng();
     let mut of = rule(vec![]);
     of.backends = vec![backend("zero", 0), backend("one", 1), backend("three", 3)];
@@ -334,7 +335,7 @@ fn backends_share_by_weight_and_none_has_nothing() {
 }
 
 #[test]
-fn clients_with_routes_of_their_own_have_no_others() {
+fn consumer_routes_replace_producer_routes() {
     let mut own = route("own", &[], vec![rule(vec![prefix("/own")])]);
     own.clients = Some("bank".into());
     let routes = [own, route("all", &[], vec![rule(vec![])])];
@@ -345,7 +346,7 @@ fn clients_with_routes_of_their_own_have_no_others() {
 }
 
 #[test]
-fn a_rule_with_filters_that_contradict_each_other_serves_nothing() {
+fn rule_with_contradictory_filters_serves_nothing() {
     let mut of = rule(vec![]);
     let changes = ambit_model::HttpFilter::RequestHeaders(ambit_model::HeaderChanges::default());
     of.filters = vec![changes.clone(), changes];
@@ -354,7 +355,7 @@ fn a_rule_with_filters_that_contradict_each_other_serves_nothing() {
 }
 
 #[test]
-fn of_several_kinds_the_oldest_route_decides_which_is_followed() {
+fn oldest_route_decides_the_route_kind() {
     let of_kind = |kind: &str, name: &str, ports: &[u16]| {
         let mut route = route(name, ports, vec![rule(vec![prefix(&format!("/{name}"))])]);
         route.name.kind = kind.into();
@@ -375,7 +376,7 @@ fn of_several_kinds_the_oldest_route_decides_which_is_followed() {
 }
 
 #[test]
-fn a_match_of_the_host_sees_the_host_which_http_2_has_no_header_for() {
+fn host_matches_read_the_authority_of_http2() {
     let of = |value| HttpRouteMatch {
         headers: vec![("host".into(), value)],
         ..HttpRouteMatch::default()
@@ -393,7 +394,7 @@ fn a_match_of_the_host_sees_the_host_which_http_2_has_no_header_for() {
 }
 
 #[test]
-fn first_rule_that_matches_wins_where_routes_say_so() {
+fn first_matching_rule_wins_in_virtual_services() {
     let text = |text: &str| path(HttpPathMatch::TextPrefix(text.into()));
     let exact = path(HttpPathMatch::Exact("/a/b".into()));
     let without = HttpRouteMatch {
@@ -419,10 +420,10 @@ fn first_rule_that_matches_wins_where_routes_say_so() {
     ];
     let table = RouteTable::new(&routes, 80, None);
     for (target, headers, expected) in [
-        // The first, not the most specific one.
+        // The first match, not the most specific one.
         ("/a/b", &[][..], "old/0"),
         ("/a", &[], "new/0"),
-        // Within a segment.
+        // Matches within a segment.
         ("/all", &[], "old/1"),
         ("/b", &[("x-a", "2")], "new/0"),
         ("/b", &[("x-a", "1")], "new/1"),
@@ -440,7 +441,7 @@ fn first_rule_that_matches_wins_where_routes_say_so() {
 }
 
 #[test]
-fn rules_of_the_services_side_for_one_namespace_are_not_the_clients() {
+fn producer_rules_for_one_namespace_are_not_consumer_rules() {
     let of_bank = |of_service| HttpRoute {
         clients: Some("bank".into()),
         of_service,

@@ -1,4 +1,4 @@
-//! What expressions say of requests, and which are refused.
+//! Tests of the evaluation of expressions, and of expressions that are refused.
 
 use http::HeaderMap;
 
@@ -14,7 +14,7 @@ fn is_true(expression: &str) -> bool {
 }
 
 #[test]
-fn a_filter_asks_for_envoys_attributes() {
+fn filters_read_envoys_attributes() {
     for truth in [
         "response.code == 200",
         "!(response.code >= 400)",
@@ -38,7 +38,7 @@ fn a_filter_asks_for_envoys_attributes() {
     for lie in [
         "response.code >= 400",
         "request.headers['x-none'] == ''",
-        // What is not there has no value, and what is no boolean is not true.
+        // A missing attribute has no value, and a value that is not a boolean is not true.
         "response.grpc_status == 0",
         "request.path",
         "1 / 0 == 1",
@@ -64,7 +64,7 @@ fn a_label_is_the_text_of_a_value() {
 }
 
 #[test]
-fn what_cannot_be_evaluated_in_bounds_is_refused() {
+fn unbounded_expressions_are_refused() {
     use ExpressionError as E;
     let error = |text: &str| Expression::new(text).unwrap_err();
     assert!(matches!(error("response.code >"), E::Syntax(_)));
@@ -88,8 +88,8 @@ fn what_cannot_be_evaluated_in_bounds_is_refused() {
         E::Pattern(_)
     ));
     assert!(matches!(error("request.path.matches('(')"), E::Pattern(_)));
-    assert_eq!(error(&"1".repeat(LONGEST + 1)), E::TooLong);
-    // What means nothing is taken away before, and must not exhaust the stack either.
+    assert_eq!(error(&"1".repeat(MAX_EXPRESSION_BYTES + 1)), E::TooLong);
+    // Redundant text is removed before parsing, and must not exhaust the stack either.
     for flat in [
         format!("{}1{}", "(".repeat(200), ")".repeat(200)),
         format!("{}true", "!".repeat(500)),
@@ -107,7 +107,7 @@ fn what_cannot_be_evaluated_in_bounds_is_refused() {
 
 proptest::proptest! {
     #[test]
-    fn any_text_is_refused_or_evaluated(
+    fn any_expression_is_refused_or_evaluated(
         parts in proptest::collection::vec(
             proptest::sample::select(vec![
                 "request.path", "response.code", "request.headers", "'a'", "1", "-", "!", "(", ")", "[", "]", "{", "}",

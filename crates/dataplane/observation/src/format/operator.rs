@@ -1,4 +1,4 @@
-//! Envoy's command operators: those whose values are known here.
+//! Envoy's command operators that are supported.
 
 use std::borrow::Cow;
 
@@ -203,14 +203,14 @@ fn request<'a>(name: &Name, of: &Observation<'a>) -> Option<&'a [u8]> {
 fn response<'a>(name: &Name, of: &Observation<'a>) -> Option<Datum<'a>> {
     match name {
         Name::Pseudo(":status") => {
-            // A header's text, whereas the code is a number.
+            // As text, whereas the response code is a number.
             let code = of.response_code;
             (code != 0).then(|| Datum::Ours(code.to_string().into()))
         }
         Name::Pseudo(_) => None,
         Name::Header(name) => {
             let own = || {
-                // Envoy's routers add it; here it is known without.
+                // Envoy's router adds the header; here the value is known without it.
                 let is_it = name.as_str() == "x-envoy-upstream-service-time";
                 let time = of.upstream_time.filter(|_| is_it)?;
                 Some(Datum::Ours(time.as_millis().to_string().into()))
@@ -351,7 +351,7 @@ fn time(form: &TimeForm, of: &Observation<'_>) -> String {
                 Some('z') => "+0000".to_owned(),
                 Some('Z') => "UTC".to_owned(),
                 Some(digits @ ('3' | '6' | '9')) => {
-                    // The letter behind it, of which `time_form` made sure.
+                    // Skips the letter of the directive, which `time_form` has checked.
                     letters.next();
                     match digits {
                         '3' => format!("{:03}", at.millisecond()),

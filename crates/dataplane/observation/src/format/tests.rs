@@ -1,4 +1,4 @@
-//! What formats make of a request, and which are refused.
+//! Tests of formatted requests, and of formats that are refused.
 
 use http::HeaderMap;
 use serde_json::json;
@@ -22,7 +22,7 @@ fn line(format: &str) -> String {
 }
 
 #[test]
-fn istios_line_is_made_by_its_format() {
+fn istio_format_writes_istio_lines() {
     assert_eq!(
         line(ISTIO_TEXT),
         "[2020-11-25T21:26:18.409Z] \"GET /a?b=c HTTP/1.1\" 200 - via_upstream - \"-\" 3 135 4 5 \"-\" \
@@ -84,7 +84,7 @@ fn json_has_the_types_of_single_operators() {
     assert!(line.ends_with("}\n"));
 }
 
-/// Format of the lines that Envoy 1.40 wrote of a request that it could not send on.
+/// Format of the lines that Envoy 1.40 wrote for a request that it could not forward.
 const ENVOYS_FORMAT: &str = "%START_TIME(%s)%|%REQ(:METHOD)%|%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%|%PROTOCOL%|%RESPONSE_CODE%|\
      %RESPONSE_FLAGS%|%RESPONSE_CODE_DETAILS%|%CONNECTION_TERMINATION_DETAILS%|\
      %UPSTREAM_TRANSPORT_FAILURE_REASON%|%BYTES_RECEIVED%|%BYTES_SENT%|%DURATION%|\
@@ -102,7 +102,7 @@ const ENVOYS_LINE: &str = "1795416555|GET|/gone|HTTP/1.1|503|UF|\
 const ENVOYS_JSON: &str = r#"{"agent":"curl/7","both":"503 of GET","code":503,"flags":"UF","in":{"deep":[98]},"none":"-/-","nothing":null,"port":18080,"status":"503","time":null,"upstream":"127.0.0.1:18082"}"#;
 
 #[test]
-fn lines_are_those_that_envoy_writes() {
+fn lines_equal_those_of_envoy() {
     let mut request = HeaderMap::new();
     request.insert("user-agent", "curl/7".parse().unwrap());
     request.insert("x-other", "o".parse().unwrap());
@@ -157,7 +157,7 @@ fn lines_are_those_that_envoy_writes() {
 }
 
 #[test]
-fn what_is_no_operator_is_refused_by_name() {
+fn unknown_operators_are_refused_by_name() {
     let error = |text: &str| Format::text(text).unwrap_err().to_string();
     assert_eq!(
         error("a %REQ(X"),
@@ -170,7 +170,7 @@ fn what_is_no_operator_is_refused_by_name() {
     assert!(error("%REQ(A):x%").contains("may have a length"));
     assert!(error("%START_TIME(%q)%").contains("form of time"));
     assert_eq!(
-        Format::text(&"a".repeat(LONGEST + 1)),
+        Format::text(&"a".repeat(MAX_FORMAT_BYTES + 1)),
         Err(FormatError::TooLong)
     );
     assert_eq!(Format::json(&json!([])), Err(FormatError::NoObject));
@@ -180,7 +180,7 @@ fn what_is_no_operator_is_refused_by_name() {
 
 proptest::proptest! {
     #[test]
-    fn any_text_is_refused_or_written(
+    fn any_format_is_refused_or_written(
         parts in proptest::collection::vec(
             proptest::sample::select(vec![
                 "%", "%%", "REQ", "(", ")", ":", "X-A", "?", "START_TIME", "%Y", "%3f", "DURATION", "é", "\"", " ", "5",

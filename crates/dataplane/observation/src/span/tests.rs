@@ -34,7 +34,7 @@ fn text(span: &Span, name: &str) -> Option<String> {
 }
 
 #[test]
-fn a_request_is_described_by_the_conventions() {
+fn span_attributes_follow_the_conventions() {
     let span = span(|_| (), &[]);
     assert_eq!((span.name.as_str(), span.is_error), ("GET", false));
     for (name, value) in [
@@ -56,11 +56,11 @@ fn a_request_is_described_by_the_conventions() {
 }
 
 #[test]
-fn failures_and_grpc_have_their_names() {
+fn span_attributes_name_failures_and_grpc_methods() {
     let failed = span(|of| of.response_code = 503, &[]);
     assert!(failed.is_error);
     assert_eq!(text(&failed, "error.type").as_deref(), Some("503"));
-    // What a client does wrong is no error of the server's.
+    // A client error is no error of the server.
     assert!(!span(|of| of.response_code = 404, &[]).is_error);
     let grpc = span(
         |of| {
@@ -70,7 +70,7 @@ fn failures_and_grpc_have_their_names() {
         &[],
     );
     assert_eq!((grpc.name.as_str(), grpc.is_error), ("shop.Cart/Add", true));
-    // Names are few, whatever clients send.
+    // Names are few, whatever methods clients send.
     let odd = span(|of| of.method = Some("BREW"), &[]);
     assert_eq!(odd.name, "HTTP");
     assert_eq!(text(&odd, "http.request.method").as_deref(), Some("_OTHER"));

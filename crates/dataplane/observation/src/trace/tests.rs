@@ -1,4 +1,4 @@
-//! What comes in headers, and what goes on.
+//! Tests of incoming and forwarded trace contexts.
 
 use super::*;
 
@@ -45,11 +45,11 @@ fn contexts_are_read_in_three_forms() {
     assert_eq!(parent(&multiple), found(Some(false)));
     let debug = [multiple[0], multiple[1], ("x-b3-flags", "1")];
     assert_eq!(parent(&debug), found(Some(true)));
-    // Traces of 64 bits are longer ones with zeros in front.
+    // A 64-bit trace id equals a 128-bit id with leading zeros.
     let short = [("x-b3-traceid", "a3ce929d0e0e4736"), multiple[1]];
     let long = "0000000000000000a3ce929d0e0e4736".to_owned();
     assert_eq!(parent(&short), Some((long, SPAN.to_owned(), None)));
-    // W3C's comes first.
+    // W3C's context wins.
     assert_eq!(
         parent(&[("traceparent", &w3c("01")), ("b3", "0")]),
         found(Some(true))
@@ -58,7 +58,7 @@ fn contexts_are_read_in_three_forms() {
 }
 
 #[test]
-fn what_is_malformed_is_as_if_it_were_not_there() {
+fn malformed_contexts_are_ignored() {
     for text in [
         "",
         "00",
@@ -88,7 +88,7 @@ fn what_is_malformed_is_as_if_it_were_not_there() {
 }
 
 #[test]
-fn what_came_is_written_anew_in_its_forms() {
+fn contexts_are_forwarded_in_their_formats() {
     let (trace, span) = (TraceId::new(5), SpanId::new(7));
     let written = |pairs: &[(&'static str, &str)]| {
         let mut all = headers(pairs);
@@ -105,7 +105,7 @@ fn what_came_is_written_anew_in_its_forms() {
     let w3c = format!("00-{TRACE}-{SPAN}-01");
     let state = [("traceparent", w3c.as_str()), ("tracestate", "a=b")];
     assert_eq!(written(&state), [own.clone(), "tracestate=a=b".to_owned()]);
-    // The state of a context that cannot be read is not passed on.
+    // The state of a malformed context is not forwarded.
     assert_eq!(
         written(&[("traceparent", "x"), ("tracestate", "a=b")]),
         std::slice::from_ref(&own)
@@ -131,12 +131,12 @@ fn what_came_is_written_anew_in_its_forms() {
 }
 
 #[test]
-fn a_share_of_requests_is_recorded() {
+fn fraction_of_requests_is_sampled() {
     let never = || panic!("nothing is to be drawn");
     assert!(!decide(0, None, never));
     assert!(decide(ALWAYS, None, never));
     assert!(decide(100, None, || 99) && !decide(100, None, || 100));
-    // The name of a request decides, where it is Envoy's: 0x000f4240 is a million.
+    // Request ids in Envoy's format decide: 0x000f4240 is a million.
     let id = b"000f4240-6d84-429d-98bd-c5aee93b5c88";
     assert!(decide(1, Some(id), never));
     assert!(!decide(
@@ -148,7 +148,7 @@ fn a_share_of_requests_is_recorded() {
 }
 
 #[test]
-fn a_made_name_is_a_random_uuid() {
+fn generated_request_id_is_a_random_uuid() {
     assert_eq!(request_id(0), "00000000-0000-4000-8000-000000000000");
     assert_eq!(
         request_id(u128::MAX),
@@ -158,7 +158,7 @@ fn a_made_name_is_a_random_uuid() {
 
 proptest::proptest! {
     #[test]
-    fn whatever_comes_what_goes_on_reads_back(
+    fn forwarded_contexts_read_back_for_any_input(
         lines in proptest::collection::vec((0..8usize, "[0-9a-fA-FdT -]{0,60}"), 0..6),
     ) {
         let names = [

@@ -1,4 +1,4 @@
-//! Who gets how much.
+//! Tests of load balancing.
 
 use ambit_model::{LocalityPattern, LocalityPolicy, LocalityShares, Warmup};
 use proptest::prelude::*;
@@ -34,26 +34,26 @@ fn backends_get_requests_by_weight() {
 }
 
 #[test]
-fn turns_go_round() {
+fn round_robin_visits_endpoints_in_turn() {
     let mut scene = Scene::new(balancing(Balancing::RoundRobin), many(3));
     let turns: Vec<u32> = (0..6).map(|_| *scene.any().endpoint().unwrap()).collect();
     assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
 }
 
 #[test]
-fn of_two_drawn_the_one_with_less_to_do_is_taken() {
+fn least_request_picks_the_less_loaded_of_two() {
     let mut scene = Scene::new(DestinationPolicy::default(), many(2));
     let mut held = Vec::new();
     for _ in 0..200 {
         held.push(scene.any());
     }
     let of_first = held.iter().filter(|one| one.endpoint() == Some(&0)).count();
-    // By chance alone the difference would be ten times this.
+    // Random choice alone would differ by ten times this.
     assert!((98..=102).contains(&of_first), "{of_first}");
 }
 
 #[test]
-fn what_was_tried_is_not_chosen_again() {
+fn failed_endpoints_are_not_picked_again() {
     let kinds = [
         balancing(Balancing::Random),
         balancing(Balancing::RoundRobin),
@@ -65,7 +65,7 @@ fn what_was_tried_is_not_chosen_again() {
         let mut scene = Scene::new(policy, many(3));
         let mut failed = Vec::new();
         for _ in 0..3 {
-            let wish = Wish {
+            let wish = PickRequest {
                 hash: Some(1),
                 failed: &failed,
                 preferred: None,
@@ -74,7 +74,7 @@ fn what_was_tried_is_not_chosen_again() {
             assert!(!failed.contains(chosen.uid()));
             failed.push(chosen.uid().clone());
         }
-        let wish = Wish {
+        let wish = PickRequest {
             hash: Some(1),
             failed: &failed,
             preferred: None,
@@ -84,18 +84,18 @@ fn what_was_tried_is_not_chosen_again() {
 }
 
 #[test]
-fn a_preferred_endpoint_is_chosen_as_long_as_it_may_be() {
+fn preferred_endpoint_is_picked_while_usable() {
     for policy in [
         balancing(Balancing::RoundRobin),
         hashing(HashTable::default(), 0),
     ] {
         let mut scene = Scene::new(policy, many(3));
-        let wish = |failed, preferred| Wish {
+        let wish = |failed, preferred| PickRequest {
             hash: Some(1),
             failed,
             preferred: Some(preferred),
         };
-        let all = [0, 1, 2].map(|_| scene.choose(Wish::default()).unwrap().uid().clone());
+        let all = [0, 1, 2].map(|_| scene.choose(PickRequest::default()).unwrap().uid().clone());
         let last = &all[2];
         for _ in 0..4 {
             assert_eq!(scene.choose(wish(&[], last)).unwrap().uid(), last);
@@ -107,7 +107,7 @@ fn a_preferred_endpoint_is_chosen_as_long_as_it_may_be() {
 }
 
 #[test]
-fn a_new_endpoint_gets_more_and_more() {
+fn new_endpoint_warms_up_gradually() {
     let policy = DestinationPolicy {
         warmup: Some(Warmup {
             duration: Duration::from_secs(100),
@@ -127,7 +127,7 @@ fn a_new_endpoint_gets_more_and_more() {
 }
 
 #[test]
-fn the_nearest_get_all_until_too_many_of_them_are_ejected() {
+fn nearest_endpoints_get_all_until_too_many_are_ejected() {
     let policy = DestinationPolicy {
         locality: LocalityPolicy::Failover(vec![("r1".into(), "r3".into())]),
         outliers: Some(ambit_model::OutlierPolicy {
@@ -152,7 +152,7 @@ fn the_nearest_get_all_until_too_many_of_them_are_ejected() {
         assert!(chosen.report(crate::Outcome::Answered(500), now).is_some());
     };
     eject(&mut scene, 0);
-    // 70 percent of what is needed are left.
+    // 70 percent of the required capacity is left.
     let shares = scene.shares(1000);
     assert!((650..750).contains(&shares[&1]), "{shares:?}");
     assert!((250..350).contains(&shares[&3]), "{shares:?}");
@@ -163,7 +163,7 @@ fn the_nearest_get_all_until_too_many_of_them_are_ejected() {
 }
 
 #[test]
-fn places_get_their_shares() {
+fn localities_get_their_shares() {
     let to = |region: &str, share| {
         let pattern = LocalityPattern {
             region: Some(region.into()),
@@ -189,7 +189,7 @@ fn places_get_their_shares() {
     assert!((7700..8300).contains(&shares[&0]), "{shares:?}");
     assert!((800..1200).contains(&shares[&1]), "{shares:?}");
     assert!(!shares.contains_key(&3));
-    // Without the first the rest gets all.
+    // Without the first locality the rest gets all requests.
     scene.update(all[1..].to_vec());
     assert!(
         scene
@@ -200,15 +200,15 @@ fn places_get_their_shares() {
 }
 
 #[test]
-fn what_has_no_hash_goes_anywhere() {
+fn requests_without_hash_go_to_any_endpoint() {
     let mut scene = Scene::new(hashing(HashTable::default(), 0), many(4));
     assert_eq!(scene.shares(1000).len(), 4);
 }
 
 #[test]
-fn ten_thousand_endpoints_are_few_bytes_each() {
+fn ten_thousand_endpoints_need_little_memory_each() {
     let mut scene = Scene::new(hashing(HashTable::Ring(1 << 30), 0), many(10_000));
-    // However many points are configured.
+    // Whatever the configured number of points.
     assert!(scene.hashed(hash(b"x")) < 10_000);
     let mut scene = Scene::new(hashing(HashTable::Maglev(65_537), 0), many(10_000));
     assert!(scene.hashed(hash(b"x")) < 10_000);
@@ -218,7 +218,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn only_what_was_at_the_one_that_goes_moves(count in 2_u32..30, gone in any::<prop::sample::Index>(), is_ring in any::<bool>()) {
+    fn removal_moves_only_the_hashes_of_the_removed_endpoint(count in 2_u32..30, gone in any::<prop::sample::Index>(), is_ring in any::<bool>()) {
         let table = if is_ring { HashTable::Ring(1024) } else { HashTable::Maglev(2039) };
         let mut scene = Scene::new(hashing(table, 0), many(count));
         let before: Vec<u32> = (0..2000_u64).map(|key| scene.hashed(hash(&key.to_le_bytes()))).collect();
@@ -232,7 +232,7 @@ proptest! {
             prop_assert_ne!(is, gone);
             moved += u32::from(is != *was && *was != gone);
         }
-        // Of a ring no other's; of Maglev few.
+        // A ring moves no other keys, Maglev few.
         prop_assert!(if is_ring { moved == 0 } else { moved < 300 }, "{} moved", moved);
     }
 
@@ -249,14 +249,14 @@ proptest! {
     }
 
     #[test]
-    fn nobody_is_over_the_bound(count in 1_u32..12, factor in 100_u32..300, keys in prop::collection::vec((0_u64..4, any::<bool>()), 1..200)) {
+    fn bounded_load_is_never_exceeded(count in 1_u32..12, factor in 100_u32..300, keys in prop::collection::vec((0_u64..4, any::<bool>()), 1..200)) {
         let mut scene = Scene::new(hashing(HashTable::default(), factor), many(count));
         let mut held: Vec<Chosen<u32>> = Vec::new();
         for (key, ends) in keys {
             if ends && !held.is_empty() {
                 held.swap_remove(0);
             }
-            let wish = Wish { hash: Some(hash(&key.to_le_bytes())), ..Wish::default() };
+            let wish = PickRequest { hash: Some(hash(&key.to_le_bytes())), ..PickRequest::default() };
             let chosen = scene.choose(wish).unwrap();
             let own = *chosen.endpoint().unwrap();
             held.push(chosen);

@@ -1,4 +1,4 @@
-//! Who is left alone, and for how long.
+//! Tests of ejections and their duration.
 
 use ambit_model::{DestinationLimits, OutlierPolicy, RetryBudget};
 use proptest::prelude::*;
@@ -39,7 +39,7 @@ const BROKEN: Outcome = Outcome::Answered(503);
 const FINE: Outcome = Outcome::Answered(200);
 
 #[test]
-fn errors_in_a_row_eject_and_each_time_for_longer() {
+fn consecutive_errors_eject_for_growing_durations() {
     let mut scene = Scene::new(policy(OutlierPolicy::default()), many(3));
     assert_eq!(scene.outcomes(0, &[BROKEN; 4]), None);
     assert_eq!(scene.outcomes(0, &[FINE]), None);
@@ -52,11 +52,11 @@ fn errors_in_a_row_eject_and_each_time_for_longer() {
     assert!(scene.is_in(0));
     assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(60));
     scene.pass(Duration::from_secs(61));
-    // Good for a while, and it is forgotten step by step.
+    // A healthy period resets the number of ejections step by step.
     assert!(scene.is_in(0));
     scene.pass(Duration::from_secs(10));
     assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(60));
-    // Not for ever.
+    // The duration has a maximum.
     for _ in 0..20 {
         scene.pass(Duration::from_secs(301));
         assert!(scene.is_in(0));
@@ -67,7 +67,7 @@ fn errors_in_a_row_eject_and_each_time_for_longer() {
 }
 
 #[test]
-fn faults_count_as_what_they_are() {
+fn each_fault_counts_by_its_kind() {
     let split = OutlierPolicy {
         server_errors: 0,
         gateway_errors: 2,
@@ -113,7 +113,7 @@ fn faults_count_as_what_they_are() {
 }
 
 #[test]
-fn a_change_of_the_policy_or_of_the_endpoints_forgets_no_ejection() {
+fn ejections_survive_policy_and_endpoint_changes() {
     let mut scene = Scene::new(policy(OutlierPolicy::default()), many(3));
     assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(30));
     let other = OutlierPolicy {
@@ -125,19 +125,19 @@ fn a_change_of_the_policy_or_of_the_endpoints_forgets_no_ejection() {
     scene.update(many(4));
     assert!(!scene.is_in(0));
     assert_eq!(scene.destination.ejected(), 1);
-    // An endpoint that comes back is a new one.
+    // An endpoint that rejoins is new.
     scene.update(many(4)[1..].to_vec());
     assert_eq!(scene.destination.ejected(), 0);
     scene.update(many(4));
     assert!(scene.is_in(0));
-    // Without the detection no endpoint is ejected.
+    // Without outlier detection no endpoint is ejected.
     assert_eq!(scene.outcomes(1, &[BROKEN; 7]), Some(30));
     scene.destination = scene.destination.under(DestinationPolicy::default());
     assert!(scene.is_in(1));
 }
 
 #[test]
-fn when_too_few_are_left_in_ejections_do_not_count() {
+fn ejections_are_ignored_when_too_few_endpoints_are_left() {
     let outliers = OutlierPolicy {
         server_errors: 1,
         max_ejection_percent: 100,
@@ -150,7 +150,7 @@ fn when_too_few_are_left_in_ejections_do_not_count() {
     assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [2, 3]);
     scene.outcomes(2, &[BROKEN]);
     assert_eq!(scene.shares(100).len(), 4);
-    // Without such a bound no endpoint is left in the end.
+    // Without a minimum of healthy endpoints all may be ejected.
     let unbound = OutlierPolicy {
         min_health_percent: 0,
         ..outliers
@@ -159,7 +159,7 @@ fn when_too_few_are_left_in_ejections_do_not_count() {
     scene.outcomes(0, &[BROKEN]);
     scene.outcomes(1, &[BROKEN]);
     assert_eq!(
-        scene.choose(Wish::default()).unwrap_err(),
+        scene.choose(PickRequest::default()).unwrap_err(),
         NoEndpoint::Ejected
     );
     scene.pass(Duration::from_secs(31));
@@ -167,7 +167,7 @@ fn when_too_few_are_left_in_ejections_do_not_count() {
 }
 
 #[test]
-fn limits_count_what_is_under_way() {
+fn limits_count_active_requests() {
     let limits = Limits::default();
     let of = DestinationLimits {
         requests: 2,
@@ -188,7 +188,7 @@ fn limits_count_what_is_under_way() {
         retry_budget: Some(RetryBudget { share, minimum }),
         ..of
     };
-    // Half of two.
+    // Half of two active requests.
     let _one = limits.retry(&budget(50_000, 0)).unwrap();
     assert_eq!(
         limits.retry(&budget(50_000, 0)).unwrap_err(),
@@ -200,7 +200,7 @@ fn limits_count_what_is_under_way() {
 
 proptest! {
     #[test]
-    fn never_more_are_ejected_than_allowed(
+    fn ejections_never_exceed_the_maximum(
         count in 1_u32..20,
         percent in 0_u32..=100,
         steps in prop::collection::vec((0_u64..40, any::<bool>()), 1..200),
@@ -214,7 +214,7 @@ proptest! {
         for (seconds, is_broken) in steps {
             scene.pass(Duration::from_secs(seconds));
             let outcome = if is_broken { BROKEN } else { FINE };
-            if let Ok(chosen) = scene.choose(Wish::default()) {
+            if let Ok(chosen) = scene.choose(PickRequest::default()) {
                 let now = scene.now;
                 chosen.report(outcome, now);
             }
@@ -222,8 +222,8 @@ proptest! {
             let allowed = (count * percent / 100) as usize;
             let one = usize::from(count > 1 && percent > 0);
             prop_assert!(ejected <= allowed.max(one), "{ejected} of {count}");
-            // Whoever is chosen is not ejected.
-            if let Ok(chosen) = scene.choose(Wish::default()) {
+            // A picked endpoint is never ejected.
+            if let Ok(chosen) = scene.choose(PickRequest::default()) {
                 prop_assert!(!chosen.host.is_ejected());
             }
         }

@@ -1,4 +1,4 @@
-//! The access log's lines, field by field.
+//! Tests of access-log lines, field by field.
 
 use std::{
     io,
@@ -58,7 +58,7 @@ fn full() -> AccessLog {
 }
 
 #[test]
-fn a_full_line_has_the_contracts_fields_in_order() {
+fn full_line_has_the_fields_of_the_contract_in_order() {
     let line = logged(LogFormat::Text, "info", || {
         full().complete(7, 9, Duration::from_micros(13_900), None);
     });
@@ -74,7 +74,7 @@ fn a_full_line_has_the_contracts_fields_in_order() {
 }
 
 #[test]
-fn what_is_unknown_is_left_out_and_failures_are_errors() {
+fn unknown_fields_are_omitted_and_failures_are_errors() {
     let log = AccessLog::new(
         Direction::Inbound,
         "[::1]:80".parse().unwrap(),

@@ -9,7 +9,7 @@ fn scrape(registry: &Registry) -> String {
 }
 
 #[test]
-fn every_family_has_the_contracts_name() {
+fn every_family_has_the_name_of_the_contract() {
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let dns = DnsLabels {

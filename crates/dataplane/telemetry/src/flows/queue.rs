@@ -1,4 +1,4 @@
-//! The events that wait for one reader: bounded, and honest about what did not fit.
+//! Bounded queue of events for one reader, which counts the events that did not fit.
 
 use std::{
     collections::VecDeque,
@@ -10,14 +10,15 @@ use ambit_flow::{Flow, StreamItem};
 
 /// Maximum queued events, separately for traffic and refusals.
 const MAX_WAITING: usize = 1024;
-/// Waiting refusals from which on alike ones are counted instead of queued.
-const ALIKE_FROM: usize = 64;
-/// Number of recent refusals that a new one is compared with, to suppress duplicates.
-const COMPARED: usize = 64;
-/// Events of the data path that a reader is sent a second. More are sampled, evenly over the second.
+/// Number of queued refusals from which on similar ones are counted instead of queued.
+const AGGREGATE_FROM: usize = 64;
+/// Number of recent refusals that a new one is compared with, to count similar ones.
+const MAX_COMPARED: usize = 64;
+/// Maximum events of the data path per second and reader. Further events are sampled evenly over
+/// the second.
 const EVENTS_PER_SECOND: f64 = 4_000.0;
 /// Maximum time for which a reader with a full queue may stall.
-const STALL: Duration = Duration::from_secs(15);
+const MAX_STALL: Duration = Duration::from_secs(15);
 
 /// Event queue of one reader.
 #[derive(Debug)]
@@ -25,16 +26,16 @@ pub(super) struct Queue {
     waiting: VecDeque<(Arc<Flow>, u64)>,
     refusals: usize,
     lost: (u64, u64),
-    /// Events that may be queued now, and since when that is so.
+    /// Events that may be queued now, and the time at which this was computed.
     budget: (f64, Instant),
     taken: Instant,
 }
 
 /// Result of adding an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Added {
-    /// The event waits, or is counted.
-    Waits,
+pub(super) enum QueueOutcome {
+    /// The event was queued or counted.
+    Accepted,
     /// The reader has read nothing for too long.
     Stalled,
 }
@@ -50,11 +51,13 @@ impl Queue {
         }
     }
 
-    /// Adds an event, counts it with one like it, or counts it as lost.
-    pub(super) fn add(&mut self, flow: Arc<Flow>, now: Instant) -> Added {
+    /// Queues an event, counts it with a similar one, or counts it as lost.
+    pub(super) fn add(&mut self, flow: Arc<Flow>, now: Instant) -> QueueOutcome {
         let is_refusal = flow.event.is_refusal();
         let fits = match is_refusal {
-            true if self.refusals >= ALIKE_FROM && self.count_alike(&flow) => return Added::Waits,
+            true if self.refusals >= AGGREGATE_FROM && self.count_similar(&flow) => {
+                return QueueOutcome::Accepted;
+            }
             true => self.refusals < MAX_WAITING,
             false => self.waiting.len() - self.refusals < MAX_WAITING && self.is_in_budget(now),
         };
@@ -62,24 +65,25 @@ impl Queue {
             self.refusals += usize::from(is_refusal);
             let count = flow.count;
             self.waiting.push_back((flow, count));
-            return Added::Waits;
+            return QueueOutcome::Accepted;
         }
         match is_refusal {
             true => self.lost.1 += flow.count,
             false => self.lost.0 += flow.count,
         }
-        if now.saturating_duration_since(self.taken) > STALL && !self.waiting.is_empty() {
-            return Added::Stalled;
+        if now.saturating_duration_since(self.taken) > MAX_STALL && !self.waiting.is_empty() {
+            return QueueOutcome::Stalled;
         }
-        Added::Waits
+        QueueOutcome::Accepted
     }
 
-    /// Counts a refusal with the latest one like it, if there is one among the last.
-    fn count_alike(&mut self, flow: &Flow) -> bool {
+    /// Counts a refusal with the latest similar one among the last [`MAX_COMPARED`]. Returns false
+    /// if there is none.
+    fn count_similar(&mut self, flow: &Flow) -> bool {
         let refusals = self.waiting.iter_mut().rev();
         let refusals = refusals.filter(|(other, _)| other.event.is_refusal());
         let alike = refusals
-            .take(COMPARED)
+            .take(MAX_COMPARED)
             .find(|(other, _)| other.is_alike(flow));
         if let Some((_, count)) = alike {
             *count += flow.count;
@@ -158,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_sampled_evenly_when_they_come_too_fast() {
+    fn events_beyond_the_rate_are_sampled_evenly() {
         let mut now = Instant::now();
         let mut queue = Queue::new(now);
         let (mut seen, mut lost) = (0, 0);
@@ -175,7 +179,7 @@ mod tests {
                 })
                 .collect();
             seen = second.iter().sum();
-            // No part of a second is without events, once the first burst is over.
+            // Every part of a second has events after the first burst.
             assert!(second.iter().all(|flows| *flows >= 39), "{second:?}");
         }
         assert!((3_990..=4_010).contains(&seen), "{seen}");
@@ -200,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn alike_refusals_are_counted_when_many_wait() {
+    fn similar_refusals_are_counted_when_many_are_queued() {
         let now = Instant::now();
         let mut queue = Queue::new(now);
         for _ in 0..100_000 {
@@ -208,7 +212,7 @@ mod tests {
             queue.add(refused_from(2), now);
         }
         let items = queue.take(usize::MAX, now);
-        assert!(items.len() <= ALIKE_FROM + 2, "{}", items.len());
+        assert!(items.len() <= AGGREGATE_FROM + 2, "{}", items.len());
         assert_eq!(counts(&items), (200_000, 0, 0));
     }
 
@@ -226,21 +230,24 @@ mod tests {
     fn reader_that_reads_nothing_is_stalled() {
         let start = Instant::now();
         let mut queue = Queue::new(start);
-        let late = start + STALL + Duration::from_secs(1);
+        let late = start + MAX_STALL + Duration::from_secs(1);
         for _ in 0..MAX_WAITING {
             assert_eq!(
                 queue.add(Arc::new(flow(Event::Opened)), start),
-                Added::Waits
+                QueueOutcome::Accepted
             );
         }
         assert_eq!(
             queue.add(Arc::new(flow(Event::Opened)), start),
-            Added::Waits
+            QueueOutcome::Accepted
         );
         let stalled = queue.add(Arc::new(flow(Event::Opened)), late);
-        assert_eq!(stalled, Added::Stalled);
+        assert_eq!(stalled, QueueOutcome::Stalled);
         queue.take(1, late);
         queue.add(Arc::new(flow(Event::Opened)), late);
-        assert_eq!(queue.add(Arc::new(flow(Event::Opened)), late), Added::Waits);
+        assert_eq!(
+            queue.add(Arc::new(flow(Event::Opened)), late),
+            QueueOutcome::Accepted
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! What waypoints do about failing endpoints: series for services with a `DestinationRule` only, and of each as many as
-//! there are causes. They go with the rule.
+//! Metrics of outlier detection and circuit breakers at waypoints: series only for services with a
+//! `DestinationRule`, one for each cause. They are removed with the rule.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -40,7 +40,7 @@ impl DestinationMetrics {
         );
     }
 
-    /// An endpoint of a service was ejected.
+    /// Counts an ejected endpoint of a service.
     pub fn ejected(&self, service: &str, cause: &'static str) {
         let labels = EjectionLabels {
             destination_service: service.to_owned(),

@@ -1,8 +1,9 @@
-//! What happened to a response, in Envoy's codes.
+//! Envoy's response flags.
 
 use std::{fmt, ops::BitOr};
 
-/// One thing that happened. A denial by policy has none, as in Envoy; its details tell it.
+/// Response flag of Envoy. A denial by policy has none, as in Envoy; its response-code details name
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResponseFlag {
     /// `UH`: no endpoint of the upstream is ready.
@@ -17,7 +18,7 @@ pub enum ResponseFlag {
     RetryLimitExceeded,
     /// `NC`: the route's backend does not exist.
     NoCluster,
-    /// `DC`: the caller ended the connection.
+    /// `DC`: the caller closed the connection.
     DownstreamConnectionTermination,
     /// `UT`: the upstream took too long.
     UpstreamRequestTimeout,
@@ -25,11 +26,11 @@ pub enum ResponseFlag {
     LocalReset,
     /// `UR`: reset by the upstream.
     UpstreamRemoteReset,
-    /// `UC`: the upstream ended the connection.
+    /// `UC`: the upstream closed the connection.
     UpstreamConnectionTermination,
     /// `UAEX`: denied by an external authorizer.
     UnauthorizedExternal,
-    /// `SI`: nothing moved for too long.
+    /// `SI`: idle timeout of the stream.
     StreamIdleTimeout,
     /// `DPE`: the caller violates HTTP.
     DownstreamProtocolError,
@@ -39,9 +40,9 @@ pub enum ResponseFlag {
     DurationTimeout,
     /// `DR`: reset by the caller.
     DownstreamRemoteReset,
-    /// `OM`: refused for being overloaded.
+    /// `OM`: refused because of overload.
     OverloadManager,
-    /// `DI`: delayed on purpose.
+    /// `DI`: delay injected.
     DelayInjected,
     /// `FI`: injected fault.
     FaultInjected,

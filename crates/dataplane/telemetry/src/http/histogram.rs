@@ -1,4 +1,4 @@
-//! A histogram with Envoy's buckets, which Istio's dashboards expect, of whole numbers.
+//! Histogram of integers with Envoy's buckets, which Istio's dashboards expect.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -18,7 +18,7 @@ pub enum RequestProtocol {
     /// HTTP of any version.
     #[default]
     Http,
-    /// gRPC, with the status that the response had. Those that are not gRPC's count as none.
+    /// gRPC with the response's status; invalid statuses count as none.
     Grpc(Option<u32>),
 }
 
@@ -40,7 +40,7 @@ impl RequestProtocol {
     }
 }
 
-/// A status code from 100 to 599; zero for what is none, as for requests without a response.
+/// Status code from 100 to 599; zero for other codes, and for requests without a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ResponseCode(u16);
 
@@ -57,7 +57,7 @@ impl fmt::Display for ResponseCode {
     }
 }
 
-/// The labels of requests that ended alike.
+/// Labels of requests with the same parties and outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HttpLabels {
     traffic: TrafficLabels,

@@ -22,14 +22,14 @@ use prometheus_client::{
 use super::{DestinationMetrics, HttpLabels, HttpRequestReport, histogram::Histogram};
 use crate::{
     labels::Principals,
-    retired::{Inherited, Retired, Written, add},
+    retired::{MergedFamily, Retired, Written, add},
 };
 
 #[cfg(test)]
 mod tests;
 
 /// A series without requests is dropped after this time: several scrapes see its last values first.
-const UNUSED: Duration = Duration::from_secs(3600);
+const UNUSED_SERIES_TTL: Duration = Duration::from_secs(3600);
 /// Maximum of series; beyond it the longest unused ones are dropped at once.
 const MAX_SERIES: usize = 20_000;
 
@@ -135,7 +135,8 @@ pub struct HttpMetrics {
 
 #[derive(Debug)]
 struct AllSeries {
-    /// Read by each request that ends; written for new labels, and to drop unused ones.
+    /// Table of series. Read for each request that ends; written for new labels, and to drop unused
+    /// series.
     table: RwLock<Table>,
     /// Series that may be aggregated with others, after they were unused for a while.
     retired: Retired<HttpLabels, Series>,
@@ -257,12 +258,12 @@ impl HttpMetrics {
         metrics
     }
 
-    /// Names no identities from now on: requests that differ in nothing else are counted as one series.
+    /// Hides identities from now on: requests that differ only in them share one series.
     pub fn hide_principals(&self) {
         self.principals.hide();
     }
 
-    /// Counts a request that is over.
+    /// Counts a finished request.
     pub fn record(&self, labels: &HttpLabels, report: &HttpRequestReport<'_>) {
         let now = Instant::now();
         let series = if self.principals.are_hidden() {
@@ -273,18 +274,18 @@ impl HttpMetrics {
         series.add(report, now);
     }
 
-    /// A request was refused as invalid, before any policy or route was evaluated.
+    /// Counts a request that was refused as invalid, before any policy or route was evaluated.
     pub fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// A memory budget had no room: that of a connection, a caller, or the process.
+    /// Counts a refusal by an exhausted memory budget: of a connection, a caller, or the process.
     pub fn memory_refused(&self, reason: &'static str, scope: &'static str) {
         let labels = MemoryLabels { reason, scope };
         self.memory_refused.get_or_create(&labels).inc();
     }
 
-    /// A request was for a mirror as well: it is counted here, and not among requests.
+    /// Counts a mirrored request, which does not count as a request.
     pub fn mirrored(&self, outcome: MirrorOutcome) {
         let outcome = match outcome {
             MirrorOutcome::Answered => "answered",
@@ -299,14 +300,15 @@ impl HttpMetrics {
             .inc();
     }
 
-    /// A provider of MeshConfig, by its name, was called; with an empty name, none could be.
+    /// Counts a call of an external authorizer, by the provider's name; the name is empty if no
+    /// provider could be called.
     pub fn authorized(&self, provider: &str, outcome: &'static str) {
         let provider = provider.to_owned();
         let labels = AuthorizedLabels { provider, outcome };
         self.authorized.get_or_create(&labels).inc();
     }
 
-    /// A rate limit was decided, by the object's name; `kind` is `local` or `global`.
+    /// Counts a decision of a rate limit, by the object's name; `kind` is `local` or `global`.
     pub fn rate_limited(&self, rate_limit: &PolicyKey, kind: &'static str, outcome: &'static str) {
         let labels = RateLimitLabels {
             rate_limit: rate_limit.to_string(),
@@ -340,7 +342,7 @@ impl HttpMetrics {
         self.exported.get_or_create(&labels).inc_by(many);
     }
 
-    /// A dry-run policy would have denied a request.
+    /// Counts a request that a dry-run policy would have denied.
     pub fn dry_run_denied(&self, policy: &PolicyKey) {
         let labels = PolicyLabels {
             policy: policy.to_string(),
@@ -348,7 +350,7 @@ impl HttpMetrics {
         self.dry_run_denied.get_or_create(&labels).inc();
     }
 
-    /// A policy is no more: so is its count.
+    /// Removes the series of a deleted policy.
     pub fn policy_removed(&self, policy: &PolicyKey) {
         let policy = policy.to_string();
         self.dry_run_denied.remove(&PolicyLabels { policy });
@@ -373,7 +375,7 @@ impl AllSeries {
     fn drop_unused(&self, now: Instant) {
         let mut table = self.table.write();
         let is_unused =
-            |series: &Series| now.saturating_duration_since(series.last_use()) >= UNUSED;
+            |series: &Series| now.saturating_duration_since(series.last_use()) >= UNUSED_SERIES_TTL;
         self.retire(table.extract_if(|_, series| is_unused(series)));
     }
 
@@ -393,7 +395,7 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     let middle = (uses.len() - 1) / 2;
     let (_, limit, _) = uses.select_nth_unstable(middle);
     let limit = *limit;
-    // Of those used at one moment no more than half go.
+    // Of several series last used at the same time, at most half of all series are dropped.
     let mut left = table.len().div_ceil(2);
     let dropped = table.extract_if(|_, series| {
         let goes = left > 0 && series.last_use() <= limit;
@@ -404,28 +406,28 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
 }
 
 /// Families of a series, as they are written on removal.
-const FAMILIES: [Inherited<HttpLabels, Series>; 6] = [
-    Inherited {
+const FAMILIES: [MergedFamily<HttpLabels, Series>; 6] = [
+    MergedFamily {
         written: |labels| labels.of_family(TelemetryFamily::RequestCount),
         add: |to, from| add(&to.requests, &from.requests),
     },
-    Inherited {
+    MergedFamily {
         written: |labels| labels.of_family(TelemetryFamily::RequestDuration),
         add: |to, from| to.milliseconds.add(&from.milliseconds),
     },
-    Inherited {
+    MergedFamily {
         written: |labels| labels.of_family(TelemetryFamily::RequestSize),
         add: |to, from| to.request_bytes.add(&from.request_bytes),
     },
-    Inherited {
+    MergedFamily {
         written: |labels| labels.of_family(TelemetryFamily::ResponseSize),
         add: |to, from| to.response_bytes.add(&from.response_bytes),
     },
-    Inherited {
+    MergedFamily {
         written: |labels| of_grpc(labels, TelemetryFamily::RequestMessages),
         add: |to, from| add(&to.request_messages, &from.request_messages),
     },
-    Inherited {
+    MergedFamily {
         written: |labels| of_grpc(labels, TelemetryFamily::ResponseMessages),
         add: |to, from| add(&to.response_messages, &from.response_messages),
     },
@@ -501,7 +503,7 @@ impl Collector for HttpCollector {
 struct Families<'a, 'b> {
     encoder: &'a mut DescriptorEncoder<'b>,
     rows: &'a Rows,
-    /// Series may have become one by labels that are left out.
+    /// Whether omitted labels may make several series equal.
     is_changed: bool,
 }
 

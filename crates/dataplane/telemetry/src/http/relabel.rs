@@ -1,4 +1,4 @@
-//! Changes of metrics that are configured: families that are left out, and labels that are left out or added.
+//! Configured overrides of metrics: disabled families, and removed or added labels.
 
 use ambit_model::{ArcStr, TelemetryFamily};
 
@@ -14,11 +14,12 @@ pub struct Relabel {
 pub struct FamilyRule {
     /// Whether the family is disabled.
     pub disabled: bool,
-    /// Labels, with the place of their value among those of a request; without one the label is left out.
+    /// Labels, each with the index of its value in [`Changed::values`]; without an index the label
+    /// is removed.
     pub labels: Vec<(ArcStr, Option<usize>)>,
 }
 
-/// The changed labels of one request or connection.
+/// Label overrides of one request or connection, with their values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Changed {
     /// Changes of labels.

@@ -1,4 +1,4 @@
-//! One finished request, and its line in the access log: Istio's default formats.
+//! Record of one finished request, and its access-log line in Istio's default formats.
 
 use std::{
     fmt::{Display, Write as _},
@@ -25,7 +25,7 @@ pub enum AccessLogFormat {
     Json,
 }
 
-/// A request that is over, or a connection that is not HTTP: then the fields of requests are `None`.
+/// A finished request or connection; fields of requests are `None` for other protocols than HTTP.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpRequestReport<'a> {
     /// Start time of the request.
@@ -40,7 +40,7 @@ pub struct HttpRequestReport<'a> {
     pub protocol: Option<&'a str>,
     /// The status that the caller got.
     pub response_code: ResponseCode,
-    /// Flags of Envoy's for its outcome.
+    /// Envoy's response flags.
     pub flags: ResponseFlags,
     /// Response-code details, for instance `via_upstream`.
     pub code_details: Option<&'a str>,
@@ -80,16 +80,17 @@ pub struct HttpRequestReport<'a> {
     pub server_name: Option<&'a [u8]>,
     /// The route's name.
     pub route: Option<&'a str>,
-    /// The AUDIT policy that matched, if one did. Not in Istio's formats: added where there is one.
+    /// AUDIT policy that matched, if any. An addition to Istio's formats, written only if present.
     pub audited_by: Option<&'a str>,
-    /// The host outside of the mesh that it went to, where a wildcard names it or TLS begins here. Added as above.
+    /// Host outside of the mesh that the request was sent to, for wildcard hosts and for TLS
+    /// originated by the waypoint. Written only if present.
     pub remote: Option<&'a str>,
-    /// Identity that the certificate of that host was verified for. Added as above.
+    /// Identity that the certificate of that host was verified for. Written only if present.
     pub remote_identity: Option<&'a str>,
 }
 
 impl HttpRequestReport<'_> {
-    /// Creates a record with the times and the client side only.
+    /// Creates a record with only the times and the client side.
     pub fn new(
         started: SystemTime,
         duration: Duration,
@@ -234,7 +235,7 @@ impl HttpRequestReport<'_> {
     }
 }
 
-/// Envoy's form: UTC with milliseconds.
+/// Formats a time as Envoy does: UTC with milliseconds.
 fn timestamp(time: SystemTime) -> impl Display {
     let time = OffsetDateTime::from(time);
     std::fmt::from_fn(move |f| {
@@ -252,7 +253,7 @@ fn timestamp(time: SystemTime) -> impl Display {
     })
 }
 
-/// Writes fields of a line of text; what is missing is a dash.
+/// Writer of the fields of a text line; missing values are dashes.
 struct Text<'a>(&'a mut String);
 
 impl Text<'_> {

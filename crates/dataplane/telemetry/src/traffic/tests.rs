@@ -54,7 +54,7 @@ fn sample<'a>(text: &'a str, metric: &str, flag: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn labels_have_the_contracts_names_and_order() {
+fn labels_have_the_names_and_order_of_the_contract() {
     let traffic = Arc::new(Traffic::default());
     let _open = traffic.open(&labels());
     let text = scrape(&traffic);
@@ -99,7 +99,7 @@ fn without_workloads_everything_is_unknown_and_there_is_no_locality() {
 }
 
 #[test]
-fn hidden_principals_are_unknown_and_make_no_series_of_their_own() {
+fn hidden_principals_are_unknown_and_share_one_series() {
     let traffic = Arc::new(Traffic::default());
     traffic.hide_principals();
     let proven = labels();
@@ -166,7 +166,7 @@ fn bytes_count_while_open_and_the_end_has_the_flag() {
 }
 
 #[test]
-fn what_never_opened_is_counted_as_failed_only_with_a_reason() {
+fn unopened_connections_count_as_failed_only_with_a_reason() {
     let traffic = Arc::new(Traffic::default());
     traffic.series(&labels()).fail(Reason::IdentityError);
     traffic.series(&labels()).fail(Reason::None);
@@ -181,7 +181,7 @@ fn what_never_opened_is_counted_as_failed_only_with_a_reason() {
 }
 
 #[test]
-fn a_waypoint_reports_itself_and_no_localities() {
+fn waypoint_reporter_has_no_localities() {
     let traffic = Arc::new(Traffic::default());
     let _open = traffic.open(&TrafficLabels {
         reporter: Reporter::Waypoint,
@@ -193,7 +193,7 @@ fn a_waypoint_reports_itself_and_no_localities() {
 }
 
 #[test]
-fn families_and_labels_are_written_as_they_are_configured() {
+fn families_and_labels_follow_their_configuration() {
     use TelemetryFamily as Family;
     let mut relabel = Relabel::default();
     let rule = |disabled, labels: Vec<(&str, Option<usize>)>| FamilyRule {
@@ -238,7 +238,7 @@ fn families_and_labels_are_written_as_they_are_configured() {
     };
     assert!(of_team("cart").unwrap().ends_with(" 2"), "{text}");
     assert!(of_team("web").unwrap().ends_with(" 1"), "{text}");
-    // What is left out, and what is not configured to be.
+    // Disabled families, and families that are off by default.
     for family in ["sent_bytes", "connections_closed", "connections_failed"] {
         assert!(
             !text.contains(&format!("istio_tcp_{family}_total{{")),
@@ -249,22 +249,22 @@ fn families_and_labels_are_written_as_they_are_configured() {
         sample(&text, "istio_tcp_received_bytes_total", "-"),
         Some("6")
     );
-    // Other connections are as they were.
+    // Other connections keep their labels.
     traffic.series_as(&other, None).open().sent(5);
     let text = scrape(&traffic);
     assert_eq!(sample(&text, "istio_tcp_sent_bytes_total", "-"), Some("5"));
     assert!(text.contains("source_app=\"elsewhere\""), "{text}");
-    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    traffic.drop_unused(Instant::now() + 2 * UNUSED_SERIES_TTL);
     assert!(traffic.is_empty());
 }
 
 #[test]
-fn no_traffic_means_no_families() {
+fn no_families_are_written_without_traffic() {
     assert_eq!(scrape(&Arc::new(Traffic::default())), "# EOF\n");
 }
 
 #[test]
-fn a_hostile_name_stays_one_label() {
+fn hostile_names_cannot_add_labels() {
     let traffic = Arc::new(Traffic::default());
     let mut labels = labels();
     labels.service = Some(crate::ServiceName {
@@ -283,16 +283,16 @@ fn unused_series_expire_and_those_in_use_stay() {
     let mut other = labels();
     other.reporter = Reporter::Destination;
     traffic.open(&other).close(Reason::None);
-    traffic.drop_unused(Instant::now() + UNUSED / 2);
+    traffic.drop_unused(Instant::now() + UNUSED_SERIES_TTL / 2);
     assert_eq!(traffic.len(), 2);
-    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    traffic.drop_unused(Instant::now() + 2 * UNUSED_SERIES_TTL);
     assert_eq!(traffic.len(), 1);
 }
 
 /// Checks that sums never decrease: readers would take a decreasing counter for a restart, and its rest for an
 /// increase.
 #[test]
-fn a_sum_of_several_series_does_not_fall_when_one_of_them_is_dropped() {
+fn sum_of_series_never_falls_when_one_is_dropped() {
     let mut relabel = Relabel::default();
     for family in [
         TelemetryFamily::ClosedConnections,
@@ -332,7 +332,7 @@ fn a_sum_of_several_series_does_not_fall_when_one_of_them_is_dropped() {
     let received =
         |text: &str| sample(text, "istio_tcp_received_bytes_total", "-").map(str::to_owned);
     assert_eq!(received(&scrape(&traffic)).as_deref(), Some("12"));
-    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    traffic.drop_unused(Instant::now() + 2 * UNUSED_SERIES_TTL);
     assert_eq!(traffic.len(), 1);
     let text = scrape(&traffic);
     assert_eq!(received(&text).as_deref(), Some("12"));
@@ -340,7 +340,7 @@ fn a_sum_of_several_series_does_not_fall_when_one_of_them_is_dropped() {
         let family = format!("istio_tcp_connections_{family}_total");
         assert_eq!(sample(&text, &family, "DENY"), Some("1"), "{family}");
     }
-    // A family that distinguishes them continues with the existing ones.
+    // A family that distinguishes the labels continues with its existing series.
     assert_eq!(
         sample(&text, "istio_tcp_connections_opened_total", "-"),
         Some("1")
@@ -348,7 +348,7 @@ fn a_sum_of_several_series_does_not_fall_when_one_of_them_is_dropped() {
     assert_eq!(received(&scrape(&traffic)).as_deref(), Some("12"), "once");
 
     drop(stays);
-    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    traffic.drop_unused(Instant::now() + 2 * UNUSED_SERIES_TTL);
     assert_eq!(scrape(&traffic), "# EOF\n", "nobody is left");
     let _new = connect("new", 1);
     assert_eq!(received(&scrape(&traffic)).as_deref(), Some("1"));

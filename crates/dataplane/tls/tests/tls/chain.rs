@@ -36,7 +36,7 @@ fn a_certificate_that_is_not_valid_yet_is_refused() {
 }
 
 #[test]
-fn a_serving_certificate_is_not_a_workloads() {
+fn server_only_certificate_is_refused_for_workloads() {
     let pki = Pki::new();
     let (chain, key) = pki.serving(&["localhost"]);
     let roots = pki.cert(&id()).roots().to_vec();

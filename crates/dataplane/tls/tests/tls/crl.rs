@@ -1,4 +1,4 @@
-//! Revocation: at handshakes, of open connections, and of files that change.
+//! Tests of revocation: at handshakes, of open connections, and of changing files.
 
 use std::{
     path::PathBuf,
@@ -88,7 +88,7 @@ async fn a_revoked_intermediate_revokes_all_below() {
 }
 
 #[tokio::test]
-async fn lists_of_strangers_and_empty_ones_change_nothing() {
+async fn lists_of_other_issuers_and_empty_lists_change_nothing() {
     let (pki, crls) = Pki::with_crls();
     let stranger = Pki::new();
     let dir = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ async fn lists_of_strangers_and_empty_ones_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_missing_or_broken_file_leaves_the_lists_in_force() {
+async fn missing_or_broken_file_keeps_the_lists() {
     let (pki, crls) = Pki::with_crls();
     let (good, bad) = (pki.cert(&id("good")), pki.cert(&id("bad")));
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ async fn a_missing_or_broken_file_leaves_the_lists_in_force() {
 }
 
 #[tokio::test]
-async fn a_followed_file_takes_effect_when_it_appears_and_changes() {
+async fn followed_file_is_loaded_when_it_appears_and_changes() {
     let (pki, crls) = Pki::with_crls();
     let (good, bad) = (Arc::new(pki.cert(&id("good"))), pki.cert(&id("bad")));
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Which peers are accepted: every pair of good and bad peers.
+//! Tests of accepted and refused peers, in every pair.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ struct Ended {
     server: Result<Option<Identity>, HandshakeError>,
 }
 
-/// One handshake and a byte in each direction.
+/// Makes one handshake and sends a byte in each direction.
 async fn shake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Ended {
     let (near, far) = duplex(64 * 1024);
     let client = async {
@@ -61,7 +61,7 @@ fn text(error: &HandshakeError) -> String {
 }
 
 #[tokio::test]
-async fn peers_of_one_mesh_know_each_other() {
+async fn peers_of_one_mesh_accept_each_other() {
     let pki = Pki::new();
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
     let ended = between(&client, &[id("other"), id("server")], &server).await;
@@ -70,7 +70,7 @@ async fn peers_of_one_mesh_know_each_other() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_somebody_else_is_refused() {
+async fn server_with_another_identity_is_refused() {
     let pki = Pki::new();
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
     for expected in [
@@ -338,7 +338,7 @@ async fn the_reason_is_found_behind_io_errors() {
 }
 
 #[test]
-fn configurations_are_made_once_per_set_of_identities() {
+fn configurations_are_cached_by_set_of_identities() {
     let cert = Pki::new().cert(&id("client"));
     let one = cert.client_config(&[id("a")]).unwrap();
     assert!(Arc::ptr_eq(&one, &cert.client_config(&[id("a")]).unwrap()));
@@ -354,7 +354,7 @@ fn configurations_are_made_once_per_set_of_identities() {
 }
 
 #[tokio::test]
-async fn nothing_is_resumed() {
+async fn tls_sessions_are_not_resumed() {
     let pki = Pki::new();
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Damaged bytes of peers: no panic, and no damaged input is accepted as whole.
+//! Tests that damaged bytes of peers cause no panic, and are never accepted as whole.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +17,7 @@ fn id() -> Identity {
     Identity::new("td", "ns", "sa")
 }
 
-/// Changes, cuts or repeats parts of some bytes.
+/// Changes, truncates or repeats parts of some bytes.
 fn damage(bytes: &[u8], changes: &[(usize, u8)], keep: Option<usize>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for (place, value) in changes {
@@ -52,7 +52,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn a_damaged_request_is_refused_or_is_still_for_the_callers_key(
+    fn damaged_requests_are_refused_or_keep_the_key(
         changes in changes(),
         keep in proptest::option::of(any::<usize>()),
     ) {
@@ -93,7 +93,7 @@ proptest! {
         answer[entry] = pem("CERTIFICATE", &damaged);
         let cert =
             WorkloadCert::from_response(&TlsSettings::default(), &id(), request.key, &answer);
-        // Of a root only its name and key count: damage elsewhere in it may be undetected.
+        // Only the name and key of a root count: damage elsewhere in it may be undetected.
         if entry < 2 {
             prop_assert_eq!(cert.is_ok(), same);
         }
@@ -109,13 +109,13 @@ proptest! {
     }
 
     #[test]
-    fn peers_certificates_of_any_bytes_are_nobodys(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_bytes_are_no_peer_identity(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         prop_assert_eq!(peer_identity(&[CertificateDer::from(bytes)]), None);
     }
 }
 
 #[test]
-fn every_single_changed_byte_of_a_peers_certificate_is_survived() {
+fn any_changed_byte_of_a_peer_certificate_causes_no_panic() {
     let (pki, _crls) = Pki::with_crls();
     let ours = pki.cert(&id());
     let leaf = pki.cert(&id()).chain()[0].to_vec();

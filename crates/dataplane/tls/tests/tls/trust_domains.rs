@@ -25,7 +25,8 @@ fn id(domain: &str) -> Identity {
     Identity::new(domain, "ns", "peer")
 }
 
-/// Meshes: the own one, `td`, with the alias `old`; `west` with roots of its own; one more root of `td`.
+/// Test meshes: the own one, `td`, with the alias `old`; `west` with roots of its own; one more
+/// root of `td`.
 struct Meshes {
     own: Pki,
     further: Pki,
@@ -68,7 +69,7 @@ impl Meshes {
     }
 }
 
-/// Whether `ours` accepts a peer as its client, and as the server that is expected.
+/// Whether `ours` accepts a peer as a client and as the expected server.
 async fn accepts(ours: &WorkloadCert, peer: &WorkloadCert, expected: &[Identity]) -> (bool, bool) {
     let (near, far) = duplex(64 * 1024);
     let (_, as_client) = tokio::join!(
@@ -90,7 +91,7 @@ fn is_accepted<T>(outcome: &Result<T, HandshakeError>) -> bool {
     refusal.is_none()
 }
 
-/// Configurations of a peer that itself accepts whoever answers.
+/// Builds client and server configurations of a peer that accepts every other side.
 fn any_server(peer: &WorkloadCert) -> Arc<rustls::ClientConfig> {
     crate::handshake::client_config(Some(peer), &[&rustls::version::TLS13], &[b"h2"])
 }
@@ -180,7 +181,7 @@ async fn calls_of_other_meshes_waypoints_are_refused() {
     }
 }
 
-/// A certificate with several names, and the configuration of a client that has it.
+/// Builds a certificate with several names, and the configuration of a client with it.
 fn with_names(names: &[&str]) -> (Arc<rustls::ClientConfig>, String) {
     let root_key = KeyPair::generate().unwrap();
     let mut root = CertificateParams::default();
@@ -242,7 +243,7 @@ async fn names_of_several_trust_domains_are_refused() {
 }
 
 #[tokio::test]
-async fn peers_of_trust_domains_that_go_are_withdrawn() {
+async fn peers_of_removed_trust_domains_are_withdrawn() {
     let meshes = Meshes::new();
     let ours = meshes.ours();
     let certificate = |domain: &str, signer: &str| meshes.pki(signer).cert(&id(domain));
@@ -301,7 +302,7 @@ async fn connections_within_the_mesh_wait_for_no_change() {
 }
 
 #[tokio::test]
-async fn a_followed_file_comes_changes_and_goes() {
+async fn followed_file_may_appear_change_and_disappear() {
     let meshes = Meshes::new();
     meshes.accept(&[], &[]);
     let ours = meshes.ours();
@@ -330,7 +331,7 @@ async fn a_followed_file_comes_changes_and_goes() {
 }
 
 #[test]
-fn a_broken_file_leaves_trust_domains_in_force() {
+fn broken_file_keeps_the_trust_domains() {
     let meshes = Meshes::new();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(Contents::FILE);

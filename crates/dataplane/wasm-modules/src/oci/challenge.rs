@@ -5,7 +5,7 @@
 pub(super) enum Challenge {
     /// User and password.
     Basic,
-    /// A token, which is had at an address.
+    /// A token, which is obtained from an address.
     Bearer { realm: String, service: String },
 }
 

@@ -1,4 +1,4 @@
-//! What a pull secret (`.dockerconfigjson`) has for a registry.
+//! Credentials of a pull secret (`.dockerconfigjson`) for a registry.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::error::OciError;
 
-/// User and password for a repository, as HTTP has them: of the entries for its registry the one with the longest path.
+/// Returns user and password for a repository as an HTTP header: of the entries for its registry
+/// the one with the longest path.
 pub(super) fn credentials(
     secret: &[u8],
     registry: &str,
@@ -42,7 +43,7 @@ pub(super) fn credentials(
     Ok(Some(value))
 }
 
-/// The path of an entry, if it is for a registry.
+/// Returns the path of an entry, if it is for a registry.
 fn path_of<'a>(key: &'a str, registry: &str) -> Option<&'a str> {
     let key = key
         .strip_prefix("https://")
@@ -54,7 +55,7 @@ fn path_of<'a>(key: &'a str, registry: &str) -> Option<&'a str> {
         host => host,
     };
     let path = path.trim_end_matches('/');
-    // Versions of the API, which some clients write.
+    // Versions of the API, which some clients write as a path.
     let path = if matches!(path, "v1" | "v2") {
         ""
     } else {
@@ -97,7 +98,7 @@ mod tests {
             let read = credentials(wrong, "r.example", "a");
             assert!(matches!(read, Err(OciError::Secret)), "{read:?}");
         }
-        // Neither is it printed.
+        // The password is not printed either.
         let value = credentials(secret, "r.example", "a").unwrap();
         assert_eq!(format!("{value:?}"), "Some(Sensitive)");
     }

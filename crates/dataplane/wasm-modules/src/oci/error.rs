@@ -2,7 +2,7 @@
 
 use ambit_fetch::FetchError;
 
-use crate::bytes::MAX_MODULE;
+use crate::bytes::MAX_MODULE_BYTES;
 
 /// Error of pulling an image with a module.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,6 @@ pub enum OciError {
     #[error("the image has no layer with a module")]
     NoModule,
     /// Layer that cannot be unpacked, or is too large.
-    #[error("the layer cannot be unpacked, or has more than {MAX_MODULE} bytes")]
+    #[error("the layer cannot be unpacked, or has more than {MAX_MODULE_BYTES} bytes")]
     Layer,
 }

@@ -1,4 +1,4 @@
-//! Names of images, layers, and where passwords go.
+//! Tests of image names, layers, and the servers that receive passwords.
 
 use ambit_egress::Guard;
 use ambit_fetch::Anywhere;
@@ -26,7 +26,7 @@ fn image(text: &str) -> Option<(String, String, String)> {
 }
 
 #[test]
-fn images_are_named_as_everywhere() {
+fn image_names_have_the_usual_defaults() {
     let digest = format!("sha256:{}", "a".repeat(64));
     for (text, registry, repository, reference) in [
         ("ghcr.io/a/b:v1", "ghcr.io", "a/b", "v1"),
@@ -91,7 +91,7 @@ fn a_module_is_found_in_a_layer_packed_or_not() {
 }
 
 #[test]
-fn a_password_goes_in_plaintext_to_its_registry_at_most() {
+fn plaintext_passwords_go_only_to_their_registry() {
     let client = local();
     let image = Image::parse("r.example:5000/a:1").unwrap();
     let allowed = |is_insecure: bool, realm: &str| {
@@ -134,7 +134,8 @@ fn a_password_goes_in_plaintext_to_its_registry_at_most() {
 
 #[tokio::test]
 async fn redirect_targets_never_get_the_registrys_password() {
-    // Wants it sent to where the path says: to the registry itself, where it may go.
+    // Requests the credentials for the address in the path: the registry itself, which may receive
+    // them.
     let other = ScriptedServer::new(|path| {
         format!("401 Who\r\nwww-authenticate: Bearer realm=\"http:/{path}/token\"")
     });

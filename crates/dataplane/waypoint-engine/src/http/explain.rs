@@ -13,7 +13,7 @@ use ambit_l7::{
 use ambit_mesh_json::explain::{Considered, End, Explanation, Peer, Step, StepKind, StepResult};
 use ambit_model::Share;
 use ambit_proxy::{Local, explain as shared};
-use ambit_resilience::Wish;
+use ambit_resilience::PickRequest;
 use ambit_route::Route;
 use http::{Request, Response, header::LOCATION, uri::PathAndQuery};
 
@@ -410,7 +410,7 @@ impl Walk {
         let step = words::destination(destination, &port);
         self.steps.push(step);
         port.supported()?;
-        let wish = Wish {
+        let wish = PickRequest {
             hash: None,
             failed: &[],
             preferred: None,

@@ -1,4 +1,4 @@
-//! Records with fields that this build does not know.
+//! Tests with records that have fields unknown to this build.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn last_policy(recorder: &Recorder) -> Authorization {
 }
 
 #[tokio::test]
-async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
+async fn policy_not_understood_becomes_a_deny_all_and_is_refused() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, client) = start(&control_plane.address, headers());
     let mut session = begun(&mut control_plane).await;
@@ -52,7 +52,8 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
     let substitute = last_policy(&recorder);
     assert!(substitute.not_understood.is_some());
     assert_eq!(substitute.scope, Scope::Namespace);
-    // The substitute counts: the proxy is ready, and what is cached for the next worker is a substitute again.
+    // The substitute counts: the proxy is ready, and the next worker restores a substitute from the
+    // cache again.
     assert!(*recorder.0.ready.borrow());
     assert_eq!(
         push("3", with_unknown(policy("q"))).await.map(|_| ()),
@@ -69,8 +70,8 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
         .into_iter()
         .collect();
     versions.sort();
-    // Versions that the server does not have: the good version of "p" is sent again if it is back in
-    // force, and both removals are reported.
+    // The versions are unknown to the server: the good version of "p" is sent again if it is
+    // restored, and both removals are reported.
     let version = |name: &str| (name.to_owned(), "not-understood".to_owned());
     assert_eq!(versions, [version("ns/p"), version("ns/q")]);
     drop(client);
@@ -112,7 +113,7 @@ async fn a_later_valid_version_replaces_the_substitute() {
 }
 
 #[tokio::test]
-async fn the_last_good_version_stays_for_those_who_prefer_it() {
+async fn last_good_version_stays_if_configured() {
     let mut control_plane = ControlPlane::start().await;
     let recorder = Recorder::default();
     let options = ClientOptions {
@@ -135,7 +136,7 @@ async fn the_last_good_version_stays_for_those_who_prefer_it() {
 }
 
 #[tokio::test]
-async fn unknown_fields_of_a_workload_are_counted_and_nothing_else() {
+async fn unknown_fields_of_a_workload_are_only_counted() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
     let mut session = begun(&mut control_plane).await;

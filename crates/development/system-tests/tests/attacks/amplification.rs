@@ -1,5 +1,5 @@
-//! What waypoints one behind the other make of one request is bounded: their retries add up and do not multiply, and
-//! mirrors of mirrors end.
+//! Waypoints one behind the other send a bounded number of requests for each client request: their
+//! retries add up and do not multiply, and mirrors of mirrors end.
 
 use std::{
     io::Write as _,
@@ -14,7 +14,7 @@ use ambit_system_tests::{is_whole, read_head, until, with_waypoint};
 /// Number of retries at each waypoint.
 const ATTEMPTS: usize = 3;
 
-/// A Service whose route has a backend with another waypoint. Both routes retry requests.
+/// Service whose route has a backend with another waypoint. Both routes retry requests.
 const ROUTES: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -83,7 +83,7 @@ spec:
     backendRefs: [{name: back, port: 80}]
 ";
 
-/// The requests of a path that an application has got so far, by the header `x-to`.
+/// Returns the number of requests to a path that an application has received, by the header `x-to`.
 fn by_service(heads: &ambit_system_tests::Heads, path: &str) -> [usize; 2] {
     let all = heads.all();
     let of = |to: &str| {
@@ -97,7 +97,7 @@ fn by_service(heads: &ambit_system_tests::Heads, path: &str) -> [usize; 2] {
 }
 
 #[test]
-fn mirrors_of_waypoints_that_mirror_to_each_other_end() {
+fn mutual_mirrors_of_waypoints_end() {
     let routes = ROUTES.split("---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute");
     let services = routes.take(1).collect::<String>();
     let (mesh, _) = with_waypoint(&(services + MIRRORS));
@@ -117,7 +117,7 @@ fn mirrors_of_waypoints_that_mirror_to_each_other_end() {
         ask("10.96.0.81:80", "/mirrored");
         by_service(&heads, "/mirrored")[1] > 0
     });
-    // A request of its own for each mirror to come, and what comes of mirrors of mirrors beside them.
+    // One request for each mirror, and the mirrored requests of mirrors besides them.
     ask("10.96.0.81:80", "/counted");
     until("both mirrors have come", || {
         by_service(&heads, "/counted")[1] >= 2
@@ -133,7 +133,7 @@ fn mirrors_of_waypoints_that_mirror_to_each_other_end() {
 }
 
 #[test]
-fn retries_of_waypoints_one_behind_the_other_add_up() {
+fn retries_of_chained_waypoints_add_up() {
     let (mesh, _) = with_waypoint(ROUTES);
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = asked.clone();

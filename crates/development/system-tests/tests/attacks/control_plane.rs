@@ -1,4 +1,4 @@
-//! What an unauthenticated pod can do to the control plane: nothing that affects others. It cannot read debug
+//! An unauthenticated pod cannot affect other clients of the control plane. It cannot read debug
 //! pages, and neither idle connections nor forged tokens keep a new pod from enrolling.
 
 use std::{
@@ -13,16 +13,17 @@ use std::{
 
 use ambit_system_tests::{Client, LabNetns, Mesh, PAIR, until};
 
-/// The control plane's address in a lab.
+/// Address of the control plane in a lab.
 const CONTROL: [u8; 4] = [172, 18, 0, 2];
-/// Threads of the attacker: its connections are more than fit into the listener's queue beside handshakes.
+/// Threads of the attacker: their connections exceed the listener's backlog, besides those in
+/// handshakes.
 const THREADS: usize = 8;
 const HELD_BY_EACH: usize = 200;
-/// Number of connections from which on it is at its full rate.
+/// Number of connections from which on the attacker has its full rate.
 const MANY: usize = 1000;
 
-/// Holds idle connections to the control plane, from a pod, until this is dropped; a closed one is
-/// replaced by another.
+/// Idle connections from a pod to the control plane, until this is dropped; a closed one is
+/// replaced.
 struct IdleConnections {
     stop: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
@@ -80,7 +81,7 @@ impl Drop for IdleConnections {
 }
 
 #[test]
-fn debug_pages_are_not_for_pods() {
+fn pods_cannot_read_debug_pages() {
     let mesh = Mesh::up(PAIR);
     for pod in ["legacy/client", "shop/client"] {
         for path in [
@@ -117,13 +118,13 @@ fn ask(mut stream: TcpStream, path: &str) -> String {
 }
 
 #[test]
-fn idle_connections_do_not_keep_a_new_pod_from_enrolling() {
+fn idle_connections_do_not_prevent_enrolment() {
     let mesh = Mesh::up(PAIR);
     let attack = IdleConnections::hold(mesh.client(), "legacy/client");
     until("the attack is in full swing", || {
         attack.opened.load(Ordering::Relaxed) >= MANY
     });
-    // A proxy that is replaced has to reconnect before it can request the new pod's certificate.
+    // A restarted proxy must reconnect before it can request the new pod's certificate.
     mesh.kill("proxy", Some("node-1"));
     mesh.apply(
         "late",

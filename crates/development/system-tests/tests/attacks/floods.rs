@@ -1,5 +1,6 @@
-//! What one pod sends costs a waypoint a bounded number of bytes, and others go on: a megabyte of HPACK's indexes, which
-//! would be headers of hundreds of megabytes, is refused beyond the pod's budget.
+//! The requests of one pod cost a waypoint a bounded number of bytes, and others are still served:
+//! a megabyte of HPACK indexes, which would expand to hundreds of megabytes of headers, is rejected
+//! beyond the pod's budget.
 
 use std::{
     fs,
@@ -10,11 +11,11 @@ use std::{
 use ambit_lab::LogSource;
 use ambit_system_tests::{Conversation, Mesh, options, until, with_waypoint_and};
 
-/// Connections of the attacker, each with as many requests as one may have at a time.
+/// Connections of the attacker, each with the maximum number of concurrent requests.
 const CONNECTIONS: usize = 20;
 const REQUESTS: u32 = 100;
-/// The waypoint's process may have so much memory.
-const LIMIT: u64 = 256 << 20;
+/// Memory limit of the waypoint's process.
+const MEMORY_LIMIT: u64 = 256 << 20;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
@@ -25,7 +26,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Requests whose headers are many times one entry of HPACK's table, which the first one makes.
+/// Returns requests whose headers repeat one entry of HPACK's dynamic table, which the first
+/// request adds.
 fn amplified(field: &[u8], times: usize) -> Vec<u8> {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     bytes.extend(frame(4, 0, 0, b""));
@@ -40,7 +42,7 @@ fn amplified(field: &[u8], times: usize) -> Vec<u8> {
     bytes
 }
 
-/// Resident bytes of the waypoint's largest process.
+/// Returns the resident bytes of the waypoint's largest process.
 fn resident() -> u64 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let of_waypoint = processes.filter_map(|process| {
@@ -49,7 +51,7 @@ fn resident() -> u64 {
         let environment = fs::read(path.join("environ")).ok()?;
         let is_ours = environment
             .split(|byte| *byte == 0)
-            .any(|variable| variable == format!("AMBIT_MEMORY_LIMIT={LIMIT}").as_bytes());
+            .any(|variable| variable == format!("AMBIT_MEMORY_LIMIT={MEMORY_LIMIT}").as_bytes());
         if !name.starts_with("ambit-waypoint") || !is_ours {
             return None;
         }
@@ -59,10 +61,10 @@ fn resident() -> u64 {
     of_waypoint.max().expect("a waypoint") * 4096
 }
 
-/// A mesh whose waypoint may have [`LIMIT`] bytes of memory.
+/// Starts a mesh whose waypoint has the memory limit [`MEMORY_LIMIT`].
 fn with_limited_waypoint() -> Mesh {
     let mut options = options();
-    let limit = LIMIT.to_string();
+    let limit = MEMORY_LIMIT.to_string();
     options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
     with_waypoint_and("", options).0
 }
@@ -72,9 +74,9 @@ fn is_served(mesh: &Mesh) -> bool {
 }
 
 #[test]
-fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
+fn indexed_headers_cost_a_waypoint_bounded_memory() {
     let mesh = with_limited_waypoint();
-    // It takes a request's beginning, and never answers.
+    // The application reads the start of a request, and never responds.
     mesh.serve("shop/server", 8081, |mut stream| {
         let _read = stream.read(&mut [0; 1024])?;
         loop {
@@ -93,7 +95,7 @@ fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
         let (field, times) = fields[number % fields.len()];
         let mut connection = mesh.dial("legacy/client", server).unwrap();
         let bytes = amplified(field, times);
-        // A settings frame at least comes back.
+        // The server's settings frame arrives in any case.
         let _received = connection.raw(&bytes, |received| !received.is_empty());
         held.push(connection);
         assert!(is_served(&mesh), "after {number} connections");
@@ -106,17 +108,17 @@ fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
         mesh.client().log_text(log).unwrap().contains(" 503 OM ")
     });
     let grown = resident().saturating_sub(before);
-    assert!(grown < LIMIT / 2, "{grown} bytes");
+    assert!(grown < MEMORY_LIMIT / 2, "{grown} bytes");
 }
 
 /// WebSocket upgrade request.
 const UPGRADE: &[u8] = b"GET /socket HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-/// Connections that are not read after the switch: more than one caller's budget has room for.
+/// Connections that are not read after the upgrade: more than one caller's budget allows.
 const SOCKETS: usize = 600;
 
 #[test]
-fn unread_websockets_behind_tunnels_cost_a_bounded_number_of_bytes() {
+fn unread_websockets_behind_tunnels_cost_bounded_memory() {
     let mesh = with_limited_waypoint();
     mesh.serve("shop/server", 8081, |mut stream| {
         let _read = stream.read(&mut [0; 1024])?;
@@ -143,5 +145,5 @@ fn unread_websockets_behind_tunnels_cost_a_bounded_number_of_bytes() {
     );
     assert!(is_served(&mesh));
     let grown = resident().saturating_sub(before);
-    assert!(grown < LIMIT / 2, "{grown} bytes");
+    assert!(grown < MEMORY_LIMIT / 2, "{grown} bytes");
 }

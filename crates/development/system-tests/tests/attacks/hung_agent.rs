@@ -1,5 +1,6 @@
-//! A node agent that hangs (stopped, its socket open) delays no pod of a namespace that it has recorded as
-//! outside the mesh. Pods of the mesh wait, and are captured before their first packet when it continues.
+//! A node agent that hangs (stopped, its socket open) delays no pod of a namespace that it has
+//! recorded as outside of the mesh. Pods of the mesh wait, and are captured before their first
+//! packet when it continues.
 
 use std::time::{Duration, Instant};
 
@@ -26,14 +27,14 @@ fn has_called(mesh: &Mesh, pod: &str) {
 }
 
 #[test]
-fn pods_outside_the_mesh_start_while_the_agent_hangs() {
+fn outside_pods_start_while_the_agent_hangs() {
     let mesh = Mesh::up(PAIR);
     let wire = mesh.watch(&["of-the-mesh"]);
     let agent = mesh.hang("agent", Some("node-1"));
     mesh.apply("inside", &caller("shop", "of-the-mesh"));
     mesh.apply("outside", &caller("legacy", "from-outside"));
-    // The agent does not answer until this pod has come and gone. If that took as long as the plugin's
-    // timeout, twenty seconds and more, the pod would have waited.
+    // The agent does not respond until this pod has started and ended. If that took as long as the
+    // plugin's timeout, twenty seconds and more, the pod would have waited.
     let asked = Instant::now();
     has_called(&mesh, "legacy/late");
     assert!(asked.elapsed() < Duration::from_secs(15));

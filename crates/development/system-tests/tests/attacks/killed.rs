@@ -1,5 +1,6 @@
-//! Unless all processes that hold the pods' sockets on a node are killed at once: no connection is refused,
-//! no program waits for the process that started the mesh, and nothing travels in plaintext.
+//! Unless all processes that hold the pods' sockets on a node are killed at once, no connection is
+//! refused, no program waits for the process that started the mesh, and no data travels in
+//! plaintext.
 
 use std::net::SocketAddr;
 
@@ -60,7 +61,8 @@ fn until_held(mesh: &Mesh, times: usize) {
     }
 }
 
-/// A node proxy's supervisor is killed and has no standby: the agent's supervisor holds its sockets too.
+/// Kills a node proxy's supervisor that has no standby: the agent's supervisor holds its sockets,
+/// too.
 #[test]
 fn killed_node_proxy_without_a_standby_refuses_no_connection() {
     let mesh = Mesh::up(PAIR);
@@ -75,7 +77,7 @@ fn killed_node_proxy_without_a_standby_refuses_no_connection() {
                 mesh.kill("proxy", Some(node));
                 let mut first = openings.dial().expect("nobody is refused");
                 first.say("from-pod").unwrap();
-                openings.go_on(5);
+                openings.wait_for_more(5);
             }
         }
     });
@@ -87,9 +89,9 @@ fn killed_node_proxy_without_a_standby_refuses_no_connection() {
     assert_eq!(restarts(&mesh, "agent"), 0);
 }
 
-/// Two rollouts, one while the proxies of the first still drain.
+/// Runs two rollouts, one while the proxies of the first still drain.
 #[test]
-fn connections_of_older_proxies_go_on_under_new_policies() {
+fn connections_of_draining_proxies_obey_new_policies() {
     let mut options = options();
     let drain = ("CONNECTION_TERMINATION_DEADLINE".into(), "1h".into());
     options.env.extend([drain]);
@@ -120,7 +122,7 @@ metadata: {name: nobody, namespace: shop}
 spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
 ",
     );
-    // Whichever process carries it, and with no data on it meanwhile.
+    // Whichever process carries the connection, and without data on it meanwhile.
     for connection in &mut connections {
         connection.until_closed();
     }
@@ -131,9 +133,9 @@ spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
     });
 }
 
-/// The agent sends to the new proxies only: those that drain read its record.
+/// The agent is connected only to the new proxies: draining ones read its record.
 #[test]
-fn a_pod_that_leaves_the_mesh_ends_its_connections_in_proxies_that_drain() {
+fn draining_proxies_end_connections_of_pods_that_leave() {
     let mut options = options();
     options.env.extend([
         ("CONNECTION_TERMINATION_DEADLINE".into(), "1h".into()),

@@ -1,5 +1,5 @@
-//! Attacks on a mesh in the lab, and what they must not achieve. One module a property, which its header
-//! states.
+//! Attacks on a mesh in the lab, and what they must not achieve. One module for each property,
+//! which its header states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,15 +11,15 @@
 mod admin_port;
 mod amplification;
 mod control_plane;
-mod earlier;
 mod floods;
+mod forged_frames;
 mod hung_agent;
 mod killed;
-mod leaving_crowd;
+mod mass_deletion;
 mod names;
 mod node_processes;
 mod objects;
-mod passing_by;
+mod pre_capture;
 mod revoked;
 mod service_attachments;
 mod stalled_clients;

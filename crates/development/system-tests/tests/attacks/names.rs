@@ -1,13 +1,13 @@
-//! A ServiceEntry of one namespace answers for no name of another one's Services, and for none at all in other
-//! namespaces unless the mesh's administrator lets it.
+//! A ServiceEntry of one namespace does not define names of another namespace's Services, and in
+//! other namespaces no names at all unless the mesh's administrator allows it.
 
 use ambit_system_tests::{LAB_TOOL, Mesh, PAIR, binary, until};
 
-/// The address of the attacker's entry.
-const OURS: &str = "240.240.66.1";
+/// Address of the attacker's entry.
+const ATTACKER_ADDRESS: &str = "240.240.66.1";
 
 /// Settings that make entries visible to all namespaces, as in Istio.
-const OPEN: &str = "
+const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
@@ -20,7 +20,8 @@ kind: Namespace
 metadata: {name: store}
 ";
 
-/// Every form of a name of `shop/server`, names that would cover it, and names of a namespace that is yet to come.
+/// Returns entries with every form of a name of `shop/server`, names that would cover it, and names
+/// of a namespace that does not exist yet.
 fn claims(endpoint: &str) -> String {
     let claim = |name: &str, export: &str| {
         format!(
@@ -45,7 +46,7 @@ spec:
   - server
   - web.store
   - '*.store'
-  addresses: [{OURS}]
+  addresses: [{ATTACKER_ADDRESS}]
   resolution: STATIC
   ports: [{{number: 80, name: http, targetPort: 8080}}]
   endpoints: [{{address: {endpoint}}}]
@@ -64,13 +65,13 @@ fn resolve(mesh: &Mesh, name: &str) -> String {
 }
 
 fn is_ours(mesh: &Mesh, name: &str) -> bool {
-    resolve(mesh, name).contains(OURS)
+    resolve(mesh, name).contains(ATTACKER_ADDRESS)
 }
 
-/// Asserts that the names of `shop/server` are its own, along a pod's search list too, and that nobody has those of
-/// Services that are not there.
+/// Asserts that the names of `shop/server` resolve to it, also along a pod's search list, and that
+/// names of missing Services do not resolve.
 #[track_caller]
-fn names_are_their_owners(mesh: &Mesh, vip: &str) {
+fn assert_names_resolve_to_their_owners(mesh: &Mesh, vip: &str) {
     for name in [
         "server",
         "server.shop",
@@ -83,7 +84,7 @@ fn names_are_their_owners(mesh: &Mesh, vip: &str) {
     ] {
         let answer = resolve(mesh, name);
         assert!(
-            answer.contains(vip) && !answer.contains(OURS),
+            answer.contains(vip) && !answer.contains(ATTACKER_ADDRESS),
             "{name}: {answer}"
         );
     }
@@ -100,7 +101,7 @@ fn names_are_their_owners(mesh: &Mesh, vip: &str) {
 }
 
 #[test]
-fn names_stay_with_their_namespaces_whatever_changes() {
+fn names_stay_with_their_namespaces() {
     let mesh = Mesh::up(PAIR);
     mesh.until_get("shop/client", "http://server.shop/", true);
     let answer = resolve(&mesh, "server.shop");
@@ -108,7 +109,7 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     let vip = words.find(|word| word.parse::<std::net::IpAddr>().is_ok());
     let vip = vip.expect("the Service's address").to_owned();
 
-    // By default an entry is its own namespace's, regardless of its `exportTo`.
+    // By default an entry is visible only in its own namespace, whatever its `exportTo`.
     mesh.apply("claims", &claims(&mesh.ip("legacy/server").to_string()));
     mesh.apply("marker", &marker());
     until("the mesh has the objects", || {
@@ -123,10 +124,10 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     ] {
         assert!(!is_ours(&mesh, name), "{name}");
     }
-    names_are_their_owners(&mesh, &vip);
+    assert_names_resolve_to_their_owners(&mesh, &vip);
 
-    // The administrator opens names that are not reserved.
-    mesh.apply("settings", OPEN);
+    // The administrator allows names that are not reserved.
+    mesh.apply("settings", VISIBLE_TO_ALL);
     for name in [
         "silent.marker.example",
         "loud.marker.example",
@@ -135,15 +136,15 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     ] {
         until(&format!("{name} is seen by all"), || is_ours(&mesh, name));
     }
-    names_are_their_owners(&mesh, &vip);
+    assert_names_resolve_to_their_owners(&mesh, &vip);
 
-    // A namespace has its names from the moment that it exists.
+    // A namespace owns its names from its creation.
     mesh.apply("store", STORE);
     for name in ["web.store", "any.store", "web.store.shop.svc.cluster.local"] {
         until(&format!("{name} is reserved"), || !is_ours(&mesh, name));
     }
     assert!(is_ours(&mesh, "loud.marker.example"));
-    names_are_their_owners(&mesh, &vip);
+    assert_names_resolve_to_their_owners(&mesh, &vip);
     mesh.remove("store");
     until("the name is free again", || is_ours(&mesh, "web.store"));
 
@@ -151,7 +152,7 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     until("entries are their namespaces' again", || {
         !is_ours(&mesh, "loud.marker.example")
     });
-    names_are_their_owners(&mesh, &vip);
+    assert_names_resolve_to_their_owners(&mesh, &vip);
 }
 
 /// Returns an entry of the client's own namespace, processed after the others.

@@ -1,5 +1,6 @@
-//! Of the processes in a node's network namespace only kubelet, at the ports that a pod's probes name, passes
-//! a captured pod's proxy, policies and waypoint. All others are treated as any plaintext.
+//! Of the processes in a node's network namespace, only kubelet, on the ports of a pod's probes,
+//! bypasses a captured pod's proxy, policies and waypoint. All others are treated like any
+//! plaintext.
 
 use std::{
     io::{Read, Write},
@@ -9,13 +10,14 @@ use std::{
 use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, find, options, until};
 
 const NODE: &str = "node-1";
-/// A pod of the host network.
+/// Pod of the host network.
 const ON_THE_NODE: &str = "legacy/on-the-node";
 const PROBE_PORT: u16 = 8080;
 const OTHER_PORT: u16 = 8081;
 const MARKER: &str = "plain-marker";
 
-/// Policies that protect a namespace's server, with the path that they refuse to callers without identity.
+/// Policies that protect a namespace's server, with the path that they deny to callers without
+/// identity.
 const POLICIES: [(&str, &str); 3] = [
     (
         "strict",
@@ -55,7 +57,7 @@ spec:
     ),
 ];
 
-/// A server whose one port is probed by every kind of probe, and whose other port by none.
+/// Returns a server one of whose ports has probes of every kind, and the other none.
 fn server(namespace: &str) -> String {
     format!(
         "---
@@ -87,11 +89,11 @@ spec:
 /// Caller in the node's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
-    /// A process of the node itself, as kubelet is: root.
+    /// Process of the node itself, like kubelet, as root.
     Node,
-    /// A container of the host network, as root.
+    /// Container of the host network, as root.
     HostNetworkRoot,
-    /// A container of the host network, as another user.
+    /// Container of the host network, as another user.
     HostNetworkUser,
     /// Root of a separate user namespace, in the host network.
     HostNetworkUserNamespace,
@@ -116,7 +118,7 @@ struct Node {
 }
 
 impl Node {
-    /// A node whose pods are protected by every kind of policy, all of them in force.
+    /// Starts a node whose pods are protected by every kind of policy, all of them in force.
     fn new(backend: &str, exemption: &str) -> Self {
         let mut manifests = format!(
             "apiVersion: v1
@@ -187,14 +189,14 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         addresses
     }
 
-    /// Whether the application's response reaches the caller.
+    /// Returns whether the application's response reaches the caller.
     fn is_served(&self, caller: Caller, to: SocketAddr) -> bool {
         if caller == Caller::Node {
             let place = LabNetns::Node(NODE.to_owned());
             let stream = self.mesh.client().dial(place, to);
             return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
         }
-        // Only root can reach the lab's own tool.
+        // Only root can execute the lab's tool.
         let call = format!(
             "exec 3<>/dev/tcp/{}/{} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 5 cat <&3",
             to.ip(),
@@ -213,7 +215,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         output.stdout.contains(MARKER)
     }
 
-    /// Connections counted as kubelet's.
+    /// Returns the number of connections counted as kubelet's.
     fn exempted(&self) -> u64 {
         let address = SocketAddr::from(([127, 0, 0, 1], 15014));
         let place = LabNetns::Node(NODE.to_owned());
@@ -252,9 +254,10 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         }
     }
 
-    /// A node port makes forwarded packets look like the node's own: also at a probe port they are no probes.
+    /// Asserts that forwarded packets of a node port, which look like the node's own, do not count
+    /// as probes, also at a probe port.
     fn assert_node_ports_exempt_nobody(&self) {
-        // Nothing protects the server of `shop`.
+        // The server of `shop` has no protection.
         for (namespace, is_open) in [("shop", true), ("strict", false)] {
             for to in self.addresses(namespace) {
                 let family = if to.is_ipv4() { "ip" } else { "ip6" };
@@ -284,7 +287,7 @@ END"
         }
     }
 
-    /// The node's address of a pod's family.
+    /// Returns the node's address of the same family as a pod's address.
     fn node_address(&self, of: IpAddr) -> IpAddr {
         let status = self.mesh.client().status().unwrap();
         let node = status.nodes.iter().find(|node| node.name == NODE).unwrap();
@@ -292,7 +295,8 @@ END"
         *ips.next().unwrap()
     }
 
-    /// A pod's owner chooses where kubelet's probes go, also to another pod: only its probe ports answer.
+    /// Asserts that probes that a pod's owner directs at another pod reach only that pod's probe
+    /// ports.
     fn assert_probes_of_others_reach_probe_ports_alone(&self) {
         let victim = self.addresses("strict")[0];
         for (name, port) in [("near", PROBE_PORT), ("far", OTHER_PORT)] {
@@ -355,13 +359,13 @@ fn answer(mut stream: TcpStream) -> String {
     stream.set_read_timeout(Some(timeout)).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok();
     let mut bytes = Vec::new();
-    // A reset ends it too.
+    // A reset ends it, too.
     stream.read_to_end(&mut bytes).ok();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[test]
-fn only_kubelet_at_probe_ports_passes_what_protects_a_pod() {
+fn only_kubelet_on_probe_ports_bypasses_protection() {
     for backend in ["nftables", "iptables-nft"] {
         eprintln!("{backend}");
         let node = Node::new(backend, "kubelet");
@@ -370,7 +374,7 @@ fn only_kubelet_at_probe_ports_passes_what_protects_a_pod() {
         node.assert_all_served_without_policy();
         node.assert_probed();
         node.assert_node_ports_exempt_nobody();
-        // Another agent takes over what the first has left.
+        // Another agent takes over the rules of the first.
         node.mesh.kill("agent-worker", Some(NODE));
         node.assert_probed();
         node.assert_served(is_kubelet);
@@ -379,7 +383,7 @@ fn only_kubelet_at_probe_ports_passes_what_protects_a_pod() {
 }
 
 #[test]
-fn a_setting_exempts_every_process_of_the_node_on_every_port() {
+fn setting_exempts_all_processes_of_the_node() {
     let node = Node::new("nftables", "node");
     node.assert_served(|_, _| true);
 }

@@ -1,5 +1,5 @@
-//! Objects of the mesh that must not open or divert anything: a policy is enforced in every form that Istio
-//! accepts, one that cannot be read denies everything in its scope from the moment it exists, and no entry
+//! Objects of the mesh must not open or divert any traffic: a policy is enforced in every form that
+//! Istio accepts, an invalid one denies everything in its scope from its creation, and no entry
 //! attracts traffic for other namespaces' pods and Services.
 
 use std::net::IpAddr;
@@ -29,14 +29,14 @@ spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
 ";
 
 /// Settings that make entries visible to all namespaces.
-const OPEN: &str = "
+const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
 data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
-/// Claims a pod, a Service, every existing address, and one that belongs to nothing.
+/// Returns entries that claim a pod, a Service, every existing address, and an unused one.
 fn diversion(pod: &str, service: &str, own: &str) -> String {
     format!(
         "
@@ -67,7 +67,7 @@ fn until_refused(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
 }
 
 #[test]
-fn a_policy_holds_however_it_is_written() {
+fn policy_is_enforced_in_every_form() {
     let mesh = Mesh::up(PAIR);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.get("legacy/client", &url).ok();
@@ -81,24 +81,24 @@ fn a_policy_holds_however_it_is_written() {
     mesh.get("shop/client", &url).ok();
     mesh.remove("policy");
     mesh.until_get("legacy/client", &url, true);
-    // A new one that cannot be read: it denies everything in its scope, all else is unchanged.
+    // A new invalid policy denies everything in its scope, all else is unchanged.
     mesh.apply("policy", UNREADABLE);
     until_refused(&mesh, "shop/client", &url, "shop/unreadable");
     until_refused(&mesh, "legacy/client", &url, "shop/unreadable");
     let other = format!("http://{}:8080/", mesh.ip("legacy/server"));
     mesh.get("shop/client", &other).ok();
-    // The denial ends when its object is deleted.
+    // The denial ends when the object is deleted.
     mesh.remove("policy");
     mesh.until_get("legacy/client", &url, true);
 }
 
 #[test]
-fn an_entry_diverts_nothing_of_other_namespaces() {
+fn entry_diverts_no_traffic_of_other_namespaces() {
     let mesh = Mesh::up(PAIR);
     let pod = mesh.ip("shop/server").to_string();
     let own = mesh.ip("legacy/server").to_string();
     let by_name = "http://server.shop/";
-    // Pods are ready before all proxies have heard of all services.
+    // Pods are ready before all proxies know all services.
     mesh.until_get("shop/client", by_name, true);
     let tool = binary(LAB_TOOL);
     let resolve = [tool.to_str().unwrap(), "resolve", "server.shop"];
@@ -107,7 +107,7 @@ fn an_entry_diverts_nothing_of_other_namespaces() {
         .split_whitespace()
         .filter(|word| word.parse::<IpAddr>().is_ok());
     let vip = addresses.next().expect("the Service's address").to_owned();
-    mesh.apply("settings", OPEN);
+    mesh.apply("settings", VISIBLE_TO_ALL);
     mesh.apply("diversion", &diversion(&pod, &vip, &own));
     // The entry is in force where it is allowed.
     until("the entry is known", || {

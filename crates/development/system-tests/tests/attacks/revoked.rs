@@ -1,11 +1,11 @@
-//! A client whose certificate the mesh's authority has revoked reaches nothing behind a waypoint, and no other client
-//! is affected.
+//! A client whose certificate the mesh's authority has revoked reaches no server behind a waypoint,
+//! and no other client is affected.
 
 use std::{fs, net::SocketAddr};
 
 use ambit_system_tests::{Outcome, Peer, options, until, with_waypoint_and};
 
-/// A pod that speaks HBONE by itself, under a certificate of its own account.
+/// Pod that speaks HBONE itself, under a certificate of its own account.
 const SIDECAR: &str = "
 ---
 apiVersion: v1
@@ -21,7 +21,7 @@ const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
 const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
 #[test]
-fn a_revoked_client_reaches_nothing_through_a_waypoint() {
+fn revoked_client_reaches_no_server_through_a_waypoint() {
     let directory = tempfile::tempdir().unwrap();
     let list = directory.path().join("ca-crl.pem");
     let publish = |text: &str| {
@@ -38,22 +38,22 @@ fn a_revoked_client_reaches_nothing_through_a_waypoint() {
     // Two certificates of one identity.
     let [revoked, other] = [(); 2].map(|()| Peer::of_pod(&mesh, "legacy/sidecar"));
     let ask = |peer: &Peer<'_>| peer.ask(waypoint, &target, &[], GET);
-    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Said(received) if received.starts_with("HTTP/1.1 200"));
+    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Established(received) if received.starts_with("HTTP/1.1 200"));
     for peer in [&revoked, &other] {
         let outcome = ask(peer);
         assert!(passes(&outcome), "before: {outcome:?}");
     }
     publish(&revoked.revocation());
     until("the waypoint refuses the revoked certificate", || {
-        matches!(ask(&revoked), Outcome::Cut(_))
+        matches!(ask(&revoked), Outcome::Failed(_))
     });
     let outcome = ask(&other);
     assert!(passes(&outcome), "not revoked: {outcome:?}");
-    // A file that is no list changes nothing.
+    // An invalid revocation file changes nothing.
     publish("nonsense");
     let outcome = ask(&revoked);
     assert!(
-        matches!(outcome, Outcome::Cut(_)),
+        matches!(outcome, Outcome::Failed(_)),
         "after nonsense: {outcome:?}"
     );
     assert!(mesh.get("shop/client", "http://server.shop/").succeeded());

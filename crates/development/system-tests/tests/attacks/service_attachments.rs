@@ -123,7 +123,7 @@ spec:
   local: [{requests: 1, per: 1h, burst: 1, by: [{header: x-cell}], matches: [{path: {type: Exact, value: /open/limited}}]}]
 ";
 
-/// A provider without a server.
+/// Provider without a server.
 const AUTHORIZER: &str = "
 ---
 apiVersion: v1
@@ -152,10 +152,11 @@ spec:
 
 const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 
-/// Host with the address of the victim: any name that its owner lets have it would do.
+/// Host that resolves to the victim's address: any name that its owner lets have it would do.
 const LURE: &str = "headless.shop.svc.cluster.local";
 
-/// Services of the tenant's with the victim's address as endpoint, and what it wants to be done with the requests there.
+/// Returns Services of the tenant with the victim's address as endpoint, and objects that the
+/// tenant attaches to them.
 fn tenant(victim: IpAddr) -> String {
     format!(
         "
@@ -232,8 +233,8 @@ spec:
   to: [{group: '', kind: Pod, name: server}]
 ";
 
-/// A Service with a waypoint of its own, whose pod is behind the other one.
-const FAR: &str = "
+/// Service with its own waypoint, whose pod is behind the other waypoint.
+const OTHER_WAYPOINT_SERVICE: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: xtra, namespace: shop, labels: {istio.io/waypoint-for: service}}
@@ -254,7 +255,8 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]
 ";
 
-/// A Service of the tenant's at the other waypoint, whose endpoint is the victim behind its own.
+/// Returns a Service of the tenant at the other waypoint, whose endpoint is the victim behind its
+/// own.
 fn hook(victim: IpAddr) -> String {
     format!(
         "
@@ -272,7 +274,7 @@ spec: {{address: {victim}}}
 }
 
 /// Waypoint that serves Services of other namespaces, too.
-const SHARED: &str = "
+const SHARED_WAYPOINT: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: waypoint, namespace: shop, labels: {istio.io/waypoint-for: all}}
@@ -302,7 +304,7 @@ impl Scene {
             "{OBJECTS}{AUTHORIZER}{ON_NODES}{CLIENTS}{}",
             callers.concat()
         );
-        let (mesh, _) = with_gateway(SHARED, &more, options);
+        let (mesh, _) = with_gateway(SHARED_WAYPOINT, &more, options);
         for port in [APP, CHECKED] {
             mesh.serve("shop/server", port, |mut stream| {
                 if is_http2(&stream)? {
@@ -358,7 +360,7 @@ impl Scene {
     }
 }
 
-/// A piece of a body now and then, until the client has gone.
+/// Sends a piece of a body now and then, until the client has disconnected.
 fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(50)))?;
     stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
@@ -370,7 +372,7 @@ fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Reads until the other end ends it, before the body has ended.
+/// Reads until the other side closes the connection, before the body has ended.
 fn until_ended(mut connection: Conversation, why: &str) {
     match connection.raw(b"", |_| false) {
         Ok(rest) => assert!(!rest.ends_with("0\r\n\r\n"), "{why}: {rest}"),
@@ -383,7 +385,7 @@ fn place(pod: &str) -> LabNetns {
 }
 
 #[test]
-fn attachments_of_services_hold_on_every_way() {
+fn service_attachments_apply_on_every_path() {
     let scene = Scene::new();
     let mesh = &scene.mesh;
     let app = mesh.service("app.shop.svc", 80);
@@ -408,7 +410,7 @@ fn attachments_of_services_hold_on_every_way() {
     other_network.cells(&scene);
     client_route(&scene, app, &other_network);
 
-    // What others write adds nothing, whatever they attach to it.
+    // Objects of other tenants add nothing, whatever they are attached to.
     mesh.apply("tenant", &tenant(mesh.ip("shop/server")));
     until(
         "the tenant's policy is in force for its own Service",
@@ -424,7 +426,7 @@ fn attachments_of_services_hold_on_every_way() {
             assert!(answer.contains(" 200 "), "{from:?} to {to}: {answer}");
         }
     }
-    // Unless the namespace of the pods lets it.
+    // Unless the pods' namespace grants it.
     let until_each = |what: &str, to: SocketAddr, status: &str| {
         for from in [place("shop/client"), place("legacy/near")] {
             until(&format!("{from:?}: {what}"), || {
@@ -434,13 +436,14 @@ fn attachments_of_services_hold_on_every_way() {
     };
     mesh.apply("grant", GRANT);
     until_each("the tenant's policy is granted", scene.pod(APP), " 403 ");
-    // Outside the mesh, kube-proxy makes a pod's address of the Service's.
+    // Outside of the mesh, kube-proxy translates the Service's address to a pod's.
     until("requests to the Service are not concerned", || {
         scene.ask(&client, app, "/open", "").contains(" 200 ")
     });
     mesh.remove("grant");
     until_each("it is granted no more", scene.pod(APP), " 200 ");
-    // Nor does a Service of the tenant's with the pod as endpoint bypass objects attached to the pod's own.
+    // A Service of the tenant with the pod as endpoint does not bypass objects attached to the
+    // pod's own Services, either.
     let policy = tenant(mesh.ip("shop/server"));
     let unjudged = policy.split("---\napiVersion: security").next().unwrap();
     mesh.apply("tenant", unjudged);
@@ -462,7 +465,7 @@ fn attachments_of_services_hold_on_every_way() {
             }
         }
     }
-    // Its own pods see its entries.
+    // The tenant's own pods see its entries.
     for to in grips {
         for path in ["/open/denied", "/closed"] {
             until(&format!("{path} at {to} is refused in the mesh"), || {
@@ -479,10 +482,11 @@ fn attachments_of_services_hold_on_every_way() {
 /// bypass that waypoint do not.
 fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     let mesh = &scene.mesh;
-    mesh.apply("far", FAR);
+    mesh.apply("far", OTHER_WAYPOINT_SERVICE);
     let far: SocketAddr = "10.96.0.79:80".parse().unwrap();
     let ask = |pod: &str, to| scene.ask(&place(pod), to, "/open", "");
-    // Until the client's proxy knows the Service, its address is none of the mesh, and the pod's own waypoint answers.
+    // Until the client's proxy knows the Service, its address is outside of the mesh, and the pod's
+    // own waypoint responds.
     until("the client's proxy knows the Service's waypoint", || {
         let dump = mesh.proxy_dump("node-1");
         let services = dump.get("services").and_then(|all| all.as_array());
@@ -506,7 +510,7 @@ fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     }
     let answer = ask("shop/client", far);
     assert!(answer.contains(" 200 "), "{answer}");
-    // Nor does who comes through the same waypoint as a request of another Service.
+    // The same for requests of another Service that pass the same waypoint.
     mesh.apply("hook", &hook(mesh.ip("shop/server")));
     let hook = "10.96.0.81:80".parse().unwrap();
     for pod in ["shop/near", "tenant/near"] {
@@ -516,7 +520,7 @@ fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     }
 }
 
-/// A policy of a Service that selects the pod, or does not.
+/// Returns a policy of a Service that selects the pod, or does not.
 fn late(selector: &str, policy: bool) -> String {
     let service = format!(
         "
@@ -539,7 +543,7 @@ spec:
     if policy { service + of_it } else { service }
 }
 
-/// A Service with a pod's address as endpoint, and a policy.
+/// Returns a Service with a pod's address as endpoint, and a policy.
 fn written(victim: IpAddr) -> String {
     let service = late("nobody", true)
         .replace("selector: {app: nobody}, ", "")
@@ -561,7 +565,7 @@ ports: [{{name: http, port: 8081}}]
 }
 
 #[test]
-fn the_administrator_can_leave_out_requests_to_pods() {
+fn administrator_may_exclude_requests_to_pods() {
     let scope = ("AMBIT_SERVICE_POLICY_SCOPE".to_owned(), "istio".to_owned());
     let options = Options {
         env: [scope].into(),

@@ -1,5 +1,5 @@
-//! Clients that do not read, applications that do not read, and clients that disappear do not block others, through
-//! waypoints and through node proxies alone, and nothing of theirs outlives them.
+//! Clients that do not read, applications that do not read, and clients that disappear do not block
+//! others, through waypoints and through node proxies alone, and none of their connections remains.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -14,8 +14,8 @@ use std::{
 use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, until, with_waypoint};
 
-/// A captured namespace without a waypoint, and a client beside that of `shop`.
-const MORE: &str = "
+/// Captured namespace without a waypoint, and a client besides that of `shop`.
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -23,22 +23,22 @@ metadata: {name: flat, labels: {istio.io/dataplane-mode: ambient}}
 ";
 const CLIENTS: [&str; 3] = ["shop/client", "flat/client", "legacy/client"];
 const PORT: u16 = 8081;
-/// Connections of one attacker: as many as once filled the window of a shared connection.
+/// Connections of one attacker: enough to fill the window of a shared connection.
 const CONNECTIONS: usize = 12;
 /// Requests of another client during an attack.
 const REQUESTS: usize = 30;
 /// Timeout of one client on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// An application of HTTP/1.1 in a pod, and its open connections.
+/// HTTP/1.1 application in a pod, with its open connections.
 struct Application {
     address: SocketAddr,
     open: Arc<AtomicUsize>,
 }
 
 impl Application {
-    /// `/big` has a response without end; of a request to `/upload` it reads nothing, though it begins to respond;
-    /// `/hang` has no response.
+    /// Starts an application: `/big` has an endless response; of a request to `/upload` it reads
+    /// nothing, though it begins to respond; `/hang` has no response.
     fn start(mesh: &Mesh, pod: &str) -> Self {
         let open = Arc::new(AtomicUsize::new(0));
         let counted = open.clone();
@@ -72,7 +72,7 @@ fn serve(stream: &mut TcpStream) -> io::Result<()> {
             }
             _ => answer_ok(stream, "small")?,
         }
-        // Nobody does it for the application where there is no waypoint.
+        // Without a waypoint, the application must do it itself.
         if head.to_ascii_lowercase().contains("\r\nconnection: close") {
             return Ok(());
         }
@@ -80,7 +80,7 @@ fn serve(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until a connection is reset, and reads nothing of it.
+/// Waits until a connection is reset, without reading.
 fn until_reset(stream: &TcpStream) -> io::Result<()> {
     let stream = stream.try_clone()?;
     stream.set_nonblocking(true)?;
@@ -92,7 +92,7 @@ fn until_reset(stream: &TcpStream) -> io::Result<()> {
     })
 }
 
-/// Connections of one attack from a pod.
+/// Opens the connections of one attack from a pod.
 fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStream> {
     let dial = || {
         mesh.client()
@@ -106,7 +106,7 @@ fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStrea
     all
 }
 
-/// Sends unread bytes until the windows are full.
+/// Sends bytes that are not read, until the windows are full.
 fn fill(all: &[TcpStream]) {
     let piece = vec![b'a'; 64 << 10];
     for mut stream in all {
@@ -117,7 +117,7 @@ fn fill(all: &[TcpStream]) {
     }
 }
 
-/// Slowest request of another client.
+/// Returns the duration of another client's slowest request.
 fn others(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
     let mut slowest = Duration::ZERO;
     for number in 0..REQUESTS {
@@ -137,10 +137,10 @@ fn others(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
 }
 
 #[test]
-fn stalled_clients_hold_up_nobody_and_leave_nothing() {
+fn stalled_clients_block_nobody_and_leave_nothing() {
     let pods = [("flat/client", "node-1"), ("flat/server", "node-2")];
     let pods = pods.map(|(pod, node)| idle_pod(pod, node, "app: idle"));
-    let (mesh, _) = with_waypoint(&format!("{MORE}{}", pods.concat()));
+    let (mesh, _) = with_waypoint(&format!("{MANIFESTS}{}", pods.concat()));
     mesh.until_captured("flat/client", true);
     mesh.until_captured("flat/server", true);
     for server in ["shop/server", "flat/server"] {
@@ -194,7 +194,8 @@ fn stalled_clients_hold_up_nobody_and_leave_nothing() {
     }
 }
 
-/// Requests that get no response end with their clients, as a waypoint knows requests.
+/// Checks that requests without a response end with their clients, at a waypoint, which parses
+/// requests.
 fn requests_end_with_their_clients(mesh: &Mesh, application: &Application) {
     let Application { address, open } = application;
     for attacker in ["shop/client", "legacy/client"] {

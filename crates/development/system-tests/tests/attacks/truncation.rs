@@ -1,5 +1,5 @@
-//! Truncated data never looks complete: when a node proxy is killed in the middle of a connection, the
-//! application at the other end gets a reset, never an end of data.
+//! Truncated data never looks complete: when a node proxy is killed in the middle of a connection,
+//! the application on the other side gets a reset, never an end of data.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -11,7 +11,7 @@ use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, PAIR, until};
 
 #[test]
-fn a_proxy_that_is_killed_resets_its_connections_and_does_not_end_them() {
+fn killed_proxy_resets_its_connections() {
     let mesh = Mesh::up(PAIR);
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
     for (client, victim) in [

@@ -1,5 +1,5 @@
-//! Clients of other trust domains reach what policies let them, while their trust domain is accepted and as long as its
-//! own authority has signed for them; at node proxies and at waypoints.
+//! Clients of other trust domains reach servers as policies allow, while their trust domain is
+//! accepted and if its own authority has signed for them; at node proxies and at waypoints.
 
 use std::net::SocketAddr;
 
@@ -28,13 +28,13 @@ const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
 /// Outcome of a call: the server responds, a policy denies it, or the certificate is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum CallResult {
     Passes,
     Denied,
     Refused,
 }
 
-/// Policies of both servers: they allow one principal.
+/// Returns policies of both servers that allow one principal.
 fn allow(principal: &str) -> String {
     let policy = |namespace: &str, target: &str| {
         format!(
@@ -87,7 +87,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    fn fates(&self) -> Vec<(&'static str, [Fate; 2])> {
+    fn fates(&self) -> Vec<(&'static str, [CallResult; 2])> {
         let far = SocketAddr::new(self.node_proxy.ip(), 8080).to_string();
         let node_proxy = ("spiffe://cluster.local/ns/far/sa/server", self.node_proxy);
         let waypoint = ("spiffe://cluster.local/ns/shop/sa/waypoint", self.waypoint);
@@ -96,14 +96,20 @@ impl<'a> Scene<'a> {
             .map(|(name, peer)| {
                 let tunnel = peer.open(node_proxy, &far);
                 let request = peer.ask(waypoint, &self.target, &[], GET);
-                (*name, [fate(&tunnel, ""), fate(&request, "HTTP/1.1 200")])
+                (
+                    *name,
+                    [
+                        call_result(&tunnel, ""),
+                        call_result(&request, "HTTP/1.1 200"),
+                    ],
+                )
             })
             .collect()
     }
 
-    /// Waits for fates of own, alias and west; all others are always refused.
+    /// Waits for these outcomes of own, alias and west; all other clients are always rejected.
     #[track_caller]
-    fn expect(&self, what: &str, [own, alias, west]: [Fate; 3]) {
+    fn expect(&self, what: &str, [own, alias, west]: [CallResult; 3]) {
         let others = [
             "west by the mesh",
             "own by west",
@@ -111,10 +117,10 @@ impl<'a> Scene<'a> {
             "foreign",
         ];
         let mut expected = vec![("own", own), ("alias", alias), ("west", west)];
-        expected.extend(others.map(|name| (name, Fate::Refused)));
+        expected.extend(others.map(|name| (name, CallResult::Refused)));
         let expected: Vec<_> = expected
             .into_iter()
-            .map(|(name, fate)| (name, [fate; 2]))
+            .map(|(name, call_result)| (name, [call_result; 2]))
             .collect();
         let mut last = Vec::new();
         let is_met = || {
@@ -125,19 +131,19 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The fate of a call whose success begins with this text.
-fn fate(outcome: &Outcome, success: &str) -> Fate {
+/// Returns the outcome of a call; a response that begins with `success` is a success.
+fn call_result(outcome: &Outcome, success: &str) -> CallResult {
     match outcome {
-        Outcome::Refused(401) => Fate::Denied,
-        Outcome::Said(text) if text.starts_with("HTTP/1.1 403") => Fate::Denied,
-        Outcome::Said(text) if text.starts_with(success) => Fate::Passes,
-        Outcome::Cut(_) | Outcome::Refused(_) | Outcome::Said(_) => Fate::Refused,
+        Outcome::Refused(401) => CallResult::Denied,
+        Outcome::Established(text) if text.starts_with("HTTP/1.1 403") => CallResult::Denied,
+        Outcome::Established(text) if text.starts_with(success) => CallResult::Passes,
+        Outcome::Failed(_) | Outcome::Refused(_) | Outcome::Established(_) => CallResult::Refused,
     }
 }
 
 #[test]
-fn clients_of_other_trust_domains_reach_what_policies_let_them() {
-    use Fate::{Denied, Passes, Refused};
+fn clients_of_other_trust_domains_are_subject_to_policies() {
+    use CallResult::{Denied, Passes, Refused};
     let west = Pki::new();
     let sidecar = idle_pod("legacy/sidecar", "node-1", "app: sidecar");
     let (mesh, _) = with_waypoint_and(&format!("{FAR}{sidecar}"), options());

@@ -1,10 +1,11 @@
-//! A waypoint does not lend its identity: its calls for a tenant's object are authorized as calls of that object's
-//! namespace, by the node proxy and by the waypoint of the callee, and goes to other namespaces only with a grant.
+//! A waypoint does not lend its identity: calls on behalf of a tenant's object are authorized as
+//! calls of that object's namespace, by the node proxy and by the waypoint of the callee, and reach
+//! other namespaces only with a grant.
 
 use ambit_system_tests::{Heads, Mesh, idle_pod, is_whole, options, until};
 
-/// A Gateway that all namespaces share, and their namespaces.
-const SHARED: &str = "
+/// Gateway that all namespaces share, and their namespaces.
+const SHARED_GATEWAY: &str = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: infra}
@@ -25,8 +26,9 @@ kind: Namespace
 metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
 ";
 
-/// Policies that guard the services of `bank`: the vault's node proxy allows whoever has the waypoint's own identity,
-/// as one that is behind a waypoint does; the waypoint lets tellers call the ledger.
+/// Policies that guard the services of `bank`: the vault's node proxy allows the waypoint's own
+/// identity, as that of a pod behind a waypoint does; the waypoint allows tellers to call the
+/// ledger.
 const POLICIES: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -180,10 +182,10 @@ fn called(heads: &Heads) -> usize {
 }
 
 #[test]
-fn a_plugins_calls_are_calls_of_its_namespace() {
+fn plugin_calls_have_the_identity_of_their_namespace() {
     let shared = "istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: infra";
     let manifests = [
-        SHARED.to_owned(),
+        SHARED_GATEWAY.to_owned(),
         idle_pod("tenant/client", "node-1", "app: client"),
         service("tenant", "app", shared),
         service("tenant", "own", ""),
@@ -200,10 +202,11 @@ fn a_plugins_calls_are_calls_of_its_namespace() {
         modules: tempfile::tempdir().unwrap(),
         number: 0,
     };
-    // Its own namespace: under the identity that is reserved for its calls, which the node proxy has verified.
+    // Its own namespace: under the reserved identity of its calls, which the node proxy has
+    // verified.
     scene.call("own.tenant.svc.cluster.local:80", " 200 ");
     assert!(called(&own) > 0);
-    // Another namespace without a grant, however it is spelt.
+    // Another namespace without a grant, in whatever spelling.
     for upstream in [
         "vault.bank.svc.cluster.local:80",
         "outbound|80||vault.bank.svc.cluster.local",
@@ -212,12 +215,12 @@ fn a_plugins_calls_are_calls_of_its_namespace() {
         scene.call(upstream, " 401 ");
     }
     assert_eq!((called(&vault), called(&ledger)), (0, 0));
-    // With a grant policies judge, which know the waypoint and the tellers, and not the tenant.
+    // With a grant, policies decide, which allow the waypoint and the tellers, and not the tenant.
     scene.mesh.apply("grant", GRANT);
     scene.call("ledger.bank.svc.cluster.local:80", " 200 ");
     scene.call("outbound|80||vault.bank.svc.cluster.local", " 401 ");
     assert_eq!((called(&vault), called(&ledger)), (0, 0));
-    // Until they let its calls in.
+    // Until policies allow its calls.
     let allowed = POLICIES
         .replace(
             "cluster.local/ns/infra/sa/waypoint]",

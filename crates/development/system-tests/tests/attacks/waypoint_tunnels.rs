@@ -1,12 +1,13 @@
-//! Who opens tunnels by itself, with a certificate of its own, gets past a waypoint neither by saying that it calls
-//! for somebody else, nor by asking the waypoint for what is not its own, nor by asking the pod.
+//! A client that opens tunnels itself, with its own certificate, bypasses a waypoint neither by
+//! claiming to call on behalf of another client, nor by requesting targets that the waypoint does
+//! not serve, nor by connecting to the pod.
 
 use std::net::SocketAddr;
 
 use ambit_system_tests::{Mesh, Outcome, Peer, until, with_waypoint};
 
-/// Pods with a token of their account: outside of the mesh; uncaptured, under the account of the covered pod; and
-/// another namespace with a waypoint and a pod of its own.
+/// Pods with a token of their account: outside of the mesh; uncaptured, under the account of the
+/// covered pod; and another namespace with its own waypoint and pod.
 const PEERS: &str = "
 ---
 apiVersion: v1
@@ -65,7 +66,7 @@ const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
 const SIDECAR: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
 const CLAIM: &str = "x-ambit-original-peer";
 
-/// The waypoint allows this principal, and no other.
+/// Lets the waypoint allow this principal, and no other.
 fn only(mesh: &Mesh, spiffe: &str) {
     let principal = spiffe.trim_start_matches("spiffe://");
     mesh.apply(
@@ -91,11 +92,11 @@ fn port(mesh: &Mesh, pod: &str, port: u16) -> SocketAddr {
 }
 
 fn is_denied(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Said(received) if received.starts_with("HTTP/1.1 403"))
+    matches!(outcome, Outcome::Established(received) if received.starts_with("HTTP/1.1 403"))
 }
 
 #[test]
-fn claims_to_call_for_others_are_not_trusted() {
+fn claims_to_call_on_behalf_of_others_are_not_trusted() {
     let (mesh, _) = with_waypoint(PEERS);
     let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
     let target = port(&mesh, "shop/server", 8080).to_string();
@@ -128,7 +129,7 @@ fn claims_to_call_for_others_are_not_trusted() {
         let outcome = ask(&[(CLAIM, "none"), (CLAIM, CLIENT), ("forwarded", &client)]);
         assert_eq!(outcome, Outcome::Refused(403), "{what} says two things");
     }
-    // A captured pod that has come by a certificate is at its own address, and that is all.
+    // A captured pod with its own certificate is still at its own address.
     let captured = sidecar.moved_to("shop/client");
     for claim in [CLIENT, "none"] {
         let outcome = captured.ask(
@@ -141,7 +142,7 @@ fn claims_to_call_for_others_are_not_trusted() {
     }
     let outcome = captured.ask(waypoint, &target, &[], GET);
     assert!(is_denied(&outcome), "{outcome:?}");
-    // Not even who may call may call for another.
+    // Not even an allowed caller may call on behalf of another.
     only(&mesh, SIDECAR);
     until("the sidecar may call", || {
         sidecar
@@ -153,7 +154,7 @@ fn claims_to_call_for_others_are_not_trusted() {
 }
 
 #[test]
-fn waypoint_forwards_to_its_own_targets_only() {
+fn waypoint_forwards_only_to_its_own_targets() {
     let (mesh, _) = with_waypoint(PEERS);
     let address = port(&mesh, "shop/waypoint", 15008);
     let waypoint = (WAYPOINT, address);
@@ -202,7 +203,7 @@ fn waypoint_forwards_to_its_own_targets_only() {
         "172.18.0.2:15012".to_owned(),
         "kubernetes.default.svc.cluster.local:443".to_owned(),
         "10.96.0.1:443".to_owned(),
-        // The same address as others may read it.
+        // The same address in spellings that others might parse differently.
         format!("{}:8080", u32::from_be_bytes(octets(&server.to_string()))),
         format!("0{server}:8080"),
         format!("{server}.:8080"),
@@ -218,12 +219,12 @@ fn waypoint_forwards_to_its_own_targets_only() {
         let outcome = ask(&authority);
         let refused = match &outcome {
             Outcome::Refused(status) => *status >= 400,
-            // A pod of its own, whose proxy refuses its own ports: nothing comes of it.
-            Outcome::Said(received) => {
+            // A pod of its own, whose proxy rejects its own ports: the tunnel fails.
+            Outcome::Established(received) => {
                 authority.starts_with(&format!("{server}:"))
                     && (received.is_empty() || received.starts_with("HTTP/1.1 50"))
             }
-            Outcome::Cut(_) => false,
+            Outcome::Failed(_) => false,
         };
         assert!(refused, "{authority}: {outcome:?}");
     }
@@ -239,36 +240,36 @@ fn octets(address: &str) -> [u8; 4] {
 }
 
 #[test]
-fn callers_of_the_pod_pass_its_waypoint_as_themselves() {
+fn direct_callers_pass_the_waypoint_with_their_identity() {
     let (mesh, address) = with_waypoint(PEERS);
     let called = format!("called by {address}");
     let pod = (SERVER, port(&mesh, "shop/server", 15008));
     let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
     let target = port(&mesh, "shop/server", 8080).to_string();
-    // Of another authority, or of another mesh: whatever it calls itself.
+    // Certificates of another authority, or of another mesh, whatever their identity.
     for identity in [WAYPOINT, CLIENT, "spiffe://elsewhere/ns/shop/sa/waypoint"] {
         let foreign = Peer::foreign(&mesh, "legacy/sidecar", identity);
         for server in [waypoint, pod] {
             let outcome = foreign.ask(server, &target, &[], GET);
             assert!(
-                matches!(outcome, Outcome::Cut(_)),
+                matches!(outcome, Outcome::Failed(_)),
                 "{identity}: {outcome:?}"
             );
         }
     }
     let peers = [
         (SIDECAR, Peer::of_pod(&mesh, "legacy/sidecar")),
-        // Of no waypoint but its own a pod takes anything directly.
+        // A pod accepts direct tunnels only from its own waypoint.
         (
             "spiffe://cluster.local/ns/other/sa/passage",
             Peer::of_pod(&mesh, "other/passage"),
         ),
-        // The pod's own account delivers nothing either.
+        // The pod's own account may not deliver, either.
         (SERVER, Peer::of_pod(&mesh, "shop/twin")),
     ];
     for (identity, peer) in &peers {
         let ask = |headers: &[(&'static str, &str)]| peer.ask(pod, &target, headers, GET);
-        // Once there is a policy, the port is taken for HTTP however slow its clients are.
+        // Once there is a policy, the port counts as HTTP however slow its clients are.
         only(&mesh, CLIENT);
         until(&format!("{identity} may not call yet"), || {
             is_denied(&ask(&[]))
@@ -279,7 +280,7 @@ fn callers_of_the_pod_pass_its_waypoint_as_themselves() {
         });
         let outcome = ask(&[]);
         assert!(outcome.is_from(&called), "{outcome:?}");
-        // That would go in circles, or be a lie.
+        // That would be a routing loop, or a false claim.
         for claim in [CLIENT, "none"] {
             let outcome = ask(&[(CLAIM, claim)]);
             assert_eq!(outcome, Outcome::Refused(508), "{identity} says {claim}");
@@ -290,7 +291,7 @@ fn callers_of_the_pod_pass_its_waypoint_as_themselves() {
 }
 
 #[test]
-fn headers_that_say_who_somebody_is_come_from_the_waypoint_alone() {
+fn identity_headers_come_only_from_the_waypoint() {
     let (mesh, waypoint) = with_waypoint("");
     let (address, heads) = mesh.serve_heads("shop/server", 8081);
     for (client, headers) in [

@@ -1,5 +1,5 @@
-//! Calls out of the mesh through a waypoint in a namespace of its own, with real servers of TLS outside of it. One module
-//! a property, which its header states.
+//! Tests of calls out of the mesh through a waypoint in a separate namespace, with real TLS servers
+//! outside. One module for each property, which its header states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -8,8 +8,8 @@
     reason = "tests"
 )]
 
-mod dialled;
 mod names;
+mod original_destination;
 mod outside;
 mod registry;
 mod tenants;

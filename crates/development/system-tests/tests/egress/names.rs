@@ -1,5 +1,6 @@
-//! Hosts whose DNS server changes its mind, lies, answers nonsense or nothing: resolved addresses are checked each
-//! time, for the TTL of the answer, and one name's server does not affect others.
+//! Tests of hosts whose DNS server changes its answers, lies, or sends invalid answers or none:
+//! resolved addresses are checked each time, for the TTL of the answer, and one name's server does
+//! not affect others.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +24,7 @@ enum NameResult {
     Nothing,
 }
 
-/// A DNS server of the test's own.
+/// Scripted DNS server.
 #[derive(Clone, Default)]
 struct Names(Arc<Mutex<BTreeMap<String, NameResult>>>);
 
@@ -44,7 +45,7 @@ impl Names {
         let names = self.clone();
         std::thread::spawn(move || {
             let mut question = [0; 512];
-            // Ends with the lab.
+            // The thread ends with the lab.
             while let Ok((length, from)) = socket.recv_from(&mut question) {
                 if let Some(answer) = names.answer(&question[..length]) {
                     socket.send_to(&answer, from).ok();
@@ -53,7 +54,7 @@ impl Names {
         });
     }
 
-    /// RFC 1035, section 4: one question, and addresses of IPv4.
+    /// Builds an answer (RFC 1035, section 4) to one query, with IPv4 addresses.
     fn answer(&self, question: &[u8]) -> Option<Vec<u8>> {
         let mut labels = Vec::new();
         let mut at = 12;
@@ -101,7 +102,7 @@ fn serve(mesh: &Mesh, place: LabNetns, name: &'static str) {
 }
 
 #[test]
-fn what_a_name_resolves_to_is_judged_each_time() {
+fn resolved_addresses_are_checked_each_time() {
     let files = tempfile::tempdir().unwrap();
     let port = format!("ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}]");
     let wild = format!("hosts: ['*.outside.example']\n  resolution: DYNAMIC_DNS\n  {port}");
@@ -129,7 +130,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     let exact = |text: &str| until_answer(&mesh, "shop/client", 3, "one.example", text);
     let log_says = |why: &str| until(&format!("the log says {why}"), || log(&mesh).contains(why));
 
-    // It moves, and is followed.
+    // The name moves, and requests follow.
     wild("this is the first");
     exact("this is the first");
     names.are("api.outside.example", &[second]);
@@ -137,7 +138,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     wild("this is the second");
     exact("this is the second");
 
-    // It comes to mean a pod of the mesh, alone or among others, or the waypoint itself.
+    // The name resolves to a pod of the mesh, alone or among others, or to the waypoint itself.
     let pod = mesh.ip("shop/server");
     names.are("api.outside.example", &[pod]);
     wild("503");
@@ -155,7 +156,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     exact("503");
     log_says("127.0.0.1 is a loopback, unspecified, multicast or broadcast address");
 
-    // Its server says nonsense, or nothing: others are answered meanwhile.
+    // Its server sends invalid answers, or none: other names still resolve.
     names.say("api.outside.example", NameResult::Nonsense);
     names.are("one.example", &[second]);
     wild("503");
@@ -175,7 +176,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     names.are("api.outside.example", &[first]);
     wild("this is the first");
 
-    // Addresses that are written.
+    // Addresses in the entry itself.
     let fixed = fixed.replace("NODE", &second.to_string());
     mesh.apply("fixed", &entry("shop", "fixed", 4, &fixed));
     until_answer(

@@ -1,4 +1,4 @@
-//! A mesh with a waypoint for calls out of it, and servers of TLS outside.
+//! A mesh with a waypoint for calls out of it, and TLS servers outside.
 
 use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
@@ -12,13 +12,14 @@ use rustls::{
     server::WebPkiClientVerifier,
 };
 
-/// The address that the hosts of ServiceEntries have in the mesh; the last byte is the caller's.
+/// Prefix of the addresses that hosts of ServiceEntries have in the mesh; the caller chooses the
+/// last byte.
 pub(crate) const PREFIX: &str = "240.240.9";
 
 /// Certificate authority of the test.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// A certificate and its key, as PEM.
+/// Certificate with its key, as PEM.
 pub(crate) struct Signed {
     pub(crate) certificate: String,
     pub(crate) key: String,
@@ -31,7 +32,7 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        // Of its own name, so that another is not one that signs badly.
+        // A separate name, so that another authority does not look like one with wrong signatures.
         let name = format!("{:?}", std::time::SystemTime::now());
         params.distinguished_name.push(DnType::CommonName, name);
         Self(CertifiedIssuer::self_signed(params, key).unwrap())
@@ -59,16 +60,16 @@ impl Authority {
     }
 }
 
-/// Settings of a server of TLS that are up to the test.
+/// Settings of a TLS server that depend on the test.
 pub(crate) struct Outside<'a> {
     pub(crate) port: u16,
     pub(crate) signed: &'a Signed,
-    /// Authority that has to have signed the certificates of clients.
+    /// Authority that must have signed the clients' certificates.
     pub(crate) clients: Option<&'a Authority>,
 }
 
 impl Outside<'_> {
-    /// Serves HTTP/1.1 over TLS; responses name the SNI, the protocol, and the request's host.
+    /// Serves HTTP/1.1 over TLS; responses contain the SNI, the protocol, and the request's host.
     pub(crate) fn serve(&self, mesh: &Mesh, place: LabNetns) {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
@@ -109,7 +110,7 @@ impl Outside<'_> {
     }
 }
 
-/// Serves connections to a port of a place by a function.
+/// Handles connections to a port of a network namespace by a function.
 pub(crate) fn listen(
     mesh: &Mesh,
     place: LabNetns,
@@ -121,13 +122,13 @@ pub(crate) fn listen(
     std::thread::spawn(move || {
         for stream in listener.incoming().filter_map(Result::ok) {
             let serve = serve.clone();
-            // How a connection ends is what the test looks at from its other end.
+            // The test checks the end of a connection on its other side.
             std::thread::spawn(move || serve(stream));
         }
     });
 }
 
-/// The mesh, with the files that waypoints have.
+/// Starts the mesh, with files that waypoints mount.
 pub(crate) fn mesh(files: &Path, more: &str) -> Mesh {
     let mut options: Options = options();
     let path = files.to_str().expect("a path in UTF-8").to_owned();
@@ -153,8 +154,8 @@ spec:
     Mesh::up_with(&format!("{PAIR}\n---{egress}{more}"), options)
 }
 
-/// The waypoint of the namespace `egress`, for which hosts have these addresses, and which namespaces with the label
-/// `tenant` may use.
+/// Starts the waypoint of the namespace `egress`, whose hosts have these addresses, and which
+/// namespaces with the label `tenant` may use.
 pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     let mut by_ip: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (host, ip) in hosts {
@@ -199,7 +200,7 @@ data:
     });
 }
 
-/// A ServiceEntry that the waypoint serves.
+/// Returns a ServiceEntry that the waypoint serves.
 pub(crate) fn entry(namespace: &str, name: &str, address: u8, spec: &str) -> String {
     format!(
         "
@@ -218,7 +219,8 @@ spec:
     )
 }
 
-/// Response to a pod for a host at an address of an entry; nothing if the connection is closed before.
+/// Returns the response to a pod for a host at an address of an entry; empty if the connection is
+/// closed before.
 pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
     let to = format!("{PREFIX}.{address}:80").parse().unwrap();
     let request = format!("GET /of/it HTTP/1.1\r\nHost: {host}\r\n\r\n");
@@ -241,7 +243,7 @@ pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text
     answer
 }
 
-/// Access log of the waypoint.
+/// Returns the access log of the waypoint.
 pub(crate) fn log(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods.into_iter();
     let mut of_it = pods.filter(|pod| pod.namespace == "egress");

@@ -1,4 +1,5 @@
-//! Where `outboundTrafficPolicy` is REGISTRY_ONLY, captured pods call nothing that the mesh does not know.
+//! Tests of `outboundTrafficPolicy` REGISTRY_ONLY: captured pods reach no address that the mesh
+//! does not know.
 
 use ambit_system_tests::{LabNetns, Mesh, PAIR, options, until};
 
@@ -23,7 +24,7 @@ spec:
     )
 }
 
-/// Response to a pod at an address: nothing if it is not let through.
+/// Returns the response to a pod at an address; empty if the connection is rejected.
 fn ask(mesh: &Mesh, pod: &str, to: &str) -> String {
     let Ok(mut connection) = mesh.dial(pod, to.parse().unwrap()) else {
         return String::new();
@@ -34,7 +35,7 @@ fn ask(mesh: &Mesh, pod: &str, to: &str) -> String {
 }
 
 #[test]
-fn what_the_registry_does_not_name_is_refused_also_after_a_restart() {
+fn unknown_destinations_are_rejected_also_after_a_restart() {
     let mut options = options();
     options.env.insert(
         "AMBIT_OUTBOUND_TRAFFIC_POLICY".to_owned(),
@@ -50,14 +51,14 @@ fn what_the_registry_does_not_name_is_refused_also_after_a_restart() {
     let ip = mesh.node_ip("node-2").to_string();
     let direct = format!("{ip}:{PORT}");
 
-    // The server is there, and who is not captured calls it.
+    // The server runs, and an uncaptured pod reaches it.
     assert_eq!(ask(&mesh, "legacy/client", &direct), "outside");
     assert_eq!(ask(&mesh, "shop/client", &direct), "");
     until("the access log says why", || {
         let why = "outboundTrafficPolicy is REGISTRY_ONLY";
         mesh.access_log().contains(why)
     });
-    // What the mesh knows goes on, in the mesh and outside of it.
+    // Addresses that the mesh knows are still reached, in the mesh and outside of it.
     let server = mesh.service("server.shop.svc", 80);
     mesh.get("shop/client", &format!("http://{server}/")).ok();
     let legacy = mesh.ip("legacy/server");

@@ -1,4 +1,5 @@
-//! Tenants on one waypoint are kept apart: by what its Gateway allows, and by policies for each one's entries.
+//! Tests of the separation of tenants on one waypoint: by the namespaces that its Gateway allows,
+//! and by policies for each tenant's entries.
 
 use std::io::Write as _;
 
@@ -9,7 +10,7 @@ use crate::outside::{ask, entry, mesh, until_answer, waypoint};
 const PORT: u16 = 8090;
 
 #[test]
-fn a_tenant_does_not_call_by_the_entry_of_another() {
+fn tenant_cannot_call_through_anothers_entry() {
     let files = tempfile::tempdir().unwrap();
     let spec = |host: &str| {
         format!(
@@ -39,11 +40,11 @@ fn a_tenant_does_not_call_by_the_entry_of_another() {
     let until_answered = |pod: &str, address: u8, host: &str, text: &str| {
         until_answer(&mesh, pod, address, host, text);
     };
-    // An entry is its own namespace's, also at a waypoint of another namespace.
+    // An entry is visible only in its own namespace, also at a waypoint of another namespace.
     until_answered("shop/client", 3, "shop.outside.example", "outside");
     until_answered("bank/client", 4, "bank.outside.example", "outside");
     assert!(!ask(&mesh, "bank/client", 3, "shop.outside.example").contains("outside"));
-    // Once entries are seen by all, policies keep tenants apart.
+    // Once entries are visible to all, policies separate tenants.
     mesh.apply(
         "settings",
         "
@@ -57,7 +58,7 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
         until_answered(pod, 3, "shop.outside.example", "outside");
         until_answered(pod, 4, "bank.outside.example", "outside");
     }
-    // A namespace that the Gateway does not allow has no way out by it, nor past it.
+    // A namespace that the Gateway does not allow cannot call out through it, nor bypass it.
     until("it is said", || {
         let status = mesh.client().status().unwrap();
         status.pods.iter().all(|pod| pod.ready)
@@ -95,7 +96,7 @@ spec:
     );
     until_answered("shop/client", 3, "shop.outside.example", "outside");
     until_answered("bank/client", 4, "bank.outside.example", "outside");
-    // The host that a request names does not make it another's.
+    // The host of a request does not make it that of another entry.
     let answer = ask(&mesh, "bank/client", 3, "bank.outside.example");
     assert!(answer.contains("RBAC: access denied"), "{answer}");
 }

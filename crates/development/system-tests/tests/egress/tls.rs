@@ -1,5 +1,5 @@
-//! TLS origination at the waypoint: SNI and trusted certificates are those of the rule, and without TLS nothing is
-//! sent.
+//! Tests of TLS origination at the waypoint: SNI and trusted certificates are those of the rule,
+//! and without TLS no data is sent.
 
 use std::fs;
 
@@ -41,7 +41,7 @@ fn api(port: u16) -> String {
 }
 
 #[test]
-fn server_names_are_verified_by_the_rule() {
+fn server_certificates_are_verified_by_the_rule() {
     let authority = Authority::new();
     let files = tempfile::tempdir().unwrap();
     let own = files.path().join("shop");
@@ -61,7 +61,7 @@ fn server_names_are_verified_by_the_rule() {
     let until_answered =
         |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
 
-    // Without a rule a server of TLS hears HTTP, and closes.
+    // Without a rule a TLS server receives HTTP, and closes.
     until_answered("502");
     let simple = |more: &str| {
         rule(&format!(
@@ -78,7 +78,8 @@ fn server_names_are_verified_by_the_rule() {
         log(&mesh)
             .contains("remote=\"api.outside.example\" remote_identity=\"api.outside.example\"")
     });
-    // Another authority, another name, the system's authorities, and files that are not there or not one's own.
+    // Another authority, another name, the system's authorities, and files that are missing or of
+    // another owner.
     for (tls, why) in [
         (
             "{mode: SIMPLE, caCertificates: /etc/certs/shop/other.crt}",
@@ -126,16 +127,16 @@ fn server_names_are_verified_by_the_rule() {
         mesh.apply("rule", &rule(tls));
         until_answered(why);
     }
-    // Whoever it is, if the rule says so.
+    // Any server, if the rule disables verification.
     mesh.apply("rule", &rule("{mode: SIMPLE, insecureSkipVerify: true}"));
     until_answered("200 OK");
     mesh.apply("rule", &rule("{mode: SIMPLE}"));
     until_answered("503");
-    // A certificate that is for another name than the one that is asked for.
+    // A certificate for another name than the requested one.
     mesh.apply("rule", &rule("{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: front.example, subjectAltNames: [api.outside.example]}"));
     until_answered("tls front.example http/1.1 host api.outside.example");
 
-    // A server that wants to know who calls.
+    // A server that requires a client certificate.
     mesh.apply("entry", &api(PORT + 1));
     mesh.apply("rule", &simple("ca.crt"));
     until_answered("503");
@@ -169,7 +170,7 @@ fn backend_tls_policy_names_trusted_authorities() {
     let until_answered =
         |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
     let by_map = "{hostname: api.outside.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: roots}]}";
-    // What it refers to does not exist: nothing is sent.
+    // The referenced object does not exist: no data is sent.
     mesh.apply("policy", &policy("api", by_map));
     until_answered("ConfigMap shop/roots does not exist");
     let map = |authority: &Authority| {
@@ -207,7 +208,7 @@ data:
 }
 
 #[test]
-fn what_the_waypoint_calls_itself_is_called_over_tls_too() {
+fn waypoints_own_calls_originate_tls_too() {
     const HOST: &str = "api.outside.example";
     let authority = Authority::new();
     let files = tempfile::tempdir().unwrap();
@@ -215,7 +216,7 @@ fn what_the_waypoint_calls_itself_is_called_over_tls_too() {
     fs::create_dir_all(&own).unwrap();
     fs::write(own.join("ca.crt"), authority.pem()).unwrap();
     fs::write(own.join("other.crt"), Authority::new().pem()).unwrap();
-    // The provider's entry has no waypoint: no request of a client goes there by this one.
+    // The provider's entry has no waypoint: requests of clients do not use this one for it.
     let provider = format!(
         "
 ---
@@ -258,7 +259,7 @@ spec:
     let ca = "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt}";
     mesh.apply("rule", &rule(ca));
     let until_answered = |text: &str| until_answer(&mesh, "shop/client", 1, HOST, text);
-    // Without a rule it hears HTTP, says nothing, and so allows nothing.
+    // Without a rule the provider receives HTTP, does not respond, and so allows nothing.
     until_answered("403");
     let of_decider = |tls: &str| {
         let named = rule(tls).replace("name: api", "name: decider");

@@ -1,5 +1,5 @@
-//! Hosts below a wildcard: the waypoint resolves what the client names, only below the wildcard, and never to what is
-//! the mesh's or the node's own.
+//! Tests of hosts below a wildcard: the waypoint resolves the client's host name, only below the
+//! wildcard, and never to addresses of the mesh or the node.
 
 use std::{
     io::{Read as _, Write as _},
@@ -26,7 +26,7 @@ spec:
 ";
 
 /// Settings that make entries visible to all namespaces.
-const OPEN: &str = "
+const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
@@ -34,11 +34,11 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
 const PORT: u16 = 8080;
-/// Port of a server that accepts connections and records what it reads.
+/// Port of a server that accepts connections and records the bytes that it reads.
 const RAW_PORT: u16 = 8445;
 const TLS_PORT: u16 = 8443;
 
-/// Serves HTTP with responses that name the requested host.
+/// Serves HTTP with responses that contain the requested host.
 fn serve(mesh: &Mesh, place: LabNetns) {
     listen(mesh, place, PORT, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
@@ -53,7 +53,7 @@ fn serve(mesh: &Mesh, place: LabNetns) {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
-fn the_host_that_is_named_is_called_and_no_other() {
+fn only_the_named_host_is_called() {
     let authority = Authority::new();
     let files = tempfile::tempdir().unwrap();
     let spec = format!(
@@ -104,11 +104,11 @@ fn the_host_that_is_named_is_called_and_no_other() {
         log(&mesh).contains(" remote=\"api.outside.example\"\n")
     });
     until_answered("API.outside.example:80", "outside api.outside.example:80");
-    // Beside the wildcard, not below it.
+    // A host beside the wildcard, not below it.
     for host in ["api.elsewhere.example", "outside.example", "127.0.0.1"] {
         until_answered(host, "404");
     }
-    // Below it, but not outside.
+    // A host below it, but not outside of the mesh.
     for (host, why) in [
         ("pod.outside.example", "an address of the mesh"),
         ("vip.outside.example", "an address of the mesh"),
@@ -130,7 +130,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         });
     }
 
-    // The same by the name in a client hello.
+    // The same by the name in a ClientHello.
     let mut roots = rustls::RootCertStore::empty();
     roots.add(authority.der()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -155,7 +155,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         log(&mesh).contains("is no host below *.outside.example")
     });
 
-    // A host with an entry of its own is authorized as that one's, whichever address is called.
+    // A host with its own entry is authorized as that entry's, whichever address is called.
     let spec = spec.replace("*.outside.example", "api.outside.example");
     let spec = spec.replace("DYNAMIC_DNS", "DNS");
     let own = entry("shop", "api", 3, &spec);
@@ -182,7 +182,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
     mesh.remove("api");
     until_answered("api.outside.example", "outside api.outside.example");
 
-    // One that another waypoint serves is refused.
+    // A host that another waypoint serves is rejected.
     let elsewhere = own.replace("use-waypoint: out,", "use-waypoint: absent,");
     assert_ne!(elsewhere, own);
     mesh.apply("api", &elsewhere);
@@ -206,7 +206,7 @@ fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Response of a server over TLS; `to` is an address below [`PREFIX`] and a port.
+/// Returns the response of a server over TLS; `to` is an address below [`PREFIX`] and a port.
 fn secured_at(
     mesh: &Mesh,
     config: &Arc<ClientConfig>,
@@ -221,9 +221,10 @@ fn secured_at(
     Ok(head.unwrap_or_default())
 }
 
-/// An entry that the caller's namespace alone sees judges its calls at the wildcard of another namespace.
+/// Checks that an entry visible only to the caller's namespace does not apply to calls at another
+/// namespace's wildcard.
 fn of_callers(mesh: &Mesh, spec: &str) {
-    mesh.apply("open", OPEN);
+    mesh.apply("open", VISIBLE_TO_ALL);
     until_answer(mesh, "bank/client", 2, "api.outside.example", "outside api");
     let own = entry("bank", "api", 4, &format!("{spec}\n  exportTo: ['.']"));
     let policy = API_POLICY.replace("namespace: shop", "namespace: bank");
@@ -241,7 +242,7 @@ fn of_callers(mesh: &Mesh, spec: &str) {
     mesh.remove("open");
 }
 
-/// The server name of TLS counts at wildcards whose ports declare something else, or nothing.
+/// Checks that the SNI applies at wildcards whose ports declare another protocol, or none.
 fn of_other_protocols(
     mesh: &Mesh,
     config: &Arc<ClientConfig>,
@@ -271,7 +272,7 @@ fn of_other_protocols(
         });
         assert!(passes(to, "other.raw.example"), "{to}");
     }
-    // Nor does a client pass that begins when the server has been connected already.
+    // A client that begins only after the server was connected is rejected, too.
     let name = |name: &'static str| name.try_into().unwrap();
     for (host, is_read) in [("other.raw.example", true), ("api.raw.example", false)] {
         while of_raw.try_recv().is_ok() {}

@@ -1,5 +1,5 @@
-//! Plugins compiled from Rust and from Go with the SDKs that others publish (`build/plugins`): requests and responses
-//! of an application show the plugin's callbacks and effects.
+//! Tests of plugins compiled from Rust and from Go with published SDKs (`build/plugins`): requests
+//! and responses of an application show the plugin's callbacks and effects.
 
 use std::io;
 
@@ -42,7 +42,8 @@ impl Scene {
         last
     }
 
-    /// A server of gRPC in the application's pod: each message comes back; the status is the last part of the path.
+    /// Serves gRPC in the application's pod: echoes each message; the status is the last segment of
+    /// the path.
     fn serve_grpc(&self) {
         self.mesh.serve("shop/a", 8091, |stream| {
             stream.set_nonblocking(true)?;
@@ -109,7 +110,7 @@ async fn echo(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
             let mut body = request.into_body();
             while let Some(Ok(data)) = body.data().await {
                 body.flow_control().release_capacity(data.len()).unwrap();
-                // Of a call that fails nothing comes back but the status.
+                // A failing call returns only the status.
                 if status != "7" && send.send_data(data, false).is_err() {
                     return;
                 }
@@ -118,7 +119,7 @@ async fn echo(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
                 let names = names.keys().map(|name| name.as_str()).collect::<Vec<_>>();
                 trailers.insert("x-heard", HeaderValue::from_str(&names.join(" ")).unwrap());
             }
-            // A client that has gone wants none.
+            // The client may have disconnected.
             let _sent = send.send_trailers(trailers);
         });
     }
@@ -126,7 +127,7 @@ async fn echo(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
 }
 
 #[test]
-fn a_plugin_in_rust_changes_heads_bodies_and_trailers() {
+fn rust_plugin_changes_heads_bodies_and_trailers() {
     let scene = Scene::with_plugin(RUST, "pluginName: root");
     let answer = scene.send(&get("/headers", "x-removed: 1\r\nx-replaced: before\r\n"));
     assert!(answer.contains("GET /elsewhere HTTP/1.1"), "{answer}");
@@ -153,7 +154,7 @@ fn a_plugin_in_rust_changes_heads_bodies_and_trailers() {
     ] {
         assert!(answer.contains(there), "{there}{answer}");
     }
-    // Held as a whole, whatever comes when, and framed anew.
+    // The plugin holds the whole body, whatever its pieces, and the body is framed anew.
     let chunked = "POST /body HTTP/1.1\r\nHost: many\r\nTransfer-Encoding: chunked\r\n\r\n\
                    5\r\nhello\r\n7\r\n, world\r\n0\r\n\r\n";
     let answer = scene.send(chunked);
@@ -181,9 +182,9 @@ fn a_plugin_in_rust_changes_heads_bodies_and_trailers() {
 }
 
 #[test]
-fn a_plugin_in_rust_counts_shares_queues_and_is_woken() {
+fn rust_plugin_uses_metrics_shared_data_queues_and_ticks() {
     let scene = Scene::with_plugin(RUST, "");
-    // Each of the waypoint's workers has an instance, and they share what is counted.
+    // Each of the waypoint's workers has an instance, and they share the counter.
     let number = |answer: &str| -> Option<u64> {
         let (_, rest) = answer.split_once("x-number: ")?;
         rest.lines().next()?.parse().ok()
@@ -209,13 +210,13 @@ fn a_plugin_in_rust_counts_shares_queues_and_is_woken() {
     ] {
         assert!(metrics.contains(there), "{there}\n{metrics}");
     }
-    // A panic ends the instance, and what it was asked; the next one takes over.
+    // A panic ends the instance, and its requests; the next instance takes over.
     let answer = scene.send(&get("/panic", ""));
     assert!(answer.contains(" 503 "), "{answer}");
     scene.until_sent("it runs again", &get("/headers", ""), |answer| {
         answer.contains(" 200 ")
     });
-    // It says itself that it does not want to run.
+    // The plugin itself refuses to start.
     scene.plugin(
         "compiled",
         &format!("pluginConfig: {{refuse: all}}\n  {ENVIRONMENT}"),
@@ -228,7 +229,7 @@ fn a_plugin_in_rust_counts_shares_queues_and_is_woken() {
 }
 
 #[test]
-fn a_plugin_in_rust_calls_services() {
+fn rust_plugin_calls_services() {
     let scene = Scene::with_plugin(RUST, "");
     scene.serve_grpc();
     let answer = scene.send(&get("/http", ""));
@@ -248,7 +249,7 @@ fn a_plugin_in_rust_calls_services() {
 }
 
 #[test]
-fn a_plugin_in_rust_speaks_on_streams_of_grpc() {
+fn rust_plugin_uses_grpc_streams() {
     let scene = Scene::with_plugin(RUST, "");
     scene.serve_grpc();
     let answer = scene.send(&get("/stream", ""));
@@ -265,7 +266,7 @@ fn a_plugin_in_rust_speaks_on_streams_of_grpc() {
         answer.contains("x-heard: onetwo\r\n") && !answer.contains("x-status"),
         "{answer}"
     );
-    // One that no request has to do with goes on.
+    // A stream that belongs to no request continues.
     let until_counted = |least: u64| {
         scene.until_sent(
             "the plugin is told of answers",
@@ -282,7 +283,7 @@ fn a_plugin_in_rust_speaks_on_streams_of_grpc() {
 }
 
 #[test]
-fn a_plugin_in_go_runs_on_what_its_runtime_asks_of_the_system() {
+fn go_plugin_runs_with_the_wasi_calls_of_its_runtime() {
     let scene = Scene::new();
     scene.compiled("compiled", GO);
     scene.plugin(
@@ -328,7 +329,7 @@ fn a_plugin_in_go_runs_on_what_its_runtime_asks_of_the_system() {
 }
 
 #[test]
-fn filters_that_others_published_run_as_they_are() {
+fn published_filters_run_unchanged() {
     let scene = Scene::new();
     for name in ["http-headers", "http-body", "http-config"] {
         scene.compiled(name, &format!("published-{name}.wasm"));
@@ -339,7 +340,7 @@ fn filters_that_others_published_run_as_they_are() {
         answer.contains(tag)
     });
     assert!(plain.contains("GET /x HTTP/1.1"), "{plain}");
-    // What an application says is replaced as a whole.
+    // A local response replaces the application's one completely.
     let secret = get("/x", "x-note: a secret\r\n");
     let redacted = scene.until_sent("the second one runs", &secret, |answer| {
         answer.contains("Original message body (") && answer.contains(" bytes) redacted.")

@@ -1,5 +1,5 @@
-//! A client whose requests make a plugin call a slow service, as often as it can: the plugin's calls for others go on, and
-//! the waypoint holds a bounded number of bytes for them.
+//! A client whose requests make a plugin call a slow service as often as it can does not affect the
+//! plugin's calls for others, and the waypoint holds a bounded number of bytes for the client.
 
 use std::{
     io::{self, Write as _},
@@ -13,15 +13,16 @@ use std::{
 
 use ambit_system_tests::{Conversation, LabNetns, answer_ok, is_whole, options, read_head, until};
 
-use crate::{scene::Scene, written::ASKING};
+use crate::{handwritten::CALLING_MODULE, scene::Scene};
 
-/// Requests of the client that wait for the plugin at the same time: more than one caller's share of calls in flight.
+/// Concurrent requests of the client that wait for the plugin: more than one caller's share of
+/// calls in flight.
 const REQUESTS: usize = 600;
 /// Memory limit of the waypoint, with room for all requests.
 const MEMORY: usize = 1 << 30;
 
-/// Maximum delay of the slow service's responses: less than the plugin's timeout, and longer than the flood takes to
-/// start on a machine with much else to do.
+/// Maximum delay of the slow service's responses: less than the plugin's timeout, and more than the
+/// flood needs to start on a busy machine.
 const SLOW_RESPONSE: Duration = Duration::from_secs(50);
 
 /// Response mode of the slow service for new calls.
@@ -35,8 +36,8 @@ enum Phase {
     Over,
 }
 
-/// The service that the plugin calls.
-const SLOW: &str = "
+/// Service that the plugin calls.
+const SLOW_SERVICE: &str = "
 ---
 apiVersion: v1
 kind: Service
@@ -47,7 +48,7 @@ spec:
 ";
 
 #[test]
-fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
+fn plugin_calls_of_one_caller_do_not_exhaust_those_of_others() {
     let mut options = options();
     let memory = MEMORY.to_string();
     options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), memory);
@@ -55,7 +56,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     options
         .env
         .insert("AMBIT_WASM_HOLD_TIMEOUT".to_owned(), hold);
-    let scene = Scene::with(SLOW, options);
+    let scene = Scene::with(SLOW_SERVICE, options);
     let calls = Arc::new(AtomicUsize::new(0));
     let phase = Arc::new((Mutex::new(Phase::Quick), Condvar::new()));
     let (count, current) = (calls.clone(), phase.clone());
@@ -78,7 +79,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
         *phase.0.lock().unwrap() = next;
         phase.1.notify_all();
     };
-    let patient = ASKING.replace("(i32.const 2000)", "(i32.const 59000)");
+    let patient = CALLING_MODULE.replace("(i32.const 2000)", "(i32.const 59000)");
     scene.module("asking", &patient.replace("many.shop", "slow.shop"));
     scene.plugin("asking", "phase: AUTHZ");
     scene.until_answers("the plugin lets requests go on", "", |answer| {
@@ -99,7 +100,8 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
             stream
         })
         .collect();
-    // Requests with a response already are refused; calls for the others are in flight, or soon will be.
+    // Requests with a response already were rejected; the calls of the others are in flight, or
+    // soon will be.
     until("most of the flood is refused", || {
         let waits = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         let answered =
@@ -117,7 +119,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
         let answer = connection.raw(b"", is_whole).unwrap_or_default();
         match answer.get(9..12) {
             Some("200") => allowed += 1,
-            // Without a call, or without room for the request or its tunnel.
+            // Rejected without a call, or for lack of memory for the request or its tunnel.
             Some("401" | "503") | None => refused += 1,
             other => panic!("{other:?}"),
         }
@@ -126,7 +128,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     let called = calls.load(SeqCst) - before;
     assert!(called < REQUESTS / 2, "{called} calls");
     let metrics = scene.metrics();
-    // A module that does not run would have refused them, too.
+    // A module that does not run would have rejected them, too.
     let failures = "ambit_wasm_plugin_failures_total{plugin=\"shop/asking\"} 0";
     assert!(metrics.contains(failures), "{metrics}");
     let held = metrics

@@ -1,4 +1,4 @@
-//! What all these tests have: a mesh with a waypoint, and directories with modules for its plugins.
+//! Setup of these tests: a mesh with a waypoint, and directories with modules for its plugins.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -42,7 +42,7 @@ impl Scene {
     pub(crate) fn with(more: &str, options: Options) -> Self {
         let mesh = Mesh::up_with(&format!("{PAIR}\n---{GATEWAY}{POD}{more}"), options);
         let service = mesh.service("many.shop.svc", 80);
-        // Says what it was asked.
+        // The response repeats the request.
         mesh.serve("shop/a", 8090, |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
                 let mut echoed = head.clone();
@@ -72,7 +72,7 @@ impl Scene {
         path.join(name).display().to_string()
     }
 
-    /// A module of another compiler, in the place of the plugin's.
+    /// Installs the module of another compiler as the plugin's.
     pub(crate) fn compiled(&self, name: &str, program: &str) {
         let unfinished = format!("{}.new", self.path(name));
         std::fs::copy(binary(program), &unfinished).unwrap();
@@ -125,7 +125,7 @@ spec:
         last
     }
 
-    /// The waypoint's own log.
+    /// Returns the waypoint's own log.
     pub(crate) fn waypoint_log(&self) -> String {
         let source = LogSource::Pod {
             pod: "shop/waypoint".to_owned(),
@@ -139,10 +139,10 @@ spec:
         self.mesh.get("shop/waypoint", url).body
     }
 
-    /// State of a plugin in the waypoint; null if it has none.
+    /// Returns the state of a plugin in the waypoint; null if it has none.
     pub(crate) fn known(&self, name: &str) -> serde_json::Value {
         let dump = self.dump();
-        // After the status.
+        // The body after the status line and headers.
         let json = dump.split_once(' ').map_or("", |(_, json)| json);
         let dump: serde_json::Value = serde_json::from_str(json).unwrap_or_default();
         let plugins = dump.pointer("/workloadState/plugins");
@@ -157,7 +157,7 @@ spec:
     }
 }
 
-/// The rest of a request, as it was framed.
+/// Returns the rest of a request by its framing.
 fn body(head: &str, stream: &mut impl std::io::Read) -> std::io::Result<String> {
     let mut body = Vec::new();
     if head.contains("transfer-encoding: chunked") {

@@ -1,5 +1,6 @@
-//! CUSTOM policies in the lab, with a provider by the messages that Envoy's project publishes (`build/authorizer`), in
-//! the mesh and out of it: its checks, its decisions, and requests while it is unavailable.
+//! Tests of CUSTOM policies in the lab, with a provider built from the messages that Envoy's
+//! project publishes (`build/authorizer`), inside and outside of the mesh: its checks, its
+//! decisions, and requests while it is unavailable.
 
 mod behaviour;
 mod compared;
@@ -12,12 +13,12 @@ use serde_json::{Value, json};
 /// Ports of the provider.
 const GRPC: u16 = 9000;
 /// Port of a provider that denies everything.
-const OTHER: u16 = 9001;
+const DENYING_PROVIDER_PORT: u16 = 9001;
 const HTTP: u16 = 8000;
 /// Port at which a provider shows its checks.
 const CHECKS_PORT: u16 = 9002;
 
-/// Objects, as a file of manifests.
+/// Returns objects as a file of manifests.
 fn manifests(objects: &[Value]) -> String {
     let documents: Vec<_> = objects.iter().map(|one| format!("---\n{one}\n")).collect();
     documents.concat()
@@ -27,7 +28,7 @@ fn provider_program() -> String {
     binary("ext-authz-provider").display().to_string()
 }
 
-/// A pod with a program, and its Service.
+/// Returns a pod with a program, and its Service.
 fn served(namespace: &str, name: &str, command: &[&str], ports: &[(&str, u16)]) -> [Value; 2] {
     let program = provider_program();
     let command: Vec<&str> = [program.as_str()].iter().chain(command).copied().collect();
@@ -57,11 +58,11 @@ fn service(namespace: &str, name: &str, app: &str, ports: Value) -> Value {
     })
 }
 
-/// A provider, in a namespace.
+/// Returns a provider in a namespace.
 fn provider(namespace: &str) -> [Value; 2] {
     let ports = [
         ("grpc", GRPC),
-        ("grpc-other", OTHER),
+        ("grpc-other", DENYING_PROVIDER_PORT),
         ("http", HTTP),
         ("http-asked", CHECKS_PORT),
     ];
@@ -77,7 +78,7 @@ fn mesh_config(extension_providers: &Value) -> Value {
     })
 }
 
-/// A policy for a Service of `shop`.
+/// Returns a policy for a Service of `shop`.
 fn custom(service: &str, provider: &str) -> Value {
     json!({
         "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
@@ -106,8 +107,8 @@ impl Scene {
         Self { mesh }
     }
 
-    /// Response of a pod to a request: `status`, `headers`, `body`, and `heard`, which is the request that the
-    /// application received.
+    /// Returns the response to a pod: `status`, `headers`, `body`, and `heard`, which is the
+    /// request that the application received.
     fn ask(&self, pod: &str, service: SocketAddr, request: &Value) -> Value {
         let (program, service) = (provider_program(), service.to_string());
         let command = [program.as_str(), "ask", &service, &request.to_string()];
@@ -117,7 +118,7 @@ impl Scene {
             .unwrap_or_else(|_| json!({"status": 0, "body": output.stdout + &output.stderr}))
     }
 
-    /// Checks that a provider was sent since the last time, as JSON.
+    /// Returns the checks that a provider has received since the last time, as JSON.
     fn checks(&self, from: &str, provider: &str) -> Vec<Value> {
         let status = self.mesh.client().status().expect("the lab answers");
         let ip = find(&status, provider).and_then(|pod| pod.ips.first().copied());
@@ -149,7 +150,7 @@ fn get(target: &str, headers: &[(&str, &str)]) -> Value {
     json!({"method": "GET", "target": target, "host": "app.shop", "headers": headers})
 }
 
-/// Value of the header by which a request decides how it is answered.
+/// Returns the value of the header by which a request selects the provider's decision.
 fn answer(of: &Value) -> String {
     of.as_str().map_or_else(|| of.to_string(), str::to_owned)
 }

@@ -1,5 +1,6 @@
-//! Collectors that hang, fail, flood and come back: requests go on, and rejected records are counted. Reports of
-//! connections that are not HTTP, and trace headers that stay unchanged.
+//! Tests of collectors that hang, fail, flood and recover: requests are still served, and rejected
+//! records are counted; of reports about connections other than HTTP; and of trace headers that
+//! stay unchanged.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,7 +10,7 @@ use std::{
 
 use ambit_system_tests::{Heads, LogSource, Mesh, is_whole, read_head, until, with_waypoint};
 
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Service
@@ -41,7 +42,7 @@ enum Answers {
     Takes,
     Never,
     Fails,
-    /// Accepts all but one record.
+    /// Accepts all records except one.
     TakesInPart,
     Floods,
 }
@@ -54,7 +55,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let (mesh, _) = with_waypoint(MORE);
+        let (mesh, _) = with_waypoint(MANIFESTS);
         let (_, heads) = mesh.serve_heads("shop/server", 8081);
         let answers = Arc::new(Mutex::new(Answers::Takes));
         let of = answers.clone();
@@ -104,7 +105,7 @@ impl Scene {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Response to a client.
+    /// Returns the response to a client.
     fn ask(&self, path: &str, headers: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);
@@ -166,7 +167,7 @@ spec:
 }
 
 #[test]
-fn broken_collectors_harm_no_request_and_recover() {
+fn broken_collectors_affect_no_request_and_recover() {
     let scene = Scene::new();
     scene.mesh.apply("telemetry", &tracing(""));
     scene.until_more("sent");
@@ -196,13 +197,13 @@ fn trace_contexts_stay_unchanged_without_propagation() {
     until("contexts are not passed on", || {
         scene.ask("/alone", "");
         let request_head = scene.request_head("/alone");
-        // What a waypoint makes where nothing came is recorded by nobody.
+        // A span that a waypoint starts without a trace context is not sampled.
         request_head.contains("-00\r\n") && request_head.contains("\r\nx-request-id: ")
     });
     let sent = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
     scene.ask("/parent", sent);
     assert!(scene.request_head("/parent").contains(sent));
-    // Spans are reported all the same.
+    // Spans are reported nevertheless.
     scene.until_more("sent");
 }
 
@@ -223,7 +224,7 @@ fn non_http_connections_are_reported_by_telemetry() {
         let mut connection = scene.mesh.dial("shop/client", service).unwrap();
         connection.say(text).unwrap();
     };
-    // By itself a waypoint writes Istio's line, and metrics with Istio's labels.
+    // By default a waypoint logs in Istio's format, and its metrics have Istio's labels.
     say("hello");
     let own = "] \"- - -\" 0 - - - \"-\" 5 5 ";
     until("the line is written", || scene.log().contains(own));
@@ -267,7 +268,7 @@ spec:
     let lines = |log: &str| log.matches("\ntold ").count();
     let before = scene.log();
     say("short");
-    // Its records are exported before the next.
+    // Its records are exported before the next ones.
     until("the next line is written", || {
         say("12345678");
         lines(&scene.log()) > lines(&before)
@@ -281,7 +282,7 @@ spec:
         "{metrics}"
     );
 
-    // A refusal has its line, with the policy.
+    // A denial has a log line, with the policy.
     scene.mesh.apply(
         "policy",
         "
@@ -298,7 +299,7 @@ spec:
     let refused = "rbac_access_denied_matched_policy[ns[shop]-policy[closed]-rule[0]]";
     until("a refusal is written", || {
         let connection = scene.mesh.dial("shop/client", service);
-        // It is refused, or closed as soon as it speaks.
+        // The connection is rejected, or closed with the client's first byte.
         drop(connection.and_then(|mut connection| connection.say("no")));
         scene.log().contains(refused)
     });

@@ -1,5 +1,5 @@
-//! Dashboards and alert rules of the chart: Prometheus' own engine runs every query of theirs over what the programs of
-//! a mesh answer to scrapes, and each has data.
+//! Tests of the chart's dashboards and alert rules: Prometheus' own engine evaluates every query
+//! over scrapes of a mesh's programs, and each has data.
 
 mod alerts;
 mod prometheus;
@@ -12,14 +12,14 @@ use std::{
 };
 
 use ambit_system_tests::TIMEOUT;
-use prometheus::{Answer, Input, Output, Scrape};
+use prometheus::{Input, Output, QueryResult, Scrape};
 use serde_json::Value;
 use traffic::Scene;
 
-/// Range that Grafana puts in place of `$__rate_interval`.
+/// Range that replaces Grafana's variable `$__rate_interval`.
 const RATE_INTERVAL: &str = "5m";
 
-/// The chart's file of alert rules.
+/// Returns the path of the chart's alert rules.
 fn rules() -> PathBuf {
     files().join("alerts.yaml")
 }
@@ -45,7 +45,7 @@ impl Dashboard {
         dashboards.collect()
     }
 
-    /// Variables that a query fills, in their order: the name, and the query as Prometheus has it.
+    /// Returns the variables with a query, in their order: the name, and the query in PromQL.
     fn variables(&self) -> Vec<(String, String, String)> {
         let variables = self.json["templating"]["list"].as_array().unwrap().iter();
         let queried = variables.filter(|variable| variable["type"] == "query");
@@ -61,7 +61,7 @@ impl Dashboard {
                         let query = format!("count by ({label}) ({series})");
                         (name, query, label.to_owned())
                     }
-                    // Of the result, as text, the regular expression takes one label.
+                    // The regular expression extracts one label of the result's text.
                     "query_result" => {
                         let regex = variable["regex"].as_str().unwrap();
                         let (label, _) = regex.trim_start_matches('/').split_once('=').unwrap();
@@ -88,7 +88,7 @@ impl Dashboard {
     }
 }
 
-/// Results of queries over scrapes, at the time of the last.
+/// Returns the results of queries over scrapes, at the time of the last scrape.
 fn run(scrapes: &[Scrape], queries: Vec<String>) -> Output {
     prometheus::query(&Input {
         rules: rules().display().to_string(),
@@ -99,7 +99,7 @@ fn run(scrapes: &[Scrape], queries: Vec<String>) -> Output {
     })
 }
 
-/// A query as Grafana sends it.
+/// Returns a query with its variables replaced, as Grafana sends it.
 fn filled(query: &str, values: &[(String, String)]) -> String {
     let query = query.replace("$__rate_interval", RATE_INTERVAL);
     let mut query = query.replace("$__range", RATE_INTERVAL);
@@ -109,7 +109,7 @@ fn filled(query: &str, values: &[(String, String)]) -> String {
     query
 }
 
-/// Values of a dashboard's variables: all that there are, as Grafana has it when "All" is chosen.
+/// Returns the values of a dashboard's variables: all values, as Grafana uses for "All".
 fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
     let mut values = Vec::new();
     for (name, query, label) in dashboard.variables() {
@@ -125,7 +125,7 @@ fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
 }
 
 /// Returns the queries of panels without data, with dashboards and responses.
-fn empty(scrapes: &[Scrape]) -> Vec<(String, Answer)> {
+fn empty(scrapes: &[Scrape]) -> Vec<(String, QueryResult)> {
     let mut empty = Vec::new();
     for dashboard in Dashboard::all() {
         let values = values(&dashboard, scrapes);
@@ -158,7 +158,7 @@ fn every_panel_and_every_alert_has_data() {
         }
         assert!(Instant::now() < deadline, "without data: {left:#?}");
     }
-    // What alerts are for does not happen here, but they speak of series that there are.
+    // The conditions of alerts do not occur here, but their series exist.
     let alerts = run(&scrapes, Vec::new()).alerts;
     let queries = alerts.iter().map(|alert| alert.expr.clone()).collect();
     for (alert, answer) in alerts.iter().zip(run(&scrapes, queries).results) {

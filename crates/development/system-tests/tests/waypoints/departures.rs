@@ -1,5 +1,5 @@
-//! Servers that go under load, and the only pod of a waypoint that is killed or ended: no request hangs, none is answered
-//! with 503, and what breaks was under way at that moment.
+//! Tests of servers that are deleted under load, and of a waypoint's only pod that is killed or
+//! terminated: no request hangs, none gets 503, and only requests in flight at that moment break.
 
 use std::{
     io::ErrorKind,
@@ -57,7 +57,7 @@ fn manifests(replicas: u32) -> String {
     let reference =
         "spec:\n  infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}}\n";
     let gateway = GATEWAY.replace("spec:\n", reference);
-    // What it serves on when it is to end is over soon.
+    // A terminating pod serves only for a short time.
     let short = "{deployment: 'spec: {template: {spec: {terminationGracePeriodSeconds: 5}}}'}";
     format!(
         "{PAIR}\n---{gateway}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {short}\n{}",
@@ -65,12 +65,12 @@ fn manifests(replicas: u32) -> String {
     )
 }
 
-/// Whether a response is complete with its last line.
+/// Returns whether a response is complete with its last line.
 fn is_whole(answer: &str) -> bool {
     answer.contains("called by ") && answer.ends_with('\n')
 }
 
-/// Requests to one address one after the other, each on a connection of its own, until stopped.
+/// Sequential requests to one address, each on a separate connection, until stopped.
 pub(crate) struct Load<'a> {
     mesh: &'a Mesh,
     to: SocketAddr,
@@ -122,10 +122,14 @@ impl<'a> Load<'a> {
 fn under_load(loads: &[Load<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
     let broken = || loads.iter().map(|load| load.broken.load(Relaxed));
     let before: Vec<_> = broken().collect();
-    let go_on = || loads.iter().for_each(|load| load.progress.go_on(20));
-    go_on();
+    let wait_for_more = || {
+        loads
+            .iter()
+            .for_each(|load| load.progress.wait_for_more(20))
+    };
+    wait_for_more();
     change();
-    go_on();
+    wait_for_more();
     for ((load, before), now) in loads.iter().zip(before).zip(broken()) {
         let (to, broken) = (load.to, now - before);
         let failures = load.failures.lock().unwrap().clone();
@@ -143,7 +147,8 @@ fn count(mesh: &Mesh, prefix: &str) -> usize {
     all.count()
 }
 
-/// Sends a signal to the first process of the waypoint's pod, and waits until there is another.
+/// Sends a signal to the first process of the waypoint's pod, and waits until another process has
+/// started.
 fn end_waypoint(mesh: &Mesh, signal: &str) {
     let waypoint = || {
         let pods = mesh.client().status().unwrap().pods.into_iter();
@@ -170,7 +175,7 @@ fn end_waypoint(mesh: &Mesh, signal: &str) {
 }
 
 #[test]
-fn servers_and_waypoints_that_go_hang_no_request() {
+fn deleted_servers_and_waypoints_hang_no_request() {
     let mesh = Mesh::up(&manifests(3));
     for (_, address) in NAMESPACES {
         until("requests are answered", || {
@@ -188,7 +193,7 @@ fn servers_and_waypoints_that_go_hang_no_request() {
                 scope.spawn(move || load.run());
             }
         }
-        // Each of the two servers that go may have one request of each client.
+        // Each of the two deleted servers may have one request of each client in flight.
         under_load(loads, "scale down", 4, || {
             mesh.apply("manifests", &manifests(1));
             until("one server of each is left", || count(&mesh, "many-") == 2);

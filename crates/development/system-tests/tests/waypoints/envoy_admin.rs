@@ -1,5 +1,5 @@
-//! Responses of a waypoint to `istioctl proxy-config`, decoded as Envoy's own protobuf types: a field or type that these do
-//! not have, or a value that Envoy would refuse, is an error.
+//! Tests of a waypoint's responses to `istioctl proxy-config`, decoded as Envoy's own protobuf
+//! types: a field or type that these do not have, or a value that Envoy would reject, is an error.
 
 use std::{
     io::Write as _,
@@ -97,7 +97,7 @@ spec:
   vmConfig: {env: [{name: TOKEN, value: hunter2}]}
 ";
 
-/// Fails unless a text is a message of Envoy's.
+/// Fails unless a text is the JSON of a message of Envoy.
 fn decode(message: &[&str], text: &str) {
     let mut decoder = Command::new(binary("envoy-admin-decoder"))
         .args(message)
@@ -113,11 +113,11 @@ fn decode(message: &[&str], text: &str) {
     assert!(output.status.success(), "{error}: {text}");
 }
 
-/// Body of a page of the waypoint's admin port.
+/// Returns the body of a page of the waypoint's admin port.
 fn page(mesh: &Mesh, page: &str) -> String {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 15000));
     let place = LabNetns::Pod("shop/waypoint".into());
-    // A stream of HTTP/1.0 has no framing.
+    // A response of HTTP/1.0 has no framing.
     let request = format!("GET /{page} HTTP/1.0\r\nHost: localhost\r\n\r\n");
     let mut connection = mesh.dial_from(place, address).unwrap();
     let response = connection.raw(request.as_bytes(), |_| false).unwrap();
@@ -127,7 +127,7 @@ fn page(mesh: &Mesh, page: &str) -> String {
 }
 
 #[test]
-fn istioctls_requests_are_answered_in_envoys_own_types() {
+fn istioctl_gets_responses_in_envoys_own_types() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("objects", OBJECTS);
     let whole = || page(&mesh, "config_dump?include_eds=true");

@@ -1,16 +1,17 @@
-//! `ambit policy explain` predicts what requests get: policies drawn at random, every caller and address, with a waypoint
-//! and without.
+//! Tests that `ambit policy explain` predicts the results of requests: random policies, every
+//! caller and address, with a waypoint and without.
 
 use ambit_system_tests::{Mesh, PAIR, until, with_waypoint};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 
-/// Sets of policies that each mesh gets, one after the other.
+/// Number of random sets of policies for each mesh.
 const ROUNDS: u32 = 14;
 
 /// Callers, captured and not.
 const CALLERS: [&str; 2] = ["shop/client", "legacy/client"];
 
-/// Callers in rules: none, all, single ones, and the waypoint, which is the caller of its connections.
+/// Returns sources in rules: none, all, single callers, and the waypoint, which is the caller of
+/// its connections.
 fn sources(mesh: &Mesh) -> Vec<String> {
     let of = |pod: &str| mesh.ip(pod);
     vec![
@@ -47,7 +48,7 @@ const MODES: [&str; 4] = [
     "selector: {matchLabels: {app: server}}, mtls: {mode: PERMISSIVE}, portLevelMtls: {8080: {mode: STRICT}}",
 ];
 
-/// One round's policies. Each is named after the round.
+/// Returns the policies of one round, whose names contain the round.
 fn policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
     let mode = MODES.choose(rng).unwrap();
     let mut text = format!(
@@ -74,7 +75,7 @@ fn policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
     text
 }
 
-/// Whether the explanation allows the request, and its text.
+/// Returns whether the explanation allows the request, and its text.
 fn explained(mesh: &Mesh, from: &str, (to, port): (&str, &str)) -> (bool, String) {
     let question = [
         "policy", "explain", "--from", from, "--to", to, "--port", port, "-o", "json",
@@ -114,7 +115,7 @@ fn compare(mesh: &Mesh, seed: u64) {
         });
         for from in CALLERS {
             for (to, port) in targets {
-                // A client outside the mesh has no way to a Service's address of its own here.
+                // A client outside of the mesh cannot reach a Service's VIP here.
                 if from == "legacy/client" && port == "80" {
                     continue;
                 }
@@ -130,18 +131,18 @@ fn compare(mesh: &Mesh, seed: u64) {
             }
         }
     }
-    // Neither answer is always right.
+    // Both results occur.
     assert!(outcomes.iter().all(|count| *count >= 5), "{outcomes:?}");
 }
 
 #[test]
-fn explanations_are_what_requests_get_without_a_waypoint() {
+fn explanations_match_results_without_a_waypoint() {
     let mesh = Mesh::up(PAIR);
     compare(&mesh, 1);
 }
 
 #[test]
-fn explanations_are_what_requests_get_through_a_waypoint() {
+fn explanations_match_results_through_a_waypoint() {
     let (mesh, _) = with_waypoint("");
     compare(&mesh, 2);
 }

@@ -1,6 +1,6 @@
-//! Waypoints, node proxies and the control plane are killed or stopped under load. Requests inside fail and later
-//! ones succeed again; none reaches the covered pod around its waypoint, which is seen on the wire to the pod, inside
-//! the pod, and by the application.
+//! Tests in which waypoints, node proxies and the control plane are killed or stopped under load.
+//! Requests in flight fail and later ones succeed again; none reaches the covered pod without its
+//! waypoint, as observed on the link to the pod, inside the pod, and by the application.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use ambit_system_tests::{
 
 use crate::progress::Progress;
 
-/// The port of the application.
+/// Port of the application.
 const PORT: u16 = 8081;
 const SERVICE: &str = "
 ---
@@ -56,7 +56,7 @@ impl Scene {
         (self.server, PORT)
     }
 
-    /// Waits until every client is answered, by the service's address and the pod's.
+    /// Waits until every client gets a response, by the service's address and the pod's.
     fn until_all_work(&self, after: &str) {
         for client in ["shop/client", "legacy/client"] {
             for to in [Self::service(), self.pod()] {
@@ -84,7 +84,7 @@ impl Scene {
         self.mesh.run(pod, &["sh", "-c", kill]);
     }
 
-    /// Kills the process that does a waypoint's work, and not the one that holds its sockets.
+    /// Kills the worker process of a waypoint, and not its supervisor, which holds the sockets.
     fn kill_worker(&self, pod: &str) {
         let kill = "for process in /proc/[0-9]*; do \
                     grep -qz \"^AMBIT_POD_UID=$AMBIT_POD_UID$\" $process/environ 2>/dev/null || continue; \
@@ -96,7 +96,7 @@ impl Scene {
         assert_eq!(output.matches("killed").count(), 1, "{output}");
     }
 
-    /// Flows that were seen on their way to the pod's application or proxy.
+    /// Returns the flows that were observed on their way to the pod's application or proxy.
     fn seen(&self, capture: Capture) -> Vec<FlowReport> {
         let reports = capture.finish().reports();
         let to_pod = reports.into_iter().filter(|report| {
@@ -106,7 +106,7 @@ impl Scene {
     }
 }
 
-/// Requests of both clients to both addresses, one after the other, until stopped.
+/// Sequential requests of both clients to both addresses, until stopped.
 struct Load<'a> {
     scene: &'a Scene,
     progress: Progress,
@@ -127,7 +127,7 @@ impl Load<'_> {
 }
 
 #[test]
-fn whatever_dies_no_request_gets_around_the_waypoint() {
+fn no_request_bypasses_the_waypoint_whatever_dies() {
     let two = GATEWAY.replace(
         "{name: waypoint, namespace: shop}",
         "{name: waypoint, namespace: shop, annotations: {ambit.io/waypoint-replicas: '2'}}",
@@ -166,7 +166,7 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
             let load = &load;
             scope.spawn(move || load.run(client));
         }
-        load.progress.go_on(4);
+        load.progress.wait_for_more(4);
         scene.kill_waypoint(&first.0);
         scene.until_all_work("after one waypoint was killed");
         scene.kill_waypoint(&first.0);
@@ -176,17 +176,18 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
             mesh.kill("proxy", Some(node));
             scene.until_all_work(&format!("after the node proxy of {node} was killed"));
         }
-        // The one that is to serve alone has its mesh again.
+        // The pod that must serve alone has the state of the mesh again.
         until("the second waypoint serves", || {
             let answer = scene.ask("shop/client", Scene::service(), "both");
             answer.is_some_and(|answer| answer.contains(&format!("called by {}\n", second.1)))
         });
         {
             let _away = mesh.hang("control", None);
-            load.progress.go_on(4);
+            load.progress.wait_for_more(4);
             scene.kill_waypoint(&first.0);
-            // The other one serves on; of what was killed with its supervisor nothing is left to learn from.
-            load.progress.go_on(4);
+            // The other pod still serves; the one killed with its supervisor cannot report
+            // anything.
+            load.progress.wait_for_more(4);
         }
         mesh.kill("control", None);
         scene.until_all_work("after the control plane came back");
@@ -196,7 +197,8 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
     let on_wire = scene.seen(on_wire);
     assert!(!on_wire.is_empty());
     for report in &on_wire {
-        // Connections from outside of the mesh are plaintext, and redirected to the waypoint by the pod's proxy.
+        // Connections from outside of the mesh are plaintext, and the pod's proxy redirects them to
+        // the waypoint.
         let from_outside =
             report.client == mesh.ip("legacy/client") && report.server.port() == PORT;
         let from_waypoint = is_of_waypoint(&report.client) && report.server.port() == 15008;
@@ -252,8 +254,8 @@ fn killed_parts_continue_from_known_state() {
         let answer = scene.ask(client, scene.pod(), "after").unwrap();
         assert!(answer.contains(&called_by_waypoint), "{answer}");
     }
-    // What changes afterwards is followed: the service loses its endpoint. (Of two files that give an object, the one
-    // that is first by name counts.)
+    // Later changes are applied: the service loses its endpoint. (If two files define an object,
+    // the first by name applies.)
     drop(away);
     let of_nobody = SERVICE.replace("app: server", "app: nobody");
     scene.mesh.apply("app", &of_nobody);
@@ -264,7 +266,7 @@ fn killed_parts_continue_from_known_state() {
     scene.until_all_work("after the service has its endpoint again");
 }
 
-/// Shows that the capture of the first test sees direct requests where there is no Gateway.
+/// Shows that the capture of the first test detects direct requests when there is no Gateway.
 #[test]
 fn without_a_gateway_the_same_capture_sees_direct_requests() {
     let scene = Scene::new(&format!("{PAIR}{SERVICE}"));

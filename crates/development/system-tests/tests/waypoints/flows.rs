@@ -1,4 +1,4 @@
-//! Flow events: connections and refusals as they happen, for readers alone.
+//! Tests of flow events: connections and denials as they happen, only for permitted readers.
 
 use ambit_system_tests::{Expected, Mesh, PAIR, until, until_through, with_waypoint};
 use ambit_testkit::until_within;
@@ -17,7 +17,7 @@ spec:
 ";
 
 #[test]
-fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
+fn flow_events_show_both_sides_and_denials_with_policy() {
     let mesh = Mesh::up(PAIR);
     mesh.until_known_as("node-1", "shop/server", "HBONE");
     let mut flows = mesh.flows(2, &[]);
@@ -44,7 +44,7 @@ fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
         }
     }
 
-    // From outside of the mesh, until a policy forbids it.
+    // From outside of the mesh, until a policy denies it.
     mesh.until_get("legacy/client", "http://server.shop/", true);
     let plaintext = [
         ("/source/workload", "client"),
@@ -65,7 +65,7 @@ fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
     let refused = [&plaintext[..], &refused].concat();
     flows.until(&refused);
     denied.until(&refused);
-    // What is wanted and nothing else.
+    // Only the requested events.
     mesh.get("shop/client", "http://server.shop/");
     flows.until(&[("/source/identity", &client), ("/event", "closed")]);
     let others = denied.all(Duration::ZERO);
@@ -73,7 +73,7 @@ fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
         others.iter().all(|event| event["event"] == "refused"),
         "{others:#?}"
     );
-    // Nobody reads any more.
+    // There is no reader any more.
     drop((flows, denied));
     until("the proxies count no readers", || {
         mesh.proxy_metrics("node-2")
@@ -81,9 +81,10 @@ fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
     });
 }
 
-/// A reader that reads nothing costs its proxies a bounded queue, and only until they drop it; connections go on.
+/// Checks that a reader that does not read costs its proxies a bounded queue, and only until they
+/// drop it; connections continue.
 #[test]
-fn stopped_reader_is_dropped_and_reads_again_when_it_goes_on() {
+fn stopped_reader_is_dropped_and_resumes() {
     let mesh = Mesh::up(PAIR);
     mesh.until_known_as("node-1", "shop/server", "HBONE");
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
@@ -112,7 +113,7 @@ fn stopped_reader_is_dropped_and_reads_again_when_it_goes_on() {
     let mut other = mesh.flows(2, &["--for", "60s"]);
     talk();
     other.until(&[("/event", "opened"), ("/reporter/node", "node-2")]);
-    stopped.go_on();
+    stopped.resume();
     until("the stopped one reads again", || {
         mesh.get("legacy/client", "http://server.shop/");
         let events = stopped.all(Duration::from_millis(200));
@@ -123,7 +124,7 @@ fn stopped_reader_is_dropped_and_reads_again_when_it_goes_on() {
 }
 
 #[test]
-fn requests_are_seen_at_waypoints_with_route_status_and_policy() {
+fn flow_events_show_requests_with_route_status_and_policy() {
     let (mesh, _) = with_waypoint(ROUTED);
     let mut flows = mesh.flows(3, &[]);
     until("the route is followed", || {
@@ -177,7 +178,8 @@ fn requests_are_seen_at_waypoints_with_route_status_and_policy() {
         ]
         .concat(),
     );
-    // The client's node proxy says which waypoint it took; what passes it by is seen on its detour.
+    // The client's node proxy reports the chosen waypoint; a connection that bypasses the waypoint
+    // is reported on its hairpin.
     flows.until(&[
         ("/reporter/kind", "source"),
         ("/reporter/node", "node-1"),
@@ -194,7 +196,7 @@ fn requests_are_seen_at_waypoints_with_route_status_and_policy() {
         ("/waypoint", "shop/waypoint"),
         ("/event", "closed"),
     ]);
-    // A proxy that comes again is read again.
+    // A restarted proxy is read again.
     mesh.kill("proxy-worker", Some("node-1"));
     until("events of the new proxy", || {
         mesh.get("shop/client", "http://app.shop/open");
@@ -233,7 +235,7 @@ spec:
 ";
 
 #[test]
-fn suggested_policies_let_what_was_seen_go_on_and_nothing_else() {
+fn suggested_policies_allow_exactly_the_observed_traffic() {
     let (mesh, address) = with_waypoint(ROUTED);
     let url = |path: &str| format!("http://app.shop{path}");
     until_through(&mesh, &address, "shop/client", &url("/open"));
@@ -241,7 +243,7 @@ fn suggested_policies_let_what_was_seen_go_on_and_nothing_else() {
     for _ in 0..3 {
         assert!(mesh.get("shop/client", &url("/open")).succeeded());
     }
-    // Refused, and so nothing that is to go on.
+    // Denied requests, which need not continue.
     let refused = mesh.get("shop/client", &url("/closed"));
     assert!(refused.body.contains("403"), "{refused:?}");
     let refusal = flows.until(&[("/event", "refused"), ("/request/path", "/closed")]);
@@ -264,7 +266,7 @@ fn suggested_policies_let_what_was_seen_go_on_and_nothing_else() {
     }
     assert!(!policies.contains("- /closed"), "{policies}");
 
-    // Rehearsed on what was seen until now, which refuses nobody; then in force.
+    // The policies are rehearsed on observed traffic, and deny none of it; then they are applied.
     let written = directory.path().join("policies.yaml");
     std::fs::write(&written, &policies).unwrap();
     let rehearsed = mesh.ambit(&["policy", "test", written.to_str().unwrap()]);

@@ -1,5 +1,5 @@
-//! A Gateway of another controller that labels name: a captured pod acts as its waypoint, whose node proxy accepts
-//! tunnels for the waypoint's services and hands them over.
+//! Tests of a labelled Gateway of another controller: a captured pod acts as its waypoint, whose
+//! node proxy accepts tunnels for the waypoint's services and hands them over.
 
 use std::{fmt::Write as _, fs, net::IpAddr};
 
@@ -46,7 +46,7 @@ spec:
   ports: [{name: http, port: 8080}]
 ";
 
-/// [`PAIR`] with the waypoint, before the pod `server`.
+/// Starts a mesh of [`PAIR`] with the waypoint in front of the pod `server`.
 fn scene() -> (Mesh, IpAddr) {
     let bound = PAIR.replace(
         "{name: server, namespace: shop, labels: {app: server}}",
@@ -69,7 +69,7 @@ fn until_answered(mesh: &Mesh, client: &str, url: &str, by: &str) {
 fn label_to_a_foreign_gateway_is_followed() {
     let (mesh, server) = scene();
     let direct = format!("http://{server}:8080/");
-    // By the service that is bound, by the pod that is, and by a service that is not and has the pod.
+    // Through a bound service, through a bound pod, and through an unbound service with that pod.
     for url in ["http://named.shop:8080/", &direct, "http://server.shop/"] {
         until_answered(&mesh, "shop/client", url, "far-text");
     }
@@ -78,7 +78,7 @@ fn label_to_a_foreign_gateway_is_followed() {
     let far = gateways.iter().find(|one| one["metadata"]["name"] == "far");
     let address = &far.unwrap()["status"]["addresses"][0]["value"];
     assert_eq!(address, "10.96.0.90");
-    // It alone delivers.
+    // Only the waypoint delivers.
     until_answered(&mesh, "shop/far", &direct, "plain-marker");
     until("who does not come through it is refused", || {
         !mesh.get("legacy/client", &direct).succeeded()
@@ -88,7 +88,7 @@ fn label_to_a_foreign_gateway_is_followed() {
         log.contains("cannot receive the original peer of this connection"),
         "{log}"
     );
-    // What is not bound is as it was.
+    // Unbound targets are unchanged.
     let legacy = format!("http://{}:8080/", mesh.ip("legacy/server"));
     until_answered(&mesh, "shop/client", &legacy, "legacy-server");
 }
@@ -101,7 +101,7 @@ fn waypoint_without_address_or_pods_blocks_until_it_returns() {
     for url in [named, &direct] {
         until_answered(&mesh, "shop/client", url, "far-text");
     }
-    // Of two files that give an object, the one that is first by name counts.
+    // If two files define an object, the first by name applies.
     mesh.apply("gateway", &format!("{GATEWAY}status: {{addresses: []}}\n"));
     for url in [named, &direct] {
         until(&format!("{url} is refused"), || {
@@ -114,7 +114,8 @@ fn waypoint_without_address_or_pods_blocks_until_it_returns() {
     }
 }
 
-/// Runs nginx, which reads caller and destination from the PROXY header, reports them, and forwards the request.
+/// Returns a script that runs nginx, which reads caller and destination from the PROXY header,
+/// reports them, and forwards the request.
 fn nginx(scratch: &std::path::Path) -> String {
     let config = scratch.join("nginx.conf");
     let scratch = scratch.display();
@@ -133,7 +134,7 @@ http {{ access_log off;
 }
 
 #[test]
-fn a_proxy_that_speaks_no_hbone_is_a_waypoint_behind_its_node_proxy() {
+fn proxy_without_hbone_is_a_waypoint_behind_its_node_proxy() {
     let scratch = tempfile::tempdir().unwrap();
     let bound = PAIR.replace(
         "{name: server, namespace: shop, labels: {app: server}}",
@@ -159,7 +160,7 @@ fn a_proxy_that_speaks_no_hbone_is_a_waypoint_behind_its_node_proxy() {
         let line = format!("{client} asks for {asked}");
         until_answered(&mesh, "shop/client", &format!("http://{asked}/who"), &line);
     }
-    // It delivers as itself.
+    // The waypoint delivers under its own identity.
     let direct = format!("http://{server}:8080/");
     until_answered(&mesh, "shop/client", &direct, "plain-marker");
     let far = mesh.ip("shop/far");

@@ -1,5 +1,6 @@
-//! A waypoint that is introduced under load: no connection is refused before it is ready, all go through it from then on,
-//! and without it they are refused, also after a restart of the control plane.
+//! Tests of introducing a waypoint under load: no connection is refused before it is ready, all
+//! pass it from then on, and without it they are refused, also after a restart of the control
+//! plane.
 
 use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
@@ -7,7 +8,7 @@ use ambit_system_tests::{GATEWAY, Mesh, Options, PAIR, options, until, until_thr
 
 use crate::departures::Load;
 
-/// A port of the server that no Service declares.
+/// Port of the server that no Service declares.
 const UNDECLARED: u16 = 8085;
 
 fn manifests(gateway: &str) -> String {
@@ -62,7 +63,9 @@ fn waypoint_is_introduced_without_a_refused_connection() {
                 scope.spawn(move || load.run());
             }
         }
-        loads.iter().for_each(|load| load.progress.go_on(20));
+        loads
+            .iter()
+            .for_each(|load| load.progress.wait_for_more(20));
         mesh.apply("manifests", &manifests(&gateway("")));
         until("the waypoint has a pod", || waypoint_pods(&mesh) == 1);
         mesh.until("the waypoint is ready", |status| {
@@ -72,7 +75,9 @@ fn waypoint_is_introduced_without_a_refused_connection() {
         for url in &urls {
             until_through(&mesh, &waypoint, "shop/client", url);
         }
-        loads.iter().for_each(|load| load.progress.go_on(20));
+        loads
+            .iter()
+            .for_each(|load| load.progress.wait_for_more(20));
     });
     for (load, url) in loads.iter().zip(&urls) {
         let failures = load.failures.lock().unwrap().clone();
@@ -103,7 +108,7 @@ fn waypoint_is_introduced_without_a_refused_connection() {
     refused();
     mesh.kill("control", None);
     mesh.label("legacy", "ambient");
-    // What the new control plane says has arrived.
+    // The records of the new control plane have arrived.
     mesh.until_captured("legacy/client", true);
     mesh.until_known_as("node-1", "legacy/client", "HBONE");
     refused();

@@ -1,5 +1,5 @@
-//! Routes of other kinds than HTTPRoute: where gRPC requests, connections and TLS connections go, and what is refused
-//! rather than sent somewhere else.
+//! Tests of routes of other kinds than HTTPRoute: destinations of gRPC requests, connections and
+//! TLS connections, and traffic that is rejected instead of being sent elsewhere.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,7 +9,7 @@ use std::{
 use ambit_system_tests::{GATEWAY, LabNetns, Mesh, PAIR, is_closed, until, with_waypoint};
 use http::{HeaderMap, Request, Response};
 
-/// Services with one port each, whose applications respond with it.
+/// Services with one port each, whose applications respond with their port.
 const SERVICES: &str = "
 ---
 apiVersion: v1
@@ -69,7 +69,7 @@ spec:
   rules: [{when: [{key: connection.sni, values: [forbidden.example]}]}]
 ";
 
-/// An application of gRPC that returns its name.
+/// Serves gRPC that returns its port.
 async fn serve_grpc(stream: tokio::net::TcpStream, port: u16) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
@@ -141,7 +141,7 @@ fn grpc_requests_are_routed_by_method() {
     assert_eq!(text(&direct, "served-by"), "8081");
     mesh.apply("policy", NO_SECRETS);
     mesh.apply("route", &route("GRPCRoute", 80, GRPC_RULES));
-    // Implemented nowhere.
+    // No application implements the method.
     until_status("/shop.Other/Next", "12");
     let next = call(&mesh, front, "/shop.Orders/Next");
     assert_eq!(text(&next, "served-by"), "8082");
@@ -149,7 +149,7 @@ fn grpc_requests_are_routed_by_method() {
     let other = call(&mesh, front, "/shop.Orders/Place");
     assert_eq!(text(&other, "served-by"), "8081");
     assert_eq!(text(&other, "x-rule"), "");
-    // No such backend.
+    // The backend does not exist.
     let gone = until_status("/shop.Gone/Any", "14");
     assert_eq!(text(&gone, "content-type"), "application/grpc");
     // A route and a policy apply to it, in every spelling of the path.
@@ -160,7 +160,7 @@ fn grpc_requests_are_routed_by_method() {
     ] {
         until_status(path, "7");
     }
-    // A route that cannot be read is in the way, rather than out of it.
+    // An invalid route causes rejections, and is not ignored.
     mesh.apply(
         "route",
         &route(
@@ -202,7 +202,7 @@ fn until_served_by(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     by
 }
 
-/// Runs applications that send their port, and then echo.
+/// Starts applications that send their port, and then echo.
 fn greeters(mesh: &Mesh) {
     for port in [8091_u16, 8092] {
         mesh.serve("shop/server", port, move |mut stream| {
@@ -213,7 +213,7 @@ fn greeters(mesh: &Mesh) {
     }
 }
 
-/// The port of the application that a connection reaches; `None` if it is refused.
+/// Returns the port of the application that a connection reaches; `None` if it is rejected.
 fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
     let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));
@@ -225,7 +225,7 @@ fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
 }
 
 #[test]
-fn connections_are_shared_by_weight_and_what_has_no_backend_is_refused() {
+fn connections_are_split_by_weight_or_rejected_without_backend() {
     let (mesh, _) = with_waypoint(SERVICES);
     greeters(&mesh);
     let front = mesh.service("front.shop.svc", 90);
@@ -238,7 +238,7 @@ fn connections_are_shared_by_weight_and_what_has_no_backend_is_refused() {
     };
     assert_eq!(greeting(&mesh, front).as_deref(), Some("8091"));
     mesh.apply("route", &tcp("{name: next, port: 90}"));
-    // Of a server that speaks first, too.
+    // Also for a server that sends first.
     until("connections go to the backend", || {
         greeting(&mesh, front).as_deref() == Some("8092")
     });
@@ -251,7 +251,7 @@ fn connections_are_shared_by_weight_and_what_has_no_backend_is_refused() {
         match greeting(&mesh, front).as_deref() {
             Some("8091") => served += 1,
             None => refused += 1,
-            // As it was before, and then no more.
+            // As before, and then no longer.
             Some(other) => assert_eq!(
                 (served, refused),
                 (0, 0),
@@ -262,14 +262,14 @@ fn connections_are_shared_by_weight_and_what_has_no_backend_is_refused() {
     });
     mesh.apply("route", &tcp("{name: next, port: 90, weight: 0}"));
     until("nothing has a weight", || greeting(&mesh, front).is_none());
-    // Other ports are none of its business.
+    // Other ports are unaffected.
     let other = mesh.service("next.shop.svc", 90);
     assert_eq!(greeting(&mesh, other).as_deref(), Some("8092"));
     mesh.apply("route", &tcp("{name: next, port: 90}"));
     until("connections go to the backend", || {
         greeting(&mesh, front).as_deref() == Some("8092")
     });
-    // The policies of the service hold before its routes.
+    // The service's policies apply before its routes.
     let denied = NOT_FROM_CLIENT.replace(
         "when: [{key: connection.sni, values: [forbidden.example]}]",
         "from: [{source: {namespaces: [shop]}}]",
@@ -283,7 +283,7 @@ fn connections_are_shared_by_weight_and_what_has_no_backend_is_refused() {
     });
 }
 
-/// The first message of a TLS client that asks for a name, with padding.
+/// Returns a ClientHello with a server name, with padding.
 fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
     fn vector(length: usize, of: &[u8]) -> Vec<u8> {
         let size = of.len().to_be_bytes();
@@ -311,7 +311,7 @@ fn reached_port(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String>
     let mut stream = mesh.client().dial(place, address).unwrap();
     let timeout = std::time::Duration::from_secs(20);
     stream.set_read_timeout(Some(timeout)).unwrap();
-    // What is refused may be reset while it is written.
+    // Writing may fail, since a rejected connection may be reset meanwhile.
     let _reset = stream.write_all(says);
     let mut received = vec![0; 5 + says.len()];
     match stream.read_exact(&mut received) {
@@ -346,7 +346,7 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
         port_for(Some("Next.Example")) == to_next
     });
     assert_eq!(port_for(Some("a.b.below.example")), to_next);
-    // Names that no route is for, the service's own among them, and what is no TLS or too long.
+    // Names without a route, including the service's own, and bytes that are not TLS or too long.
     for name in [
         Some("below.example"),
         Some("front.shop.svc.cluster.local"),
@@ -358,12 +358,12 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
     assert_eq!(reached_port(&mesh, front, b"GET / HTTP/1.1\r\n\r\n"), None);
     let long = client_hello(Some("next.example"), 40_000);
     assert_eq!(reached_port(&mesh, front, &long), None);
-    // A policy sees the name.
+    // A policy matches the name.
     until("the policy refuses the name", || {
         port_for(Some("forbidden.example")).is_none()
     });
     assert_eq!(port_for(Some("next.example")), to_next);
-    // A TCPRoute takes the rest.
+    // A TCPRoute serves all other connections.
     let rest = "  rules: [{backendRefs: [{name: front, port: 90}]}]\n";
     mesh.apply("rest", &route("TCPRoute", 443, rest));
     until("the rest goes elsewhere", || {
@@ -376,7 +376,7 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
     );
 }
 
-/// A second waypoint, and a share of the connections for it.
+/// Second waypoint, and a percentage of the connections for it.
 const CANARY: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -399,8 +399,9 @@ spec:
 ";
 
 #[test]
-fn a_canary_of_a_waypoint_gets_its_share_until_it_goes() {
-    // Of services alone: what a canary of a waypoint that takes pods delivers goes through that one, too.
+fn canary_waypoint_gets_its_percentage_until_deleted() {
+    // Only for services: connections that the canary of a pods' waypoint delivers would pass that
+    // waypoint, too.
     let gateways = format!("{GATEWAY}{CANARY}").replace(
         "namespace: shop}\nspec:\n  gatewayClassName",
         "namespace: shop, labels: {istio.io/waypoint-for: service}}\nspec:\n  gatewayClassName",

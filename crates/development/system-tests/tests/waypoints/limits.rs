@@ -1,5 +1,6 @@
-//! Rate limits: what a waypoint counts by itself, and what a rate-limit service counts that is made of Envoy's own API;
-//! clients that flood it with keys, and services that hang, lie, break or go.
+//! Tests of rate limits: local ones of a waypoint, and global ones of a rate-limit service built
+//! from Envoy's own API; with clients that flood it with keys, and services that hang, lie, break
+//! or disappear.
 
 use std::{
     net::SocketAddr,
@@ -126,7 +127,7 @@ impl Scene {
         answer
     }
 
-    /// A client of gRPC gets gRPC's status to retry.
+    /// Checks that a rejected gRPC client gets gRPC's status for a retry.
     #[track_caller]
     fn expect_refused_by_grpc(&self, user: &str) {
         let headers = format!("x-user: {user}\r\ncontent-type: application/grpc\r\n");
@@ -158,8 +159,8 @@ impl Scene {
         self.mesh.client().log_text(source).unwrap_or_default()
     }
 
-    /// Requests that the rate-limit service was sent.
-    fn questions(&self) -> Vec<Value> {
+    /// Returns the requests that the rate-limit service has received.
+    fn rate_limit_requests(&self) -> Vec<Value> {
         let log = self.log("shop/limits");
         let lines = log.lines();
         lines
@@ -191,7 +192,7 @@ impl Scene {
 }
 
 #[test]
-fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
+fn local_limits_reject_excess_requests_and_bound_keys() {
     let scene = Scene::new();
     let by_user = "  tellClients: true
   local: [{requests: 2, per: 1h, by: [{header: x-user}]}]";
@@ -220,14 +221,14 @@ fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
     });
     assert!(scene.counted("local", "refused"));
 
-    // Where what is written cannot be used, the last good state stays, with what it has counted.
+    // An invalid object leaves the last valid one in force, with its counters.
     scene
         .mesh
         .apply("limit", &limit("  local: [{requests: 0, per: 1h}]"));
     scene.until_problem("spec.local[0].requests");
     scene.expect("a", "429");
 
-    // A flood of keys gets as much as the buckets that are kept apart, and one more.
+    // A flood of keys gets as many requests as there are separate buckets, and one more.
     let few = "  tellClients: true
   local: [{requests: 1, per: 2h, buckets: 4, by: [{header: x-user}]}]";
     scene.until(&limit(few), "429", "x-ratelimit-limit: 1, 1;w=7200\r\n");
@@ -238,7 +239,7 @@ fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
             .all(|answer| answer.starts_with("http/1.1 429 "))
     );
 
-    // Who calls, which no header changes.
+    // The caller's identity, which no header changes.
     let by_caller = "  tellClients: true
   local: [{requests: 1, per: 3h, by: [{source: Principal}]}]";
     let says = "x-ratelimit-limit: 1, 1;w=10800\r\n";
@@ -249,7 +250,7 @@ fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
     let other = scene.ask_from("shop/other", forged);
     assert!(other.starts_with("http/1.1 200 "), "{other}");
 
-    // It is counted and passes.
+    // The request is counted and allowed.
     let dry = by_caller.replace("tellClients", "dryRun");
     scene.until(&limit(&dry), "200", "");
     scene.expect("a", "200");
@@ -257,7 +258,7 @@ fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
 }
 
 #[test]
-fn a_rate_limit_service_decides_what_passes() {
+fn rate_limit_service_decides() {
     let scene = Scene::new();
     scene.until(&global("shop", "tellClients: true"), "200", "x-limited-by");
     scene.expect("a", "200");
@@ -275,11 +276,11 @@ fn a_rate_limit_service_decides_what_passes() {
     scene.expect_refused_by_grpc("a");
     assert!(scene.counted("global", "refused") && scene.counted("global", "passed"));
     // Requests without a descriptor cause no check.
-    let asked = scene.questions().len();
+    let asked = scene.rate_limit_requests().len();
     let plain = scene.ask_from("shop/client", "");
     assert!(plain.starts_with("http/1.1 200 "), "{plain}");
-    assert_eq!(scene.questions().len(), asked);
-    let last = scene.questions().pop().unwrap();
+    assert_eq!(scene.rate_limit_requests().len(), asked);
+    let last = scene.rate_limit_requests().pop().unwrap();
     assert_eq!(
         (&last["domain"], &last["hitsAddend"]),
         (&"shop".into(), &1.into())
@@ -287,7 +288,7 @@ fn a_rate_limit_service_decides_what_passes() {
     let entries = &last["descriptors"][0]["entries"];
     assert_eq!(entries[0]["key"], "user");
     assert_eq!(entries[1]["value"], "shop");
-    // As how many a request counts is the object's to say.
+    // The object sets the number of hits of a request.
     let two = global("twice", "tellClients: true").replace("timeout", "hits: 2\n    timeout");
     scene.until(&two, "200", "x-ratelimit-remaining: 0\r\n");
     scene.expect("c", "200");
@@ -295,7 +296,7 @@ fn a_rate_limit_service_decides_what_passes() {
 }
 
 #[test]
-fn a_service_that_does_not_decide_refuses_or_passes_as_is_configured() {
+fn undecided_rate_limit_follows_the_failure_setting() {
     let scene = Scene::new();
     let (domains, open) = (["hang", "unknown", "broken", "flood"], "failOpen: true");
     let outcomes = ["late", "undecided", "failed", "too_large"];
@@ -308,12 +309,12 @@ fn a_service_that_does_not_decide_refuses_or_passes_as_is_configured() {
         });
         scene.until(&object(open), "200", "");
     }
-    // What frames an answer is not the service's to say, nor are two headers in one.
+    // The service may not set headers that frame a response, nor two lines in one header.
     scene.until(&global("framing", ""), "200", "x-good: yes\r\n");
     let answer = scene.expect("a", "200");
     assert!(!answer.contains("transfer-encoding"), "{answer}");
     assert!(!answer.contains("smuggled"), "{answer}");
-    // It goes, and comes back.
+    // The service disappears, and returns.
     scene.until(&global("gone", ""), "200", "x-limited-by");
     scene.mesh.remove("limits");
     until("requests are refused", || {

@@ -1,5 +1,5 @@
-//! Waypoints under faults, in circles, and under every kind of traffic. One module a property, which its header
-//! states.
+//! Tests of waypoints under faults, in routing loops, and under every kind of traffic. One module
+//! for each property, which its header states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -9,7 +9,6 @@
 )]
 
 mod authorizers;
-mod circles;
 mod collectors;
 mod dashboards;
 mod departures;
@@ -32,6 +31,7 @@ mod rehearsal_of_cluster;
 mod request_explained;
 mod rollout;
 mod routed_policies;
+mod routing_loops;
 mod sessions;
 mod telemetry;
 mod tls_routes;

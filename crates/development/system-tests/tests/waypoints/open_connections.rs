@@ -1,4 +1,5 @@
-//! Connections that were open before their server got a waypoint go on until a layer 7 rule could concern them.
+//! Tests of connections that were open before their server got a waypoint, which continue until a
+//! layer 7 rule could apply to them.
 
 use std::net::SocketAddr;
 
@@ -16,7 +17,8 @@ spec:
     to: [{operation: {ports: ['9000']}}]
 ";
 
-/// Rules at the server's waypoint as the server's node proxy has them.
+/// Returns the number of layer 7 rules of the server's waypoint, as the server's node proxy knows
+/// it.
 fn rules(mesh: &Mesh) -> Option<usize> {
     let dump = mesh.proxy_dump("node-2");
     let workloads = dump.pointer("/workloads")?.as_array()?;
@@ -30,7 +32,7 @@ fn rules(mesh: &Mesh) -> Option<usize> {
 }
 
 #[test]
-fn older_connections_end_when_a_rule_could_concern_them() {
+fn older_connections_end_when_a_rule_could_apply() {
     let other = idle_pod("shop/other", "node-1", "app: other");
     let mesh = Mesh::up(&format!("{PAIR}{other}"));
     for pod in ["shop/client", "shop/other", "shop/server"] {
@@ -45,7 +47,7 @@ fn older_connections_end_when_a_rule_could_concern_them() {
     for connection in [&mut concerned, &mut of_other] {
         connection.say("before").unwrap();
     }
-    // A request of which the end comes last.
+    // A request whose end is sent last.
     kept.raw(b"GET / HTTP/1.1\r\nHost: server\r\n", |_| true)
         .unwrap();
 

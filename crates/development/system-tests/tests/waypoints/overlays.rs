@@ -1,9 +1,9 @@
-//! A waypoint follows the overlay in its Gateway's ConfigMap, stays unchanged while that is invalid, and goes back to
-//! the default without it.
+//! Tests that a waypoint follows the overlay in its Gateway's ConfigMap, stays unchanged while that
+//! is invalid, and returns to the default without it.
 
 use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
 
-/// The mesh with this in the ConfigMap.
+/// Returns the mesh with this data in the ConfigMap.
 fn manifests(data: &str) -> String {
     let reference =
         "spec:\n  infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}}\n";
@@ -13,14 +13,14 @@ fn manifests(data: &str) -> String {
     )
 }
 
-/// The names of the waypoint's pods.
+/// Returns the names of the waypoint's pods.
 fn pods(mesh: &Mesh) -> Vec<String> {
     let pods = mesh.client().status().unwrap().pods.into_iter();
     let of_it = pods.filter(|pod| pod.namespace == "shop" && pod.name.starts_with("waypoint-"));
     of_it.map(|pod| pod.name).collect()
 }
 
-/// The reason of a condition of the Gateway.
+/// Returns the reason of a condition of the Gateway.
 fn reason(mesh: &Mesh, condition: &str) -> Option<String> {
     let gateways = mesh.client().status().unwrap().gateways;
     let conditions = gateways.first()?["status"]["conditions"].as_array()?;
@@ -29,7 +29,7 @@ fn reason(mesh: &Mesh, condition: &str) -> Option<String> {
 }
 
 #[test]
-fn a_waypoint_is_as_its_overlays_say_and_stays_when_they_cannot_be() {
+fn waypoint_follows_valid_overlays_only() {
     let mesh = Mesh::up(&manifests("{deployment: 'spec: {replicas: 2}'}"));
     let first = pods(&mesh);
     assert_eq!(first.len(), 2);

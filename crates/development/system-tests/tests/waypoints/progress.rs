@@ -1,4 +1,4 @@
-//! How a load gets on beside what a test does.
+//! Progress of a load in parallel to a test.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -12,7 +12,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Whether the load is to end.
+    /// Returns whether the load must end.
     pub(crate) fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -22,8 +22,8 @@ impl Progress {
         self.good.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until this number of further responses.
-    pub(crate) fn go_on(&self, more: u32) {
+    /// Waits for `more` further responses.
+    pub(crate) fn wait_for_more(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
         until("requests go on", || {
             self.good.load(Ordering::Relaxed) >= from + more
@@ -36,7 +36,7 @@ impl Progress {
     }
 }
 
-/// Flag of [`Progress::stop_at_end`].
+/// Guard of [`Progress::stop_at_end`].
 pub(crate) struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -1,5 +1,5 @@
-//! Kinds of traffic, end to end through real proxies and a waypoint: the application receives the client's bytes, and
-//! the client the application's.
+//! Tests of kinds of traffic, end to end through real proxies and a waypoint: the application
+//! receives the client's bytes, and the client the application's.
 
 use std::{
     io::{Read as _, Write as _},
@@ -23,7 +23,7 @@ spec:
   action: DENY
   rules: [{to: [{operation: {paths: [/shop.Secrets/*]}}]}]
 ";
-/// More than all windows and buffers between the two ends hold.
+/// Number of bytes that exceeds all windows and buffers between both ends.
 const LARGE: usize = 64 << 20;
 
 fn status_of(answer: &str) -> &str {
@@ -38,7 +38,7 @@ fn exchange(mesh: &Mesh, address: SocketAddr, request: &str, enough: &str) -> St
 }
 
 #[test]
-fn http_1_in_all_its_forms() {
+fn http_1_variants_pass_the_waypoint() {
     let (mesh, _) = with_waypoint("");
     let app = mesh.serve("shop/server", 8081, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
@@ -65,7 +65,7 @@ fn http_1_in_all_its_forms() {
         }
         Ok(())
     });
-    // HTTP/1.0, with a host and without: the connection ends with the answer.
+    // HTTP/1.0, with a host and without: the connection ends with the response.
     for host in ["", "Host: app\r\n"] {
         let answer = exchange(&mesh, app, &format!("GET / HTTP/1.0\r\n{host}\r\n"), "\0");
         assert!(
@@ -73,7 +73,7 @@ fn http_1_in_all_its_forms() {
             "{answer}"
         );
     }
-    // A body that waits to be asked for, and is.
+    // A body with `Expect: 100-continue`, which the application requests.
     let mut asked = mesh.dial("shop/client", app).unwrap();
     let head =
         b"POST /asked HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
@@ -85,12 +85,12 @@ fn http_1_in_all_its_forms() {
         .raw(b"hello", |answer| answer.ends_with("whole"))
         .unwrap();
     assert_eq!(status_of(&answer), "200");
-    // One that the application does not want.
+    // A body that the application rejects.
     let head =
         "POST /refused HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
     let answer = exchange(&mesh, app, head, " 413 ");
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // Another protocol.
+    // An upgrade to another protocol.
     let mut socket = mesh.dial("shop/client", app).unwrap();
     let upgrade =
         b"GET /socket HTTP/1.1\r\nHost: app\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
@@ -115,7 +115,7 @@ fn non_http_passes_through_from_either_side() {
     let greeting = client.raw(b"", |answer| answer.ends_with("\r\n")).unwrap();
     assert_eq!(greeting, format!("220 hello {waypoint}\r\n"));
     client.say("EHLO me\r\n").unwrap();
-    // A client hello of TLS and what follows, byte for byte.
+    // A TLS ClientHello and further bytes, unchanged.
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut tls = mesh.dial("shop/client", echo).unwrap();
     tls.say("\u{16}\u{3}\u{1}\u{0}\u{5}\u{1}\u{0}\u{0}\u{1}\u{3}")
@@ -123,7 +123,8 @@ fn non_http_passes_through_from_either_side() {
     tls.say(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
 }
 
-/// Response of an application that speaks TLS for itself to a client that calls it by name.
+/// Returns the response of an application that terminates TLS itself to a client that connects by
+/// name.
 fn secured(
     stream: std::net::TcpStream,
     config: &Arc<rustls::ClientConfig>,
@@ -138,7 +139,7 @@ fn secured(
 }
 
 #[test]
-fn tls_passes_through_to_the_application_that_holds_the_key() {
+fn tls_passes_through_to_the_application() {
     let (mesh, waypoint) = with_waypoint("");
     let signed = rcgen::generate_simple_self_signed(["secure.example".to_owned()]).unwrap();
     let key = rustls::pki_types::PrivatePkcs8KeyDer::from(signed.signing_key.serialize_der());
@@ -180,7 +181,7 @@ fn tls_passes_through_to_the_application_that_holds_the_key() {
     }
 }
 
-/// The memory of a waypoint's processes.
+/// Returns the memory of a waypoint's processes.
 fn memory(mesh: &Mesh) -> usize {
     let sum = "for process in /proc/[0-9]*; do case $(readlink $process/exe) in *ambit-waypoint) \
                grep VmRSS $process/status;; esac; done";
@@ -192,12 +193,13 @@ fn memory(mesh: &Mesh) -> usize {
 }
 
 #[test]
-fn a_slow_reader_costs_only_itself() {
+fn slow_reader_affects_only_itself() {
     let (mesh, _) = with_waypoint("");
     let (go, wait) = mpsc::channel::<()>();
     let wait = std::sync::Arc::new(std::sync::Mutex::new(wait));
     let app = mesh.serve("shop/server", 8081, move |mut stream| {
-        // A connection on which nothing came is one that the waypoint opened to hear who speaks first.
+        // The waypoint may open a connection without data, in order to learn which side sends
+        // first.
         let Some(head) = read_head(&mut stream)? else {
             return Ok(());
         };
@@ -206,7 +208,7 @@ fn a_slow_reader_costs_only_itself() {
             let piece = vec![b'x'; 1 << 20];
             return (0..LARGE >> 20).try_for_each(|_| stream.write_all(&piece));
         }
-        // Reads nothing of a body until it may.
+        // The application reads the body only when told to.
         let _told = wait.lock().unwrap().recv();
         let read = std::io::copy(
             &mut stream.try_clone()?.take(LARGE as u64),
@@ -240,7 +242,7 @@ fn a_slow_reader_costs_only_itself() {
     assert!(!uploading.is_finished(), "the upload was buffered");
     let grown = memory(&mesh).saturating_sub(before);
     assert!(grown < LARGE, "{grown} bytes for two that wait");
-    // All comes, once it is wanted.
+    // All bytes arrive, once they are read.
     go.send(()).unwrap();
     uploading.join().unwrap();
     up.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -281,7 +283,7 @@ pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String 
     })
 }
 
-/// An application of gRPC: each message comes back, and the status is the last part of the path.
+/// Serves gRPC: echoes each message; the status is the last segment of the path.
 async fn serve_grpc(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
@@ -419,7 +421,7 @@ async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
 }
 
 #[test]
-fn a_host_that_is_not_the_authority_is_refused_over_http_2() {
+fn host_header_must_equal_the_authority_over_http_2() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("policy", NO_SECRETS);
     let app = mesh.serve("shop/server", 8085, |stream| {

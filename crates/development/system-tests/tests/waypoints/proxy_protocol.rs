@@ -1,4 +1,5 @@
-//! `DestinationRule.proxyProtocol`: nginx, which reads the header, learns from the waypoint who has called what.
+//! Tests of `DestinationRule.proxyProtocol`: nginx, which reads the header, learns caller and
+//! destination from the waypoint.
 
 use std::{
     collections::BTreeSet,
@@ -9,7 +10,8 @@ use std::{
 
 use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, is_whole, until, with_waypoint};
 
-/// Ports of nginx, for HTTP and HTTP over TLS, and of an application whose clients wait for it to speak.
+/// Ports of nginx, for HTTP and HTTP over TLS, and of an application whose clients wait for its
+/// first bytes.
 const HTTP: u16 = 8180;
 const TLS: u16 = 8143;
 const TCP: u16 = 8190;
@@ -101,7 +103,8 @@ fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
     Some((own, bodies))
 }
 
-/// Reads a header (haproxy's `proxy-protocol.txt`, 2.1 and 2.2, of IPv4) and responds as nginx does.
+/// Reads a header (haproxy's `proxy-protocol.txt`, 2.1 and 2.2, of IPv4) and responds as nginx
+/// does.
 fn respond_with_header(mut stream: TcpStream) -> io::Result<()> {
     let mut first = [0; 16];
     stream.read_exact(&mut first)?;
@@ -127,7 +130,7 @@ fn respond_with_header(mut stream: TcpStream) -> io::Result<()> {
 }
 
 #[test]
-fn endpoints_learn_who_has_called_what_in_both_versions() {
+fn endpoints_get_caller_and_destination_in_both_versions() {
     let scratch = tempfile::tempdir().unwrap();
     let (mesh, _) = with_waypoint(&format!("{}{SERVICE}", pod(scratch.path())));
     mesh.serve("shop/nginx", TCP, respond_with_header);
@@ -169,7 +172,8 @@ fn endpoints_learn_who_has_called_what_in_both_versions() {
                 stream.read_to_string(&mut answer).is_ok() && answer == expected(own, to, "")
             },
         );
-        // Between versions, connections without a header show that the next version's rule is in force.
+        // Between versions, connections without a header show that the next version's rule is in
+        // force.
         mesh.remove("rule");
         until("nginx refuses connections without a header", || {
             ask(&mesh, at(80)).is_none_or(|(_, answers)| !answers[0].contains(&client.to_string()))

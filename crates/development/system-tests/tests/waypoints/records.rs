@@ -1,5 +1,5 @@
-//! Records of a waypoint as the command line shows them: those that it holds at the moment of the query, without
-//! secrets.
+//! Tests of a waypoint's records as the command line shows them: those at the moment of the query,
+//! without secrets.
 
 use ambit_system_tests::{Mesh, until, with_waypoint};
 
@@ -62,7 +62,7 @@ fn shown(mesh: &Mesh, section: &str, more: &[&str]) -> String {
 }
 
 #[test]
-fn records_of_a_waypoint_are_shown_without_secrets_and_as_they_change() {
+fn waypoint_records_are_shown_live_and_without_secrets() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("objects", OBJECTS);
     let has = |section: &str, texts: &[&str]| {
@@ -77,7 +77,7 @@ fn records_of_a_waypoint_are_shown_without_secrets_and_as_they_change() {
     has("policies", &["shop/only-get", "ALLOW", app]);
     has("limits", &["shop/few", "50 per 3600s by principal", app]);
     has("endpoints", &[app, "Healthy"]);
-    // A change shows, and what is gone does not.
+    // A change is shown, and a deleted record is not.
     mesh.apply(
         "objects",
         &OBJECTS
@@ -96,7 +96,7 @@ fn records_of_a_waypoint_are_shown_without_secrets_and_as_they_change() {
     let absent = mesh.ambit(&["waypoint", "routes", "-w", "nobody"]);
     assert_ne!(absent.code, 0);
 
-    // The whole dump of the waypoint, as its own pod has it.
+    // The whole dump of the waypoint, as requested in its own pod.
     let dump = "http://127.0.0.1:15000/config_dump";
     let dump = mesh.get("shop/waypoint", dump).body;
     for object in ["shop/tag", "shop/tokens", "shop/few", "canary"] {
@@ -126,7 +126,7 @@ fn status_of_a_lab_shows_its_nodes_and_waypoints() {
     for text in ["node-1", "node-2", "shop/waypoint", "ambit-control"] {
         assert!(table.contains(text), "{text} in {table}");
     }
-    // Less than the whole is not in order.
+    // An incomplete mesh is not in order.
     let one = mesh
         .ambit(&["status", "--node", "node-1", "-o", "json"])
         .stdout;

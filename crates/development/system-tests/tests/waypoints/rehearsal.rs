@@ -1,5 +1,5 @@
-//! `ambit policy test` lists the observed callers that would be refused, and these are refused once the policy is
-//! applied.
+//! Tests that `ambit policy test` lists the observed callers that would be denied, and that these
+//! are denied once the policy is applied.
 
 use ambit_system_tests::{LogSource, Mesh, PAIR, options, until, with_waypoint};
 
@@ -34,7 +34,7 @@ spec:
 ";
 
 #[test]
-fn rehearsal_names_callers_that_would_be_refused() {
+fn rehearsal_lists_callers_that_would_be_denied() {
     let (mesh, _) = with_waypoint("");
     let admin = "http://server.shop/admin/users?a=b";
     mesh.get("shop/client", admin).ok();
@@ -49,7 +49,7 @@ fn rehearsal_names_callers_that_would_be_refused() {
         std::fs::write(&file, policy).unwrap();
         mesh.ambit(&["policy", "test", file.to_str().unwrap()])
     };
-    // Lines are written when connections are over.
+    // Log lines are written when connections are over.
     until("the request is in the log", || {
         rehearse(NO_ADMIN).stdout.contains("GET /admin/users")
     });
@@ -82,7 +82,7 @@ fn rehearsal_names_callers_that_would_be_refused() {
         report.stdout
     );
 
-    // A connection that is open has no line yet.
+    // An open connection has no line yet.
     let echo = std::net::SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut open = mesh.dial("legacy/client", echo).unwrap();
     open.say("hello").unwrap();
@@ -123,9 +123,9 @@ fn rehearsal_names_callers_that_would_be_refused() {
         report.stdout
     );
 
-    // Nobody is concerned by this one.
+    // This policy affects no observed caller.
     let nobody = NO_ADMIN.replace("/admin*", "/other");
-    // Of what is no HTTP a rule of paths alone is believed to match.
+    // For traffic other than HTTP, a rule with only paths counts as matching.
     let nobody = nobody.replace("  - to: [{operation: {paths: [/nobody]}}]\n", "");
     let report = rehearse(&nobody);
     assert_eq!(report.code, 0, "{}", report.stdout);
@@ -134,7 +134,7 @@ fn rehearsal_names_callers_that_would_be_refused() {
     until("it is so", || {
         mesh.get("shop/client", admin).body.starts_with("403")
     });
-    // That is not the rehearsed policy's doing any more.
+    // This denial is not caused by the rehearsed policy any more.
     let report = rehearse(NO_ADMIN);
     assert_eq!(report.code, 0, "{}", report.stdout);
 }

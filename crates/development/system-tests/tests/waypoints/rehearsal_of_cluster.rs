@@ -1,5 +1,5 @@
-//! `ambit policy test` against an API server: objects, settings and logs are those of the cluster, and a provider's
-//! decision is reported as unknown.
+//! Tests of `ambit policy test` with an API server: objects, settings and logs are those of the
+//! cluster, and a provider's decision is reported as unknown.
 
 use std::process::Command;
 
@@ -53,7 +53,8 @@ fn pod(namespace: &str, name: &str, ip: &str, labels: Value) -> Value {
     })
 }
 
-/// A mesh of another trust domain than the default, whose waypoint and node proxy have seen something.
+/// Returns a mesh of another trust domain than the default, whose waypoint and node proxy have
+/// observed traffic.
 fn cluster() -> ApiServer {
     let server = ApiServer::start();
     for (name, labels) in [
@@ -117,7 +118,7 @@ fn cluster() -> ApiServer {
             }]}}},
         }),
     );
-    // A server answers with one value, and lines may be JSON.
+    // A server responds with one value, and lines may be JSON.
     server.answer(
         "/api/v1/namespaces/shop/pods/way-1/log",
         json!({
@@ -159,7 +160,7 @@ fn rehearse(server: &ApiServer, policy: &str) -> CommandOutput {
 }
 
 #[test]
-fn policies_are_rehearsed_on_what_a_cluster_has_and_has_logged() {
+fn policies_are_rehearsed_on_a_clusters_objects_and_logs() {
     let server = cluster();
     let report = rehearse(&server, DENY);
     assert_eq!(report.code, 1, "{}", report.stdout);
@@ -179,7 +180,8 @@ fn policies_are_rehearsed_on_what_a_cluster_has_and_has_logged() {
         report.stdout
     );
 
-    // Without the provider in the mesh's settings everything is refused; with it, it decides.
+    // Without the provider in the mesh's settings everything is denied; with it, the provider
+    // decides.
     let report = rehearse(&server, CUSTOM);
     assert_eq!(report.code, 1, "{}", report.stdout);
     assert!(
@@ -213,7 +215,8 @@ fn policies_are_rehearsed_on_what_a_cluster_has_and_has_logged() {
     ] {
         assert!(report.stdout.contains(part), "{part} in {}", report.stdout);
     }
-    // It is asked for by its name: who may rehearse need not read the ConfigMaps of others.
+    // The ConfigMap is requested by name: users of the rehearsal need not be allowed to list
+    // ConfigMaps.
     let asked = server.requests();
     assert!(
         asked

@@ -1,5 +1,5 @@
-//! `ambit explain` predicts what requests get: each request is explained, sent, and what comes back is compared, with a
-//! waypoint and without, captured and not.
+//! Tests that `ambit explain` predicts the results of requests: each request is explained and sent,
+//! and both results are compared, with a waypoint and without, captured and not.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use ambit_system_tests::{Mesh, with_waypoint};
 use serde_json::Value;
 
 /// Tokens of another implementation, with its keys.
-const MADE: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
+const FOREIGN_TOKENS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
 
 fn pod(namespace: &str, name: &str) -> String {
     format!(
@@ -123,7 +123,7 @@ metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
     .concat()
 }
 
-/// A request, and what it is expected to get: the status, or a reset.
+/// Request with its expected result: the status, or a reset.
 struct Case {
     from: &'static str,
     to: String,
@@ -151,7 +151,7 @@ impl Case {
         self
     }
 
-    /// The explanation of the command line, and its exit code.
+    /// Returns the explanation of the command line, and its exit code.
     fn explained(&self, mesh: &Mesh) -> (Value, i32) {
         let mut args = vec!["explain", "--from", self.from, "--to", &self.to];
         args.extend(["-X", self.method, "--path", self.path, "-o", "json"]);
@@ -164,7 +164,7 @@ impl Case {
         (report, output.code)
     }
 
-    /// Sends the request, and returns the actual status; none for a reset.
+    /// Sends the request, and returns the actual status; `None` for a reset.
     fn sent(&self, mesh: &Mesh) -> Option<u16> {
         let (host, port) = self.to.split_once(':').unwrap_or((&self.to, "80"));
         let port = port.parse().unwrap();
@@ -192,7 +192,8 @@ impl Case {
     }
 }
 
-/// The status that an explanation predicts, of an application that answers 200; none for a reset.
+/// Returns the status that an explanation predicts for an application that responds with 200;
+/// `None` for a reset.
 fn predicted(report: &Value) -> Option<u16> {
     let answer = &report["answer"];
     match answer["kind"].as_str().unwrap() {
@@ -204,8 +205,8 @@ fn predicted(report: &Value) -> Option<u16> {
 }
 
 #[test]
-fn explanations_of_requests_are_what_they_get() {
-    let made: Value = serde_json::from_str(MADE).unwrap();
+fn explanations_of_requests_match_their_results() {
+    let made: Value = serde_json::from_str(FOREIGN_TOKENS).unwrap();
     let (mesh, _) = with_waypoint(&manifests(&made["key_set"]));
     let bearer = format!(
         "Authorization: Bearer {}",

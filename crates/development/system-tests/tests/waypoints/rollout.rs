@@ -1,4 +1,5 @@
-//! A waypoint that is replaced or made smaller fails no request, neither on kept connections nor on new ones.
+//! Tests that replacing or scaling down a waypoint fails no request, neither on existing
+//! connections nor on new ones.
 
 use std::{
     net::SocketAddr,
@@ -21,7 +22,8 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 ";
 
-/// The Gateway with so many replicas; another `revision` is another template of its pods.
+/// Returns the Gateway with this number of replicas; another `revision` changes the template of its
+/// pods.
 fn gateway(replicas: u32, revision: u32) -> String {
     GATEWAY.replace(
         "{name: waypoint, namespace: shop}\nspec:",
@@ -40,8 +42,8 @@ fn names(mesh: &Mesh) -> Vec<String> {
     of_waypoint.map(|pod| pod.name).collect()
 }
 
-/// Requests one after the other until stopped: each on a connection of its own, or on one as long as the server
-/// keeps it.
+/// Sequential requests until stopped: each on a separate connection, or on one as long as the
+/// server keeps it open.
 struct Load<'a> {
     mesh: &'a Mesh,
     progress: Progress,
@@ -88,7 +90,8 @@ impl Load<'_> {
     }
 }
 
-/// A mesh with two pods of the waypoint, and where it stands before: a pod, and a service.
+/// Starts a mesh with two pods of the waypoint; returns it with the addresses of a pod and of a
+/// service that it serves.
 fn two_pods() -> (Mesh, [SocketAddr; 2]) {
     let mesh = Mesh::up(&manifests(2, 1));
     assert_eq!(names(&mesh).len(), 2);
@@ -121,15 +124,15 @@ fn under_load(mesh: &Mesh, to: [SocketAddr; 2], change: impl FnOnce(&Progress)) 
             let load = &load;
             scope.spawn(move || load.run(to, keeps));
         }
-        load.progress.go_on(20);
+        load.progress.wait_for_more(20);
         change(&load.progress);
-        load.progress.go_on(20);
+        load.progress.wait_for_more(20);
     });
     let failures = load.failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Waits until two pods of the waypoint are there, and none of these.
+/// Waits until the waypoint has two pods, none of which is among these.
 fn wait_for_two_others(mesh: &Mesh, than: &[String]) {
     until("both pods are new", || {
         let now = names(mesh);
@@ -138,13 +141,13 @@ fn wait_for_two_others(mesh: &Mesh, than: &[String]) {
 }
 
 #[test]
-fn a_rollout_and_a_scale_down_fail_no_request() {
+fn rollout_and_scale_down_fail_no_request() {
     let (mesh, to) = two_pods();
     let first = names(&mesh);
     under_load(&mesh, to, |progress| {
         mesh.apply("manifests", &manifests(2, 2));
         wait_for_two_others(&mesh, &first);
-        progress.go_on(20);
+        progress.wait_for_more(20);
         mesh.apply("manifests", &manifests(1, 2));
         until("one pod is left", || names(&mesh).len() == 1);
     });
@@ -156,11 +159,12 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
     );
 }
 
-/// Simulates the concurrent deletion or eviction of both pods.
+/// Deletes or evicts both pods at once.
 #[test]
-fn both_pods_may_go_before_their_successors_come() {
+fn both_pods_may_be_deleted_before_their_successors_start() {
     let (mesh, to) = two_pods();
-    // In a lab, pods of another template have other names, and need not wait until the first are gone.
+    // In a lab, pods of another template have other names, and need not wait until the first are
+    // gone.
     let all_leave = |revision| {
         mesh.apply("manifests", &manifests(0, revision));
         until("both pods leave", || {
@@ -174,12 +178,12 @@ fn both_pods_may_go_before_their_successors_come() {
         all_leave(1);
         let left = Instant::now();
         while left.elapsed() < Duration::from_secs(2) {
-            progress.go_on(1);
+            progress.wait_for_more(1);
         }
         mesh.apply("manifests", &manifests(2, 2));
         wait_for_two_others(&mesh, &first);
     });
-    // A client that was quiet, for longer than a pod that others replace waits for it.
+    // A client that was idle, for longer than a replaced pod waits for it.
     let second = names(&mesh);
     all_leave(2);
     let left = Instant::now();
@@ -193,9 +197,10 @@ fn both_pods_may_go_before_their_successors_come() {
     wait_for_two_others(&mesh, &second);
 }
 
-/// Checks that a terminating waypoint has an hour for active connections, and closes idle ones at once.
+/// Checks that a terminating waypoint has an hour for active connections, and closes idle ones at
+/// once.
 #[test]
-fn a_long_connection_outlives_a_rollout_and_only_its_pod_waits() {
+fn only_the_pod_of_a_long_connection_outlives_a_rollout() {
     let with_grace = |revision| {
         let overlay =
             "{deployment: 'spec: {template: {spec: {terminationGracePeriodSeconds: 3600}}}'}";
@@ -217,7 +222,7 @@ fn a_long_connection_outlives_a_rollout_and_only_its_pod_waits() {
         .dial("shop/client", SocketAddr::new(server, 9000))
         .unwrap();
     long.say("before").unwrap();
-    // Kept by clients of both pods, in all likelihood, who ask for nothing more.
+    // Idle connections of clients, most likely to both pods.
     let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
     let idle: Vec<_> = (0..8)
         .map(|_| {

@@ -1,5 +1,5 @@
-//! Policies of a route's backend apply, too: to requests, mirrored requests, connections, and those in flight when
-//! policies change. And routes with hosts as backends.
+//! Tests that policies of a route's backend apply, too: to requests, mirrored requests,
+//! connections, and those in flight when policies change; and of routes with hosts as backends.
 
 use std::{
     io::{Read as _, Write as _},
@@ -98,7 +98,7 @@ fn until_checked(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
     });
 }
 
-/// First bytes of the other end of a connection; `None` if it is refused.
+/// Returns the first bytes of the server; `None` if the connection is rejected.
 fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
     let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));
@@ -115,7 +115,7 @@ fn metrics(mesh: &Mesh) -> String {
 }
 
 #[test]
-fn a_route_does_not_lead_past_the_policies_of_its_backend() {
+fn route_does_not_bypass_policies_of_its_backend() {
     let (mesh, _) = with_waypoint(SERVICES);
     serve(&mesh);
     mesh.apply("routes", ROUTES);
@@ -126,7 +126,7 @@ fn a_route_does_not_lead_past_the_policies_of_its_backend() {
     until("the copy is answered", || {
         metrics(&mesh).contains("ambit_requests_mirrored_total{outcome=\"answered\"}")
     });
-    // By what is sent, not by what came, and on its own port.
+    // Policies match the forwarded request, not the received one, on its own port.
     mesh.apply(
         "policy",
         &policy(
@@ -142,7 +142,7 @@ fn a_route_does_not_lead_past_the_policies_of_its_backend() {
     until("the copy is denied", || {
         metrics(&mesh).contains("ambit_requests_mirrored_total{outcome=\"denied\"}")
     });
-    // An admission that is needed there is needed.
+    // An ALLOW policy of the backend must match.
     mesh.apply(
         "policy",
         &policy("ALLOW", "{to: [{operation: {paths: [/sent/open]}}]}"),
@@ -155,7 +155,7 @@ fn a_route_does_not_lead_past_the_policies_of_its_backend() {
 }
 
 #[test]
-fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
+fn requests_in_flight_end_when_backend_policies_deny_them() {
     let (mesh, _) = with_waypoint(SERVICES);
     serve(&mesh);
     mesh.apply("routes", ROUTES);
@@ -187,7 +187,7 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
         "policy",
         &policy("DENY", "{from: [{source: {namespaces: [shop]}}]}"),
     );
-    // Each ends; how is not what matters.
+    // Each ends, by end of data or by reset.
     let _reset = std::io::copy(&mut endless, &mut std::io::sink());
     let _reset = std::io::copy(&mut open, &mut std::io::sink());
     assert_eq!(greeting(&mesh, tcp), None);
@@ -243,7 +243,7 @@ spec:
     until_checked(&mesh, front, "/entry", "legacy-server");
     until_checked(&mesh, front, "/service", "back /service");
     until_checked(&mesh, front, "/nowhere", "HTTP/1.1 500");
-    // The policies of the service hold, however it is named.
+    // The policies of the service apply, in whatever form it is named.
     mesh.apply(
         "policy",
         &policy("DENY", "{to: [{operation: {paths: [/service]}}]}"),

@@ -1,5 +1,5 @@
-//! Sessions of routes: requests of a client stay at an endpoint, regardless of the weights, until it is removed; and a
-//! forged session selects only backends of the route.
+//! Tests of session persistence in routes: requests of a client stay at an endpoint, regardless of
+//! the weights, until it is removed; and a forged session selects only backends of the route.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -72,13 +72,13 @@ struct Scene {
 }
 
 /// Response with the pod that sent it.
-struct Answer {
+struct SessionResponse {
     from: String,
     text: String,
 }
 
-impl Answer {
-    /// The value of a header.
+impl SessionResponse {
+    /// Returns the value of a header.
     fn header(&self, name: &str) -> Option<&str> {
         let prefix = format!("{name}: ");
         self.text
@@ -86,7 +86,7 @@ impl Answer {
             .find_map(|line| line.strip_prefix(&prefix))
     }
 
-    /// The cookie as the client sends it back.
+    /// Returns the cookie as the client sends it back.
     fn cookie(&self) -> Option<String> {
         let (pair, _) = self.header("set-cookie")?.split_once(';')?;
         Some(format!("cookie: a=b; {pair}\r\n"))
@@ -124,14 +124,14 @@ impl Scene {
         scene
     }
 
-    fn ask(&self, path: &str, headers: &str) -> Answer {
+    fn ask(&self, path: &str, headers: &str) -> SessionResponse {
         let request =
             format!("POST {path} HTTP/1.1\r\nHost: one\r\ncontent-length: 0\r\n{headers}\r\n");
         let connection = self.mesh.dial("shop/client", self.service);
         let answer = connection.and_then(|mut to| to.raw(request.as_bytes(), is_whole));
         let text = answer.unwrap_or_default();
         let from = text.rsplit_once("from ").map(|(_, from)| from.to_owned());
-        Answer {
+        SessionResponse {
             from: from.unwrap_or_default(),
             text,
         }
@@ -155,9 +155,9 @@ impl Scene {
 }
 
 #[test]
-fn a_session_stays_at_its_endpoint_whatever_the_weights_until_it_goes() {
+fn session_stays_at_its_endpoint_until_it_is_removed() {
     let scene = Scene::new();
-    // Everybody who brings nothing gets a session, and what goes on is not said again.
+    // Clients without a session get one, and the cookie is not repeated for existing ones.
     let first = scene.ask("/split", "");
     let cookie = first.cookie().unwrap();
     assert!(
@@ -168,7 +168,7 @@ fn a_session_stays_at_its_endpoint_whatever_the_weights_until_it_goes() {
     let of_first = BTreeSet::from([first.from.clone()]);
     assert_eq!(scene.all("/split", &cookie), of_first);
     assert!(scene.ask("/split", &cookie).cookie().is_none());
-    // A session begun goes before weights.
+    // An existing session takes precedence over weights.
     let (one, two) = (["a", "b"], ["c", "d"]);
     let (weights, others) = match one.contains(&first.from.as_str()) {
         true => (route(0, 1), two),
@@ -177,7 +177,7 @@ fn a_session_stays_at_its_endpoint_whatever_the_weights_until_it_goes() {
     scene.mesh.apply("route", &weights);
     scene.until_from("/split", "", others);
     assert_eq!(scene.all("/split", &cookie), of_first);
-    // Its endpoint goes: a new one begins, where the weights say.
+    // Its endpoint is removed: a new session starts, by the weights.
     scene.mesh.remove(&first.from);
     let mut moved = None;
     until("the session has gone elsewhere", || {
@@ -215,7 +215,7 @@ fn sessions_are_carried_by_their_rules_type() {
     // An expired one selects no endpoint.
     let short = scene.ask("/short", "").cookie().unwrap();
     scene.until_from("/short", &short, ["a", "b"]);
-    // What is not supported is not served without it.
+    // A rule with unsupported settings does not serve without them.
     let bad = scene.ask("/bad", "");
     assert!(bad.text.starts_with("HTTP/1.1 500 "), "{}", bad.text);
 }
@@ -225,7 +225,7 @@ fn forged_sessions_stay_within_the_route() {
     let scene = Scene::new();
     scene.mesh.apply("route", &route(1, 0));
     scene.until_from("/split", "", ["a", "b"]);
-    // A session of another rule, of the same name: its backend may be reached here as well.
+    // A session of another rule with the same name: its backend may be reached here as well.
     let of_two = scene.ask("/two", "").cookie().unwrap();
     scene.mesh.apply(
         "route",
@@ -236,7 +236,7 @@ fn forged_sessions_stay_within_the_route() {
     let own = scene.ask("/split", "").cookie().unwrap();
     let (_, value) = own.trim_end().rsplit_once('=').unwrap();
     let other = scene.mesh.ip("legacy/server");
-    // The mark of a backend with that of no endpoint, a date to come, addresses, and what breaks readers.
+    // A backend's mark with an unknown endpoint, a future date, addresses, and malformed values.
     let (backend, rest) = value.split_at(16);
     let (endpoint, _) = rest.split_at(16);
     for made_up in [
@@ -257,7 +257,7 @@ fn forged_sessions_stay_within_the_route() {
         );
         assert!(answer.cookie().is_some(), "{made_up}: {}", answer.text);
     }
-    // Of several cookies of the name the first counts, and another's is not touched.
+    // Of several cookies of the name the first applies, and other cookies are not changed.
     let both = format!("cookie: split=; {}", own.trim_start_matches("cookie: "));
     assert!(scene.ask("/split", &both).cookie().is_some());
 }

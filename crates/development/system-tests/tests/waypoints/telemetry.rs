@@ -1,5 +1,5 @@
-//! Telemetry of requests reaches a collector of OpenTelemetry's: spans with their places in traces, over gRPC and HTTP,
-//! and lines of access logs; and a collector that hangs or goes harms no request.
+//! Tests of telemetry to an OpenTelemetry collector: spans with their parents, over gRPC and HTTP,
+//! and access log records; and of requests while the collector hangs or disappears.
 
 use ambit_system_tests::{Heads, LogSource, Mesh, binary, is_whole, until, with_waypoint};
 use serde_json::Value;
@@ -96,7 +96,7 @@ impl Scene {
         request_head.cloned()
     }
 
-    /// The lines that the collector wrote.
+    /// Returns the lines that the collector wrote.
     fn collected(&self) -> Vec<Value> {
         let source = LogSource::Pod {
             pod: "legacy/collector".to_owned(),
@@ -108,7 +108,7 @@ impl Scene {
             .collect()
     }
 
-    /// A span by its number.
+    /// Returns a span by its id.
     fn span(&self, id: &str) -> Option<(Value, Value)> {
         for line in self.collected() {
             for of in line["resourceSpans"].as_array().into_iter().flatten() {
@@ -133,7 +133,8 @@ impl Scene {
         found.unwrap()
     }
 
-    /// Sends requests until one is traced; its trace and span as the application heard of them.
+    /// Sends requests until one is traced; returns its trace and span ids as the application
+    /// received them.
     fn until_traced(&self, path: &str, headers: &str) -> (String, String) {
         let mut found = None;
         until("a request is traced", || {
@@ -170,7 +171,7 @@ fn attribute(of: &Value, name: &str) -> Option<String> {
 }
 
 #[test]
-fn spans_and_lines_reach_a_collector() {
+fn spans_and_log_records_reach_a_collector() {
     let scene = Scene::new();
     // Without telemetry nothing is recorded.
     let head = scene.ask("/plain", "").unwrap();
@@ -206,7 +207,8 @@ fn spans_and_lines_reach_a_collector() {
         );
     }
 
-    // A trace goes on, whichever form it comes in; what nobody records is passed on as it came.
+    // A trace continues, in whichever format its context is; an unsampled context is passed on
+    // unchanged.
     let parent = "00f067aa0ba902b7";
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
     let sent = format!("b3: {trace}-{parent}-1\r\n");
@@ -232,7 +234,7 @@ fn spans_and_lines_reach_a_collector() {
         metrics.contains("outcome=\"sent\"") && scene.span(&span).is_some()
     });
 
-    // Lines, but of those requests only that the filter is for.
+    // Log records, but only of requests that match the filter.
     scene.ask("/other", "");
     let (_, span) = scene.until_traced("/logged", "");
     let mut records = Vec::new();
@@ -271,12 +273,12 @@ fn spans_and_lines_reach_a_collector() {
 }
 
 #[test]
-fn a_collector_that_goes_harms_no_request() {
+fn lost_collector_affects_no_request() {
     let scene = Scene::new();
     scene.mesh.apply("telemetry", &telemetry("grpc", 100));
     let (_, span) = scene.until_traced("/first", "");
     scene.until_span(&span);
-    // Nobody is there, by the same name.
+    // No server has the name any more.
     let gone = more().replace("app: collector}\n  ports", "app: nobody}\n  ports");
     let gone = gone
         .split("\n---\n")

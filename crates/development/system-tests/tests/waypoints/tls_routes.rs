@@ -1,5 +1,5 @@
-//! TLSRoutes with real clients and servers of TLS: the application of the server name holds the key, and the waypoint
-//! sees the name and nothing else.
+//! Tests of TLSRoutes with real TLS clients and servers: the application of the server name holds
+//! the key, and the waypoint reads only the server name.
 
 use std::{
     io::{Read as _, Write as _},
@@ -66,7 +66,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// Serves TLS for names with its own key; it first sends its identity and the requested name.
+/// Serves TLS for names with its own key; first sends its identity and the requested name.
 fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let signed = rcgen::generate_simple_self_signed(names).unwrap();
@@ -91,7 +91,8 @@ fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     });
 }
 
-/// Name of the application that a server name is routed to; nothing if the connection is closed before there is one.
+/// Returns the name of the application that a server name is routed to; empty if the connection is
+/// closed before.
 fn routed_name(
     mesh: &Mesh,
     address: SocketAddr,
@@ -137,7 +138,7 @@ fn tls_clients_reach_the_application_of_their_server_name() {
             ("next.example", Some("8444 as next.example")),
             ("a.below.example", Some("8444 as a.below.example")),
             ("front.example", Some("8443 as front.example")),
-            // Both applications have a certificate for it, and no route is for it.
+            // Both applications have a certificate for the name, and no route matches it.
             ("other.example", None),
         ] {
             assert_eq!(
@@ -150,7 +151,7 @@ fn tls_clients_reach_the_application_of_their_server_name() {
 }
 
 #[test]
-fn a_route_without_names_is_for_every_name_on_a_port_of_plain_tcp() {
+fn route_without_names_matches_every_name_on_a_tcp_port() {
     let (mesh, _) = with_waypoint(SERVICES);
     let mut roots = RootCertStore::empty();
     serve(&mesh, 8443, &["any.example"], &mut roots);

@@ -1,11 +1,12 @@
-//! Istio's VirtualServices at a waypoint, from manifests to what applications get, and their changes under load.
+//! Tests of Istio's VirtualServices at a waypoint, from manifests to the requests that applications
+//! receive, and of changes under load.
 
 use std::{io::Write as _, net::SocketAddr, sync::Mutex, thread};
 
 use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
 
 /// Three applications of the service's pod by port, and a subset of its pods.
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -132,7 +133,7 @@ struct Scene {
 
 impl Scene {
     fn new(manifest: &str) -> Self {
-        let (mesh, _) = with_waypoint(MORE);
+        let (mesh, _) = with_waypoint(MANIFESTS);
         let scene = Self {
             app: application(&mesh, 8081, "app"),
             next: application(&mesh, 8082, "next"),
@@ -166,7 +167,7 @@ impl Scene {
 }
 
 #[test]
-fn rules_of_a_virtual_service_do_what_they_say() {
+fn virtual_service_rules_are_applied() {
     let scene = Scene::new(ALL);
     scene.until_followed();
     // Match, rewrite and headers, of the first rule that matches.
@@ -189,7 +190,7 @@ fn rules_of_a_virtual_service_do_what_they_say() {
         assert!(sent.contains(line), "no {line:?} in {sent}");
     }
     assert!(!sent.contains("x-gone"), "{sent}");
-    // A later rule that is more specific comes later all the same.
+    // A more specific rule still applies after an earlier one.
     assert!(scene.get("/prefix/longer").ends_with("app"));
     let moved = scene.get("/moved/x?y=1");
     assert!(moved.starts_with("http/1.1 307"), "{moved}");
@@ -221,7 +222,7 @@ fn rules_of_a_virtual_service_do_what_they_say() {
     let count = |name: &str| answers.iter().filter(|one| one.ends_with(name)).count();
     assert_eq!(count("app") + count("next"), 60, "{answers:?}");
     assert!((3..=30).contains(&count("next")), "{}", count("next"));
-    // Requests of unsupported rules, and requests that no rule matches, are refused.
+    // Requests of unsupported rules, and requests without a matching rule, are rejected.
     for (path, status) in [
         ("/none", "503"),
         ("/gone", "500"),
@@ -234,7 +235,7 @@ fn rules_of_a_virtual_service_do_what_they_say() {
             "{path}: {refused}"
         );
     }
-    // Clients by their namespace, and headers that must not be there.
+    // Clients by their namespace, and headers that must be absent.
     let who = |client: &str, headers: &str| scene.ask(client, "GET /who", headers);
     assert!(who("shop/client", "").ends_with("app"));
     assert!(who("shop/client", "X-Other: a\r\n").starts_with("http/1.1 404"));
@@ -244,7 +245,7 @@ fn rules_of_a_virtual_service_do_what_they_say() {
     named_by_commands(&scene.mesh);
 }
 
-/// Checks that the commands name the VirtualService, and what of it is refused.
+/// Checks that the commands name the VirtualService and its rejected parts.
 fn named_by_commands(mesh: &Mesh) {
     let problems = mesh.ambit(&["problems"]).stdout;
     assert!(
@@ -273,7 +274,7 @@ fn named_by_commands(mesh: &Mesh) {
 }
 
 #[test]
-fn changes_of_a_virtual_service_fail_no_request() {
+fn virtual_service_changes_fail_no_request() {
     let to = |host: &str| {
         format!(
             "
@@ -309,7 +310,7 @@ spec: {{hosts: [app], http: [{{route: [{{destination: {{host: {host}}}}}]}}]}}
             until("the route is followed", || {
                 scene.get("/change").ends_with("next")
             });
-            // A route of the Gateway API goes before it.
+            // A route of the Gateway API takes precedence.
             let other = to("app")
                 .replace("name: app", "name: server")
                 .replace("hosts: [app]", "hosts: [server]");

@@ -1,5 +1,5 @@
-//! WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either version: policies and routes
-//! for the equivalent GET apply to it.
+//! Tests of WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either
+//! HTTP version: policies and routes for the equivalent GET apply to it.
 
 use std::{io::Write as _, net::SocketAddr, time::Duration};
 
@@ -53,7 +53,7 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Accept value of a WebSocket server for a key.
+/// Returns the `Sec-WebSocket-Accept` value of a server for a key.
 fn accept(head: &str) -> String {
     let lines = head.lines();
     let mut keys = lines.filter_map(|line| {
@@ -67,7 +67,8 @@ fn accept(head: &str) -> String {
     STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, whole.as_bytes()))
 }
 
-/// An application of HTTP/1.1: it echoes after its first line, but for paths where it answers otherwise.
+/// Starts an HTTP/1.1 application that echoes after its first line, except for paths with other
+/// responses.
 fn serve_http1(mesh: &Mesh) {
     mesh.serve("shop/server", 8081, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
@@ -117,7 +118,7 @@ async fn echo(request: Request<RecvStream>, mut respond: h2::server::SendRespons
     let _gone = send.send_data(Bytes::new(), true);
 }
 
-/// An application of HTTP/2, which offers WebSocket or does not.
+/// Starts an HTTP/2 application, which offers WebSocket or does not.
 fn serve_http2(mesh: &Mesh, port: u16, offers: bool) {
     mesh.serve("shop/server", port, move |stream| {
         stream.set_nonblocking(true)?;
@@ -138,7 +139,7 @@ fn serve_http2(mesh: &Mesh, port: u16, offers: bool) {
     });
 }
 
-/// A client of HTTP/2 in a pod, once the waypoint has offered WebSocket.
+/// Returns an HTTP/2 client in a pod, once the waypoint has offered WebSocket.
 async fn client(mesh: &Mesh, address: SocketAddr) -> SendRequest<Bytes> {
     let place = LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
@@ -211,7 +212,7 @@ fn status(mesh: &Mesh, address: SocketAddr, path: &str, protocol: &'static str) 
     })
 }
 
-/// A frame each way, several at once on one connection, and the end of each.
+/// Checks frames in both directions, several streams on one connection, and the end of each stream.
 fn passes(mesh: &Mesh, address: SocketAddr, path: &str, version: &str) {
     runtime().block_on(async {
         let client = client(mesh, address).await;
@@ -224,7 +225,7 @@ fn passes(mesh: &Mesh, address: SocketAddr, path: &str, version: &str) {
             socket.hears("hello one ").await;
             socket.say("two", true);
             socket.hears("two").await;
-            // In order, perhaps by a frame without data.
+            // Ended in order, perhaps by a frame without data.
             while let Some(data) = socket.body.data().await {
                 assert_eq!(data.unwrap(), "");
             }
@@ -241,7 +242,7 @@ fn websocket_over_http_2_reaches_applications_of_either_version() {
     let [front, h2, old] = [80, 81, 82].map(|port| mesh.service("sockets.shop.svc", port));
     passes(&mesh, front, "/a", "1");
     passes(&mesh, h2, "/a", "2");
-    // Neither an answer nor a 101 of somebody who has not understood is taken for the other protocol.
+    // Neither a response without an upgrade nor an incorrect 101 switches to WebSocket.
     for (address, path, expected) in [
         (front, "/plain", 502),
         (front, "/forged", 502),
@@ -267,7 +268,7 @@ fn websocket_over_http_2_reaches_applications_of_either_version() {
 }
 
 #[test]
-fn policies_and_routes_hold_for_websocket_over_http_2() {
+fn policies_and_routes_apply_to_websocket_over_http_2() {
     let (mesh, _) = with_waypoint(SERVICES);
     serve_http1(&mesh);
     serve_http2(&mesh, 8082, true);
@@ -281,7 +282,7 @@ fn policies_and_routes_hold_for_websocket_over_http_2() {
     });
     passes(&mesh, front, "/routed", "2");
     passes(&mesh, front, "/other", "1");
-    // What is open ends when it is denied, and nothing of it is opened again.
+    // An open stream ends when it is denied, and cannot be opened again.
     runtime().block_on(async {
         let client = client(&mesh, front).await;
         let mut socket = open(&client, "/secret", "websocket").await;

@@ -5,19 +5,19 @@ use serde_json::{Value, json};
 
 use super::change::{Change, ChangeKind};
 
-/// A collection or one of its objects, and the requested form.
+/// Target of a request: a collection or one of its objects, and the requested format.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Target {
-    /// The path of all objects of the kind.
+    /// Path of all objects of the kind.
     pub(super) collection: String,
-    /// Empty: of every namespace, or of the cluster.
+    /// Namespace; empty for all namespaces and for cluster-scoped objects.
     pub(super) namespace: String,
     pub(super) name: Option<String>,
     pub(super) metadata_only: bool,
     pub(super) watch: bool,
     pub(super) from_version: u64,
     pub(super) limit: usize,
-    /// The continuation of a list: its version, and namespace and name of the last listed object.
+    /// Continuation of a list: its version, and namespace and name of the last listed object.
     pub(super) page: Option<(u64, (String, String))>,
     terms: Vec<Term>,
 }
@@ -25,9 +25,9 @@ pub(super) struct Target {
 /// One term of a selector.
 #[derive(Clone, Debug)]
 struct Term {
-    /// A dotted path.
+    /// Dotted path of the field.
     path: String,
-    /// The value; `None` only requires that there is one.
+    /// Value of the field; `None` only requires that the field exists.
     value: Option<String>,
     /// Whether the term is negated.
     negated: bool,
@@ -123,7 +123,7 @@ impl Target {
         of_namespace && self.terms.iter().all(|term| term.holds(object))
     }
 
-    /// The object in the requested form.
+    /// Returns the object in the requested format.
     pub(super) fn shown(&self, object: &Value) -> Value {
         if self.metadata_only {
             json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
@@ -133,7 +133,7 @@ impl Target {
         }
     }
 
-    /// The line of a change for a watch of this, if any.
+    /// Returns the line of a change for this watch, if the watch includes it.
     pub(super) fn event(&self, change: &Change) -> Option<Bytes> {
         if change.collection != self.collection || !self.matches(&change.object) {
             return None;
@@ -148,7 +148,7 @@ impl Target {
     }
 }
 
-/// Reads what [`Store::page`](super::store::Store::page) gives to go on with.
+/// Parses the continuation token of [`Store::page`](super::store::Store::page).
 fn page(text: &str) -> Option<(u64, (String, String))> {
     let mut parts = text.splitn(3, '/');
     let version = parts.next()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! The objects, their versions, and the history of changes.
+//! Objects, their versions, and the history of changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use super::{
     path::Target,
 };
 
-/// The collection of CRDs.
+/// Collection of CRDs.
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 type Refused = (u16, &'static str);
@@ -21,7 +21,7 @@ type Refused = (u16, &'static str);
 #[derive(Debug, Default)]
 pub(super) struct Store {
     version: u64,
-    /// Versions up to this one are forgotten.
+    /// Version up to which the history is dropped.
     compacted: u64,
     uids: u64,
     objects: BTreeMap<String, BTreeMap<(String, String), Arc<Value>>>,
@@ -36,8 +36,8 @@ impl Store {
         self.objects.get(collection)?.get(&key)
     }
 
-    /// An object requested by name. Kinds of groups other than Kubernetes' own have a CRD, unless one was
-    /// stored.
+    /// Returns an object by name. Kinds of groups other than Kubernetes' own have a CRD, unless one
+    /// was stored.
     pub(super) fn find(&self, target: &Target) -> Option<Arc<Value>> {
         let put = self.get(&target.collection, &target.namespace, target.name());
         put.cloned().or_else(|| {
@@ -70,8 +70,8 @@ impl Store {
             .collect()
     }
 
-    /// A page of a list. All its pages have the version of the first: a watch from that version misses no
-    /// change in between.
+    /// Returns a page of a list. All its pages have the version of the first: a watch from that
+    /// version misses no change in between.
     pub(super) fn page(&self, target: &Target) -> Value {
         let (version, after) = match &target.page {
             Some((version, after)) => (*version, Bound::Excluded(after.clone())),
@@ -110,7 +110,7 @@ impl Store {
         }
     }
 
-    /// Every kind with its collection.
+    /// Returns every kind with its collection.
     fn kinds(&self) -> BTreeSet<(&str, &str)> {
         let with_objects = self.objects.iter().filter_map(|(collection, of_kind)| {
             let kind = of_kind.values().next()?["kind"].as_str()?;
@@ -250,7 +250,8 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// A merge patch; with `apply` the object is created if it is missing, and conditions are merged by type.
+    /// Applies a merge patch; with `apply` a missing object is created, and conditions are merged
+    /// by type.
     pub(super) fn patch(
         &mut self,
         target: &Target,
@@ -279,7 +280,8 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// The changes since a version; `None` if they are forgotten. A future version gets none.
+    /// Returns the changes since a version; `None` if they were dropped. A future version gets
+    /// none.
     pub(super) fn since(&self, version: u64) -> Option<Vec<Change>> {
         (version >= self.compacted).then(|| {
             let later = self.history.iter().filter(|of| of.version > version);
@@ -300,7 +302,7 @@ impl Store {
     }
 }
 
-/// The conditions of an object with those of a patch, if both have some.
+/// Merges the conditions of an object with those of a patch, if both have some.
 fn merged_conditions(object: &Value, patch: &Value) -> Option<Value> {
     let conditions = |of: &Value| of.pointer("/status/conditions")?.as_array().cloned();
     let (mut merged, new) = (conditions(object)?, conditions(patch)?);
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_list_have_the_version_of_the_first_and_no_object_twice() {
+    fn list_pages_share_a_version_and_no_object_repeats() {
         let mut store = store();
         let first = store.page(&target("limit=2&labelSelector=app%3Dx"));
         assert_eq!(names(&first), ["a", "c"]);
@@ -367,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_know_equal_unequal_and_existence() {
+    fn selectors_support_equality_inequality_and_existence() {
         let store = store();
         for (selector, found) in [
             ("app%3D%3Dx", "acd"),
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn discovery_tells_of_kinds_with_objects_and_of_declared_ones() {
+    fn discovery_lists_declared_and_used_kinds() {
         let mut store = store();
         store.serve("/apis/a.io/v1/things", "Thing");
         let kinds = |store: &Store, group: &str| {

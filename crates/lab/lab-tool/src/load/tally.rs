@@ -1,5 +1,5 @@
-//! The accounting: what became of every request, how long nothing succeeded, how late answers were.
-//! Knows neither sockets nor clocks.
+//! Results of the load: the outcome of every request, the longest time without success, and
+//! latencies. Knows neither sockets nor clocks.
 
 use std::{collections::BTreeMap, io, time::Duration};
 
@@ -50,7 +50,7 @@ impl From<&io::Error> for Kind {
 #[derive(Clone, Debug)]
 pub(super) struct Finished {
     pub(super) mode: Mode,
-    /// Which connection or worker of its mode.
+    /// Index of the connection or worker within its mode.
     pub(super) worker: u32,
     pub(super) due: Duration,
     pub(super) at: Duration,
@@ -176,7 +176,7 @@ impl Tally {
         })
     }
 
-    /// Summaries to print; silence until `now` counts as a gap.
+    /// Returns the summaries to print; silence until `now` counts as a gap.
     pub(super) fn summaries(&self, now: Duration) -> BTreeMap<Mode, Summary> {
         let summary = |sums: &Sums| {
             let mut sums = sums.clone();
@@ -203,7 +203,7 @@ impl Tally {
     }
 }
 
-/// Milliseconds with three digits after the point.
+/// Converts to milliseconds with three digits after the point.
 pub(super) fn milliseconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -214,11 +214,11 @@ struct Latencies(BTreeMap<u64, u64>);
 
 impl Latencies {
     /// Binary digits of a latency in microseconds that are recorded.
-    const DIGITS: u32 = 6;
+    const PRECISION_DIGITS: u32 = 6;
 
     fn add(&mut self, latency: Duration) {
         let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
-        let dropped = (u64::BITS - micros.leading_zeros()).saturating_sub(Self::DIGITS);
+        let dropped = (u64::BITS - micros.leading_zeros()).saturating_sub(Self::PRECISION_DIGITS);
         *self.0.entry(micros >> dropped << dropped).or_default() += 1;
     }
 
@@ -302,7 +302,7 @@ mod tests {
             finished(Mode::New, 0, 10, None),
             finished(Mode::New, 20, 700, Some(Kind::Timeout)),
             other,
-            // Reported later than what another worker saw after it.
+            // Reported later than a newer success of another worker.
             finished(Mode::New, 900, 1005, None),
             finished(Mode::New, 1020, 1030, None),
         ];
@@ -318,8 +318,8 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_were_held_up_count_with_the_time_they_would_have_waited() {
-        // Due at 20 ms, sent when the one due at 1000 ms could be: 49 turns were lost.
+    fn skipped_requests_count_with_their_waiting_time() {
+        // Due at 20 ms, sent when the one due at 1000 ms could be sent: 49 requests were skipped.
         let mut held_up = finished(Mode::KeepAlive, 1000, 1001, None);
         held_up.missed = 49;
         let events = [finished(Mode::KeepAlive, 0, 1, None), held_up];
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_the_kind_that_operators_know() {
+    fn errors_map_to_known_kinds() {
         for (error, kind) in [
             (io::ErrorKind::ConnectionRefused, Kind::Refused),
             (io::ErrorKind::BrokenPipe, Kind::Reset),

@@ -1,4 +1,4 @@
-//! One thread of the load: a connection that is reused or opened anew, and a request at each turn.
+//! Thread of the load: a connection that is reused or reopened, and a request whenever one is due.
 
 use std::{
     io::{self, Read, Write},
@@ -12,12 +12,12 @@ use std::{
 };
 
 use super::{
-    pace::Pace,
+    schedule::Schedule,
     tally::{Failure, Finished, Kind, Mode},
 };
 use crate::http1::{Connection, Url, connect};
 
-/// The beginning of the load, on both clocks.
+/// Start of the load, on both clocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     pub(super) start: Instant,
@@ -30,7 +30,7 @@ impl Clock {
         self.start.elapsed()
     }
 
-    /// An offset as seconds since 1970.
+    /// Converts an offset to seconds since 1970.
     pub(super) fn at(self, offset: Duration) -> f64 {
         (self.unix + offset).as_secs_f64()
     }
@@ -47,7 +47,7 @@ pub(super) enum Task {
 pub(super) struct Worker {
     pub(super) mode: Mode,
     pub(super) number: u32,
-    pub(super) pace: Pace,
+    pub(super) schedule: Schedule,
     pub(super) address: SocketAddr,
     pub(super) timeout: Duration,
     pub(super) task: Task,
@@ -60,7 +60,8 @@ enum Open {
 }
 
 impl Open {
-    /// Whether the server has announced the end: no failure, the next request takes another.
+    /// Whether the server has announced the end: this is no failure, and the next request uses
+    /// another connection.
     fn has_ended(&self) -> bool {
         matches!(self, Self::Http(connection) if connection.has_ended())
     }
@@ -71,13 +72,13 @@ impl Worker {
     pub(super) fn run(mut self, clock: Clock, report: &mpsc::Sender<Finished>, ended: &AtomicBool) {
         let mut open = None;
         loop {
-            let turn = self.pace.turn(clock.now());
-            thread::sleep(turn.due.saturating_sub(clock.now()));
+            let next = self.schedule.next_request(clock.now());
+            thread::sleep(next.due.saturating_sub(clock.now()));
             if ended.load(Ordering::Relaxed) {
                 return;
             }
             let opening = open.is_none();
-            let outcome = self.request(&mut open, turn.due);
+            let outcome = self.request(&mut open, next.due);
             let has_ended = open.as_ref().is_some_and(Open::has_ended);
             if outcome.is_err() || has_ended || self.mode == Mode::New {
                 open = None;
@@ -85,10 +86,10 @@ impl Worker {
             let finished = Finished {
                 mode: self.mode,
                 worker: self.number,
-                due: turn.due,
+                due: next.due,
                 at: clock.now(),
-                missed: turn.missed,
-                interval: self.pace.interval(),
+                missed: next.missed,
+                interval: self.schedule.interval(),
                 opening,
                 failure: outcome.err().map(|error| Failure {
                     kind: Kind::from(&error),
@@ -114,7 +115,7 @@ impl Worker {
                 }
             }
             (Open::Echo(stream), _) => {
-                // Something else each time, so that an old answer is not taken for a new one.
+                // A different text each time, so that an old response is not taken for a new one.
                 let sent = u64::try_from(due.as_nanos())
                     .unwrap_or_default()
                     .to_be_bytes();
@@ -166,7 +167,7 @@ mod tests {
         let worker = Worker {
             mode,
             number: 0,
-            pace: Pace::every(Duration::from_millis(5), Duration::ZERO),
+            schedule: Schedule::every(Duration::from_millis(5), Duration::ZERO),
             address,
             timeout: Duration::from_millis(200),
             task,
@@ -203,7 +204,7 @@ mod tests {
 
     fn answer_once(mut stream: &TcpStream, body: &str) {
         let mut head = [0; 1024];
-        // A request is one small segment here; how small does not matter.
+        // A request is one small segment here, whatever its exact size.
         assert_ne!(stream.read(&mut head).unwrap(), 0);
         let length = body.len();
         write!(
@@ -220,7 +221,7 @@ mod tests {
                 answer_once(&stream, "hi");
                 answer_once(&stream, "hi");
             }
-            // Then, and at once on the second, the server goes away.
+            // The server closes after the first response, and immediately on the second connection.
         };
         assert_eq!(
             outcomes(Mode::KeepAlive, get("hi"), 3, serve)[..2],
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_somebody_else_is_wrong() {
+    fn response_of_another_server_is_wrong() {
         let serve = |_, stream: TcpStream| answer_once(&stream, "called by 10.0.0.2");
         let outcomes = outcomes(Mode::New, get("called by 10.0.0.1"), 1, serve);
         assert_eq!(outcomes, [(true, Some(Kind::WrongAnswer))]);

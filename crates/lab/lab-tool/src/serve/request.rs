@@ -1,11 +1,11 @@
-//! A request as the test server reads it: to the end of its body, before anything is answered. A server that answers
-//! sooner hides from tests whether a proxy would have delivered the rest.
+//! Reads requests of the test server to the end of their body before responding. A server that
+//! responds sooner hides from tests whether a proxy would have delivered the rest.
 
 use std::io::{self, BufRead, Read as _};
 
-use crate::http1::MAX_HEAD;
+use crate::http1::MAX_HEAD_BYTES;
 
-/// Lines of a head, and of the trailers after a body.
+/// Maximum lines of a head, and of the trailers after a body.
 const MAX_LINES: usize = 256;
 
 /// Framing of a body (RFC 9112, section 6.3).
@@ -15,10 +15,11 @@ enum Body {
     Chunked,
 }
 
-/// Reads one request and gives its first line; `None` when the client has finished, or sends more than a head may hold.
+/// Reads one request and returns its first line; `None` when the client has finished, or exceeds
+/// the maximum head.
 ///
 /// # Errors
-/// Connections that end within the body, and chunks that are none.
+/// Connections that end within the body, and malformed chunks.
 pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut first = String::new();
     let mut body = Body::Length(0);
@@ -39,7 +40,7 @@ pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Body that a line of the head describes.
+/// Returns the body framing that a header line declares.
 fn described(line: &str) -> Option<Body> {
     let (name, value) = line.split_once(':')?;
     match name.to_ascii_lowercase().as_str() {
@@ -81,10 +82,10 @@ fn skip_bytes(reader: &mut impl BufRead, length: u64) -> io::Result<()> {
     }
 }
 
-/// Next line; `None` at the end of the connection.
+/// Returns the next line; `None` at the end of the connection.
 fn line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
-    let read = reader.take(MAX_HEAD).read_line(&mut line)?;
+    let read = reader.take(MAX_HEAD_BYTES).read_line(&mut line)?;
     Ok((read > 0).then_some(line))
 }
 
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_cut_off_are_errors() {
+    fn truncated_bodies_are_errors() {
         for body in [
             "Content-Length: 5\r\n\r\nabc",
             "Transfer-Encoding: chunked\r\n\r\n5\r\nabc",
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_head_is_given_up() {
+    fn endless_heads_are_refused() {
         let mut reader = io::Cursor::new("a: b\r\n".repeat(1000));
         assert_eq!(read(&mut reader).unwrap(), None);
     }

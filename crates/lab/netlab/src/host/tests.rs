@@ -1,4 +1,4 @@
-//! Namespaces, links, addresses and routes in the kernel.
+//! Tests of namespaces, links, addresses and routes in the kernel.
 
 use std::net::{TcpListener, TcpStream};
 
@@ -9,7 +9,7 @@ fn net(text: &str) -> IpNet {
 }
 
 #[tokio::test]
-async fn two_hosts_on_a_bridge_talk_over_both_families() {
+async fn hosts_on_a_bridge_connect_over_both_families() {
     let fabric = Host::new("fabric").await.unwrap();
     fabric.bridge("br0").await.unwrap();
     let mut hosts = Vec::new();

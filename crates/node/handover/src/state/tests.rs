@@ -1,4 +1,4 @@
-//! Deaths, rollouts and ends, in every order that matters.
+//! Tests of crashes, rollouts and terminations, in every order that matters.
 
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ fn killed_worker_is_replaced_at_once_with_the_whole_handover() {
 }
 
 #[test]
-fn however_often_it_dies_the_next_one_comes_within_half_a_second() {
+fn restart_delay_is_at_most_half_a_second() {
     let mut world = World::serving(1);
     world.event(Event::Ended(Ended::Signal(9)));
     let mut waits = Vec::new();
@@ -113,7 +113,7 @@ fn however_often_it_dies_the_next_one_comes_within_half_a_second() {
         assert_eq!(world.event(Event::Tick), start(1, Accept::Now));
     }
     assert_eq!(waits, [10, 20, 40, 80, 160, 320, 500, 500, 500, 500]);
-    world.after(STABLE);
+    world.after(MIN_STABLE_RUN);
     let effects = world.event(Event::Ended(Ended::Signal(6)));
     assert_eq!(
         effects[1..],
@@ -123,7 +123,7 @@ fn however_often_it_dies_the_next_one_comes_within_half_a_second() {
 }
 
 #[test]
-fn what_a_worker_keeps_is_the_next_ones_alone_unless_they_die_of_it() {
+fn files_go_to_the_next_worker_until_workers_crash_repeatedly() {
     let file = Record::File(0);
     let mut world = World::serving(0);
     world.event(Event::FromWorker(file.clone(), Some(7)));
@@ -159,10 +159,10 @@ fn worker_that_exits_on_request_ends_the_supervisor() {
     assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
     assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
     assert_eq!(world.event(Event::Ended(Ended::Code(0))), [Effect::Exit(0)]);
-    // Asked over the admin server.
+    // Terminated over the admin server.
     let mut world = World::serving(1);
     assert_eq!(world.event(Event::Ended(Ended::Code(0))), [Effect::Exit(0)]);
-    // Killed while ending, when a successor has taken over: nothing is left to be taken care of.
+    // Killed while it ends after a successor took over: nothing is left to do.
     let mut world = World::serving(1);
     world.event(Event::Successor);
     world.event(Event::FromSuccessor(Record::Accepting));
@@ -194,7 +194,7 @@ fn supervisor_terminated_between_workers_ends() {
 }
 
 #[test]
-fn a_new_proxy_takes_over_when_it_is_ready_and_the_old_one_stops_then() {
+fn old_proxy_stops_accepting_once_the_new_one_is_ready() {
     let mut old = World::serving(1);
     let mut new = World::new();
     assert_eq!(new.event(begin(true)), []);
@@ -212,7 +212,7 @@ fn a_new_proxy_takes_over_when_it_is_ready_and_the_old_one_stops_then() {
     let end = Event::FromPredecessor(Record::Accept(Accept::WhenReady), None);
     assert_eq!(new.event(end), start(1, Accept::WhenReady));
     new.event(Event::FromWorker(Record::Started, None));
-    // Its worker dies before it is ready: the old one still takes the connections.
+    // Its worker dies before it is ready: the old one still accepts the connections.
     let effects = new.event(Event::Ended(Ended::Signal(9)));
     assert_eq!(effects[1..], start(1, Accept::WhenReady));
     assert_eq!(
@@ -223,18 +223,18 @@ fn a_new_proxy_takes_over_when_it_is_ready_and_the_old_one_stops_then() {
         old.event(Event::FromSuccessor(Record::Accepting)),
         [Effect::ToWorker(Record::Accept(Accept::Paused), None)]
     );
-    // From here on each is what it is, whatever dies.
-    old.after(STABLE);
+    // From here on both keep their roles, whatever dies.
+    old.after(MIN_STABLE_RUN);
     let effects = old.event(Event::Ended(Ended::Signal(9)));
     assert_eq!(effects[1..], start(1, Accept::Paused));
-    new.after(STABLE);
+    new.after(MIN_STABLE_RUN);
     let effects = new.event(Event::Ended(Ended::Signal(9)));
     assert_eq!(effects[1..], start(1, Accept::Now));
     assert_eq!(new.event(Event::PredecessorGone), []);
 }
 
 #[test]
-fn when_the_new_proxy_goes_the_old_one_takes_connections_again() {
+fn old_proxy_accepts_again_when_the_new_one_is_gone() {
     let mut old = World::serving(1);
     old.event(Event::Successor);
     assert_eq!(old.event(Event::SuccessorGone), []);
@@ -244,7 +244,7 @@ fn when_the_new_proxy_goes_the_old_one_takes_connections_again() {
         old.event(Event::SuccessorGone),
         [Effect::ToWorker(Record::Accept(Accept::Now), None)]
     );
-    // A terminated one does not.
+    // A terminated one does not accept again.
     old.event(Event::Successor);
     old.event(Event::FromSuccessor(Record::Accepting));
     old.event(Event::Terminate);
@@ -252,7 +252,7 @@ fn when_the_new_proxy_goes_the_old_one_takes_connections_again() {
 }
 
 #[test]
-fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
+fn dead_or_silent_predecessor_is_not_waited_for() {
     let mut new = World::new();
     new.event(begin(true));
     let (head, _) = pod(0).remove(0);
@@ -261,9 +261,9 @@ fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
 
     let mut new = World::new();
     new.event(begin(true));
-    assert_eq!(new.wait(), SENT_WITHIN);
+    assert_eq!(new.wait(), ITEMS_TIMEOUT);
     assert_eq!(new.event(Event::Tick), start(0, Accept::WhenReady));
-    // Dying later, it leaves the connections to the new one.
+    // If it dies later, the new one has the connections.
     assert_eq!(
         new.event(Event::PredecessorGone),
         [Effect::ToWorker(Record::Accept(Accept::Now), None)]
@@ -292,7 +292,7 @@ fn standby_follows_the_handover_and_serves_it_at_once() {
     for (record, fd) in parts {
         first.event(Event::FromWorker(record, fd));
     }
-    // One that comes in the middle of a pod hears of it when it is whole.
+    // A standby that connects in the middle of an item gets the item once it is complete.
     let mut sent = first.event(Event::Standby);
     assert_eq!(
         sent.last(),
@@ -320,7 +320,7 @@ fn standby_follows_the_handover_and_serves_it_at_once() {
     // The first one's worker may still have its ports.
     let effects = second.event(Event::Ended(Ended::Code(1)));
     assert_eq!(effects[1..], expected);
-    // Nobody listens any more.
+    // No standby is left.
     first.event(Event::StandbyGone);
     assert_eq!(first.event(Event::FromWorker(release(1), None)), []);
 }
@@ -337,7 +337,7 @@ fn a_standby_takes_over_only_from_a_started_process() {
 }
 
 #[test]
-fn a_standby_that_finds_a_successor_at_work_takes_over_from_that() {
+fn standby_takes_over_from_a_serving_successor() {
     let mut held = Handover::default();
     for (record, fd) in pod(0) {
         held.apply(&record, fd).unwrap();
@@ -355,7 +355,7 @@ fn a_standby_that_finds_a_successor_at_work_takes_over_from_that() {
 }
 
 #[test]
-fn what_does_not_fit_is_reported_and_changes_nothing() {
+fn unexpected_records_are_reported_and_change_nothing() {
     let mut world = World::serving(1);
     let effects = world.event(Event::FromWorker(Record::Descriptor, Some(7)));
     assert!(matches!(&effects[..], [Effect::Odd(_)]), "{effects:?}");
@@ -381,7 +381,7 @@ fn third_generation_takes_over_from_one_still_preparing() {
 }
 
 #[test]
-fn one_that_drains_stays_superseded_when_its_successor_has_gone_too() {
+fn draining_worker_stays_superseded_when_its_successor_is_gone() {
     let mut world = World::serving(1);
     world.event(Event::Successor);
     world.event(Event::FromSuccessor(Record::Accepting));
@@ -409,7 +409,7 @@ fn holder_gets_items_without_files_from_the_serving_supervisor() {
     assert_eq!(world.event(Event::FromWorker(Record::File(1), Some(8))), []);
     let sent = [Effect::ToHolder(release(0), None)];
     assert_eq!(world.event(Event::FromWorker(release(0), None)), sent);
-    // Its successor's are held from now on.
+    // The items of its successor are stored from now on.
     world.event(Event::Successor);
     world.event(Event::FromSuccessor(Record::Accepting));
     for (record, fd) in pod(1) {
@@ -421,13 +421,13 @@ fn holder_gets_items_without_files_from_the_serving_supervisor() {
         Effect::ToWorker(Record::Accept(Accept::Now), None)
     );
     assert_eq!(effects, to_holder(1..2));
-    // A holder that was started anew is sent everything again.
+    // A restarted holder is sent everything again.
     assert_eq!(world.event(Event::HolderGone), []);
     assert_eq!(world.event(Event::Holder), to_holder(1..2));
 }
 
 #[test]
-fn where_nobody_else_is_left_the_holder_gives_back_what_it_holds() {
+fn holder_returns_its_items_when_nobody_else_is_left() {
     let with_holder = || Event::Begin {
         predecessor: false,
         holder: true,
@@ -446,12 +446,12 @@ fn where_nobody_else_is_left_the_holder_gives_back_what_it_holds() {
         world.event(Event::FromWorker(Record::Accepting, None)),
         to_holder(0..1)
     );
-    // A dead or silent one is not waited for.
+    // A dead or silent holder is not waited for.
     let mut world = World::new();
     world.event(with_holder());
     assert_eq!(world.event(Event::HolderGone), start(0, Accept::Now));
     let mut world = World::new();
     world.event(with_holder());
-    assert_eq!(world.wait(), SENT_WITHIN);
+    assert_eq!(world.wait(), ITEMS_TIMEOUT);
     assert_eq!(world.event(Event::Tick), start(0, Accept::Now));
 }

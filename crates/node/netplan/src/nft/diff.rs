@@ -1,4 +1,4 @@
-//! The changes that turn one table into another, to be made in one transaction.
+//! Changes that turn one table into another in one transaction.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -49,7 +49,8 @@ impl fmt::Display for Change {
     }
 }
 
-/// The changes from `current` to `desired`; `None` is no table. Empty exactly when they are equal.
+/// Returns the changes from `current` to `desired`; `None` is no table. Empty exactly when they are
+/// equal.
 pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
     let mut out = Vec::new();
     match (current, desired) {
@@ -68,9 +69,9 @@ pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
     out
 }
 
-/// The transactions from `current` to `desired`: as [`diff`], but guards are removed before anything
-/// else changes and added after it. In one transaction, a packet in flight might miss a redirect and
-/// meet the guard.
+/// Returns the transactions from `current` to `desired`: like [`diff`], but guards are removed
+/// before anything else changes and added after it. In one transaction, a packet in flight might
+/// miss a redirect and meet the guard.
 pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change>> {
     let mut steps = Vec::new();
     let mut now = current.cloned();
@@ -122,7 +123,7 @@ fn change_table(current: &Table, desired: &Table, out: &mut Vec<Change>) {
             .chains
             .get(name)
             .is_some_and(|target| target.rules == chain.rules);
-        // Also when the chain is empty: another process may be filling it at this very moment.
+        // Also an empty chain: another process may be filling it at this very moment.
         if !is_unchanged {
             out.push(Change::FlushChain(name.clone()));
         }
@@ -166,7 +167,7 @@ fn change_sets(
             out.push(Change::AddSet(name.clone(), target.key));
         }
         let members = present.map_or(&nothing, |set| &set.members);
-        // The kernel does not change the comment of a member that exists: out and in again.
+        // The kernel does not change the comment of an existing member, so it is removed and added.
         for (member, comment) in members {
             if target.members.get(member) != Some(comment) {
                 out.push(Change::DeleteMember(name.clone(), *member));
@@ -180,7 +181,7 @@ fn change_sets(
     }
 }
 
-/// The table after the changes, as the kernel makes them: the semantics that `diff` relies on.
+/// Applies changes to a table as the kernel does: the semantics that `diff` relies on.
 pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
     let mut table = table;
     for change in changes {

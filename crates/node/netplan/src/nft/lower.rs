@@ -1,4 +1,4 @@
-//! From rules to expressions.
+//! Lowers rules to expressions.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +44,7 @@ pub const fn set_name(key: SetKey) -> &'static str {
     }
 }
 
-/// The table that implements the rules.
+/// Returns the table that implements the rules.
 pub fn lower(ruleset: &Ruleset) -> Table {
     let chains = ruleset.chains.iter().map(|chain| {
         let (name, hook) = hook(chain.kind);
@@ -63,7 +63,7 @@ pub fn lower(ruleset: &Ruleset) -> Table {
     }
 }
 
-/// The inbound guard in the pod's table.
+/// Returns the inbound guard in the pod's table.
 pub fn inbound_guard(table: Option<&Table>) -> InboundGuard {
     match table.and_then(|table| table.chains.get(GUARD_INPUT)) {
         None => InboundGuard::Missing,
@@ -74,8 +74,8 @@ pub fn inbound_guard(table: Option<&Table>) -> InboundGuard {
     }
 }
 
-/// The node's table. Members of a family that the node does not handle are left out; the sets of pods
-/// exempt on every port, and the rules that use them, are there only if such a pod is.
+/// Returns the node's table. Members of a disabled family are left out; the sets of pods exempt on
+/// every port, and the rules that use them, exist only if there is such a pod.
 pub fn host_table(spec: &HostSpec, members: &[HostMember]) -> Table {
     let every_port = members.iter().any(|member| member.port.is_none());
     let ruleset = host_ruleset(spec, every_port);
@@ -102,7 +102,7 @@ pub fn host_table(spec: &HostSpec, members: &[HostMember]) -> Table {
     table
 }
 
-/// The members of all sets of the node's table.
+/// Returns the members of all sets of the node's table.
 pub fn host_members(table: &Table) -> Vec<HostMember> {
     let members = table.sets.values().flat_map(|set| &set.members);
     members
@@ -114,8 +114,8 @@ pub fn host_members(table: &Table) -> Vec<HostMember> {
         .collect()
 }
 
-/// The node's table of family bridge, also named [`HOST_TABLE`]: the rules above do not see what one
-/// port of a bridge sends to another, and such traffic must not have a probe's address either.
+/// Returns the node's table of family bridge, also named [`HOST_TABLE`]: the rules above do not see
+/// frames between two ports of a bridge, and these must not have a probe's address either.
 pub fn bridge_table(spec: &HostSpec) -> Table {
     const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
     let mut rules = Vec::new();
@@ -130,8 +130,8 @@ pub fn bridge_table(spec: &HostSpec) -> Table {
             rules.push(rule);
         }
     }
-    // The kernel takes one tag off a frame before it gets here, and all that name no VLAN where it
-    // arrives: such a second tag would only hide what is inside. (The last bit is not looked at: `nft`
+    // The kernel removes one tag from a frame before this hook, and all that name no VLAN where it
+    // arrives: such a second tag would only hide the contents. (The last bit is ignored: `nft`
     // takes a plain comparison for the beginning of an expression of its own, and fails.)
     for tag in TAGS {
         let masked = |mask: [u8; 2]| Expr::Bitwise {
@@ -250,7 +250,7 @@ fn destination_port() -> Expr {
     }
 }
 
-/// A packet whose flags cannot be read does not match the rule.
+/// Compares TCP flags. A packet whose flags cannot be read does not match the rule.
 fn tcp_flags(mask: u8, compare: Expr) -> [Expr; 5] {
     let flags = Expr::Payload {
         base: PayloadBase::Transport,
@@ -270,7 +270,7 @@ fn tcp_flags(mask: u8, compare: Expr) -> [Expr; 5] {
     ]
 }
 
-/// 127.0.0.0/8 is its first byte.
+/// Matches loopback destinations: 127.0.0.0/8 is identified by its first byte.
 fn loopback_destination(family: Family) -> [Expr; 2] {
     let (offset, data) = match family {
         Family::V4 => (16, vec![127]),

@@ -1,5 +1,5 @@
-//! Pre-capture connections of a pod, made known to connection tracking: the guards accept packets of no
-//! other connection in their middle (see `ambit_netplan::plan`).
+//! Registers a pod's pre-capture connections with connection tracking: the guards accept packets in
+//! the middle of no other connection (see `ambit_netplan::plan`).
 
 use std::{
     collections::HashSet,
@@ -34,7 +34,7 @@ pub(crate) fn make_known() -> io::Result<()> {
         ]
         .concat();
         match socket.request(NEW, CREATE, &[&inward.family(), &attributes]) {
-            // It is translated, and so known under other addresses.
+            // The connection is translated, and so known under other addresses.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => result?,
         }
@@ -42,7 +42,8 @@ pub(crate) fn make_known() -> io::Result<()> {
     Ok(())
 }
 
-/// Forgets a connection in the calling thread's namespace: its later packets belong to none.
+/// Removes a connection of the calling thread's namespace from connection tracking: its later
+/// packets belong to none.
 pub(crate) fn forget(connection: &TcpSocket) -> io::Result<()> {
     let [inward, _] = tuples(connection.local, connection.remote);
     let attributes = inward.attrs_of(TCP, ORIGINAL).into_bytes();
@@ -60,14 +61,14 @@ fn tuples(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
     })
 }
 
-/// Local and remote address of those connections whose other end is not in this namespace, and whose
-/// port does not exempt them.
+/// Returns local and remote address of the connections whose other end is not in this namespace,
+/// and whose port does not exempt them.
 fn with_others(all: &[TcpSocket]) -> Vec<(SocketAddr, SocketAddr)> {
     const PROXY: [u16; 4] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT, DNS_PORT];
     let is_proxy = |s: &TcpSocket| s.mark & marks::MASK == PROXY_MARK;
     let at_proxy = |s: &TcpSocket| is_proxy(s) && PROXY.contains(&s.local.port());
     let ends: HashSet<_> = all.iter().map(|s| (s.local, s.remote)).collect();
-    // What the proxy has accepted from the application is addressed to others.
+    // Connections that the proxy accepted from the application are addressed to others.
     let redirected: HashSet<_> = all
         .iter()
         .filter(|s| at_proxy(s))
@@ -94,24 +95,24 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_in_the_pod_or_arrives_at_the_proxys_ports_need_not_be_known() {
+    fn connections_within_the_pod_or_to_the_proxy_are_not_registered() {
         const MARK: u32 = PROXY_MARK;
         let with_others = [
             socket("10.0.0.1:8080", "10.0.0.9:4000", 0),
             socket("10.0.0.1:5000", "10.0.0.9:80", 0),
-            // The proxy's own, to others.
+            // Tunnels of the proxy to others.
             socket("10.0.0.1:6000", "10.0.0.9:15008", MARK),
-            // An application at a port of the proxy's, from before.
+            // An application at one of the proxy's ports, opened before the capture.
             socket("10.0.0.1:15006", "10.0.0.9:4002", 0),
         ];
         let others = [
             socket("127.0.0.1:5002", "127.0.0.1:9000", 0),
             socket("10.0.0.1:5003", "10.0.0.1:9000", 0),
             socket("10.0.0.1:15008", "10.0.0.9:7000", MARK),
-            // Redirected from the application.
+            // Redirected from the application to the proxy.
             socket("10.0.0.1:5001", "10.0.0.9:80", 0),
             socket("127.0.0.1:15001", "10.0.0.1:5001", MARK),
-            // To the application, with the client's address.
+            // From the proxy to the application, with the client's address.
             socket("10.0.0.1:8080", "10.0.0.9:4001", 0),
             socket("10.0.0.9:4001", "10.0.0.1:8080", MARK),
         ];

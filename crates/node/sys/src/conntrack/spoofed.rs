@@ -1,10 +1,11 @@
-//! Connections that a proxy opened to the pod's application with the client's address, under rules that
-//! put them into no zone of their own.
+//! Connections that another proxy opened to the pod's application with the client's address, under
+//! rules that put them into no conntrack zone.
 //!
-//! Under our rules, the proxy's packets to the application are looked up in a zone. An earlier connection
-//! is not there: its packets would begin another one, which clashes with it, and be dropped. So it is
-//! made known in the zone as well. From then on the kernel has two entries for it: one in the zone for
-//! the proxy's packets, and the original one for the answers, which are routed by its mark.
+//! Under our rules, the proxy's packets to the application are looked up in a zone. An earlier
+//! connection is missing there: its packets would begin another one, clash with it, and be dropped.
+//! So it is registered in the zone as well. From then on the kernel has two entries for it: one in
+//! the zone for the proxy's packets, and the original one for the replies, which are routed by its
+//! mark.
 
 use std::io;
 
@@ -64,7 +65,7 @@ fn read(payload: &[u8]) -> Option<Entry> {
     let mark = attr(entry, MARK).and_then(u32_be)?;
     let is_spoofed = mark & marks::MASK == marks::SPOOFED;
     let is_tcp = attr(attr(original, 2)?, 1)? == [TCP];
-    // `CTA_TUPLE_ZONE`, where the directions differ.
+    // `CTA_TUPLE_ZONE`, for connections whose directions differ in zone.
     let in_zone =
         attr(entry, ZONE).is_some() || attr(original, 3).is_some() || attr(reply, 3).is_some();
     (is_spoofed && is_tcp && !in_zone).then(|| Entry {
@@ -80,7 +81,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+        fn arbitrary_replies_never_panic(bytes: Vec<u8>) {
             let _any = read(&bytes);
         }
     }

@@ -27,7 +27,7 @@ const fn set_key(family: Family, has_port: bool) -> SetKey {
     SetKey { family, has_port }
 }
 
-/// A chain of this table, by name, without its rules.
+/// Decodes a chain of this table, by name, without its rules.
 pub(super) fn chain(found: &[u8], table: &str) -> Option<(String, TableChain)> {
     if attr(found, 1).and_then(text)? != table {
         return None;
@@ -52,7 +52,7 @@ fn hook(found: &[u8], place: &[u8]) -> Option<Hook> {
     })
 }
 
-/// A rule of this table with its chain's name.
+/// Decodes a rule of this table, with its chain's name.
 pub(super) fn rule(found: &[u8], table: &str) -> Option<(String, Vec<Expr>)> {
     if attr(found, 1).and_then(text)? != table {
         return None;
@@ -71,7 +71,7 @@ pub(super) fn rule(found: &[u8], table: &str) -> Option<(String, Vec<Expr>)> {
     Some((chain, rule.collect()))
 }
 
-/// Packets that the counters of a rule of this chain have counted.
+/// Sums the packet counters of a rule of this chain.
 pub(super) fn counted(found: &[u8], table: &str, chain: &str) -> u64 {
     let names = (attr(found, 1), attr(found, 2));
     if (names.0.and_then(text), names.1.and_then(text)) != (Some(table), Some(chain)) {
@@ -84,7 +84,7 @@ pub(super) fn counted(found: &[u8], table: &str, chain: &str) -> u64 {
         .sum()
 }
 
-/// A set of this table.
+/// Decodes a set of this table.
 pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
     if attr(found, 1).and_then(text)? != table {
         return None;
@@ -92,7 +92,7 @@ pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
     let name = attr(found, 2).and_then(text)?.to_owned();
     let number = attr(found, 4).and_then(u32_be);
     let mut keys = SET_KEYS.into_iter();
-    // A set of none of these types reads as one of another type than its name requires.
+    // A set of any other type decodes as one whose type does not match its name.
     let key = keys
         .find(|key| Some(key_type(*key).0) == number)
         .or_else(|| SET_KEYS.into_iter().find(|key| set_name(*key) != name))?;
@@ -190,7 +190,7 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
         "bitwise" => {
             register(1)?;
             register(2)?;
-            // Attribute 6 is the operation; 0, or none, is mask and xor.
+            // Attribute 6 is the operation; 0, or its absence, is mask and xor.
             if number(6).unwrap_or(0) != 0 {
                 return None;
             }
@@ -279,7 +279,7 @@ mod tests {
     use crate::nft::encode::expression as encode;
 
     #[test]
-    fn every_expression_we_write_is_read_as_itself() {
+    fn expressions_decode_as_they_were_encoded() {
         let spec = RedirectionSpec {
             dns_capture: true,
             virtual_interfaces: vec!["k6t".into()],
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_unknown_is_none_of_ours() {
+    fn truncated_or_unknown_objects_are_foreign() {
         let whole = encode(&Expr::Meta(MetaKey::Mark)).1.into_bytes();
         for cut in 0..whole.len() {
             assert_eq!(expression("meta", &whole[..cut]), None);

@@ -23,8 +23,8 @@ const DELETE_ELEMENTS: u16 = SUBSYSTEM | 14;
 
 /// Register for all data (`NFT_REG_1`).
 pub(super) const REGISTER: u32 = 1;
-/// The register behind an address of this family in [`REGISTER`]: `NFT_REG32_01`, or `NFT_REG_2`, which is
-/// how the kernel names that of four bytes at the same place.
+/// Returns the register behind an address of this family in [`REGISTER`]: `NFT_REG32_01`, or
+/// `NFT_REG_2`, which is how the kernel names the register of four bytes at the same place.
 pub(super) const fn register_beside(family: Family) -> u32 {
     match family {
         Family::V4 => 9,
@@ -43,8 +43,8 @@ pub(super) const TCP_RESET: u32 = 1;
 pub(super) const ADDRESS_TYPE: u32 = 3;
 pub(super) const OF_DESTINATION: u32 = 2;
 
-/// The batch, and the number of its last message, which alone is acknowledged. Change `i` has the
-/// number `i + 1`.
+/// Encodes the batch; returns it with the number of its last message, which alone is acknowledged.
+/// Change `i` has the number `i + 1`.
 pub(super) fn batch(family: TableFamily, table: &str, changes: &[Change]) -> (Vec<u8>, u32) {
     let mut out = Vec::new();
     // The batch's own messages name the subsystem, in network order.
@@ -71,7 +71,7 @@ pub(super) fn batch(family: TableFamily, table: &str, changes: &[Change]) -> (Ve
 fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
     let within = || Attrs::new().text(1, table);
     match change {
-        // Exclusive, like all creations: a concurrent creation of the same object must show.
+        // Exclusive, like all creations: a concurrent creation of the same object must be noticed.
         Change::AddTable => (NEW_TABLE, CREATE | EXCLUSIVE, within().u32_be(2, 0)),
         Change::DeleteTable => (DELETE_TABLE, 0, within()),
         Change::AddChain(name, hook) => (
@@ -79,7 +79,7 @@ fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
             CREATE | EXCLUSIVE,
             chain(within().text(3, name), hook),
         ),
-        // A rule deletion that names no rule deletes all of the chain.
+        // A deletion of rules without a rule's handle deletes all rules of the chain.
         Change::FlushChain(name) => (DELETE_RULE, 0, within().text(2, name)),
         Change::DeleteChain(name) => (DELETE_CHAIN, 0, within().text(3, name)),
         Change::AddRule(name, rule) => (
@@ -140,7 +140,7 @@ fn key(member: SetMember) -> Attrs {
     Attrs::new().nest(1, &data(&value))
 }
 
-/// A comment in the form that `nft` reads: type 0, length, text with its terminator.
+/// Encodes a comment in the form that `nft` reads: type 0, length, text with its terminator.
 fn comment_data(comment: &str) -> Vec<u8> {
     let text = comment
         .as_bytes()

@@ -1,7 +1,7 @@
 //! Tables of others: finds those that Istio's agent made, and removes them in one transaction.
 //!
-//! The standard tables (`nat`, `mangle`, `raw` of families ip and ip6) are what iptables' nft variant
-//! writes to. Others may have rules in the same tables, which stay; a table without rules of others is
+//! The standard tables (`nat`, `mangle`, `raw` of families ip and ip6) are what iptables' nft
+//! variant writes to. Rules of third parties in the same tables stay; a table without such rules is
 //! removed as a whole.
 
 use std::{collections::BTreeSet, io};
@@ -55,7 +55,7 @@ enum Removal {
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     own_tables: Vec<&'static str>,
-    /// Families whose standard tables have its chains.
+    /// Families whose standard tables have chains of Istio's agent.
     families: Vec<u8>,
     chains: Vec<Chain>,
 }
@@ -250,7 +250,7 @@ fn rule(found: &[u8]) -> Option<Rule> {
     })
 }
 
-/// The target chain, for an expression that is a verdict with a chain.
+/// Returns the target chain of an expression that is a jump.
 fn target(expression: &[u8]) -> Option<String> {
     if attr(expression, 1).and_then(text)? != "immediate" {
         return None;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_with_nothing_of_others_goes_whole_and_others_rules_stay() {
+    fn table_without_rules_of_others_is_removed_whole() {
         let chains = [chain("OUTPUT", true), chain("ISTIO_OUTPUT", true)];
         let theirs = [
             rule("OUTPUT", 1, Some("ISTIO_OUTPUT")),
@@ -309,7 +309,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+        fn arbitrary_replies_never_panic(bytes: Vec<u8>) {
             let _any = (super::chain(&bytes), super::rule(&bytes), target(&bytes));
         }
     }

@@ -28,7 +28,7 @@ const CONCATENATION: u32 = 6;
 /// Type number and length of a port in a concatenation: padded to a register.
 const PORT: (u32, u32) = (13, 4);
 
-/// Type number and length of a set's key, as `nft` numbers types.
+/// Returns the type number and length of a set's key, as `nft` numbers types.
 pub(super) const fn key_type(key: SetKey) -> (u32, u32) {
     let (number, len) = match key.family {
         Family::V4 => (7, 4),

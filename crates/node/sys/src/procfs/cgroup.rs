@@ -14,7 +14,7 @@ pub enum CgroupError {
     Several(String, String),
 }
 
-/// The pod uid that a process' `cgroup` file names, if it names one.
+/// Returns the pod UID that a process' `cgroup` file names, if any.
 ///
 /// # Errors
 /// When a line is malformed, or lines contradict each other.
@@ -37,7 +37,7 @@ pub fn pod_of_cgroups(text: &str) -> Result<Option<String>, CgroupError> {
     Ok(found.map(|(uid, _)| uid))
 }
 
-/// Pod uid and container id.
+/// Returns pod UID and container ID of a path.
 fn pod_of_path(path: &str) -> Option<(String, String)> {
     let path = path.strip_suffix(".scope").unwrap_or(path);
     // The innermost pod counts: a cluster may itself run inside a pod.
@@ -57,8 +57,8 @@ fn pod_of_path(path: &str) -> Option<(String, String)> {
     Some((uid, container.to_owned()))
 }
 
-/// A uid of 8-4-4-4-12 hexadecimal digits, with or without one separator between the groups, and
-/// what follows it.
+/// Parses a UID of 8-4-4-4-12 hexadecimal digits, with or without one separator between the groups;
+/// returns it with the rest.
 fn parse_uid(text: &str) -> Option<(String, &str)> {
     let mut uid = String::with_capacity(36);
     let mut rest = text;
@@ -91,7 +91,7 @@ mod tests {
     const ID: &str = "9bca8d63d5fa610783847915bcff0ecac1273e5b4bed3f6fa1b07350e0135961";
 
     #[test]
-    fn every_shape_the_runtimes_use_is_read() {
+    fn cgroup_paths_of_all_runtimes_are_read() {
         let under = UID.replace('-', "_");
         for path in [
             format!("/kubepods/burstable/pod{UID}/{ID}"),
@@ -162,7 +162,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_the_parser_panic(
+        fn arbitrary_text_never_panics(
             text in "(0::)?[/a-f0-9pod._:é-]{0,80}(\\.scope)?\n?.{0,20}",
         ) {
             drop(pod_of_cgroups(&text));

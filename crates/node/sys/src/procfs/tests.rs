@@ -1,4 +1,4 @@
-//! Real processes in real namespaces, and a fake /proc with selected ones.
+//! Tests with real processes in real namespaces, and a fake /proc with selected ones.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -124,7 +124,7 @@ fn a_namespace_without_the_pods_address_is_refused() {
     )
     .unwrap();
     assert!(result.found.is_empty());
-    // The pod may have begun another process.
+    // The pod may have started another process.
     let mut rejected = result.rejected.iter();
     assert!(rejected.len() > 0);
     assert!(rejected.all(|one| matches!(one.why, RejectReason::ForeignNamespace)));
@@ -144,8 +144,8 @@ fn a_pod_without_addresses_waits() {
     ));
 }
 
-/// A pod that is not found counts as not running, so a scan without a single descriptor to spare is an
-/// error at whichever open it fails. In a process of its own: the limit is the process'.
+/// Checks that a scan that runs out of descriptors at any open is an error: a pod that is not found
+/// counts as not running. In a process of its own, since the limit is the process'.
 #[test]
 fn scan_that_runs_out_of_descriptors_is_an_error() {
     const PROC: &str = "TEST_EXHAUSTED_PROC";
@@ -237,7 +237,7 @@ fn a_static_pod_is_found_by_its_configuration_hash() {
 }
 
 #[test]
-fn processes_that_make_no_sense_are_passed_over() {
+fn malformed_processes_are_skipped() {
     let proc = FakeProc::new();
     fs::create_dir(proc.0.path().join("20")).unwrap();
     fs::create_dir(proc.0.path().join("self")).unwrap();

@@ -1,5 +1,5 @@
-//! One way of writing rules in the namespace of the calling thread: nftables, or a variant of iptables.
-//! The rules and their behaviour are the same.
+//! Backends that write rules in the namespace of the calling thread: nftables, or a variant of
+//! iptables. The rules and their behaviour are the same.
 
 use ambit_netplan::{
     Backend, Family, InboundGuard, Ruleset,
@@ -13,8 +13,8 @@ use crate::{
     nft::{Nft, NftError},
 };
 
-/// Another process may be changing the same table at the same time: then read it and try again.
-const ATTEMPTS: usize = 5;
+/// Maximum attempts when another process changes the same table concurrently.
+const MAX_ATTEMPTS: usize = 5;
 
 /// Backend of a redirection, as described for the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl RedirectionBackend {
             match legacy.read_both() {
                 Ok(both) if both.iter().all(|(_, state)| state.is_empty()) => {}
                 Ok(_) => out.push(legacy),
-                // Without the program there can be no rules of ours.
+                // A missing program means that there are no rules of ours.
                 Err(RedirectionError::Iptables(error)) if error.is_not_installed() => {}
                 Err(error) => return Err(error),
             }
@@ -60,7 +60,7 @@ impl RedirectionBackend {
         self.0
     }
 
-    /// The differences from `ruleset`, rules of ours in another backend included.
+    /// Returns the differences from `ruleset`, including rules of ours in another backend.
     pub(super) fn observe(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = if self.0 == Backend::Nftables {
             let current = Nft::open()?.read(POD_TABLE)?;
@@ -79,7 +79,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// The inbound guard as it is. Of iptables' two, the one that admits more.
+    /// Returns the current inbound guard. Of two iptables variants, the one that accepts more.
     pub(super) fn inbound_guard(self) -> Result<InboundGuard, RedirectionError> {
         if self.0 == Backend::Nftables {
             return Ok(nft::inbound_guard(Nft::open()?.read(POD_TABLE)?.as_ref()));
@@ -102,7 +102,7 @@ impl RedirectionBackend {
     /// Writes the rules, removes those that another backend wrote, and returns what differed.
     pub(super) fn apply(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = self.replace(ruleset)?;
-        // Only now: there is no moment without rules.
+        // Only after the new rules are in place: the pod is captured at every moment.
         for other in Self::present()?.into_iter().filter(|other| *other != self) {
             other.remove()?;
             drift.nothing_found = false;
@@ -125,7 +125,7 @@ impl RedirectionBackend {
         })
     }
 
-    /// The differences of iptables' current from its desired state, each family also given to `each`.
+    /// Compares iptables' current with its desired state, and passes each family to `each`.
     fn compare(
         self,
         ruleset: &Ruleset,
@@ -144,7 +144,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Removes all that is ours.
+    /// Removes all rules of ours.
     pub(super) fn remove(self) -> Result<(), RedirectionError> {
         if self.0 == Backend::Nftables {
             return change_table(POD_TABLE, |_| None).map(|_| ());
@@ -185,7 +185,7 @@ impl RedirectionBackend {
 }
 
 fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
-    // With the table itself gone, the list of its contents adds nothing. Rules are named by their
+    // Without the table itself, the list of its contents adds nothing. Rules are named by their
     // chain.
     let whole = changes
         .iter()
@@ -228,7 +228,7 @@ pub(super) fn change_table_of(
                 let changes = nft::diff(current.as_ref(), target.as_ref());
                 return Ok(describe(current.as_ref(), &changes));
             }
-            Err(error) if attempt < ATTEMPTS && error.is_contention() => attempt += 1,
+            Err(error) if attempt < MAX_ATTEMPTS && error.is_contention() => attempt += 1,
             Err(error) => return Err(error.into()),
         }
     }

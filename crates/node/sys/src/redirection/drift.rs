@@ -26,7 +26,7 @@ pub struct Drift {
 }
 
 impl Drift {
-    /// Whether all is as desired.
+    /// Whether current and desired state are equal.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

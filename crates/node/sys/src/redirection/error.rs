@@ -10,7 +10,7 @@ use crate::{iptables::IptablesError, nft::NftError};
 /// Why redirection could not be applied, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RedirectionError {
-    /// The specification is not sound.
+    /// The specification is invalid.
     #[error("the requested redirection is not possible")]
     Spec(#[from] SpecError),
     /// The namespace cannot be entered.

@@ -1,8 +1,9 @@
-//! What an Istio agent that captured the pod before us has left in the calling thread's namespace.
+//! Rules of an Istio agent that captured the pod before, in the calling thread's namespace.
 //!
 //! Both sets of rules may be in place at once: they redirect to the same ports, and whichever comes
-//! first decides. So ours are added before the others are removed: the pod is captured at every moment,
-//! and since ours match on connections' state, what is translated stays translated.
+//! first decides. So ours are added before the others are removed: the pod is captured at every
+//! moment, and since ours match on the state of connections, translated connections stay
+//! translated.
 
 use std::sync::Once;
 
@@ -15,8 +16,8 @@ use crate::{
     nft::{Found, Nft, NftError},
 };
 
-/// Another process may be changing the same tables at the same time: then read them and try again.
-const ATTEMPTS: usize = 5;
+/// Maximum attempts when another process changes the same tables concurrently.
+const MAX_ATTEMPTS: usize = 5;
 
 /// Rules of another agent that were found.
 #[derive(Debug, Default)]
@@ -66,7 +67,7 @@ pub(super) fn find() -> Result<Foreign, RedirectionError> {
                 }
                 Err(error) if error.is_not_installed() => {
                     found.unreadable = true;
-                    say_unreadable(&error);
+                    warn_unreadable(&error);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -93,7 +94,7 @@ pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
     while !found.nftables.is_empty() {
         match Nft::open()?.remove_foreign(&found.nftables) {
             Ok(()) => break,
-            Err(error) if attempt < ATTEMPTS && error.is_contention() => {
+            Err(error) if attempt < MAX_ATTEMPTS && error.is_contention() => {
                 attempt += 1;
                 found.nftables = find_in_nftables()?;
             }
@@ -118,7 +119,7 @@ fn find_in_nftables() -> Result<Found, NftError> {
     }
 }
 
-fn say_unreadable(error: &IptablesError) {
+fn warn_unreadable(error: &IptablesError) {
     static REPORTED: Once = Once::new();
     REPORTED.call_once(|| {
         let error: &dyn std::error::Error = error;

@@ -1,9 +1,9 @@
-//! The rules in the node's namespace: kubelet's probes of enrolled pods get a recognisable source, and
-//! nothing that arrives from elsewhere has it.
+//! Rules in the node's namespace: kubelet's probes of enrolled pods get a recognizable source
+//! address, which nothing that arrives from elsewhere has.
 //!
 //! The kernel holds the addresses and probe ports of enrolled pods, in sets (nftables) or in rules
-//! (iptables), each with its pod's UID. Members without a port, as agents before had them, stay until their
-//! pod is written anew, so that an upgrade interrupts no probe.
+//! (iptables), each with its pod's UID. Members without a port, written by earlier agents, stay
+//! until their pod is written again, so that an upgrade interrupts no probe.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -67,7 +67,7 @@ pub fn set_members(
         .map(|m| ((m.ip.to_canonical(), m.port), m.uid.clone()))
         .collect();
     let (used, _) = edit(node, spec, |current| current.clone_from(&desired))?;
-    // Only now: what those rules exempted is exempt by ours.
+    // Only now: pods that those rules exempted are exempt by ours.
     inside(node, || remove_others(used))
 }
 
@@ -192,7 +192,7 @@ fn remove_iptables(backend: Backend) -> Result<(), RedirectionError> {
     Ok(())
 }
 
-/// Changes the members, repairs all else that is not as desired, and returns the backend that carries the
+/// Changes the members, repairs all other differences, and returns the backend that carries the
 /// rules.
 fn edit(
     node: &Netns,
@@ -251,7 +251,7 @@ fn read(backend: Backend, spec: &HostSpec) -> Result<Vec<(Family, State)>, Redir
         .collect()
 }
 
-/// The programs for the families of the node.
+/// Returns the programs for the families of the node.
 fn programs(backend: Backend, spec: &HostSpec) -> impl Iterator<Item = (Family, Iptables)> {
     let is_enabled = move |family: &Family| {
         family_enabled(*family)

@@ -12,27 +12,28 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
 
-/// Turns on or off that sockets accepted in this namespace inherit a mark.
+/// Sets whether sockets accepted in this namespace inherit a mark.
 ///
-/// Optional (see `RedirectionSpec::mark_accepted_sockets`): where settings are read-only, as in many
-/// containers, capture works without it.
+/// Optional (see `RedirectionSpec::mark_accepted_sockets`): where settings are read-only, as in
+/// many containers, capture works without it.
 pub(super) fn mark_accepted_sockets(on: bool) {
     set("/proc/sys/net/ipv4/tcp_fwmark_accept", on);
 }
 
-/// Turns on or off that openings that wait for a closing listener move to another one of the same port,
-/// that of a proxy's successor, instead of being refused. Optional too: our proxies hand their
-/// listeners over.
+/// Sets whether openings that wait at a closing listener move to another listener of the same port,
+/// such as that of a proxy's successor, instead of being refused. Optional too: our proxies hand
+/// their listeners over.
 pub(super) fn move_openings(on: bool) {
     set("/proc/sys/net/ipv4/tcp_migrate_req", on);
 }
 
 /// Configures connection tracking for the guards, or restores the kernel's defaults.
 ///
-/// It knows only connections whose opening it has seen (`nf_conntrack_tcp_loose` 0), and does not pick up
-/// others in the middle. The guards prevent a bypass with either setting. But openings from a client's
-/// port are refused for as long as an entry exists that a stray packet made; with this setting a neighbour
-/// cannot make such entries for others. Pre-capture connections are made known one by one.
+/// Connection tracking then knows only connections whose opening it has seen
+/// (`nf_conntrack_tcp_loose` 0), and does not pick up others in the middle. The guards prevent a
+/// bypass with either setting. But openings from a client's port are refused for as long as an
+/// entry exists that a stray packet made; with this setting a neighbour cannot make such entries
+/// for others. Pre-capture connections are made known one by one.
 ///
 /// And it follows a known connection whatever sequence numbers a packet has
 /// (`nf_conntrack_tcp_be_liberal` 1). Otherwise delayed packets are invalid to it, and a guard would answer
@@ -59,7 +60,7 @@ fn set(setting: &str, on: bool) {
     }
 }
 
-/// A second /proc, mounted nowhere in the file system.
+/// Mounts a second /proc, invisible in the file system.
 fn proc_of_our_own() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;

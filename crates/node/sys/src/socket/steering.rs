@@ -1,5 +1,4 @@
-//! Chooses the worker of a proxy that gets a connection which another of its workers opens on the same
-//! node.
+//! Steers a connection between two pods of a node to the worker of the proxy that opened it.
 //!
 //! The kernel spreads openings over the listeners that share a port by a hash of its own, so both ends of
 //! a tunnel within a node are on one worker only by chance, and one worker may have most of the work. Here
@@ -19,21 +18,21 @@ use socket2::{Domain, Socket};
 
 use super::create::{SocketError, new_socket};
 
-/// Maximum ports that are tried; the last one is used regardless of the worker that it selects.
-const TRIES: usize = 64;
+/// Maximum ports that are tried; the last one is used whichever worker it selects.
+const MAX_PORT_ATTEMPTS: usize = 64;
 
 /// One of the workers whose listeners share a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// Position of its listener among those of the port, by when they began to listen.
+    /// Index of its listener among those of the port, in the order in which they began to listen.
     pub index: usize,
     /// Number of workers.
     pub count: usize,
 }
 
 impl Worker {
-    /// The ports that the kernel itself chooses are mostly even for `connect`, and odd otherwise: the last
-    /// bit is of no use.
+    /// Whether a port selects this worker. The last bit is not used: ports that the kernel chooses
+    /// are mostly even for `connect`, and odd otherwise.
     fn is_chosen_by(self, port: u16) -> bool {
         usize::from(port >> 1) % self.count.max(1) == self.index
     }
@@ -52,8 +51,8 @@ pub fn steer(listener: &TcpListener, workers: usize) -> io::Result<()> {
     Ok(setsockopt(listener, AttachReusePortCbpf, &program)?)
 }
 
-/// Classic BPF: the source port of the TCP header behind an IPv4 header without options or an IPv6 header
-/// without extensions; any other opening gets any worker.
+/// Builds the classic BPF program. It reads the source port of the TCP header behind an IPv4 header
+/// without options or an IPv6 header without extensions; any other opening gets any worker.
 fn program(workers: u32) -> [sock_filter; 9] {
     /// `SKF_NET_OFF`: base of offsets into the network header.
     const NETWORK: u32 = 0xfff0_0000;
@@ -89,14 +88,14 @@ fn program(workers: u32) -> [sock_filter; 9] {
     ]
 }
 
-/// A socket bound to a port that chooses `worker`, if one is found soon.
+/// Creates a socket bound to a port that selects `worker`, if one is found soon.
 pub(super) fn socket(domain: Domain, worker: Worker) -> Result<Socket, SocketError> {
     let any: IpAddr = match domain {
         Domain::IPV6 => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };
     let addr = SocketAddr::new(any, 0);
-    for _ in 0..TRIES {
+    for _ in 0..MAX_PORT_ATTEMPTS {
         let socket = new_socket(domain)?;
         // When ports run out, `connect` fails, or shares one that is used for other peers.
         if socket.bind(&addr.into()).is_err() {
@@ -118,7 +117,7 @@ mod tests {
     use crate::socket::{ListenSpec, Transparent, listen};
 
     #[test]
-    fn a_worker_gets_what_it_opens_itself() {
+    fn worker_gets_connections_that_it_opens() {
         let count = 3;
         let mut spec = ListenSpec {
             transparent: Transparent::Off,

@@ -16,7 +16,7 @@ use crate::sock_diag::dump;
 
 /// The direction in which a connection was opened, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Opened to the pod by another workload.
     Inbound,
     /// Opened by the pod's application.
@@ -26,14 +26,14 @@ pub enum Way {
 /// A connection that the proxy does not carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unproxied {
-    /// The application's end.
+    /// Socket of the application.
     pub socket: TcpSocket,
     /// Direction in which the connection was opened.
-    pub way: Way,
+    pub direction: Direction,
 }
 
-/// The connections in `state` that the proxy, whose sockets have `mark`, does not carry. Connections
-/// within the pod, and kubelet's probes, do not count.
+/// Lists the connections in `state` that the proxy, whose sockets have `mark`, does not carry.
+/// Connections within the pod, and kubelet's probes, do not count.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
@@ -43,7 +43,7 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
         if first.is_empty() {
             return Ok(Vec::new());
         }
-        // The dump is not atomic: for a connection that the proxy was just accepting, one end may be
+        // The dump is not atomic: of a connection that the proxy is just accepting, one end may be
         // missing. It is not missing twice.
         let certain: HashSet<u64> = first.iter().map(TcpSocket::cookie).collect();
         let second = without_proxy(dump(state)?, mark);
@@ -53,7 +53,7 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
             .into_iter()
             .filter(|socket| certain.contains(&socket.cookie()))
             .map(|socket| Unproxied {
-                way: way(&socket, &listening, ephemeral),
+                direction: direction(&socket, &listening, ephemeral),
                 socket,
             })
             .collect())
@@ -63,7 +63,8 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
 /// Returns the sockets of a pod's application without a counterpart of the proxy, which is recognized by its mark.
 fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
-    // From the application: accepted by the proxy. To it: connected by the proxy.
+    // `from`: accepted by the proxy from the application. `to`: connected by the proxy to the
+    // application.
     let from: HashSet<SocketAddr> = proxy
         .iter()
         .filter(|socket| [OUTBOUND_PORT, DNS_PORT].contains(&socket.local.port()))
@@ -83,18 +84,19 @@ fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
         .collect()
 }
 
-/// Applications connect from ports of the ephemeral range, unless the port has a listener. A server may
-/// have closed its listener and continue to serve its open connections.
-fn way(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Way {
+/// Determines the direction of a connection. Applications connect from ports of the ephemeral
+/// range, unless the port has a listener. A server may have closed its listener and continue to
+/// serve its open connections.
+fn direction(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Direction {
     let port = socket.local.port();
     let is_listening = listening.iter().any(|listener| {
         let ip = listener.local.ip();
         listener.local.port() == port && (ip.is_unspecified() || ip == socket.local.ip())
     });
     if is_listening || port < ephemeral.0 || port > ephemeral.1 {
-        Way::Inbound
+        Direction::Inbound
     } else {
-        Way::Outbound
+        Direction::Outbound
     }
 }
 
@@ -120,20 +122,20 @@ mod tests {
     }
 
     #[test]
-    fn what_the_proxy_carries_is_not_in_plaintext() {
+    fn connections_of_the_proxy_are_not_plaintext() {
         let plaintext = [
             socket("10.0.0.1:5000", "10.0.0.9:80", 0),
             socket("10.0.0.1:8080", "10.0.0.9:4000", 0),
         ];
         let carried = [
-            // From the application, and what the proxy accepted; its tunnel.
+            // From the application, with the proxy's accepted end; its tunnel.
             socket("10.0.0.1:5001", "10.0.0.9:80", 0),
             socket("127.0.0.1:15001", "10.0.0.1:5001", MARK),
             socket("10.0.0.1:6000", "10.0.0.9:15008", MARK),
-            // A question for a name.
+            // A DNS query.
             socket("10.0.0.1:5004", "10.0.0.10:53", 0),
             socket("127.0.0.1:15053", "10.0.0.1:5004", MARK),
-            // To the application, with the client's address.
+            // From the proxy to the application, with the client's address.
             socket("10.0.0.1:8080", "10.0.0.9:4001", 0),
             socket("10.0.0.9:4001", "10.0.0.1:8080", MARK),
             socket("10.0.0.1:15008", "10.0.0.9:7000", MARK),
@@ -149,21 +151,21 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_outbound_from_an_ephemeral_port_that_nobody_listens_on() {
+    fn connections_from_unused_ephemeral_ports_are_outbound() {
         let range = (32768, 60999);
         let listening = [
             socket("0.0.0.0:40000", "0.0.0.0:0", 0),
             socket("[::]:40001", "[::]:0", 0),
             socket("127.0.0.1:40002", "0.0.0.0:0", 0),
         ];
-        let of = |local: &str| way(&socket(local, "10.0.0.9:7", 0), &listening, range);
+        let of = |local: &str| direction(&socket(local, "10.0.0.9:7", 0), &listening, range);
         for (local, expected) in [
-            ("10.0.0.1:8080", Way::Inbound),
-            ("10.0.0.1:40000", Way::Inbound),
-            ("10.0.0.1:40001", Way::Inbound),
-            ("10.0.0.1:40002", Way::Outbound),
-            ("[fd00::1]:40003", Way::Outbound),
-            ("10.0.0.1:61000", Way::Inbound),
+            ("10.0.0.1:8080", Direction::Inbound),
+            ("10.0.0.1:40000", Direction::Inbound),
+            ("10.0.0.1:40001", Direction::Inbound),
+            ("10.0.0.1:40002", Direction::Outbound),
+            ("[fd00::1]:40003", Direction::Outbound),
+            ("10.0.0.1:61000", Direction::Inbound),
         ] {
             assert_eq!(of(local), expected, "{local}");
         }

@@ -1,4 +1,4 @@
-//! What the rules do to connections, with every backend and both families.
+//! Effects of the rules on connections, with every backend and both families.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -47,8 +47,8 @@ fn outbound_openings_reach_the_proxy_and_marked_sockets_escape() {
         assert_eq!(from.ip(), ip(pod), "{backend}");
         talk(&mut direct, &mut served);
 
-        // The pod talking to itself is not captured, neither by loopback nor by its own address; nor is
-        // the proxy doing it without a spoofed source.
+        // Connections of the pod to itself are not captured, neither by loopback nor by its own
+        // address; nor are the proxy's without a spoofed source.
         let loopback = if pod == POD4 { "127.0.0.1" } else { "::1" };
         for own in [loopback, pod] {
             let to = address(own, 8080);
@@ -160,7 +160,7 @@ fn the_probe_address_reaches_probe_ports_only() {
 }
 
 #[test]
-fn connections_open_before_capture_go_on() {
+fn pre_capture_connections_continue() {
     each(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
@@ -169,7 +169,7 @@ fn connections_open_before_capture_go_on() {
         let (mut out_served, _) = accept(&server);
         let mut inward = connect(&world.peer, address(pod, 8080)).unwrap();
         let (mut in_served, _) = accept(&app);
-        // One that is not accepted yet, and one that is idle until after the capture.
+        // One connection that is not accepted yet, and one that is idle until after the capture.
         let mut waiting = connect(&world.pod, address(peer, 80)).unwrap();
         talk(&mut inward, &mut in_served);
 
@@ -182,7 +182,7 @@ fn connections_open_before_capture_go_on() {
         talk(&mut waiting_served, &mut waiting);
         nobody(&proxy.outbound);
         nobody(&proxy.inbound);
-        // And the next one is captured.
+        // The next connection is captured.
         let _client = connect(&world.pod, address(peer, 80)).unwrap();
         accept(&proxy.outbound);
         nobody(&server);
@@ -224,7 +224,7 @@ fn connections_in_the_proxy_survive_release_and_new_ones_go_direct() {
         nobody(&proxy.outbound);
         nobody(&proxy.inbound);
 
-        // Enrolled again, the direct ones go on and new ones are captured.
+        // After enrolling again, direct connections continue and new ones are captured.
         apply(&world.pod, &with(backend)).unwrap();
         talk(&mut direct, &mut served);
         talk(&mut out, &mut out_proxied);
@@ -234,7 +234,7 @@ fn connections_in_the_proxy_survive_release_and_new_ones_go_direct() {
 }
 
 #[test]
-fn a_pod_that_was_released_is_still_reached_through_its_proxy() {
+fn released_pod_is_still_reached_through_its_proxy() {
     each(|backend, pod, peer| {
         let world = World::new();
         let app = listen(&world.pod, 8080);
@@ -254,7 +254,7 @@ fn a_pod_that_was_released_is_still_reached_through_its_proxy() {
 }
 
 #[test]
-fn the_application_sees_the_clients_address_and_its_answers_come_back() {
+fn application_sees_the_clients_address_and_replies_arrive() {
     each(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
@@ -263,7 +263,7 @@ fn the_application_sees_the_clients_address_and_its_answers_come_back() {
         let mut client = connect(&world.peer, address(pod, 8080)).unwrap();
         let (mut captured, from) = accept(&proxy.inbound);
         talk(&mut client, &mut captured);
-        // Any port, and then the client's very own, which the kernel might also have chosen.
+        // Any port, and then the client's own, which the kernel might also have chosen.
         for port in [0, from.port()] {
             let from = SocketAddr::new(from.ip(), port);
             let mut leg = connect_spoofed(&world.pod, from, address(pod, 8080))
@@ -285,7 +285,7 @@ fn the_application_sees_the_clients_address_and_its_answers_come_back() {
 }
 
 #[test]
-fn ingress_bypass_leaves_inbound_plaintext_alone_but_takes_tunnels() {
+fn ingress_bypass_exempts_plaintext_but_not_tunnels() {
     each(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
@@ -313,7 +313,7 @@ fn ingress_bypass_leaves_inbound_plaintext_alone_but_takes_tunnels() {
 }
 
 #[test]
-fn what_comes_over_a_virtual_interface_is_outbound() {
+fn connections_from_virtual_interfaces_are_outbound() {
     each(|backend, pod, _| {
         let world = World::new();
         let proxy = world.proxy();
@@ -335,7 +335,7 @@ fn what_comes_over_a_virtual_interface_is_outbound() {
 }
 
 #[test]
-fn answers_come_back_whether_or_not_sockets_inherit_the_mark() {
+fn replies_arrive_whether_or_not_sockets_inherit_the_mark() {
     each(|backend, pod, peer| {
         for mark_accepted_sockets in [false, true] {
             let world = World::new();
@@ -369,7 +369,7 @@ fn answers_come_back_whether_or_not_sockets_inherit_the_mark() {
 }
 
 #[test]
-fn an_application_calling_somebodys_tunnel_port_is_captured() {
+fn connections_to_tunnel_ports_of_others_are_captured() {
     each(|backend, _, peer| {
         let world = World::new();
         let proxy = world.proxy();
@@ -381,7 +381,7 @@ fn an_application_calling_somebodys_tunnel_port_is_captured() {
 }
 
 #[test]
-fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
+fn dns_queries_reach_the_proxy_and_its_own_reach_the_resolver() {
     each(|backend, pod, peer| {
         let world = World::new();
         let (wildcard, loopback) = if pod == POD4 {
@@ -430,7 +430,8 @@ fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
         );
         drop(client);
 
-        // The proxy asks from the same port the client just had: not to be taken for its question.
+        // The proxy queries from the port that the client just had: the query must not count as the
+        // client's.
         let upstream = bind(&world.pod, wildcard, port);
         SockRef::from(&upstream).set_mark(MARK).unwrap();
         upstream.send_to(b"who", address(peer, 53)).unwrap();

@@ -1,9 +1,9 @@
 //! Forged SYN cookies, which an application's listener never sent.
 //!
-//! The secret behind them is the kernel's, not a namespace's: anyone who can make namespaces on the node
-//! can make valid ones for the addresses and ports of others. A listener that has lately overflowed makes
-//! a connection of a bare ACK with such a cookie, without any opening that the redirects or the guards
-//! could see.
+//! Their secret belongs to the kernel, not to a namespace: anyone who can create namespaces on the
+//! node can compute valid cookies for the addresses and ports of others. A listener that has lately
+//! overflowed makes a connection of a bare ACK with such a cookie, without any opening that the
+//! redirects or the guards could see.
 
 use std::{
     io::{Read, Write},
@@ -27,7 +27,7 @@ use super::{
 
 const APP: u16 = 8080;
 const FAMILIES: [(&str, &str, &str); 2] = [(POD4, PEER4, "10.9.0.77"), (POD6, PEER6, "fd00:9::77")];
-/// The sequence number of the opening that the sender of an ACK claims to have sent.
+/// Sequence number of the opening that the sender of an ACK claims to have sent.
 const OPENED_AT: u32 = 7000;
 
 /// Namespaces with the addresses of the victim and of its neighbour, where every opening is answered with a
@@ -66,7 +66,7 @@ impl Forge {
         let mut packet = [0; 128];
         loop {
             let length = uninterrupted(|| answers.read(&mut packet));
-            // With IPv6 the header is not shown.
+            // IPv6 raw sockets do not return the header.
             let header = if from.is_ipv4() { 20 } else { 0 };
             let tcp = &packet[header..length];
             if tcp[13] & 0x3f == SYN | ACK && tcp[2..4] == from.port().to_be_bytes() {
@@ -101,7 +101,7 @@ impl Overflowed {
         Self::with(backend, family, own, |_| None)
     }
 
-    /// `before` is called before the overflow.
+    /// Creates the pod; `before` is called before the overflow.
     fn with(
         backend: Backend,
         (pod, peer, nobody): (&str, &str, &str),
@@ -163,7 +163,8 @@ fn a_forged_cookie_opens_no_connection() {
     }
 }
 
-/// The proxy's own listeners still send cookies: a flood does not lock others out.
+/// Checks that a flood of openings does not lock clients out: the proxy's own listeners still send
+/// cookies.
 #[test]
 fn a_flood_of_openings_does_not_close_the_proxy() {
     for backend in BACKENDS {
@@ -201,10 +202,10 @@ fn a_forged_cookie_does_not_reopen_a_closed_connection() {
     }
 }
 
-/// Pre-capture connections continue, idle or half open, though connection tracking has seen nothing of
-/// them.
+/// Checks that pre-capture connections continue, idle or half open, though connection tracking has
+/// not seen them.
 #[test]
-fn connections_from_before_the_capture_go_on() {
+fn pre_capture_connections_continue_with_cookies() {
     for backend in BACKENDS {
         for (pod, peer, _) in FAMILIES {
             let world = World::new();
@@ -214,7 +215,7 @@ fn connections_from_before_the_capture_go_on() {
             let (mut in_served, _) = accept(&app);
             let mut outward = connect(&world.pod, address(peer, 80)).unwrap();
             let (mut out_served, _) = accept(&server);
-            // This client's answer to the pod's is lost.
+            // The client's reply to the pod's packet is lost.
             sh(
                 &world.peer,
                 "nft 'add table inet lose; add chain inet lose out { type filter hook output priority 0; }; \
@@ -230,7 +231,7 @@ fn connections_from_before_the_capture_go_on() {
             let (mut half_served, _) = accept(&app);
             half_served.read_exact(&mut [0]).unwrap();
             talk(&mut half, &mut half_served);
-            // And a second time, when the rules had gone.
+            // Once more, after the rules were removed.
             purge(&world.pod).unwrap();
             talk(&mut inward, &mut in_served);
             apply(&world.pod, &with(backend)).unwrap();

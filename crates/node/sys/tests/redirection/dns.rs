@@ -1,5 +1,5 @@
-//! Captured DNS as its server sees it: the original destination of a question, and sockets that outlive
-//! the capture.
+//! Captured DNS from its server's side: the original destination of a query, and sockets that
+//! outlive the capture.
 
 use std::net::UdpSocket;
 
@@ -20,7 +20,7 @@ fn timed(socket: UdpSocket) -> UdpSocket {
 }
 
 #[test]
-fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
+fn dns_query_keeps_its_destination_and_its_socket_after_capture() {
     for backend in BACKENDS {
         for (loopback, peer) in LOOPBACK {
             let world = World::new();
@@ -49,7 +49,7 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
             };
             let mut buffer = [0; 16];
 
-            // The first question is from before the capture; its answer comes after it.
+            // The first query is sent before the capture; its answer arrives after it.
             client.send_to(b"0", address(peer, 53)).unwrap();
             let (_, asked_by) = receive(&resolver, &mut buffer);
             apply(&world.pod, &captured).unwrap();
@@ -81,7 +81,8 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
                 "{backend}"
             );
 
-            // The pod leaves the mesh: translation of the open socket ends on request, not of closed ones alone.
+            // The pod leaves the mesh: translation of the open socket ends on request, not of
+            // closed ones alone.
             release(&world.pod).unwrap();
             let forget = |sockets| {
                 conntrack::forget_redirected(&world.pod, at, &[from.port()], sockets).unwrap();

@@ -1,4 +1,5 @@
-//! A pod that Istio's agent has captured is taken over: that agent's rules go, its connections stay.
+//! Takes over a pod that Istio's agent has captured: that agent's rules are removed, its
+//! connections stay.
 //!
 //! The rules are those of the fact sheet, in each of the three ways in which that agent sets them.
 
@@ -13,15 +14,19 @@ use ambit_sys::redirection::{Applied, apply, observe, release};
 use super::world::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum AgentBackend {
     IptablesNft,
     IptablesLegacy,
     Nftables,
 }
 
-const BACKENDS: [Way; 3] = [Way::IptablesNft, Way::IptablesLegacy, Way::Nftables];
+const BACKENDS: [AgentBackend; 3] = [
+    AgentBackend::IptablesNft,
+    AgentBackend::IptablesLegacy,
+    AgentBackend::Nftables,
+];
 
-/// A rule of others in each standard table that Istio's agent uses too, which has to stay.
+/// Rule of third parties in each standard table that Istio's agent uses too; it must stay.
 const OTHERS: &str = "-d 10.99.0.1/32 -j RETURN";
 
 fn iptables_text(v6: bool) -> String {
@@ -110,7 +115,7 @@ table inet istio-ambient-raw {
 }
 ";
 
-impl Way {
+impl AgentBackend {
     /// Returns the variant of iptables, if the backend is one.
     fn variant(self) -> Option<&'static str> {
         match self {
@@ -187,11 +192,11 @@ struct Open {
 }
 
 impl Open {
-    fn through(way: Way, world: &World, proxy: &Proxy) -> Self {
+    fn through(backend: AgentBackend, world: &World, proxy: &Proxy) -> Self {
         let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
         let mut pairs = Vec::new();
-        // None from before: that agent's rules break those.
-        way.capture(world);
+        // No pre-capture connections: that agent's rules break them.
+        backend.capture(world);
         let proxied = connect_marked(&world.pod, address(PEER4, 80)).unwrap();
         pairs.push(("the proxy's own", proxied, accept(&server).0));
         for (pod, peer) in [(POD4, PEER4), (POD6, PEER6)] {
@@ -223,12 +228,12 @@ impl Open {
 
 #[test]
 fn foreign_rules_go_after_ours_are_applied() {
-    for way in BACKENDS {
+    for backend in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();
-        let mut open = Open::through(way, &world, &proxy);
-        way.add_others(&world);
-        let others = way.others(&world);
+        let mut open = Open::through(backend, &world, &proxy);
+        backend.add_others(&world);
+        let others = backend.others(&world);
         open.all_talk("before");
         let spec = RedirectionSpec {
             dns_capture: true,
@@ -237,16 +242,16 @@ fn foreign_rules_go_after_ours_are_applied() {
         assert!(!observe(&world.pod, &spec).unwrap().nothing_found);
 
         let applied = apply(&world.pod, &spec).unwrap();
-        // Not as an uncaptured pod, whose connections may have to be broken.
+        // Unlike an uncaptured pod, whose connections may have to be broken.
         let Applied::Repaired { what } = applied else {
-            panic!("{way:?}: {applied:?}");
+            panic!("{backend:?}: {applied:?}");
         };
         assert!(
             what.to_string().contains("Istio's agent"),
-            "{way:?}: {what}"
+            "{backend:?}: {what}"
         );
-        assert_eq!(left(&world), [""; 0], "{way:?}");
-        assert_eq!(way.others(&world), others, "{way:?}");
+        assert_eq!(left(&world), [""; 0], "{backend:?}");
+        assert_eq!(backend.others(&world), others, "{backend:?}");
         assert_eq!(observe(&world.pod, &spec).unwrap().items, [""; 0]);
         assert_eq!(apply(&world.pod, &spec).unwrap(), Applied::Unchanged);
         open.all_talk("taken over");
@@ -254,22 +259,22 @@ fn foreign_rules_go_after_ours_are_applied() {
         talk(&mut new, &mut accept(&proxy.outbound).0);
 
         release(&world.pod).unwrap();
-        assert_eq!(left(&world), [""; 0], "{way:?}");
+        assert_eq!(left(&world), [""; 0], "{backend:?}");
         open.all_talk("released");
     }
 }
 
 #[test]
-fn a_pod_that_leaves_the_mesh_before_it_was_taken_over_is_let_out() {
-    for way in BACKENDS {
+fn pod_may_leave_the_mesh_before_its_takeover() {
+    for backend in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();
-        let mut open = Open::through(way, &world, &proxy);
-        way.add_others(&world);
-        let others = way.others(&world);
+        let mut open = Open::through(backend, &world, &proxy);
+        backend.add_others(&world);
+        let others = backend.others(&world);
         release(&world.pod).unwrap();
-        assert_eq!(left(&world), [""; 0], "{way:?}");
-        assert_eq!(way.others(&world), others, "{way:?}");
+        assert_eq!(left(&world), [""; 0], "{backend:?}");
+        assert_eq!(backend.others(&world), others, "{backend:?}");
         open.all_talk("released");
         let server = listen(&world.peer, 81);
         let mut direct = connect(&world.pod, address(PEER4, 81)).unwrap();
@@ -278,18 +283,18 @@ fn a_pod_that_leaves_the_mesh_before_it_was_taken_over_is_let_out() {
 }
 
 #[test]
-fn there_is_no_moment_without_capture() {
-    for way in BACKENDS {
+fn takeover_never_leaves_the_pod_uncaptured() {
+    for backend in BACKENDS {
         let world = World::new();
         let _proxy = world.proxy();
-        way.capture(&world);
+        backend.capture(&world);
         let server = listen(&world.peer, 80);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let clients = [PEER4, PEER6].map(|peer| {
                 let (world, done) = (&world, &done);
                 scope.spawn(move || {
-                    // Some for sure before and after; fewer than the listener's queue takes.
+                    // Some connections before and after; fewer than the listener's queue holds.
                     let mut open = Vec::new();
                     while !done.load(Ordering::Relaxed) && open.len() < 60 {
                         open.push(connect(&world.pod, address(peer, 80)).unwrap());
@@ -304,12 +309,12 @@ fn there_is_no_moment_without_capture() {
             }
         });
         nobody(&server);
-        assert_eq!(left(&world), [""; 0], "{way:?}");
+        assert_eq!(left(&world), [""; 0], "{backend:?}");
     }
 }
 
 #[test]
-fn a_sidecars_rules_of_the_same_names_stay() {
+fn sidecar_rules_with_the_same_names_stay() {
     let world = World::new();
     let text = "*nat\n:ISTIO_OUTPUT - [0:0]\n:ISTIO_REDIRECT - [0:0]\n-A OUTPUT -p tcp -j ISTIO_OUTPUT\n\
         -A ISTIO_OUTPUT -j ISTIO_REDIRECT\nCOMMIT\n";

@@ -1,4 +1,4 @@
-//! The node's namespace: the rules for probes, the pods they are for, and nothing else.
+//! Rules in the node's namespace: for probes, for which pods, and nothing else.
 
 use std::{
     net::IpAddr,
@@ -74,7 +74,7 @@ fn the_nodes_own_calls_to_enrolled_pods_get_the_probe_address() {
 
 #[test]
 fn only_the_named_users_calls_are_probes() {
-    // iptables takes only users that exist in the user namespace, of which there may be one.
+    // iptables accepts only users that exist in the user namespace, which may have only one.
     let others = std::fs::read_to_string("/proc/self/uid_map")
         .unwrap()
         .contains("4294967295");
@@ -100,7 +100,7 @@ fn only_the_named_users_calls_are_probes() {
 }
 
 #[test]
-fn members_belong_to_pods_and_a_late_removal_takes_nothing_from_the_next() {
+fn late_removal_of_a_pod_keeps_members_of_the_next_one() {
     for backend in BACKENDS {
         let node = new_netns();
         sh(&node, "ip link set lo up");
@@ -197,8 +197,8 @@ fn a_damaged_node_rule_is_repaired_and_members_stay() {
     assert_eq!(host::ensure(&node, &spec).unwrap(), Applied::Unchanged);
 }
 
-/// Kubelet's probes bypass the proxy; no other sender can use their address, neither over the node nor
-/// on a bridge.
+/// Checks that no other sender can use the source address of kubelet's probes, which bypass the
+/// proxy, neither over the node nor on a bridge.
 #[test]
 fn nobody_but_the_node_has_the_address_of_its_probes() {
     for backend in BACKENDS {
@@ -300,7 +300,7 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
             }
         }
         nobody(&app);
-        // The node's own are what they were.
+        // The node's own connections are unchanged.
         sh(
             &node,
             "ip route del 169.254.7.127 dev br0; ip -6 route del fd16:9254:7127:1337:ffff:ffff:ffff:ffff dev br0",
@@ -316,7 +316,8 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
     }
 }
 
-/// The source addresses that a pod sees when the node calls two of its ports, over both families.
+/// Returns the source addresses that a pod sees when the node calls two of its ports, over both
+/// families.
 fn seen_by_pod(world: &World, ports: [u16; 2]) -> Vec<(u16, IpAddr)> {
     let mut seen = Vec::new();
     for port in ports {
@@ -381,7 +382,7 @@ fn exempt_connections_are_counted() {
     }
 }
 
-/// Rules of an agent from before ports were known: every port of a pod, for every user.
+/// Leaves rules as an earlier agent wrote them, without ports: every port of a pod, for every user.
 fn leave_rules_of_an_earlier_agent(node: &ambit_sys::netns::Netns, backend: Backend) {
     let script = match backend {
         Backend::Nftables => format!(
@@ -435,11 +436,11 @@ fn probes_stay_exempt_while_a_new_agent_takes_over() {
         let [v4, v6] = PROBES;
         let all = [(8080, v4), (8080, v6), (9090, v4), (9090, v6)];
         assert_eq!(seen_by_pod(&world, [8080, 9090]), all, "{backend}: before");
-        // The new agent starts, before it knows any pod.
+        // The new agent has started, and knows no pod yet.
         let applied = host::ensure(&world.peer, &spec).unwrap();
         assert!(matches!(applied, Applied::Repaired { .. }), "{backend}");
         assert_eq!(seen_by_pod(&world, [8080, 9090]), all, "{backend}");
-        // It knows this pod.
+        // The new agent knows this pod.
         host::upsert(
             &world.peer,
             &spec,
@@ -462,7 +463,7 @@ fn probes_stay_exempt_while_a_new_agent_takes_over() {
 }
 
 #[test]
-fn rules_of_another_backend_exempt_nothing_any_more() {
+fn rules_of_the_previous_backend_exempt_nothing() {
     for (before, after) in [
         (Backend::Nftables, Backend::IptablesNft),
         (Backend::IptablesNft, Backend::IptablesLegacy),
@@ -493,7 +494,7 @@ fn rules_of_another_backend_exempt_nothing_any_more() {
     }
 }
 
-/// A hierarchy of version 2, mounted for this test alone.
+/// Cgroup hierarchy of version 2, mounted for this test alone.
 struct Cgroups(std::path::PathBuf);
 
 impl Cgroups {
@@ -505,7 +506,7 @@ impl Cgroups {
         Self(root)
     }
 
-    /// A new cgroup, and its path.
+    /// Creates a cgroup; returns it with its path.
     fn make(&self, name: &str) -> (Cgroup, std::path::PathBuf) {
         let path = self.0.join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
@@ -555,7 +556,7 @@ fn only_calls_of_kubelets_cgroup_are_probes() {
 }
 
 #[test]
-fn a_cgroup_that_cannot_be_looked_at_exempts_nobody() {
+fn unreadable_cgroup_exempts_nobody() {
     let world = World::new();
     for backend in [Backend::Nftables, Backend::IptablesNft] {
         let spec = HostSpec {

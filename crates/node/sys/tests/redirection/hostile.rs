@@ -1,11 +1,12 @@
 //! Whatever packets arrive, the application of a captured pod gets connections only from its proxy, and
 //! opens connections only through it.
 //!
-//! A generator: every combination of flags in every wrapping, then random sequences, are sent from a
-//! neighbour's raw socket, and after each the neighbour (or the application, in the other direction)
-//! opens an ordinary connection with the same addresses and ports. Most of these packets matter only
-//! because of what connection tracking makes of them, so everything is tried with connection tracking as
-//! capture sets it, as it is where it cannot be set, blind, and forgetful.
+//! A generator sends every combination of flags in every wrapping, then random sequences, from a
+//! neighbour's raw socket; after each the neighbour (or the application, in the other direction)
+//! opens an ordinary connection with the same addresses and ports. Most of these packets matter
+//! only because of their effect on connection tracking, so everything is tried with connection
+//! tracking as capture sets it, as it is where settings are read-only, disabled, and with entries
+//! that expire at once.
 
 use std::{
     io,
@@ -29,7 +30,7 @@ use super::{
 
 const APP: u16 = 8080;
 const SERVER: u16 = 80;
-/// Long enough for a connection that is answered at all; one that is not proves nothing by lasting.
+/// Timeout long enough for a connection that is accepted at all.
 const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// The state of connection tracking in the pod.
@@ -62,7 +63,8 @@ impl Dice {
     }
 }
 
-/// Signature (MD5), window scale, timestamps, fast open, multipath, one that is cut short.
+/// TCP options: signature (MD5), window scale, timestamps, fast open, multipath, and one that is
+/// truncated.
 fn options() -> [Vec<u8>; 7] {
     let mut md5 = vec![19, 18];
     md5.resize(18, 9);
@@ -79,7 +81,7 @@ fn options() -> [Vec<u8>; 7] {
 
 /// Packet that an adversary sends before the connection.
 #[derive(Clone, Debug)]
-struct Shot {
+struct AttackPacket {
     flags: u8,
     options: Vec<u8>,
     payload: usize,
@@ -88,7 +90,7 @@ struct Shot {
     seq: u32,
 }
 
-impl Shot {
+impl AttackPacket {
     fn segment(&self, from: SocketAddr, to: SocketAddr) -> Segment {
         Segment {
             seq: self.seq,
@@ -120,7 +122,7 @@ impl Shot {
 }
 
 /// Returns attack sequences: all flags in every wrapping and with every option, then random ones.
-fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<Shot>> {
+fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<AttackPacket>> {
     let mut all = Vec::new();
     for flags in 0..64u8 {
         all.push((
@@ -137,7 +139,7 @@ fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<Shot>> {
         }
     }
     let enumerated = all.into_iter().map(|(flags, wrapping, options)| {
-        vec![Shot {
+        vec![AttackPacket {
             flags,
             options,
             payload: 0,
@@ -149,13 +151,13 @@ fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<Shot>> {
     let mut out: Vec<_> = enumerated.collect();
     for _ in 0..random {
         let length = 1 + dice.roll(4);
-        out.push((0..length).map(|_| Shot::at_random(dice)).collect());
+        out.push((0..length).map(|_| AttackPacket::at_random(dice)).collect());
     }
     out
 }
 
 /// A captured pod under attack.
-struct Siege {
+struct AttackedPod {
     world: World,
     proxy: Proxy,
     apps: [TcpListener; 2],
@@ -166,11 +168,11 @@ struct Siege {
     tracking: Tracking,
 }
 
-impl Siege {
+impl AttackedPod {
     fn new(backend: Backend, (pod, peer): (&str, &str), tracking: Tracking) -> Self {
         let world = World::new();
         let proxy = world.proxy();
-        // One on all addresses, one on the pod's own.
+        // One listener on all addresses, one on the pod's own.
         let apps = [
             listen(&world.pod, APP),
             world
@@ -213,7 +215,7 @@ impl Siege {
         }
     }
 
-    /// Connects, if the connection is established without delay.
+    /// Connects; `None` unless the connection is established without delay.
     fn open(&self, netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
         let kind = Type::STREAM;
         let socket =
@@ -231,9 +233,9 @@ impl Siege {
         }
     }
 
-    /// A neighbour attacks: its connection must not reach the application. Returns whether it was
-    /// accepted at all.
-    fn inward(&mut self, shots: &[Shot], port: u16, app: u16) -> bool {
+    /// Attacks from a neighbour: its connection must not reach the application. Returns whether it
+    /// was accepted at all.
+    fn inward(&mut self, shots: &[AttackPacket], port: u16, app: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.peer, port),
             SocketAddr::new(self.pod, app),
@@ -242,7 +244,7 @@ impl Siege {
             self.sender.send(&shot.segment(from, to), self.pod);
         }
         self.forget();
-        // And once more, from the port of the proxy's last connection.
+        // Once more, from the port of the proxy's last connection.
         (0..2).any(|_| {
             let client = self.open(&self.world.peer, from, to);
             self.drain();
@@ -252,8 +254,8 @@ impl Siege {
         })
     }
 
-    /// The application connects, after the server that it calls has sent its packets.
-    fn outward(&mut self, shots: &[Shot], port: u16) -> bool {
+    /// Connects from the application, after the called server has sent its packets.
+    fn outward(&mut self, shots: &[AttackPacket], port: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.pod, port),
             SocketAddr::new(self.peer, SERVER),
@@ -271,7 +273,7 @@ impl Siege {
         })
     }
 
-    /// The proxy may get any connection.
+    /// Accepts connections at the proxy, which may get any.
     fn drain(&self) {
         for listener in [
             &self.proxy.inbound,
@@ -296,7 +298,7 @@ impl Siege {
         }
     }
 
-    /// Runs everything. Returns the first bypass.
+    /// Runs all attacks. Returns the first bypass.
     fn run(&mut self, dice: &mut Dice, random: usize) -> Option<String> {
         self.ready();
         let mut port = 2000;
@@ -313,7 +315,7 @@ impl Siege {
     }
 }
 
-/// Forgets all connections of a namespace: a request to delete that names none.
+/// Deletes all conntrack entries of a namespace.
 fn flush_tracking(netns: &Netns) {
     use rustix::net::{
         AddressFamily, SendFlags, SocketFlags, SocketType, netlink, send, socket_with,
@@ -358,12 +360,12 @@ fn whatever_packets_arrive_openings_go_through_the_proxy() {
     for backend in BACKENDS {
         for family in FAMILIES {
             for tracking in TRACKING {
-                let mut siege = Siege::new(backend, family, tracking);
+                let mut siege = AttackedPod::new(backend, family, tracking);
                 let started = Instant::now();
                 let found = siege.run(&mut dice, 150);
                 assert_eq!(found, None, "{backend} {family:?} {tracking:?}");
                 eprintln!("{backend} {family:?} {tracking:?}: {:?}", started.elapsed());
-                // The pod is still one whose connections go to the proxy.
+                // Connections of the pod still go to the proxy.
                 if tracking != Tracking::Off {
                     flush_tracking(&siege.world.pod);
                     let to = SocketAddr::new(siege.pod, APP);
@@ -378,7 +380,8 @@ fn whatever_packets_arrive_openings_go_through_the_proxy() {
 #[test]
 fn the_generator_sends_a_stray_ack_in_49_variants() {
     let sequences = sequences(&mut Dice(1), 0);
-    let is_ack = |shots: &&Vec<Shot>| matches!(shots.as_slice(), [shot] if shot.flags == ACK);
+    let is_ack =
+        |shots: &&Vec<AttackPacket>| matches!(shots.as_slice(), [shot] if shot.flags == ACK);
     let variants: std::collections::BTreeSet<_> = sequences
         .iter()
         .filter(is_ack)
@@ -388,11 +391,11 @@ fn the_generator_sends_a_stray_ack_in_49_variants() {
     assert_eq!(variants.len(), 49);
 }
 
-/// The generator works: without the guards it finds a bypass of the redirects at once.
+/// Checks the generator itself: without the guards it finds a bypass of the redirects at once.
 #[test]
-fn the_generator_finds_the_way_around_where_there_are_no_guards() {
+fn generator_finds_a_bypass_without_guards() {
     for family in FAMILIES {
-        let mut siege = Siege::new(Backend::Nftables, family, Tracking::Loose);
+        let mut siege = AttackedPod::new(Backend::Nftables, family, Tracking::Loose);
         for guard in ["input", "forward", "output"] {
             sh(
                 &siege.world.pod,
@@ -400,7 +403,7 @@ fn the_generator_finds_the_way_around_where_there_are_no_guards() {
             );
         }
         siege.ready();
-        let ack = Shot {
+        let ack = AttackPacket {
             flags: ACK,
             options: options()[1].clone(),
             payload: 0,
@@ -418,9 +421,10 @@ fn the_generator_finds_the_way_around_where_there_are_no_guards() {
     }
 }
 
-/// A late or repeated segment is not answered with a reset, which would end the proxy's connection.
+/// Checks that a late or repeated segment is not answered with a reset, which would end the proxy's
+/// connection.
 #[test]
-fn a_segment_outside_the_window_is_let_in() {
+fn segments_outside_the_window_are_accepted() {
     for (pod, peer) in FAMILIES {
         let world = World::new();
         let server = listen(&world.peer, SERVER);
@@ -447,12 +451,13 @@ fn a_segment_outside_the_window_is_let_in() {
     }
 }
 
-/// A neighbour that spoofs another's address cannot have that one's next connection refused.
+/// Checks that a neighbour with another's spoofed address cannot have that one's next connection
+/// refused.
 #[test]
-fn a_stray_packet_does_not_take_the_connection_of_another_away() {
+fn stray_packets_do_not_block_connections_of_others() {
     for backend in BACKENDS {
         for family in FAMILIES {
-            let mut siege = Siege::new(backend, family, Tracking::Set);
+            let mut siege = AttackedPod::new(backend, family, Tracking::Set);
             let (from, to) = (
                 SocketAddr::new(siege.peer, 3000),
                 SocketAddr::new(siege.pod, APP),
@@ -475,11 +480,11 @@ fn a_stray_packet_does_not_take_the_connection_of_another_away() {
 
 /// Checks that a connecting application does not take a SYN for a response (simultaneous open).
 #[test]
-fn simultaneous_openings_do_not_meet() {
+fn simultaneous_opens_do_not_connect() {
     for backend in BACKENDS {
         for family in FAMILIES {
-            let mut siege = Siege::new(backend, family, Tracking::Loose);
-            // The proxy does not answer.
+            let mut siege = AttackedPod::new(backend, family, Tracking::Loose);
+            // The proxy does not respond.
             sh(
                 &siege.world.pod,
                 "nft 'add table inet mute; add chain inet mute in { type filter hook input priority -400; }; \
@@ -506,11 +511,11 @@ fn simultaneous_openings_do_not_meet() {
     }
 }
 
-/// Rules of an earlier version get the guards without losing a connection.
+/// Checks that rules of an earlier version get the guards without losing a connection.
 #[test]
 fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     for family in FAMILIES {
-        let mut siege = Siege::new(Backend::Nftables, family, Tracking::Loose);
+        let mut siege = AttackedPod::new(Backend::Nftables, family, Tracking::Loose);
         let spec = with(Backend::Nftables);
         for guard in ["input", "forward", "output"] {
             sh(
@@ -544,8 +549,8 @@ fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     }
 }
 
-/// Rewrites, at the neighbour's interface, the address it connects to: its own stack does the rest.
-fn pretend(siege: &Siege, pretended: &str, target: &str) {
+/// Rewrites, at the neighbour's interface, the address that the neighbour connects to.
+fn pretend(siege: &AttackedPod, pretended: &str, target: &str) {
     let link = sh(&siege.world.pod, "ip -o link show eth0");
     let mac = link.split_once("link/ether ").unwrap().1;
     let mac = mac.split(' ').next().unwrap();
@@ -563,16 +568,16 @@ fn pretend(siege: &Siege, pretended: &str, target: &str) {
     );
 }
 
-/// A neighbour cannot reach loopback addresses and those of others through a pod.
+/// Checks that a neighbour cannot reach loopback addresses and those of others through a pod.
 #[test]
-fn inbound_plaintext_is_taken_for_the_pods_own_addresses_alone() {
+fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
     const TARGETS: [[&str; 4]; 2] = [
         ["127.0.0.1", "127.9.9.9", "10.9.0.200", "224.0.0.1"],
         ["::1", "::ffff:127.0.0.1", "fd00:9::200", "ff02::1"],
     ];
     for backend in BACKENDS {
         for ((pod, peer), targets) in FAMILIES.into_iter().zip(TARGETS) {
-            let siege = Siege::new(backend, (pod, peer), Tracking::Set);
+            let siege = AttackedPod::new(backend, (pod, peer), Tracking::Set);
             siege.ready();
             let pretended = if pod == POD4 {
                 "10.9.0.99"
@@ -609,7 +614,7 @@ fn inbound_plaintext_is_taken_for_the_pods_own_addresses_alone() {
                 }
             }
             if backend == Backend::Nftables {
-                // With a redirect that takes everything, this is how it would be done.
+                // With a redirect of all destinations, a bypass is possible in this way.
                 sh(
                     &siege.world.pod,
                     "nft 'delete chain inet ambit guard-input; flush chain inet ambit nat-prerouting; \

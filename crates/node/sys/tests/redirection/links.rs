@@ -1,4 +1,4 @@
-//! On which of a pod's interfaces the node sees every frame, and so may exempt probes.
+//! Tests on which of a pod's interfaces the node sees every frame, and so may exempt probes.
 
 use ambit_sys::{
     links::{Links, links},
@@ -29,7 +29,8 @@ fn only_veth_pairs_of_the_node_on_its_own_stack_are_seen() {
     ] {
         in_pod(&node, &pod, wiring);
     }
-    // Of another namespace, and of the pod itself; the numbers of ends may be those of the node's.
+    // Interfaces of another namespace, and of the pod itself; their indexes may equal those of the
+    // node's.
     in_pod(
         &other,
         &pod,
@@ -51,7 +52,7 @@ fn only_veth_pairs_of_the_node_on_its_own_stack_are_seen() {
     for link in ["sub0=macvlan", "far=veth", "own0=veth", "docker0=bridge"] {
         assert!(unseen.contains(&link.to_owned()), "{unseen:?}");
     }
-    // From where the peers are not, none is.
+    // A namespace without the peers guards no interface.
     assert_eq!(links(&pod, &other).unwrap().seen, ["far"]);
     assert!(links(&pod, &pod).unwrap().seen.is_empty());
 }

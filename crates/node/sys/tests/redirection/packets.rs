@@ -1,4 +1,4 @@
-//! TCP packets as no kernel would send them, from a raw socket in a namespace.
+//! TCP packets that no kernel would send, from a raw socket in a namespace.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -107,7 +107,7 @@ impl Segment {
         out
     }
 
-    /// Bytes for the wire, IP headers included.
+    /// Returns the packets for the wire, IP headers included.
     fn packets(&self, id: u16) -> Vec<Vec<u8>> {
         if self.wrapping == Wrapping::Quoted {
             return vec![self.error()];
@@ -115,7 +115,7 @@ impl Segment {
         let bytes = self.bytes();
         let whole = [(0, 0, bytes.len())];
         let tiny = [(0, 0, 8), (8, 8, bytes.len())];
-        // The second one begins inside the first, with other bytes.
+        // The second fragment begins inside the first, with other bytes.
         let overlap = [(0, 0, 16), (8, 0, bytes.len())];
         let pieces: &[(usize, usize, usize)] = match self.wrapping {
             Wrapping::TinyFragments => &tiny,
@@ -141,7 +141,8 @@ impl Segment {
             .collect()
     }
 
-    /// "Fragmentation needed" or "packet too big", about this segment in the other direction.
+    /// Returns a "Fragmentation needed" or "packet too big" error about this segment in the other
+    /// direction.
     fn error(&self) -> Vec<u8> {
         let quoted = Self {
             from: self.to,
@@ -203,7 +204,7 @@ impl Segment {
         let (offset, more, id) = fragment.unwrap_or((0, false, 0));
         let place = u16::try_from(offset / 8).unwrap() | if more { 0x2000 } else { 0 };
         let words = u8::try_from(5 + options.len() / 4).unwrap();
-        // Length and checksum are the kernel's.
+        // The kernel fills in length and checksum.
         let mut out = vec![0x40 | words, 0, 0, 0];
         out.extend(id.to_be_bytes());
         out.extend(place.to_be_bytes());
@@ -235,7 +236,7 @@ impl Segment {
             }
             (Wrapping::Extended, None) => {
                 next = 0;
-                // Hop-by-hop, destination options, routing with nothing left to visit.
+                // Hop-by-hop, destination options, and a routing header without further hops.
                 before.extend([60, 0, 1, 4, 0, 0, 0, 0]);
                 before.extend([43, 0, 1, 4, 0, 0, 0, 0]);
                 before.extend([TCP, 0, 4, 0, 0, 0, 0, 0]);
@@ -275,7 +276,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap()
 }
 
-/// Sends any packet.
+/// Raw socket that sends any packet.
 pub(crate) struct Sender {
     socket: Socket,
     id: u16,
@@ -291,8 +292,8 @@ impl Sender {
         Self { socket, id: 0 }
     }
 
-    /// Sends to the station that has `via`, whatever the packet's destination. Packets that the kernel
-    /// refuses to send are skipped.
+    /// Sends to the link address of `via`, whatever the packet's destination. Packets that the
+    /// kernel refuses to send are skipped.
     pub(crate) fn send(&mut self, segment: &Segment, via: IpAddr) {
         self.id = self.id.wrapping_add(1).max(1);
         for packet in segment.packets(self.id) {

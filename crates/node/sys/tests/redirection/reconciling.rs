@@ -1,4 +1,4 @@
-//! The rules in the namespace: applying, comparing, repairing, removing.
+//! Applies, compares, repairs and removes the rules in a namespace.
 
 use ambit_netplan::{Backend, RedirectionSpec, plan};
 use ambit_sys::redirection::{Applied, apply, observe, purge, release};
@@ -8,7 +8,7 @@ use super::{
     world::{World, new_netns, sh},
 };
 
-/// The table's chains in order of name: `nft` lists them in order of making.
+/// Returns the table's chains by name: `nft` lists them in the order of creation.
 fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
     let listing = sh(netns, "nft -s list table inet ambit");
     let mut chains: Vec<_> = listing
@@ -107,7 +107,7 @@ fn every_kind_of_spec_is_in_place_after_apply() {
     }
 }
 
-/// `nft` accepts our rules in their readable form.
+/// Checks that `nft` accepts our rules in their readable form.
 #[test]
 fn nft_lists_the_rules_as_they_are_rendered() {
     let spec = RedirectionSpec {
@@ -123,7 +123,7 @@ fn nft_lists_the_rules_as_they_are_rendered() {
     let text = ambit_netplan::nft_text::render("ambit", &plan(&spec).unwrap());
     sh(&through_tool, &format!("nft -f - <<'END'\n{text}\nEND"));
     assert_eq!(our_table(&direct), our_table(&through_tool));
-    // And what the tool made is, read back, no different from what we make.
+    // The rules that the tool wrote read back without differences.
     let drift = observe(&through_tool, &spec).unwrap();
     assert!(
         drift.items.iter().all(|item| !item.contains("chain")),
@@ -132,7 +132,7 @@ fn nft_lists_the_rules_as_they_are_rendered() {
 }
 
 #[test]
-fn drift_is_found_named_and_repaired() {
+fn drift_is_detected_reported_and_repaired() {
     let damages = [
         ("nft delete table inet ambit", "the table is missing"),
         (
@@ -366,7 +366,7 @@ fn a_pod_without_ipv6_is_captured_without_its_ipv6_parts() {
             "{backend}"
         );
         assert!(!sh(&world.pod, "ip -6 rule").contains("0x111"));
-        // Switched on later, the parts are missed and added.
+        // After enabling IPv6, its parts are missing and added.
         sh(
             &world.pod,
             "echo 0 > /proc/sys/net/ipv6/conf/lo/disable_ipv6",

@@ -1,4 +1,4 @@
-//! A pod and a peer: two anonymous network namespaces joined by a veth pair, gone with the value.
+//! A pod and a peer: two anonymous network namespaces joined by a veth pair, removed on drop.
 
 use std::{
     fs::File,
@@ -79,7 +79,7 @@ impl World {
         Self { pod, peer }
     }
 
-    /// A pod whose proxy listens on its three ports, and the plain servers of both sides.
+    /// Creates a pod whose proxy listens on its three ports, and the plain servers of both sides.
     pub(crate) fn proxy(&self) -> Proxy {
         Proxy {
             outbound: listen_as_proxy(&self.pod, 15001),
@@ -179,7 +179,7 @@ pub(crate) fn connect_with(
     Ok(socket.into())
 }
 
-/// The next connection within the deadline, or none.
+/// Accepts the next connection within the deadline; `None` after it.
 pub(crate) fn accept_within(
     listener: &TcpListener,
     timeout: Duration,
@@ -250,7 +250,7 @@ pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
     }
 }
 
-/// Receives a datagram: its length and sender.
+/// Receives a datagram; returns its length and sender.
 #[track_caller]
 pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> (usize, SocketAddr) {
     uninterrupted(|| socket.recv_from(buffer))

@@ -1,4 +1,4 @@
-//! What the plugin's tests share.
+//! Functions that the plugin's tests share.
 
 use std::{
     fs,

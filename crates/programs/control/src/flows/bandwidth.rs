@@ -1,28 +1,28 @@
-//! The bandwidth of one reader, so that no reader takes the processor from discovery. What is not read in time is
-//! sampled by the proxies, which say so.
+//! Bandwidth limit of one reader, so that no reader takes CPU time from xDS. The proxies sample
+//! events that are not read in time, and report that.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// Bytes of a reader in a second.
+/// Maximum bytes per second for one reader.
 const BYTES_PER_SECOND: f64 = 4e6;
 
-/// Bytes that were passed on.
+/// Token bucket of one reader's bytes.
 #[derive(Debug, Default)]
 pub(super) struct Bandwidth {
-    /// Time at which the bytes sent so far are within the rate.
+    /// Time at which the bytes sent so far are within the limit.
     paid_at: Option<Instant>,
 }
 
 impl Bandwidth {
-    /// Waits until bytes may be passed on, and counts them.
+    /// Waits until the bytes may be sent, and counts them.
     pub(super) async fn take(&mut self, bytes: usize) {
         let due = self.due(bytes, Instant::now());
         sleep_until(due).await;
     }
 
-    /// The earliest time for further bytes.
+    /// Returns the earliest time for further bytes.
     #[expect(clippy::cast_precision_loss, reason = "chunks are small")]
     fn due(&mut self, bytes: usize, now: Instant) -> Instant {
         let due = self.paid_at.map_or(now, |at| at.max(now));
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_of_one_second_take_one_second() {
+    fn bandwidth_is_limited_per_second() {
         let start = Instant::now();
         let mut bandwidth = Bandwidth::default();
         let chunks = 400;

@@ -1,4 +1,4 @@
-//! The control plane's own certificate, under which proxies know it.
+//! Certificate under which the control plane connects to proxies.
 
 use std::{
     sync::Arc,
@@ -12,8 +12,8 @@ use ambit_tls::{ChainError, TlsSettings, WorkloadCert, pem};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Life of a certificate.
-const TTL: Duration = Duration::from_secs(24 * 3600);
+/// Lifetime of a certificate.
+const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// Error of creating a certificate.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum IdentityError {
     Chain(#[from] ChainError),
 }
 
-/// The identity of the control plane, with its certificate of the moment.
+/// Identity of the control plane, with its current certificate.
 #[derive(Debug)]
 pub struct OwnIdentity {
     identity: Identity,
@@ -35,7 +35,7 @@ pub struct OwnIdentity {
     current: Mutex<Option<Current>>,
 }
 
-/// A certificate, and what it was made of.
+/// Certificate, with the authority and the roots that it was built from.
 #[derive(Debug)]
 struct Current {
     by: Arc<Trust>,
@@ -44,7 +44,8 @@ struct Current {
 }
 
 impl OwnIdentity {
-    /// An identity whose certificates `trust` issues. Proxies may have theirs of another CA, whose roots `published` has.
+    /// Creates an identity whose certificates `trust` issues. Proxies may have certificates of
+    /// another CA, whose roots are in `published`.
     pub(crate) fn new(
         identity: Identity,
         trust: watch::Receiver<Arc<Trust>>,
@@ -58,9 +59,11 @@ impl OwnIdentity {
         }
     }
 
-    /// A valid certificate: the last one until half of its life, unless the authority or the roots are others.
+    /// Returns a valid certificate: the last one until half of its lifetime, unless authority or
+    /// roots have changed.
     ///
     /// # Errors
+    ///
     /// If none can be issued.
     pub fn certificate(&self) -> Result<Arc<WorkloadCert>, IdentityError> {
         let now = SystemTime::now();
@@ -74,7 +77,9 @@ impl OwnIdentity {
         {
             return Ok(current.certificate.clone());
         }
-        let (chain, key) = by.authority.issue_workload(&self.identity, TTL, now)?;
+        let (chain, key) = by
+            .authority
+            .issue_workload(&self.identity, CERTIFICATE_TTL, now)?;
         let mut roots = by.authority.roots().to_vec();
         let further = published.as_ref().map(|now| now.further_roots.as_str());
         if let Some(further) = further.filter(|further| !further.is_empty()) {
@@ -101,8 +106,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn proxies_with_certificates_of_another_ca_are_accepted_by_its_roots() {
-        let authority = Authority::new_root("td", TTL, SystemTime::now()).unwrap();
+    async fn proxies_of_another_ca_are_verified_by_its_roots() {
+        let authority = Authority::new_root("td", CERTIFICATE_TTL, SystemTime::now()).unwrap();
         let trust = Trust {
             material: Material::of_root(&authority),
             authority,
@@ -113,7 +118,7 @@ mod tests {
         let own = OwnIdentity::new(identity("istiod"), trust.clone(), published);
         let domains = TrustDomains::new();
         let other = Pki::with_settings(TlsSettings::default().with_trust_domains(domains.clone()));
-        // The proxy knows the roots of both.
+        // The proxy knows the roots of both CAs.
         let roots = trust.borrow().authority.root_pem() + &other.root_pem();
         let accepted = ambit_mesh_json::TrustDomains {
             roots: [("td".to_owned(), roots)].into(),

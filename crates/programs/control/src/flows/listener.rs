@@ -1,4 +1,4 @@
-//! The port of users: HTTP/1.1 over TLS, with the limits that the gRPC port has for connections of strangers.
+//! Port for users: HTTP/1.1 over TLS, with the gRPC port's limits of unauthenticated connections.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,7 +15,8 @@ impl Flows {
     /// Serves until the drain starts. Returns the address.
     ///
     /// # Errors
-    /// If the address cannot be had.
+    ///
+    /// If the address cannot be bound.
     pub async fn serve(
         self,
         address: SocketAddr,
@@ -40,7 +41,7 @@ impl Flows {
         let options = ServerOptions {
             max_body: 0,
             max_connections: MAX_CONNECTIONS,
-            // The API server's address is that of all users.
+            // All users connect from the API server's address.
             max_per_address: MAX_CONNECTIONS,
             ..ServerOptions::default()
         };

@@ -1,4 +1,4 @@
-//! The proxies of the mesh, and connections to the ports where they serve flow events.
+//! Proxies of the mesh, and connections to the ports where they serve flow events.
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,21 +14,21 @@ use tokio_rustls::TlsConnector;
 
 use super::OwnIdentity;
 
-/// Timeout of a connection including its handshake.
+/// Timeout of connecting, including the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The node proxies and waypoints of the mesh.
+/// Node proxies and waypoints of the mesh.
 #[derive(Clone)]
 pub struct MeshProxies {
-    /// Which pods run where.
+    /// Pods of the cluster with their nodes.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// Which accounts are proxies'.
+    /// Rules of which accounts are proxies'.
     pub access: Arc<Access>,
-    /// The identity that proxies serve.
+    /// Identity that proxies accept as a reader.
     pub own: Arc<OwnIdentity>,
     /// Trust domain of the mesh.
     pub trust_domain: ArcStr,
-    /// Namespaces whose waypoints' pods may be named; `None`: all.
+    /// Namespaces whose waypoint pods may be named to the user; `None` allows all.
     pub named: Option<Arc<[String]>>,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Debug for MeshProxies {
     }
 }
 
-/// A pod of a proxy.
+/// Pod of a node proxy or waypoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MeshProxy {
     namespace: ArcStr,
@@ -58,7 +58,7 @@ impl fmt::Display for MeshProxy {
 }
 
 impl MeshProxies {
-    /// The same, for a user who is not shown the waypoints' pods of other namespaces.
+    /// Returns a copy for a user who may not see the names of waypoint pods in other namespaces.
     pub fn named_for(&self, namespaces: &[String]) -> Self {
         Self {
             named: Some(namespaces.into()),
@@ -66,7 +66,7 @@ impl MeshProxies {
         }
     }
 
-    /// Configuration of a connection to a proxy, which must prove its identity.
+    /// Returns the TLS configuration of a connection to a proxy, which must prove its identity.
     fn tls(&self, proxy: &MeshProxy) -> Result<Arc<ClientConfig>, String> {
         let own = self.own.certificate();
         let own = own.map_err(|error| ErrorChain(&error).to_string())?;
@@ -116,7 +116,7 @@ impl Proxies for MeshProxies {
             let stream = TcpStream::connect(proxy.address)
                 .await
                 .map_err(unreachable)?;
-            // The identity is verified, not the name.
+            // TLS verifies the identity, not the server name.
             let name = ServerName::IpAddress(proxy.address.ip().into());
             let stream = connector.connect(name, stream).await;
             let stream = stream.map_err(|error| format!("the TLS handshake failed: {error}"))?;
@@ -128,7 +128,7 @@ impl Proxies for MeshProxies {
             .map_err(|_elapsed| "no answer in time".to_owned())?;
         match proxy.is_named {
             true => opened,
-            // Addresses and errors are the other namespace's.
+            // Addresses and errors would reveal the other namespace.
             false => opened.map_err(|error| {
                 tracing::debug!(?proxy, error, "a proxy's flow events cannot be read");
                 "it cannot be read".to_owned()

@@ -1,19 +1,19 @@
-//! The readers of flow events at the moment, which are few: each costs a stream of every proxy.
+//! Limit of concurrent readers of flow events: each costs a stream of every proxy.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// Most readers of one replica: as many as a proxy serves for the control plane.
-const MOST: usize = 8;
+/// Maximum readers of one replica: as many as a proxy serves for the control plane.
+const MAX_READERS: usize = 8;
 /// Maximum readers of one user.
-const MOST_OF_USER: usize = 2;
+const MAX_READERS_OF_USER: usize = 2;
 
 /// Readers by user.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<HashMap<String, usize>>);
 
-/// A reader's place. Ends with its drop.
+/// Permit of a reader, released on drop.
 #[derive(Debug)]
 pub(super) struct ReaderPermit {
     readers: Arc<Readers>,
@@ -26,7 +26,7 @@ impl Readers {
         {
             let mut all = self.0.lock();
             let (count, own) = (all.values().sum::<usize>(), all.get(user).copied());
-            if count >= MOST || own.is_some_and(|own| own >= MOST_OF_USER) {
+            if count >= MAX_READERS || own.is_some_and(|own| own >= MAX_READERS_OF_USER) {
                 return None;
             }
             *all.entry(user.to_owned()).or_default() += 1;
@@ -58,9 +58,11 @@ mod tests {
     fn readers_are_bounded_by_user_and_in_total() {
         let readers = Arc::<Readers>::default();
         let enter = |user: &str| readers.clone().enter(user);
-        let own: Vec<_> = (0..MOST_OF_USER).map(|_| enter("a").unwrap()).collect();
+        let own: Vec<_> = (0..MAX_READERS_OF_USER)
+            .map(|_| enter("a").unwrap())
+            .collect();
         assert!(enter("a").is_none());
-        let others: Vec<_> = (MOST_OF_USER..MOST)
+        let others: Vec<_> = (MAX_READERS_OF_USER..MAX_READERS)
             .map(|user| enter(&format!("u{user}")).unwrap())
             .collect();
         assert!(enter("z").is_none());

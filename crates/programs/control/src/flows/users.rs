@@ -1,4 +1,4 @@
-//! Who reads, and what they may read: the API server decides both.
+//! Authentication and authorization of users by the API server.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,29 +13,29 @@ use kube::{Api, Client, api::PostParams};
 use tokio::{sync::Semaphore, time::timeout};
 
 /// Maximum concurrent checks; further ones wait.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_CHECKS: usize = 16;
 /// Timeout of a check including its time in the queue.
-const WITHIN: Duration = Duration::from_secs(10);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a token, in bytes.
-const MAX_TOKEN: usize = 16 << 10;
+const MAX_TOKEN_BYTES: usize = 16 << 10;
 /// Maximum length of a namespace's name, in bytes.
-const MAX_NAME: usize = 63;
-/// Most namespaces that a user may name: each costs the API server a review.
+const MAX_NAME_BYTES: usize = 63;
+/// Maximum number of namespaces in one request: each costs the API server a review.
 const MAX_NAMESPACES: usize = 32;
 
-/// Why a user reads nothing.
+/// Reason why a user may not read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum AccessError {
     /// Malformed parameter of the request.
     #[error("{0}")]
     Malformed(String),
     /// No token, or an unreadable one.
     #[error("the header {} has no token", ambit_flow::TOKEN_HEADER)]
     NoToken,
-    /// The API server does not accept the token.
+    /// The API server rejects the token.
     #[error("the API server does not accept the token")]
     Token,
-    /// Namespaces whose flow events the user may not read; none: the whole mesh.
+    /// Namespaces whose flow events the user may not read; empty for the whole mesh.
     #[error("{}", rights(.0))]
     Rights(Vec<String>),
     /// The API server does not respond.
@@ -60,7 +60,7 @@ fn rights(namespaces: &[String]) -> String {
     }
 }
 
-/// Extent of a user's rights.
+/// Rights of a user over flow events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Name of the user.
@@ -86,7 +86,7 @@ impl Users {
     pub fn new(client: Client) -> Self {
         Self {
             client,
-            slots: Semaphore::new(AT_ONCE),
+            slots: Semaphore::new(MAX_CONCURRENT_CHECKS),
         }
     }
 
@@ -94,22 +94,25 @@ impl Users {
     ///
     /// # Errors
     /// When the user may not read one of them, or the API server fails.
-    pub async fn rights(&self, token: &str, namespaces: &[String]) -> Result<Rights, Refused> {
-        if token.is_empty() || token.len() > MAX_TOKEN {
-            return Err(Refused::NoToken);
+    pub async fn rights(&self, token: &str, namespaces: &[String]) -> Result<Rights, AccessError> {
+        if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
+            return Err(AccessError::NoToken);
         }
         if namespaces.len() > MAX_NAMESPACES {
             let why = format!("more than {MAX_NAMESPACES} namespaces");
-            return Err(Refused::Malformed(why));
+            return Err(AccessError::Malformed(why));
         }
-        if let Some(wrong) = namespaces.iter().find(|name| !is_dns_name(name, MAX_NAME)) {
-            return Err(Refused::Malformed(format!("{wrong:?} is no namespace")));
+        if let Some(wrong) = namespaces
+            .iter()
+            .find(|name| !is_dns_name(name, MAX_NAME_BYTES))
+        {
+            return Err(AccessError::Malformed(format!("{wrong:?} is no namespace")));
         }
-        let decided = timeout(WITHIN, self.decide(token, namespaces)).await;
-        decided.map_err(|_elapsed| Refused::Unavailable)?
+        let decided = timeout(CHECK_TIMEOUT, self.decide(token, namespaces)).await;
+        decided.map_err(|_elapsed| AccessError::Unavailable)?
     }
 
-    async fn decide(&self, token: &str, namespaces: &[String]) -> Result<Rights, Refused> {
+    async fn decide(&self, token: &str, namespaces: &[String]) -> Result<Rights, AccessError> {
         let _slot = self.slots.acquire().await;
         let user = self.user(token).await?;
         let name = user.username.clone().unwrap_or_default();
@@ -127,7 +130,7 @@ impl Users {
         let denied = denied.filter(|(_, is_allowed)| !is_allowed);
         let denied: Vec<_> = denied.map(|(namespace, _)| namespace.clone()).collect();
         if namespaces.is_empty() || !denied.is_empty() {
-            return Err(Refused::Rights(denied));
+            return Err(AccessError::Rights(denied));
         }
         Ok(Rights {
             user: name,
@@ -135,8 +138,8 @@ impl Users {
         })
     }
 
-    /// The user of a token for the API server itself.
-    async fn user(&self, token: &str) -> Result<UserInfo, Refused> {
+    /// Returns the user whom the API server authenticates by the token.
+    async fn user(&self, token: &str) -> Result<UserInfo, AccessError> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -150,11 +153,15 @@ impl Users {
         let status = status.filter(|status| status.authenticated == Some(true));
         let user = status.and_then(|status| status.user);
         user.filter(|user| user.username.as_ref().is_some_and(|name| !name.is_empty()))
-            .ok_or(Refused::Token)
+            .ok_or(AccessError::Token)
     }
 
-    /// Whether a user may get the flow events of a namespace, of all without.
-    async fn may_read(&self, user: &UserInfo, namespace: Option<&str>) -> Result<bool, Refused> {
+    /// Returns whether a user may get the flow events of a namespace; `None` for all.
+    async fn may_read(
+        &self,
+        user: &UserInfo,
+        namespace: Option<&str>,
+    ) -> Result<bool, AccessError> {
         let (group, resource) = ambit_flow::RESOURCE;
         let extra = user.extra.clone().unwrap_or_default();
         let review = SubjectAccessReview {
@@ -181,8 +188,8 @@ impl Users {
     }
 }
 
-fn away(error: &kube::Error) -> Refused {
+fn away(error: &kube::Error) -> AccessError {
     let error = ErrorChain(error);
     tracing::warn!(%error, "the API server cannot be asked who may read flow events");
-    Refused::Unavailable
+    AccessError::Unavailable
 }

@@ -1,13 +1,14 @@
-//! SPIFFE trust bundles (SPIFFE Trust Domain and Bundle, section 4): the roots of a trust domain, as a key set.
+//! SPIFFE trust bundles (SPIFFE Trust Domain and Bundle, section 4): roots of a trust domain, in
+//! the format of a key set.
 
 use ambit_tls::pem;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 
-/// Most roots of a trust domain.
+/// Maximum number of roots of a trust domain.
 const MAX_ROOTS: usize = 64;
 
-/// Why a text is not a trust bundle.
+/// Reason why a text is not a valid trust bundle.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BundleError {
     #[error("the response is not a SPIFFE trust bundle")]
@@ -31,7 +32,8 @@ struct Key {
     x5c: Vec<String>,
 }
 
-/// Reads the roots of a bundle as PEM. None are left where the trust domain has revoked all.
+/// Parses the roots of a bundle, and returns them as PEM; empty if the trust domain has revoked
+/// all.
 pub(super) fn roots(text: &[u8]) -> Result<String, BundleError> {
     let bundle: Bundle = serde_json::from_slice(text).map_err(BundleError::Form)?;
     let all = bundle.keys.iter().enumerate();
@@ -61,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_are_those_for_x509_alone() {
+    fn bundle_roots_are_its_x509_keys() {
         let jwt = r#"{"use": "jwt-svid", "kty": "EC", "kid": "a"}"#;
         let root = r#"{"use": "x509-svid", "kty": "EC", "x5c": ["AAAA"]}"#;
         let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
@@ -72,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_that_is_not_understood_is_refused() {
+    fn invalid_bundle_is_rejected() {
         for keys in [
             r#"{"use": "x509-svid"}"#,
             r#"{"use": "x509-svid", "x5c": ["AAAA", "AAAA"]}"#,

@@ -1,5 +1,5 @@
-//! Addresses that the control plane may call to fetch the key sets of a namespace: the follower of objects decides,
-//! which knows the addresses of Services and pods.
+//! Decides which addresses the control plane may call to fetch the key sets of a namespace. The
+//! follower of objects decides, since it knows the addresses of Services and pods.
 
 use std::net::IpAddr;
 
@@ -8,13 +8,13 @@ use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
 use tokio::sync::{mpsc, oneshot};
 
-/// Inquiries that wait for the follower of objects.
-const QUEUE: usize = 64;
+/// Capacity of the queue of inquiries.
+const QUEUE_CAPACITY: usize = 64;
 
-/// A query whether key sets of a namespace may be fetched from an address.
+/// Inquiry whether key sets of a namespace may be fetched from an address.
 #[derive(Debug)]
 pub(crate) struct Inquiry {
-    /// The namespace of the objects that name the key set.
+    /// Namespace of the objects that name the key set.
     pub(crate) namespace: ArcStr,
     /// Address of the callee.
     pub(crate) ip: IpAddr,
@@ -24,12 +24,12 @@ pub(crate) struct Inquiry {
 impl Inquiry {
     /// Responds; an error names the Service or pod that has the address.
     pub(crate) fn answer(self, may_call: Result<(), ObjectKey>) {
-        // Nobody waits for it any more when the time of the fetch is over.
+        // The fetch may have timed out meanwhile.
         self.reply.send(may_call).ok();
     }
 }
 
-/// Why no address of a host is called.
+/// Reason why no address of a host may be called.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CalleeError {
     #[error(
@@ -44,18 +44,18 @@ pub(crate) enum CalleeError {
     Ending,
 }
 
-/// Client of the object watcher for questions about callees. Clones share it.
+/// Sender of inquiries about callees. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Callees(mpsc::Sender<Inquiry>);
 
 impl Callees {
     /// Creates the client and the receiver of its inquiries.
     pub(super) fn new() -> (Self, mpsc::Receiver<Inquiry>) {
-        let (sender, inquiries) = mpsc::channel(QUEUE);
+        let (sender, inquiries) = mpsc::channel(QUEUE_CAPACITY);
         (Self(sender), inquiries)
     }
 
-    /// Returns the admission of a namespace's key sets.
+    /// Returns the callee check for a namespace's key sets.
     pub(super) fn of(&self, namespace: &ArcStr) -> NamespaceCallees {
         NamespaceCallees {
             callees: self.clone(),
@@ -63,7 +63,8 @@ impl Callees {
         }
     }
 
-    /// Returns the Service or pod that has an address, if key sets of the namespace may not be fetched from it.
+    /// Returns the Service or pod that has an address, if the namespace's key sets may not be
+    /// fetched from it.
     async fn refusal(
         &self,
         namespace: &ArcStr,
@@ -82,7 +83,7 @@ impl Callees {
     }
 }
 
-/// Admission of the key sets of a namespace.
+/// Callee check for the key sets of a namespace.
 #[derive(Debug)]
 pub(super) struct NamespaceCallees {
     callees: Callees,

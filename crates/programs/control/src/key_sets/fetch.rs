@@ -1,5 +1,6 @@
-//! Fetching a key set over HTTP. The author of an object chooses the address, and its server is not trusted: time and
-//! size are bounded, and a condition contains only the kind of an error, nothing of a response.
+//! Fetches a key set over HTTP. The author of an object chooses the address, and its server is not
+//! trusted: time and size are limited, and a condition contains only the kind of an error, nothing
+//! of a response.
 
 use ambit_derive::{KeyForm, KeySource};
 use ambit_egress::ConnectError;
@@ -14,7 +15,7 @@ use super::{
 };
 
 /// Path of an issuer's discovery document.
-const DISCOVERY: &str = "/.well-known/openid-configuration";
+const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
 /// Fetches key sets.
 pub(super) struct Fetcher {
@@ -57,7 +58,7 @@ pub(crate) enum FetchError {
     NoKeys,
 }
 
-/// Leaves out the URL that responded, which a redirect may have named.
+/// Leaves out the URL of the response, which a redirect may have chosen.
 impl From<ambit_fetch::FetchError> for FetchError {
     fn from(error: ambit_fetch::FetchError) -> Self {
         match error {
@@ -78,12 +79,13 @@ impl From<ambit_fetch::FetchError> for FetchError {
 }
 
 impl Fetcher {
-    /// Creates a fetcher that calls what the client's guard permits, and what the objects of the mesh let it.
+    /// Creates a fetcher that calls only addresses that the client's guard and the objects of the
+    /// mesh permit.
     pub(super) fn new(client: Client, callees: Callees) -> Self {
         Self { client, callees }
     }
 
-    /// The key set, in which there is a key that can be used; of a trust bundle its roots, as PEM.
+    /// Fetches a key set with at least one usable key; for a trust bundle returns the roots as PEM.
     pub(super) async fn key_set(&self, source: &KeySource) -> Result<String, FetchError> {
         let fetching = async {
             let caller = source.namespace.as_ref();
@@ -105,14 +107,14 @@ impl Fetcher {
         fetched.map_err(|_| FetchError::Timeout(source.timeout))?
     }
 
-    /// Address of the key set in an issuer's discovery document.
+    /// Returns the URL of the key set from an issuer's discovery document.
     async fn discover(&self, issuer: &str, caller: Option<&ArcStr>) -> Result<String, FetchError> {
-        let url = format!("{}{DISCOVERY}", issuer.trim_end_matches('/'));
+        let url = format!("{}{DISCOVERY_PATH}", issuer.trim_end_matches('/'));
         let text = self.get(&url, caller).await?;
         let document: serde_json::Value =
             serde_json::from_slice(&text).map_err(|_| FetchError::Discovery)?;
         let text = |name: &str| document.get(name).and_then(serde_json::Value::as_str);
-        // It names its issuer (OpenID Connect Discovery 1.0, section 4.3).
+        // The document must name its issuer (OpenID Connect Discovery 1.0, section 4.3).
         if text("issuer") != Some(issuer) {
             return Err(FetchError::Discovery);
         }

@@ -1,4 +1,5 @@
-//! Which key set is fetched when, and how long one is believed that cannot be fetched again.
+//! Schedules fetches of key sets, and decides how long keys stay valid if they cannot be fetched
+//! again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,14 +12,15 @@ use tokio::time::Instant;
 
 /// Maximum concurrent fetches.
 const MAX_CONCURRENT_FETCHES: usize = 8;
-/// Delay of the first retry after a failure; it doubles with each.
+/// Delay of the first retry after a failure; doubled after each further one.
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Maximum retry delay.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
-/// Validity of the last fetched keys: an attacker who blocks the issuer must not keep a withdrawn key alive.
+/// Validity of the last fetched keys: an attacker who blocks the issuer must not keep a revoked key
+/// valid.
 const KEY_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
-/// Schedule of fetches, as described for the module.
+/// Schedule of fetches of all desired key sets.
 #[derive(Debug)]
 pub(super) struct FetchSchedule {
     refresh: Duration,
@@ -41,8 +43,8 @@ impl FetchSchedule {
         }
     }
 
-    /// Sets the desired key sets, and forgets others.
-    pub(super) fn want(&mut self, sources: &BTreeSet<KeySource>, now: Instant) {
+    /// Sets the desired key sets, and removes all others.
+    pub(super) fn set_desired(&mut self, sources: &BTreeSet<KeySource>, now: Instant) {
         self.sets.retain(|source, _| sources.contains(source));
         for source in sources {
             self.sets.entry(source.clone()).or_insert(Set {
@@ -134,10 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_fetched_at_once_and_again_after_the_refresh() {
+    fn set_is_fetched_at_once_and_after_the_refresh_interval() {
         let (mut schedule, now) = (FetchSchedule::new(REFRESH), Instant::now());
         let one = source("a");
-        schedule.want(&[one.clone()].into(), now);
+        schedule.set_desired(&[one.clone()].into(), now);
         assert_eq!(schedule.due(now), std::slice::from_ref(&one));
         assert_eq!((schedule.due(now), schedule.next()), (vec![], None));
         let state = schedule.fetched(&one, had("k"), now, 1.0).unwrap();
@@ -147,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_spread_out_and_what_was_had_last_is_believed_for_a_day() {
+    fn failed_sets_back_off_and_old_keys_expire_after_a_day() {
         let (mut schedule, mut now) = (FetchSchedule::new(REFRESH), Instant::now());
         let one = source("a");
-        schedule.want(&[one.clone()].into(), now);
+        schedule.set_desired(&[one.clone()].into(), now);
         schedule.due(now);
         assert_eq!(
             schedule.fetched(&one, failed(), now, 1.0).unwrap().keys,
@@ -176,10 +178,10 @@ mod tests {
     }
 
     #[test]
-    fn few_are_fetched_at_once_and_what_nobody_wants_is_forgotten() {
+    fn concurrent_fetches_are_limited_and_unused_sets_removed() {
         let (mut schedule, now) = (FetchSchedule::new(REFRESH), Instant::now());
         let all: BTreeSet<_> = (0..20).map(|index| source(&index.to_string())).collect();
-        schedule.want(&all, now);
+        schedule.set_desired(&all, now);
         let begun = schedule.due(now);
         assert_eq!(
             (begun.len(), schedule.due(now).len()),
@@ -187,7 +189,7 @@ mod tests {
         );
         schedule.fetched(&begun[0], had("k"), now, 1.0);
         assert_eq!(schedule.due(now).len(), 1);
-        schedule.want(&BTreeSet::new(), now);
+        schedule.set_desired(&BTreeSet::new(), now);
         assert_eq!(schedule.fetched(&begun[1], had("k"), now, 1.0), None);
         assert_eq!(schedule.next(), None);
     }

@@ -1,6 +1,7 @@
-//! Custom kinds, whose definitions may be missing, come later, go, or be of an older version.
+//! Watches custom kinds, whose CRDs may be missing, be created or deleted later, or have an older
+//! version.
 //!
-//! They are read as plain JSON, so that one object that cannot be read never hides the others.
+//! Objects are parsed as plain JSON, so that an invalid object never hides the others.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,21 +18,21 @@ use super::{
     updates::{Update, Updates, key},
 };
 
-/// Versions that are read, the best first. They do not differ in what the mesh reads.
-const VERSIONS: &[&str] = &["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
-/// First and longest pause between looks for a definition; after news of one it is short again,
-/// because the server takes a moment to serve it.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// How long after the first answer that there is no definition a second one must say the same.
-const CONFIRM: Duration = Duration::from_secs(1);
+/// API versions that can be read, newest first. The fields that the mesh reads are the same in all.
+const READABLE_VERSIONS: &[&str] = &["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
+/// First and longest interval of looking for a CRD; after a change of CRDs it is short again,
+/// because the API server needs a moment to serve a new kind.
+const POLL_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// Delay after which a missing CRD is checked again before it counts as absent.
+const CONFIRMATION_DELAY: Duration = Duration::from_secs(1);
 
-/// Follows one kind.
+/// Watcher of one custom kind.
 pub(super) struct Follower {
     pub(super) client: Client,
     pub(super) kind: Kind,
     pub(super) config: watcher::Config,
     pub(super) updates: Updates,
-    /// Changes with the definitions of the cluster.
+    /// Counts changes of the cluster's CRDs.
     pub(super) definitions: signal::Receiver<u64>,
 }
 
@@ -40,20 +41,20 @@ type Read = Result<Object, (InvalidObject, Box<Value>)>;
 /// Definition of a kind in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Definition {
-    /// Served in this version.
+    /// The kind is served in this version.
     Served(&'static str),
-    /// There, but in no version that is read.
+    /// The CRD exists, but serves no version that can be read.
     Unreadable,
-    /// Definition that is not there.
+    /// The CRD does not exist.
     Absent,
 }
 
 impl Follower {
-    /// Runs until there is no receiver.
+    /// Runs until the receiver of updates is dropped.
     pub(super) async fn run(mut self) {
-        let mut pause = PAUSE.0;
+        let mut pause = POLL_BACKOFF.0;
         let mut absence_is_logged = false;
-        let mut there = BTreeSet::new();
+        let mut known = BTreeSet::new();
         loop {
             self.definitions.mark_unchanged();
             let definition = self.definition().await;
@@ -64,21 +65,21 @@ impl Follower {
             }
             match definition {
                 Ok(Definition::Served(version)) => {
-                    if !self.follow(version, &mut there).await {
+                    if !self.follow(version, &mut known).await {
                         return;
                     }
-                    (pause, absence_is_logged) = (PAUSE.0, false);
+                    (pause, absence_is_logged) = (POLL_BACKOFF.0, false);
                 }
                 Ok(Definition::Unreadable) => {
-                    tracing::error!(kind = %self.kind, versions = ?VERSIONS, "the definition of this kind serves no version that can be read: its objects are not followed; serve one of these");
+                    tracing::error!(kind = %self.kind, versions = ?READABLE_VERSIONS, "the definition of this kind serves no version that can be read: its objects are not followed; serve one of these");
                 }
                 Ok(Definition::Absent) => {
                     if !absence_is_logged {
                         tracing::info!(kind = %self.kind, "the cluster has no such kind; waiting for its definition");
                         absence_is_logged = true;
                     }
-                    // A kind that is gone took its objects with it.
-                    let gone = std::mem::take(&mut there);
+                    // The deletion of a CRD deletes all objects of the kind.
+                    let gone = std::mem::take(&mut known);
                     if !self.send_gone(gone).await
                         || !self.updates.send(Update::Listed(self.kind)).await
                     {
@@ -90,20 +91,20 @@ impl Follower {
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE.1),
-                Ok(()) = self.definitions.changed() => pause = PAUSE.0,
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(POLL_BACKOFF.1),
+                Ok(()) = self.definitions.changed() => pause = POLL_BACKOFF.0,
             }
         }
     }
 
-    /// Reports why the definition cannot be followed; false when there is no receiver.
+    /// Reports why the CRD cannot be followed; returns false if the receiver is dropped.
     async fn report(&self, definition: Definition) -> bool {
         let (kind, wanted) = (self.kind, self.kind.version());
         let is_unread = kind.definition() == ambit_k8s_api::Definition::Unread;
         let problem = match definition {
             Definition::Unreadable => Some(format!(
                 "{kind}: the definition serves none of the versions {}: its objects are not followed; serve one of these",
-                VERSIONS.join(", ")
+                READABLE_VERSIONS.join(", ")
             )),
             Definition::Served(version) if version != wanted && !is_unread => Some(format!(
                 "{kind}: the definition does not serve the version {wanted}: install a newer one, or fields that it does \
@@ -115,14 +116,15 @@ impl Follower {
         self.updates.send(update).await
     }
 
-    /// Definition of the kind. Policies depend on it: its absence is believed only of the definition's own place, and
-    /// only when it is reported twice. Lists of what is served are incomplete now and then.
+    /// Finds the definition of the kind. Policies depend on it: it counts as absent only if a
+    /// request for the CRD itself reports so twice. Lists of served resources are incomplete now
+    /// and then.
     async fn definition(&self) -> Result<Definition, kube::Error> {
         let first = self.look().await?;
         if first != Definition::Absent {
             return Ok(first);
         }
-        tokio::time::sleep(CONFIRM).await;
+        tokio::time::sleep(CONFIRMATION_DELAY).await;
         self.look().await
     }
 
@@ -141,7 +143,7 @@ impl Follower {
                     && one.get("served").and_then(Value::as_bool) == Some(true)
             })
         };
-        let best = VERSIONS.iter().find(is_served);
+        let best = READABLE_VERSIONS.iter().find(is_served);
         let is_unread = self.kind.definition() == ambit_k8s_api::Definition::Unread;
         let wanted = self.kind.version();
         if best.is_some_and(|best| *best != wanted) && !is_unread {
@@ -154,17 +156,17 @@ impl Follower {
         }))
     }
 
-    /// Watches until the kind is not served like this any more (true) or there is no receiver (false). `there` are the
-    /// objects that the index knows.
-    async fn follow(&self, version: &'static str, there: &mut BTreeSet<ObjectKey>) -> bool {
+    /// Watches until the kind is no longer served in this version (returns true) or the receiver is
+    /// dropped (returns false). `known` has the objects that the index knows.
+    async fn follow(&self, version: &'static str, known: &mut BTreeSet<ObjectKey>) -> bool {
         let kind = self.kind;
         let resource = resource(kind, version);
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
         let api_version = resource.api_version.clone();
         let read = move |object: &DynamicObject| Some(read(kind, &api_version, object));
         let mut watch = Watch::new(kind.as_str(), api, self.config.clone(), read);
-        // Known from a watch before this one, and not met again yet.
-        let mut unseen = there.clone();
+        // Objects of an earlier watch that the listing has not contained yet.
+        let mut unseen = known.clone();
         let mut definitions = self.definitions.clone();
         loop {
             let next = tokio::select! {
@@ -175,18 +177,18 @@ impl Follower {
                 Some(WatchEvent::Object(id, read)) => {
                     let key = key(kind, &id);
                     unseen.remove(&key);
-                    there.insert(key.clone());
+                    known.insert(key.clone());
                     Update::Object(event(key, read))
                 }
                 Some(WatchEvent::Gone(id)) => {
                     let key = key(kind, &id);
                     unseen.remove(&key);
-                    there.remove(&key);
+                    known.remove(&key);
                     Update::Object(ObjectEvent::Deleted(key))
                 }
                 Some(WatchEvent::Listed) => {
                     let gone = std::mem::take(&mut unseen);
-                    there.retain(|key| !gone.contains(key));
+                    known.retain(|key| !gone.contains(key));
                     if !self.send_gone(gone).await {
                         return false;
                     }
@@ -206,7 +208,7 @@ impl Follower {
         }
     }
 
-    /// False when there is no receiver any more.
+    /// Reports deletions; returns false if the receiver is dropped.
     async fn send_gone(&self, gone: BTreeSet<ObjectKey>) -> bool {
         for key in gone {
             if !self
@@ -234,7 +236,7 @@ fn event(key: ObjectKey, read: Read) -> ObjectEvent {
 fn read(kind: Kind, api_version: &str, object: &DynamicObject) -> Read {
     let mut value = object.data.clone();
     if let Some(fields) = value.as_object_mut() {
-        // Items of a listing do not carry them.
+        // Items of a list lack their type.
         fields.insert("apiVersion".to_owned(), api_version.into());
         fields.insert("kind".to_owned(), kind.as_str().into());
         let mut metadata = object.metadata.clone();

@@ -1,4 +1,4 @@
-//! Definitions of custom kinds: their names, their resources, and notifications when one appears or goes, instead of
+//! CRDs of custom kinds: their names, their API resources, and notifications of changes, instead of
 //! polling.
 
 use ambit_k8s_api::{Definition, Kind};
@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{Api, Client, core::PartialObjectMeta, discovery::ApiResource};
 use tokio::sync::watch;
 
-/// A number that changes whenever the definition of a kind that the mesh reads did.
+/// Returns a counter that changes whenever the CRD of a kind that the mesh reads changes.
 pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u64> {
     let (sender, receiver) = watch::channel(0);
     let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
@@ -40,12 +40,12 @@ pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u
     receiver
 }
 
-/// Name of the definition of a kind.
+/// Returns the name of a kind's CRD.
 pub(super) fn definition_name(kind: Kind) -> String {
     format!("{}.{}", kind.plural(), kind.group())
 }
 
-/// Resource of a custom kind in a version.
+/// Returns the API resource of a custom kind in a version.
 pub(crate) fn resource(kind: Kind, version: &str) -> ApiResource {
     ApiResource {
         group: kind.group().to_owned(),

@@ -1,5 +1,5 @@
-//! Objects without what the mesh does not read, so that a listing of tens of thousands needs little
-//! memory at any moment.
+//! Removes fields that the mesh does not read while objects are deserialized, so that a listing of
+//! tens of thousands needs little memory.
 
 use std::borrow::Cow;
 
@@ -8,11 +8,11 @@ use ambit_k8s_api::{Object, ObjectMeta};
 use kube::{Resource, core::PartialObjectMeta};
 use serde::{Deserialize, Deserializer};
 
-/// An object, cut down while it is read: a page of a listing never holds whole ones.
+/// Object that is reduced during deserialization: a page of a listing never has complete ones.
 #[derive(Clone, Debug)]
-pub(super) struct Slim<K>(pub(super) K);
+pub(super) struct SlimObject<K>(pub(super) K);
 
-impl<'de, K: Followed> Deserialize<'de> for Slim<K> {
+impl<'de, K: Followed> Deserialize<'de> for SlimObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut object = K::deserialize(deserializer)?;
         cut_metadata(object.metadata_mut());
@@ -20,7 +20,7 @@ impl<'de, K: Followed> Deserialize<'de> for Slim<K> {
     }
 }
 
-impl<K: Followed> Resource for Slim<K> {
+impl<K: Followed> Resource for SlimObject<K> {
     type DynamicType = <K as Resource>::DynamicType;
     type Scope = <K as Resource>::Scope;
 
@@ -49,7 +49,7 @@ impl<K: Followed> Resource for Slim<K> {
     }
 }
 
-/// An object of which only the metadata was requested.
+/// Returns an object of which only the metadata was requested.
 pub(super) fn metadata_only<K: Followed>(partial: &PartialObjectMeta<K>) -> Object {
     let mut object = K::default();
     object.metadata_mut().clone_from(&partial.metadata);
@@ -57,8 +57,8 @@ pub(super) fn metadata_only<K: Followed>(partial: &PartialObjectMeta<K>) -> Obje
     object.into()
 }
 
-/// Removes the record of who wrote which field, and what `kubectl apply` remembers: together often larger
-/// than the object.
+/// Removes `managedFields` and the annotation of `kubectl apply`, which together are often larger
+/// than the rest of the object.
 pub(super) fn cut_metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_cut_while_they_are_read() {
-        let slim: Slim<Pod> = serde_json::from_value(json!({
+    fn objects_are_reduced_while_deserialized() {
+        let slim: SlimObject<Pod> = serde_json::from_value(json!({
             "metadata": {
                 "name": "a", "labels": {"app": "a"},
                 "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "b": "c"},

@@ -9,17 +9,17 @@ use kube::{Api, Resource, runtime::watcher};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
-/// Report of a watch.
+/// Update by a watch.
 #[derive(Debug)]
 pub(super) enum Update {
     Object(ObjectEvent),
     /// Every object of the kind that existed at the start was reported.
     Listed(Kind),
-    /// Reason why the kind's definition cannot be followed; none if `None`.
+    /// Reason why the kind's CRD cannot be followed; `None` if it can.
     Definition(Kind, Option<String>),
 }
 
-/// The watches' way to the index.
+/// Sender of the watches' updates to the index.
 #[derive(Clone)]
 pub(super) struct Updates {
     pub(super) sender: mpsc::Sender<Update>,
@@ -33,7 +33,7 @@ impl fmt::Debug for Updates {
 }
 
 impl Updates {
-    /// Follows all objects of a kind in a task of its own.
+    /// Watches all objects of a kind in a task of its own.
     pub(super) fn follow<K>(
         &self,
         kind: Kind,
@@ -73,7 +73,7 @@ impl Updates {
         });
     }
 
-    /// False when there is no receiver any more.
+    /// Sends an update; returns false if the receiver is dropped.
     pub(super) async fn send(&self, update: Update) -> bool {
         self.sender.send(update).await.is_ok()
     }

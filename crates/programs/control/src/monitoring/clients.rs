@@ -1,12 +1,12 @@
-//! `/debug/syncz`: the connected clients and what each has acknowledged, under the names that Istio's control plane
-//! uses, beside those of Ambit's own types.
+//! Page `/debug/syncz`: connected clients and their acknowledged versions, under the names that
+//! Istio's control plane uses, and those of Ambit's own types.
 
 use ambit_model::WaypointRecordType;
 use serde_json::{Map, Value, json};
 
 use ambit_xds_server::{ResourceType, SessionStatus, session::SubscriptionStatus};
 
-/// Types of Envoy's xDS, by their names in Istio's page, with the types that hold the same for a waypoint.
+/// Types of Envoy's xDS by their names in Istio's page, with the corresponding types of a waypoint.
 const ENVOY_TYPES: [(&str, ResourceType); 4] = [
     (
         "cluster",
@@ -20,7 +20,7 @@ const ENVOY_TYPES: [(&str, ResourceType); 4] = [
     ("endpoint", ResourceType::Address),
 ];
 
-/// Clients as the page has them.
+/// Returns the entries of the page, one for each client.
 pub(super) fn page(sessions: &[SessionStatus], cluster_id: &str) -> Vec<Value> {
     let clients = sessions.iter();
     clients.map(|session| client(session, cluster_id)).collect()
@@ -38,7 +38,7 @@ fn client(status: &SessionStatus, cluster_id: &str) -> Value {
         "id": node.map(|node| node.id.as_str()),
         "node": node.map(|node| node.node_name.as_str()),
         "version": node.map(|node| node.version.as_str()),
-        // Under the name that `istioctl version` reads.
+        // Field name that `istioctl version` reads.
         "istio_version": node.map(|node| node.version.as_str()),
         "caller": status.caller.to_string(),
         "peer": status.peer,

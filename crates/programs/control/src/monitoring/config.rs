@@ -1,5 +1,6 @@
-//! `/debug/configz`: the objects of Istio's and the Gateway API's kinds, as the API server has them, without secrets. The
-//! control plane keeps only what it understood of an object, so they are listed on request.
+//! Page `/debug/configz`: objects of Istio's and the Gateway API's kinds, as the API server has
+//! them, without secrets. The control plane stores only derived records, so that the objects are
+//! listed on request.
 
 use std::time::Duration;
 
@@ -13,14 +14,14 @@ use serde_json::{Map, Value, json};
 
 use crate::kubernetes::resource;
 
-/// Objects of one page of a list.
-const LIMIT: u32 = 500;
-/// Annotation of kubectl with all of the object.
+/// Page size of lists.
+const PAGE_SIZE: u32 = 500;
+/// Annotation of kubectl that repeats the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Text in place of a secret.
-const LEFT_OUT: &str = "(secret)";
-/// Fields that may hold secrets, by kind: a path, on which `*` is every item of a list.
-const SECRETS: [(Kind, &[&str]); 3] = [
+/// Text that replaces a secret.
+const REDACTED: &str = "(secret)";
+/// Fields that may have secrets, by kind: a path, in which `*` is every item of a list.
+const SECRET_FIELDS: [(Kind, &[&str]); 3] = [
     (Kind::WasmPlugin, &["spec", "pluginConfig"]),
     (Kind::WasmPlugin, &["spec", "vmConfig", "env", "*", "value"]),
     (
@@ -29,18 +30,20 @@ const SECRETS: [(Kind, &[&str]); 3] = [
     ),
 ];
 
-/// Timeout of all lists: other pages wait meanwhile.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of all lists: requests for other pages wait meanwhile.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// All objects, by kind.
+/// Lists all objects, by kind.
 ///
 /// # Errors
-/// Fails if a kind that has a definition cannot be listed, which the text names, or if the API server takes too long.
+///
+/// If a kind with a CRD cannot be listed, which the text names, or if the API server takes too
+/// long.
 pub(super) async fn objects(client: &Client) -> Result<Vec<Value>, String> {
-    let listed = tokio::time::timeout(TIMEOUT, list_all(client)).await;
+    let listed = tokio::time::timeout(LIST_TIMEOUT, list_all(client)).await;
     listed.unwrap_or_else(|_| {
         Err(format!(
-            "the API server did not list all objects in {TIMEOUT:?}"
+            "the API server did not list all objects in {LIST_TIMEOUT:?}"
         ))
     })
 }
@@ -55,12 +58,12 @@ async fn list_all(client: &Client) -> Result<Vec<Value>, String> {
     Ok(all)
 }
 
-/// Objects of a kind; none without its definition.
+/// Lists objects of a kind; empty without its CRD.
 async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
     let resource = resource(kind, kind.version());
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let mut all = Vec::new();
-    let mut page = ListParams::default().limit(LIMIT);
+    let mut page = ListParams::default().limit(PAGE_SIZE);
     loop {
         let list = match api.list(&page).await {
             Ok(list) => list,
@@ -79,7 +82,8 @@ async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
     }
 }
 
-/// Object with its type, which items of a list lack, without secrets and what the API server keeps about its fields.
+/// Returns an object with its type, which items of a list lack, and without secrets and
+/// `managedFields`.
 fn shown(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
     let mut metadata = object.metadata;
     metadata.managed_fields = None;
@@ -94,16 +98,16 @@ fn shown(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
         shown.extend(data);
     }
     let mut shown = Value::Object(shown);
-    for (_, path) in SECRETS.iter().filter(|(of, _)| *of == kind) {
+    for (_, path) in SECRET_FIELDS.iter().filter(|(of, _)| *of == kind) {
         leave_out(&mut shown, path);
     }
     shown
 }
 
-/// Replaces the values at a path, those that exist.
+/// Replaces the existing values at a path.
 fn leave_out(value: &mut Value, path: &[&str]) {
     match path.split_first() {
-        None => *value = json!(LEFT_OUT),
+        None => *value = json!(REDACTED),
         Some((&"*", rest)) => {
             for item in value.as_array_mut().into_iter().flatten() {
                 leave_out(item, rest);

@@ -1,4 +1,5 @@
-//! `/debug/registryz`: the services of the mesh in the JSON of Istio's registry, which Kiali validates hosts with.
+//! Page `/debug/registryz`: services of the mesh in the JSON format of Istio's registry, with which
+//! Kiali validates hosts.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +8,10 @@ use ambit_k8s_api::istio::Resolution;
 use ambit_model::AppProtocol;
 use serde_json::{Value, json};
 
-/// Address of services that have none.
+/// Address of services without one.
 const NO_ADDRESS: &str = "0.0.0.0";
 
-/// Services as the page has them; `cluster` is the id under which their addresses are given.
+/// Returns the entries of the page; `cluster` is the id under which addresses are listed.
 pub(super) fn page(services: &[RegisteredService], cluster: &str) -> Vec<Value> {
     services
         .iter()
@@ -21,7 +22,7 @@ pub(super) fn page(services: &[RegisteredService], cluster: &str) -> Vec<Value> 
 fn entry(service: &RegisteredService, cluster: &str) -> Value {
     let addresses: Vec<_> = service.addresses.iter().map(ToString::to_string).collect();
     let default = addresses.first().map_or(NO_ADDRESS, String::as_str);
-    // Hosts of ServiceEntries are called by their own name, which is the service's.
+    // Hosts of ServiceEntries are called by their own name, which is the service's name.
     let (registry, name) = if service.is_kubernetes {
         ("Kubernetes", &service.name)
     } else {
@@ -62,7 +63,7 @@ fn port(port: &RegisteredPort) -> Value {
     json!({"name": port.name, "port": port.number, "protocol": protocol})
 }
 
-/// Istio's number of a resolution.
+/// Returns Istio's number of a resolution.
 fn resolution(resolution: Resolution) -> u8 {
     match resolution {
         Resolution::Static => 0,

@@ -1,15 +1,16 @@
-//! What Istio's control plane made of a cluster's objects (`vectors/`), against what we make of the same:
-//! records byte by byte with their versions, and conditions. The objects come from an API server in
-//! memory, so they take the whole way that a cluster's take.
+//! Compares records that Istio's control plane derived from a cluster's objects (`vectors/`) with
+//! ours: records byte by byte with their versions, and conditions. The objects come from an API
+//! server in memory, so that they are processed as those of a cluster.
 //!
-//! Differences on purpose are listed with their reason; one that is listed and is none fails too.
+//! Intended differences are listed with their reason; a listed difference that does not occur is an
+//! error, too.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use ambit_derive::{
     MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointMissing,
 };
-use ambit_kube_kit::apply::Wish;
+use ambit_kube_kit::apply::DesiredWrite;
 use ambit_rt::drain;
 use ambit_status_writer::{Report, StatusTable};
 use ambit_testkit::ApiServer;
@@ -45,7 +46,8 @@ const RECORDS: &[Difference] = &[
     ),
 ];
 
-/// Conditions that we would write where Istio wrote another or none: object, condition, ours, why.
+/// Conditions that we would write where Istio wrote another or none: object, condition, Ambit's
+/// value, reason.
 const CONDITIONS: &[(&str, &str, &str)] = &[
     (
         "AuthorizationPolicy vec/a6-l7-allow ZtunnelAccepted=True UnsupportedValue",
@@ -151,7 +153,7 @@ fn recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
         .collect()
 }
 
-/// A server that holds every object of the recording.
+/// Returns a server with every object of the recording.
 fn cluster() -> ApiServer {
     let server = ApiServer::start();
     for plural in [
@@ -178,7 +180,7 @@ fn cluster() -> ApiServer {
             server.put(&format!("{root}/{version}/{plural}"), object.clone());
         }
     }
-    // To Istio, all namespaces see all ServiceEntries.
+    // In Istio, ServiceEntries are visible in all namespaces.
     let settings = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "istio", "namespace": "istio-system"},
@@ -221,13 +223,13 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
 }
 
 #[tokio::test]
-async fn records_are_istios_byte_by_byte() {
+async fn records_equal_istios_byte_by_byte() {
     assert_records_are_istios(&cluster()).await;
 }
 
-/// Which Gateway is a waypoint does not depend on its class for Istio.
+/// For Istio, the class does not decide which Gateways are waypoints.
 #[tokio::test]
-async fn records_name_a_waypoint_of_another_class_as_istios_do() {
+async fn records_reference_waypoints_of_other_classes_as_istio() {
     let server = cluster();
     let list: Value = serde_json::from_str(&file("objects-gateways.json")).unwrap();
     let mut gateway = list["items"][0].clone();
@@ -261,7 +263,7 @@ async fn assert_records_are_istios(server: &ApiServer) {
                 differences.push(format!("{name} is missing"));
                 continue;
             };
-            // Istio gives policies no version, so that each is sent again on every reconnection.
+            // Istio gives policies no version, so that each is sent again after every reconnection.
             let version = (collection == Collection::Addresses).then_some(version);
             let same_version = version.is_none_or(|version| version == ours.version);
             if ours.value == bytes && same_version {
@@ -282,16 +284,16 @@ async fn assert_records_are_istios(server: &ApiServer) {
 }
 
 #[tokio::test]
-async fn conditions_are_istios() {
+async fn conditions_equal_istios() {
     let server = cluster();
     let (_mesh, mut reports, _drain) = followed(&server).await;
     let mut table = StatusTable::default();
     table.set_leader(true);
     let mut written = BTreeMap::new();
     while let Ok(report) = reports.try_recv() {
-        // What would be written is what does not stand there as Istio wrote it.
-        for wish in table.take(report).wishes {
-            let Wish::Status(part, status) = wish else {
+        // Writes are needed only for conditions that differ from Istio's.
+        for wish in table.take(report).desired_writes {
+            let DesiredWrite::Status(part, status) = wish else {
                 continue;
             };
             let one = &status["conditions"][0];

@@ -1,18 +1,18 @@
-//! Control planes of two revisions on one cluster.
+//! Tests of control planes of two revisions on one cluster.
 
 use super::*;
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/leases";
 
 impl Cluster {
-    /// Has the Gateway name a revision.
+    /// Sets the revision label of the Gateway.
     fn move_gateway(&self, name: &str, revision: &str) {
         let mut gateway = self.server.get(GATEWAYS, "shop", name).unwrap();
         gateway["metadata"]["labels"] = json!({"istio.io/rev": revision});
         self.server.put(GATEWAYS, gateway);
     }
 
-    /// Image of a waypoint's Deployment, and the control plane that its pods use.
+    /// Returns the image of a waypoint's Deployment, and the control plane that its pods use.
     fn deployed(&self, name: &str) -> Option<(String, String)> {
         let deployment = self.server.get(DEPLOYMENTS, "shop", name)?;
         let container = &deployment["spec"]["template"]["spec"]["containers"][0];
@@ -60,7 +60,7 @@ async fn gateway_moves_between_control_planes_and_keeps_its_objects() {
     );
     cluster.move_gateway("way", "stable");
     cluster.until_deployed_by("istiod-canary", "w:2").await;
-    // Only the owner repairs it.
+    // Only the owner restores the Deployment.
     cluster.server.delete(BUDGETS, "shop", "way");
     shown("the budget", || cluster.server.get(BUDGETS, "shop", "way")).await;
     cluster.until_deployed_by("istiod-canary", "w:2").await;
@@ -75,7 +75,7 @@ async fn gateway_moves_between_control_planes_and_keeps_its_objects() {
 }
 
 #[tokio::test]
-async fn one_revision_at_a_time_writes_what_all_share() {
+async fn one_revision_at_a_time_writes_shared_objects() {
     let cluster = Cluster::start();
     let first = cluster.replica("one").await;
     let second = cluster.replica_with("two", &["--revision", "canary"]).await;
@@ -104,7 +104,7 @@ async fn one_revision_at_a_time_writes_what_all_share() {
 }
 
 #[tokio::test]
-async fn gateway_of_a_namespace_that_is_not_discovered_gets_no_waypoint() {
+async fn gateway_in_an_undiscovered_namespace_gets_no_waypoint() {
     let cluster = Cluster::with_gateways();
     let settings = |selectors: Value| {
         json!({"apiVersion": "v1", "kind": "ConfigMap",
@@ -121,7 +121,7 @@ async fn gateway_of_a_namespace_that_is_not_discovered_gets_no_waypoint() {
         cluster.server.get(CLASSES, "", "istio-waypoint")
     })
     .await;
-    // One of a namespace that is discovered comes after all that are due.
+    // A Gateway of a discovered namespace is handled after all that are due.
     let mut seen = cluster.server.get(GATEWAYS, "shop", "way").unwrap();
     seen["metadata"] = json!({"name": "seen", "namespace": "istio-system", "generation": 1});
     cluster.server.put(GATEWAYS, seen);

@@ -1,4 +1,5 @@
-//! Trust domains that MeshConfig accepts, as proxies in every namespace find them.
+//! Tests of the trust domains that MeshConfig accepts, in the ConfigMaps that proxies mount in
+//! every namespace.
 
 use ambit_testkit::Pki;
 use serde_json::{Value, json};
@@ -15,14 +16,14 @@ fn settings(cluster: &Cluster, mesh: &str) {
     );
 }
 
-/// The copy of a namespace.
+/// Returns the ConfigMap in a namespace.
 fn copy(cluster: &Cluster, namespace: &str) -> Option<Value> {
     let map = cluster.server.get(CONFIG_MAPS, namespace, COPY)?;
     serde_json::from_str(map["data"]["trust-domains.json"].as_str()?).ok()
 }
 
 #[tokio::test]
-async fn accepted_trust_domains_are_copied_into_every_namespace() {
+async fn accepted_trust_domains_are_distributed_to_every_namespace() {
     let cluster = Cluster::start();
     let replica = cluster.replica("a").await;
     let root = replica.root();
@@ -32,7 +33,7 @@ async fn accepted_trust_domains_are_copied_into_every_namespace() {
     let certificates = json!([
         {"trustDomains": ["west"], "pem": west},
         {"pem": further},
-        // Not available, so that nothing is known of it.
+        // Unavailable, so that its roots are unknown.
         {"trustDomains": ["east"], "spiffeBundleUrl": "https://127.0.0.1:1/bundle"},
         {"trustDomains": ["broken"], "pem": "-----BEGIN CERTIFICATE-----\n"},
     ]);
@@ -44,13 +45,13 @@ async fn accepted_trust_domains_are_copied_into_every_namespace() {
         let is_there = || copy(&cluster, namespace).filter(|copy| *copy == expected);
         shown(namespace, is_there).await;
     }
-    // Proxies verify the server of another CA by the roots that they have of this one.
+    // Proxies verify the server of another CA by the roots in the ConfigMap of this one.
     let both = format!("{root}{further}");
     let is_there = || cluster.config_map("shop").filter(|copy| *copy == both);
     shown("both roots", is_there).await;
 
     replica.running.stop().await;
-    // The next one has the bundle's last roots.
+    // The next control plane publishes the bundle's last roots.
     let mut map = cluster
         .server
         .get(CONFIG_MAPS, "istio-system", COPY)

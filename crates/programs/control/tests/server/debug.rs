@@ -1,10 +1,10 @@
-//! What `istioctl proxy-status` and `istioctl version` ask for, by state-of-the-world xDS.
+//! Tests of the state-of-the-world xDS requests of `istioctl proxy-status` and `istioctl version`.
 
 use ambit_wire::discovery::{ClientConfig, ConfigStatus, DiscoveryRequest, DiscoveryResponse};
 
 use super::*;
 
-/// Sends one request as istioctl does, with a token that is bound to no pod.
+/// Sends one request as istioctl does, with a token that is not bound to a pod.
 async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<DiscoveryResponse, Status> {
     let mut claims = claims_of(namespace, "default", "", "");
     claims
@@ -13,12 +13,12 @@ async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<Discovery
         .unwrap()
         .remove("pod");
     let token = plane.sign(&claims);
-    // The call stays open while it is answered.
+    // The call stays open until the response.
     let (requests, outgoing) = mpsc::channel(1);
     let request = DiscoveryRequest {
         node: Some(node("sidecar~0.0.0.0~istioctl.x~", namespace)),
         type_url: type_url.to_owned(),
-        // No response of ours has it: istioctl sends the time.
+        // istioctl sends the time, which is no nonce of ours.
         response_nonce: "2026-11-26 01:23:02.971133581 +0000 UTC m=+0.222951741".to_owned(),
         ..DiscoveryRequest::default()
     };
@@ -40,7 +40,7 @@ async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<Discovery
 }
 
 #[tokio::test]
-async fn istioctl_sees_clients_and_version() {
+async fn istioctl_lists_clients_and_version() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -80,7 +80,7 @@ async fn istioctl_sees_clients_and_version() {
 }
 
 #[tokio::test]
-async fn accounts_of_other_namespaces_do_not_see_who_is_connected() {
+async fn accounts_of_other_namespaces_do_not_see_clients() {
     let plane = Plane::start().await;
     let refused = ask(&plane, "shop", "istio.io/debug/syncz")
         .await
@@ -89,7 +89,7 @@ async fn accounts_of_other_namespaces_do_not_see_who_is_connected() {
 }
 
 #[tokio::test]
-async fn records_of_the_mesh_are_not_served_as_state_of_the_world() {
+async fn mesh_records_are_not_served_as_state_of_the_world() {
     let plane = Plane::start().await;
     let refused = ask(&plane, "istio-system", ADDRESS_TYPE_URL)
         .await
@@ -101,14 +101,14 @@ async fn records_of_the_mesh_are_not_served_as_state_of_the_world() {
     );
 }
 
-/// The JSON document of a page.
+/// Returns the JSON document of a page.
 fn document(page: &str) -> serde_json::Value {
     let (_, body) = page.split_once("\r\n\r\n").unwrap();
     serde_json::from_str(body).unwrap()
 }
 
 #[tokio::test]
-async fn registry_page_has_the_form_of_istios() {
+async fn registry_page_has_istios_format() {
     let plane = Plane::start().await;
     plane.write(
         "entry.yaml",
@@ -167,7 +167,7 @@ spec:
 }
 
 #[tokio::test]
-async fn clients_page_has_the_names_of_istios() {
+async fn clients_page_has_istios_type_names() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;

@@ -1,14 +1,14 @@
-//! Clients of later versions.
+//! Tests of clients of later versions.
 
 use super::*;
 
 #[tokio::test]
-async fn waypoint_of_a_later_version_gets_everything_that_is_known_here() {
+async fn later_waypoint_gets_all_records_known_here() {
     let plane = Plane::start_with(&format!("{OBJECTS}---{WAYPOINT}"), &[]).await;
     let token = plane.token_of("shop", "wp", "wp-1", "wu1");
     let mut stream = plane.stream_as(&token).await.unwrap();
     let later = "type.googleapis.com/ambit.v1.WaypointOfTomorrow";
-    // Subscriptions are sent at once, as a waypoint does; it is ready when each is answered.
+    // Sends all subscriptions at once, as a waypoint does, which is ready when each is answered.
     let types = [later, WaypointGateway::TYPE_URL, WaypointService::TYPE_URL];
     for url in types {
         stream

@@ -1,4 +1,4 @@
-//! Metrics and logs of the real program at an OpenTelemetry collector.
+//! Tests of metrics and logs of the real program at an OpenTelemetry collector.
 
 use std::process::{Child, Command, Stdio};
 
@@ -6,10 +6,10 @@ use ambit_testkit::OtlpCollector;
 
 use super::*;
 
-/// A program that ends with the test.
-struct Ends(Child);
+/// Process that is killed when the test ends.
+struct KillOnDrop(Child);
 
-impl Drop for Ends {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         self.0.kill().ok();
         self.0.wait().ok();
@@ -36,6 +36,6 @@ fn metrics_and_logs_reach_an_opentelemetry_collector() {
         .env("OTEL_METRIC_EXPORT_INTERVAL", "100")
         .stdin(Stdio::null())
         .stdout(Stdio::null());
-    let _program = Ends(command.spawn().unwrap());
+    let _program = KillOnDrop(command.spawn().unwrap());
     collector.until_exported("ambit-control", "pilot_xds", "xDS and certificates");
 }

@@ -1,4 +1,4 @@
-//! Whose token sees which records and gets which certificates: a matrix of tokens and of what they are used for.
+//! Tests of the records and certificates that a token gives access to: a matrix of tokens and uses.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,9 @@ use futures_util::{StreamExt, stream};
 
 use super::*;
 
-/// Cluster state: besides the node proxy's node, two waypoints in `shop`, one of whose names is a prefix of the
-/// other's, one in `store` with the name of the first, and pods of the first one's service account.
+/// Objects of the cluster: besides the node proxy's node, two waypoints in `shop`, one of whose
+/// names is a prefix of the other's, one in `store` with the name of the first, and pods of the
+/// first one's service account.
 const WORLD: &str = r#"
 apiVersion: v1
 kind: Namespace
@@ -125,12 +126,13 @@ const NAMES: [&str; 9] = [
     "../store/wp",
 ];
 
-/// Builds a client with claims of its own.
+/// Returns the node metadata of a client that claims other properties than its token has.
 fn claiming(kind: &str, namespace: &str) -> Node {
     node(&format!("{kind}~10.0.0.9~any.{namespace}~x"), namespace)
 }
 
-/// Carries attempts out, a few at once: the control plane bounds what an address may have open.
+/// Runs the attempts, a few concurrently: the control plane limits the open connections of an
+/// address.
 async fn at_once(attempts: impl Iterator<Item = impl Future<Output = ()>>) {
     stream::iter(attempts)
         .buffer_unordered(4)
@@ -152,15 +154,15 @@ async fn seen(plane: &Plane, token: &str, node: Node) -> Result<BTreeSet<String>
                 node: Some(node.clone()),
                 type_url: type_url.to_owned(),
                 resource_names_subscribe: names.clone(),
-                // To have some is no reason to be sent more.
+                // A client that claims to have records is not sent more.
                 initial_resource_versions: [("store/wp".to_owned(), "0".to_owned())].into(),
                 ..DeltaDiscoveryRequest::default()
             };
-            // Fails once the stream was refused, which the answer shows.
+            // Sending fails once the stream was rejected, which the response shows.
             let _sent = requests.send(request).await;
         }
     }
-    // All requests are answered before the end.
+    // All requests are answered before the stream ends.
     drop(requests);
     let mut all = BTreeSet::new();
     while let Some(response) = responses.message().await? {
@@ -174,7 +176,7 @@ async fn seen(plane: &Plane, token: &str, node: Node) -> Result<BTreeSet<String>
 }
 
 #[tokio::test]
-async fn a_token_sees_the_records_of_its_own_scope_alone() {
+async fn token_sees_only_records_of_its_scope() {
     let plane = Plane::start_with(WORLD, &["--waypoint-attachment", "labels"]).await;
     plane.page_until("/ready", "200 OK").await;
     let of_mesh = ["shop/p", "workloads"];
@@ -205,14 +207,14 @@ async fn a_token_sees_the_records_of_its_own_scope_alone() {
         ),
     ] {
         let expected: BTreeSet<_> = expected.into_iter().map(str::to_owned).collect();
-        // Its own claims change nothing.
+        // Claims of the client change nothing.
         for kind in ["waypoint", "ztunnel", "sidecar", "router"] {
             let sees = seen(&plane, &token, claiming(kind, namespace))
                 .await
                 .unwrap();
             assert_eq!(sees, expected, "{who} as a {kind}");
         }
-        // It cannot speak for another namespace.
+        // The client cannot act for another namespace.
         for other in ["shop", "store", "istio-system", ""] {
             if other != namespace {
                 let refused = seen(&plane, &token, claiming("waypoint", other)).await;
@@ -318,7 +320,7 @@ fn of_others(plane: &Plane) -> Vec<(&'static str, String, Code)> {
 }
 
 #[tokio::test]
-async fn tokens_of_others_open_no_stream() {
+async fn other_tokens_cannot_open_a_stream() {
     let plane = Plane::start_with(WORLD, &[]).await;
     plane.page_until("/ready", "200 OK").await;
     let attempts = of_others(&plane).into_iter().map(|(what, token, code)| {
@@ -333,7 +335,7 @@ async fn tokens_of_others_open_no_stream() {
 }
 
 #[tokio::test]
-async fn a_token_gets_the_certificates_of_its_own_identities_alone() {
+async fn token_gets_only_certificates_of_its_identities() {
     let plane = Plane::start_with(WORLD, &[]).await;
     plane.page_until("/ready", "200 OK").await;
     let names = |namespace: &str, account: &str| {
@@ -354,7 +356,7 @@ async fn a_token_gets_the_certificates_of_its_own_identities_alone() {
         ("the node proxy", of_proxy.clone(), Some(web.clone()), true),
         ("the node proxy", of_proxy.clone(), Some(proxy), true),
         ("the node proxy", of_proxy.clone(), None, true),
-        // Neither pods outside of the mesh nor waypoints are its to speak for.
+        // Neither pods outside of the mesh nor waypoints may be impersonated.
         ("the node proxy", of_proxy.clone(), Some(legacy), false),
         ("the node proxy", of_proxy.clone(), Some(wp.clone()), false),
         (
@@ -378,7 +380,7 @@ async fn a_token_gets_the_certificates_of_its_own_identities_alone() {
         ("a pod", of_web, Some(web), false),
     ];
     let others = of_others(&plane).into_iter();
-    // Pods of other accounts are who they are; xDS alone is not for them.
+    // Pods of other accounts get their own certificates, but no records.
     let others = others.filter(|(what, ..)| {
         !["of an ordinary pod", "of a namesake of the node proxy"].contains(what)
     });
@@ -406,7 +408,7 @@ async fn a_token_gets_the_certificates_of_its_own_identities_alone() {
 }
 
 #[tokio::test]
-async fn no_certificate_lives_longer_than_the_meshs() {
+async fn certificate_lifetime_is_limited_by_the_mesh() {
     let plane = Plane::start_with(WORLD, &["--max-workload-cert-ttl", "2h"]).await;
     plane.page_until("/ready", "200 OK").await;
     let hour = 3600;
@@ -443,7 +445,7 @@ async fn no_certificate_lives_longer_than_the_meshs() {
 }
 
 #[tokio::test]
-async fn a_label_that_has_just_come_is_reason_enough_for_a_certificate() {
+async fn newly_labelled_pod_gets_a_certificate() {
     let plane = Plane::start_with(WORLD, &[]).await;
     plane.page_until("/ready", "200 OK").await;
     let legacy = Identity::new("cluster.local", "legacy", "legacy");
@@ -452,7 +454,7 @@ async fn a_label_that_has_just_come_is_reason_enough_for_a_certificate() {
     let identity = legacy.to_string();
     let ask = || plane.certificate(&token, &csr, Some(&identity), 0);
     assert_eq!(ask().await.unwrap_err().code(), Code::Unauthenticated);
-    // The agent has seen it before the control plane has: the answer waits for it.
+    // The agent has observed the pod before the control plane: the response waits for it.
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: legacy, labels: {istio.io/dataplane-mode: ambient}}\n";
     let (answer, ()) = tokio::join!(ask(), async { plane.write("legacy.yaml", namespace) });
     answer.unwrap();

@@ -1,4 +1,4 @@
-//! What is decided on connections that are being taken in.
+//! Tests of decisions about connections during admission.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ fn tracked(pod: &Pod) -> (Tracked, Peer) {
 /// Checks the race in which a policy is attached and connections are rechecked between authorizing a connection and
 /// adding it to the table.
 #[tokio::test]
-async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
+async fn policy_attached_during_admission_applies() {
     let state = SharedState::new(StateConfig::default());
     state.mark_addresses_known();
     state.mark_policies_known();
@@ -89,7 +89,7 @@ async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
 }
 
 #[tokio::test]
-async fn a_policy_on_trial_refuses_nothing_and_counts_what_it_would_refuse() {
+async fn dry_run_policy_denies_nothing_and_counts_denials() {
     let state = SharedState::new(StateConfig::default());
     state.mark_addresses_known();
     state.mark_policies_known();
@@ -115,7 +115,7 @@ async fn a_policy_on_trial_refuses_nothing_and_counts_what_it_would_refuse() {
 }
 
 #[tokio::test]
-async fn a_connection_to_a_pod_whose_record_is_gone_is_refused() {
+async fn connection_to_a_pod_without_a_record_is_denied() {
     let state = SharedState::new(StateConfig::default());
     state.mark_addresses_known();
     state.mark_policies_known();

@@ -1,4 +1,4 @@
-//! `PROXY_CONFIG` and the mesh configuration file: the part of them a node proxy reads.
+//! `PROXY_CONFIG` and the mesh configuration file, as far as a node proxy reads them.
 
 use std::{collections::BTreeMap, io, path::Path};
 
@@ -8,18 +8,18 @@ use serde::Deserialize;
 /// Mesh configuration file.
 const MESH_CONFIG: &str = "./etc/istio/config/mesh";
 
-/// A proxy configuration that cannot be read.
+/// Error of a proxy configuration that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshConfigError {
     /// Unreadable configuration file.
     #[error("cannot read {MESH_CONFIG}")]
     Read(#[source] io::Error),
-    /// YAML of an unexpected form.
+    /// The YAML is invalid.
     #[error("{origin} is not a proxy configuration")]
     Parse {
         /// `PROXY_CONFIG` or the file.
         origin: &'static str,
-        /// Cause, with its place in the text.
+        /// Cause, with the position in the text.
         #[source]
         source: Box<serde_saphyr::Error>,
     },

@@ -1,4 +1,4 @@
-//! Settings from the environment, and refused values with the name of their variable.
+//! Tests of settings from the environment, and of rejected values with the name of their variable.
 
 use ambit_proxy::environment::SettingError;
 
@@ -9,7 +9,7 @@ fn config(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn the_defaults_are_the_contract_s() {
+fn defaults_match_the_contract() {
     let config = config(&[]).unwrap();
     assert_eq!(
         config.xds.address.as_deref(),
@@ -34,7 +34,7 @@ fn the_defaults_are_the_contract_s() {
 }
 
 #[test]
-fn unknown_destinations_are_refused_by_setting_only() {
+fn unknown_destinations_are_rejected_only_by_setting() {
     let with = |mode: &str| config(&[("AMBIT_OUTBOUND_TRAFFIC_POLICY", mode)]);
     assert!(with("REGISTRY_ONLY").unwrap().registry_only);
     for mode in ["", "ALLOW_ANY"] {
@@ -47,7 +47,7 @@ fn unknown_destinations_are_refused_by_setting_only() {
 }
 
 #[test]
-fn addresses_get_their_scheme_and_http_is_refused() {
+fn addresses_get_a_scheme_and_http_is_rejected() {
     let with = |address: &str| config(&[("XDS_ADDRESS", address)]);
     let address = with("istiod:15012").unwrap().xds.address;
     assert_eq!(address.as_deref(), Some("https://istiod:15012"));
@@ -64,7 +64,7 @@ fn addresses_get_their_scheme_and_http_is_refused() {
 }
 
 #[test]
-fn the_proxy_configuration_is_read_and_the_environment_wins() {
+fn environment_overrides_the_proxy_configuration() {
     let yaml =
         "discoveryAddress: a:1\nstatsPort: 1\nconcurrency: 3\nproxyMetadata: {CLUSTER_ID: c}";
     let read = config(&[("PROXY_CONFIG", yaml)]).unwrap();
@@ -103,7 +103,7 @@ fn errors_name_the_variable() {
 }
 
 #[test]
-fn dns_is_answered_unless_switched_off_and_not_on_demand() {
+fn dns_capture_is_on_by_default_and_excludes_on_demand_xds() {
     let answers = |text| {
         config(&[("ISTIO_META_DNS_CAPTURE", text)])
             .unwrap()

@@ -1,5 +1,5 @@
-//! Hairpin: connections that bypass the pod's waypoint are redirected to it, in a tunnel under the pod's identity that
-//! names the original peer. The waypoint delivers them as any other.
+//! Hairpin: redirects connections that bypass the pod's waypoint to it, in a tunnel under the pod's
+//! identity that names the original peer. The waypoint delivers them like any others.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::{pod::Pod, shard::Shard};
 
 const ORIGINAL_PEER: HeaderName = HeaderName::from_static(ORIGINAL_PEER_HEADER);
 
-/// A connection that could not be redirected to the waypoint. It fails.
+/// Error of redirecting a connection to the waypoint. The connection fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HairpinError {
     #[error(transparent)]
@@ -45,7 +45,7 @@ impl HairpinError {
         }
     }
 
-    /// Whether the condition may end within seconds, so that the connection waits.
+    /// Returns whether the condition may end within seconds, so that the connection waits.
     fn is_passing(&self) -> bool {
         match self {
             Self::Route(error) => error.is_passing(),
@@ -54,7 +54,7 @@ impl HairpinError {
         }
     }
 
-    /// Status of the response to the client's tunnel.
+    /// Returns the status of the response to the client's tunnel.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Connect(error) => error.status().unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
@@ -65,8 +65,8 @@ impl HairpinError {
     }
 }
 
-/// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`. `connect_headers`:
-/// headers of the original tunnel.
+/// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`.
+/// `connect_headers` are the headers of the original tunnel.
 pub(crate) async fn open(
     shard: &Shard,
     local: &Local,
@@ -117,7 +117,8 @@ async fn find(
     }
 }
 
-/// Headers for the waypoint: those of the client's tunnel, and who the client is.
+/// Returns the headers for the waypoint: those of the client's tunnel, and the identity of the
+/// client.
 fn headers(
     local: &Local,
     who: &Peer,
@@ -129,7 +130,7 @@ fn headers(
         Some(baggage) => headers.insert(BAGGAGE, baggage.clone()),
         None => headers.remove(BAGGAGE),
     };
-    // Without this header the waypoint would take the connection for one of the pod's own.
+    // Without this header the waypoint would attribute the connection to the pod.
     let peer = OriginalPeer(who.source.clone()).to_string();
     headers.insert(ORIGINAL_PEER, HeaderValue::try_from(peer)?);
     Ok(headers)

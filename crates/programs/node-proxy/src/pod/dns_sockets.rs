@@ -1,4 +1,4 @@
-//! The sockets of one pod's captured DNS, on 15053.
+//! Sockets of one pod's captured DNS, on port 15053.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use ambit_sys::{
 
 use crate::config::Config;
 
-/// The sockets that a pod's DNS questions are redirected to.
+/// Sockets that a pod's DNS queries are redirected to.
 #[derive(Debug, Default)]
 pub(crate) struct DnsSockets {
     pub(crate) udp: Vec<UdpSocket>,
@@ -23,10 +23,12 @@ pub(crate) struct DnsSockets {
 }
 
 impl DnsSockets {
-    /// Opens the sockets inside the pod's namespace for each address family, except for those found in `inherited`.
-    /// Also where DNS capture is disabled: the agent may redirect queries regardless, which are then all forwarded.
+    /// Opens the sockets inside the pod's namespace for each address family, except for those found
+    /// in `inherited`. Also if DNS capture is disabled: the agent may redirect queries regardless,
+    /// which are then all forwarded.
     ///
     /// # Errors
+    ///
     /// When a socket cannot be opened.
     pub(crate) fn open(
         config: &Config,
@@ -63,7 +65,7 @@ impl DnsSockets {
         let is = |at: io::Result<std::net::SocketAddr>| at.is_ok_and(|at| at.is_ipv6() == ipv6);
         if !self.udp.iter().any(|socket| is(socket.local_addr())) {
             let opened = datagram::listen(Some(netns), ipv6, DNS_PORT, mark, reuse_port)?;
-            // A pod without the family sends no queries over it.
+            // A pod without the address family sends no queries over it.
             let Some(socket) = opened else { return Ok(()) };
             self.udp.push(socket);
         }

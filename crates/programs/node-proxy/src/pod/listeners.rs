@@ -1,4 +1,4 @@
-//! The listeners of a pod: opened inside its namespace, or taken over from the process before.
+//! Listeners of a pod: opened inside its namespace, or taken over from the previous process.
 
 use std::{
     collections::HashSet,
@@ -18,7 +18,7 @@ use crate::config::Config;
 /// The listeners of one pod for one worker.
 #[derive(Debug)]
 pub struct PodListeners {
-    /// 15001 and 15006, if the pod is captured.
+    /// Listeners on 15001 and 15006, if the pod is captured.
     pub captured: Option<Captured>,
     /// HBONE listener on port 15008.
     pub hbone: TcpListener,
@@ -47,7 +47,7 @@ impl PodListeners {
     }
 }
 
-/// Listeners of a pod that were opened before this process, by port.
+/// Listeners of a pod that the previous process opened, by port.
 #[derive(Debug, Default)]
 struct Inherited(Vec<(u16, TcpListener)>);
 
@@ -80,12 +80,13 @@ impl Inherited {
     }
 }
 
-/// Opens the listeners of a captured pod, one set a worker, and returns whether connections to its application may come
-/// from the client's address. Listeners among `inherited` are used as they are, also surplus ones: connections may wait
-/// in any of them.
+/// Opens the listeners of a captured pod, one set a worker, and returns whether connections to its
+/// application may have the client's address. Listeners among `inherited` are used unchanged, also
+/// surplus ones: connections may wait in any of them.
 ///
 /// # Errors
-/// When any listener cannot be opened; none is left open then.
+///
+/// When a listener cannot be opened; then none stays open.
 pub(super) fn open_captured(
     config: &Config,
     netns: &Netns,
@@ -93,10 +94,10 @@ pub(super) fn open_captured(
     workers: usize,
 ) -> Result<(Vec<PodListeners>, bool), SocketError> {
     let dns = DnsSockets::open(config, netns, &mut inherited)?;
-    let mut spoofs = true;
+    let mut preserves_client_address = true;
     let tuning_of = |port| Tuning {
         near: port == OUTBOUND_PORT,
-        // Of the two that applications' connections come to.
+        // Count of the two ports that applications' connections arrive on.
         resets: port != HBONE_PORT,
         ..config.tuning
     };
@@ -118,7 +119,7 @@ pub(super) fn open_captured(
         } else {
             socket::listen(Some(netns), &spec_of(port))?
         };
-        spoofs &= transparent;
+        preserves_client_address &= transparent;
         Ok(listener)
     };
     let mut listeners = (0..sets)
@@ -133,12 +134,12 @@ pub(super) fn open_captured(
             })
         })
         .collect::<Result<Vec<_>, SocketError>>()?;
-    // Pods differ in which worker has their DNS.
+    // Pods differ in which worker serves their DNS.
     let turn = usize::try_from(netns.id().ino).unwrap_or_default() % sets;
     if let Some(set) = listeners.get_mut(turn) {
         set.dns = Some(dns);
     }
-    Ok((listeners, spoofs))
+    Ok((listeners, preserves_client_address))
 }
 
 /// Opens the listeners of the proxy's own pod, one a worker.

@@ -1,5 +1,5 @@
-//! Pods that go, endpoints that do not take connections, and waypoints none of whose pods serves: nothing hangs, and what
-//! another can serve is served.
+//! Tests of deleted pods, endpoints that accept no connections, and waypoints without a serving
+//! pod: no connection hangs, and another pod serves it if one can.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -8,12 +8,12 @@ use ambit_proxy::state::Update;
 use ambit_testkit::build;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
-use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 const SERVICE: &str = "ns/server.ns.svc.cluster.local";
 const VIP: &str = "10.9.0.102:80";
 /// Timeout below the half minute after which an unresponsive connection is closed.
-const SOON: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds a captured pod that is an endpoint of the service.
 async fn endpoint(mesh: &mut Mesh, name: &str, ip: &str) -> PodHost {
@@ -28,7 +28,7 @@ fn gone(name: &str) -> Update {
 }
 
 #[tokio::test]
-async fn connections_to_a_pod_that_is_gone_end_with_its_record() {
+async fn connections_to_a_deleted_pod_end_with_its_record() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = endpoint(&mut mesh, "server", "10.9.0.2").await;
@@ -36,16 +36,16 @@ async fn connections_to_a_pod_that_is_gone_end_with_its_record() {
     let to = SocketAddr::new(server.ip, 8080);
     let mut open = client.connect(to).await.unwrap();
     line(&mut open).await.unwrap();
-    // The pod's network goes with it; what its proxy had to say is lost.
+    // The pod's network is deleted with it; unsent bytes of its proxy are lost.
     server.host.remove("eth0").await.unwrap();
     open.write_all(b"into the void").await.unwrap();
     mesh.publish(gone("server"));
-    let ended = timeout(SOON, rest(&mut open)).await;
+    let ended = timeout(CLOSE_TIMEOUT, rest(&mut open)).await;
     assert!(ended.expect("it hangs").is_err());
 }
 
 #[tokio::test]
-async fn a_connection_that_is_being_opened_is_not_lost_with_its_endpoint() {
+async fn connection_in_setup_survives_its_endpoint() {
     let mut mesh = Mesh::new().await;
     mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
     let client = mesh.captured(0, "client", "10.9.0.1").await;
@@ -57,7 +57,7 @@ async fn a_connection_that_is_being_opened_is_not_lost_with_its_endpoint() {
     let mut opening = client.connect(VIP.parse().unwrap()).await.unwrap();
     let opened = line(&mut opening);
     tokio::pin!(opened);
-    // The endpoint does not answer.
+    // The endpoint does not respond.
     assert!(
         timeout(Duration::from_millis(300), &mut opened)
             .await
@@ -66,12 +66,12 @@ async fn a_connection_that_is_being_opened_is_not_lost_with_its_endpoint() {
     let other = endpoint(&mut mesh, "other", "10.9.0.3").await;
     other.echo(8080);
     mesh.publish(gone("server"));
-    let opened = timeout(SOON, opened).await.expect("it hangs");
+    let opened = timeout(CLOSE_TIMEOUT, opened).await.expect("it hangs");
     assert_eq!(opened.unwrap(), "10.9.0.1");
 }
 
 #[tokio::test]
-async fn an_endpoint_that_refuses_is_given_up_for_another() {
+async fn refusing_endpoint_is_replaced_by_another() {
     let mut mesh = Mesh::new().await;
     mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
     let client = mesh.captured(0, "client", "10.9.0.1").await;
@@ -82,7 +82,7 @@ async fn an_endpoint_that_refuses_is_given_up_for_another() {
         let mut open = client.connect(VIP.parse().unwrap()).await.unwrap();
         assert_eq!(line(&mut open).await.unwrap(), "10.9.0.1");
     }
-    // The pod itself has no other.
+    // The waypoint's pod itself has no alternative.
     let refused = client.connect("10.9.0.2:8080".parse().unwrap()).await;
     if let Ok(mut refused) = refused {
         rest(&mut refused).await.unwrap_err();
@@ -113,7 +113,8 @@ async fn connections_wait_five_seconds_for_a_waypoints_pod() {
     let waited = began.elapsed();
     assert!((5..10).contains(&waited.as_secs()), "{waited:?}");
 
-    // A pod of it comes while another connection waits. It serves the application's port itself.
+    // A pod of the waypoint starts while another connection waits. It serves the application's port
+    // itself.
     let mut waits = client.connect(VIP.parse().unwrap()).await.unwrap();
     assert!(
         timeout(Duration::from_millis(300), line(&mut waits))
@@ -133,5 +134,8 @@ async fn connections_wait_five_seconds_for_a_waypoints_pod() {
         &[(15008, 15008)],
     ));
     mesh.capture(1, &mut waypoint);
-    let (_arrived, _) = timeout(LONG, listener.accept()).await.unwrap().unwrap();
+    let (_arrived, _) = timeout(OPERATION_TIMEOUT, listener.accept())
+        .await
+        .unwrap()
+        .unwrap();
 }

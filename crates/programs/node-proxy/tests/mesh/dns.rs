@@ -1,4 +1,4 @@
-//! Captured queries: answered from the mesh, or by the pod's resolver.
+//! Tests of captured queries: answered from the mesh, or by the pod's resolver.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -12,12 +12,12 @@ use ambit_sys::{conntrack, redirection};
 use ambit_testkit::{build, until};
 use tokio::net::UdpSocket;
 
-use crate::fixture::{LONG, Mesh, PodHost};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost};
 
 const POD: &str = "10.9.0.1";
 const RESOLVER: &str = "10.9.0.9";
 
-/// A query for the A records of `name`, under this id.
+/// Returns a query for the A records of `name`, under this id.
 fn question(id: u8, name: &str) -> Vec<u8> {
     let mut bytes = vec![0, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -33,7 +33,7 @@ async fn ask(client: &UdpSocket, name: &str) -> [u8; 4] {
     let server: SocketAddr = (RESOLVER.parse::<Ipv4Addr>().unwrap(), 53).into();
     client.send_to(&question(7, name), server).await.unwrap();
     let mut answer = [0; 512];
-    let (len, from) = tokio::time::timeout(LONG, client.recv_from(&mut answer))
+    let (len, from) = tokio::time::timeout(OPERATION_TIMEOUT, client.recv_from(&mut answer))
         .await
         .expect("no answer")
         .unwrap();
@@ -78,7 +78,7 @@ fn redirect(pod: &PodHost) {
 }
 
 #[tokio::test]
-async fn mesh_names_are_answered_and_others_go_to_the_original_server() {
+async fn mesh_names_are_answered_and_others_forwarded() {
     let mut mesh = Mesh::new().await;
     let server = mesh.pod("resolver", RESOLVER).await;
     resolver(&server);
@@ -106,7 +106,7 @@ async fn mesh_names_are_answered_and_others_go_to_the_original_server() {
     let reused = closed.local_addr().unwrap().port();
     drop(closed);
 
-    // The pod leaves: the ports that were translated are set free, and nothing is left of its proxy.
+    // The pod leaves: the translated ports are released, and its proxy leaves nothing behind.
     redirection::release(client.netns()).unwrap();
     let pod = client.pod.take().unwrap();
     let ports = [reused, open.local_addr().unwrap().port()];
@@ -126,7 +126,7 @@ async fn mesh_names_are_answered_and_others_go_to_the_original_server() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_does_not_answer_passes_everything_on() {
+async fn disabled_dns_capture_forwards_all_queries() {
     let mut mesh = Mesh::with_env(&[("ISTIO_META_DNS_CAPTURE", "false")]).await;
     let server = mesh.pod("resolver", RESOLVER).await;
     resolver(&server);
@@ -138,11 +138,11 @@ async fn a_proxy_that_does_not_answer_passes_everything_on() {
 }
 
 #[tokio::test]
-async fn a_pod_without_ipv6_is_served() {
+async fn pod_without_ipv6_is_served() {
     let mut mesh = Mesh::new().await;
     let mut client = mesh.pod("client", POD).await;
     let off = || std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
-    // What /proc/sys shows is the namespace of the thread that opens it.
+    // `/proc/sys` shows the namespace of the thread that opens it.
     client.host.run(off).unwrap().unwrap();
     mesh.capture(0, &mut client);
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
@@ -151,9 +151,9 @@ async fn a_pod_without_ipv6_is_served() {
     assert_eq!(ask(&socket(&client, 0), "web").await, [10, 1, 0, 1]);
 }
 
-/// A question waits in the socket while one process ends and the next begins.
+/// A query waits in the socket while one process ends and the next begins.
 #[tokio::test]
-async fn sockets_that_are_handed_over_keep_their_questions() {
+async fn handed_over_sockets_keep_their_queries() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", POD).await;
     let _server = mesh.pod("resolver", RESOLVER).await;

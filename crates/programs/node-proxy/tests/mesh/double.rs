@@ -1,4 +1,4 @@
-//! Services of another network: a tunnel in a tunnel, through that network's gateway.
+//! Tests of services in another network: nested tunnels through that network's gateway.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -12,15 +12,15 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 const WEB: &str = "web.ns.svc.cluster.local";
 /// Address of the service in the client's network.
 const SERVICE: &str = "10.9.0.200:80";
-const FAR: &str = "far";
+const REMOTE_NETWORK: &str = "far";
 
-/// A gateway: it ends the outer tunnels, and passes what is in them on to the pod behind, which
-/// alone can read it.
+/// Starts a gateway, which terminates the outer tunnels and passes their bytes on to the pod
+/// `behind`, which alone can decrypt them.
 fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     let listener = pod.listen(15008);
     let netns = pod.netns().clone();
@@ -30,7 +30,9 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
             ambit_rt::spawn("gateway connection", async move {
                 let cert = pki.cert(&build::identity("ns", "gw"));
                 let config = cert.server_config().unwrap();
-                let stream = tls::accept(stream, config, LONG).await.unwrap();
+                let stream = tls::accept(stream, config, OPERATION_TIMEOUT)
+                    .await
+                    .unwrap();
                 let (settings, never) = (Settings::default(), std::future::pending());
                 let serving = server::serve(stream, &settings, never, |incoming| {
                     assert_eq!(incoming.target().unwrap().to_string(), format!("{WEB}:80"));
@@ -49,7 +51,7 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     });
 }
 
-/// Creates a scene of a client, a server in another network, and the gateway between them.
+/// Returns a mesh with a client, a server in another network, and the gateway between them.
 async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
     let client = mesh.pod("client", "10.9.0.1").await;
@@ -65,17 +67,17 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
         subject_alt_names: vec!["spiffe://cluster.local/ns/ns/sa/web".into()],
         ..build::service("web", &["/10.9.0.200"], &[(80, 8080)])
     };
-    // The client's node sees the gateway for what is behind it, the server's node the pod.
+    // The client's node knows the gateway, the server's node knows the pod.
     let here = &mesh.nodes[0];
     here.publish_all([
         build::workload("client", &["10.9.0.1"]),
         ambit_model::Workload {
-            network: FAR.into(),
+            network: REMOTE_NETWORK.into(),
             ..build::workload("gw", &["10.9.0.3"])
         },
         endpoint(ambit_model::Workload {
             uid: "far/SplitHorizonWorkload/gw/ns/web".into(),
-            network: FAR.into(),
+            network: REMOTE_NETWORK.into(),
             network_gateway: Some(GatewayAddress {
                 destination: Destination::Address(build::network_address("far/10.9.0.3")),
                 hbone_mtls_port: 15008,
@@ -93,7 +95,7 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     (mesh, client, server)
 }
 
-async fn talk(client: &PodHost) -> TcpStream {
+async fn converse(client: &PodHost) -> TcpStream {
     let mut stream = client.connect(SERVICE.parse().unwrap()).await.unwrap();
     line(&mut stream).await.unwrap();
     stream.write_all(b"hello\n").await.unwrap();
@@ -102,25 +104,25 @@ async fn talk(client: &PodHost) -> TcpStream {
 }
 
 #[tokio::test]
-async fn other_networks_service_is_reached_under_the_clients_identity() {
+async fn other_networks_service_sees_the_clients_identity() {
     let (mesh, client, _server) = scene(Arc::new(Pki::new())).await;
-    let _open = talk(&client).await;
-    // The far proxy knows who calls, and not as the gateway.
+    let _open = converse(&client).await;
+    // The server's proxy knows the caller, and does not mistake it for the gateway.
     let deny = |principal| build::policy("p", Action::Deny, build::from_principal(principal));
     let far = &mesh.nodes[1];
     far.publish(Update::Policy(deny("cluster.local/ns/ns/sa/gw")));
-    let _open_too = talk(&client).await;
+    let _open_too = converse(&client).await;
     far.publish(Update::Policy(deny("cluster.local/ns/ns/sa/client")));
     let mut denied = client.connect(SERVICE.parse().unwrap()).await.unwrap();
     assert!(rest(&mut denied).await.unwrap_or_default().is_empty());
 }
 
 #[tokio::test]
-async fn the_tunnel_ends_when_the_certificate_of_its_far_end_is_revoked() {
+async fn tunnel_ends_when_the_servers_certificate_is_revoked() {
     let (pki, crls) = Pki::with_crls();
     let pki = Arc::new(pki);
     let (mesh, client, _server) = scene(pki.clone()).await;
-    let mut stream = talk(&client).await;
+    let mut stream = converse(&client).await;
     let identity = build::identity("ns", "web");
     let in_use = mesh.nodes[1].proxy.certificates.get(&identity).await;
     let directory = tempfile::tempdir().unwrap();

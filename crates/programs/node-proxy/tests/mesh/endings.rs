@@ -1,13 +1,13 @@
-//! How connections end: half-close, resets, drains, peers that die.
+//! Tests of how connections end: half-close, resets, drains, peers that die.
 
 use std::{net::SocketAddr, time::Duration};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::fixture::{LONG, Mesh, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, line, rest};
 
 #[tokio::test]
-async fn either_side_may_finish_first_and_the_other_goes_on() {
+async fn half_close_works_in_both_directions() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
@@ -38,7 +38,7 @@ async fn either_side_may_finish_first_and_the_other_goes_on() {
 }
 
 #[tokio::test]
-async fn much_data_arrives_whole_in_both_directions_at_once() {
+async fn bulk_data_arrives_completely_in_both_directions() {
     const SIZE: usize = 20 << 20;
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
@@ -70,11 +70,13 @@ async fn much_data_arrives_whole_in_both_directions_at_once() {
         }
     };
     let both = async { tokio::join!(exchange(near), exchange(far)) };
-    tokio::time::timeout(LONG * 3, both).await.unwrap();
+    tokio::time::timeout(OPERATION_TIMEOUT * 3, both)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
-async fn a_client_that_dies_is_noticed_at_the_server() {
+async fn death_of_the_client_reaches_the_server() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -90,7 +92,7 @@ async fn a_client_that_dies_is_noticed_at_the_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_is_noticed_at_the_client() {
+async fn refusal_by_the_server_reaches_the_client() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -105,7 +107,7 @@ async fn a_server_that_refuses_is_noticed_at_the_client() {
 }
 
 #[tokio::test]
-async fn a_draining_pod_keeps_what_is_open_and_takes_nothing_new() {
+async fn draining_pod_keeps_connections_and_accepts_no_more() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -134,7 +136,7 @@ async fn a_draining_pod_keeps_what_is_open_and_takes_nothing_new() {
     assert_eq!(line(&mut open).await.unwrap(), "still here");
     open.shutdown().await.unwrap();
     assert!(rest(&mut open).await.unwrap().is_empty());
-    tokio::time::timeout(LONG, drain)
+    tokio::time::timeout(OPERATION_TIMEOUT, drain)
         .await
         .expect("the drain never ends")
         .unwrap();
@@ -142,7 +144,7 @@ async fn a_draining_pod_keeps_what_is_open_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn what_is_open_at_a_drain_s_deadline_is_cut() {
+async fn open_connections_are_reset_at_the_drain_deadline() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -154,14 +156,14 @@ async fn what_is_open_at_a_drain_s_deadline_is_cut() {
     line(&mut open).await.unwrap();
     let pod = server.pod.clone().unwrap();
     let drain = pod.finish(Some(Duration::from_millis(300)));
-    tokio::time::timeout(LONG, drain)
+    tokio::time::timeout(OPERATION_TIMEOUT, drain)
         .await
         .expect("the drain never ends");
     assert!(rest(&mut open).await.unwrap_or_default().is_empty());
 }
 
 #[tokio::test]
-async fn a_peer_that_restarts_is_dialled_anew() {
+async fn restarted_peer_is_dialled_again() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let mut server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -169,7 +171,7 @@ async fn a_peer_that_restarts_is_dialled_anew() {
     let to = SocketAddr::new(server.ip, 8080);
     let mut open = client.connect(to).await.unwrap();
     line(&mut open).await.unwrap();
-    // As when the far proxy is killed and another takes its place.
+    // As when the peer's proxy is killed and replaced.
     server.pod.take().unwrap().stop_now();
     mesh.capture(0, &mut server);
     assert!(rest(&mut open).await.unwrap_or_default().is_empty());

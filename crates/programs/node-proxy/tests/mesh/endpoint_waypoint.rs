@@ -1,5 +1,5 @@
-//! Pods that are reached through their waypoint alone: which connections are redirected, with which headers, and which
-//! fail.
+//! Tests of pods that are reached only through their waypoint: which connections are redirected,
+//! with which headers, and which fail.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -19,7 +19,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
 const ORIGINAL_PEER: HeaderName = HeaderName::from_static("x-ambit-original-peer");
@@ -30,7 +30,7 @@ fn of_waypoint() -> Identity {
     build::identity("ns", "waypoint")
 }
 
-/// One replica of the waypoint: a pod that is not captured and whose tunnels the test answers.
+/// Replica of the waypoint: an uncaptured pod whose tunnels the test answers.
 struct Replica {
     host: PodHost,
     pki: Arc<Pki>,
@@ -63,7 +63,7 @@ impl Replica {
                 let (pki, asked_for) = (its_pki.clone(), asked_for.clone());
                 ambit_rt::spawn("waypoint connection", async move {
                     let config = pki.cert(&of_waypoint()).server_config().unwrap();
-                    let Ok(stream) = tls::accept(stream, config, LONG).await else {
+                    let Ok(stream) = tls::accept(stream, config, OPERATION_TIMEOUT).await else {
                         return;
                     };
                     let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
@@ -71,7 +71,7 @@ impl Replica {
                     let (settings, never) = (Settings::default(), std::future::pending());
                     let serving = server::serve(stream, &settings, never, |incoming| {
                         let identity = identity.clone();
-                        // A test that is over does not listen.
+                        // The test may have ended, and dropped the receiver.
                         let _over = asked_for.send(ConnectRequest {
                             incoming,
                             identity,
@@ -86,10 +86,13 @@ impl Replica {
     }
 
     async fn next(&mut self) -> ConnectRequest {
-        timeout(LONG, self.asked.recv()).await.unwrap().unwrap()
+        timeout(OPERATION_TIMEOUT, self.asked.recv())
+            .await
+            .unwrap()
+            .unwrap()
     }
 
-    /// The next one, which is as those that the pod `server` has to send for others.
+    /// Returns the next CONNECT, and checks that it is a hairpin of the pod `server`.
     async fn next_hairpin(
         &mut self,
         server: &PodHost,
@@ -112,7 +115,7 @@ impl Replica {
         asked
     }
 
-    /// Delivers the request to the pod like a waypoint.
+    /// Delivers a request to the pod, as a waypoint does.
     async fn deliver(&self, asked: ConnectRequest, to: &PodHost) {
         let connection = tunnel_as(&self.pki, &of_waypoint(), &self.host, to).await;
         let authority = Uri::try_from(asked.authority()).unwrap();
@@ -132,7 +135,7 @@ impl Replica {
     }
 }
 
-/// An HBONE connection to the pod's own port, as other proxies make them.
+/// Opens an HBONE connection to the pod's port, as other proxies do.
 async fn tunnel_as(
     pki: &Arc<Pki>,
     me: &Identity,
@@ -147,7 +150,7 @@ async fn tunnel_as(
         ..Default::default()
     };
     let socket = socket::outbound(Some(from.netns()), at, &spec).unwrap();
-    let stream = tls::connect(socket.connect(at).await.unwrap(), config, LONG);
+    let stream = tls::connect(socket.connect(at).await.unwrap(), config, OPERATION_TIMEOUT);
     let stream = stream.await.unwrap();
     let (connection, driver) = client::handshake(stream, &Settings::default())
         .await
@@ -156,13 +159,13 @@ async fn tunnel_as(
     connection
 }
 
-/// Response to a CONNECT to the server.
+/// Returns the response to a CONNECT to the server.
 async fn ask(
     connection: &client::ClientConnection,
     headers: HeaderMap,
 ) -> Result<Tunnel, StatusCode> {
     let answer = connection.tunnel(Uri::from_static(SERVER), headers);
-    match timeout(LONG, answer).await.unwrap() {
+    match timeout(OPERATION_TIMEOUT, answer).await.unwrap() {
         Ok((tunnel, _)) => Ok(tunnel),
         Err(TunnelError::Status(status) | TunnelError::Denied { status, .. }) => Err(status),
         Err(error) => panic!("no answer: {error}"),
@@ -195,8 +198,8 @@ fn server_record() -> Workload {
     }
 }
 
-/// A captured client and a server on two nodes, a client outside the mesh, and replicas of the waypoint that all nodes
-/// know.
+/// Captured client and server on two nodes, a client outside of the mesh, and replicas of the
+/// waypoint that all nodes know.
 struct Scene {
     mesh: Mesh,
     client: PodHost,
@@ -237,7 +240,7 @@ impl Scene {
         scene
     }
 
-    /// A pod of the waypoint where nothing listens.
+    /// Adds a pod of the waypoint without a listener.
     async fn waypoint_pod(&mut self, ip: &str) -> PodHost {
         let name = format!("waypoint-{}", ip.rsplit('.').next().unwrap());
         let host = self.mesh.pod(&name, ip).await;
@@ -272,8 +275,8 @@ impl Scene {
     }
 }
 
-/// A conversation with the echo server, which reports its client; up to both ends.
-async fn talk(mut stream: TcpStream, waypoint: &Replica) {
+/// Exchanges data with the echo server, which reports its client, until both sides close.
+async fn converse(mut stream: TcpStream, waypoint: &Replica) {
     assert_eq!(
         line(&mut stream).await.unwrap(),
         waypoint.host.ip.to_string()
@@ -300,19 +303,19 @@ async fn bypassing_connections_are_forwarded_with_their_peer() {
         replicas,
     } = &mut scene;
     let waypoint = &mut replicas[0];
-    // Without a tunnel.
+    // A client without a tunnel.
     let plain = outside.connect(to(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, None, outside).await;
     assert_eq!(asked.header("baggage"), None);
     waypoint.deliver(asked, server).await;
-    talk(plain, waypoint).await;
-    // By a node proxy whose knowledge is a moment old.
+    converse(plain, waypoint).await;
+    // A node proxy whose state is a moment old.
     let tunnelled = client.connect(to(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     assert!(asked.header("baggage").unwrap().contains("client"));
     waypoint.deliver(asked, server).await;
-    talk(tunnelled, waypoint).await;
-    // By a proxy of its own.
+    converse(tunnelled, waypoint).await;
+    // A client with its own proxy.
     let connection = tunnel_as(
         &mesh.pki,
         &build::identity("ns", "sidecar"),
@@ -332,7 +335,7 @@ async fn bypassing_connections_are_forwarded_with_their_peer() {
     io.write_all(b"hello\n").await.unwrap();
     io.shutdown().await.unwrap();
     let mut received = String::new();
-    timeout(LONG, io.read_to_string(&mut received))
+    timeout(OPERATION_TIMEOUT, io.read_to_string(&mut received))
         .await
         .unwrap()
         .unwrap();
@@ -376,7 +379,7 @@ async fn peer_authentication_precedes_policies_on_deliveries() {
     let (server, client) = (&scene.server, &scene.client);
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
-    talk(tunnelled, waypoint).await;
+    converse(tunnelled, waypoint).await;
     // Connections from the waypoint are authorized as the waypoint's.
     let no = build::policy(
         "only",
@@ -391,7 +394,7 @@ async fn peer_authentication_precedes_policies_on_deliveries() {
 }
 
 #[tokio::test]
-async fn the_waypoint_alone_learns_which_policy_refuses_it() {
+async fn only_the_waypoint_learns_the_denying_policy() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
     let policy = build::policy("from-client", Action::Allow, of_client);
@@ -401,27 +404,30 @@ async fn the_waypoint_alone_learns_which_policy_refuses_it() {
     let from = &waypoint.host;
     let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
     let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
-    let refused = timeout(LONG, refused).await.unwrap().unwrap_err();
+    let refused = timeout(OPERATION_TIMEOUT, refused)
+        .await
+        .unwrap()
+        .unwrap_err();
     let policies = match refused {
         TunnelError::Denied { status, policies } if status == StatusCode::UNAUTHORIZED => policies,
         error => panic!("{error}"),
     };
     assert_eq!(policies, "ns/from-client");
-    // To others it is a status.
+    // Other callers get only a status.
     let unattached = Update::Workload(Box::new(direct_record()));
     scene.mesh.nodes[1].publish(unattached);
     let sidecar = build::identity("ns", "sidecar");
     for me in [&of_waypoint(), &sidecar] {
         let connection = tunnel_as(&scene.mesh.pki, me, &scene.outside, &scene.server).await;
         let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
-        let refused = timeout(LONG, refused).await.unwrap();
+        let refused = timeout(OPERATION_TIMEOUT, refused).await.unwrap();
         let status = StatusCode::UNAUTHORIZED;
         assert!(matches!(refused, Err(TunnelError::Status(got)) if got == status));
     }
 }
 
 #[tokio::test]
-async fn policies_that_change_spare_what_the_waypoint_judges() {
+async fn policy_changes_spare_connections_via_the_waypoint() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     scene.enforce();
     let (server, client) = (&scene.server, &scene.client);
@@ -456,7 +462,7 @@ async fn policies_that_change_spare_what_the_waypoint_judges() {
 }
 
 #[tokio::test]
-async fn a_waypoint_that_is_missing_or_away_or_refuses_is_never_passed_by() {
+async fn unusable_waypoint_is_never_bypassed() {
     let mut scene = Scene::new(&[]).await;
     scene.enforce();
     let pki = scene.mesh.pki.clone();
@@ -468,13 +474,13 @@ async fn a_waypoint_that_is_missing_or_away_or_refuses_is_never_passed_by() {
     )
     .await;
     let unavailable = StatusCode::SERVICE_UNAVAILABLE;
-    // No pod of it.
+    // No pod of the waypoint exists.
     assert_eq!(
         ask(&sidecar, HeaderMap::new()).await.unwrap_err(),
         unavailable
     );
     scene.failed(&scene.outside, SERVER).await;
-    // Nothing listens.
+    // No process listens.
     let host = scene.waypoint_pod("10.9.0.3").await;
     assert_eq!(
         ask(&sidecar, HeaderMap::new()).await.unwrap_err(),
@@ -484,12 +490,12 @@ async fn a_waypoint_that_is_missing_or_away_or_refuses_is_never_passed_by() {
     scene.failed(&scene.client, SERVER).await;
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"CONNECT\""), "{metrics}");
-    // It refuses.
+    // The waypoint rejects the tunnel.
     let mut waypoint = Replica::serve(host, pki);
     let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
     let (refused, ()) = tokio::join!(ask(&sidecar, HeaderMap::new()), refusing);
     assert_eq!(refused.unwrap_err(), StatusCode::FORBIDDEN);
-    // For clients that know of the waypoint it is the same.
+    // The same for clients that know of the waypoint.
     scene.enforce_for_all();
     for dialled in [SERVER, SERVICE] {
         let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
@@ -520,7 +526,7 @@ async fn pod_that_calls_its_own_service_goes_through_the_waypoint() {
         let mut near = near;
         let _ended = relay_tunnels(&mut near, &mut far, ()).await;
     });
-    talk(stream, waypoint).await;
+    converse(stream, waypoint).await;
 }
 
 #[tokio::test]
@@ -538,19 +544,19 @@ async fn tunnels_of_another_pods_waypoint_are_not_forwarded() {
 }
 
 #[tokio::test]
-async fn a_captured_pod_under_the_waypoints_account_goes_through_the_waypoint() {
+async fn captured_pod_with_the_waypoints_account_passes_it() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     let accounted = scene.mesh.captured(0, "waypoint", "10.9.0.7").await;
     let waypoint = &mut scene.replicas[0];
-    // Its node does not know of the waypoint, the server's does.
+    // Its node does not know of the waypoint, the server's node does.
     scene.mesh.nodes[1].publish(Update::Workload(Box::new(server_record())));
     let stream = accounted.connect(to(SERVER)).await.unwrap();
     let asked = waypoint
         .next_hairpin(&scene.server, Some("waypoint"), &accounted)
         .await;
     waypoint.deliver(asked, &scene.server).await;
-    talk(stream, waypoint).await;
-    // Both know.
+    converse(stream, waypoint).await;
+    // Both nodes know of it.
     scene.mesh.publish_workload(server_record());
     let stream = accounted.connect(to(SERVER)).await.unwrap();
     let asked = waypoint.next().await;
@@ -559,11 +565,11 @@ async fn a_captured_pod_under_the_waypoints_account_goes_through_the_waypoint() 
         (of_waypoint(), accounted.ip)
     );
     waypoint.deliver(asked, &scene.server).await;
-    talk(stream, waypoint).await;
+    converse(stream, waypoint).await;
 }
 
 #[tokio::test]
-async fn a_reset_passes_through_the_waypoint_either_way() {
+async fn resets_pass_the_waypoint_in_both_directions() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     scene.enforce();
     let (server, client) = (&scene.server, &scene.client);
@@ -581,7 +587,7 @@ async fn a_reset_passes_through_the_waypoint_either_way() {
     let mut io = asked.incoming.accept(HeaderMap::new()).unwrap().into_io();
     stream.set_zero_linger().unwrap();
     drop(stream);
-    let broken = timeout(LONG, io.read_to_end(&mut Vec::new()))
+    let broken = timeout(OPERATION_TIMEOUT, io.read_to_end(&mut Vec::new()))
         .await
         .unwrap();
     assert!(broken.is_err(), "{broken:?}");
@@ -609,18 +615,19 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
     assert_eq!(refused, StatusCode::FORBIDDEN);
     let waypoint = &mut scene.replicas[0];
     waypoint.got_no_request();
-    // What it delivers itself is let in.
+    // Connections that the waypoint delivers itself are allowed.
     let from = &waypoint.host;
     let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
     let mut io = ask(&connection, HeaderMap::new()).await.unwrap().into_io();
     io.shutdown().await.unwrap();
     let mut received = String::new();
-    let reading = timeout(LONG, io.read_to_string(&mut received))
+    let reading = timeout(OPERATION_TIMEOUT, io.read_to_string(&mut received))
         .await
         .unwrap();
     reading.unwrap();
     assert_eq!(received, format!("{}\n", waypoint.host.ip));
-    // Clients that know go there, and ask for the pod: of its services it may know nothing.
+    // Clients that know of the waypoint connect to it for the pod: it may not know the pod's
+    // services.
     scene.mesh.publish_workload(foreign);
     for dialled in [SERVER, SERVICE] {
         let stream = scene.client.connect(to(dialled)).await.unwrap();
@@ -628,14 +635,14 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
         assert_eq!(asked.identity, build::identity("ns", "client"));
         assert_eq!(asked.authority(), SERVER);
         waypoint.deliver(asked, &scene.server).await;
-        talk(stream, waypoint).await;
+        converse(stream, waypoint).await;
     }
 }
 
 // === other replicas ===
 
 #[tokio::test]
-async fn a_replica_that_does_not_listen_or_cannot_serve_is_left_for_another() {
+async fn unusable_replica_is_replaced_by_another() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     let dead = scene.waypoint_pod("10.9.0.4").await;
     scene.enforce_for_all();
@@ -656,7 +663,7 @@ async fn a_replica_that_does_not_listen_or_cannot_serve_is_left_for_another() {
         let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
         drop(stream);
     }
-    // A running one that refuses.
+    // A running replica that rejects.
     let pki = scene.mesh.pki.clone();
     let mut unable = Replica::serve(dead, pki);
     let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -676,7 +683,7 @@ async fn a_replica_that_does_not_listen_or_cannot_serve_is_left_for_another() {
 }
 
 #[tokio::test]
-async fn what_a_replica_has_accepted_is_never_sent_to_another() {
+async fn accepted_connection_is_never_sent_to_another_replica() {
     let mut scene = Scene::new(&["10.9.0.3", "10.9.0.4"]).await;
     scene.enforce_for_all();
     let mut stream = scene.client.connect(to(SERVICE)).await.unwrap();
@@ -698,7 +705,7 @@ async fn what_a_replica_has_accepted_is_never_sent_to_another() {
 // === a waypoint that comes while connections are open ===
 
 #[tokio::test]
-async fn direct_connections_end_when_the_grace_of_a_new_waypoint_is_over() {
+async fn direct_connections_end_after_the_waypoint_grace() {
     let mut scene = Scene::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "300ms")]).await;
     let mut tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
     let mut plain = scene.outside.connect(to(SERVER)).await.unwrap();
@@ -718,11 +725,11 @@ async fn direct_connections_end_when_the_grace_of_a_new_waypoint_is_over() {
     }
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
-    // What the waypoint delivers stays.
+    // A connection that the waypoint delivers stays open.
     delivered.write_all(b"stays\n").await.unwrap();
     delivered.shutdown().await.unwrap();
     let mut received = String::new();
-    timeout(LONG, delivered.read_to_string(&mut received))
+    timeout(OPERATION_TIMEOUT, delivered.read_to_string(&mut received))
         .await
         .unwrap()
         .unwrap();
@@ -746,7 +753,7 @@ async fn direct_connections_continue_during_the_grace_period() {
         stream.write_all(b"goes on\n").await.unwrap();
         assert_eq!(line(stream).await.unwrap(), "goes on");
     }
-    // A policy ends it at any time.
+    // A policy terminates it at any time.
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
     scene.enforce();
     scene.mesh.publish(Update::Policy(build::policy(

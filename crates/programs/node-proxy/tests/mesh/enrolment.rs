@@ -1,4 +1,4 @@
-//! Pods come and go over the agent's socket.
+//! Tests of pods that the agent adds and removes over its socket.
 
 use std::{net::SocketAddr, os::fd::AsFd, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use ambit_sys::seqpacket::{SeqPacket, SeqPacketListener};
 use ambit_wire::zds_codec::{decode_ack, decode_hello, encode_request};
 use ambit_zds::{Ack, Request, WorkloadInfo};
 
-use crate::fixture::{LONG, Mesh, PodHost, line};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line};
 
 struct Agent {
     link: SeqPacket,
@@ -18,7 +18,7 @@ struct Agent {
 
 impl Agent {
     async fn accept(listener: &SeqPacketListener) -> Self {
-        let link = tokio::time::timeout(LONG, listener.accept())
+        let link = tokio::time::timeout(OPERATION_TIMEOUT, listener.accept())
             .await
             .unwrap()
             .unwrap();
@@ -29,7 +29,7 @@ impl Agent {
 
     async fn record(&self) -> Vec<u8> {
         let mut buffer = [0; 1024];
-        let received = tokio::time::timeout(LONG, self.link.recv(&mut buffer))
+        let received = tokio::time::timeout(OPERATION_TIMEOUT, self.link.recv(&mut buffer))
             .await
             .unwrap()
             .unwrap();
@@ -96,10 +96,10 @@ async fn pods_are_served_from_ack_to_delete_without_the_agent() {
     assert_eq!(agent.ask(Request::SnapshotSent, None).await, Ok(()));
     ambit_testkit::until("the snapshot makes it ready", || readiness.is_ready()).await;
     assert_eq!(agent.add(&second).await, Ok(()));
-    // The listeners stand as soon as the acknowledgement is there.
+    // The listeners are active as soon as the acknowledgement arrives.
     for pod in [&first, &second] {
         for port in [15001, 15006, 15008] {
-            // They take no calls from here, and say so by a reset.
+            // Connections from here are rejected by a reset.
             if let Err(error) = pod.connect(SocketAddr::new(pod.ip, port)).await {
                 assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{port}");
             }
@@ -133,14 +133,14 @@ async fn pods_are_served_from_ack_to_delete_without_the_agent() {
     );
     assert!(served.pods().is_empty());
     let to = SocketAddr::new(first.ip, 15008);
-    // Each worker closes its own.
+    // Each worker closes its own listeners.
     let closed = async { while first.connect(to).await.is_ok() {} };
     let closed = tokio::time::timeout(Duration::from_secs(20), closed).await;
     assert!(closed.is_ok(), "the listeners of a deleted pod stay");
 }
 
 #[tokio::test]
-async fn a_pod_whose_port_is_taken_is_refused_and_the_others_are_served() {
+async fn pod_with_an_occupied_port_is_rejected_others_served() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("zds.sock");
     let listener = SeqPacketListener::bind(&path).unwrap();

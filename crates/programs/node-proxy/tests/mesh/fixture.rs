@@ -1,4 +1,4 @@
-//! A bridge with pods on it, some captured by node proxies that run in this process.
+//! A bridge with pods, some of them captured by node proxies that run in this process.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -29,9 +29,9 @@ use tokio::{
 };
 
 /// Timeout of every operation in these tests.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// One node: a proxy with two workers.
+/// Node: a proxy with two workers.
 pub(crate) struct Node {
     pub(crate) proxy: Proxy,
     pub(crate) workers: Arc<Workers>,
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// A pod's namespace.
+/// Network namespace of a pod.
 pub(crate) struct PodHost {
     pub(crate) host: Host,
     pub(crate) ip: std::net::IpAddr,
@@ -100,7 +100,7 @@ impl PodHost {
         self.host.netns()
     }
 
-    /// A listener of the pod's application.
+    /// Opens a listener of the pod's application.
     pub(crate) fn listen(&self, port: u16) -> TcpListener {
         let any: SocketAddr = if self.ip.is_ipv6() {
             ([0u16; 8], port).into()
@@ -116,11 +116,11 @@ impl PodHost {
         TcpListener::from_std(listener).unwrap()
     }
 
-    /// A connection of the pod's application.
+    /// Opens a connection of the pod's application.
     pub(crate) async fn connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         let spec = OutboundSpec::default();
         let socket = socket::outbound(Some(self.netns()), to, &spec).unwrap();
-        tokio::time::timeout(LONG, socket.connect(to))
+        tokio::time::timeout(OPERATION_TIMEOUT, socket.connect(to))
             .await
             .expect("connecting takes for ever")
     }
@@ -136,7 +136,7 @@ impl PodHost {
                         return;
                     }
                     let (mut read, mut write) = stream.split();
-                    // Ends with the peer, whichever way.
+                    // Ends with the peer, by end of data or by reset.
                     let _ended = tokio::io::copy(&mut read, &mut write).await;
                     let _gone = write.shutdown().await;
                 });
@@ -154,7 +154,7 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Two nodes on one bridge.
+    /// Creates two nodes on one bridge.
     pub(crate) async fn new() -> Self {
         Self::with_env(&[]).await
     }
@@ -168,7 +168,7 @@ impl Mesh {
         Self::with_nodes(pki, nodes).await
     }
 
-    /// Nodes on one bridge.
+    /// Creates nodes on one bridge.
     pub(crate) async fn with_nodes(pki: Arc<Pki>, nodes: Vec<Node>) -> Self {
         let bridge = Host::new("bridge").await.unwrap();
         bridge.bridge("br0").await.unwrap();
@@ -181,7 +181,7 @@ impl Mesh {
         }
     }
 
-    /// A pod without the mesh.
+    /// Adds a pod outside of the mesh.
     pub(crate) async fn pod(&mut self, name: &str, ip: &str) -> PodHost {
         self.pods += 1;
         let host = Host::new(name).await.unwrap();
@@ -203,7 +203,7 @@ impl Mesh {
         }
     }
 
-    /// A pod captured by a node's proxy, and known to the mesh.
+    /// Adds a pod that a node's proxy captures, and that the mesh knows.
     pub(crate) async fn captured(&mut self, node: usize, name: &str, ip: &str) -> PodHost {
         let mut pod = self.pod(name, ip).await;
         self.publish(Update::Workload(Box::new(ambit_testkit::build::workload(
@@ -214,7 +214,7 @@ impl Mesh {
         pod
     }
 
-    /// Puts a pod into a node's care.
+    /// Captures a pod by a node's proxy.
     pub(crate) fn capture(&self, node: usize, pod: &mut PodHost) {
         let node = &self.nodes[node];
         let name = PodName {
@@ -237,7 +237,7 @@ impl Mesh {
         pod.pod = Some(served);
     }
 
-    /// Publishes to all nodes.
+    /// Publishes an update to all nodes.
     pub(crate) fn publish(&self, update: Update) {
         for node in &self.nodes {
             node.publish(update.clone());
@@ -264,16 +264,16 @@ pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
             }
         }
     };
-    tokio::time::timeout(LONG, reading)
+    tokio::time::timeout(OPERATION_TIMEOUT, reading)
         .await
         .expect("no line came")?;
     Ok(text)
 }
 
-/// Reads until the end. An error is one too.
+/// Reads until the end of data; an error is returned.
 pub(crate) async fn rest(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    tokio::time::timeout(LONG, stream.read_to_end(&mut bytes))
+    tokio::time::timeout(OPERATION_TIMEOUT, stream.read_to_end(&mut bytes))
         .await
         .expect("no end came")?;
     Ok(bytes)

@@ -1,4 +1,4 @@
-//! Which way connections go, and what the application at the other end sees.
+//! Tests of the paths that connections take, and of what the server sees.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// Address of the client as the server sees it; the connection works both ways.
+/// Returns the address of the client as the server sees it; checks both directions.
 async fn seen(client: &PodHost, to: SocketAddr) -> String {
     let mut stream = client.connect(to).await.unwrap();
     let seen = line(&mut stream).await.unwrap();
@@ -48,7 +48,7 @@ async fn tunnelled_server_sees_the_clients_address() {
 }
 
 #[tokio::test]
-async fn the_same_node_still_means_a_tunnel() {
+async fn pods_of_one_node_use_a_tunnel() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(0, "server", "10.9.0.2").await;
@@ -61,7 +61,7 @@ async fn the_same_node_still_means_a_tunnel() {
 }
 
 #[tokio::test]
-async fn only_pods_known_to_be_on_the_node_are_near() {
+async fn only_known_pods_of_the_node_count_as_local() {
     let of_node = |name: &str, ip: &str, node: &str| ambit_model::Workload {
         node: node.into(),
         ..build::workload(name, &[ip])
@@ -82,7 +82,7 @@ async fn only_pods_known_to_be_on_the_node_are_near() {
 }
 
 #[tokio::test]
-async fn what_the_proxy_s_own_pod_serves_can_be_had_through_a_tunnel() {
+async fn proxys_own_pod_serves_through_a_tunnel() {
     let own = [
         ("POD_NAME", "proxy"),
         ("POD_NAMESPACE", "ns"),
@@ -102,14 +102,14 @@ async fn what_the_proxy_s_own_pod_serves_can_be_had_through_a_tunnel() {
         "proxy",
         &["10.9.0.2"],
     ))));
-    // It answers itself, under its own address.
+    // The proxy's own pod responds, under its own address.
     assert_eq!(seen(&client, metrics).await, "10.9.0.2");
     assert!(
         mesh.nodes[1]
             .metrics()
             .contains("spiffe://cluster.local/ns/ns/sa/proxy")
     );
-    // A client without a tunnel gets it as from any pod that is not captured.
+    // A client without a tunnel is served as by any pod that is not captured.
     let outside = mesh.pod("outside", "10.9.0.3").await;
     assert_eq!(seen(&outside, metrics).await, "10.9.0.3");
 }
@@ -128,7 +128,7 @@ async fn tunnels_carry_ipv6() {
 }
 
 #[tokio::test]
-async fn a_client_outside_the_mesh_reaches_a_captured_pod_in_plaintext() {
+async fn outside_client_reaches_a_captured_pod_in_plaintext() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("outside", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -146,7 +146,7 @@ async fn a_client_outside_the_mesh_reaches_a_captured_pod_in_plaintext() {
 }
 
 #[tokio::test]
-async fn a_captured_pod_reaches_a_server_outside_the_mesh_in_plaintext() {
+async fn captured_pod_reaches_an_outside_server_in_plaintext() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let unknown = mesh.pod("unknown", "10.9.0.2").await;
@@ -206,11 +206,11 @@ async fn connections_reach_healthy_endpoints_on_their_target_ports() {
 }
 
 #[tokio::test]
-async fn a_service_without_endpoints_fails_at_once() {
+async fn service_without_endpoints_fails_at_once() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     mesh.publish_service(build::service("empty", &["/10.9.0.99"], &[(80, 80)]));
-    // A reset may come so fast that connecting itself reports it.
+    // A reset may be so fast that connecting itself reports it.
     if let Ok(mut stream) = client.connect("10.9.0.99:80".parse().unwrap()).await {
         assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
     }
@@ -233,7 +233,7 @@ async fn connections_share_a_tunnel_connection() {
     }
     let tunnels = std::process::id();
     let path = format!("/proc/{tunnels}/task");
-    // Counted where they arrive: established connections to 15008 in the server's namespace.
+    // Counted at the server: established connections to 15008 in its namespace.
     let tcp = server
         .host
         .run(|| std::fs::read_to_string("/proc/thread-self/net/tcp6"))
@@ -254,7 +254,7 @@ async fn connections_share_a_tunnel_connection() {
 }
 
 #[tokio::test]
-async fn the_first_connection_does_not_wait_for_the_control_plane() {
+async fn first_connection_does_not_wait_for_the_control_plane() {
     let mut mesh = Mesh::new().await;
     let mut client = mesh.pod("client", "10.9.0.1").await;
     mesh.capture(0, &mut client);
@@ -269,7 +269,7 @@ async fn the_first_connection_does_not_wait_for_the_control_plane() {
 }
 
 #[tokio::test]
-async fn a_connection_to_a_pod_waits_until_its_policies_can_be_known() {
+async fn connection_to_a_pod_waits_for_its_policies() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let mut server = mesh.pod("server", "10.9.0.2").await;

@@ -1,4 +1,4 @@
-//! Peers that do what they should not.
+//! Tests of peers that violate the protocol.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -12,9 +12,9 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
-/// A connection from a namespace as our own proxy would make it: with the mark, to the HBONE port.
+/// Opens a connection from a namespace as our own proxy does: with the mark, to the HBONE port.
 async fn to_hbone(from: &PodHost, server: &PodHost) -> TcpStream {
     let to = SocketAddr::new(server.ip, 15008);
     let spec = OutboundSpec {
@@ -37,7 +37,7 @@ async fn tunnel_as(
     let expected = [build::identity("ns", &server.name)];
     let config = pki.cert(me).client_config(&expected).unwrap();
     let stream = to_hbone(from, server).await;
-    let stream = tls::connect(stream, config, LONG)
+    let stream = tls::connect(stream, config, OPERATION_TIMEOUT)
         .await
         .map_err(|error| error.to_string())?;
     let settings = ambit_hbone::Settings::default();
@@ -58,7 +58,7 @@ async fn status(connection: &client::ClientConnection, authority: &str) -> Statu
 }
 
 #[tokio::test]
-async fn each_wrong_target_has_its_status() {
+async fn each_invalid_target_has_its_status() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -84,7 +84,7 @@ async fn each_wrong_target_has_its_status() {
 }
 
 #[tokio::test]
-async fn a_denied_tunnel_is_answered_401() {
+async fn denied_tunnel_gets_401() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -98,7 +98,7 @@ async fn a_denied_tunnel_is_answered_401() {
 }
 
 #[tokio::test]
-async fn a_peer_of_another_trust_domain_or_root_is_refused_at_the_handshake() {
+async fn peer_of_another_trust_domain_or_root_fails_the_handshake() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -109,7 +109,7 @@ async fn a_peer_of_another_trust_domain_or_root_is_refused_at_the_handshake() {
         (&mesh.pki, foreign),
         (&stranger, build::identity("ns", "client")),
     ] {
-        // In TLS 1.3 the client learns of its refusal only when it reads.
+        // In TLS 1.3 the client learns of the rejection only when it reads.
         if let Ok(connection) = tunnel_as(pki, &me, &client, &server).await {
             let authority = Uri::from_static("10.9.0.2:8080");
             let opened = connection.tunnel(authority, HeaderMap::new()).await;
@@ -123,7 +123,7 @@ async fn a_peer_of_another_trust_domain_or_root_is_refused_at_the_handshake() {
 }
 
 #[tokio::test]
-async fn oversized_headers_end_the_stream_and_floods_of_them_the_connection() {
+async fn oversized_headers_end_the_stream_or_connection() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -145,24 +145,24 @@ async fn oversized_headers_end_the_stream_and_floods_of_them_the_connection() {
     let mut io = open.into_io();
     io.write_all(b"x").await.unwrap();
     let mut hello = [0; 9];
-    tokio::time::timeout(LONG, io.read_exact(&mut hello))
+    tokio::time::timeout(OPERATION_TIMEOUT, io.read_exact(&mut hello))
         .await
         .unwrap()
         .unwrap();
     assert_eq!(&hello, b"10.9.0.1\n");
-    // A header block without end is not read to its end: the caller's connection ends, and no other.
+    // An endless header block is not read to its end: only the caller's connection ends.
     let other = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     let refused = connection.tunnel(authority(), headers(40)).await;
     assert!(refused.is_err(), "{refused:?}");
     let mut echo = Vec::new();
-    let _end_or_reset = tokio::time::timeout(LONG, io.read_to_end(&mut echo))
+    let _end_or_reset = tokio::time::timeout(OPERATION_TIMEOUT, io.read_to_end(&mut echo))
         .await
         .unwrap();
     assert_eq!(status(&other, "10.9.0.2:8080").await, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_tls_end_the_connection() {
+async fn bytes_other_than_tls_end_the_connection() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -174,13 +174,13 @@ async fn bytes_that_are_no_tls_end_the_connection() {
         let mut stream = to_hbone(&client, &server).await;
         stream.write_all(garbage).await.unwrap();
         stream.shutdown().await.unwrap();
-        // At most an alert comes back.
+        // The response is at most an alert.
         assert!(rest(&mut stream).await.unwrap_or_default().len() < 16);
     }
 }
 
 #[tokio::test]
-async fn calls_to_the_proxy_s_own_ports_never_loop() {
+async fn connections_to_the_proxys_own_ports_never_loop() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
@@ -196,7 +196,7 @@ async fn calls_to_the_proxy_s_own_ports_never_loop() {
         let Ok(mut stream) = from.connect(to).await else {
             continue;
         };
-        // A parser of ours refuses it; TLS waits for more and gets the end.
+        // Our parser rejects it; TLS waits for more and gets the end of data.
         let _gone = stream.write_all(b"hello").await;
         let _gone = stream.shutdown().await;
         assert!(
@@ -226,7 +226,7 @@ async fn stalled_handshakes_time_out() {
     assert!(began.elapsed() < Duration::from_secs(15));
 }
 
-/// An application that takes no connections: the queue of its listener is full.
+/// Starts an application that accepts no connections: the backlog of its listener is full.
 async fn full_queue(server: &PodHost, port: u16) -> (TcpListener, Vec<TcpStream>) {
     let spec = ListenSpec {
         backlog: 1,
@@ -245,7 +245,7 @@ async fn full_queue(server: &PodHost, port: u16) -> (TcpListener, Vec<TcpStream>
 }
 
 #[tokio::test]
-async fn a_request_that_is_taken_back_is_not_carried_out() {
+async fn cancelled_request_is_not_executed() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -257,7 +257,7 @@ async fn a_request_that_is_taken_back_is_not_carried_out() {
     let asked: Vec<_> = (0..50)
         .map(|_| connection.tunnel(Uri::from_static("10.9.0.2:8080"), HeaderMap::new()))
         .collect();
-    // They are sent as they are first polled; none is answered.
+    // Requests are sent when they are first polled; none is answered.
     let mut asked = futures_util::future::join_all(asked);
     tokio::select! {
         _answered = &mut asked => panic!("the application does not answer"),
@@ -265,7 +265,7 @@ async fn a_request_that_is_taken_back_is_not_carried_out() {
     }
     drop(asked);
     ambit_testkit::until("nothing is dialled for them", || connections.is_empty()).await;
-    // Not for the application's silence, which would take its time.
+    // The cause is not the application's silence, which would take until its timeout.
     let metrics = mesh.nodes[1].metrics();
     let given_up = metrics.lines().filter_map(|line| {
         let failed = line.starts_with("istio_tcp_connections_failed_total");
@@ -273,7 +273,7 @@ async fn a_request_that_is_taken_back_is_not_carried_out() {
         (failed && line.contains("\"H2_HANDSHAKE_FAILURE\"")).then_some(count)
     });
     assert_eq!(given_up.sum::<f64>(), 50.0, "{metrics}");
-    // The application takes what waits: openings that were given up are not among it.
+    // The application accepts the waiting connections: cancelled ones are not among them.
     for _ in &waiting {
         listener.accept().await.unwrap();
     }
@@ -284,7 +284,7 @@ async fn a_request_that_is_taken_back_is_not_carried_out() {
 }
 
 #[tokio::test]
-async fn what_one_source_has_under_way_is_limited_and_others_are_served() {
+async fn setups_of_one_source_are_limited_and_others_served() {
     let limits = [("AMBIT_MAX_SETUPS_PER_SOURCE", "8")];
     let mut mesh = Mesh::with_env(&limits).await;
     let client = mesh.pod("client", "10.9.0.1").await;
@@ -316,7 +316,7 @@ async fn what_one_source_has_under_way_is_limited_and_others_are_served() {
         .await
         .unwrap();
     assert_eq!(line(&mut served).await.unwrap(), "10.9.0.3");
-    // The places are free again as soon as the requests are taken back.
+    // The slots are free again as soon as the requests are cancelled.
     drop(left);
     let connections = &server.pod.as_ref().unwrap().connections();
     ambit_testkit::until("only the other is left", || connections.len() == 1).await;

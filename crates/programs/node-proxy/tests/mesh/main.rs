@@ -1,4 +1,4 @@
-//! Node proxies in real namespaces, with real redirection: what an application sees of the mesh.
+//! Tests of node proxies in real namespaces, with real redirection.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! A client on the first node, and a server on the second one.
+//! Client on the first node, and server on the second one.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::fixture::{Mesh, Node, PodHost, line};
 
-/// A client and a server of different nodes.
+/// Client and server on different nodes.
 pub(crate) struct Pair {
     pub(crate) mesh: Mesh,
     client: PodHost,
@@ -16,7 +16,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Both captured, on two nodes of one mesh.
+    /// Creates a pair whose pods are both captured, on two nodes of one mesh.
     pub(crate) async fn captured(pki: Arc<Pki>, nodes: Vec<Node>) -> Self {
         let mut mesh = Mesh::with_nodes(pki, nodes).await;
         let client = mesh.captured(0, "client", "10.9.0.1").await;
@@ -24,7 +24,7 @@ impl Pair {
         Self::new(mesh, client, server)
     }
 
-    /// Pods of a mesh, of which the server begins to serve.
+    /// Creates a pair of pods in a mesh, and starts the server.
     pub(crate) fn new(mesh: Mesh, client: PodHost, server: PodHost) -> Self {
         server.echo(8080);
         Self {
@@ -35,7 +35,7 @@ impl Pair {
         }
     }
 
-    /// Opens a connection that the server has answered.
+    /// Opens a connection, and waits for a response of the server.
     pub(crate) async fn open(&self) -> std::io::Result<TcpStream> {
         let mut stream = self.client.connect(self.address).await?;
         line(&mut stream).await?;

@@ -1,4 +1,4 @@
-//! A fault of ours in what is done for one pod ends that, and nothing else.
+//! Tests that a panic in a task of one pod ends only that task.
 
 use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ impl CaClient for FaultyCa {
 }
 
 #[tokio::test]
-async fn a_panic_for_one_pod_leaves_the_others_alone() {
+async fn panic_for_one_pod_does_not_affect_others() {
     let pki = Arc::new(Pki::new());
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
     let ca = FakeCa::new(pki.clone(), Duration::from_secs(3600));
@@ -40,7 +40,7 @@ async fn a_panic_for_one_pod_leaves_the_others_alone() {
     let mut open = client.connect(to).await.unwrap();
     assert_eq!(line(&mut open).await.unwrap(), "10.9.0.2");
     for _ in 0..20 {
-        // More faults than requests for certificates may be in flight.
+        // More panics than requests for certificates may be in flight.
         if let Ok(mut refused) = victim.connect(to).await {
             line(&mut refused).await.unwrap_err();
         }

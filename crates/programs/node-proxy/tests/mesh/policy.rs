@@ -1,4 +1,4 @@
-//! Who may connect, and connections that are open when that changes.
+//! Tests of policies for new connections, and for open connections when policies change.
 
 use std::{
     net::SocketAddr,
@@ -12,19 +12,19 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// Whether a silent client receives bytes from the server. Connecting works in any case.
+/// Returns whether a silent client receives bytes from the server. Connecting always succeeds.
 async fn is_served(client: &PodHost, to: SocketAddr) -> bool {
     let began = Instant::now();
     let mut stream = client.connect(to).await.expect("it is refused later");
     let is_served = line(&mut stream).await.is_ok();
-    // Whoever refuses it leaves the client the time to see that it is connected.
+    // The side that denies lets the client see first that it is connected.
     let took = began.elapsed();
     assert!(is_served || took >= Duration::from_millis(95), "{took:?}");
     is_served
 }
 
 #[tokio::test]
-async fn a_tunnel_is_allowed_by_its_identity_and_clear_text_has_none() {
+async fn tunnel_has_an_identity_and_plaintext_none() {
     let mut mesh = Mesh::new().await;
     let friend = mesh.captured(0, "friend", "10.9.0.1").await;
     let stranger = mesh.captured(0, "stranger", "10.9.0.2").await;
@@ -46,7 +46,7 @@ async fn a_tunnel_is_allowed_by_its_identity_and_clear_text_has_none() {
 }
 
 #[tokio::test]
-async fn requiring_any_identity_blocks_clear_text_alone() {
+async fn requiring_any_identity_blocks_only_plaintext() {
     let mut mesh = Mesh::new().await;
     let friend = mesh.captured(0, "friend", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
@@ -63,7 +63,7 @@ async fn requiring_any_identity_blocks_clear_text_alone() {
 }
 
 #[tokio::test]
-async fn a_policy_change_cuts_just_the_connections_it_forbids() {
+async fn policy_change_closes_only_denied_connections() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
@@ -103,7 +103,7 @@ async fn a_policy_change_cuts_just_the_connections_it_forbids() {
 }
 
 #[tokio::test]
-async fn connections_are_rechecked_when_a_workload_names_a_policy() {
+async fn connections_are_rechecked_when_a_policy_is_referenced() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;
@@ -153,7 +153,7 @@ async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
     stream.write_all(b"spared again\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "spared again");
 
-    // What denies is not waited with.
+    // A denial is not delayed.
     let nobody = build::policy(
         "nobody",
         Action::Deny,
@@ -167,7 +167,7 @@ async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
 }
 
 #[tokio::test]
-async fn a_policy_that_stays_unknown_closes_open_connections() {
+async fn policy_that_stays_unknown_closes_open_connections() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "10ms")]).await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;
@@ -184,7 +184,7 @@ async fn a_policy_that_stays_unknown_closes_open_connections() {
 }
 
 #[tokio::test]
-async fn policy_not_understood_ends_its_scope_until_a_good_one_comes() {
+async fn unreadable_policy_denies_its_scope_until_replaced() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;

@@ -1,4 +1,5 @@
-//! A ServiceEntry whose endpoint is the caller's own loopback interface, or what is link-local to it.
+//! Tests of ServiceEntries whose endpoint is the caller's own loopback interface, or a link-local
+//! address.
 
 use std::net::SocketAddr;
 
@@ -7,11 +8,12 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// Port that an application has open for itself.
+/// Port that an application opens for itself.
 const ADMIN: u16 = 9999;
 const LINK_LOCAL: &str = "169.254.9.9";
 
-/// A client with an admin port and a link-local address, and another tenant's Services with these as endpoints.
+/// Returns a client with an admin port and a link-local address, and another tenant's Services with
+/// these as endpoints.
 async fn scene(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
     let mut mesh = Mesh::with_env(env).await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
@@ -53,12 +55,12 @@ async fn is_reached(client: &PodHost, to: SocketAddr) -> bool {
 }
 
 #[tokio::test]
-async fn a_pods_connections_are_not_redirected_to_itself() {
+async fn connections_are_not_redirected_to_the_pod_itself() {
     let (mesh, client, vips) = scene(&[]).await;
     for vip in vips {
         assert!(!is_reached(&client, vip).await, "{vip}");
     }
-    // What it dials itself is its own affair.
+    // Addresses that the pod dials itself are not restricted.
     for own in [
         format!("127.0.0.1:{ADMIN}"),
         format!("{LINK_LOCAL}:{ADMIN}"),
@@ -69,7 +71,7 @@ async fn a_pods_connections_are_not_redirected_to_itself() {
 }
 
 #[tokio::test]
-async fn the_administrator_may_have_connections_redirected_there() {
+async fn administrator_may_allow_redirection_to_the_pod() {
     let allowed = [(
         "AMBIT_EGRESS_ALLOWED_ADDRESSES",
         "127.0.0.0/16, 169.254.9.9",

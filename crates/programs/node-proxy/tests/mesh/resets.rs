@@ -1,5 +1,5 @@
-//! What breaks is never taken for complete: a reset arrives as a reset, whatever way it came, and what was
-//! sent before it arrives too.
+//! Tests that an interrupted connection never looks complete: a reset arrives as a reset on any
+//! path, and so does the data that was sent before.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -11,20 +11,21 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::fixture::{LONG, Mesh, PodHost, line};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line};
 
 const PORT: u16 = 8080;
 
-/// Closes as a program does that crashes with unread bytes: by a reset.
+/// Closes as a crashing program with unread bytes does: by a reset.
 fn crash(stream: TcpStream) {
     stream.set_zero_linger().unwrap();
     drop(stream);
 }
 
-/// Reads until the connection breaks. An end of data, which would pass for a complete answer, fails.
+/// Reads until the connection is reset. An end of data, which would look like a complete response,
+/// fails the test.
 pub(crate) async fn until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let reading = tokio::time::timeout(LONG, stream.read_to_end(&mut bytes));
+    let reading = tokio::time::timeout(OPERATION_TIMEOUT, stream.read_to_end(&mut bytes));
     match reading.await.unwrap_or_else(|_| panic!("{what}: no end")) {
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{what}"),
         Ok(_) => panic!("{what}: an end of data after {} bytes", bytes.len()),
@@ -43,11 +44,11 @@ struct Path<'a> {
 impl Path<'_> {
     async fn open(&self) -> (TcpStream, TcpStream) {
         let mut near = self.client.connect(self.to).await.unwrap();
-        let (mut far, _) = tokio::time::timeout(LONG, self.listener.accept())
+        let (mut far, _) = tokio::time::timeout(OPERATION_TIMEOUT, self.listener.accept())
             .await
             .expect("nobody comes")
             .unwrap();
-        // The connection is established at both ends.
+        // The connection is established on both sides.
         far.write_u8(0).await.unwrap();
         near.read_u8().await.unwrap();
         (near, far)
@@ -58,7 +59,7 @@ impl Path<'_> {
 async fn each_reset_arrives(path: &Path<'_>) {
     let name = path.name;
     for from_server in [true, false] {
-        // Nothing sent before.
+        // No data was sent before.
         let (near, far) = path.open().await;
         let (first, mut second) = if from_server {
             (far, near)
@@ -69,7 +70,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
         let got = until_reset(&mut second, name).await;
         assert!(got.is_empty(), "{name}");
 
-        // A part of an answer.
+        // A part of a response.
         let (near, far) = path.open().await;
         let (mut first, mut second) = if from_server {
             (far, near)
@@ -80,7 +81,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
         crash(first);
         assert_eq!(until_reset(&mut second, name).await, [7; 1000], "{name}");
 
-        // The other side has ended its data already, and waits for the rest.
+        // The other side has closed its direction already, and waits for the rest.
         let (near, far) = path.open().await;
         let (mut first, mut second) = if from_server {
             (far, near)
@@ -93,7 +94,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
         crash(first);
         assert_eq!(until_reset(&mut second, name).await, [8; 1000], "{name}");
 
-        // Who breaks has ended its own data, and is being sent to.
+        // The resetting side has closed its direction, and receives data.
         let (near, far) = path.open().await;
         let (mut first, mut second) = if from_server {
             (far, near)
@@ -111,14 +112,14 @@ async fn each_reset_arrives(path: &Path<'_>) {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(LONG, sending)
+        tokio::time::timeout(OPERATION_TIMEOUT, sending)
             .await
             .unwrap_or_else(|_| panic!("{name}: the sender never sees it"));
     }
 }
 
 #[tokio::test]
-async fn a_reset_arrives_as_one_through_every_kind_of_path() {
+async fn reset_arrives_as_a_reset_on_every_path() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -143,7 +144,7 @@ async fn a_reset_arrives_as_one_through_every_kind_of_path() {
 }
 
 #[tokio::test]
-async fn what_was_sent_before_a_reset_arrives_however_much_it_was() {
+async fn data_sent_before_a_reset_arrives() {
     const SIZE: usize = 300_000;
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
@@ -165,7 +166,7 @@ async fn what_was_sent_before_a_reset_arrives_however_much_it_was() {
         let reading = async {
             let mut got = vec![0; SIZE];
             second.read_exact(&mut got).await.unwrap();
-            // Seen by the other side only now: before, the kernel would drop what it has not sent.
+            // The other side sees it only now: before, the kernel would drop unsent data.
             second.write_all(b"x").await.unwrap();
             until_reset(&mut second, path.name).await
         };
@@ -181,7 +182,7 @@ async fn what_was_sent_before_a_reset_arrives_however_much_it_was() {
 }
 
 #[tokio::test]
-async fn what_a_policy_or_a_drain_cuts_is_reset_at_both_ends() {
+async fn policy_and_drain_reset_both_ends() {
     for drained in [false, true] {
         let mut mesh = Mesh::new().await;
         let client = mesh.captured(0, "client", "10.9.0.1").await;
@@ -205,7 +206,7 @@ async fn what_a_policy_or_a_drain_cuts_is_reset_at_both_ends() {
         let pod = server.pod.clone().unwrap();
         if drained {
             let drain = pod.finish(Some(Duration::from_millis(100)));
-            tokio::time::timeout(LONG, drain)
+            tokio::time::timeout(OPERATION_TIMEOUT, drain)
                 .await
                 .expect("it never ends");
         } else {
@@ -222,7 +223,7 @@ async fn what_a_policy_or_a_drain_cuts_is_reset_at_both_ends() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_stopped_leaves_resets_at_both_ends() {
+async fn stopped_proxy_resets_both_ends() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -247,7 +248,7 @@ async fn a_proxy_that_is_stopped_leaves_resets_at_both_ends() {
         until_reset(&mut other, "the other client").await;
         until_reset(&mut far, "the server").await;
         if stopped == 1 {
-            // The next one is refused, which is a reset too.
+            // The next connection is rejected, by a reset, too.
             return;
         }
     }

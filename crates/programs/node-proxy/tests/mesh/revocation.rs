@@ -1,4 +1,4 @@
-//! Certificates revoked while they are in use.
+//! Tests of certificates that are revoked while in use.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -7,8 +7,8 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, line, rest};
 
-/// Revokes one side of an open connection; it ends, and both ends say why.
-async fn revoking_cuts(name: &str) {
+/// Revokes one side of an open connection; the connection ends, and both sides report the reason.
+async fn check_revocation_of(name: &str) {
     let (pki, crls) = Pki::with_crls();
     let pki = Arc::new(pki);
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
@@ -21,7 +21,7 @@ async fn revoking_cuts(name: &str) {
     stream.write_all(b"hello\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "hello");
 
-    // A list that names another certificate does not concern it.
+    // A list that names another certificate has no effect.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca-crl.pem");
     std::fs::write(
@@ -44,7 +44,8 @@ async fn revoking_cuts(name: &str) {
     crls.load(&path).unwrap();
     let left = rest(&mut stream).await;
     assert!(left.as_ref().map_or(true, Vec::is_empty), "{left:?}");
-    // The peer that presented the certificate only sees its peer go; the other knows the reason.
+    // The peer that presented the certificate only sees the other side close; the other side knows
+    // the reason.
     let judge = &mesh.nodes[usize::from(name == "client")];
     ambit_testkit::until("the metrics name the reason", || {
         judge.metrics().contains("response_flags=\"CERT_REVOKED\"")
@@ -53,11 +54,11 @@ async fn revoking_cuts(name: &str) {
 }
 
 #[tokio::test]
-async fn a_revoked_client_is_cut_off_by_the_server_s_proxy() {
-    revoking_cuts("client").await;
+async fn revoked_client_is_disconnected_by_the_servers_proxy() {
+    check_revocation_of("client").await;
 }
 
 #[tokio::test]
-async fn a_revoked_server_is_cut_off_by_the_client_s_proxy() {
-    revoking_cuts("server").await;
+async fn revoked_server_is_disconnected_by_the_clients_proxy() {
+    check_revocation_of("server").await;
 }

@@ -1,4 +1,4 @@
-//! Pods whose certificates come from SPIRE's agent of their node.
+//! Tests of pods whose certificates are issued by SPIRE's agent of their node.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ fn id(account: &str) -> Identity {
     build::identity("ns", account)
 }
 
-/// A client and a server on two nodes, each with an agent of its own.
+/// Client and server on two nodes, each with its own agent.
 struct Agents {
     pair: Pair,
     agents: [SpiffeAgent; 2],
@@ -66,7 +66,7 @@ impl Agents {
 }
 
 #[tokio::test]
-async fn connections_go_on_while_svids_are_rotated() {
+async fn connections_continue_while_svids_are_rotated() {
     let agents = Agents::new().await;
     let pair = &agents.pair;
     agents.register(0, "client");

@@ -1,4 +1,5 @@
-//! Pods and a waypoint whose certificates are real SPIRE's: one server, and one agent for all nodes of the test.
+//! Tests of pods and a waypoint with certificates of real SPIRE: one server, and one agent for all
+//! nodes of the test.
 
 use std::{
     sync::Arc,
@@ -12,12 +13,12 @@ use ambit_tls::{TlsSettings, WorkloadCert};
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    fixture::{LONG, Node, line},
+    fixture::{Node, OPERATION_TIMEOUT, line},
     pair::Pair,
 };
 
-/// Long enough for a test, and short enough to be renewed within it.
-const TTL: Duration = Duration::from_secs(20);
+/// Certificate lifetime: long enough for a test, and short enough for a renewal within it.
+const CERTIFICATE_TTL: Duration = Duration::from_secs(20);
 
 fn id(account: &str) -> Identity {
     build::identity("ns", account)
@@ -35,7 +36,7 @@ fn certificates(spire: &Spire) -> Certificates {
     Certificates::start(Arc::new(client), CertificatesOptions::default())
 }
 
-/// The certificate of an identity, other than this one.
+/// Waits for the next certificate of an identity, other than this one.
 async fn next(
     certificates: &Certificates,
     identity: &Identity,
@@ -59,7 +60,7 @@ async fn pair(spire: &Spire) -> Pair {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_connect_with_identities_of_real_spire() {
-    let mut spire = Spire::start(TTL);
+    let mut spire = Spire::start(CERTIFICATE_TTL);
     register(&spire, "client", &[]);
     let pair = pair(&spire).await;
     assert!(pair.open().await.is_err(), "the server has no entry");
@@ -76,13 +77,13 @@ async fn pods_connect_with_identities_of_real_spire() {
     assert_eq!(line(&mut stream).await.unwrap(), "on the old one");
     pair.open().await.unwrap();
 
-    // The last certificates stay while the agent is away, and it is found again.
+    // The last certificates stay while the agent is unavailable, and the proxy reconnects.
     spire.stop_agent();
     pair.open().await.unwrap();
     spire.start_agent();
     let third = next(client, &id("client"), Some(&second)).await;
     next(server, &id("server"), None).await;
-    // Certificates have whole seconds, and the second one may be as young.
+    // Certificates have whole seconds, so that the second one may have the same age.
     assert!(third.not_after() >= second.not_after());
     pair.open().await.unwrap();
 }
@@ -109,7 +110,7 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
     let text = ambit_rt::ErrorChain(&unknown).to_string();
     assert!(text.contains("create a registration entry"), "{text}");
 
-    // Federation is the entry's, not the node's.
+    // Federation is a setting of the registration entry, not of the node.
     let settings = TlsSettings::default();
     let peer = {
         let der = client.roots().iter();
@@ -122,7 +123,12 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
         };
         settings.trust_domains().replace(&contents).unwrap();
         let identity = Identity::new("west", "ns", "peer");
-        west.cert_with(&settings, &identity, SystemTime::now(), LONG * 60)
+        west.cert_with(
+            &settings,
+            &identity,
+            SystemTime::now(),
+            OPERATION_TIMEOUT * 60,
+        )
     };
     assert!(is_accepted(&peer, &client).await);
     let other = next(&of_node, &id("other"), None).await;
@@ -133,5 +139,7 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(LONG, refused).await.unwrap();
+    tokio::time::timeout(OPERATION_TIMEOUT, refused)
+        .await
+        .unwrap();
 }

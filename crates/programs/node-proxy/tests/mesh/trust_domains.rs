@@ -1,4 +1,4 @@
-//! Peers of other trust domains: both ends of a connection, and what becomes of it when a trust domain goes.
+//! Tests of peers in other trust domains, and of their connections when a trust domain is removed.
 
 use std::sync::Arc;
 
@@ -13,14 +13,15 @@ use crate::{
 
 const OWN: &str = "cluster.local";
 
-/// An authority whose certificates accept these trust domains.
+/// Returns an authority, and trust domains that accept its certificates.
 fn authority() -> (Arc<Pki>, TrustDomains) {
     let domains = TrustDomains::new();
     let settings = TlsSettings::default().with_trust_domains(domains.clone());
     (Arc::new(Pki::with_settings(settings)), domains)
 }
 
-/// A client, and a server that belongs to `domain` at its own node and to `named` at the client's.
+/// Returns a client, and a server that belongs to `domain` at its own node and to `named` at the
+/// client's.
 async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
     let [own, other] = pkis;
     let nodes = vec![
@@ -40,8 +41,9 @@ async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
 }
 
 impl Pair {
-    /// Opens a connection; it ends when `change` takes a trust domain away, as do those after it. One of the `judges`, the
-    /// nodes that the trust domain is taken away from, names the reason: the first one that closes the connection.
+    /// Opens a connection; it and later ones must end when `change` removes a trust domain. One of
+    /// the `judges`, the nodes that lose the trust domain, reports the reason: the first one that
+    /// closes the connection.
     async fn loses(&self, judges: &[usize], change: impl Fn()) {
         let mut stream = self.open().await.unwrap();
         stream.write_all(b"hello\n").await.unwrap();
@@ -73,11 +75,11 @@ async fn federated_meshes_accept_each_other_by_their_roots() {
 }
 
 #[tokio::test]
-async fn an_authority_cannot_sign_for_another_trust_domain() {
+async fn authority_cannot_sign_for_another_trust_domain() {
     let ((own, domains), (west, of_west)) = (authority(), authority());
     accept(&domains, &[], &[("west", &west)]);
     accept(&of_west, &[], &[(OWN, &own)]);
-    // Its server claims to be of the client's mesh.
+    // The server claims an identity of the client's mesh.
     let pair = pair([own.clone(), west.clone()], OWN, OWN).await;
     assert!(pair.open().await.is_err());
     accept(&domains, &[], &[(OWN, &west)]);
@@ -85,11 +87,11 @@ async fn an_authority_cannot_sign_for_another_trust_domain() {
 }
 
 #[tokio::test]
-async fn workloads_under_an_alias_are_the_meshs_own() {
+async fn workloads_of_an_alias_belong_to_the_mesh() {
     let (own, domains) = authority();
     let pair = pair([own.clone(), own.clone()], "old", OWN).await;
     assert!(pair.open().await.is_err(), "no alias yet");
     accept(&domains, &["old", OWN], &[]);
-    // Both nodes follow the same trust domains.
+    // Both nodes have the same trust domains.
     pair.loses(&[0, 1], || accept(&domains, &[], &[])).await;
 }

@@ -1,4 +1,5 @@
-//! Destinations with a waypoint: their connections go there, with who called and what; never past it.
+//! Tests of destinations with a waypoint: connections pass it, with the identity of the caller and
+//! the destination, and never bypass it.
 
 use std::net::SocketAddr;
 
@@ -12,11 +13,11 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
 /// Port of the waypoint's own process behind its node proxy.
-const BEHIND: u16 = 15088;
+const PROCESS_PORT: u16 = 15088;
 
 fn by_hostname() -> GatewayAddress {
     GatewayAddress {
@@ -32,7 +33,7 @@ fn by_address() -> GatewayAddress {
     }
 }
 
-/// A client, a server, and a waypoint behind its own node proxy, on two nodes.
+/// Client, server, and a waypoint behind its own node proxy, on two nodes.
 struct Scene {
     mesh: Mesh,
     client: PodHost,
@@ -49,7 +50,7 @@ async fn scene() -> Scene {
     let mut record = build::endpoint_of(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
     record.application_tunnel = Some(AppTunnel {
         protocol: AppTunnelProtocol::Proxy,
-        port: Some(BEHIND),
+        port: Some(PROCESS_PORT),
     });
     mesh.publish_workload(record);
     mesh.publish_service(build::service(
@@ -71,12 +72,12 @@ fn server_record() -> Workload {
     build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
 }
 
-/// Header that the waypoint receives before the connection's first byte.
+/// Reads the PROXY header that the waypoint receives before the connection's first byte.
 async fn header(stream: &mut TcpStream) -> ProxyHeader {
     let mut bytes = Vec::new();
     loop {
         bytes.push(
-            tokio::time::timeout(LONG, stream.read_u8())
+            tokio::time::timeout(OPERATION_TIMEOUT, stream.read_u8())
                 .await
                 .unwrap()
                 .unwrap(),
@@ -88,10 +89,10 @@ async fn header(stream: &mut TcpStream) -> ProxyHeader {
 }
 
 async fn goes_to_the_waypoint(scene: &Scene, dialled: &str) {
-    let listener = scene.waypoint.listen(BEHIND);
+    let listener = scene.waypoint.listen(PROCESS_PORT);
     let dialled: SocketAddr = dialled.parse().unwrap();
     let mut client = scene.client.connect(dialled).await.unwrap();
-    let (mut arrived, _) = tokio::time::timeout(LONG, listener.accept())
+    let (mut arrived, _) = tokio::time::timeout(OPERATION_TIMEOUT, listener.accept())
         .await
         .unwrap()
         .unwrap();
@@ -105,7 +106,7 @@ async fn goes_to_the_waypoint(scene: &Scene, dialled: &str) {
 }
 
 #[tokio::test]
-async fn a_service_s_waypoint_gets_its_connections_and_hears_who_called_what() {
+async fn services_waypoint_gets_caller_and_destination() {
     let scene = scene().await;
     for waypoint in [by_hostname(), by_address()] {
         let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
@@ -117,7 +118,7 @@ async fn a_service_s_waypoint_gets_its_connections_and_hears_who_called_what() {
 }
 
 #[tokio::test]
-async fn a_pod_s_waypoint_gets_what_is_addressed_to_the_pod() {
+async fn pods_waypoint_gets_connections_to_the_pod() {
     let scene = scene().await;
     scene.mesh.publish_workload(Workload {
         waypoint: Some(by_address()),
@@ -127,7 +128,7 @@ async fn a_pod_s_waypoint_gets_what_is_addressed_to_the_pod() {
 }
 
 #[tokio::test]
-async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
+async fn unresolved_waypoint_is_never_bypassed() {
     let scene = scene().await;
     let mut missing = by_hostname();
     missing.destination = Destination::Hostname(NamespacedHostname::new("ns", "nowhere"));
@@ -139,7 +140,7 @@ async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
         ..server_record()
     });
     for dialled in ["10.9.0.102:80", "10.9.0.2:8080"] {
-        // Refused so fast that the client may see it as early as in its connect.
+        // The rejection may be so fast that the client sees it while connecting.
         let connected = scene.client.connect(dialled.parse().unwrap()).await;
         let received = match connected {
             Ok(mut client) => rest(&mut client).await.unwrap_or_default(),
@@ -147,7 +148,8 @@ async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
         };
         assert!(received.is_empty(), "{dialled}: {received:?}");
     }
-    // Nobody has come to the server: what is accepted first is what comes now, without a waypoint.
+    // No connection has reached the server: the first one that it accepts is this one, without a
+    // waypoint.
     scene.mesh.publish_workload(server_record());
     scene
         .mesh
@@ -158,7 +160,7 @@ async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
         .await
         .unwrap();
     client.write_all(b"direct\n").await.unwrap();
-    let (mut arrived, _) = tokio::time::timeout(LONG, scene.server.accept())
+    let (mut arrived, _) = tokio::time::timeout(OPERATION_TIMEOUT, scene.server.accept())
         .await
         .unwrap()
         .unwrap();

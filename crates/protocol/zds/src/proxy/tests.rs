@@ -1,4 +1,4 @@
-//! The proxy's side, request by request and in every order.
+//! Tests of the proxy's side, request by request and in every order.
 
 use ambit_model::PodName;
 use proptest::prelude::*;
@@ -37,7 +37,8 @@ impl Pair {
         }
     }
 
-    /// Connected, with a snapshot of these pods (in namespaces 1, 2, ...) all started.
+    /// Creates a connected pair with a snapshot of these pods (in namespaces 1, 2, ...), all
+    /// started.
     fn with(pods: &[&str]) -> Self {
         let mut pair = Self::new();
         pair.event(ProxyEvent::Connected);
@@ -110,7 +111,7 @@ impl Pair {
     }
 }
 
-/// The generation of the only requested start.
+/// Returns the generation of the only requested start.
 fn started_by(effects: &Effects, in_netns: u32) -> Generation {
     let mut starts = effects.iter().filter_map(|effect| match effect {
         ProxyEffect::Start {
@@ -131,7 +132,7 @@ fn refused(effects: &Effects) -> &str {
 }
 
 #[test]
-fn pod_handed_to_another_proxy_is_served_anew_when_added_again() {
+fn surrendered_pod_is_started_when_added_again() {
     let mut pair = Pair::with(&["a"]);
     pair.event(ProxyEvent::Disconnected);
     let effects = pair.proxy.surrender(&"a".into());
@@ -220,7 +221,7 @@ fn a_new_namespace_replaces_the_old_proxy() {
 }
 
 #[test]
-fn what_is_known_of_a_pod_may_change_without_a_restart() {
+fn description_of_a_pod_changes_without_a_restart() {
     let mut pair = Pair::with(&["a"]);
     let mut changed = info("a");
     changed.addresses.push([10, 0, 0, 1].into());
@@ -291,7 +292,7 @@ fn an_add_of_the_same_namespace_joins_a_retry_in_flight() {
 }
 
 #[test]
-fn deleting_clears_what_is_pending() {
+fn deleting_a_pod_clears_its_pending_start() {
     let mut pair = Pair::with(&[]);
     let first = started_by(&pair.add("a", 1), 1);
     pair.failed("a", first);
@@ -329,7 +330,7 @@ fn a_start_that_ends_after_its_pod_is_deleted_changes_nothing() {
 }
 
 #[test]
-fn a_snapshot_stops_what_it_does_not_name() {
+fn snapshot_stops_pods_that_it_omits() {
     let mut pair = Pair::with(&["a", "b", "c"]);
     pair.event(ProxyEvent::Disconnected);
     assert_eq!(pair.up().len(), 3, "served without the agent");
@@ -369,7 +370,7 @@ fn add_delete_add_within_a_snapshot_ends_with_the_pod() {
 }
 
 #[test]
-fn what_is_pending_survives_a_reconnect_if_the_snapshot_keeps_it() {
+fn pending_pods_survive_a_reconnect_if_the_snapshot_has_them() {
     for keep in [true, false] {
         let mut pair = Pair::with(&[]);
         let first = started_by(&pair.add("a", 1), 1);
@@ -441,7 +442,7 @@ fn contract_violations_are_reported_and_end_the_connection() {
 }
 
 #[test]
-fn a_request_before_the_answer_to_the_one_before_breaks_the_contract() {
+fn pipelined_request_violates_the_contract() {
     let mut pair = Pair::with(&[]);
     let generation = started_by(&pair.add("a", 1), 1);
     refused(&pair.del("b"));
@@ -490,10 +491,10 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// Instances started and not stopped are exactly one for each pod served, each request gets at
-    /// most one answer, and a good snapshot results in the pods that it names.
+    /// Checks that exactly one instance runs for each served pod, each request gets at most one
+    /// acknowledgement, and a valid snapshot results in the pods that it names.
     #[test]
-    fn no_order_of_events_loses_or_doubles_an_instance(
+    fn any_order_of_events_keeps_one_instance_per_pod(
         moves in proptest::collection::vec(any_move(), 0..60),
     ) {
         let mut pair = Pair::new();

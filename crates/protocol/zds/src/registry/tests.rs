@@ -273,7 +273,7 @@ fn a_connection_without_hello_is_not_the_newest() {
 }
 
 #[test]
-fn when_the_newest_goes_the_one_before_is_caught_up() {
+fn older_proxy_catches_up_when_the_newest_disconnects() {
     let mut node = Node::new();
     node.connect(1);
     node.connect(2);
@@ -291,7 +291,7 @@ fn when_the_newest_goes_the_one_before_is_caught_up() {
 }
 
 #[test]
-fn an_order_waits_for_a_proxy_but_not_for_ever() {
+fn order_waits_for_a_proxy_until_its_timeout() {
     let mut node = Node::new();
     let soon = node.add("a", 1);
     node.pass(Duration::from_secs(3));
@@ -299,9 +299,9 @@ fn an_order_waits_for_a_proxy_but_not_for_ever() {
     assert_eq!(node.delivered[&soon], Ok(()));
     node.disconnect(1);
     let never = node.add("b", 2);
-    node.pass(DELIVER_WITHIN);
+    node.pass(DELIVERY_TIMEOUT);
     assert_eq!(node.delivered[&never], Err(DeliverError::NoProxy));
-    // The pod stays wanted.
+    // The pod is still to be served.
     node.connect(2);
     assert_eq!(node.serves(2), ["a", "b"]);
 }
@@ -333,12 +333,12 @@ fn a_refusal_reaches_the_caller_with_its_text() {
 }
 
 #[test]
-fn a_late_answer_is_never_taken_for_another() {
+fn late_acknowledgement_never_counts_for_another_request() {
     let mut node = Node::new();
     node.connect(1);
     node.stuck.insert(1);
     let slow = node.add("a", 1);
-    node.pass(DELIVER_WITHIN);
+    node.pass(DELIVERY_TIMEOUT);
     assert_eq!(node.delivered[&slow], Err(DeliverError::NoAnswer));
     let next = node.add("b", 2);
     assert_eq!(
@@ -369,7 +369,7 @@ fn a_proxy_that_never_answers_loses_its_connection() {
 }
 
 #[test]
-fn what_is_not_expected_ends_the_connection() {
+fn unexpected_record_ends_the_connection() {
     let mut node = Node::new();
     for (id, event) in [
         (1, RegistryEvent::Ack(ConnectionId(1), Ok(()))),
@@ -392,7 +392,7 @@ fn what_is_not_expected_ends_the_connection() {
 }
 
 #[test]
-fn a_delete_does_not_wait_for_a_proxy_that_goes() {
+fn delete_does_not_wait_for_a_disconnected_proxy() {
     let mut node = Node::new();
     node.connect(1);
     node.connect(2);
@@ -420,7 +420,7 @@ fn a_newer_namespace_withdraws_the_order_for_the_older_one() {
 }
 
 #[test]
-fn a_proxy_that_does_not_keep_up_is_given_up() {
+fn slow_proxy_is_disconnected() {
     let mut node = Node::new();
     node.connect(1);
     node.stuck.insert(1);
@@ -429,7 +429,7 @@ fn a_proxy_that_does_not_keep_up_is_given_up() {
     }
     assert_eq!(node.closed[&1], CloseReason::Overrun);
     assert_eq!(node.delivered.len(), 5000);
-    // One pod that is added again and again fills no queue.
+    // A pod that is added repeatedly does not fill the queue.
     node.connect(2);
     node.stuck.insert(2);
     for _ in 0..5000 {
@@ -517,7 +517,8 @@ proptest! {
         }
         node.failing.clear();
         node.stuck.clear();
-        // The newest goes, and the one before must be sent everything; then a new one connects.
+        // The newest disconnects, and the one before must be sent everything; then a new one
+        // connects.
         if let Some(newest) = node.wires.keys().next_back().copied() {
             node.disconnect(newest);
         }
@@ -532,7 +533,7 @@ proptest! {
         let served: Vec<_> = node.serves(next + 1).into_iter().map(str::to_owned).collect();
         prop_assert_eq!(served, desired.keys().cloned().collect::<Vec<_>>());
         node.settle();
-        node.pass(DELIVER_WITHIN);
+        node.pass(DELIVERY_TIMEOUT);
         prop_assert_eq!(node.delivered.len() as u64, node.next_ticket);
     }
 }

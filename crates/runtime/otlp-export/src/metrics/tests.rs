@@ -1,4 +1,4 @@
-//! A registry with metrics of each kind, as collectors decode it with OpenTelemetry's own messages.
+//! Tests of a registry with metrics of each kind, decoded with OpenTelemetry's own messages.
 
 use std::{
     sync::atomic::AtomicU64,
@@ -30,7 +30,7 @@ use super::*;
 const START: Duration = Duration::from_secs(100);
 const NOW: Duration = Duration::from_secs(160);
 
-/// Messages with a registry's metrics, decoded by OpenTelemetry's crate.
+/// Encodes a registry's metrics, decoded again by OpenTelemetry's crate.
 fn sent(registry: &Registry) -> Vec<ExportMetricsServiceRequest> {
     let text = ambit_rt::metrics::exposition(registry).unwrap();
     let resource = Resource {
@@ -224,7 +224,7 @@ fn hostile_label_values_arrive_as_they_are() {
 }
 
 #[test]
-fn exemplars_and_lines_that_are_not_understood_are_left_out() {
+fn exemplars_and_malformed_lines_are_skipped() {
     let text = "stray 1\n# HELP a A.\n# TYPE a counter\na_total{x=\"1\"} 2 # {trace=\"t\"} 1.0\na_total{x=\"2\" 3\n\
                 a_total{x=\"3\"} many\na_total\nb_total 4\n# EOF\n";
     let families = exposition::parse(text);
@@ -242,7 +242,7 @@ fn many_series_are_sent_in_messages_of_bounded_size() {
     let calls = Family::<[(String, String); 1], Counter>::default();
     registry.register("calls", "Calls", calls.clone());
     let mut expected: Vec<String> = (0..5000).map(|n| format!("{n:0>1000}")).collect();
-    // Larger than a message by itself.
+    // Larger than a whole message.
     expected.push("x".repeat(2 * MAX_MESSAGE_BYTES));
     for value in &expected {
         calls.get_or_create(&[("a".into(), value.clone())]).inc();

@@ -1,4 +1,4 @@
-//! Settings by OpenTelemetry's variables.
+//! Tests of OpenTelemetry's variables.
 
 use super::*;
 
@@ -36,7 +36,7 @@ fn nothing_is_exported_without_an_endpoint_or_when_disabled() {
 }
 
 #[test]
-fn the_common_endpoint_is_extended_and_a_signals_own_is_taken_as_it_is() {
+fn common_endpoint_is_extended_and_signal_endpoint_is_unchanged() {
     let both = settings(&[
         ENDPOINT,
         ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://[fd00::1]/take"),

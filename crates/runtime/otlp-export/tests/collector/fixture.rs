@@ -15,7 +15,7 @@ use prost::Message as _;
 
 use crate::scripted::DEADLINE;
 
-/// A registry with metrics of each kind that programs have.
+/// Builds a registry with metrics of each kind that programs have.
 fn registry() -> Registry {
     let mut registry = Registry::default();
     let calls = Family::<[(String, String); 2], Counter>::default();
@@ -57,7 +57,7 @@ impl Program {
         }
     }
 
-    /// The response that Prometheus gets.
+    /// Returns the response that Prometheus gets.
     pub(crate) async fn scrape(&self) -> String {
         let mut request = Request::new(Bytes::new());
         *request.uri_mut() = "/metrics".parse().unwrap();
@@ -66,7 +66,7 @@ impl Program {
         String::from_utf8(body.to_vec()).unwrap()
     }
 
-    /// Waits until a scrape holds a text.
+    /// Waits until a scrape contains a text.
     pub(crate) async fn shows(&self, text: &str) {
         self.until(text, |scrape| scrape.contains(text)).await;
     }
@@ -90,14 +90,15 @@ impl Program {
     }
 }
 
-/// Counter of the messages that the collector took.
+/// Counter of the messages that the collector accepted.
 pub(crate) const SENT: &str = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"sent\"}";
 
 pub(crate) fn decoded(body: &[u8]) -> ExportMetricsServiceRequest {
     ExportMetricsServiceRequest::decode(body).unwrap()
 }
 
-/// Lines of a scrape but comments and the exporter's own, whose numbers change by each export.
+/// Returns the lines of a scrape without comments and the exporter's own metrics, which change with
+/// each export.
 pub(crate) fn lines(scrape: &str) -> Vec<String> {
     let lines = scrape.lines();
     let lines = lines.filter(|line| !line.starts_with('#') && !line.starts_with("ambit_otlp_"));

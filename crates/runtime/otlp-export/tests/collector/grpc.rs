@@ -1,4 +1,4 @@
-//! A collector of gRPC.
+//! Exports to a gRPC collector.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Request, Response};

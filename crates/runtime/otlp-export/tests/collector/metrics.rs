@@ -1,4 +1,4 @@
-//! Metrics over HTTP, and collectors that do not take them.
+//! Exports of metrics over HTTP, also to collectors that reject them.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ async fn failing_collectors_get_their_messages_again() {
             let timeout = [("OTEL_EXPORTER_OTLP_TIMEOUT", "300")];
             let program = Program::start(&collector.endpoint(), &timeout);
             let first = collector.next().await;
-            // The program is as it was.
+            // The program is unaffected.
             assert!(program.scrape().await.contains("\nopen -3\n"));
             let again = collector.next().await;
             assert!(first.body == again.body, "{reply:?}");
@@ -97,7 +97,7 @@ async fn failing_collectors_get_their_messages_again() {
 async fn closed_connections_and_empty_successes_fail_no_export() {
     let replies = [Reply::TakeAndClose, Reply::Status("204 No Content")];
     let mut collector = Collector::start(&replies).await;
-    // Longer than the closing takes to arrive.
+    // Longer than it takes for the close to arrive.
     let interval = [("OTEL_METRIC_EXPORT_INTERVAL", "300")];
     let program = Program::start(&collector.endpoint(), &interval);
     for _ in 0..3 {
@@ -121,7 +121,7 @@ async fn refused_messages_are_counted_and_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_collector_that_comes_later_is_found() {
+async fn collector_that_starts_later_is_used() {
     let listener = tokio::net::TcpListener::bind(("127.9.0.1", 0))
         .await
         .unwrap();
@@ -149,7 +149,7 @@ async fn ending_programs_send_their_last_metrics() {
 }
 
 #[tokio::test]
-async fn hanging_collectors_do_not_hold_an_ending_program() {
+async fn hanging_collectors_do_not_delay_the_end_of_a_program() {
     let mut collector = Collector::start(&[Reply::Hang, Reply::Hang]).await;
     let program = Program::start(
         &collector.endpoint(),

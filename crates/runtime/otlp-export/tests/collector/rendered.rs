@@ -1,4 +1,4 @@
-//! OTLP's metrics as OpenMetrics' text, for comparison with a scrape.
+//! Converts OTLP metrics to OpenMetrics' text, for comparison with a scrape.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! A collector with scripted replies, over HTTP/1.1 without a library: it logs nothing itself.
+//! Collector with scripted replies over HTTP/1.1, without an HTTP library, so that it logs nothing
+//! itself.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -49,7 +50,7 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Serves; each of `replies` is for one request, and all later ones are taken.
+    /// Starts the collector; `replies` are for one request each, and all later requests succeed.
     pub(crate) async fn start(replies: &[Reply]) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         Self::serve(listener, replies)
@@ -60,7 +61,7 @@ impl Collector {
         let (sender, received) = mpsc::unbounded_channel();
         let replies: VecDeque<Reply> = replies.iter().copied().collect();
         let replies = Arc::new(Mutex::new(replies));
-        // The runtime logs sockets too, and those of the collector are none of the program's.
+        // The runtime logs sockets, too; those of the collector must not count as the program's.
         tokio::spawn(unrecorded(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -71,7 +72,7 @@ impl Collector {
         Self { address, received }
     }
 
-    /// The next request.
+    /// Returns the next request.
     pub(crate) async fn next(&mut self) -> Received {
         let next = tokio::time::timeout(DEADLINE, self.received.recv()).await;
         next.expect("a request in time").unwrap()

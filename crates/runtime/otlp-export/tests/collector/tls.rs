@@ -37,7 +37,7 @@ async fn collector(name: &str) -> (String, String) {
             tokio::spawn(async move {
                 let mut stream = acceptor.accept(stream).await?;
                 let mut bytes = [0; 64 * 1024];
-                // One read has the whole of a small request, or the rest is not answered.
+                // A small request arrives in one read; otherwise it gets no response.
                 while stream.read(&mut bytes).await? > 0 {
                     let take = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
                     stream.write_all(take).await?;
@@ -50,7 +50,7 @@ async fn collector(name: &str) -> (String, String) {
     (format!("https://localhost:{port}"), certificate.pem())
 }
 
-/// A file with a certificate authority.
+/// Writes a certificate authority to a file.
 fn file(pem: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(pem.as_bytes()).unwrap();
@@ -60,7 +60,7 @@ fn file(pem: &str) -> tempfile::NamedTempFile {
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 
 #[tokio::test]
-async fn collectors_are_trusted_by_the_authority_that_is_set() {
+async fn collectors_are_trusted_by_the_configured_authority() {
     let (endpoint, authority) = collector("localhost").await;
     let authority = file(&authority);
     let path = authority.path().to_str().unwrap();

@@ -1,4 +1,4 @@
-//! The reserved identities under which waypoints call for objects.
+//! Tests of the reserved identities under which waypoints make calls on behalf of objects.
 
 use ambit_derive::Delta;
 use ambit_model::{
@@ -28,8 +28,9 @@ fn plugin() -> WaypointExtension {
     }
 }
 
-/// Waypoint `shop/wp` with a plugin of `shop` and rate limits of `bank` and `local` attached, of which the latter has no
-/// service to call; and waypoint `shop/idle` with nothing.
+/// Returns waypoint `shop/wp` with a plugin of `shop` and rate limits of `bank` and `local`
+/// attached, of which the latter has no service to call; and waypoint `shop/idle` without attached
+/// objects.
 fn waypoints() -> Arc<Waypoints> {
     let limit = |namespace, global| RateLimit {
         key: object(namespace),

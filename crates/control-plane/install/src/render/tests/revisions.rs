@@ -1,4 +1,4 @@
-//! Control planes of several revisions, rendered beside each other.
+//! Tests of control planes of several revisions, rendered beside each other.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn two_revisions_share_no_object() {
 }
 
 #[test]
-fn each_service_and_budget_selects_the_pods_of_its_revision() {
+fn services_and_budgets_select_pods_of_their_revision() {
     for (settings, revision, suffix) in [(&[][..], "default", ""), (CANARY, "canary", "-canary")] {
         let objects = render(settings);
         let name = format!("ambit-control{suffix}");
@@ -59,7 +59,7 @@ fn each_service_and_budget_selects_the_pods_of_its_revision() {
             Some(revision)
         );
     }
-    // Selectors of Deployments never change: releases that knew no revisions had this one.
+    // Selectors of Deployments never change: releases before the support of revisions had this one.
     let plain = render(&[]);
     let selector = &find(&plain, "Deployment", "ambit-control")["spec"]["selector"];
     assert_eq!(selector["matchLabels"], json!({"app": "istiod"}));
@@ -69,7 +69,7 @@ fn each_service_and_budget_selects_the_pods_of_its_revision() {
 }
 
 #[test]
-fn revisions_have_the_same_root_and_a_lease_of_their_own() {
+fn revisions_share_the_root_and_have_separate_leases() {
     for (settings, name, lease) in [
         (&[][..], "ambit-control", "ambit-control-leader"),
         (
@@ -113,7 +113,7 @@ fn tags_are_services_of_their_revision_and_in_its_certificate() {
 }
 
 #[test]
-fn parts_of_nodes_belong_to_one_release_that_chooses_a_revision() {
+fn node_parts_belong_to_one_release() {
     let all = names(&render(&[]));
     let node = names(&render(&["global.components=node"]));
     let control = names(&render(&["global.components=control-plane"]));
@@ -137,7 +137,7 @@ fn parts_of_nodes_belong_to_one_release_that_chooses_a_revision() {
 }
 
 #[test]
-fn alias_must_agree_and_labels_cannot_contradict_the_revision() {
+fn alias_and_labels_must_agree_with_the_revision() {
     let same = render(&["revision=canary,global.revision=canary"]);
     find(&same, "ConfigMap", "istio-canary");
     let plain = names(&render(&["global.revision=default"]));

@@ -1,4 +1,4 @@
-//! What a waypoint sees, and what others see of waypoints.
+//! Tests of the records that waypoints see, and of what other clients see of waypoints.
 
 use ambit_model::{
     Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, RateLimit,
@@ -8,7 +8,7 @@ use ambit_model::{
 
 use super::*;
 
-/// The records of a Gateway: itself, a service and a policy.
+/// Returns the records of a Gateway: its own, a service and a policy.
 fn published(gateway: &GatewayName, service: &str) -> Delta {
     let settings = WaypointGateway {
         gateway: gateway.clone(),
@@ -99,9 +99,9 @@ const OF_WAYPOINTS: [ResourceType; 7] = [
 ];
 
 #[test]
-fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
+fn waypoint_sees_only_its_own_gateways_records() {
     let own = GatewayName::new("shop", "wp");
-    // One whose name begins alike, and one of the same name elsewhere.
+    // A Gateway with this one's name as a prefix, and one of the same name in another namespace.
     let others = [
         GatewayName::new("shop", "wp-2"),
         GatewayName::new("shop2", "wp"),
@@ -154,7 +154,7 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
 }
 
 #[test]
-fn a_waypoint_that_claims_records_of_others_learns_nothing() {
+fn waypoint_cannot_probe_records_of_other_gateways() {
     let (own, other) = (
         GatewayName::new("shop", "wp"),
         GatewayName::new("bank", "wp"),
@@ -208,7 +208,7 @@ fn waypoint_gets_named_addresses_and_no_layer_4_policies() {
 }
 
 #[test]
-fn node_proxies_see_nothing_of_waypoints() {
+fn node_proxies_see_no_waypoint_records() {
     let store = store(&[published(&GatewayName::new("shop", "wp"), "a")]);
     for kind in OF_WAYPOINTS {
         assert_eq!(Peer::new().send(&first(kind), &store), [], "{kind:?}");

@@ -1,4 +1,4 @@
-//! Which certificate is fetched when, with a fake clock.
+//! Tests of the order and times of fetches, with a fake clock.
 
 use super::*;
 
@@ -12,8 +12,8 @@ fn id(name: &str) -> Identity {
     Identity::new("td", "ns", name)
 }
 
-fn day() -> Life {
-    Life {
+fn day() -> Lifetime {
+    Lifetime {
         renew_in: DAY / 2,
         expires_in: DAY,
     }
@@ -70,7 +70,7 @@ fn a_request_is_fetched_at_once_and_a_second_one_joins_it() {
 }
 
 #[test]
-fn what_connections_wait_for_goes_first() {
+fn fetches_for_waiting_connections_go_first() {
     let mut run = Run::new(1);
     run.request("busy", Priority::Background);
     for (name, priority) in [
@@ -101,7 +101,7 @@ fn what_connections_wait_for_goes_first() {
 }
 
 #[test]
-fn only_so_many_are_fetched_at_once() {
+fn concurrent_fetches_are_limited() {
     let mut run = Run::new(2);
     assert_eq!(run.request("a", Priority::Warmup).len(), 1);
     assert_eq!(run.request("b", Priority::Warmup).len(), 1);
@@ -114,7 +114,7 @@ fn only_so_many_are_fetched_at_once() {
 }
 
 #[test]
-fn renewal_comes_at_half_life() {
+fn certificates_are_renewed_at_half_of_their_lifetime() {
     let mut run = Run::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Fetched(id("a"), 1, day(), 1));
@@ -125,10 +125,10 @@ fn renewal_comes_at_half_life() {
 }
 
 #[test]
-fn a_certificate_without_life_does_not_make_the_loop_busy() {
+fn certificate_without_lifetime_causes_no_busy_loop() {
     let mut run = Run::new(8);
     run.request("a", Priority::Warmup);
-    let life = Life {
+    let life = Lifetime {
         renew_in: Duration::ZERO,
         expires_in: Duration::ZERO,
     };
@@ -207,7 +207,7 @@ fn an_unreachable_ca_is_probed_with_one_identity_for_all() {
 }
 
 #[test]
-fn a_ca_that_refuses_is_back_and_delays_begin_anew() {
+fn refusal_ends_the_outage_and_resets_delays() {
     let mut run = Run::new(8);
     run.request("a", Priority::RealTime);
     let mut attempt = 1;
@@ -221,7 +221,7 @@ fn a_ca_that_refuses_is_back_and_delays_begin_anew() {
 }
 
 #[test]
-fn an_outage_ends_with_the_last_identity_that_waits() {
+fn outage_ends_when_no_identity_waits() {
     let mut run = Run::new(8);
     run.request("a", Priority::RealTime);
     run.on(Event::Unreachable(id("a"), 1, "down", 0.5));
@@ -231,7 +231,7 @@ fn an_outage_ends_with_the_last_identity_that_waits() {
 }
 
 #[test]
-fn delays_are_spread() {
+fn retry_delays_are_randomized() {
     for (random, millis) in [(0.0, 800), (0.999_999, 1_199)] {
         let mut run = Run::new(8);
         run.request("a", Priority::RealTime);
@@ -290,7 +290,7 @@ fn expired_certificate_is_fetched_at_once_and_retries_keep_delays() {
 }
 
 #[test]
-fn what_is_forgotten_is_not_fetched_renewed_or_published() {
+fn forgotten_identities_are_not_fetched_renewed_or_published() {
     let mut run = Run::new(1);
     run.request("fetching", Priority::Warmup);
     run.request("queued", Priority::Warmup);
@@ -324,7 +324,7 @@ enum Step {
     Request(u8, Priority),
     Forget(u8),
     Expired(u8),
-    /// The oldest fetch in flight ends: well, with a refusal, or without an answer.
+    /// The oldest fetch in flight ends: with a certificate, a refusal, or without a response.
     End(Option<bool>),
     Pass(u32),
 }
@@ -348,7 +348,7 @@ fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
 
 proptest::proptest! {
     #[test]
-    fn no_order_of_events_breaks_the_bookkeeping(steps in steps()) {
+    fn any_order_of_events_keeps_the_invariants(steps in steps()) {
         let mut run = Run::new(3);
         let mut running: std::collections::VecDeque<(Identity, u64)> = Default::default();
         for step in steps {
@@ -383,7 +383,7 @@ proptest::proptest! {
             assert!(running.len() <= 3);
             // Nothing waits while there is room.
             assert!(state.ready.is_empty() || running.len() == 3);
-            // Every identity is in exactly the one place its phase names.
+            // Every identity is queued where its phase says, and only there.
             let mut ready = 0;
             let mut waiting = 0;
             for (identity, entry) in &state.entries {

@@ -1,4 +1,4 @@
-//! A break is passed on as a break, after the bytes before it.
+//! Tests that a broken side is passed on as a reset, after the bytes before it.
 
 use std::{
     pin::Pin,
@@ -112,7 +112,7 @@ impl AsyncWrite for Crashed {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_reset_is_no_end_of_data_whatever_the_code() {
+async fn stream_reset_with_any_code_is_no_end_of_data() {
     for reason in [
         Reason::NO_ERROR,
         Reason::CANCEL,
@@ -133,7 +133,7 @@ async fn a_stream_that_is_reset_is_no_end_of_data_whatever_the_code() {
 }
 
 #[tokio::test]
-async fn a_connection_that_ends_or_is_given_up_is_no_end_of_data() {
+async fn closed_or_timed_out_connection_is_no_end_of_data() {
     for goaway in [false, true] {
         let (mut app, side) = tokio::io::duplex(1 << 16);
         let (mut peer, mut open, relay) = relaying(side).await;
@@ -152,7 +152,7 @@ async fn a_connection_that_ends_or_is_given_up_is_no_end_of_data() {
 }
 
 #[tokio::test]
-async fn an_answer_in_full_stays_one_when_the_server_wants_no_more() {
+async fn full_response_stays_intact_when_the_server_stops_reading() {
     let (mut app, side) = tokio::io::duplex(1 << 16);
     let (mut peer, mut open, relay) = relaying(side).await;
     open.send(b"all", true);
@@ -192,7 +192,7 @@ async fn stalled_peers_time_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_application_that_does_not_read_is_not_waited_for_for_ever() {
+async fn application_that_does_not_read_times_out() {
     let (mut app, side) = tokio::io::duplex(1000);
     let (mut peer, mut open, relay) = relaying(side).await;
     open.send
@@ -206,7 +206,7 @@ async fn an_application_that_does_not_read_is_not_waited_for_for_ever() {
 }
 
 #[tokio::test]
-async fn what_a_socket_had_sent_is_passed_on_when_writing_to_it_fails() {
+async fn bytes_a_socket_sent_are_relayed_when_writing_to_it_fails() {
     struct Answered(&'static [u8]);
     impl AsyncRead for Answered {
         fn poll_read(
@@ -214,7 +214,7 @@ async fn what_a_socket_had_sent_is_passed_on_when_writing_to_it_fails() {
             _cx: &mut Context<'_>,
             buffer: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
-            // As Linux does once a writer has got the error: the remaining data, and an end.
+            // Like Linux after a writer got the error: the remaining data, then an end.
             buffer.put_slice(std::mem::take(&mut self.0));
             Poll::Ready(Ok(()))
         }

@@ -12,8 +12,8 @@ use super::*;
 
 /// Number of stalled streams of a hundred on a connection.
 const STALLED: usize = 99;
-/// Bytes that pass beside them: more than the window of the connection once was.
-const PASSED: usize = 24 << 20;
+/// Bytes sent beside the stalled streams: more than the initial window of the connection.
+const RELAYED_BYTES: usize = 24 << 20;
 const LONG: Duration = Duration::from_secs(20);
 
 /// A connection with `STALLED` tunnels and one more; both ends of each, the client's first.
@@ -40,7 +40,7 @@ async fn hundred() -> Vec<(Tunnel, Tunnel)> {
     all
 }
 
-/// Writes until the reader, which does not read, is full.
+/// Writes until the windows are full, since the reader does not read.
 fn flood(writer: Tunnel) {
     let mut writer = writer.into_io();
     ambit_rt::spawn("flood", async move {
@@ -53,11 +53,11 @@ async fn passes(writer: Tunnel, reader: Tunnel) {
     let (mut writer, mut reader) = (writer.into_io(), reader.into_io());
     let writing = ambit_rt::spawn("writer", async move {
         let piece = vec![0; 64 << 10];
-        for _ in 0..PASSED / piece.len() {
+        for _ in 0..RELAYED_BYTES / piece.len() {
             writer.write_all(&piece).await.unwrap();
         }
         writer.shutdown().await.unwrap();
-        // Dropped before it is read to its end, it would be reset.
+        // A tunnel that is dropped before it is read to its end would be reset.
         writer
     });
     let mut got = 0;
@@ -72,7 +72,7 @@ async fn passes(writer: Tunnel, reader: Tunnel) {
             n => got += n,
         }
     }
-    assert_eq!(got, PASSED);
+    assert_eq!(got, RELAYED_BYTES);
     drop(writing.await.unwrap());
 }
 
@@ -101,7 +101,7 @@ async fn stalled_downloads_do_not_hold_up_a_sibling() {
 }
 
 #[tokio::test]
-async fn a_reset_socket_ends_an_upload_that_nobody_reads() {
+async fn socket_reset_ends_a_stalled_upload() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut app = TcpStream::connect(listener.local_addr().unwrap())
         .await

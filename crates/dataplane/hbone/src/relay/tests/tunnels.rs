@@ -1,4 +1,4 @@
-//! From tunnel to tunnel: ends and breaks of either pass to the other.
+//! Relays between two tunnels: ends and resets of either pass to the other.
 
 use ambit_testkit::h2_peer::{H2Peer, OpenTunnel};
 use bytes::Bytes;
@@ -72,7 +72,7 @@ async fn scene(settings: Settings) -> Scene {
         let result = relay_tunnels(&mut downstream, &mut upstream, &counted).await;
         let counts = *counted.0.lock();
         let _gone = done.take().unwrap().send((result, counts));
-        // Tunnels that are dropped are cancelled; what the peers see here is the relay's.
+        // Dropped tunnels are cancelled; the peers here must see the reset of the relay.
         std::future::pending::<()>().await;
     });
     let client = connection(near, settings).await;
@@ -119,7 +119,7 @@ async fn each_direction_ends_by_itself() {
 }
 
 #[tokio::test]
-async fn a_reset_of_the_server_comes_to_the_client_after_the_bytes_before_it() {
+async fn server_reset_reaches_the_client_after_earlier_bytes() {
     let mut scene = scene(Settings::default()).await;
     scene.open.send(b"begun", false);
     let Scene {
@@ -141,7 +141,7 @@ async fn a_reset_of_the_server_comes_to_the_client_after_the_bytes_before_it() {
 }
 
 #[tokio::test]
-async fn a_reset_of_the_client_comes_to_the_server() {
+async fn client_reset_reaches_the_server() {
     let mut scene = scene(Settings::default()).await;
     let Scene {
         server,
@@ -149,7 +149,7 @@ async fn a_reset_of_the_client_comes_to_the_server() {
         client,
         ..
     } = &mut scene;
-    // Even if the server has nothing more to say: what it waits for never comes.
+    // Also if the server has sent everything: the data it waits for never comes.
     open.send(b"", true);
     client.reset();
     server
@@ -163,7 +163,7 @@ async fn a_reset_of_the_client_comes_to_the_server() {
 
 /// Checks that the reset of a stream is noticed after a complete response, while the client is silent.
 #[tokio::test]
-async fn a_server_that_goes_away_after_its_answer_is_noticed() {
+async fn server_reset_after_its_response_is_noticed() {
     let mut scene = scene(Settings::default()).await;
     let Scene {
         server,

@@ -1,4 +1,4 @@
-//! Policies and calls made from bytes, of few and short words, so that they often match.
+//! Policies and calls generated from bytes, with few and short words, so that they often match.
 
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
@@ -62,7 +62,7 @@ impl Call {
     }
 }
 
-/// Source of choices, one for each byte; the first choice at the end.
+/// Source of choices, one a byte; at the end of the bytes always the first choice.
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl Bytes<'_> {

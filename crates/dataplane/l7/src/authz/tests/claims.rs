@@ -1,4 +1,4 @@
-//! What valid tokens claim.
+//! Tests of policies that compare token claims.
 
 use ambit_jwt::Claims;
 
@@ -52,7 +52,7 @@ fn claim(path: &[&str], value: &str) -> HttpRule {
 }
 
 #[test]
-fn a_request_is_of_the_principal_that_its_token_names() {
+fn request_principal_comes_from_its_token() {
     let call = with(r#"{"iss":"https://i","sub":"alice"}"#);
     for (any, none, allowed) in [
         (&["https://i/alice"][..], &[][..], true),
@@ -86,8 +86,8 @@ fn a_request_is_of_the_principal_that_its_token_names() {
 }
 
 #[test]
-fn the_subject_of_one_issuer_is_not_taken_for_another_issuers() {
-    // Written together it is the same text as `carol` of `https://i/tenant`.
+fn subjects_of_different_issuers_are_distinguished() {
+    // Joined, issuer and subject are the same text as `carol` of `https://i/tenant`.
     let call = with(r#"{"iss":"https://i","sub":"tenant/carol"}"#);
     for pattern in [
         "https://i/tenant/carol",
@@ -126,7 +126,7 @@ fn the_subject_of_one_issuer_is_not_taken_for_another_issuers() {
 }
 
 #[test]
-fn claims_are_compared_by_each_of_their_values() {
+fn each_value_of_a_claim_is_compared() {
     let call = with(
         r#"{"iss":"i","sub":"s","aud":["a","b"],"azp":"app","groups":["dev","ops"],
             "scope":"read write","roles":"one two","realm":{"role":["admin"]},"level":5}"#,
@@ -143,13 +143,13 @@ fn claims_are_compared_by_each_of_their_values() {
     assert!(!allowed(asks(HttpAttribute::RequestAudiences, "c")));
     assert!(allowed(asks(HttpAttribute::RequestPresenter, "app")));
     assert!(allowed(asks(HttpAttribute::RequestPrincipal, "i/s")));
-    // A number is no text, but denied all the same.
+    // A number is not text, but DENY policies match it.
     assert!(!allowed(claim(&["level"], "5")));
     assert!(!decided(HttpAction::Deny, claim(&["level"], "5"), &call));
 }
 
 #[test]
-fn what_asks_for_tokens_is_http_or_nothing() {
+fn policies_with_claims_apply_to_http_only() {
     for rule in [principals(&["*"], &[]), claim(&["a"], "b")] {
         let policies = policies([policy("p", HttpAction::Allow, vec![rule])]);
         assert!(policies.need_http(Scope::Pod(&[])));

@@ -1,4 +1,4 @@
-//! What each attribute compares.
+//! Tests of the comparison of each attribute.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn anonymous() -> Call {
 }
 
 #[test]
-fn identities() {
+fn source_identities_match_by_each_attribute() {
     let source = |patterns: &[&str]| {
         from(HttpSource {
             principals: texts(patterns),
@@ -52,7 +52,7 @@ fn identities() {
 }
 
 #[test]
-fn addresses_and_ports() {
+fn addresses_and_ports_match_source_and_destination() {
     let net = |text: &str| text.parse().unwrap();
     let rule = |source: &str, remote: &str, port| HttpRule {
         sources: vec![HttpSource {
@@ -115,7 +115,7 @@ fn hosts_are_compared_without_case_and_with_any_port() {
 }
 
 #[test]
-fn a_host_is_denied_at_the_port_that_was_dialled() {
+fn host_is_denied_at_the_dialed_port() {
     let rule = to(HttpOperation {
         hosts: texts(&["shop.example.com:80"]),
         ..HttpOperation::default()
@@ -135,7 +135,7 @@ fn a_host_is_denied_at_the_port_that_was_dialled() {
 }
 
 #[test]
-fn methods_are_denied_whatever_their_case_and_allowed_as_they_are() {
+fn methods_are_denied_in_any_case_and_allowed_exactly() {
     let call = |method: &str| Call {
         method: method.to_owned(),
         ..Call::default()
@@ -281,7 +281,7 @@ fn a_wildcard_allows_only_paths_that_match_in_every_reading() {
 }
 
 #[test]
-fn a_path_that_a_header_names_is_denied_as_the_requests_own() {
+fn path_override_headers_are_denied_like_the_path() {
     let admin = to(HttpOperation {
         paths: paths(&["/admin/*"]),
         ..HttpOperation::default()
@@ -299,7 +299,7 @@ fn a_path_that_a_header_names_is_denied_as_the_requests_own() {
 }
 
 #[test]
-fn exceptions_hold_for_what_headers_name_as_well() {
+fn exceptions_must_hold_for_override_headers() {
     let public = to(HttpOperation {
         not_paths: paths(&["/public*"]),
         ..HttpOperation::default()
@@ -350,7 +350,7 @@ fn exceptions_hold_for_what_headers_name_as_well() {
 }
 
 #[test]
-fn a_host_that_a_header_names_is_denied_as_the_requests_own() {
+fn host_override_headers_are_denied_like_the_host() {
     let admin = to(HttpOperation {
         hosts: texts(&["admin.example"]),
         ..HttpOperation::default()
@@ -372,7 +372,7 @@ fn a_host_that_a_header_names_is_denied_as_the_requests_own() {
 }
 
 #[test]
-fn lines_of_a_header_spelt_differently_are_joined_in_every_order_to_deny() {
+fn header_spellings_are_joined_in_every_order_to_deny() {
     let is = |value: &str| {
         when(
             HttpAttribute::Header("x-a-b".into()),
@@ -390,7 +390,7 @@ fn lines_of_a_header_spelt_differently_are_joined_in_every_order_to_deny() {
         assert!(matches(&is(joined), HttpAction::Deny, &three), "{joined}");
         assert!(!matches(&is(joined), HttpAction::Deny, &two), "{joined}");
     }
-    // So many spellings are no client's mistake.
+    // No client sends so many spellings by mistake.
     assert!(matches(&is("9"), HttpAction::Deny, &four));
     assert!(!matches(&is("9"), HttpAction::Deny, &three));
     assert!(!matches(&is("9"), HttpAction::Allow, &four));

@@ -1,4 +1,4 @@
-//! Decisions are those of the naive reading.
+//! Comparison of decisions with the naive reference.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
-    fn decisions_are_those_of_the_naive_reading(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn decisions_equal_the_naive_reference(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         naive::compare(&bytes);
     }
 }

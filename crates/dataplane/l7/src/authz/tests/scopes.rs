@@ -74,7 +74,7 @@ fn policies_without_rules_never_match() {
 }
 
 #[test]
-fn policies_of_services_concern_requests_for_these() {
+fn policies_of_services_apply_to_their_requests_only() {
     let deny = policy("d", HttpAction::Deny, vec![HttpRule::default()]);
     let allow = policy("a", HttpAction::Allow, vec![HttpRule::default()]);
     let (a, b, c) = (service("a"), service("b"), service("c"));
@@ -90,7 +90,7 @@ fn policies_of_services_concern_requests_for_these() {
 }
 
 #[test]
-fn a_policy_that_is_not_understood_denies_what_it_is_attached_to() {
+fn policy_not_understood_denies_its_targets() {
     let odd = HttpPolicy {
         not_understood: Some("field 99 is unknown".into()),
         ..policy("odd", HttpAction::Allow, vec![HttpRule::default()])
@@ -126,7 +126,7 @@ fn a_policy_that_is_not_understood_denies_what_it_is_attached_to() {
 }
 
 #[test]
-fn dry_run_policies_tell_what_they_would_have_denied() {
+fn dry_run_policies_report_what_they_would_deny() {
     let dry = |name, action, rule| HttpPolicy {
         dry_run: true,
         ..policy(name, action, vec![rule])
@@ -142,7 +142,7 @@ fn dry_run_policies_tell_what_they_would_have_denied() {
             DryRun::new(&key("a"), None)
         ]
     );
-    // Another ALLOW policy would still admit, in force or not.
+    // Another ALLOW policy would still allow the request, enforced or not.
     for other in [
         dry("b", HttpAction::Allow, method("GET")),
         policy("b", HttpAction::Allow, vec![method("GET")]),
@@ -219,7 +219,7 @@ fn non_http_connections_never_match_http_allow_rules() {
 }
 
 #[test]
-fn policies_come_change_and_go() {
+fn policies_are_added_changed_and_removed() {
     let mut policies = Policies::default();
     let deny = policy("p", HttpAction::Deny, vec![HttpRule::default()]);
     assert!(policies.insert(deny.clone()));
@@ -274,7 +274,8 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
         matches!(of_backend(&[&elsewhere], &b), Why::NoAllowPolicies),
         "the whole waypoint's admission has been asked for"
     );
-    // Only its own: audits and dry runs of the whole waypoint have been reported.
+    // Only policies of the service: audits and dry runs of the whole waypoint have been reported
+    // for the original request.
     let audit = of(vec![HttpRule::default()], HttpAction::Audit, "audit");
     let own_audit = for_services(
         of(vec![HttpRule::default()], HttpAction::Audit, "own-audit"),
@@ -428,7 +429,7 @@ fn each_service_of_a_pod_has_to_allow_a_request_to_it() {
     let all = [audit, dry].map(|policy| for_services(policy, &["a", "b"]));
     let decision = decide(&policies(all), Scope::Pod(&ab));
     assert_eq!((decision.audits.len(), decision.dry_run.len()), (1, 1));
-    // A service's policies make it HTTP.
+    // Policies of a service require HTTP.
     let of_path = policies([of(deny("d", get()), "b")]);
     assert!(of_path.need_http(Scope::Pod(&ab)) && !of_path.need_http(Scope::Pod(&[])));
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::path;
 
-/// Each is served as `/admin` by some application.
+/// Paths that some application serves as `/admin`.
 const SPELLINGS: &[&str] = &[
     "/admin",
     "/admin?x=/public",
@@ -109,7 +109,7 @@ const SPELLINGS: &[&str] = &[
 ];
 
 #[test]
-fn every_spelling_of_admin_is_refused_or_judged_as_admin() {
+fn spellings_of_admin_are_refused_or_authorized_as_admin() {
     let deny = to(HttpOperation {
         paths: paths(&["/admin", "/admin/*"]),
         ..HttpOperation::default()
@@ -148,7 +148,7 @@ fn the_plain_spellings_are_not_refused() {
 }
 
 #[test]
-fn what_is_not_admin_is_not_denied() {
+fn other_paths_are_not_denied() {
     let deny = to(HttpOperation {
         paths: paths(&["/admin", "/admin/*"]),
         ..HttpOperation::default()
@@ -196,7 +196,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
-    fn no_spelling_is_denied_less_or_allowed_more_than_the_plain_path(
+    fn spellings_never_get_more_access_than_the_plain_path(
         plain in plain_path(),
         how in prop::collection::vec(any::<u8>(), 1..20),
         end in prop::sample::select(vec!["", "/", ";x.css", "%3Fx.css", ";/public", "%2500.css", "%20", "."]),

@@ -27,7 +27,8 @@ impl<'a> Applied<'a> {
         self.all().find_map(|filters| filters.redirect.as_ref())
     }
 
-    /// Rewrite of the request: where both have one, the backend's. A prefix is always that of the request as it came.
+    /// Returns the rewrite of the request: the backend's if both have one. Prefixes refer to the
+    /// original path of the request.
     pub fn rewrite(self) -> Option<HttpRewrite> {
         let all = self.all().filter_map(|filters| filters.rewrite.as_ref());
         all.cloned().reduce(|rule, backend| HttpRewrite {
@@ -56,7 +57,7 @@ impl<'a> Applied<'a> {
         }
     }
 
-    /// CORS settings of the response: the backend's, else the rule's.
+    /// Returns the CORS settings of the response: the backend's, else the rule's.
     pub fn cors(self) -> Option<&'a Cors> {
         let of_backend = self.backend.and_then(|filters| filters.cors.as_ref());
         of_backend.or(self.rule.cors.as_ref())
@@ -80,7 +81,7 @@ impl<'a> Applied<'a> {
         all.filter(drawn).collect()
     }
 
-    /// Fault to inject in this one request: the backend's, else the rule's.
+    /// Draws the fault to inject into one request: the backend's, else the rule's.
     pub fn fault(self, rng: &mut dyn RngCore) -> Option<Injected> {
         Injected::draw(self.possible_fault()?, rng)
     }
@@ -91,7 +92,8 @@ impl<'a> Applied<'a> {
         of_backend.or(self.rule.fault.as_ref())
     }
 
-    /// Filters that concern a request, by the names of the Gateway API, in the order in which they are applied.
+    /// Returns the Gateway API's names of the filters that apply to a request, in order of
+    /// application.
     pub fn names(self) -> Vec<&'static str> {
         let has = |part: fn(&Filters) -> bool| self.all().any(part);
         [

@@ -1,7 +1,8 @@
-//! Which scripts of other origins may read answers: CORS, as the Fetch standard has it and the Gateway API writes it.
+//! CORS filter as the Fetch standard defines it and the Gateway API configures it: which origins'
+//! scripts may read responses.
 //!
-//! The waypoint answers preflights itself. Where a rule has this filter, CORS headers of the application are removed
-//! from its responses: an application cannot widen a rule.
+//! The waypoint answers preflights itself. Where a rule has this filter, CORS headers of the
+//! application are removed from its responses: an application cannot widen a rule.
 
 use ambit_model::{ArcStr, HttpCors};
 use http::{
@@ -26,7 +27,7 @@ const RESPONSE_HEADERS: [HeaderName; 6] = [
     ACCESS_CONTROL_MAX_AGE,
 ];
 
-/// The filter, ready to be used.
+/// Compiled CORS filter.
 #[derive(Debug)]
 pub struct Cors {
     origins: Vec<Origin>,
@@ -37,7 +38,7 @@ pub struct Cors {
     max_age: HeaderValue,
 }
 
-/// CORS question of a request.
+/// CORS attributes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsRequest {
     /// Origin of the request, if it has exactly one.
@@ -58,12 +59,12 @@ enum Origin {
     },
 }
 
-/// Names, as the value of a header.
+/// List of names as a header value.
 #[derive(Debug)]
 enum List {
     Any,
-    /// Only these; none if `None`.
-    These(Option<HeaderValue>),
+    /// Only the names in the value; none if `None`.
+    Only(Option<HeaderValue>),
 }
 
 impl CorsRequest {
@@ -73,7 +74,8 @@ impl CorsRequest {
             let mut all = headers.get_all(name).iter();
             all.next().filter(|_| all.next().is_none()).cloned()
         };
-        // Two origins are as good as none: they would be allowed by one and read by the other.
+        // Two `Origin` headers count as none: the filter might allow one, and the browser read the
+        // other.
         let origin = one(ORIGIN);
         let is_asking = *method == Method::OPTIONS && headers.contains_key(ORIGIN);
         let of_method = one(ACCESS_CONTROL_REQUEST_METHOD).filter(|_| is_asking);
@@ -93,7 +95,7 @@ impl Cors {
     /// Compiles a CORS policy.
     ///
     /// # Errors
-    /// With what is wrong with it.
+    /// The text describes the invalid setting.
     pub(super) fn new(from: &HttpCors) -> Result<Self, ArcStr> {
         let origins = from
             .allow_origins
@@ -116,7 +118,7 @@ impl Cors {
         }
         let is_for_all = self.origins.iter().all(|one| matches!(one, Origin::Any));
         if !is_for_all || self.credentials {
-            // Nobody else's answer may be taken from a cache.
+            // Caches must not reuse the response for another origin.
             headers.append(VARY, HeaderValue::from_name(ORIGIN));
         }
         let Some(origin) = self.allowed(requested) else {
@@ -132,7 +134,7 @@ impl Cors {
             let yes = HeaderValue::from_static("true");
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
         }
-        // With credentials a star is a name like any other.
+        // With credentials, `*` is a name like any other.
         let exposed = self.exposed.allowed(self.credentials, None);
         insert(headers, ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
         let Some((method, names)) = &requested.preflight else {
@@ -145,7 +147,7 @@ impl Cors {
         headers.insert(ACCESS_CONTROL_MAX_AGE, self.max_age.clone());
     }
 
-    /// The origin of a request, if it is allowed.
+    /// Returns the origin of a request, if it is allowed.
     fn allowed<'a>(&self, requested: &'a CorsRequest) -> Option<&'a HeaderValue> {
         let origin = requested.origin.as_ref()?;
         let text = origin.to_str().ok()?;
@@ -165,7 +167,7 @@ impl List {
         if names.iter().any(|name| name == ANY) {
             return Ok(Self::Any);
         }
-        // Names of methods and headers are of the same form.
+        // Names of methods and headers have the same syntax.
         if let Some(name) = names
             .iter()
             .find(|name| HeaderName::from_bytes(name.as_bytes()).is_err())
@@ -175,13 +177,14 @@ impl List {
         let joined = names.join(", ");
         let value = HeaderValue::from_str(&joined);
         let value = value.map_err(|error| arcstr::format!("{joined:?}: {error}"))?;
-        Ok(Self::These((!names.is_empty()).then_some(value)))
+        Ok(Self::Only((!names.is_empty()).then_some(value)))
     }
 
-    /// Value of a header that allows the requested list: with credentials, a star would not mean all of it.
+    /// Returns the header value that allows the requested names: with credentials, `*` would not
+    /// allow all.
     fn allowed(&self, credentials: bool, requested: Option<&HeaderValue>) -> Option<HeaderValue> {
         match self {
-            Self::These(names) => names.clone(),
+            Self::Only(names) => names.clone(),
             Self::Any if credentials => requested.cloned(),
             Self::Any => Some(HeaderValue::from_static(ANY)),
         }
@@ -233,7 +236,7 @@ impl Origin {
     }
 }
 
-/// Scheme, host and port of an origin: the scheme's own if it has none.
+/// Splits an origin into scheme, host and port; without a port, the scheme's default.
 fn parts(text: &str) -> Option<(&str, &str, u16)> {
     let (scheme, rest) = text.split_once("://")?;
     let well_known = match scheme {
@@ -251,7 +254,7 @@ fn parts(text: &str) -> Option<(&str, &str, u16)> {
     }
 }
 
-/// Whether a text can be a host or the end of one: nothing in it that ends a host.
+/// Whether a text can be a host or its suffix: it has no character that ends a host.
 fn is_host(text: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let literal = text

@@ -1,4 +1,4 @@
-//! Faults on purpose: what one request has to wait, and what it is answered with in the application's place.
+//! Fault injection: the delay of a request, and the response in place of the application's.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) fn is_drawn(share: Share, rng: &mut dyn RngCore) -> bool {
 }
 
 impl Injected {
-    /// Draws, of each part by itself; `None` if nothing is done to the request.
+    /// Draws delay and abort independently; `None` if neither is injected.
     pub(super) fn draw(of: &HttpFault, rng: &mut dyn RngCore) -> Option<Self> {
         let delay = of.delay.filter(|(_, share)| is_drawn(*share, rng));
         let abort = of.abort.filter(|(_, share)| is_drawn(*share, rng));
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_is_drawn_by_itself_in_its_share() {
+    fn delay_and_abort_are_drawn_independently_by_percentage() {
         let delay = Duration::from_secs(1);
         let fault = HttpFault {
             delay: Some((delay, share(1, 4))),
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn all_and_none_are_no_matter_of_chance() {
+    fn percentages_of_zero_and_hundred_are_certain() {
         let of = |numerator| HttpFault {
             delay: None,
             abort: Some((FaultStatus::Grpc(14), share(numerator, 100))),

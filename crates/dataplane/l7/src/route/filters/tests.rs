@@ -1,4 +1,4 @@
-//! What becomes of requests, and which filters are refused.
+//! Tests of filters on requests, and of filters that are refused.
 
 use ambit_model::HttpCors;
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn request_of(path: &str, prefix: usize) -> MatchedPath<'_> {
 
 /// Checks the specification's table of prefix replacements.
 #[test]
-fn prefixes_are_replaced_as_the_specification_has_it() {
+fn prefixes_are_replaced_as_specified() {
     for (path, prefix, with, expected) in [
         ("/foo/bar", "/foo", "/xyz", "/xyz/bar"),
         ("/foo/bar", "/foo", "/xyz/", "/xyz/bar"),
@@ -44,13 +44,13 @@ fn prefixes_are_replaced_as_the_specification_has_it() {
 }
 
 #[test]
-fn what_a_match_has_of_the_path_is_replaced_as_text() {
+fn matched_part_of_the_path_is_replaced_as_text() {
     for (path, prefix, with, expected) in [
         ("/api/x", "/api/", "/", "/x"),
         ("/api/", "/api/", "/new/", "/new/"),
         ("/apis", "/api", "/new", "/news"),
         ("/foo", "/", "/x", "/xfoo"),
-        // The match is of the full path.
+        // The match covers the full path.
         ("/foo/bar", "", "/all", "/all"),
     ] {
         let change = PathChange::Matched(with.into());
@@ -66,7 +66,7 @@ fn location(to: HttpRedirect, host: &str, port: u16) -> String {
 }
 
 #[test]
-fn a_location_has_scheme_host_and_port_as_they_follow_from_each_other() {
+fn redirect_location_has_consistent_scheme_host_and_port() {
     let to = |scheme: Option<&str>, hostname: Option<&str>, port: Option<u16>| HttpRedirect {
         scheme: scheme.map(ArcStr::from),
         hostname: hostname.map(ArcStr::from),
@@ -139,7 +139,7 @@ fn headers_are_set_added_and_removed() {
 }
 
 #[test]
-fn what_contradicts_itself_or_is_not_a_routes_to_change_is_refused() {
+fn contradictory_and_forbidden_filters_are_refused() {
     let set = |name: &str, value: &str| {
         HttpFilter::RequestHeaders(HeaderChanges {
             set: vec![(name.into(), value.into())],
@@ -208,9 +208,9 @@ fn what_contradicts_itself_or_is_not_a_routes_to_change_is_refused() {
 }
 
 proptest! {
-    /// A rewritten path is normalized, or nothing is sent, for every request and replacement.
+    /// Checks that every rewritten path is normalized, or the request refused.
     #[test]
-    fn a_changed_path_is_in_form(path in "/[a-c./%2e;\\\\]{0,12}", with in "/?[a-c./%2f;\\\\]{0,8}", prefix in 0..12_usize) {
+    fn rewritten_paths_are_normalized(path in "/[a-c./%2e;\\\\]{0,12}", with in "/?[a-c./%2f;\\\\]{0,8}", prefix in 0..12_usize) {
         let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
         let change = PathChange::Prefix(with.as_str().into());
         if let Ok(target) = changed(Some(&change), request_of(normal.path(), prefix), BASE) {

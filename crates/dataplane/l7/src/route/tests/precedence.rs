@@ -1,5 +1,5 @@
-//! The table chooses as the Gateway API reads, written down once more without a table: of all matches that hold,
-//! the one that is best, pair by pair.
+//! Compares the route table with a naive implementation of the Gateway API's precedence: of all
+//! matches that apply, the best one, pair by pair.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A request: method, path, and the names of its headers and parameters, all with the value `1`.
+/// Request of method, path, and the names of its headers and parameters, all with the value `1`.
 type TestRequest = (&'static str, &'static str, Vec<usize>, Vec<usize>);
 
 fn holds(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
@@ -114,7 +114,7 @@ fn matches() -> impl Strategy<Value = HttpRouteMatch> {
 
 proptest! {
     #[test]
-    fn the_best_match_is_chosen(
+    fn table_agrees_with_the_naive_precedence(
         routes in prop::collection::vec(
             prop::collection::vec(prop::collection::vec(matches(), 1..4), 1..4), 1..4),
         method in prop::sample::select(vec!["GET", "POST"]),

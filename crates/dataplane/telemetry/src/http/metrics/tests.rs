@@ -76,7 +76,7 @@ fn value<'a>(text: &'a str, name: &str, having: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn labels_have_the_contracts_names() {
+fn labels_have_the_names_of_the_contract() {
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
     metrics.record(&labels(200), &report(1, 1));
@@ -152,7 +152,7 @@ fn durations_and_sizes_are_histograms_with_envoys_buckets() {
 }
 
 #[test]
-fn messages_are_counted_of_grpc_alone() {
+fn only_grpc_messages_are_counted() {
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
     metrics.record(&labels(200), &report(1, 1));
@@ -179,7 +179,7 @@ fn messages_are_counted_of_grpc_alone() {
 }
 
 #[test]
-fn codes_that_are_none_share_one_series() {
+fn invalid_codes_share_one_series() {
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
     for code in [0, 1, 99, 600, 999, u16::MAX] {
@@ -225,9 +225,9 @@ fn series_have_a_limit_which_drops_the_longest_unused() {
     for number in (0..MAX_SERIES).step_by(3) {
         assert!(series.table.read().contains_key(&with(number)), "{number}");
     }
-    series.drop_unused(start + UNUSED);
+    series.drop_unused(start + UNUSED_SERIES_TTL);
     assert_eq!(series.table.read().len(), MAX_SERIES / 3 + 1);
-    series.drop_unused(used + UNUSED);
+    series.drop_unused(used + UNUSED_SERIES_TTL);
     assert!(series.table.read().is_empty());
 }
 
@@ -302,7 +302,7 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
 /// Checks that sums never decrease: readers would take a decreasing counter for a restart, and its rest for an
 /// increase.
 #[test]
-fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
+fn sum_of_series_never_falls_when_series_are_dropped() {
     use crate::http::{Changed, FamilyRule, Relabel};
     let mut relabel = Relabel::default();
     for family in TelemetryFamily::ALL {
@@ -326,7 +326,11 @@ fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     let metrics = HttpMetrics::register(&mut registry);
     let reported = report(4, 100);
     let start = Instant::now();
-    for (code, at) in [(200, start), (500, start), (404, start + UNUSED / 2)] {
+    for (code, at) in [
+        (200, start),
+        (500, start),
+        (404, start + UNUSED_SERIES_TTL / 2),
+    ] {
         metrics.series.of(&labels(code), start).add(&reported, at);
     }
     let exposed = || -> Vec<String> {
@@ -336,12 +340,12 @@ fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     };
     let before = exposed();
     assert!(before.iter().any(|line| line.ends_with(" 9")), "{before:?}");
-    metrics.series.drop_unused(start + UNUSED);
+    metrics.series.drop_unused(start + UNUSED_SERIES_TTL);
     assert_eq!(metrics.series.table.read().len(), 1);
     assert_eq!(exposed(), before);
     assert_eq!(exposed(), before, "once");
 
-    // The same where room is made for others.
+    // Also when series are dropped to make room.
     metrics.series.of(&labels(201), start).add(&reported, start);
     let before = exposed();
     let dropped = make_room(&mut metrics.series.table.write());
@@ -350,6 +354,6 @@ fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     metrics.series.retire(dropped);
     assert_eq!(exposed(), before);
 
-    metrics.series.drop_unused(start + 2 * UNUSED);
+    metrics.series.drop_unused(start + 2 * UNUSED_SERIES_TTL);
     assert_eq!(value(&scrape(&registry), "istio_requests_total", ""), None);
 }

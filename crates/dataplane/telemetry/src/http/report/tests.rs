@@ -1,4 +1,4 @@
-//! Lines of the access log.
+//! Tests of access-log lines.
 
 use super::*;
 use crate::http::ResponseFlag;
@@ -34,7 +34,7 @@ fn bare() -> HttpRequestReport<'static> {
 }
 
 #[test]
-fn a_line_of_text_is_istios() {
+fn text_line_is_istios() {
     assert_eq!(
         report().line(AccessLogFormat::Text),
         "[2020-11-25T21:26:18.409Z] \"GET /a?b=c HTTP/1.1\" 200 - via_upstream - \"-\" 3 135 4 5 \
@@ -45,7 +45,7 @@ fn a_line_of_text_is_istios() {
 }
 
 #[test]
-fn what_is_missing_is_a_dash() {
+fn missing_values_are_dashes() {
     let failed = HttpRequestReport {
         flags: ResponseFlag::NoHealthyUpstream.into(),
         termination_details: Some("rbac_access_denied_matched_policy[none]"),
@@ -87,7 +87,7 @@ fn a_json_line_has_istios_members() {
 }
 
 #[test]
-fn who_is_called_outside_of_the_mesh_is_added() {
+fn host_outside_of_the_mesh_is_added() {
     let left = HttpRequestReport {
         remote: Some("a\"b"),
         remote_identity: Some("spiffe://c"),
@@ -104,7 +104,7 @@ fn who_is_called_outside_of_the_mesh_is_added() {
 }
 
 #[test]
-fn nothing_that_a_peer_sends_forges_a_line_or_a_field() {
+fn peers_cannot_forge_lines_or_fields() {
     let evil =
         b"a\" 200 - \"\r\n[2020-01-01T00:00:00.000Z] \"GET / HTTP/1.1\"\x1b[2J\xe2\x80\xa8\xff\\";
     let long = vec![b'\n'; 1 << 20];
@@ -122,7 +122,7 @@ fn nothing_that_a_peer_sends_forges_a_line_or_a_field() {
         let text = forged.line(AccessLogFormat::Text);
         assert_eq!(text.matches('\n').count(), 1);
         assert!(text.trim_end().bytes().all(|b| (b' '..=b'~').contains(&b)));
-        // As many fields as ever.
+        // The number of fields is unchanged.
         let quotes = |line: &str| line.matches('"').count();
         assert_eq!(quotes(&text), quotes(&report().line(AccessLogFormat::Text)));
         let outside = |line: &str| {

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use ambit_model::{ArcStr, Balancing, HashCookie, HashPolicy, HashSource};
-use ambit_resilience::{Outcome, Slot, Wish, hash};
+use ambit_resilience::{Outcome, PickRequest, Slot, hash};
 use ambit_telemetry::http::ResponseFlag;
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode, Uri,
@@ -64,8 +64,8 @@ impl DestinationDecision {
         &self,
         failed: &'a [ArcStr],
         preferred: Option<&'a ArcStr>,
-    ) -> Wish<'a> {
-        Wish {
+    ) -> PickRequest<'a> {
+        PickRequest {
             hash: self.hash,
             failed,
             preferred,

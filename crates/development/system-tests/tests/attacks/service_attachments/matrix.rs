@@ -1,4 +1,5 @@
-//! One cell of the matrix: what each attachable kind makes of one caller's requests on one path, by one protocol.
+//! One cell of the matrix: the effect of each attachable kind on one caller's requests on one path,
+//! by one protocol.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -11,7 +12,7 @@ use tokio::runtime::Runtime;
 
 use super::{APP, CHECKED, OtherNetwork, Scene, place};
 
-/// Pods of the nodes' own networks, which stand in for kube-proxy where it opens node ports.
+/// Pods of the nodes' own networks, which replace kube-proxy's node ports.
 pub(super) const ON_NODES: &str = "
 ---
 apiVersion: v1
@@ -25,7 +26,7 @@ metadata: {name: on-node-2, namespace: legacy}
 spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
-/// A route of the clients in `tenant`, with a path of which requests are changed.
+/// Route of the clients in `tenant`, one of whose paths changes requests.
 const CLIENT_ROUTE: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -72,7 +73,7 @@ impl Dial for LabNetns {
 
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
-/// The response to a request of `app.shop`, as a text.
+/// Returns the response to a request of `app.shop`, as text.
 fn ask(
     scene: &Scene,
     protocol: Protocol,
@@ -132,7 +133,7 @@ async fn ask_http2(
     Ok(text)
 }
 
-/// Whether a client of the application speaks HTTP/2: all requests here are a GET.
+/// Returns whether a client of the application speaks HTTP/2: all requests here are a GET.
 pub(super) fn is_http2(stream: &TcpStream) -> std::io::Result<bool> {
     let mut first = [0];
     stream.peek(&mut first)?;
@@ -166,8 +167,8 @@ fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Results of each attachable kind for one caller's requests on one path, by both protocols. `asked` is where the
-/// CUSTOM policy is attached, if the path has it.
+/// Checks the effect of each attachable kind on one caller's requests on one path, by both
+/// protocols. `asked` is the address with the CUSTOM policy, if the path has it.
 pub(super) fn cell(
     scene: &Scene,
     name: &str,

@@ -1,4 +1,5 @@
-//! Callers of another network: HBONE clients with identities of their own, through an east-west gateway.
+//! Callers of another network: HBONE clients with their own identities, through an east-west
+//! gateway.
 
 use std::net::{SocketAddr, TcpStream};
 
@@ -9,7 +10,8 @@ use super::{
     matrix::{Dial, cell},
 };
 
-/// Pods outside of the lab's mesh with certificates of its CA: two clients, and the gateway of their network.
+/// Pods outside of the lab's mesh with certificates of its CA: two clients, and the gateway of
+/// their network.
 pub(super) const CLIENTS: &str = "
 ---
 apiVersion: v1
@@ -40,7 +42,7 @@ spec:
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
 
-/// A client of the other network, whose addresses are those of its tunnels.
+/// Client of the other network, whose addresses are those of its tunnels.
 #[derive(Debug)]
 struct Remote<'a>(Peer<'a>);
 
@@ -50,7 +52,7 @@ impl Dial for Remote<'_> {
     }
 }
 
-/// The clients and the gateway of the other network.
+/// Clients and gateway of the other network.
 pub(super) struct OtherNetwork<'a> {
     client: Remote<'a>,
     tenant: Remote<'a>,
@@ -66,7 +68,7 @@ impl<'a> OtherNetwork<'a> {
         }
     }
 
-    /// Opens client tunnels to what an authority names at a waypoint of `shop`.
+    /// Opens client tunnels to the target that an authority names at a waypoint of `shop`.
     fn tunnels(
         &self,
         scene: &Scene,
@@ -120,7 +122,7 @@ impl<'a> OtherNetwork<'a> {
         let authority = "far.shop.svc.cluster.local:80";
         let far = self.tunnels(scene, &self.client, "xtra", authority);
         cell(scene, "another waypoint", &self.client, far, None);
-        // Whom that Service's own policy does not let pass.
+        // Clients that the other Service's own policy denies.
         let far = self.tunnels(scene, &self.tenant, "xtra", authority);
         let answer = scene.ask(&self.tenant, far, "/open", "");
         assert!(answer.contains(" 403 "), "{answer}");

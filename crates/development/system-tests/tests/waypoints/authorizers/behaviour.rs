@@ -1,4 +1,5 @@
-//! Providers that answer, hang, fail and go; in the mesh, out of it, changed while the mesh runs, and never known.
+//! Tests of providers that respond, hang, fail and disappear; inside and outside of the mesh,
+//! reconfigured while the mesh runs, and unknown.
 
 use super::*;
 
@@ -18,7 +19,7 @@ spec:
   - to: [{operation: {ports: ['9002']}}]
 ";
 
-/// A provider called `decides` of a kind, at a namespace's, with more settings.
+/// Returns a provider called `decides` of a kind, in a namespace, with further settings.
 fn decides(kind: &str, namespace: &str, port: u16, more: &Value) -> Value {
     let mut settings = json!({
         "service": format!("authz.{namespace}.svc.cluster.local"), "port": port, "timeout": "1s",
@@ -55,7 +56,7 @@ impl Scene {
 }
 
 #[test]
-fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
+fn provider_decides_in_and_outside_the_mesh_by_both_protocols() {
     let objects: Vec<_> = provider("auth")
         .into_iter()
         .chain([custom("app", "decides")])
@@ -120,7 +121,7 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
             );
         }
     }
-    // In the mesh it is the waypoint's identity that lets it ask.
+    // In the mesh, the provider allows the waypoint's identity to call it.
     let others = GUARDED.replace("sa/waypoint", "sa/other");
     scene.mesh.apply("guarded", &others);
     scene.until_status(
@@ -138,7 +139,7 @@ fn unreachable_provider_denies_unless_it_fails_open() {
     ];
     let scene = Scene::new(&[]);
     scene.mesh.apply("policy", &manifests(&objects[..1]));
-    // Nobody has told who decides.
+    // No provider of the name is configured.
     scene.until_status("an unknown provider", &get("/", &[]), 403);
     scene.until_published(&["shop/ask-app", "no provider with the name decides"]);
 
@@ -164,7 +165,7 @@ fn unreachable_provider_denies_unless_it_fails_open() {
         scene.until_status("it denies", &denied, 403);
         scene.mesh.apply("gone", &gone);
         if fail_open {
-            // What it would deny passes, now that it is not there.
+            // A request that it would deny passes, while it is unavailable.
             scene.until_status("it is gone", &denied, 200);
         } else {
             scene.until_status("it is gone", &plain, status);
@@ -173,8 +174,14 @@ fn unreachable_provider_denies_unless_it_fails_open() {
         scene.until_status("it is back", &denied, 403);
     }
 
-    // One that denies everything, in its place; then a configuration that cannot be read, which changes nothing.
-    scene.configure(&decides("envoyExtAuthzGrpc", "legacy", OTHER, &json!({})));
+    // Replaced by a provider that denies everything; then an invalid configuration, which changes
+    // nothing.
+    scene.configure(&decides(
+        "envoyExtAuthzGrpc",
+        "legacy",
+        DENYING_PROVIDER_PORT,
+        &json!({}),
+    ));
     let response = scene.until_status("another decides", &plain, 401);
     assert_eq!(response["body"], "by the other one");
     scene.configure(&json!([{"name": "decides", "envoyExtAuthzGrpc": {"service": "authz"}}]));

@@ -1,6 +1,6 @@
-//! Checks of a provider and the effect of its responses, compared with Envoy: `vectors/ext-authz` has the checks of
-//! Envoy's filter at the same program for the same requests, and the effect of the same responses. Whatever differs is
-//! listed here with the reason.
+//! Compares checks of a provider and the effect of its responses with Envoy: `vectors/ext-authz`
+//! has the checks of Envoy's filter at the same program for the same requests, and the effect of
+//! the same responses. All differences are listed here with the reason.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -26,7 +26,7 @@ const SOMETHING: &str = "something";
 const NOTHING: &str = "nothing";
 
 /// Intended difference, in which `*` matches anything.
-struct Meant {
+struct IntendedDifference {
     case: &'static str,
     at: &'static str,
     envoy: &'static str,
@@ -41,8 +41,8 @@ const fn meant(
     at: &'static str,
     (envoy, ours): (&'static str, &'static str),
     why: &'static str,
-) -> Meant {
-    Meant {
+) -> IntendedDifference {
+    IntendedDifference {
         case,
         at,
         envoy,
@@ -51,8 +51,8 @@ const fn meant(
     }
 }
 
-const MEANT: &[Meant] = &[
-    // Of every request.
+const MEANT: &[IntendedDifference] = &[
+    // Differences of every request.
     meant(
         "*",
         "answered.headers.server",
@@ -235,7 +235,7 @@ const MEANT: &[Meant] = &[
         ("*", "*"),
         "Envoy sends them unescaped: no request",
     ),
-    // Headers are set by the response.
+    // The response sets headers.
     meant(
         "denied with headers twice",
         "answered.headers.x-a",
@@ -286,7 +286,7 @@ const MEANT: &[Meant] = &[
     ),
 ];
 
-impl Meant {
+impl IntendedDifference {
     fn explains(&self, found: &Difference) -> bool {
         is_like(self.case, &found.case)
             && is_like(self.at, &found.at)
@@ -303,7 +303,7 @@ struct Difference {
     ours: String,
 }
 
-/// Whether a text matches a pattern with `*`.
+/// Returns whether a text matches a pattern with `*`.
 fn is_like(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -314,7 +314,7 @@ fn is_like(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Each value with the place where it is.
+/// Flattens a value: each leaf by its path.
 fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(members) => {
@@ -369,7 +369,7 @@ fn compare(case: &str, envoy: &Value, ours: &Value) -> Vec<Difference> {
         .collect()
 }
 
-/// A request, with the header that selects the provider's response.
+/// Returns a request, with the header that selects the provider's response.
 fn request(case: &Value) -> Value {
     let mut request = case["request"].clone();
     if let (Some(configured), Some(headers)) =

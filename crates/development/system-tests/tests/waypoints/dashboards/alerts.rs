@@ -1,4 +1,5 @@
-//! Alerts fire on the series that they are for, all the time that they wait, and on nothing else.
+//! Tests that alerts fire on the intended series, during their whole waiting time, and on no
+//! others.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +7,11 @@ use super::{prometheus, prometheus::Input, rules};
 
 /// Seconds between samples.
 const INTERVAL: u64 = 60;
-/// Evaluation time in seconds after the first sample, longer than any alert waits.
+/// Evaluation time in seconds after the first sample, longer than the waiting time of any alert.
 const NOW: f64 = 24_000.0;
 
-/// Series on which an alert fires, and series on which it does not, in the notation of Prometheus' tests of rules.
+/// Series on which an alert fires, and series on which it does not, in the notation of Prometheus'
+/// rule tests.
 struct Case {
     alert: &'static str,
     fires: &'static [&'static str],
@@ -122,7 +124,7 @@ const CASES: &[Case] = &[
             r#"process_max_fds{pod="ztunnel-a"} 1000x400"#,
             r#"istio_build{pod="ztunnel-a"} 1x400"#,
         ],
-        // Of a program that is no part of the mesh.
+        // Of a program outside of the mesh.
         silent: &[
             r#"process_open_fds{pod="database"} 900x400"#,
             r#"process_max_fds{pod="database"} 1000x400"#,
@@ -134,7 +136,7 @@ const CASES: &[Case] = &[
         fires: &[
             r#"istio_tcp_connections_failed_total{destination_workload="a", reporter="destination", response_flags="DENY"} 0x380 60+60x30"#,
         ],
-        // As many as ever.
+        // The number is unchanged.
         silent: &[
             r#"istio_tcp_connections_failed_total{destination_workload="a", reporter="destination", response_flags="DENY"} 0+60x400"#,
         ],
@@ -221,7 +223,7 @@ fn results(series: &[&str], expr: &str, seconds: f64) -> f64 {
 }
 
 #[test]
-fn every_alert_fires_on_what_it_is_for_and_on_nothing_else() {
+fn alerts_fire_only_on_their_intended_series() {
     let alerts = prometheus::query(&Input {
         rules: rules().display().to_string(),
         ..Input::default()

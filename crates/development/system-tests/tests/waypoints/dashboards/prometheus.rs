@@ -1,5 +1,5 @@
-//! Prometheus' own engine, as a program (`build/prometheus`), and what it reads: scrapes of the programs of a mesh with
-//! the labels that discovery in Kubernetes gives to their pods.
+//! Prometheus' own engine, as a program (`build/prometheus`), and its input: scrapes of the
+//! programs of a mesh with the labels that Kubernetes discovery adds to their pods.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 const ACCEPT: &str =
     "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-/// Samples, and the queries to run over them.
+/// Samples, and the queries to evaluate over them.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Input {
@@ -41,10 +41,10 @@ pub(super) struct Scrape {
 #[derive(Debug, Deserialize)]
 pub(super) struct Output {
     pub alerts: Vec<Alert>,
-    pub results: Vec<Answer>,
+    pub results: Vec<QueryResult>,
 }
 
-/// A rule, as Prometheus has read it.
+/// Alert rule, as Prometheus has parsed it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Alert {
     pub name: String,
@@ -57,7 +57,7 @@ pub(super) struct Alert {
 
 /// Result of a query.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Answer {
+pub(super) struct QueryResult {
     #[serde(default)]
     pub error: String,
     pub samples: Vec<Sample>,
@@ -73,8 +73,9 @@ pub(super) struct Sample {
     pub value: String,
 }
 
-impl Answer {
-    /// Whether there is something to show: a number at least, and not the quotient of two zeros.
+impl QueryResult {
+    /// Returns whether there is a value to show: at least one number, which is not the quotient of
+    /// two zeros.
     pub(super) fn has_data(&self) -> bool {
         self.error.is_empty() && self.samples.iter().any(|sample| sample.value != "NaN")
     }
@@ -88,7 +89,7 @@ pub(super) fn query(input: &Input) -> Output {
         .spawn()
         .unwrap();
     let mut stdin = engine.stdin.take().unwrap();
-    // If it ends early, its exit code and standard error tell why.
+    // If the program ends early, its exit code and standard error show why.
     let _ended_early = stdin.write_all(&serde_json::to_vec(input).unwrap());
     drop(stdin);
     let output = engine.wait_with_output().unwrap();

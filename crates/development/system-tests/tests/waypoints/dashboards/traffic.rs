@@ -14,7 +14,7 @@ use crate::protocols::{call_grpc, serve_grpc_on};
 
 /// Objects besides the waypoint's namespace: a namespace without a waypoint, whose node proxies enforce a policy;
 /// Services of the server for each feature of waypoints; a provider of CUSTOM policies, and a collector.
-const MORE: &str = "
+const MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -165,7 +165,7 @@ spec:
     )
 }
 
-/// The mesh, with its applications.
+/// Mesh with its applications.
 pub(super) struct Scene {
     pub mesh: Mesh,
     grpc: SocketAddr,
@@ -174,7 +174,7 @@ pub(super) struct Scene {
     _node: tempfile::TempDir,
 }
 
-/// Options of a lab whose agents install the CNI plugin below a directory.
+/// Returns options of a lab whose agents install the CNI plugin below a directory.
 fn installing(node: &tempfile::TempDir) -> Options {
     let mut options = options();
     let below = |name: &str| {
@@ -196,9 +196,9 @@ fn installing(node: &tempfile::TempDir) -> Options {
 impl Scene {
     pub(super) fn new() -> Self {
         let node = tempfile::tempdir().unwrap();
-        let more = format!("{MORE}{}", programs());
+        let more = format!("{MANIFESTS}{}", programs());
         let (mesh, _) = with_waypoint_and(&more, installing(&node));
-        // Answers with the status that the path names.
+        // Responds with the status in the path.
         mesh.serve("shop/server", 8081, |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
                 let path = head.split(' ').nth(1).unwrap_or_default();
@@ -244,9 +244,9 @@ impl Scene {
         answer.split(' ').nth(1).unwrap_or_default().to_owned()
     }
 
-    /// Traffic of every kind.
+    /// Produces traffic of every kind.
     pub(super) fn traffic(&self) {
-        // Something for the control plane to do.
+        // A change for the control plane.
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
         let another = format!(
             "
@@ -265,7 +265,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: {}}}]}}
             self.ask(service, "/200");
         }
         self.ask("failing", "/503");
-        // No host: HTTP forbids it.
+        // Without a host, which HTTP forbids.
         let mut bad = self
             .mesh
             .dial("shop/client", self.mesh.service("app.shop.svc", 80))
@@ -273,13 +273,13 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: {}}}]}}
         bad.raw(b"GET / HTTP/1.1\r\n\r\n", is_whole).unwrap();
         call_grpc(&self.mesh, self.grpc, "/shop.Orders/Ok/0");
         call_grpc(&self.mesh, self.grpc, "/shop.Orders/Missing/5");
-        // By name, so that names are asked for; one of them nobody has.
+        // By name, so that DNS is queried; one of the names does not exist.
         self.mesh.get("shop/client", "http://server.shop/").ok();
         self.mesh.get("shop/client", "http://nobody.example/");
         for port in [9000, 9001] {
             let echo = self.mesh.service("echo.plain.svc", port);
             if let Ok(mut connection) = self.mesh.dial("shop/client", echo) {
-                // The one that a policy denies ends.
+                // The policy ends the connection that it denies.
                 connection.say("hello").ok();
             }
         }

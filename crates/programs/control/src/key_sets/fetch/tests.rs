@@ -1,4 +1,4 @@
-//! Against servers that answer as they should, and as they should not.
+//! Tests with servers that respond correctly and incorrectly.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -34,7 +34,7 @@ fn serve(listener: TcpListener, answers: Vec<String>) {
             while !head.ends_with(b"\r\n\r\n") {
                 head.push(stream.read_u8().await.unwrap());
             }
-            // A client that has read enough may be gone.
+            // A client that has read enough may have disconnected.
             stream.write_all(answer.as_bytes()).await.ok();
         }
     });
@@ -59,7 +59,7 @@ fn source(url: String, form: KeyForm) -> KeySource {
 fn fetcher() -> Fetcher {
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
     let guard = Guard::new(everywhere.into());
-    // There is no query for the root namespace.
+    // The root namespace causes no inquiry.
     Fetcher::new(Client::new(guard, "ambit-test"), Callees::new().0)
 }
 
@@ -71,7 +71,7 @@ async fn fetched(answers: Vec<String>) -> Result<String, FetchError> {
 }
 
 #[tokio::test]
-async fn a_key_set_is_had_as_it_is_sent() {
+async fn key_set_is_returned_unchanged() {
     assert_eq!(fetched(vec![ok(KEY)]).await.unwrap(), KEY);
     let chunked = format!(
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{KEY}\r\n0\r\n\r\n",
@@ -87,7 +87,7 @@ async fn a_key_set_is_had_as_it_is_sent() {
 }
 
 #[tokio::test]
-async fn issuer_metadata_has_key_address_and_name() {
+async fn issuer_metadata_yields_key_url_and_issuer() {
     let keys = server(vec![ok(KEY)]).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let issuer = format!("http://{}", listener.local_addr().unwrap());
@@ -110,7 +110,7 @@ async fn issuer_metadata_has_key_address_and_name() {
 }
 
 #[tokio::test]
-async fn whatever_else_is_answered_is_no_key_set() {
+async fn other_responses_are_not_key_sets() {
     let huge = format!("HTTP/1.1 200 OK\r\n\r\n{}", " ".repeat(MAX_KEY_SET + 1));
     let cut = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{KEY}");
     let elsewhere =
@@ -137,7 +137,7 @@ async fn whatever_else_is_answered_is_no_key_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_server_is_waited_for_until_the_rules_timeout() {
+async fn hanging_server_is_timed_out_by_the_rule() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let source = KeySource {
@@ -179,7 +179,7 @@ async fn control_plane_and_metadata_addresses_are_not_called() {
 }
 
 #[tokio::test]
-async fn tenants_fetch_only_where_the_mesh_lets_them() {
+async fn tenants_fetch_only_from_permitted_addresses() {
     let own = server(vec![ok(KEY), ok(KEY)]).await;
     let leads_there = format!(
         "HTTP/1.1 302 Found\r\nlocation: http://localhost:{}/\r\ncontent-length: 0\r\n\r\n",
@@ -189,7 +189,7 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
     ambit_rt::spawn("mesh", async move {
         while let Some(inquiry) = inquiries.recv().await {
             assert_eq!(inquiry.namespace, "tenant");
-            // As if one loopback address were a Service's.
+            // The address counts as a Service's.
             let is_foreign = inquiry.ip != IpAddr::from([127, 0, 0, 2]);
             let owner = || ObjectKey::new(ambit_k8s_api::Kind::Service, "store", "web");
             inquiry.answer(if is_foreign { Err(owner()) } else { Ok(()) });
@@ -218,19 +218,19 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
         matches!(redirected, Err(FetchError::Callee(_))),
         "{redirected:?}"
     );
-    // There is no query for the administrator's.
+    // The administrator's key sets cause no inquiry.
     let of_root = source(format!("http://{own}/"), KeyForm::KeySet);
     assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
 }
 
 #[tokio::test]
-async fn trust_bundles_are_fetched_as_their_roots() {
+async fn trust_bundle_yields_its_roots() {
     let bundle = r#"{"keys":[{"use":"x509-svid","kty":"EC","x5c":["AAAA"]}]}"#;
     let address = server(vec![ok(bundle), ok(KEY), ok("[]")]).await;
     let bundle = || source(format!("http://{address}/"), KeyForm::TrustBundle);
     let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), pem);
-    // Its keys for tokens are no roots.
+    // Keys for tokens are not roots.
     assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), "");
     let refused = fetcher().key_set(&bundle()).await;
     assert!(matches!(refused, Err(FetchError::Bundle(_))), "{refused:?}");

@@ -21,7 +21,7 @@ fn mirror(of: &str, numerator: u32, denominator: u32) -> HttpMirror {
     }
 }
 
-/// One filter of each type, which names its owner.
+/// Returns one filter of each type, which names its owner.
 fn each(of: &str) -> [HttpFilter; 6] {
     let headers = |name: &str| HeaderChanges {
         set: vec![(name.into(), of.into())],
@@ -87,7 +87,7 @@ fn every_combination_applies_each_filter() {
             let case = format!("rule {rule:06b}, backend {backend:06b}");
             check_headers(applied, rule, backend, &case);
             let to = applied.redirect().map(|to| to.host().unwrap().to_string());
-            // The rule's comes first: its requests reach no backend.
+            // The rule's redirect comes first: its requests reach no backend.
             let expected =
                 last(2, backend, rule).map(|of| if of == BACKEND { RULE } else { BACKEND });
             assert_eq!(to.as_deref(), expected, "{case}");

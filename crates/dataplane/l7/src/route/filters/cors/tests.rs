@@ -1,4 +1,4 @@
-//! Who is allowed what, from the text of the Gateway API and of the Fetch standard.
+//! Tests of allowed origins, from the text of the Gateway API and the Fetch standard.
 
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-/// The response to a request of an origin, with CORS headers of the application.
+/// Returns the response to a request of an origin, with CORS headers of the application.
 fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)]) -> Vec<String> {
     let mut answer = headers(upstream);
     cors.change_response(request, &mut answer);
@@ -136,7 +136,7 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
             "vary: origin"
         ]
     );
-    // What the application allows is not allowed.
+    // Headers of the application allow nothing.
     for request in [simple("https://b"), preflight("https://b")] {
         assert_eq!(
             answer(&some, &request, &upstream),
@@ -152,7 +152,7 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
 }
 
 #[test]
-fn a_star_means_all_only_without_credentials() {
+fn star_means_all_only_without_credentials() {
     let all = |credentials| {
         cors(&["*"], |from| {
             from.allow_credentials = credentials;
@@ -185,7 +185,7 @@ fn a_star_means_all_only_without_credentials() {
 }
 
 #[test]
-fn a_preflight_is_a_question_with_origin_and_method() {
+fn preflights_have_origin_and_method() {
     assert!(preflight("https://a").is_preflight());
     let lines = [
         ("origin", "https://a"),
@@ -204,9 +204,9 @@ fn a_preflight_is_a_question_with_origin_and_method() {
 }
 
 proptest! {
-    /// A pattern allows the host itself and hosts below it, and no other origin.
+    /// Checks that a pattern allows the host itself and hosts below it, and no other origin.
     #[test]
-    fn no_origin_gets_around_a_pattern(origin in "(https://)?[a-c.:@/#\\\\%*\\[\\] ]{0,10}(\\.?a\\.b)?(:443)?") {
+    fn origin_patterns_match_the_host_and_its_subdomains_only(origin in "(https://)?[a-c.:@/#\\\\%*\\[\\] ]{0,10}(\\.?a\\.b)?(:443)?") {
         let wild = cors(&["https://*.a.b"], |_| ());
         if wild.allowed(&simple(&origin)).is_some() {
             let host = origin.strip_prefix("https://").unwrap();

@@ -1,4 +1,4 @@
-//! Plugins that are written by hand, each for what it shows.
+//! Tests of handwritten plugins, each for one behaviour.
 
 use ambit_system_tests::{options, until};
 
@@ -7,7 +7,7 @@ use crate::scene::Scene;
 pub(crate) const HEADERS: &str =
     include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 /// Traps on requests with `x-trap`, spins on those with `x-spin`.
-const HOSTILE: &str = r#"(module
+const HOSTILE_MODULE: &str = r#"(module
     (import "env" "proxy_get_header_map_value" (func $get (param i32 i32 i32 i32 i32) (result i32)))
     (memory (export "memory") 1)
     (data (i32.const 16) "x-trap")
@@ -21,19 +21,19 @@ const HOSTILE: &str = r#"(module
             (then (loop (br 0))))
         (i32.const 0)))"#;
 /// Module that never starts.
-const ENDLESS: &str = r#"(module
+const STUCK_MODULE: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_vm_start") (param i32 i32) (result i32) (loop (br 0)) (unreachable)))"#;
 /// Module that never resumes a request.
-const HOLDING: &str = r#"(module
+const PAUSING_MODULE: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1)))"#;
 /// Module that calls a service of the mesh for each request, and resumes the request on a 200 response.
-pub(crate) const ASKING: &str = r#"(module
+pub(crate) const CALLING_MODULE: &str = r#"(module
     (import "env" "proxy_http_call" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import "env" "proxy_continue_stream" (func $continue (param i32) (result i32)))
     (import "env" "proxy_send_local_response" (func $answer (param i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
@@ -59,10 +59,10 @@ pub(crate) const ASKING: &str = r#"(module
                 (i32.const 0) (i32.const 0) (i32.const -1)))))))"#;
 
 #[test]
-fn a_plugin_changes_what_passes_and_answers_for_it() {
+fn plugin_changes_messages_and_sends_local_responses() {
     let scene = Scene::new();
     scene.until_answers("requests pass", "", |answer| answer.contains("200 OK"));
-    // Not there yet: requests are refused, since nothing says otherwise.
+    // The module does not exist yet: requests are rejected, which is the default.
     scene.plugin("tag", "pluginConfig: {team: bank}");
     let refused = scene.until_answers("requests are refused", "", |answer| {
         answer.contains(" 503 ")
@@ -76,7 +76,7 @@ fn a_plugin_changes_what_passes_and_answers_for_it() {
     scene.module("tag", HEADERS);
     let asked = |answer: &str| answer.contains("x-plugin: {\"team\":\"bank\"}\r\n");
     let answer = scene.until_answers("the plugin runs", "x-plugin: forged\r\n", asked);
-    // In the answer's head, and in what the application was asked.
+    // In the head of the response, and in the request that the application received.
     assert_eq!(
         answer.matches("x-plugin: {\"team\":\"bank\"}").count(),
         2,
@@ -93,12 +93,12 @@ fn a_plugin_changes_what_passes_and_answers_for_it() {
         metrics.contains("ambit_wasm_plugin_ready{plugin=\"shop/tag\"} 1"),
         "{metrics}"
     );
-    // Of another configuration, and then gone.
+    // With another configuration, and then deleted.
     scene.plugin("tag", "pluginConfig: {team: shop}");
     scene.until_answers("the configuration is another", "", |answer| {
         answer.contains("{\"team\":\"shop\"}")
     });
-    // What cannot be used leaves what was there.
+    // An invalid object leaves the plugin unchanged.
     scene.plugin("tag", "priority: many");
     scene.mesh.remove("tag");
     scene.until_answers("the plugin is gone", "", |answer| {
@@ -107,14 +107,14 @@ fn a_plugin_changes_what_passes_and_answers_for_it() {
 }
 
 #[test]
-fn what_a_plugin_makes_of_a_request_is_judged() {
+fn policies_check_requests_changed_by_a_plugin() {
     let scene = Scene::new();
     scene.module("tag", HEADERS);
     scene.plugin("tag", "pluginConfig: {team: bank}");
     scene.until_answers("the plugin runs", "", |answer| {
         answer.contains("{\"team\":\"bank\"}")
     });
-    // It runs after the policies, which judge again.
+    // The plugin runs after the policies, which decide again.
     scene.mesh.apply(
         "policy",
         "
@@ -149,12 +149,12 @@ spec:
 }
 
 #[test]
-fn a_plugin_that_traps_or_spins_harms_its_own_requests_only() {
+fn trapping_or_spinning_plugin_affects_only_its_requests() {
     let scene = Scene::new();
     scene.module("tag", HEADERS);
-    scene.module("hostile", HOSTILE);
+    scene.module("hostile", HOSTILE_MODULE);
     scene.plugin("tag", "pluginConfig: {team: bank}");
-    // It is for another port, and then for none of them.
+    // The plugin is for another port, and then for none of them.
     scene.plugin(
         "hostile",
         "phase: AUTHN\n  match: [{ports: [{number: 81}]}]",
@@ -165,7 +165,7 @@ fn a_plugin_that_traps_or_spins_harms_its_own_requests_only() {
     let refused = |answer: &str| answer.contains(" 503 ");
     for bad in ["x-trap: 1\r\n", "x-spin: 1\r\n"] {
         scene.until_answers("it fails", bad, refused);
-        // It is started anew, and other requests pass again.
+        // The plugin is restarted, and other requests succeed again.
         scene.until_answers("requests pass again", "", passes);
     }
     let metrics = scene.metrics();
@@ -180,14 +180,14 @@ fn a_plugin_that_traps_or_spins_harms_its_own_requests_only() {
 }
 
 #[test]
-fn a_plugin_asks_a_service_before_a_request_goes_on() {
+fn plugin_pauses_a_request_during_a_service_call() {
     let scene = Scene::new();
-    scene.module("asking", ASKING);
+    scene.module("asking", CALLING_MODULE);
     scene.plugin("asking", "phase: AUTHZ");
     scene.until_answers("a request goes on", "", |answer| {
         answer.contains(" 200 ") && scene.dump().contains("\"ready\"")
     });
-    scene.module("refused", &ASKING.replace("many.shop", "gone.shop"));
+    scene.module("refused", &CALLING_MODULE.replace("many.shop", "gone.shop"));
     scene.plugin("refused", "phase: AUTHZ");
     scene.until_answers("without an answer it is refused", "", |answer| {
         answer.contains(" 401 ")
@@ -195,7 +195,7 @@ fn a_plugin_asks_a_service_before_a_request_goes_on() {
 }
 
 #[test]
-fn what_a_plugin_may_take_is_a_setting() {
+fn plugin_resource_limits_are_settings() {
     let mut options = options();
     for (name, time) in [("START", "170ms"), ("CALLBACK", "70ms"), ("HOLD", "270ms")] {
         let name = format!("AMBIT_WASM_{name}_TIMEOUT");
@@ -203,9 +203,9 @@ fn what_a_plugin_may_take_is_a_setting() {
     }
     let scene = Scene::with("", options);
     for (name, wat) in [
-        ("hostile", HOSTILE),
-        ("endless", ENDLESS),
-        ("holding", HOLDING),
+        ("hostile", HOSTILE_MODULE),
+        ("endless", STUCK_MODULE),
+        ("holding", PAUSING_MODULE),
     ] {
         scene.module(name, wat);
     }
@@ -226,7 +226,7 @@ fn what_a_plugin_may_take_is_a_setting() {
     });
     scene.mesh.remove("endless");
     until("it is gone", || scene.known("endless").is_null());
-    // Who is answered did not wait for the half a minute that is usual.
+    // The response did not wait for the default timeout of half a minute.
     scene.plugin("holding", "");
     until("its module is ready", || {
         scene.known("holding")["state"] == "ready"

@@ -1,8 +1,8 @@
-//! Routing loops between waypoints end: at an application, or with a refusal.
+//! Tests of routing loops between waypoints, which end: at an application, or with a rejection.
 
 use ambit_system_tests::{GATEWAY, Heads, Mesh, Options, PAIR, options, until, until_through};
 
-/// A second waypoint, and a service whose pod and whose requests go through it.
+/// Second waypoint, and a service whose pod and whose requests pass it.
 const SECOND: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -38,12 +38,12 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 8080}]
 ";
 
-/// A route of requests of one service to another.
+/// Returns a route of requests from one service to another.
 fn route(from: &str, to: &str) -> String {
     route_of("HTTPRoute", 80, from, to)
 }
 
-/// A route of a port of one service to another.
+/// Returns a route of a port from one service to another.
 fn route_of(kind: &str, port: u16, from: &str, to: &str) -> String {
     format!(
         "
@@ -58,21 +58,22 @@ spec:
     )
 }
 
-/// Open connections of a pod's processes.
+/// Returns the number of open connections of a pod's processes.
 fn connections(mesh: &Mesh, pod: &str) -> usize {
     let table = mesh.run(pod, &["cat", "/proc/self/net/tcp", "/proc/self/net/tcp6"]);
     let established = |line: &&str| line.split_whitespace().nth(3) == Some("01");
     table.lines().filter(established).count()
 }
 
-/// Counts the requests at both waypoints that were rejected for a routing loop, or caused such a rejection.
-fn circled(mesh: &Mesh) -> u64 {
+/// Returns the number of requests at both waypoints that were rejected for a routing loop, or
+/// caused such a rejection.
+fn rejected_loops(mesh: &Mesh) -> u64 {
     let of = |pod: &str| {
         let metrics = mesh.get(pod, "http://127.0.0.1:15020/stats/prometheus");
-        let of_circles = |line: &&str| {
+        let of_loops = |line: &&str| {
             line.starts_with("istio_requests_total{") && line.contains("response_code=\"508\"")
         };
-        let samples = metrics.ok().lines().filter(of_circles).map(str::to_owned);
+        let samples = metrics.ok().lines().filter(of_loops).map(str::to_owned);
         let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
         values.sum::<u64>()
     };
@@ -101,13 +102,13 @@ fn routing_loops_between_waypoints_end() {
     until_through(&mesh, &near, "shop/client", "http://near.shop/");
     until_through(&mesh, &yonder, "shop/client", "http://far.shop/");
 
-    // A pod calls itself: through its service, as any other would.
+    // A pod calls itself: through its service, like any other client.
     until_through(&mesh, &near, "shop/server", "http://near.shop/");
     mesh.get("shop/server", &direct).ok();
-    // Two services of different waypoints call one another.
+    // Two services of different waypoints call each other.
     until_through(&mesh, &yonder, "shop/server", "http://far.shop/");
     until_through(&mesh, &near, "shop/far", "http://near.shop/");
-    // A waypoint's own pod is no way past it, nor does it go in circles.
+    // A waypoint's own pod can neither bypass it nor cause a loop.
     until_through(&mesh, &near, "shop/waypoint", &direct);
     until_through(&mesh, &near, "shop/yonder", &direct);
 
@@ -118,29 +119,32 @@ fn routing_loops_between_waypoints_end() {
         answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
     });
 
-    // Routes in a circle.
+    // Routes in a loop.
     mesh.apply("routes", &(route("near", "far") + &route("far", "near")));
     let refused = |url: &str| mesh.get("shop/client", url).body.starts_with("508");
     for url in ["http://near.shop/", "http://far.shop/"] {
         until(&format!("{url} is refused for its circle"), || refused(url));
     }
     let before = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
-    let circled_before = circled(&mesh);
+    let circled_before = rejected_loops(&mesh);
     for _ in 0..30 {
         assert!(refused("http://near.shop/"));
     }
-    // Each has passed both waypoints a few times, and was given up soon.
-    let circled = circled(&mesh) - circled_before;
-    assert!((30 * 3..=30 * 10).contains(&circled), "{circled} for 30");
+    // Each request has passed both waypoints a few times, and was soon rejected.
+    let rejected_loops = rejected_loops(&mesh) - circled_before;
+    assert!(
+        (30 * 3..=30 * 10).contains(&rejected_loops),
+        "{rejected_loops} for 30"
+    );
     let after = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
     for (before, after) in before.into_iter().zip(after) {
-        // Few more, for each worker keeps connections of its own: not one for each request.
+        // A few more, since each worker has its own connections: not one for each request.
         assert!(after <= before + 15, "{before} connections became {after}");
     }
     mesh.remove("routes");
     until_through(&mesh, &near, "shop/client", "http://near.shop/");
 
-    // The same with connections: each opens the next, until there are too many.
+    // The same with connections: each opens the next, until the limit.
     let tcp = |from: &str, to: &str| route_of("TCPRoute", 90, from, to);
     until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
     mesh.apply("routes", &tcp("near", "far"));
@@ -166,7 +170,7 @@ fn routing_loops_between_waypoints_end() {
     until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
 }
 
-/// A service of a pod's port 8090, whose requests each of two mirrors gets as well.
+/// Returns a service of a pod's port 8090 whose requests go to two mirrors, too.
 fn mirrored(name: &str, app: &str, waypoint: &str, mirror: &str) -> String {
     let mirror = format!(
         "{{type: RequestMirror, requestMirror: {{backendRef: {{name: {mirror}, port: 80}}}}}}"
@@ -189,7 +193,7 @@ spec:
     )
 }
 
-/// Counts the completed mirrored requests of a waypoint.
+/// Returns the number of completed mirrored requests of a waypoint.
 fn mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
     let metrics = mesh.get(waypoint, "http://127.0.0.1:15020/stats/prometheus");
     let lines = metrics.ok().lines();
@@ -199,7 +203,7 @@ fn mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
 }
 
 #[test]
-fn mirrors_of_two_waypoints_do_not_multiply_each_other() {
+fn mirrors_of_two_waypoints_do_not_multiply() {
     let mesh = two_waypoints();
     let (_, here) = mesh.serve_heads("shop/server", 8090);
     let (_, there) = mesh.serve_heads("shop/far", 8090);
@@ -217,7 +221,7 @@ fn mirrors_of_two_waypoints_do_not_multiply_each_other() {
     until("the mirrors are followed", || {
         mesh.get("shop/client", "http://one.shop/first").succeeded() && of(&there, "/first") > 0
     });
-    // What has begun comes to its end.
+    // Requests in flight complete.
     let counts = || {
         [
             mirrors(&mesh, "shop/waypoint"),
@@ -230,7 +234,8 @@ fn mirrors_of_two_waypoints_do_not_multiply_each_other() {
         last == before && last[1] == 2 * last[0]
     });
     mesh.get("shop/client", "http://one.shop/counted").ok();
-    // Both mirrors of the request are mirrored by the waypoint that they go to, and what that makes of them by nobody.
+    // The waypoints of both mirrors mirror the request again, and those copies are not mirrored
+    // further.
     until("all of them have ended", || {
         counts() == [before[0] + 2, before[1] + 4]
     });

@@ -1,5 +1,5 @@
-//! Modules that a waypoint pulls: from a registry that wants credentials (`build/registry`), and from servers that lie,
-//! hang, flood, or lead elsewhere.
+//! Tests of modules that a waypoint pulls: from a registry that requires credentials
+//! (`build/registry`), and from servers that lie, hang, flood, or redirect elsewhere.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,12 +9,13 @@ use std::{
 
 use ambit_system_tests::{Options, binary, options, read_head, until};
 
-use crate::{scene::Scene, written::HEADERS};
+use crate::{handwritten::HEADERS, scene::Scene};
 
 const USER: &str = "puller";
 const PASSWORD: &str = "a-password-nobody-else-knows";
 
-/// A module, and the options of a lab whose waypoints may pull without TLS and keep what they pulled beside it.
+/// Returns a module, and the options of a lab whose waypoints may pull without TLS and cache
+/// modules beside it.
 fn module() -> (tempfile::TempDir, Options) {
     let directory = tempfile::tempdir().unwrap();
     let module = directory.path().join("tag.wasm");
@@ -32,7 +33,8 @@ fn module() -> (tempfile::TempDir, Options) {
     (directory, options)
 }
 
-/// Services of the pods that modules are pulled from in the namespace `legacy`, and its leave for plugins of `shop`.
+/// Services of the pods that modules are pulled from in the namespace `legacy`, and a grant for
+/// plugins of `shop`.
 const GRANT: &str = "
 ---
 apiVersion: v1
@@ -75,7 +77,7 @@ impl Scene {
         until(what, || self.dump().contains(why));
     }
 
-    /// The Secret `registry` with a password for some registries.
+    /// Returns the Secret `registry` with a password for some registries.
     fn secret(&self, label: &str, password: &str, registries: &[&str]) {
         let entries: Vec<String> = registries
             .iter()
@@ -99,7 +101,7 @@ stringData:
 }
 
 #[test]
-fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
+fn module_is_pulled_only_with_its_secrets_credentials() {
     let (directory, options) = module();
     let registries = ["basic", "token"].map(|scheme| registry(scheme, directory.path()));
     let scene = Scene::with(&(registries.concat() + GRANT), options);
@@ -122,7 +124,7 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
     let labelled = "ambit.io/image-pull: 'true'";
     let both = [basic.as_str(), token.as_str()];
 
-    // Without a Secret, and with a wrong password, nothing is had, and requests are refused.
+    // Without a Secret, and with a wrong password, the pull fails, and requests are rejected.
     pull(&basic, "artifact", "one");
     let has_none = "spec.imagePullSecret has none for it";
     scene.until_dumped("no credentials", has_none);
@@ -135,7 +137,8 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
         answer.contains(" 503 ")
     });
 
-    // The right one, by both ways in which registries ask for it, and by each form of images.
+    // The correct password, by both authentication schemes of registries, and for each image
+    // format.
     scene.secret(labelled, PASSWORD, &both);
     runs("one");
     pull(&token, "artifact", "two");
@@ -145,7 +148,7 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
     pull(&basic, "docker", "four");
     runs("four");
 
-    // What runs goes on without it, or when it is no longer meant for it.
+    // A running plugin continues without the Secret, and when the Secret is no longer for it.
     scene.secret("app: other", PASSWORD, &both);
     scene.until_dumped("the Secret is another's", has_none);
     runs("four");
@@ -156,7 +159,7 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
     scene.until_dumped("the Secret has gone", has_none);
     runs("five");
 
-    // Nobody was told of it who should not be.
+    // No other party has received the password.
     let logs = scene.mesh.logs() + &scene.waypoint_log() + &scene.dump();
     for secret in [
         PASSWORD,
@@ -171,10 +174,10 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
     }
 }
 
-/// The heads of requests.
+/// Heads of requests.
 type RecordedHeads = Arc<Mutex<Vec<String>>>;
 
-/// Responds in invalid ways selected by the first part of the path.
+/// Responds in invalid ways, selected by the first segment of the path.
 fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Result<()> {
     const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/wasm", "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000"}]}"#;
     let path = head.split(' ').nth(1).unwrap_or_default();
@@ -187,7 +190,7 @@ fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Re
     } else if path.starts_with("/v2/lies/") {
         answer("200 OK", "", "another layer")
     } else if path.starts_with("/v2/hangs/") {
-        // Until the client has gone.
+        // Until the client has disconnected.
         return stream.read(&mut [0]).map(drop);
     } else if path.starts_with("/v2/floods/") {
         write!(
@@ -216,10 +219,10 @@ fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Re
 }
 
 #[test]
-fn hostile_servers_get_nothing_and_harm_nobody() {
+fn hostile_registries_get_no_secret_and_do_no_harm() {
     let (_directory, options) = module();
     let scene = Scene::with(GRANT, options);
-    // Wants credentials, too, for a registry that it is not.
+    // A server that requests credentials, for a registry that it is not.
     let stolen = RecordedHeads::default();
     let recorded = stolen.clone();
     let other = scene.mesh.serve("legacy/client", 5001, move |mut stream| {
@@ -278,7 +281,8 @@ fn hostile_servers_get_nothing_and_harm_nobody() {
     }
     let passed = scene.ask("");
     assert!(passed.contains(" 200 "), "{passed}");
-    // The plugins are asked for again and again; then requests are decided the other way.
+    // The waypoint keeps retrying the plugins; then requests are decided by the other failure
+    // policy.
     scene.plugin_from(
         "none",
         &format!("http://{server}/none"),

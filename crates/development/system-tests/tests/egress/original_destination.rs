@@ -1,4 +1,5 @@
-//! ServiceEntries with `resolution: NONE`: the waypoint authorizes the request, and calls the original destination.
+//! Tests of ServiceEntries with `resolution: NONE`: the waypoint authorizes the request, and
+//! connects to the original destination.
 
 use std::{
     io::{Read as _, Write as _},
@@ -12,7 +13,7 @@ use crate::outside::{listen, log, mesh, waypoint};
 const HTTP: u16 = 8080;
 const TCP: u16 = 8091;
 
-/// An entry for addresses, which the waypoint serves.
+/// Returns an entry with addresses, which the waypoint serves.
 fn entry(name: &str, addresses: &str, port: &str) -> String {
     format!(
         "
@@ -41,8 +42,8 @@ fn denies(entry: &str, rule: &str) -> String {
     )
 }
 
-/// Serves HTTP, and connections where the server speaks first, in the waypoint's own pod; both name the address that was
-/// called. Returns the pod.
+/// Serves HTTP, and connections whose server sends first, in the waypoint's own pod; both report
+/// the destination address. Returns the pod.
 fn serve(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods;
     let pod = pods.iter().find(|pod| pod.namespace == "egress").unwrap();
@@ -76,7 +77,7 @@ fn get(mesh: &Mesh, ip: Ipv4Addr, path: &str) -> String {
         .body
 }
 
-/// Returns the greeting of a server that speaks first, if a byte comes back after it.
+/// Returns the greeting of a server that sends first, if a byte is echoed after it.
 fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
     let place = LabNetns::Pod("shop/client".to_owned());
     let address = SocketAddr::from((ip, TCP));
@@ -89,7 +90,7 @@ fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
 }
 
 #[test]
-fn the_address_that_was_dialled_is_called_if_policies_allow_it() {
+fn original_destination_is_called_if_policies_allow() {
     let files = tempfile::tempdir().unwrap();
     let mesh = mesh(files.path(), "");
     waypoint(&mesh, &[]);
@@ -99,7 +100,7 @@ fn the_address_that_was_dialled_is_called_if_policies_allow_it() {
     for ip in web.into_iter().chain(raw) {
         add_address(&mesh, &pod, ip);
     }
-    // Addresses by themselves, and a network.
+    // Single addresses, and a network.
     let http = "{number: 8080, name: http, protocol: HTTP}";
     let tcp = "{number: 8091, name: tcp, protocol: TCP}";
     let entries =

@@ -1,5 +1,6 @@
-//! A plaintext connection to a captured pod survives the beginning of STRICT only if it is kubelet's or stays
-//! within the pod, even if it was opened while plaintext was allowed, before the pod's capture.
+//! A plaintext connection to a captured pod survives the start of STRICT only if it is kubelet's or
+//! stays within the pod, even if it was opened while plaintext was allowed, before the pod's
+//! capture.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -11,7 +12,7 @@ metadata: {name: strict, namespace: shop}
 spec: {mtls: {mode: STRICT}}
 ";
 
-/// A running server outside the mesh, and an address of it.
+/// Starts a server outside of the mesh; returns the mesh and the server's address.
 fn server_outside() -> (Mesh, SocketAddr) {
     let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
@@ -23,7 +24,7 @@ fn from_node(mesh: &Mesh, server: SocketAddr) -> Conversation {
         .unwrap()
 }
 
-/// Whether the server's node proxy has the STRICT policy.
+/// Returns whether the server's node proxy has the STRICT policy.
 fn is_strict(mesh: &Mesh) -> bool {
     let dump = mesh.proxy_dump("node-2");
     let workloads = dump["workloads"].as_array().cloned().unwrap_or_default();
@@ -43,7 +44,7 @@ fn proxy_log(mesh: &Mesh) -> String {
 }
 
 #[test]
-fn when_strict_begins_plaintext_from_before_the_capture_ends() {
+fn pre_capture_plaintext_ends_when_strict_starts() {
     let (mesh, server) = server_outside();
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
     let mut plaintext = mesh.dial("legacy/client", server).unwrap();
@@ -54,7 +55,7 @@ fn when_strict_begins_plaintext_from_before_the_capture_ends() {
     ];
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/server", true);
-    // Kubelet's, by the exemption of probes.
+    // A connection of kubelet, by the exemption of probes.
     let mut probe = from_node(&mesh, server);
     plaintext.say("open before the capture").unwrap();
 

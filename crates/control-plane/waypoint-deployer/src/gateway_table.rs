@@ -1,4 +1,4 @@
-//! Desired waypoints, and their observed objects. Pure: observations go in, writes come out.
+//! Desired waypoints and their existing objects. Pure: takes observations, and returns writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,68 +16,68 @@ use serde_json::{Value, json};
 
 use crate::{
     release::Release,
-    status::{self, Progress, Verdict},
+    status::{self, GatewayState, Progress},
 };
 
-/// The field manager of everything that is written here.
+/// Field manager of all writes of this crate, except for [`REPLICAS_MANAGER`].
 pub(crate) const MANAGER: &str = "ambit-waypoints";
-/// Field manager of a Deployment's number of pods, from the moment when an autoscaler decides it until the autoscaler
-/// has written it: a field without a manager would fall back to one pod.
+/// Field manager of a Deployment's `replicas`, from the moment when an autoscaler decides it until
+/// the autoscaler has written it: a field without a manager would fall back to one pod.
 pub(crate) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
 
-/// Namespace and name: those of a Gateway and of all its objects.
+/// Namespace and name of a Gateway, and of all its objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Name {
     pub(crate) namespace: Box<str>,
     pub(crate) name: Box<str>,
 }
 
-/// The class of waypoints, as observed in the cluster.
+/// GatewayClass of waypoints, as observed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Class {
     pub(crate) controller: String,
-    /// The generation of its spec.
+    /// Generation of the spec.
     pub(crate) generation: Option<i64>,
-    /// Whether its conditions of this generation say so.
+    /// Whether the class has the condition `Accepted` for this generation.
     pub(crate) is_accepted: bool,
-    /// Release of the definitions that its status names.
+    /// Release of the Gateway API that its status names.
     pub(crate) release: Option<Release>,
 }
 
-/// An object that was made for a waypoint, as far as it matters here. What differs is looked at again, but for its
-/// version alone.
+/// Existing object of a waypoint, with the fields that decide about writes. A change of any but the
+/// version causes another reconciliation.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Standing {
-    /// Other manager that applies it, if there is one.
+pub(crate) struct ExistingObject {
+    /// Another field manager that applies the object, if there is one.
     pub(crate) other: Option<String>,
-    /// Of one that we applied: the Gateway that it was made for, by its unique number.
-    pub(crate) made_for: Option<String>,
-    /// Its own unique number.
+    /// UID of the Gateway that owns the object, if we applied it.
+    pub(crate) gateway_uid: Option<String>,
+    /// UID of the object.
     pub(crate) uid: Option<String>,
-    /// Counts changes of what is wished.
+    /// Generation of the spec.
     pub(crate) generation: Option<i64>,
-    /// Changes with everything, its status too.
+    /// Resource version, which changes with every write, also of the status.
     pub(crate) resource_version: Option<String>,
     /// Labels of the object.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Of a Deployment: whether the number of pods is still ours to say; scaling takes it over.
+    /// Whether we own a Deployment's `replicas`; scaling takes the field over.
     pub(crate) replicas_ours: bool,
-    /// Of a Deployment: that number.
+    /// Value of a Deployment's `replicas`.
     pub(crate) replicas: Option<i32>,
-    /// Of a Service: its addresses in the cluster.
+    /// Cluster IPs of a Service.
     pub(crate) ips: Vec<String>,
-    /// Of a Service: its addresses at load balancers.
-    pub(crate) outside: Vec<String>,
-    /// Of a Deployment: whether a pod is ready.
+    /// Load balancer addresses of a Service.
+    pub(crate) load_balancers: Vec<String>,
+    /// Whether a Deployment has a ready pod.
     pub(crate) is_ready: bool,
 }
 
-impl Standing {
-    /// Fields that all kinds have.
+impl ExistingObject {
+    /// Returns the fields that all kinds have.
     pub(crate) fn of(metadata: &ObjectMeta) -> Self {
         Self {
             other: other_manager(metadata),
-            made_for: made_for(metadata),
+            gateway_uid: gateway_uid(metadata),
             uid: metadata.uid.clone(),
             generation: metadata.generation,
             resource_version: metadata.resource_version.clone(),
@@ -86,7 +86,7 @@ impl Standing {
         }
     }
 
-    /// Whether nothing but its version changed.
+    /// Returns whether only the version changed.
     fn is_as(&self, before: &Self) -> bool {
         let version = before.resource_version.clone();
         let of_that_version = Self {
@@ -97,7 +97,7 @@ impl Standing {
     }
 }
 
-/// Field managers of the label that marks an object as a waypoint's.
+/// Returns field managers of the label that marks an object as a waypoint's.
 fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     let label = format!("f:{MANAGED}");
     let entries = metadata.managed_fields.iter().flatten();
@@ -110,21 +110,21 @@ fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     appliers.map(|entry| entry.manager.as_deref().unwrap_or_default())
 }
 
-/// Field manager of that label other than our own.
+/// Returns a field manager of that label other than our own.
 fn other_manager(metadata: &ObjectMeta) -> Option<String> {
     let other = managers(metadata).find(|manager| *manager != MANAGER);
     other.map(str::to_owned)
 }
 
-/// The Gateway that owns an object of ours.
-fn made_for(metadata: &ObjectMeta) -> Option<String> {
+/// Returns the UID of the Gateway that owns an object of ours.
+fn gateway_uid(metadata: &ObjectMeta) -> Option<String> {
     managers(metadata).find(|manager| *manager == MANAGER)?;
     let mut owners = metadata.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.kind == "Gateway")?;
     Some(owner.uid.clone())
 }
 
-/// Whether we were the last to set a Deployment's number of pods.
+/// Returns whether we were the last to set a Deployment's `replicas`.
 pub(crate) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     let mut entries = metadata.managed_fields.iter().flatten();
     entries.any(|entry| {
@@ -134,32 +134,33 @@ pub(crate) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     })
 }
 
-/// Work of [`Book::class_work`].
+/// Write that the class of waypoints needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum ClassWork<'a> {
-    /// Class that is missing.
-    Make,
-    /// Its conditions of this generation do not say that waypoints are made, and whether the release of the definitions is
-    /// known.
-    Say(&'a Release, Option<i64>),
+pub(crate) enum ClassAction<'a> {
+    /// Create the missing class.
+    Create,
+    /// Write the conditions for this generation: the class is accepted, and whether the release of
+    /// the Gateway API is known.
+    Accept(&'a Release, Option<i64>),
 }
 
 /// Plan for a Gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Plan {
-    /// Write these, and then remove those. An object that is marked as new must not exist under another owner.
+    /// Apply these objects, and then delete those. An object that is marked as new must not exist
+    /// under another owner.
     Apply(Vec<Write>, Vec<Removal>),
-    /// Nothing; and what its status is to say.
-    Refuse(Verdict),
-    /// Gateway that is a waypoint no longer: its status is left alone, and what was made for it is removed.
+    /// Write only the status, with this state.
+    Refuse(GatewayState),
+    /// The Gateway is no longer a waypoint: delete its objects and our part of its status.
     Release(Vec<Removal>),
 }
 
-/// One object to delete.
+/// Object to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Removal {
     pub(crate) part: Part,
-    /// Of the very object that was seen.
+    /// UID of the observed object, so that no successor is deleted.
     pub(crate) uid: Option<String>,
 }
 
@@ -169,36 +170,36 @@ pub(crate) struct Write {
     pub(crate) part: Part,
     pub(crate) object: Value,
     pub(crate) is_new: bool,
-    /// The field manager.
+    /// Field manager of the write.
     pub(crate) manager: &'static str,
-    /// The version of the object that this was decided by, where it depends on it: an object that has changed since is
-    /// left as it is. A number of pods that is omitted because the Deployment seems to have been scaled would fall to
-    /// one if it is ours by now; and one that is written would undo a later scaling.
+    /// Resource version that the write depends on: an object that has changed since is not written.
+    /// If `replicas` is omitted because the Deployment seems to have been scaled, the number would
+    /// fall to one if the field is ours by now; if it is written, that would undo a later scaling.
     pub(crate) decided_by: Option<String>,
 }
 
-/// State of Gateways and their objects, as described for the module.
+/// Gateways and their objects, as observed in the cluster.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct GatewayTable {
     settings: Settings,
     revisions: Revisions,
     /// Namespace of the control planes, which is always discovered.
     system_namespace: Box<str>,
-    /// Selectors of the namespaces that are discovered.
+    /// Label selectors of the discovered namespaces.
     selectors: Vec<LabelSelector>,
-    /// Of the definitions.
+    /// Release of the Gateway API's CRDs.
     release: Release,
     class: Option<Class>,
     /// Labels of namespaces.
     namespaces: BTreeMap<Box<str>, BTreeMap<String, String>>,
-    /// Of every class.
+    /// Gateways of every class.
     gateways: BTreeMap<Name, Gateway>,
-    standing: BTreeMap<(Part, Name), Standing>,
+    existing: BTreeMap<(Part, Name), ExistingObject>,
     maps: ConfigMaps,
     due: BTreeSet<Name>,
 }
 
-impl Book {
+impl GatewayTable {
     pub(crate) fn new(
         settings: Settings,
         revision: &str,
@@ -214,13 +215,13 @@ impl Book {
             class: None,
             namespaces: BTreeMap::new(),
             gateways: BTreeMap::new(),
-            standing: BTreeMap::new(),
+            existing: BTreeMap::new(),
             maps: ConfigMaps::new(system_namespace),
             due: BTreeSet::new(),
         }
     }
 
-    /// The class of waypoints is this, or is not there.
+    /// Updates the class of waypoints; `None` if it does not exist.
     pub(crate) fn class(&mut self, class: Option<Class>) {
         if self.class != class {
             self.class = class;
@@ -228,26 +229,27 @@ impl Book {
         }
     }
 
-    /// Work that is due for the class of waypoints.
-    pub(crate) fn class_work(&self) -> Option<ClassWork<'_>> {
+    /// Returns the write that the class of waypoints needs, if any.
+    pub(crate) fn class_action(&self) -> Option<ClassAction<'_>> {
         match &self.class {
-            None => Some(ClassWork::Make),
+            None => Some(ClassAction::Create),
             Some(class) if class.controller != CONTROLLER => None,
             Some(class) => {
                 let says_so = class.is_accepted && class.release.as_ref() == Some(&self.release);
-                (!says_so).then_some(ClassWork::Say(&self.release, class.generation))
+                (!says_so).then_some(ClassAction::Accept(&self.release, class.generation))
             }
         }
     }
 
-    /// Takes in the Service of a control plane, which may have become responsible for other Gateways.
+    /// Updates the Service of a control plane, which may have become responsible for other
+    /// Gateways.
     pub(crate) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.revisions.set(service, of) {
             self.due = self.gateways.keys().cloned().collect();
         }
     }
 
-    /// Sets which namespaces are discovered.
+    /// Sets the label selectors of discovered namespaces.
     pub(crate) fn discover(&mut self, selectors: Vec<LabelSelector>) {
         if self.selectors != selectors {
             self.selectors = selectors;
@@ -285,13 +287,13 @@ impl Book {
         self.due.extend(concerned.map(|(name, _)| name.clone()));
     }
 
-    pub(crate) fn object(&mut self, part: Part, name: Name, standing: Option<Standing>) {
+    pub(crate) fn object(&mut self, part: Part, name: Name, existing: Option<ExistingObject>) {
         let key = (part, name.clone());
-        let before = match standing.clone() {
-            Some(standing) => self.standing.insert(key, standing),
-            None => self.standing.remove(&key),
+        let before = match existing.clone() {
+            Some(existing) => self.existing.insert(key, existing),
+            None => self.existing.remove(&key),
         };
-        let is_same = match (&before, &standing) {
+        let is_same = match (&before, &existing) {
             (Some(before), Some(now)) => now.is_as(before),
             (before, now) => before.is_none() && now.is_none(),
         };
@@ -300,19 +302,20 @@ impl Book {
         }
     }
 
-    /// The Gateways that are to be looked at; each is returned once.
+    /// Takes the Gateways that need reconciliation; each is returned once.
     pub(crate) fn take_due(&mut self) -> BTreeSet<Name> {
         std::mem::take(&mut self.due)
     }
 
-    /// Look at a Gateway again.
-    pub(crate) fn again(&mut self, name: Name) {
+    /// Schedules another reconciliation of a Gateway.
+    pub(crate) fn requeue(&mut self, name: Name) {
         if self.gateways.contains_key(&name) {
             self.due.insert(name);
         }
     }
 
-    /// Plan for a Gateway; none if it is not ours: what was made for it is left to the control plane that takes it over.
+    /// Plans the writes for a Gateway; `None` if another control plane manages it, which takes over
+    /// its objects.
     pub(crate) fn plan(&self, name: &Name) -> Option<Plan> {
         let gateway = self.gateways.get(name)?;
         let none = BTreeMap::new();
@@ -330,17 +333,17 @@ impl Book {
             return None;
         }
         let parts = || Part::ALL.into_iter();
-        let others = parts().filter_map(|part| self.stands(part, name)?.other.clone());
+        let others = parts().filter_map(|part| self.existing_object(part, name)?.other.clone());
         if let Some(other) = others.into_iter().next() {
-            return Some(Plan::Refuse(Verdict::Other(other)));
+            return Some(Plan::Refuse(GatewayState::ManagedByOther(other)));
         }
         let objects = match waypoint::objects(gateway, &self.settings, &self.maps) {
             Ok(objects) => objects,
             Err(why) => {
-                // What was made before stays.
-                let stands = self.is_its(Part::Deployment, name, gateway);
-                let progress = stands.then(|| self.progress(name));
-                return Some(Plan::Refuse(Verdict::Unusable(why, progress)));
+                // Existing objects stay.
+                let existing_object = self.is_its(Part::Deployment, name, gateway);
+                let progress = existing_object.then(|| self.progress(name));
+                return Some(Plan::Refuse(GatewayState::Unusable(why, progress)));
             }
         };
         let mut writes = Vec::new();
@@ -350,16 +353,16 @@ impl Book {
         writes.extend(objects.all().into_iter().map(|(part, object)| Write {
             part,
             object: object.clone(),
-            is_new: self.stands(part, name).is_none(),
+            is_new: self.existing_object(part, name).is_none(),
             manager: MANAGER,
             decided_by: self.decided_by(part, name),
         }));
         let unwanted = |part: &Part| !objects.all().iter().any(|(wanted, _)| wanted == part);
         let removals = self.removals(name, gateway, unwanted);
         let was_autoscaled = removals.iter().any(|of| of.part == Part::Autoscaler);
-        let deployment = self.stands(Part::Deployment, name);
-        let is_scaled = deployment.is_some_and(|standing| !standing.replicas_ours);
-        if is_scaled && !was_autoscaled && !objects.says_replicas {
+        let deployment = self.existing_object(Part::Deployment, name);
+        let is_scaled = deployment.is_some_and(|existing| !existing.replicas_ours);
+        if is_scaled && !was_autoscaled && !objects.sets_replicas {
             for write in writes
                 .iter_mut()
                 .filter(|write| write.part == Part::Deployment)
@@ -371,10 +374,11 @@ impl Book {
         Some(Plan::Apply(writes, removals))
     }
 
-    /// The current number of pods of a Deployment, applied once more by another manager: see [`REPLICAS_MANAGER`].
+    /// Returns the current `replicas` of a Deployment, to be applied by another manager: see
+    /// [`REPLICAS_MANAGER`].
     fn hand_over(&self, name: &Name) -> Option<Write> {
-        let standing = self.stands(Part::Deployment, name)?;
-        let replicas = standing.replicas.filter(|_| standing.replicas_ours)?;
+        let existing = self.existing_object(Part::Deployment, name)?;
+        let replicas = existing.replicas.filter(|_| existing.replicas_ours)?;
         let part = Part::Deployment;
         Some(Write {
             part,
@@ -390,20 +394,20 @@ impl Book {
         })
     }
 
-    /// Origin of a value, see [`Write::decided_by`].
+    /// Returns the version that a write depends on, see [`Write::decided_by`].
     fn decided_by(&self, part: Part, name: &Name) -> Option<String> {
-        let standing = self.stands(part, name)?;
-        let version = standing.resource_version.clone();
+        let existing = self.existing_object(part, name)?;
+        let version = existing.resource_version.clone();
         version.filter(|_| part == Part::Deployment)
     }
 
-    /// For a Gateway of another class: away with what was made for it while it was a waypoint.
+    /// Plans the removal of the objects of a Gateway that was a waypoint and now has another class.
     fn release(&self, name: &Name, gateway: &Gateway) -> Option<Plan> {
         let removals = self.removals(name, gateway, |_| true);
         (!removals.is_empty()).then_some(Plan::Release(removals))
     }
 
-    /// Objects that were made for a Gateway, of those parts.
+    /// Returns deletions of a Gateway's objects of these kinds.
     fn removals(
         &self,
         name: &Name,
@@ -413,29 +417,29 @@ impl Book {
         let of_it = Part::ALL.into_iter().filter(parts);
         let of_it = of_it.filter(|part| self.is_its(*part, name, gateway));
         let removal = |part| {
-            let uid = self.stands(part, name)?.uid.clone();
+            let uid = self.existing_object(part, name)?.uid.clone();
             Some(Removal { part, uid })
         };
         of_it.filter_map(removal).collect()
     }
 
-    /// Whether an object was made by us for this very Gateway.
+    /// Returns whether we created an object for exactly this Gateway.
     fn is_its(&self, part: Part, name: &Name, gateway: &Gateway) -> bool {
-        let made_for = self
-            .stands(part, name)
-            .and_then(|of| of.made_for.as_deref());
-        made_for.is_some() && made_for == gateway.metadata.uid.as_deref()
+        let gateway_uid = self
+            .existing_object(part, name)
+            .and_then(|of| of.gateway_uid.as_deref());
+        gateway_uid.is_some() && gateway_uid == gateway.metadata.uid.as_deref()
     }
 
-    /// Status that a Gateway should have; none if it has it.
-    pub(crate) fn status(&self, name: &Name, verdict: &Verdict) -> Option<Value> {
+    /// Returns the status that a Gateway should have; `None` if it has it.
+    pub(crate) fn status(&self, name: &Name, state: &GatewayState) -> Option<Value> {
         let gateway = self.gateways.get(name)?;
-        status::differing(gateway, verdict)
+        status::differing(gateway, state)
     }
 
-    /// How far the waypoint is whose objects are written.
+    /// Returns the progress of a waypoint whose objects are written.
     pub(crate) fn progress(&self, name: &Name) -> Progress {
-        let service = self.stands(Part::Service, name);
+        let service = self.existing_object(Part::Service, name);
         Progress {
             hostname: format!(
                 "{}.{}.svc.{}",
@@ -444,17 +448,17 @@ impl Book {
             ips: service
                 .map(|service| service.ips.clone())
                 .unwrap_or_default(),
-            outside: service
-                .map(|service| service.outside.clone())
+            load_balancers: service
+                .map(|service| service.load_balancers.clone())
                 .unwrap_or_default(),
             is_ready: self
-                .stands(Part::Deployment, name)
+                .existing_object(Part::Deployment, name)
                 .is_some_and(|of| of.is_ready),
         }
     }
 
-    fn stands(&self, part: Part, name: &Name) -> Option<&Standing> {
-        self.standing.get(&(part, name.clone()))
+    fn existing_object(&self, part: Part, name: &Name) -> Option<&ExistingObject> {
+        self.existing.get(&(part, name.clone()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Decisions about Gateways.
+//! Tests of decisions about Gateways.
 
 use ambit_waypoint_objects::{MANAGED_BY, Unusable};
 use serde_json::json;
@@ -23,18 +23,18 @@ fn gateway(metadata: Value, status: Value) -> Gateway {
     serde_json::from_value(value).unwrap()
 }
 
-/// A book that knows the class and one Gateway.
-fn book(metadata: Value) -> Book {
-    book_of("default", metadata)
+/// Returns a table with the class and one Gateway.
+fn table(metadata: Value) -> GatewayTable {
+    table_of("default", metadata)
 }
 
-/// The same of the control plane of a revision.
-fn book_of(revision: &str, metadata: Value) -> Book {
+/// Returns such a table of the control plane of a revision.
+fn table_of(revision: &str, metadata: Value) -> GatewayTable {
     let release = Release::of(None);
-    let mut book = Book::new(Settings::default(), revision, release, "istio-system");
-    book.class(Some(class(CONTROLLER)));
-    book.gateway(name(), Some(gateway(metadata, Value::Null)));
-    book
+    let mut table = GatewayTable::new(Settings::default(), revision, release, "istio-system");
+    table.class(Some(class(CONTROLLER)));
+    table.gateway(name(), Some(gateway(metadata, Value::Null)));
+    table
 }
 
 fn class(controller: &str) -> Class {
@@ -59,29 +59,29 @@ fn applied_by(manager: &str, fields: Value) -> Value {
     json!({"manager": manager, "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": all})
 }
 
-fn applied(book: &Book) -> (Vec<Write>, Vec<Removal>) {
-    match book.plan(&name()) {
+fn applied(table: &GatewayTable) -> (Vec<Write>, Vec<Removal>) {
+    match table.plan(&name()) {
         Some(Plan::Apply(writes, removals)) => (writes, removals),
         other => panic!("{other:?}"),
     }
 }
 
-fn writes(book: &Book) -> Vec<Write> {
-    let (writes, removals) = applied(book);
+fn writes(table: &GatewayTable) -> Vec<Write> {
+    let (writes, removals) = applied(table);
     assert_eq!(removals, []);
     writes
 }
 
-fn replicas(book: &Book) -> Value {
-    let writes = writes(book);
+fn replicas(table: &GatewayTable) -> Value {
+    let writes = writes(table);
     let deployment = writes.iter().find(|write| write.part == Part::Deployment);
     deployment.unwrap().object["spec"]["replicas"].clone()
 }
 
 #[test]
-fn each_part_is_the_object_of_its_kind_and_new_until_it_is_seen() {
-    let mut book = book(json!({}));
-    let kinds: Vec<_> = writes(&book)
+fn objects_are_marked_new_until_observed() {
+    let mut table = table(json!({}));
+    let kinds: Vec<_> = writes(&table)
         .iter()
         .map(|write| {
             (
@@ -101,199 +101,203 @@ fn each_part_is_the_object_of_its_kind_and_new_until_it_is_seen() {
         .map(|(part, kind, new)| (part, kind.to_owned(), new))
         .into();
     assert_eq!(kinds, expected);
-    book.object(Part::Service, name(), Some(Standing::default()));
-    let new: Vec<_> = writes(&book).iter().map(|write| write.is_new).collect();
+    table.object(Part::Service, name(), Some(ExistingObject::default()));
+    let new: Vec<_> = writes(&table).iter().map(|write| write.is_new).collect();
     assert_eq!(new, [true, false, true, true]);
 }
 
 #[test]
-fn what_changes_is_due_and_what_does_not_is_not() {
-    let mut book = book(json!({}));
-    assert_eq!(book.take_due(), [name()].into());
-    assert!(book.take_due().is_empty());
-    let standing = Standing {
+fn only_changes_make_a_gateway_due() {
+    let mut table = table(json!({}));
+    assert_eq!(table.take_due(), [name()].into());
+    assert!(table.take_due().is_empty());
+    let existing = ExistingObject {
         generation: Some(1),
-        ..Standing::default()
+        ..ExistingObject::default()
     };
     for (generation, is_due) in [(1, true), (1, false), (2, true)] {
-        let standing = Standing {
+        let existing = ExistingObject {
             generation: Some(generation),
-            ..standing.clone()
+            ..existing.clone()
         };
-        book.object(Part::Deployment, name(), Some(standing));
-        assert_eq!(!book.take_due().is_empty(), is_due, "{generation}");
+        table.object(Part::Deployment, name(), Some(existing));
+        assert_eq!(!table.take_due().is_empty(), is_due, "{generation}");
     }
-    let written = Standing {
+    let written = ExistingObject {
         resource_version: Some("7".into()),
         generation: Some(2),
-        ..standing
+        ..existing
     };
-    book.object(Part::Deployment, name(), Some(written));
-    assert!(book.take_due().is_empty(), "its version alone");
-    book.object(Part::Deployment, name(), None);
-    assert!(!book.take_due().is_empty(), "deleted");
-    book.namespace("other".into(), Some(BTreeMap::new()));
-    assert!(book.take_due().is_empty());
-    book.namespace(
+    table.object(Part::Deployment, name(), Some(written));
+    assert!(table.take_due().is_empty(), "its version alone");
+    table.object(Part::Deployment, name(), None);
+    assert!(!table.take_due().is_empty(), "deleted");
+    table.namespace("other".into(), Some(BTreeMap::new()));
+    assert!(table.take_due().is_empty());
+    table.namespace(
         "shop".into(),
         Some([("istio.io/rev".into(), "canary".into())].into()),
     );
-    assert!(!book.take_due().is_empty());
-    assert_eq!(book.plan(&name()), None, "another revision's");
-    book.gateway(name(), None);
-    book.again(name());
-    assert!(book.take_due().is_empty(), "gone");
+    assert!(!table.take_due().is_empty());
+    assert_eq!(table.plan(&name()), None, "another revision's");
+    table.gateway(name(), None);
+    table.requeue(name());
+    assert!(table.take_due().is_empty(), "gone");
 }
 
 #[test]
-fn a_class_of_another_controller_or_none_is_left_alone() {
-    let mut book = book(json!({}));
-    book.class(Some(class("example.com/other")));
-    assert_eq!(book.plan(&name()), None);
-    book.class(None);
-    assert_eq!(book.plan(&name()), None);
-    book.class(Some(class(CONTROLLER)));
-    assert!(!book.take_due().is_empty());
-    assert!(book.plan(&name()).is_some());
+fn gateways_of_a_foreign_or_missing_class_are_ignored() {
+    let mut table = table(json!({}));
+    table.class(Some(class("example.com/other")));
+    assert_eq!(table.plan(&name()), None);
+    table.class(None);
+    assert_eq!(table.plan(&name()), None);
+    table.class(Some(class(CONTROLLER)));
+    assert!(!table.take_due().is_empty());
+    assert!(table.plan(&name()).is_some());
 }
 
 #[test]
 fn gateway_class_is_created_with_status_unless_foreign() {
-    let mut book = book(json!({}));
-    assert_eq!(book.class_work(), None);
+    let mut table = table(json!({}));
+    assert_eq!(table.class_action(), None);
     let other = Class {
         release: None,
         ..class("example.com/other")
     };
-    book.class(Some(other));
-    assert_eq!(book.class_work(), None);
-    book.class(None);
-    assert_eq!(book.class_work(), Some(ClassWork::Make));
+    table.class(Some(other));
+    assert_eq!(table.class_action(), None);
+    table.class(None);
+    assert_eq!(table.class_action(), Some(ClassAction::Create));
     let unsaid = Class {
         release: None,
         ..class(CONTROLLER)
     };
-    book.class(Some(unsaid));
+    table.class(Some(unsaid));
     assert_eq!(
-        book.class_work(),
-        Some(ClassWork::Say(&Release::of(None), Some(1)))
+        table.class_action(),
+        Some(ClassAction::Accept(&Release::of(None), Some(1)))
     );
 }
 
 #[test]
-fn a_gateway_of_another_class_loses_what_we_made_for_it_and_nothing_else() {
-    let mut book = book(json!({}));
-    let standing = |manager: &str, owner: &str| {
+fn class_change_deletes_only_our_objects() {
+    let mut table = table(json!({}));
+    let existing = |manager: &str, owner: &str| {
         let mut metadata = metadata(json!([applied_by(manager, json!({}))]));
         let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
             "name": "way", "uid": owner}]);
         metadata.owner_references = serde_json::from_value(owner).unwrap();
         metadata.uid = Some("7".into());
-        Standing::of(&metadata)
+        ExistingObject::of(&metadata)
     };
     for (part, manager, owner) in [
         (Part::Service, MANAGER, "1"),
         (Part::Deployment, "istio.io/mesh-controller", "1"),
         (Part::ServiceAccount, MANAGER, "of an earlier Gateway"),
     ] {
-        book.object(part, name(), Some(standing(manager, owner)));
+        table.object(part, name(), Some(existing(manager, owner)));
     }
     let mut other = gateway(json!({}), Value::Null);
     other.spec.gateway_class_name = "other".into();
-    book.gateway(name(), Some(other));
+    table.gateway(name(), Some(other));
     let removal = Removal {
         part: Part::Service,
         uid: Some("7".into()),
     };
-    assert_eq!(book.plan(&name()), Some(Plan::Release(vec![removal])));
-    book.object(Part::Service, name(), None);
-    assert_eq!(book.plan(&name()), None);
+    assert_eq!(table.plan(&name()), Some(Plan::Release(vec![removal])));
+    table.object(Part::Service, name(), None);
+    assert_eq!(table.plan(&name()), None);
 }
 
 #[test]
-fn what_another_controller_applies_is_left_to_it() {
-    let mut book = book(json!({}));
+fn objects_of_another_controller_are_not_changed() {
+    let mut table = table(json!({}));
     let entries = json!([
         applied_by(MANAGER, json!({})),
         applied_by("istio.io/mesh-controller", json!({}))
     ]);
-    book.object(
+    table.object(
         Part::Service,
         name(),
-        Some(Standing::of(&metadata(entries))),
+        Some(ExistingObject::of(&metadata(entries))),
     );
-    let other = Verdict::Other("istio.io/mesh-controller".into());
-    assert_eq!(book.plan(&name()), Some(Plan::Refuse(other)));
-    // Whoever writes other fields is no other controller.
+    let other = GatewayState::ManagedByOther("istio.io/mesh-controller".into());
+    assert_eq!(table.plan(&name()), Some(Plan::Refuse(other)));
+    // A manager of other fields is not another controller.
     let update = json!({"manager": "kubectl-edit", "operation": "Update",
         "fieldsV1": {"f:metadata": {"f:labels": {format!("f:{MANAGED}"): {}}}}});
     let label = json!({"manager": "kubectl", "operation": "Apply",
         "fieldsV1": {"f:metadata": {"f:labels": {"f:team": {}}}}});
     let ours = json!([applied_by(MANAGER, json!({})), update, label]);
-    book.object(Part::Service, name(), Some(Standing::of(&metadata(ours))));
-    assert_eq!(writes(&book).len(), 4);
+    table.object(
+        Part::Service,
+        name(),
+        Some(ExistingObject::of(&metadata(ours))),
+    );
+    assert_eq!(writes(&table).len(), 4);
 }
 
 #[test]
 fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
     let spec = json!({"f:spec": {"f:replicas": {}}});
-    let standing = |entries: Value| {
+    let existing = |entries: Value| {
         let metadata = metadata(entries);
-        Standing {
+        ExistingObject {
             replicas_ours: replicas_ours(&metadata),
-            ..Standing::of(&metadata)
+            ..ExistingObject::of(&metadata)
         }
     };
-    let mut book = book(json!({}));
-    assert_eq!(replicas(&book), 2);
-    book.object(
+    let mut table = table(json!({}));
+    assert_eq!(replicas(&table), 2);
+    table.object(
         Part::Deployment,
         name(),
-        Some(standing(json!([applied_by(MANAGER, spec.clone())]))),
+        Some(existing(json!([applied_by(MANAGER, spec.clone())]))),
     );
-    assert_eq!(replicas(&book), 2);
+    assert_eq!(replicas(&table), 2);
     let scaled = json!([applied_by(MANAGER, json!({})), {"manager": "kubectl", "operation": "Update",
         "subresource": "scale", "fieldsV1": spec}]);
-    book.object(Part::Deployment, name(), Some(standing(scaled)));
-    assert_eq!(replicas(&book), Value::Null);
+    table.object(Part::Deployment, name(), Some(existing(scaled)));
+    assert_eq!(replicas(&table), Value::Null);
     let own = json!({"annotations": {"ambit.io/waypoint-replicas": "4"}});
-    book.gateway(name(), Some(gateway(own, Value::Null)));
-    assert_eq!(replicas(&book), 4);
+    table.gateway(name(), Some(gateway(own, Value::Null)));
+    assert_eq!(replicas(&table), 4);
 }
 
-/// Else a number of pods would be omitted, or written, by its previous manager.
+/// Otherwise `replicas` would be omitted, or written, by its previous manager.
 #[test]
 fn deployment_is_written_for_the_version_seen_last() {
-    let decided_by = |book: &Book| -> Vec<(Part, Option<String>)> {
-        let writes = writes(book).into_iter();
+    let decided_by = |table: &GatewayTable| -> Vec<(Part, Option<String>)> {
+        let writes = writes(table).into_iter();
         writes
             .filter(|write| write.decided_by.is_some() || write.part == Part::Deployment)
             .map(|write| (write.part, write.decided_by))
             .collect()
     };
-    let mut book = book(json!({}));
-    assert_eq!(decided_by(&book), [(Part::Deployment, None)], "a new one");
+    let mut table = table(json!({}));
+    assert_eq!(decided_by(&table), [(Part::Deployment, None)], "a new one");
     for version in ["7", "8"] {
-        let standing = Standing {
+        let existing = ExistingObject {
             resource_version: Some(version.into()),
-            ..Standing::default()
+            ..ExistingObject::default()
         };
         for part in [Part::Deployment, Part::Service] {
-            book.object(part, name(), Some(standing.clone()));
+            table.object(part, name(), Some(existing.clone()));
         }
         let expected = [(Part::Deployment, Some(version.to_owned()))];
-        assert_eq!(decided_by(&book), expected);
+        assert_eq!(decided_by(&table), expected);
     }
 }
 
 #[test]
-fn a_gateway_that_cannot_be_made_is_refused() {
-    let book = book(json!({"annotations": {"ambit.io/waypoint-replicas": "x"}}));
-    let why = Verdict::Unusable(Unusable::Replicas("x".into()), None);
-    assert_eq!(book.plan(&name()), Some(Plan::Refuse(why)));
+fn unusable_gateway_gets_a_status_and_no_objects() {
+    let table = table(json!({"annotations": {"ambit.io/waypoint-replicas": "x"}}));
+    let why = GatewayState::Unusable(Unusable::Replicas("x".into()), None);
+    assert_eq!(table.plan(&name()), Some(Plan::Refuse(why)));
 }
 
-/// A Gateway that refers to the ConfigMap `own`.
+/// Returns a Gateway that refers to the ConfigMap `own`.
 fn refers() -> Gateway {
     let mut gateway = gateway(json!({}), Value::Null);
     let infrastructure =
@@ -314,55 +318,55 @@ fn parameters(data: Value) -> Option<Parameters> {
     Some(Parameters::of(&map))
 }
 
-/// One of our objects, made for the Gateway, whose fields we apply.
-fn made(fields: Value) -> Standing {
+/// Returns an object that we applied for the Gateway, with these fields.
+fn made(fields: Value) -> ExistingObject {
     let mut metadata = metadata(json!([applied_by(MANAGER, fields)]));
     let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "name": "way", "uid": "1"}]);
     metadata.owner_references = serde_json::from_value(owner).unwrap();
-    Standing {
+    ExistingObject {
         replicas_ours: replicas_ours(&metadata),
         replicas: Some(2),
-        ..Standing::of(&metadata)
+        ..ExistingObject::of(&metadata)
     }
 }
 
 #[test]
 fn config_map_changes_reconcile_only_their_gateways() {
-    let mut book = book(json!({}));
-    book.gateway(name(), Some(refers()));
-    book.take_due();
+    let mut table = table(json!({}));
+    table.gateway(name(), Some(refers()));
+    table.take_due();
     for (map_name, data, is_due) in [
         ("own", json!({"deployment": "spec: {replicas: 3}"}), true),
         ("other", json!({"deployment": "spec: {replicas: 3}"}), false),
         ("own", json!({}), true),
     ] {
-        book.config_map(&map(map_name), parameters(data));
-        assert_eq!(!book.take_due().is_empty(), is_due, "{map_name}");
+        table.config_map(&map(map_name), parameters(data));
+        assert_eq!(!table.take_due().is_empty(), is_due, "{map_name}");
     }
-    assert_eq!(replicas(&book), 2, "what the key said is undone");
-    book.config_map(&map("own"), None);
-    assert!(!book.take_due().is_empty());
-    let plan = book.plan(&name());
+    assert_eq!(replicas(&table), 2, "what the key said is undone");
+    table.config_map(&map("own"), None);
+    assert!(!table.take_due().is_empty());
+    let plan = table.plan(&name());
     assert!(
-        matches!(plan, Some(Plan::Refuse(Verdict::Unusable(_, None)))),
+        matches!(plan, Some(Plan::Refuse(GatewayState::Unusable(_, None)))),
         "{plan:?}"
     );
 }
 
 #[test]
 fn unusable_overlay_changes_nothing_and_is_reported() {
-    let mut book = book(json!({}));
-    book.gateway(name(), Some(refers()));
-    book.config_map(
+    let mut table = table(json!({}));
+    table.gateway(name(), Some(refers()));
+    table.config_map(
         &map("own"),
         parameters(json!({"service": "spec: {type: ["})),
     );
-    book.object(Part::Deployment, name(), Some(made(json!({}))));
-    let Some(Plan::Refuse(verdict)) = book.plan(&name()) else {
+    table.object(Part::Deployment, name(), Some(made(json!({}))));
+    let Some(Plan::Refuse(state)) = table.plan(&name()) else {
         panic!("refused");
     };
-    let status = book.status(&name(), &verdict).unwrap();
+    let status = table.status(&name(), &state).unwrap();
     let expected = [
         "Accepted=False InvalidParameters",
         "Programmed=False AddressNotAssigned",
@@ -373,20 +377,20 @@ fn unusable_overlay_changes_nothing_and_is_reported() {
         message.starts_with("ConfigMap shop/own, key service: line 1"),
         "{message}"
     );
-    let service = Standing {
+    let service = ExistingObject {
         ips: vec!["10.96.0.7".into()],
         ..made(json!({}))
     };
-    book.object(Part::Service, name(), Some(service));
-    let ready = Standing {
+    table.object(Part::Service, name(), Some(service));
+    let ready = ExistingObject {
         is_ready: true,
         ..made(json!({}))
     };
-    book.object(Part::Deployment, name(), Some(ready));
-    let Some(Plan::Refuse(verdict)) = book.plan(&name()) else {
+    table.object(Part::Deployment, name(), Some(ready));
+    let Some(Plan::Refuse(state)) = table.plan(&name()) else {
         panic!("refused");
     };
-    let status = book.status(&name(), &verdict).unwrap();
+    let status = table.status(&name(), &state).unwrap();
     let expected = [
         "Accepted=False InvalidParameters",
         "Programmed=True Programmed",
@@ -398,19 +402,20 @@ fn unusable_overlay_changes_nothing_and_is_reported() {
     );
 }
 
-/// An autoscaler takes the number of pods over as it is, and leaves it to us when it goes.
+/// An autoscaler takes `replicas` over at its value, and returns the field to us when it is
+/// removed.
 #[test]
-fn the_number_of_pods_is_handed_to_an_autoscaler_and_taken_back() {
-    let mut book = book(json!({}));
-    book.gateway(name(), Some(refers()));
+fn replicas_are_handed_to_an_autoscaler_and_taken_back() {
+    let mut table = table(json!({}));
+    table.gateway(name(), Some(refers()));
     let scaled = json!({"horizontalPodAutoscaler": "spec: {maxReplicas: 5}"});
-    book.config_map(&map("own"), parameters(scaled));
-    book.object(
+    table.config_map(&map("own"), parameters(scaled));
+    table.object(
         Part::Deployment,
         name(),
         Some(made(json!({"f:spec": {"f:replicas": {}}}))),
     );
-    let writes = writes(&book);
+    let writes = writes(&table);
     let first = &writes[0];
     assert_eq!(
         (first.part, first.manager),
@@ -425,17 +430,17 @@ fn the_number_of_pods_is_handed_to_an_autoscaler_and_taken_back() {
     let deployment = ours.iter().find(|write| write.part == Part::Deployment);
     assert_eq!(deployment.unwrap().object["spec"].get("replicas"), None);
 
-    // From then on it is not reported.
-    book.object(Part::Deployment, name(), Some(made(json!({}))));
-    book.object(Part::Autoscaler, name(), Some(made(json!({}))));
+    // From then on the object is no longer observed.
+    table.object(Part::Deployment, name(), Some(made(json!({}))));
+    table.object(Part::Autoscaler, name(), Some(made(json!({}))));
     assert!(
-        self::writes(&book)
+        self::writes(&table)
             .iter()
             .all(|write| write.manager == MANAGER)
     );
 
-    book.config_map(&map("own"), parameters(json!({})));
-    let (writes, removals) = applied(&book);
+    table.config_map(&map("own"), parameters(json!({})));
+    let (writes, removals) = applied(&table);
     let parts: Vec<_> = removals.iter().map(|removal| removal.part).collect();
     assert_eq!(parts, [Part::Autoscaler]);
     let deployment = writes.iter().find(|write| write.part == Part::Deployment);
@@ -457,10 +462,12 @@ fn conditions(status: &Value) -> Vec<String> {
 }
 
 #[test]
-fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
-    let mut book = book(json!({}));
-    let progress = |book: &Book| book.status(&name(), &Verdict::Made(book.progress(&name())));
-    let status = progress(&book).unwrap();
+fn addresses_appear_with_the_first_ready_pod_and_stay() {
+    let mut table = table(json!({}));
+    let progress = |table: &GatewayTable| {
+        table.status(&name(), &GatewayState::Deployed(table.progress(&name())))
+    };
+    let status = progress(&table).unwrap();
     assert_eq!(
         conditions(&status),
         [
@@ -468,77 +475,80 @@ fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
             "Programmed=False AddressNotAssigned"
         ]
     );
-    // A pod that is ready is of no use before the Service has an address.
-    let early = Standing {
+    // A ready pod is of no use before the Service has an address.
+    let early = ExistingObject {
         is_ready: true,
-        ..Standing::default()
+        ..ExistingObject::default()
     };
-    book.object(Part::Deployment, name(), Some(early));
-    let status = progress(&book).unwrap();
+    table.object(Part::Deployment, name(), Some(early));
+    let status = progress(&table).unwrap();
     assert_eq!(
         conditions(&status)[1],
         "Programmed=False AddressNotAssigned"
     );
-    book.object(Part::Deployment, name(), None);
-    let service = Standing {
+    table.object(Part::Deployment, name(), None);
+    let service = ExistingObject {
         ips: vec!["10.96.0.7".into()],
-        ..Standing::default()
+        ..ExistingObject::default()
     };
-    book.object(Part::Service, name(), Some(service));
-    let status = progress(&book).unwrap();
+    table.object(Part::Service, name(), Some(service));
+    let status = progress(&table).unwrap();
     assert_eq!(conditions(&status)[1], "Programmed=False AddressNotUsable");
     assert_eq!(status.get("addresses"), None);
-    let deployment = |is_ready| Standing {
+    let deployment = |is_ready| ExistingObject {
         is_ready,
-        ..Standing::default()
+        ..ExistingObject::default()
     };
-    book.object(Part::Deployment, name(), Some(deployment(true)));
-    let ready = progress(&book).unwrap();
+    table.object(Part::Deployment, name(), Some(deployment(true)));
+    let ready = progress(&table).unwrap();
     assert_eq!(conditions(&ready)[1], "Programmed=True Programmed");
     let addresses = json!([
         {"type": "IPAddress", "value": "10.96.0.7"},
         {"type": "Hostname", "value": "way.shop.svc.cluster.local"},
     ]);
     assert_eq!(ready["addresses"], addresses);
-    let balanced = Standing {
+    let balanced = ExistingObject {
         ips: vec!["10.96.0.7".into()],
-        outside: vec!["192.0.2.1".into()],
-        ..Standing::default()
+        load_balancers: vec!["192.0.2.1".into()],
+        ..ExistingObject::default()
     };
-    book.object(Part::Service, name(), Some(balanced));
+    table.object(Part::Service, name(), Some(balanced));
     assert_eq!(
-        progress(&book).unwrap()["addresses"][2]["value"],
+        progress(&table).unwrap()["addresses"][2]["value"],
         "192.0.2.1"
     );
-    let service = Standing {
+    let service = ExistingObject {
         ips: vec!["10.96.0.7".into()],
-        ..Standing::default()
+        ..ExistingObject::default()
     };
-    book.object(Part::Service, name(), Some(service));
+    table.object(Part::Service, name(), Some(service));
     assert_eq!(ready["conditions"][0]["observedGeneration"], 3);
 
-    // It is in place: nothing to write.
-    book.gateway(name(), Some(gateway(json!({}), ready)));
-    assert_eq!(progress(&book), None);
-    book.object(Part::Deployment, name(), Some(deployment(false)));
-    let away = progress(&book).unwrap();
+    // The object is current: nothing to write.
+    table.gateway(name(), Some(gateway(json!({}), ready)));
+    assert_eq!(progress(&table), None);
+    table.object(Part::Deployment, name(), Some(deployment(false)));
+    let away = progress(&table).unwrap();
     assert_eq!(conditions(&away)[1], "Programmed=False AddressNotUsable");
     assert_eq!(away["addresses"], addresses);
 }
 
 #[test]
 fn foreign_managed_gateway_reports_only_its_controller() {
-    let book = book(json!({}));
-    let status = book
-        .status(&name(), &Verdict::Other("istiod".into()))
+    let table = table(json!({}));
+    let status = table
+        .status(&name(), &GatewayState::ManagedByOther("istiod".into()))
         .unwrap();
     assert_eq!(
         conditions(&status),
         ["ambit.io/Deployed=False ManagedByOther"]
     );
     assert_eq!(status.get("addresses"), None);
-    let status = book
-        .status(&name(), &Verdict::Taken("Service shop/way".into()))
+    let status = table
+        .status(
+            &name(),
+            &GatewayState::NameConflict("Service shop/way".into()),
+        )
         .unwrap();
     assert_eq!(conditions(&status)[1], "Programmed=False Invalid");
 }

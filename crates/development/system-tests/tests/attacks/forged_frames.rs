@@ -1,8 +1,9 @@
-//! A neighbour that sends forged frames bypasses no proxy: not by packets before a connection, not by calling a pod for
-//! its loopback or another pod's address, not by the address of kubelet's probes.
+//! A neighbour that sends forged frames bypasses no proxy: not by packets before a connection, not
+//! by connecting to a pod for its loopback or another pod's address, not by the source address of
+//! kubelet's probes.
 //!
-//! The neighbour's own stack makes the connections; rules at its interface change the packets it sends. (The
-//! kernel's treatment of packets of all kinds is tested in `sys/tests/redirection`.)
+//! The neighbour's own stack opens the connections; rules at its interface change the packets that
+//! it sends. (The kernel's treatment of packets of all kinds is tested in `sys/tests/redirection`.)
 
 use std::net::IpAddr;
 
@@ -71,7 +72,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         self.mesh.run(pod, &["sh", "-ec", command])
     }
 
-    /// A `GET` by the neighbour.
+    /// Sends a `GET` from the neighbour.
     fn get(&self, address: impl std::fmt::Display, v4: bool) -> Answer {
         let tool = binary(LAB_TOOL);
         let url = if v4 {
@@ -87,7 +88,8 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         }
     }
 
-    /// Packets that leave the neighbour for `from` are sent to `to`, at the victim's station.
+    /// Rewrites packets that leave the neighbour for `from`: they are sent to `to`, at the victim's
+    /// MAC address.
     fn rewrite(&self, from: &str, to: &str) {
         let (mac, ip) = (&self.mac, if from.contains(':') { "ip6" } else { "ip" });
         self.sh(
@@ -112,8 +114,8 @@ END
         self.sh(NEIGHBOUR, "nft delete table netdev w");
     }
 
-    /// The first opening is sent as a bare ACK with a signature in place of its options: nothing answers
-    /// that. The retransmission a second later is the opening.
+    /// Sends the first SYN as a bare ACK with a signature instead of its options, which gets no
+    /// response. The retransmission a second later is the SYN.
     fn begin_with_a_signed_ack(&self, victim: IpAddr) {
         let ip = if victim.is_ipv4() { "ip" } else { "ip6" };
         self.sh(
@@ -149,11 +151,11 @@ fn each_street(test: impl Fn(&Street)) {
 }
 
 #[test]
-fn a_neighbours_frames_reach_nothing_but_the_proxy() {
+fn neighbours_frames_reach_only_the_proxy() {
     each_street(|street| {
         for (victim, nobody) in street.addresses() {
             let v4 = victim.is_ipv4();
-            // The victim accepts plaintext, so a refusal is due to the address.
+            // The victim accepts plaintext, so that a rejection is due to the address.
             street.rewrite(nobody, &victim.to_string());
             assert!(street.get(nobody, v4).ok().contains("plain-marker"));
             let loopback = if v4 { "127.0.0.1" } else { "::ffff:127.0.0.1" };
@@ -186,7 +188,7 @@ fn a_neighbours_frames_reach_nothing_but_the_proxy() {
 }
 
 #[test]
-fn the_address_of_probes_opens_no_way() {
+fn probe_source_address_bypasses_nothing() {
     each_street(pretend_to_be_kubelet);
 }
 
@@ -222,7 +224,7 @@ fn pretend_to_be_kubelet(street: &Street) {
             &format!("ip neigh replace {gateway} lladdr {neighbour} dev eth0"),
         );
         street.get(victim, v4).refused();
-        // Nothing else prevents it where the node allows it, or the victim's rules do.
+        // Nothing else prevents it where the node or the victim's rules allow it.
         let family = if v4 { "ip" } else { "ip6" };
         let (pod, opened) = match street.primary_cni {
             PrimaryCni::Macvlan => (
@@ -244,7 +246,7 @@ fn pretend_to_be_kubelet(street: &Street) {
         });
         street.sh(VICTIM, &format!("ip neigh del {gateway} dev eth0"));
         street.sh(NEIGHBOUR, &format!("ip addr del {probe}/{length} dev eth0"));
-        // The agent repairs it.
+        // The agent restores the rule.
         until("the rules stand again", || {
             let (pod, list) = match street.primary_cni {
                 PrimaryCni::Macvlan => (VICTIM, "nft list table inet ambit"),
@@ -252,7 +254,7 @@ fn pretend_to_be_kubelet(street: &Street) {
             };
             let output = street.mesh.client().output(pod, &["sh", "-c", list]);
             let output = output.unwrap();
-            // The bridge's names the address to drop it, the pod's does not at all.
+            // The bridge's rule names the address to drop it, the pod's rules do not name it.
             let on_bridge = street.primary_cni == PrimaryCni::Bridge;
             output.code == 0 && output.stdout.contains(probe) == on_bridge
         });

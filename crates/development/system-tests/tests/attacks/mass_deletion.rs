@@ -1,13 +1,13 @@
-//! Many pods that end at once cost the node's other pods nothing: their proxies' rules are not removed in
-//! namespaces that are going, the kernel's tables are not dumped for each of them, nothing is left of them,
-//! and the agent logs no error.
+//! Many pods that end at once do not affect the node's other pods: redirection rules are not
+//! removed in namespaces that are being deleted, the kernel's tables are not dumped for each pod,
+//! no descriptors remain, and the agent logs no error.
 
 use ambit_system_tests::{LogSource, Mesh, PAIR, until};
 
 const PODS: u32 = 40;
 
-/// CPU time limit of the proxies for all of them, in hundredths of a second: an unoptimised build takes
-/// six. A listing of all connections that the kernel tracks takes at least one for each pod, and ten with
+/// CPU time limit of the proxies for all pods, in hundredths of a second: an unoptimised build
+/// takes six. A dump of all tracked connections takes at least one for each pod, and ten with
 /// traffic meanwhile.
 const TICKS: u64 = PODS as u64 / 2;
 
@@ -36,22 +36,22 @@ metadata: {name: on-the-node, namespace: legacy}
 spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
-/// The output of a shell on the node, which sees all processes of the lab.
+/// Returns the output of a shell on the node, which sees all processes of the lab.
 fn on_the_node(mesh: &Mesh, script: &str) -> String {
     mesh.run("legacy/on-the-node", &["sh", "-c", script])
 }
 
-/// CPU time of the node proxies' processes, in ticks.
+/// Returns the CPU time of the node proxies' processes, in ticks.
 fn proxies_ticks(mesh: &Mesh) -> u64 {
     let stats = on_the_node(mesh, "cat /proc/[0-9]*/stat 2>/dev/null; true");
     let of_proxies = stats.lines().filter_map(|line| {
         let (head, rest) = line.rsplit_once(") ")?;
-        // The kernel keeps fifteen letters of a name.
+        // The kernel keeps fifteen characters of a name.
         head.contains("(ambit-node-prox").then_some(rest)
     });
     let ticks = of_proxies.map(|rest| -> u64 {
         let fields: Vec<&str> = rest.split(' ').collect();
-        // User and system time: fields 14 and 15 of all, two of which are gone.
+        // User and system time: fields 14 and 15, of which two were removed before.
         fields[11..13]
             .iter()
             .map(|ticks| ticks.parse::<u64>().unwrap())
@@ -60,7 +60,7 @@ fn proxies_ticks(mesh: &Mesh) -> u64 {
     ticks.sum()
 }
 
-/// The number of descriptors of network namespaces that the agents and proxies hold.
+/// Returns the number of descriptors of network namespaces that the agents and proxies hold.
 fn namespaces_held(mesh: &Mesh) -> usize {
     let script = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in ambit-agent|ambit-node-prox) \
         ls -l $p/fd 2>/dev/null;; esac; done; true";
@@ -68,7 +68,7 @@ fn namespaces_held(mesh: &Mesh) -> usize {
 }
 
 #[test]
-fn a_crowd_that_leaves_costs_other_pods_nothing_and_leaves_nothing() {
+fn mass_deletion_affects_no_other_pod_and_leaves_nothing() {
     let mesh = Mesh::up(&format!("{PAIR}{ON_THE_NODE}"));
     let before = namespaces_held(&mesh);
     mesh.apply("crowd", &crowd());
